@@ -1,0 +1,51 @@
+# Each target creates .venv when it is missing or older than the dependency files, then does its job.
+# Give another interpreter with `make PYTHON=python3.12 ...` (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_FLAGS := --quiet --disable-pip-version-check --no-input
+# Test workers and single-threaded kernels share the cores.
+TEST_WORKERS ?= 2
+CORPUS ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench digits prompts clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+setup: $(STAMP)  ## create .venv and install the package with its pinned dependencies
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fsachain needs Python 3.11 or newer, this is " + sys.version)'
+	@echo "creating $(VENV): the first time downloads PyTorch and OpenFst, which takes minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install $(PIP_FLAGS) -e '.[all,dev]'
+	@touch $@
+
+demo: $(STAMP)  ## synthetic connected digits: train, decode and score, without a download
+	@$(BIN)/python recipes/demo/run.py $(ARGS)
+
+digits: $(STAMP)  ## recorded connected digits: make digits CORPUS=folder
+	@$(BIN)/python recipes/digits/run.py --corpus "$(CORPUS)" $(ARGS)
+
+prompts: $(STAMP)  ## recorded telephone prompts, 606 words: make prompts CORPUS=folder
+	@$(BIN)/python recipes/prompts/run.py --corpus "$(CORPUS)" $(ARGS)
+
+test: $(STAMP)  ## run all tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q $(ARGS)
+
+check: $(STAMP)  ## format, lint, types and layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_layers.py
+
+bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
+	@$(BIN)/python tools/bench_recursion.py $(ARGS)
+
+clean:  ## remove build outputs and experiments; .venv stays
+	@rm -rf build dist *.egg-info exp .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

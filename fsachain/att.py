@@ -1,0 +1,136 @@
+"""AT&T text of an acceptor: `src dst label [label] [cost]` for an arc, `state [cost]` for a final state.
+
+The OpenFst convention holds here too: label = pdf + 1 (0 is epsilon, refused) and cost = -log_prob. Numbers are written
+so that reading them back gives the same float64.
+"""
+
+from __future__ import annotations
+
+import math
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from fsachain.errors import GraphError
+from fsachain.fsa import Fsa
+
+
+def parse_file(path: str | PathLike[str]) -> Fsa:
+    """Read the text file at `path`.
+
+    Raises:
+        GraphError: the file cannot be read as text, or a line is malformed; the message names the file and line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"{path}: cannot be read as AT&T text ({error})") from error
+    return parse(text, source=str(path))
+
+
+def parse(text: str, *, source: str) -> Fsa:
+    """Parse AT&T text; the state on the first line is the start. `source` names it in errors."""
+    lines = [(f"{source}, line {number}", line.split()) for number, line in enumerate(text.splitlines(), 1)]
+    lines = [(where, fields) for where, fields in lines if fields]
+    label_columns = _label_columns([fields for _, fields in lines])
+    arcs: list[tuple[int, int, int]] = []
+    weights: list[float] = []
+    finals: dict[int, float] = {}
+    for where, fields in lines:
+        if len(fields) <= 2:
+            finals[_integer(fields[0], where, "state")] = (
+                -_cost(fields[1], where) if len(fields) == 2 else 0.0
+            )
+        else:
+            src, dst, pdf, log_prob = _arc(fields, label_columns, where)
+            arcs.append((src, dst, pdf))
+            weights.append(log_prob)
+    start = int(lines[0][1][0]) if lines else None
+    if start is None:
+        raise GraphError(f"{source}: no states; expected at least one line")
+    columns = np.array(arcs, dtype=np.int64).reshape(-1, 3)
+    num_states = int(max(columns[:, :2].max(initial=-1), max(finals, default=-1))) + 1
+    if num_states > max(1000, 100 * (len(arcs) + len(finals))):
+        raise GraphError(
+            f"{source}: state {num_states - 1} among {len(arcs)} arcs: expected states numbered densely from 0"
+        )
+    final = np.full(num_states, -math.inf)
+    final[list(finals.keys())] = list(finals.values())
+    return Fsa(num_states, columns[:, 0], columns[:, 1], columns[:, 2], np.array(weights), final, start)
+
+
+def _label_columns(lines: list[list[str]]) -> int:
+    """How many label columns the text has: 2 (`src dst in out [cost]`) or 1 (`src dst label [cost]`).
+
+    A line of five fields settles it, so does one of three. Where all arcs have four, the fourth field is a second label
+    only if it equals the first on every line.
+    """
+    sizes = {len(fields) for fields in lines if len(fields) > 2}
+    if 5 in sizes or 3 in sizes:
+        return 2 if 5 in sizes else 1
+    return 2 if all(fields[2] == fields[3] for fields in lines if len(fields) == 4) else 1
+
+
+def _arc(fields: list[str], label_columns: int, where: str) -> tuple[int, int, int, float]:
+    allowed = (2 + label_columns, 3 + label_columns)
+    if len(fields) not in allowed:
+        raise GraphError(
+            f"{where}: {len(fields)} fields; expected {allowed[0]} or {allowed[1]} as on the other arc lines"
+        )
+    src, dst = _integer(fields[0], where, "state"), _integer(fields[1], where, "state")
+    labels = [_integer(field, where, "label") for field in fields[2 : 2 + label_columns]]
+    if labels[0] != labels[-1]:
+        raise GraphError(
+            f"{where}: input label {labels[0]}, output label {labels[1]}; expected an acceptor (equal labels)"
+        )
+    if labels[0] == 0:
+        raise GraphError(
+            f"{where}: label 0 (epsilon) on the arc {src} -> {dst}; expected labels >= 1 (pdf + 1)"
+        )
+    return src, dst, labels[0] - 1, -_cost(fields[-1], where) if len(fields) == allowed[1] else 0.0
+
+
+def _integer(field: str, where: str, kind: str) -> int:
+    if not field.isascii() or not field.isdigit():
+        raise GraphError(f"{where}: {kind} {field!r}; expected an integer >= 0")
+    value = int(field)
+    if value > np.iinfo(np.int32).max - 1:
+        raise GraphError(f"{where}: {kind} {field}; expected at most {np.iinfo(np.int32).max - 1}")
+    return value
+
+
+def _cost(field: str, where: str) -> float:
+    try:
+        cost = float(field)
+    except ValueError:
+        raise GraphError(f"{where}: cost {field!r}; expected a number") from None
+    if math.isnan(cost) or cost == -math.inf:
+        raise GraphError(f"{where}: cost {field}; expected a finite number or Infinity")
+    return cost
+
+
+def format_fsa(fsa: Fsa) -> str:
+    """AT&T text of `fsa`: the start state's lines first, then arcs in order, then final states."""
+    arcs = [
+        (int(src), f"{src}\t{dst}\t{pdf + 1}\t{pdf + 1}\t{_number(-weight)}")
+        for src, dst, pdf, weight in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True)
+    ]
+    finals = {
+        int(state): _number(-fsa.final_log_prob[state])
+        for state in np.flatnonzero(fsa.final_log_prob > -math.inf)
+    }
+    mentioned = {int(state) for state in (*fsa.src, *fsa.dst, *finals)}
+    # States that no line would mention get a line that says "not final": the start (its line comes first), the last.
+    for state in {fsa.start, fsa.num_states - 1} - mentioned:
+        finals[state] = "Infinity"
+    lines = [line for src, line in arcs if src == fsa.start]
+    if not lines:
+        lines = [f"{fsa.start}\t{finals.pop(fsa.start, 'Infinity')}"]
+    lines += [line for src, line in arcs if src != fsa.start]
+    lines += [f"{state}\t{cost}" for state, cost in sorted(finals.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return "Infinity" if value == math.inf else repr(float(value) + 0.0)

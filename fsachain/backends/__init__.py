@@ -1,0 +1,1 @@
+"""The recursions on each device; `dispatch` is the only way in."""

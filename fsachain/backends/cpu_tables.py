@@ -1,0 +1,114 @@
+"""A `TransitionTable` in the two forms that the numba kernels read, made once per table and kept as long as it lives."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.fsa import Floats
+from fsachain.table import TransitionTable
+
+# Unsigned indices spare the compiler the code for negative ones.
+Index = npt.NDArray[np.uint32]
+Reals = npt.NDArray[np.floating]
+
+
+class ScaledTable(NamedTuple):
+    """Probabilities relative to their maximum, the logs of which are in `log_scale` (of initial, arcs, final)."""
+
+    dst_offsets: Index
+    dst_src: Index
+    dst_column: Index
+    dst_weight: Reals
+    src_offsets: Index
+    src_dst: Index
+    src_column: Index
+    src_weight: Reals
+    active: Index
+    initial: Reals
+    init: Reals
+    final: Reals
+    log_scale: Floats
+
+
+class LogTable(NamedTuple):
+    """The same arcs with their log-probabilities; `zeros` is a vector of zeros as long as any sum."""
+
+    dst_offsets: Index
+    dst_src: Index
+    dst_column: Index
+    dst_log_prob: Floats
+    src_offsets: Index
+    src_dst: Index
+    src_column: Index
+    src_log_prob: Floats
+    active: Index
+    initial: Floats
+    init: Floats
+    final: Floats
+    zeros: Floats
+
+
+_scaled: WeakKeyDictionary[TransitionTable, dict[np.dtype[Any], ScaledTable]] = WeakKeyDictionary()
+_logs: WeakKeyDictionary[TransitionTable, LogTable] = WeakKeyDictionary()
+
+
+def scaled_table(table: TransitionTable, dtype: np.dtype[Any]) -> ScaledTable:
+    """`table` for the scaled kernels in float32 or float64."""
+    made = _scaled.setdefault(table, {})
+    if dtype not in made:
+        largest = float(table.by_dst.log_prob.max(initial=-np.inf))
+        arcs_scale = largest if largest > -np.inf else 0.0
+        initial, initial_scale = _probs(table.initial_log_prob, dtype)
+        final, final_scale = _probs(table.final_log_prob, dtype)
+        made[dtype] = ScaledTable(
+            *_arcs(table, lambda log_prob: np.exp(log_prob - arcs_scale).astype(dtype)),
+            active=table.active_pdfs.astype(np.uint32),
+            initial=initial,
+            init=np.exp(_init(table)).astype(dtype),
+            final=final,
+            log_scale=np.array([initial_scale, arcs_scale, final_scale]),
+        )
+    return made[dtype]
+
+
+def log_table(table: TransitionTable) -> LogTable:
+    """`table` for the kernels that work with logs."""
+    if table not in _logs:
+        _logs[table] = LogTable(
+            *_arcs(table, lambda log_prob: log_prob),
+            active=table.active_pdfs.astype(np.uint32),
+            initial=table.initial_log_prob,
+            init=_init(table),
+            final=table.final_log_prob,
+            zeros=np.zeros(max(table.num_states, table.num_arcs)),
+        )
+    return _logs[table]
+
+
+def _arcs(table: TransitionTable, weight: Any) -> tuple[Any, ...]:
+    by_dst, by_src = table.by_dst, table.by_src
+    return (
+        by_dst.offsets.astype(np.uint32),
+        by_dst.src.astype(np.uint32),
+        by_dst.column.astype(np.uint32),
+        weight(by_dst.log_prob),
+        by_src.offsets.astype(np.uint32),
+        by_src.dst.astype(np.uint32),
+        by_src.column.astype(np.uint32),
+        weight(by_src.log_prob),
+    )
+
+
+def _probs(log_probs: Floats, dtype: np.dtype[Any]) -> tuple[Reals, float]:
+    largest = float(log_probs.max())
+    scale = largest if largest > -np.inf else 0.0
+    return np.exp(log_probs - scale).astype(dtype), scale
+
+
+def _init(table: TransitionTable) -> Floats:
+    """Where a leak lands; a table without such a distribution is never run with a leak."""
+    return np.full(table.num_states, -np.inf) if table.leaky_log_prob is None else table.leaky_log_prob

@@ -1,0 +1,203 @@
+"""The public recursions: checks the arguments, recognises arrays of numpy, torch and cupy, and chooses the backend.
+
+This is the only file that knows about devices and about array libraries; neither torch nor cupy is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends import cpu, reference
+from fsachain.backends.results import BestPath, ForwardBackward
+from fsachain.batch import TableBatch
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+
+BackendName = Literal["auto", "reference", "cpu", "cuda"]
+_BACKENDS: dict[str, Any] = {"reference": reference, "cpu": cpu}
+_CUDA_REASON = "this version has no CUDA kernels"
+
+
+class Prepared(NamedTuple):
+    """Checked arguments: scores float32 or float64 numpy [N, T, P], lengths int64 [N]; `like` makes results of the caller's kind."""
+
+    backend: Any
+    scores: npt.NDArray[np.floating]
+    lengths: npt.NDArray[np.int64]
+    like: Callable[[npt.NDArray[Any]], Any]
+
+
+def available_backends() -> dict[str, str]:
+    """Every backend with "available", or with the reason why it is absent."""
+    reason = _CUDA_REASON if find_spec("cupy") else f"{_CUDA_REASON}, and cupy is not installed"
+    return {"reference": "available", "cpu": "available", "cuda": reason}
+
+
+def forward_backward(
+    batch: TableBatch,
+    scores: Any,
+    lengths: Any = None,
+    *,
+    leaky_hmm_coefficient: float = 0.0,
+    backend: BackendName = "auto",
+) -> ForwardBackward:
+    """log Z and occupancies of every sequence: equations (1)-(7) of `fsachain.recursion`.
+
+    Args:
+        batch: the acceptors of N sequences.
+        scores: [N, T, P] float16, bfloat16, float32 or float64; numpy, torch or cupy, contiguous or not; natural-log
+            network outputs, any real numbers or -inf.
+        lengths: [N] integers on the host, 0 <= lengths[n] <= T; None takes all T frames. What lies beyond is ignored.
+        leaky_hmm_coefficient: c in [0, 1]; above 0 the tables must carry `leaky_log_prob`, as a `DenominatorGraph`'s do.
+        backend: "auto" follows the scores' device.
+
+    Returns:
+        `ForwardBackward`; a sequence with no path of exactly lengths[n] frames has log_prob -inf and ok False.
+
+    Raises:
+        ShapeError: an argument of the wrong shape or dtype.
+        ConfigError: leaky_hmm_coefficient out of range, or tables without init.
+        BackendUnavailable: the backend cannot run here.
+    """
+    ready = prepare(batch, scores, lengths, backend)
+    check_leak(batch, leaky_hmm_coefficient)
+    log_prob, ok = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky_hmm_coefficient)
+
+    def occupancy() -> Any:
+        out = np.zeros(ready.scores.shape, dtype=ready.scores.dtype)
+        ones = np.ones(batch.size)
+        ready.backend.add_occupancy(batch, ready.scores, ready.lengths, leaky_hmm_coefficient, ones, out)
+        return ready.like(out)
+
+    def arc_occupancy(n: int) -> Any:
+        frames = ready.scores[n, : ready.lengths[n]]
+        return ready.like(ready.backend.arc_occupancy(batch.table(n), frames, leaky_hmm_coefficient))
+
+    return ForwardBackward(ready.like(log_prob), ready.like(ok), occupancy, arc_occupancy)
+
+
+def best_path(
+    batch: TableBatch, scores: Any, lengths: Any = None, *, backend: BackendName = "auto"
+) -> BestPath:
+    """The best path of every sequence, equations (8) and (9); arguments and errors as for `forward_backward`."""
+    ready = prepare(batch, scores, lengths, backend)
+    score = np.empty(batch.size)
+    arcs: list[npt.NDArray[np.int32]] = []
+    for n in range(batch.size):
+        score[n], path = ready.backend.best_path(batch.table(n), ready.scores[n, : ready.lengths[n]])
+        arcs.append(path)
+    pdfs, states = zip(*(_along(batch, n, score[n], arcs[n]) for n in range(batch.size)), strict=True)
+    return BestPath(ready.like(score), list(pdfs), list(states), arcs)
+
+
+def _along(batch: TableBatch, n: int, score: float, path: npt.NDArray[np.int32]) -> tuple[Any, Any]:
+    """pdfs [T_n] and states [T_n + 1] along the arcs of a path."""
+    table = batch.table(n)
+    view = table.by_src
+    position = np.empty(table.num_arcs, dtype=np.int64)
+    position[view.arc] = np.arange(len(view.arc))
+    steps = position[path]
+    if len(path):
+        states = np.append(view.src[steps[0]], view.dst[steps])
+    elif np.isfinite(score):  # no frames: the path is one state that is both initial and final
+        states = np.array([np.argmax(table.initial_log_prob + table.final_log_prob)])
+    else:
+        states = np.empty(0)
+    return table.active_pdfs[view.column[steps]], states.astype(np.int32)
+
+
+def prepare(batch: TableBatch, scores: Any, lengths: Any, backend: str) -> Prepared:
+    """Check and convert the arguments that every recursion shares."""
+    if not isinstance(batch, TableBatch):
+        raise ShapeError(
+            f"batch is a {type(batch).__name__}; expected a TableBatch (see TableBatch.pack and TableBatch.share)"
+        )
+    array, like = _to_numpy(scores)
+    if array.ndim != 3:
+        raise ShapeError(f"scores has shape {list(array.shape)}; expected [N, T, P]")
+    if len(array) != batch.size:
+        raise ShapeError(
+            f"scores has {len(array)} sequences (shape {list(array.shape)}); expected {batch.size} as in the batch"
+        )
+    for n, table in enumerate(batch.tables):
+        if table.num_pdfs > array.shape[2]:
+            raise ShapeError(
+                f"scores has {array.shape[2]} pdfs (shape {list(array.shape)}); expected at least {table.num_pdfs} for {batch.names[n]}"
+            )
+    return Prepared(_choose(backend), array, check_lengths(lengths, batch, array.shape[1]), like)
+
+
+def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArray[np.int64]:
+    """int64 [N] on the host, each in [0, num_frames]; None stands for num_frames everywhere."""
+    if lengths is None:
+        return np.full(batch.size, num_frames, dtype=np.int64)
+    array = np.asarray(lengths)
+    if array.shape != (batch.size,) or array.dtype.kind not in "iu":
+        raise ShapeError(
+            f"lengths has shape {list(array.shape)} and dtype {array.dtype}; expected {batch.size} integers"
+        )
+    bad = np.flatnonzero((array < 0) | (array > num_frames))
+    if bad.size:
+        n = int(bad[0])
+        raise ShapeError(
+            f"lengths[{n}] = {array[n]} ({batch.names[n]}); expected 0 to {num_frames}, the frames of scores"
+        )
+    return array.astype(np.int64)
+
+
+def check_leak(batch: TableBatch, coefficient: float) -> None:
+    """Raise unless every table can leak with this coefficient."""
+    if not 0.0 <= coefficient <= 1.0:
+        raise ConfigError(f"leaky_hmm_coefficient = {coefficient}; expected a number in [0, 1]")
+    for n, table in enumerate(batch.tables):
+        if coefficient > 0.0 and table.leaky_log_prob is None:
+            raise ConfigError(
+                f"leaky_hmm_coefficient = {coefficient}, but the table of {batch.names[n]} has no leaky_log_prob; "
+                "expected tables of a DenominatorGraph, or coefficient 0"
+            )
+
+
+def _choose(name: str) -> Any:
+    if name == "auto":
+        return _BACKENDS["cpu"]
+    if name not in _BACKENDS:
+        states = available_backends()
+        reason = states.get(name, "no backend has this name")
+        usable = ", ".join(key for key, state in states.items() if state == "available")
+        raise BackendUnavailable(f"backend {name!r}: {reason}; available: {usable}")
+    return _BACKENDS[name]
+
+
+def _to_numpy(scores: Any) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
+    """The scores as float32 or float64 numpy, and a function that makes a result of the caller's kind from numpy."""
+    module = type(scores).__module__.split(".")[0]
+    if module == "torch":
+        if scores.device.type != "cpu":
+            raise BackendUnavailable(f"scores are on {scores.device}: {_CUDA_REASON}; expected a CPU tensor")
+        tensor = scores.detach()
+        if not tensor.is_floating_point():
+            raise ShapeError(
+                f"scores has dtype {scores.dtype}; expected float16, bfloat16, float32 or float64"
+            )
+        wide = tensor if tensor.element_size() == 8 else tensor.float()
+        return _contiguous(wide.numpy()), _torch_from
+    if module == "cupy":
+        raise BackendUnavailable(f"scores are a cupy array: {_CUDA_REASON}; expected numpy or a CPU tensor")
+    array = np.asarray(scores)
+    if array.dtype.kind != "f":
+        raise ShapeError(f"scores has dtype {array.dtype}; expected float16, float32 or float64")
+    return _contiguous(array), lambda result: result
+
+
+def _torch_from(array: npt.NDArray[Any]) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(array, dtype=np.float64 if array.dtype == np.float64 else np.float32)

@@ -1,0 +1,152 @@
+"""The oracle: equations (1)-(9) of `fsachain.recursion` in numpy float64, one sequence at a time, written to be read.
+
+Scores of a frame are shifted by their maximum over the active pdfs, which (4) adds back: alpha then stays small enough
+for float64 at any magnitude of the scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.batch import TableBatch
+from fsachain.recursion import Array, log_add, log_sum, log_sum_rows
+from fsachain.table import TransitionTable
+
+Scores = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """One sequence's scores on the active pdfs [T, K], shifted by `shift` [T]; `legal` is False for NaN or +inf."""
+
+    scores: Array
+    shift: Array
+    legal: bool
+
+
+def _frames(table: TransitionTable, scores: Scores) -> _Frames:
+    active = np.asarray(scores[:, table.active_pdfs], dtype=np.float64)
+    legal = not bool((np.isnan(active) | (active == np.inf)).any())
+    shift = active.max(axis=1, initial=-np.inf)
+    shift = np.where(np.isneginf(shift), 0.0, shift)
+    return _Frames(active - shift[:, None], shift, legal)
+
+
+def _leak(x: Array, log_leak: float, target: Array) -> Array:
+    """Equation (3), and (5) with the roles of x and init exchanged by the caller."""
+    return x if np.isneginf(log_leak) else log_add(x, log_leak + target)
+
+
+def _alphas(table: TransitionTable, frames: Array, leaky: float) -> Array:
+    """alpha'(t, i), float64 [T + 1, S]."""
+    log_c = np.log(leaky) if leaky > 0.0 else -np.inf
+    init = table.initial_log_prob if table.leaky_log_prob is None else table.leaky_log_prob
+    view = table.by_dst
+    alpha = np.empty((len(frames) + 1, table.num_states))
+    alpha[0] = table.initial_log_prob  # (1)
+    for t in range(len(frames) + 1):
+        if t > 0:
+            arcs = alpha[t - 1][view.src] + view.log_prob + frames[t - 1][view.column]
+            alpha[t] = log_sum_rows(arcs, view.offsets)  # (2)
+        alpha[t] = _leak(alpha[t], log_c + log_sum(alpha[t]), init)  # (3)
+    return alpha
+
+
+def _betas(table: TransitionTable, frames: Array, leaky: float, log_z: float) -> Array:
+    """beta(t, i), float64 [T + 1, S]."""
+    log_c = np.log(leaky) if leaky > 0.0 else -np.inf
+    init = table.initial_log_prob if table.leaky_log_prob is None else table.leaky_log_prob
+    view = table.by_src
+    beta = np.empty((len(frames) + 1, table.num_states))
+    for t in range(len(frames), -1, -1):
+        if t == len(frames):
+            inner = table.final_log_prob - log_z
+        else:
+            arcs = view.log_prob + frames[t][view.column] + beta[t + 1][view.dst]
+            inner = log_sum_rows(arcs, view.offsets)
+        beta[t] = _leak(inner, log_c + log_sum(init + inner), np.zeros(table.num_states))  # (5)
+    return beta
+
+
+def _log_z(table: TransitionTable, alpha: Array) -> float:
+    return log_sum(alpha[-1] + table.final_log_prob)  # (4), without the shifts
+
+
+def log_probs(
+    batch: TableBatch, scores: Scores, lengths: npt.NDArray[np.int64], leaky: float
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """log Z [N] (NaN for an illegal score, -inf where no path exists) and ok [N]."""
+    log_prob = np.empty(batch.size)
+    for n in range(batch.size):
+        frames = _frames(batch.table(n), scores[n, : lengths[n]])
+        alpha = _alphas(batch.table(n), frames.scores, leaky) if frames.legal else None
+        log_prob[n] = np.nan if alpha is None else _log_z(batch.table(n), alpha) + frames.shift.sum()
+    return log_prob, np.isfinite(log_prob)
+
+
+def arc_occupancy(table: TransitionTable, scores: Scores, leaky: float) -> Array:
+    """gamma(t, arc) of equation (6), float64 [T, A] in the caller's arc order; all zero for an impossible sequence."""
+    result = np.zeros((len(scores), table.num_arcs))
+    frames = _frames(table, scores)
+    if not frames.legal:
+        return result
+    alpha = _alphas(table, frames.scores, leaky)
+    log_z = _log_z(table, alpha)
+    if np.isneginf(log_z):
+        return result
+    beta = _betas(table, frames.scores, leaky, log_z)
+    view = table.by_src
+    for t in range(len(scores)):
+        gamma = alpha[t][view.src] + view.log_prob + frames.scores[t][view.column] + beta[t + 1][view.dst]
+        result[t, view.arc] = np.exp(gamma)  # (6)
+    return result
+
+
+def add_occupancy(
+    batch: TableBatch,
+    scores: Scores,
+    lengths: npt.NDArray[np.int64],
+    leaky: float,
+    weights: Array,
+    out: npt.NDArray[np.floating],
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Add weights[n] x occupancy(t, p) of equation (7) to out [N, T, P]; returns log Z [N] and ok [N]."""
+    log_prob, ok = log_probs(batch, scores, lengths, leaky)
+    for n in np.flatnonzero(ok):
+        table = batch.table(n)
+        gamma = arc_occupancy(table, scores[n, : lengths[n]], leaky)
+        for column, pdf in enumerate(table.active_pdfs):
+            first, last = table.by_column.offsets[column : column + 2]
+            out[n, : lengths[n], pdf] += weights[n] * gamma[:, table.by_column.arc[first:last]].sum(axis=1)
+    return log_prob, ok
+
+
+def best_path(table: TransitionTable, scores: Scores) -> tuple[float, npt.NDArray[np.int32]]:
+    """Score and arcs [T] of the best path, equations (8) and (9); an empty array where there is none."""
+    none = np.empty(0, dtype=np.int32)
+    frames = _frames(table, scores)
+    if not frames.legal:
+        return np.nan, none
+    view = table.by_dst
+    delta = table.initial_log_prob
+    back = np.full((len(scores), table.num_states), -1)
+    for t in range(len(scores)):
+        arcs = delta[view.src] + view.log_prob + frames.scores[t][view.column]
+        delta = np.full(table.num_states, -np.inf)
+        for state in np.flatnonzero(np.diff(view.offsets)):
+            first, last = view.offsets[state : state + 2]
+            best = first + int(np.argmax(arcs[first:last]))
+            delta[state], back[t, state] = arcs[best], best
+    total = delta + table.final_log_prob
+    state = int(np.argmax(total))
+    if np.isneginf(total[state]):
+        return -np.inf, none
+    score = float(total[state] + frames.shift.sum())
+    path = np.empty(len(scores), dtype=np.int32)
+    for t in range(len(scores) - 1, -1, -1):
+        path[t] = view.arc[back[t, state]]
+        state = int(view.src[back[t, state]])
+    return score, path

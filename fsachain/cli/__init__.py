@@ -1,0 +1,36 @@
+"""The command `fsachain`: one subcommand for each step from a lexicon to a word error rate.
+
+steps/      what each step does, as functions from paths and configurations to files; recipes call these too
+config      the sections of an experiment's YAML file
+app         the click commands, which only name their inputs and outputs and call the steps
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fsachain.errors import FsachainError, require
+
+EXIT_USER_ERROR = 1
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 an error in one line, 2 wrong usage, 130 interrupted."""
+    try:
+        require("click", extra="recipes")
+        from fsachain.cli.app import app
+
+        app(standalone_mode=True)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except (FsachainError, OSError) as error:
+        print(f"error: {describe(error)}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+
+
+def describe(error: BaseException) -> str:
+    """The message of an error as one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__

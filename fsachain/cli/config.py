@@ -1,0 +1,165 @@
+"""An experiment's configuration: one YAML file whose sections are the options of the library's own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fsachain.data.augment import AugmentConfig
+from fsachain.data.cmvn import CmvnConfig
+from fsachain.data.features import FeatureConfig
+from fsachain.decode.decoder import DecoderConfig
+from fsachain.errors import ConfigError
+from fsachain.nn.tdnnf import TdnnfConfig
+from fsachain.train.config import TrainConfig, from_dict, load_yaml, to_dict
+
+TOPOLOGIES = ("chain", "chain-one-pdf", "left-to-right-3", "ctc")
+CONTEXTS = ("monophone", "biphone")
+
+
+@dataclass(frozen=True)
+class LangConfig:
+    """Words, phones and what a phone looks like.
+
+    Attributes:
+        silence: phone that may stand between words and at the ends; None for a lexicon without.
+        silence_prob: probability of silence at each such place.
+        oov: word of the lexicon that stands for all words it lacks; None refuses such words.
+        topology: "chain", "chain-one-pdf", "left-to-right-3" or "ctc".
+        context: "monophone", or "biphone": pdfs depend on the phone before; silence stays independent of it.
+    """
+
+    silence: str | None = "SIL"
+    silence_prob: float = 0.5
+    oov: str | None = None
+    topology: str = "chain"
+    context: str = "monophone"
+
+    def __post_init__(self) -> None:
+        if self.topology not in TOPOLOGIES:
+            raise ConfigError(f"lang.topology: {self.topology!r} is not one of {', '.join(TOPOLOGIES)}")
+        if self.context not in CONTEXTS:
+            raise ConfigError(f"lang.context: {self.context!r} is not one of {', '.join(CONTEXTS)}")
+
+
+@dataclass(frozen=True)
+class PhoneLmConfig:
+    """The phone language model of the denominator; see `estimate_phone_lm` and `lm_phones`.
+
+    Attributes:
+        ngram_order: phones in an n-gram, the predicted one included.
+        num_extra_lm_states: states kept above those of the order that is never pruned.
+        no_prune_ngram_order: n-grams up to this order are never pruned.
+        edge_silence: probability of silence at each end of a training sentence.
+        between_silence: probability of silence between two words.
+    """
+
+    ngram_order: int = 4
+    num_extra_lm_states: int = 1000
+    no_prune_ngram_order: int = 3
+    edge_silence: float = 0.8
+    between_silence: float = 0.2
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Options of `LFMMILoss`, which documents them."""
+
+    leaky_hmm_coefficient: float = 1e-5
+    l2_regularize: float = 5e-5
+    out_of_range_regularize: float = 0.01
+    xent_regularize: float = 0.0
+    denominator_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class PerturbationConfig:
+    """Copies of the training recordings at other speeds and volumes.
+
+    Attributes:
+        speeds: one copy for each; 1.0 is the original.
+        volume: the gain of each utterance is drawn between these two.
+    """
+
+    speeds: tuple[float, ...] = (1.0,)
+    volume: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class DecodingConfig:
+    """The grammar and how its weight is found.
+
+    Attributes:
+        ngram_order: of the word language model of the training text; 0 is a loop over all words,
+            equally likely.
+        lm_weights: factors on the grammar's costs that are tried on the development set.
+        word_insertion_penalties: costs per word that are tried.
+        search: beams of the decoder.
+    """
+
+    ngram_order: int = 0
+    lm_weights: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
+    word_insertion_penalties: tuple[float, ...] = (-0.5, 0.0, 0.5)
+    search: DecoderConfig = field(default_factory=DecoderConfig)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All sections of a configuration file; a section that is left out keeps its defaults.
+
+    `network` holds the options of `TdnnfConfig` but num_features and num_pdfs: these follow from features and
+    tree.
+    """
+
+    lang: LangConfig = field(default_factory=LangConfig)
+    phone_lm: PhoneLmConfig = field(default_factory=PhoneLmConfig)
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    cmvn: CmvnConfig = field(default_factory=CmvnConfig)
+    perturbation: PerturbationConfig = field(default_factory=PerturbationConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    network: dict[str, Any] = field(default_factory=dict)
+    loss: LossConfig = field(default_factory=LossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+    def __post_init__(self) -> None:
+        self.network_config(num_pdfs=1)  # so that a misspelt option is found before any work is done
+
+    def network_config(self, num_pdfs: int) -> TdnnfConfig:
+        """The network's sizes for these features and so many pdfs.
+
+        Raises:
+            ConfigError: an unknown option, or one that the features or the tree decide.
+        """
+        derived = {"num_features": self.features.num_features, "num_pdfs": num_pdfs}
+        given = sorted(derived.keys() & self.network.keys())
+        if given:
+            raise ConfigError(f"network.{given[0]}: is not an option, it follows from features and tree")
+        return from_dict(TdnnfConfig, {**self.network, **derived}, "network")
+
+    @classmethod
+    def from_dict(cls, sections: Mapping[str, Any], where: str = "") -> Experiment:
+        """The configuration in a plain table; `where` (a file, say) begins the messages.
+
+        Raises:
+            ConfigError: an unknown section or option, or a value of the wrong type or range.
+        """
+        try:
+            return from_dict(cls, sections)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}" if where else str(error)) from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Experiment:
+        """The configuration in a YAML file.
+
+        Raises:
+            ConfigError: as `from_dict`; the message begins with the path.
+        """
+        return cls.from_dict(load_yaml(path), str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain table that `from_dict` reads; every option is in it."""
+        return to_dict(self)

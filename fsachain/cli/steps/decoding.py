@@ -1,0 +1,138 @@
+"""From a model and a data directory to words, word error rate and alignments, as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsachain.cli.progress import counter
+from fsachain.cli.steps.lang import Lang
+from fsachain.cli.steps.model import AcousticModel
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.decoder import decode
+from fsachain.decode.tune import TuningResult, tune
+from fsachain.decode.wer import WerReport, score, write_text
+from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.grammar import grammar_from_arpa, word_loop
+
+Outputs = Mapping[str, NDArray[np.float32]]
+
+
+class DecodingGraphs:
+    """Decoding graphs of one lexicon and grammar for any LM weight and word insertion penalty.
+
+    Args:
+        lang: lexicon and tree.
+        arpa: word language model; None for a loop over the lexicon's spoken words.
+    """
+
+    def __init__(self, lang: Lang, arpa: Path | None) -> None:
+        self.lang = lang
+        lexicon = lang.lexicon
+        self._grammar = (
+            word_loop(lang.spoken_words, lexicon) if arpa is None else grammar_from_arpa(arpa, lexicon)
+        )
+
+    def build(self, lm_weight: float, word_insertion_penalty: float) -> Any:
+        """The graph as a pywrapfst object: input label pdf + 1, output label word id."""
+        return build_decoding_graph(
+            self.lang.lexicon,
+            self.lang.tree,
+            self._grammar,
+            lm_weight=lm_weight,
+            word_insertion_penalty=word_insertion_penalty,
+        )
+
+
+def network_outputs(model: AcousticModel, data: DataDir, cache: Path | None, num_workers: int) -> Outputs:
+    """Network outputs [T', P] of all utterances by id, with a progress bar."""
+    examples = model.examples(data, cache, num_workers)
+    with counter("network") as update:
+        return model.outputs(examples, update)
+
+
+def tune_data(
+    model: AcousticModel,
+    graphs: DecodingGraphs,
+    data: DataDir,
+    out: Path,
+    *,
+    cache: Path | None = None,
+    num_workers: int = 1,
+) -> TuningResult:
+    """Choose LM weight and word insertion penalty on a development set.
+
+    Writes tuning.txt and tuning.json to `out`. The values to try stand in the model's configuration, section
+    `decoding`.
+    """
+    options = model.experiment.decoding
+    outputs = network_outputs(model, data, cache, num_workers)
+    with counter("tuning") as update:
+        result = tune(
+            outputs,
+            {name: words for name, words in _references(data).items() if name in outputs},
+            graphs.build,
+            graphs.lang.lexicon.words,
+            lm_weights=options.lm_weights,
+            word_insertion_penalties=options.word_insertion_penalties,
+            config=options.search,
+            num_workers=num_workers,
+            progress=update,
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
+    (out / "tuning.json").write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def decode_data(
+    model: AcousticModel,
+    graphs: DecodingGraphs,
+    data: DataDir,
+    out: Path,
+    lm_weight: float,
+    word_insertion_penalty: float,
+    *,
+    cache: Path | None = None,
+    num_workers: int = 1,
+) -> WerReport:
+    """Recognise and score a data directory; writes hyp.txt, wer.txt and wer.json to `out`."""
+    outputs = network_outputs(model, data, cache, num_workers)
+    graph = graphs.build(lm_weight, word_insertion_penalty)
+    with counter("decoding") as update:
+        found = decode(
+            outputs,
+            graph,
+            graphs.lang.lexicon.words,
+            model.experiment.decoding.search,
+            num_workers=num_workers,
+            progress=update,
+        )
+    hypotheses = {name: hypothesis.words for name, hypothesis in found.items()}
+    write_text(out / "hyp.txt", hypotheses)
+    speakers = {utterance.id: utterance.speaker for utterance in data}
+    report = score(_references(data), hypotheses, speakers=speakers)
+    report.write(out)
+    return report
+
+
+def _references(data: DataDir) -> dict[str, tuple[str, ...]]:
+    return {utterance.id: utterance.words for utterance in data}
+
+
+def align_data(
+    model: AcousticModel,
+    lang: Lang,
+    data: DataDir,
+    out: Path,
+    *,
+    cache: Path | None = None,
+    num_workers: int = 1,
+) -> str:
+    """Find when words and phones are said; writes words.ctm and phones.ctm to `out`."""
+    raise NotImplementedError

@@ -1,0 +1,84 @@
+"""The language folder: lexicon.json and tree.json, which fix words, phones and pdfs of an experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsachain.cli.config import LangConfig
+from fsachain.errors import DataError
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.topology import Topology
+
+LEXICON = "lexicon.json"
+TREE = "tree.json"
+
+
+@dataclass(frozen=True)
+class Lang:
+    """A lexicon and the context tree over its phones."""
+
+    lexicon: Lexicon
+    tree: ContextTree
+
+    def __str__(self) -> str:
+        words, phones = self.lexicon.words, self.lexicon.phones
+        return f"{len(words)} words, {len(phones)} phones, {self.tree.num_pdfs} pdfs"
+
+    @property
+    def spoken_words(self) -> tuple[str, ...]:
+        """The words of the lexicon that have a pronunciation beyond silence, in its order."""
+        silence = self.lexicon.silence_phone
+        return tuple(
+            word
+            for word in self.lexicon.words
+            if any(set(entry.phones) - {silence} for entry in self.lexicon.pronunciations_of(word))
+        )
+
+
+def make_lang(lexicon_path: Path, out: Path, config: LangConfig) -> Lang:
+    """Read a lexicon, number its pdfs, and write both to the folder `out`.
+
+    Args:
+        lexicon_path: Kaldi's lexicon.txt or lexiconp.txt.
+        out: folder for lexicon.json, tree.json, words.txt and phones.txt (the last two to be read by people).
+        config: silence, topology and context.
+    """
+    lexicon = Lexicon.read(
+        lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
+    )
+    lang = Lang(lexicon, _tree(lexicon, config))
+    out.mkdir(parents=True, exist_ok=True)
+    lexicon.save(out / LEXICON)
+    lang.tree.save(out / TREE)
+    for name, symbols in (("words.txt", lexicon.words), ("phones.txt", lexicon.phones)):
+        lines = [f"{symbol} {number}\n" for number, symbol in enumerate(("<eps>", *symbols))]
+        (out / name).write_text("".join(lines), encoding="utf-8")
+    return lang
+
+
+def load_lang(folder: Path) -> Lang:
+    """The lexicon and tree that `make_lang` wrote.
+
+    Raises:
+        DataError: the folder lacks one of them.
+    """
+    for name in (LEXICON, TREE):
+        if not (folder / name).is_file():
+            raise DataError(f"{folder}: no {name}; make the folder with `fsachain lang`")
+    return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE))
+
+
+def _tree(lexicon: Lexicon, config: LangConfig) -> ContextTree:
+    topologies = {
+        "chain": Topology.chain,
+        "chain-one-pdf": Topology.chain_one_pdf,
+        "left-to-right-3": lambda: Topology.left_to_right(3),
+        "ctc": Topology.ctc,
+    }
+    topology = topologies[config.topology]()
+    if config.context == "monophone":
+        return ContextTree.monophone(lexicon.phones, topology)
+    independent = () if lexicon.silence is None else (lexicon.silence,)
+    return ContextTree.biphone(lexicon.phones, topology, context_independent=independent)

@@ -1,0 +1,122 @@
+"""A trained model as one file: weights, feature normalisation, and the configuration that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fsachain.cli.config import Experiment
+from fsachain.data.cmvn import Cmvn
+from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.errors import DataError
+from fsachain.nn.tdnnf import Tdnnf
+from fsachain.train.checkpoint import load_tensors, save_tensors
+
+_KIND = "acoustic model"
+_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class AcousticModel:
+    """A network with all that is needed to run it on recordings.
+
+    Attributes:
+        experiment: the configuration it was trained with.
+        network: its weights; in evaluation mode.
+        cmvn: normalisation of the training set; statistics of scope "speaker" are taken from each data set.
+    """
+
+    experiment: Experiment
+    network: Tdnnf
+    cmvn: Cmvn
+
+    @property
+    def frame_seconds(self) -> float:
+        """Distance of two output frames."""
+        return self.network.subsampling * self.experiment.features.frame_shift_ms / 1000.0
+
+    @property
+    def offset_seconds(self) -> float:
+        """Time of the centre of output frame 0 after the start of the recording, less half a frame shift."""
+        return self.network.time_offset * self.experiment.features.frame_shift_ms / 1000.0
+
+    def save(self, path: Path) -> None:
+        """Write the model to one safetensors file, all or nothing."""
+        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        for name, array in self.cmvn.state().items():
+            tensors[f"cmvn.{name}"] = torch.from_numpy(np.array(array))
+        header = {
+            "kind": _KIND,
+            "num_pdfs": self.network.config.num_pdfs,
+            "experiment": self.experiment.to_dict(),
+        }
+        save_tensors(path, tensors, header)
+
+    @classmethod
+    def load(cls, path: Path) -> AcousticModel:
+        """Read a model.
+
+        Raises:
+            DataError: the file is absent, damaged, or holds something else.
+        """
+        tensors, header = load_tensors(path)
+        if header.get("kind") != _KIND:
+            raise DataError(
+                f"{path}: holds no acoustic model; `fsachain train` writes one as model.safetensors"
+            )
+        experiment = Experiment.from_dict(header["experiment"], str(path))
+        network = Tdnnf(experiment.network_config(header["num_pdfs"]))
+        weights, statistics = (
+            {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+            for part in ("network.", "cmvn.")
+        )
+        network.load_state_dict(weights)
+        return cls(experiment, network.eval(), Cmvn.from_state(experiment.cmvn, statistics))
+
+    def examples(self, data: DataDir, cache: Path | None, num_workers: int) -> list[Example]:
+        """Normalised features of a data directory, as the network takes them."""
+        examples = load_examples(data, self.experiment.features, cache_dir=cache, num_workers=num_workers)
+        return normalise_set(examples, self.cmvn)
+
+    def outputs(
+        self, examples: Sequence[Example], progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        """Network outputs [T', P] by utterance id; an utterance without frames has none.
+
+        Args:
+            examples: as `examples` gives them.
+            progress: called with (utterances done, utterances in all).
+        """
+        found: dict[str, NDArray[np.float32]] = {}
+        with torch.inference_mode():
+            for batch in _batches_by_length(examples):
+                features = collate(batch)
+                result = self.network(features.features, features.lengths)
+                for name, scores, length in zip(
+                    features.ids, result.nnet_output.numpy(), result.lengths.tolist(), strict=True
+                ):
+                    found[name] = scores[:length].copy()
+                if progress is not None:
+                    progress(len(found), len(examples))
+        return {example.id: found[example.id] for example in examples if example.id in found}
+
+
+def normalise_set(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
+    """The examples of one data set, normalised; for scope "speaker" with statistics of this set."""
+    if not examples:
+        return []
+    own = estimate_cmvn(examples, cmvn.config) if cmvn.config.scope == "speaker" else cmvn
+    return normalise(examples, own)
+
+
+def _batches_by_length(examples: Sequence[Example]) -> Iterator[list[Example]]:
+    """Utterances of similar length together, so that little padding is computed."""
+    ordered = sorted((e for e in examples if e.num_frames), key=lambda example: example.num_frames)
+    for start in range(0, len(ordered), _BATCH_SIZE):
+        yield ordered[start : start + _BATCH_SIZE]

@@ -1,0 +1,139 @@
+"""From data directories and graphs to a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from fsachain.cli.config import Experiment, PerturbationConfig
+from fsachain.cli.steps.graphs import load_denominator
+from fsachain.cli.steps.lang import Lang
+from fsachain.cli.steps.model import AcousticModel, normalise_set
+from fsachain.data.audio import Perturbation
+from fsachain.data.dataset import Example, estimate_cmvn, load_examples
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.errors import ConfigError, DataError
+from fsachain.graph.numerator import Numerator
+from fsachain.graph.numerator_files import load_numerators
+from fsachain.loss.lfmmi import LFMMILoss
+from fsachain.nn.tdnnf import Tdnnf
+from fsachain.table import TransitionTable, compile_table
+from fsachain.train.progress import make_progress
+from fsachain.train.trainer import Trainer, TrainResult
+
+FINAL_MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Utterances and the numerators of those that can be used, by utterance id."""
+
+    data: DataDir
+    numerators: dict[str, Numerator]
+
+    @classmethod
+    def read(cls, data: DataDir, numerators: Path) -> TrainingSet:
+        """The utterances with the numerators that `make_numerators` wrote for them.
+
+        Raises:
+            DataError: a numerator was made for another transcript.
+        """
+        graphs = load_numerators(numerators)
+        for utterance in data:
+            if utterance.id in graphs and graphs[utterance.id].words != utterance.words:
+                raise DataError(
+                    f"{numerators}: the transcript of {utterance.id!r} has changed since its numerator was made; "
+                    "build the numerators anew"
+                )
+        return cls(data, graphs)
+
+    def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
+        """Compiled numerators by the ids of the utterances and of their copies, whose ids have a prefix."""
+        compiled = {
+            name: compile_table(numerator.fsa, num_pdfs, name=name)
+            for name, numerator in self.numerators.items()
+        }
+        return {prefix + name: table for prefix in prefixes for name, table in compiled.items()}
+
+
+def perturbations(config: PerturbationConfig, seed: int) -> list[Perturbation]:
+    """One perturbation for each speed."""
+    return [Perturbation(speed, config.volume, seed) for speed in config.speeds]
+
+
+def compute_features(
+    experiment: Experiment,
+    data: DataDir,
+    cache: Path,
+    num_workers: int,
+    copies: Sequence[Perturbation] = (Perturbation(),),
+) -> int:
+    """Fill the feature cache; returns the number of frames of all copies together."""
+    return sum(
+        example.num_frames
+        for copy in copies
+        for example in load_examples(
+            data, experiment.features, perturbation=copy, cache_dir=cache, num_workers=num_workers
+        )
+    )
+
+
+def train_model(
+    experiment: Experiment,
+    lang: Lang,
+    train: TrainingSet,
+    denominator: Path,
+    out: Path,
+    *,
+    dev: TrainingSet | None = None,
+    cache: Path | None = None,
+    num_workers: int = 1,
+) -> TrainResult:
+    """Train a network and write it to `out`; continues a training that was broken off.
+
+    Args:
+        experiment: the configuration; `train.seed` is the seed of everything that is drawn.
+        lang: the tree gives the number of pdfs.
+        train: utterances and numerators.
+        denominator: folder made by `make_denominator`.
+        out: folder of model.safetensors, checkpoints and log.
+        dev: evaluated after each epoch.
+        cache: folder that keeps features between runs.
+        num_workers: threads that compute features.
+    """
+    seed, num_pdfs = experiment.train.seed, lang.tree.num_pdfs
+    copies = perturbations(experiment.perturbation, seed)
+    if not copies:
+        raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
+    variants = [
+        load_examples(
+            train.data, experiment.features, perturbation=copy, cache_dir=cache, num_workers=num_workers
+        )
+        for copy in copies
+    ]
+    cmvn = estimate_cmvn(variants[0], experiment.cmvn)
+    tables = train.tables(num_pdfs, [copy.prefix for copy in copies])
+    dev_examples: list[Example] = []
+    if dev is not None:
+        dev_examples = load_examples(dev.data, experiment.features, cache_dir=cache, num_workers=num_workers)
+        tables |= dev.tables(num_pdfs, [""])
+    torch.manual_seed(seed)
+    network = Tdnnf(experiment.network_config(num_pdfs))
+    trainer = Trainer(
+        network,
+        LFMMILoss(load_denominator(lang, denominator), **asdict(experiment.loss)),
+        experiment.train,
+        out,
+        numerators=tables,
+        progress=make_progress(),
+    )
+    result = trainer.fit(
+        [normalise_set(examples, cmvn) for examples in variants],
+        normalise_set(dev_examples, cmvn),
+        augmentation=experiment.augment,
+    )
+    AcousticModel(experiment, network.eval(), cmvn).save(out / FINAL_MODEL)
+    return result

@@ -1,0 +1,35 @@
+"""Corpora: Kaldi data directories, audio, features, normalisation, augmentation, batches."""
+
+from fsachain.data.audio import Perturbation
+from fsachain.data.augment import AugmentConfig, augment, augment_all
+from fsachain.data.cmvn import Cmvn, CmvnConfig
+from fsachain.data.dataset import (
+    Batch,
+    Example,
+    collate,
+    estimate_cmvn,
+    length_buckets,
+    load_examples,
+    normalise,
+)
+from fsachain.data.features import FeatureConfig
+from fsachain.data.kaldi_dir import DataDir, Utterance
+
+__all__ = [
+    "AugmentConfig",
+    "Batch",
+    "Cmvn",
+    "CmvnConfig",
+    "DataDir",
+    "Example",
+    "FeatureConfig",
+    "Perturbation",
+    "Utterance",
+    "augment",
+    "augment_all",
+    "collate",
+    "estimate_cmvn",
+    "length_buckets",
+    "load_examples",
+    "normalise",
+]

@@ -1,0 +1,155 @@
+"""Recordings as arrays: read by soundfile, cut to an utterance, changed in speed and volume.
+
+Samples are float32 in [-1, 1). Nothing is resampled behind the caller's back: a recording at another rate
+than the features were configured for is an error, because a network trained on 8 kHz speech understands
+nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsachain.data.kaldi_dir import Utterance, is_command
+from fsachain.errors import ConfigError, DataError, require
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A change made to the audio before features are computed; the default changes nothing.
+
+    Attributes:
+        speed: playing speed; 0.9 is slower, longer and lower in pitch (Ko et al., Interspeech 2015). Up to
+            two decimals.
+        volume: the gain is drawn once per utterance, uniformly on a log scale, between these two.
+        seed: seed of that draw; the draw also depends on the utterance id and the speed, and on nothing else.
+    """
+
+    speed: float = 1.0
+    volume: tuple[float, float] = (1.0, 1.0)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.speed <= 2.0:
+            raise ConfigError(f"speed is {self.speed}; expected 0.5 to 2.0")
+        if len(self.volume) != 2 or not 0.0 < self.volume[0] <= self.volume[1]:
+            raise ConfigError(f"volume is {self.volume}; expected a positive lowest and highest gain")
+
+    @property
+    def prefix(self) -> str:
+        """What distinguishes ids of perturbed copies from the originals: '' or, for instance, 'sp0.9-'."""
+        return "" if self.speed == 1.0 else f"sp{self.speed:g}-"
+
+    def apply(self, samples: NDArray[np.float32], utterance_id: str) -> NDArray[np.float32]:
+        """Change speed and volume of the samples [L] of one utterance; L becomes about L / speed."""
+        samples = change_speed(samples, self.speed)
+        low, high = self.volume
+        if low == high == 1.0:
+            return samples
+        draw = seeded_generator(self.seed, self.prefix + utterance_id).uniform(np.log(low), np.log(high))
+        return samples * np.float32(np.exp(draw))
+
+
+def seeded_generator(*key: int | str) -> np.random.Generator:
+    """A random generator that depends on the key alone: the same in every process and resumed run."""
+    digest = hashlib.sha256("\0".join(map(str, key)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "little"))
+
+
+def change_speed(samples: NDArray[np.float32], speed: float) -> NDArray[np.float32]:
+    """Play the samples faster or slower by polyphase resampling; pitch changes along with the tempo.
+
+    Args:
+        samples: [L].
+        speed: rounded to two decimals.
+
+    Returns:
+        float32 [ceil(L / speed)].
+    """
+    ratio = Fraction(round(speed * 100), 100)
+    if ratio == 1 or len(samples) == 0:
+        return samples
+    from scipy.signal import resample_poly  # costs 0.3 s to import and few callers need it
+
+    return resample_poly(samples, ratio.denominator, ratio.numerator).astype(np.float32)
+
+
+def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
+    """The samples of one utterance.
+
+    Args:
+        utterance: its `audio` is a file or a command whose standard output is an audio file; `start` and
+            `end` cut it.
+        sample_rate: the rate that the recording must have, in Hz.
+
+    Returns:
+        float32 [L]; the mean of the channels where there are several.
+
+    Raises:
+        DataError: the recording cannot be read, has another rate, or ends before `end` by more than 0.1 s.
+    """
+    soundfile = require("soundfile", extra="recipes")
+    if utterance.audio is None:
+        raise DataError(f"utterance {utterance.id!r} has no recording")
+    source = io.BytesIO(_run(utterance)) if is_command(utterance.audio) else utterance.audio
+    try:
+        with soundfile.SoundFile(source) as file:
+            if file.samplerate != sample_rate:
+                raise DataError(
+                    f"utterance {utterance.id!r}: {utterance.audio} has {file.samplerate} Hz, "
+                    f"expected {sample_rate} Hz; convert the recording or change sample_rate"
+                )
+            start, stop = _sample_range(utterance, sample_rate, file.frames)
+            file.seek(start)
+            samples = file.read(stop - start, dtype="float32", always_2d=True)
+    except (OSError, RuntimeError) as error:  # soundfile's own error is a RuntimeError
+        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}") from error
+    return samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
+
+
+def audio_identity(utterance: Utterance) -> str | None:
+    """A string that changes when the audio does, or None where that cannot be known (a command).
+
+    Path, size and modification time stand for the content: hashing every recording would cost as much as its
+    features.
+    """
+    if utterance.audio is None or is_command(utterance.audio):
+        return None
+    try:
+        status = Path(utterance.audio).stat()
+    except OSError as error:
+        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}") from error
+    path = Path(utterance.audio).absolute()
+    return f"{utterance.id}|{path}|{status.st_size}|{status.st_mtime_ns}|{utterance.start}|{utterance.end}"
+
+
+def _sample_range(utterance: Utterance, sample_rate: int, num_samples: int) -> tuple[int, int]:
+    """First and last + 1 sample; a segment may exceed its recording by 0.1 s, as rounded times do."""
+    start = round(utterance.start * sample_rate)
+    stop = num_samples if utterance.end is None else round(utterance.end * sample_rate)
+    if start >= num_samples > 0 or stop > num_samples + sample_rate // 10:
+        raise DataError(
+            f"utterance {utterance.id!r} is the part from {utterance.start} to {utterance.end} s "
+            f"of {utterance.audio!r}, which has {num_samples / sample_rate:.3f} s"
+        )
+    return start, min(stop, num_samples)
+
+
+def _run(utterance: Utterance) -> bytes:
+    """Standard output of the shell command that makes the recording; allowed when the directory was read."""
+    assert utterance.audio is not None
+    command = utterance.audio.rstrip().removesuffix("|")
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
+    if done.returncode != 0:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise DataError(
+            f"utterance {utterance.id!r}: {command!r} failed with status {done.returncode}: {''.join(reason)}"
+        )
+    return done.stdout

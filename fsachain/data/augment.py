@@ -1,0 +1,137 @@
+"""Changes made to features while training: SpecAugment and frame shifts.
+
+Every draw depends on (seed, epoch, utterance id) alone, so that a resumed run, another batch order or another
+number of workers sees the same features. Speed and volume are changed on the audio:
+`fsachain.data.audio.Perturbation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsachain.data.audio import seeded_generator
+from fsachain.data.dataset import Example
+from fsachain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What is changed in training; the default changes nothing.
+
+    SpecAugment (Park et al., Interspeech 2019) blanks bands of frames and of features with the utterance's
+    mean.
+
+    Attributes:
+        time_masks: blanked stretches of time per utterance.
+        time_mask_frames: each has 0 to this many frames, uniformly.
+        time_mask_fraction: and at most this share of the utterance, so that short words survive.
+        frequency_masks: blanked bands per utterance.
+        frequency_mask_bins: each has 0 to this many neighbouring features, uniformly; meaningful for "fbank".
+        frequency_warp: the frequency axis is stretched by a factor within 1 +- this much, which imitates
+            other vocal tracts (Jaitly and Hinton, 2013); 0.1 is usual, 0 off. Meaningful for "fbank".
+        frame_shift: features are delayed or advanced by up to this many frames, which moves the grid of
+            subsampled frames; subsampling - 1 covers every grid.
+        seed: seed of all draws.
+    """
+
+    time_masks: int = 0
+    time_mask_frames: int = 0
+    time_mask_fraction: float = 0.2
+    frequency_masks: int = 0
+    frequency_mask_bins: int = 0
+    frequency_warp: float = 0.0
+    frame_shift: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "time_masks",
+            "time_mask_frames",
+            "frequency_masks",
+            "frequency_mask_bins",
+            "frame_shift",
+        ):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
+        if not 0.0 <= self.time_mask_fraction <= 1.0:
+            raise ConfigError(f"time_mask_fraction is {self.time_mask_fraction}; expected 0 to 1")
+        if not 0.0 <= self.frequency_warp < 0.5:
+            raise ConfigError(f"frequency_warp is {self.frequency_warp}; expected 0 to less than 0.5")
+
+
+def augment(example: Example, config: AugmentConfig, epoch: int) -> Example:
+    """A changed copy of the example, of the same shape; the example itself if nothing is to change.
+
+    Args:
+        example: features [T, F], normalised or not.
+        config: what to change.
+        epoch: from 0; each epoch draws anew.
+    """
+    if (
+        config == AugmentConfig(seed=config.seed, time_mask_fraction=config.time_mask_fraction)
+        or not example.num_frames
+    ):
+        return example
+    generator = seeded_generator(config.seed, epoch, example.id)
+    features = example.features
+    if config.frame_shift:
+        shift = int(generator.integers(-config.frame_shift, config.frame_shift + 1))
+        features = shift_frames(features, shift)
+    if config.frequency_warp:
+        factor = float(generator.uniform(1.0 - config.frequency_warp, 1.0 + config.frequency_warp))
+        features = warp_frequencies(features, factor)
+    return replace(example, features=spec_augment(features, config, generator))
+
+
+def augment_all(examples: Sequence[Example], config: AugmentConfig, epoch: int) -> list[Example]:
+    """`augment` for each example."""
+    return [augment(example, config, epoch) for example in examples]
+
+
+def shift_frames(features: NDArray[np.float32], shift: int) -> NDArray[np.float32]:
+    """Delay features [T, F] by `shift` frames (advance if negative); the edge frame is repeated, T stays."""
+    source = np.clip(np.arange(len(features)) - shift, 0, len(features) - 1)
+    return features[source]
+
+
+def warp_frequencies(features: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+    """Move the content of bin f to bin f * factor by linear interpolation; the last bin is repeated.
+
+    Args:
+        features: [T, F] on a frequency axis.
+        factor: above 1 raises formants, as a shorter vocal tract does.
+    """
+    num_bins = features.shape[1]
+    source = np.minimum(np.arange(num_bins) / factor, num_bins - 1)
+    below = np.minimum(source.astype(np.int64), num_bins - 2) if num_bins > 1 else np.zeros(1, np.int64)
+    weight = (source - below).astype(np.float32)
+    above = np.minimum(below + 1, num_bins - 1)
+    return features[:, below] * (1 - weight) + features[:, above] * weight
+
+
+def spec_augment(
+    features: NDArray[np.float32], config: AugmentConfig, generator: np.random.Generator
+) -> NDArray[np.float32]:
+    """A copy of features [T, F] with bands of time and frequency set to the utterance's mean."""
+    num_frames, num_bins = features.shape
+    changed = features.copy()
+    mean = features.mean(axis=0)
+    for _ in range(config.frequency_masks):
+        start, stop = _band(generator, config.frequency_mask_bins, num_bins)
+        changed[:, start:stop] = mean[start:stop]
+    longest = min(config.time_mask_frames, int(config.time_mask_fraction * num_frames))
+    for _ in range(config.time_masks):
+        start, stop = _band(generator, longest, num_frames)
+        changed[start:stop] = mean
+    return changed
+
+
+def _band(generator: np.random.Generator, longest: int, size: int) -> tuple[int, int]:
+    """A band of 0 to `longest` positions inside `size`, uniform in width and place."""
+    width = int(generator.integers(0, min(longest, size) + 1))
+    start = int(generator.integers(0, size - width + 1))
+    return start, start + width

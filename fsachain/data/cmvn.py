@@ -1,0 +1,149 @@
+"""Cepstral mean and variance normalisation: features with zero mean and, if asked for, unit variance.
+
+The statistics are a count, a sum and a sum of squares per feature; over a whole training set ("global"), per
+speaker, or per utterance. Global statistics belong to the model: they are estimated on the training set,
+saved with it, and used to decode. Speaker statistics are taken from the set that is normalised, test sets
+included, as Kaldi does; nothing is saved then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsachain.errors import ConfigError, DataError, ShapeError
+
+SCOPES = ("none", "global", "speaker", "utterance")
+MOMENTS = ("mean", "mean-variance")
+_FLOOR = 1e-5  # of the variance: a constant feature, as in digital silence, stays finite
+
+
+@dataclass(frozen=True)
+class CmvnConfig:
+    """What is normalised, over what.
+
+    Attributes:
+        scope: "none", "global", "speaker" or "utterance".
+        moments: "mean" subtracts the mean; "mean-variance" also divides by the standard deviation.
+    """
+
+    scope: str = "global"
+    moments: str = "mean-variance"
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ConfigError(f"cmvn scope is {self.scope!r}; expected one of {', '.join(SCOPES)}")
+        if self.moments not in MOMENTS:
+            raise ConfigError(f"cmvn moments is {self.moments!r}; expected one of {', '.join(MOMENTS)}")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over frames: `count` of them, `total` [F] and `squares` [F], float64."""
+
+    count: float
+    total: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, features: Iterable[NDArray[np.float32]]) -> Statistics:
+        """Statistics of all frames of the matrices [T, F], of which there must be at least one."""
+        count, total, squares = 0.0, None, None
+        for matrix in features:
+            exact = matrix.astype(np.float64)
+            sums, sums_of_squares = exact.sum(axis=0), np.einsum("tf,tf->f", exact, exact)
+            count += len(matrix)
+            total = sums if total is None else total + sums
+            squares = sums_of_squares if squares is None else squares + sums_of_squares
+        if total is None or squares is None or count == 0:
+            raise DataError("cmvn statistics need at least one frame, got none")
+        return cls(count, total, squares)
+
+    def normalise(self, features: NDArray[np.float32], moments: str) -> NDArray[np.float32]:
+        """(features - mean) or (features - mean) / standard deviation, float32 [T, F]."""
+        if features.shape[1] != len(self.total):
+            raise ShapeError(
+                f"features have {features.shape[1]} columns, the cmvn statistics {len(self.total)}"
+            )
+        mean = self.total / self.count
+        centred = features - mean.astype(np.float32)
+        if moments == "mean":
+            return centred
+        variance = np.maximum(self.squares / self.count - mean * mean, _FLOOR)
+        centred *= (1.0 / np.sqrt(variance)).astype(np.float32)
+        return centred
+
+
+class Cmvn:
+    """A normalisation that is ready to be applied.
+
+    Example:
+        cmvn = Cmvn.estimate(CmvnConfig("global"), ((e.speaker, e.features) for e in train))
+        save_file(cmvn.state(), ...)                         # with the model
+        features = cmvn.apply(features, speaker="anyone")
+    """
+
+    def __init__(self, config: CmvnConfig, statistics: Mapping[str, Statistics] | None = None) -> None:
+        """`statistics` are by speaker for scope "speaker", named "global" for scope "global", else none."""
+        self.config = config
+        self.statistics = dict(statistics or {})
+        if config.scope == "global" and set(self.statistics) != {"global"}:
+            raise ConfigError(
+                "cmvn of scope 'global' needs statistics under the name 'global'; see Cmvn.estimate"
+            )
+
+    @classmethod
+    def estimate(
+        cls, config: CmvnConfig, speakers_and_features: Iterable[tuple[str, NDArray[np.float32]]]
+    ) -> Cmvn:
+        """Take the statistics that the configuration needs from pairs (speaker, features [T, F])."""
+        if config.scope in ("none", "utterance"):
+            return cls(config)
+        if config.scope == "global":
+            return cls(config, {"global": Statistics.of(features for _, features in speakers_and_features)})
+        by_speaker: dict[str, list[NDArray[np.float32]]] = {}
+        for speaker, features in speakers_and_features:
+            by_speaker.setdefault(speaker, []).append(features)
+        return cls(config, {speaker: Statistics.of(matrices) for speaker, matrices in by_speaker.items()})
+
+    def apply(self, features: NDArray[np.float32], speaker: str) -> NDArray[np.float32]:
+        """Normalise the features [T, F] of one utterance; a new array unless there is nothing to do.
+
+        Raises:
+            DataError: scope is "speaker" and the speaker was not in the estimated set.
+            ShapeError: the statistics have another number of features.
+        """
+        scope = self.config.scope
+        if scope == "none" or len(features) == 0:
+            return features
+        if scope == "utterance":
+            return Statistics.of([features]).normalise(features, self.config.moments)
+        key = speaker if scope == "speaker" else "global"
+        if key not in self.statistics:
+            raise DataError(f"no cmvn statistics for speaker {speaker!r}; estimate them on this data set")
+        return self.statistics[key].normalise(features, self.config.moments)
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        """The global statistics as arrays for a checkpoint; empty for the other scopes."""
+        if self.config.scope != "global":
+            return {}
+        saved = self.statistics["global"]
+        return {"count": np.array([saved.count]), "total": saved.total, "squares": saved.squares}
+
+    @classmethod
+    def from_state(cls, config: CmvnConfig, state: Mapping[str, Any]) -> Cmvn:
+        """The inverse of `state`; values may be arrays, CPU tensors or lists."""
+        if config.scope != "global":
+            return cls(config)
+        missing = {"count", "total", "squares"} - set(state)
+        if missing:
+            raise DataError(f"cmvn state lacks {', '.join(sorted(missing))}")
+        arrays = {name: np.asarray(state[name], np.float64) for name in ("count", "total", "squares")}
+        return cls(
+            config,
+            {"global": Statistics(float(arrays["count"].reshape(())), arrays["total"], arrays["squares"])},
+        )

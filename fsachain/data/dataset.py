@@ -1,0 +1,183 @@
+"""From data directories to batches: examples in memory, length buckets, zero-padded tensors.
+
+The order of an epoch is a pure function of (seed, epoch) and the lengths, so that a resumed run sees the same
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fsachain.data.audio import Perturbation, seeded_generator
+from fsachain.data.cache import load_features
+from fsachain.data.cmvn import Cmvn, CmvnConfig
+from fsachain.data.features import FeatureConfig
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Example:
+    """One utterance with its features, float32 [T, F]."""
+
+    id: str
+    speaker: str
+    words: tuple[str, ...]
+    features: NDArray[np.float32]
+
+    @property
+    def num_frames(self) -> int:
+        """T, in input frames."""
+        return len(self.features)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N utterances, padded with zeros to the longest.
+
+    Attributes:
+        ids, speakers, words: N each.
+        features: float32 [N, T, F].
+        lengths: int64 [N] on the host; frames of each utterance before padding.
+    """
+
+    ids: tuple[str, ...]
+    speakers: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+    features: torch.Tensor
+    lengths: torch.Tensor
+
+
+def load_examples(
+    data_dir: DataDir,
+    feature_config: FeatureConfig,
+    *,
+    cmvn: Cmvn | None = None,
+    perturbation: Perturbation | None = None,
+    cache_dir: str | Path | None = None,
+    num_workers: int = 1,
+    executor: Executor | None = None,
+) -> list[Example]:
+    """Features of a whole data directory, in memory.
+
+    Args:
+        data_dir: the utterances.
+        feature_config: kind and size of the features.
+        cmvn: normalisation to apply; None leaves the features as they are (see `normalise`).
+        perturbation: speed and volume; ids and speakers of a copy at another speed get `perturbation.prefix`.
+        cache_dir: folder of the feature cache; None for none.
+        num_workers: threads that compute features.
+        executor: used instead of threads; see `fsachain.data.cache.load_features`.
+
+    Returns:
+        One example per utterance, in order.
+    """
+    features = load_features(
+        data_dir.utterances,
+        feature_config,
+        perturbation=perturbation,
+        cache_dir=cache_dir,
+        num_workers=num_workers,
+        executor=executor,
+    )
+    prefix = "" if perturbation is None else perturbation.prefix
+    examples = [
+        Example(prefix + utterance.id, prefix + utterance.speaker, utterance.words, matrix)
+        for utterance, matrix in zip(data_dir.utterances, features, strict=True)
+    ]
+    return examples if cmvn is None else normalise(examples, cmvn)
+
+
+def estimate_cmvn(examples: Sequence[Example], config: CmvnConfig) -> Cmvn:
+    """The normalisation that `config` asks for, with statistics from these examples."""
+    return Cmvn.estimate(config, ((example.speaker, example.features) for example in examples))
+
+
+def normalise(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
+    """The examples with normalised features; the originals are left as they were."""
+    return [replace(e, features=cmvn.apply(e.features, e.speaker)) for e in examples]
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """Pad examples to one batch.
+
+    Raises:
+        DataError: there are none, or their features differ in width.
+    """
+    if not examples:
+        raise DataError("a batch needs at least one example, got none")
+    width = examples[0].features.shape[1]
+    for example in examples:
+        if example.features.shape[1] != width:
+            raise DataError(
+                f"utterance {example.id!r} has {example.features.shape[1]} features per frame, others {width}"
+            )
+    lengths = torch.tensor([example.num_frames for example in examples], dtype=torch.int64)
+    features = torch.zeros(len(examples), int(lengths.max()), width)
+    for row, example in zip(features, examples, strict=True):
+        row[: example.num_frames] = torch.from_numpy(example.features)
+    return Batch(
+        tuple(e.id for e in examples),
+        tuple(e.speaker for e in examples),
+        tuple(e.words for e in examples),
+        features,
+        lengths,
+    )
+
+
+def length_buckets(
+    lengths: Sequence[int],
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    max_batch_frames: int | None = None,
+    noise: float = 0.1,
+) -> list[list[int]]:
+    """The batches of one epoch: utterances of similar length together, in random order.
+
+    Utterances are sorted by length times a random factor in [1 - noise, 1 + noise], cut into batches, and the
+    batches are shuffled. The factor makes batches differ from epoch to epoch at little padding.
+
+    Args:
+        lengths: frames of each utterance.
+        batch_size: utterances per batch, at most.
+        seed: of the run.
+        epoch: from 0; the order is a function of seed, epoch and the lengths.
+        max_batch_frames: limit of (utterances x longest) per batch, so that long utterances come in smaller
+            batches; an utterance longer than the limit is a batch of its own.
+        noise: 0 sorts strictly by length, ties at random.
+
+    Returns:
+        Lists of positions in `lengths`; each position occurs once.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
+    if max_batch_frames is not None and max_batch_frames < 1:
+        raise ConfigError(f"max_batch_frames is {max_batch_frames}; expected at least 1")
+    if not 0.0 <= noise < 1.0:
+        raise ConfigError(f"noise is {noise}; expected 0 <= noise < 1")
+    generator = seeded_generator(seed, epoch, "length_buckets")
+    blurred = np.asarray(lengths, np.float64) * generator.uniform(1.0 - noise, 1.0 + noise, len(lengths))
+    order = generator.permutation(len(lengths))
+    order = order[np.argsort(blurred[order], kind="stable")]
+    batches: list[list[int]] = []
+    longest = 0
+    for position in order.tolist():
+        longest = max(longest, lengths[position])
+        full = not batches or len(batches[-1]) == batch_size
+        if full or (max_batch_frames is not None and (len(batches[-1]) + 1) * longest > max_batch_frames):
+            batches.append([])
+            longest = lengths[position]
+        batches[-1].append(position)
+    return [batches[i] for i in generator.permutation(len(batches))]

@@ -1,0 +1,1 @@
+"""From network outputs to words, word error rates and alignments."""

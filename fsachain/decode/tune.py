@@ -1,0 +1,131 @@
+"""LM weight and word insertion penalty, chosen on a development set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.decode.decoder import DecoderConfig, Graph, decode, process_pool
+from fsachain.decode.wer import ErrorCounts, score
+from fsachain.errors import ConfigError
+
+GraphBuilder = Callable[[float, float], Graph]
+
+
+@dataclass(frozen=True)
+class TuningPoint:
+    """Errors on the development set at one LM weight and word insertion penalty."""
+
+    lm_weight: float
+    word_insertion_penalty: float
+    counts: ErrorCounts
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """All points of a scan and the one chosen."""
+
+    best: TuningPoint
+    points: tuple[TuningPoint, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scan for JSON."""
+        return {"best": _point_dict(self.best), "points": [_point_dict(point) for point in self.points]}
+
+    def to_text(self) -> str:
+        """A table with a row per LM weight and a column per penalty; `*` marks the choice."""
+        penalties = sorted({point.word_insertion_penalty for point in self.points})
+        cells = {(point.lm_weight, point.word_insertion_penalty): point for point in self.points}
+        lines = ["WER %, LM weight down, word insertion penalty across"]
+        lines.append(" " * 8 + "".join(f"{penalty:>9.2f}" for penalty in penalties))
+        for weight in sorted({point.lm_weight for point in self.points}):
+            row = f"{weight:>8.2f}"
+            for penalty in penalties:
+                point = cells[weight, penalty]
+                row += f"{point.counts.wer:>8.2f}" + ("*" if point == self.best else " ")
+            lines.append(row.rstrip())
+        return "\n".join(lines) + "\n"
+
+
+def tune(
+    nnet_outputs: Mapping[str, npt.ArrayLike],
+    references: Mapping[str, Sequence[str]],
+    build_graph: GraphBuilder,
+    words: Sequence[str],
+    *,
+    lm_weights: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5),
+    word_insertion_penalties: Sequence[float] = (-0.5, 0.0, 0.5),
+    config: DecoderConfig | None = None,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> TuningResult:
+    """Decode the development set at every pair of weight and penalty and choose one.
+
+    Development sets are small, so the fewest errors often stand at several points. Among them the point wins
+    whose neighbours on the grid have the fewest errors too (the middle of a plateau rather than its edge),
+    then the one nearest to weight 1 and penalty 0.
+
+    Args:
+        nnet_outputs: [T, P] network outputs by utterance id.
+        references: Words by utterance id, for the same utterances.
+        build_graph: Makes the decoding graph from (lm_weight, word_insertion_penalty).
+        words: Word of id 1, 2, ...
+        lm_weights: Weights to try.
+        word_insertion_penalties: Costs per word to try.
+        config: Options of the search.
+        num_workers: As for `decode`; the processes live for the whole scan.
+        executor: As for `decode`.
+        progress: Called with (points done, points in all).
+
+    Raises:
+        ConfigError: nothing to scan, or a value stands twice.
+    """
+    for name, values in (("lm_weights", lm_weights), ("word_insertion_penalties", word_insertion_penalties)):
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"{name}: expected one or more different numbers, got {list(values)}")
+    grid = list(product(sorted(lm_weights), sorted(word_insertion_penalties)))
+    counts = np.empty((len(set(lm_weights)), len(set(word_insertion_penalties))), dtype=np.int64)
+    points: list[TuningPoint] = []
+    workers = min(num_workers or os.cpu_count() or 1, len(nnet_outputs))
+    own_pool = executor is None and workers > 1
+    with process_pool(workers) if own_pool else nullcontext(executor) as pool:
+        for weight, penalty in grid:
+            graph = build_graph(weight, penalty)
+            found = decode(nnet_outputs, graph, words, config, num_workers=num_workers, executor=pool)
+            report = score(references, {name: hypothesis.words for name, hypothesis in found.items()})
+            points.append(TuningPoint(weight, penalty, report.total))
+            if progress is not None:
+                progress(len(points), len(grid))
+    counts[...] = np.reshape([point.counts.errors for point in points], counts.shape)
+    return TuningResult(_choose(points, counts), tuple(points))
+
+
+def _choose(points: Sequence[TuningPoint], errors: npt.NDArray[np.int64]) -> TuningPoint:
+    """The point of fewest errors, ties broken as `tune` says; `errors` is [weights, penalties]."""
+    padded = np.pad(errors.astype(np.float64), 1, constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3))
+    neighbourhood = np.nanmean(windows, axis=(2, 3)).ravel()
+
+    def rank(index: int) -> tuple[float, float, float]:
+        point = points[index]
+        distance = abs(point.lm_weight - 1.0) + abs(point.word_insertion_penalty)
+        return (float(point.counts.errors), float(neighbourhood[index]), distance)
+
+    return points[min(range(len(points)), key=rank)]
+
+
+def _point_dict(point: TuningPoint) -> dict[str, Any]:
+    return {
+        "lm_weight": point.lm_weight,
+        "word_insertion_penalty": point.word_insertion_penalty,
+        **point.counts.to_dict(),
+    }

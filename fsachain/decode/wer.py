@@ -1,0 +1,252 @@
+"""Word error rate with its parts, per corpus, per speaker and per utterance.
+
+`score` compares transcripts; `WerReport` holds the counts and prints them; `read_text` and `write_text` are
+Kaldi's text format (`utterance word word ...`). The word alignment comes from kaldialign (Levenshtein
+distance, each error costs one).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsachain.errors import DataError, require
+
+EPSILON = "<eps>"
+
+
+@dataclass(frozen=True)
+class ErrorCounts:
+    """Errors of one or many utterances; counts of several add up with `+`.
+
+    Attributes:
+        insertions: Words of the hypothesis that no reference word stands against.
+        deletions: Reference words that are missing.
+        substitutions: Reference words recognised as another word.
+        num_words: Words of the references.
+        num_utterances: Utterances counted.
+        num_wrong_utterances: Utterances with at least one error.
+    """
+
+    insertions: int = 0
+    deletions: int = 0
+    substitutions: int = 0
+    num_words: int = 0
+    num_utterances: int = 0
+    num_wrong_utterances: int = 0
+
+    def __add__(self, other: ErrorCounts) -> ErrorCounts:
+        return ErrorCounts(*(mine + theirs for mine, theirs in zip(self._parts, other._parts, strict=True)))
+
+    @property
+    def _parts(self) -> tuple[int, ...]:
+        return (
+            self.insertions,
+            self.deletions,
+            self.substitutions,
+            self.num_words,
+            self.num_utterances,
+            self.num_wrong_utterances,
+        )
+
+    @property
+    def errors(self) -> int:
+        """Insertions, deletions and substitutions together."""
+        return self.insertions + self.deletions + self.substitutions
+
+    @property
+    def wer(self) -> float:
+        """Errors per hundred reference words; NaN when there are no reference words."""
+        return 100.0 * self.errors / self.num_words if self.num_words else math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and rate for JSON; the rate is None where it does not exist."""
+        return {
+            "wer": round(self.wer, 4) if self.num_words else None,
+            "errors": self.errors,
+            "insertions": self.insertions,
+            "deletions": self.deletions,
+            "substitutions": self.substitutions,
+            "words": self.num_words,
+            "utterances": self.num_utterances,
+            "wrong_utterances": self.num_wrong_utterances,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"WER {self.wer:.2f} % [ {self.errors} / {self.num_words}, {self.insertions} ins, "
+            f"{self.deletions} del, {self.substitutions} sub ]"
+        )
+
+
+@dataclass(frozen=True)
+class UtteranceScore:
+    """One utterance: its counts and the pairs (reference, hypothesis), `<eps>` where one side is empty."""
+
+    id: str
+    speaker: str
+    counts: ErrorCounts
+    alignment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class WerReport:
+    """Result of `score`.
+
+    Attributes:
+        total: Counts over all references.
+        by_speaker: Counts per speaker, in alphabetical order; empty when no speakers were given.
+        utterances: Every utterance, in the order of the references.
+        missing: Utterances without a hypothesis; all their words count as deleted.
+    """
+
+    total: ErrorCounts
+    by_speaker: Mapping[str, ErrorCounts]
+    utterances: tuple[UtteranceScore, ...]
+    missing: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report without the alignments, for JSON."""
+        return {
+            "total": self.total.to_dict(),
+            "speakers": {name: counts.to_dict() for name, counts in self.by_speaker.items()},
+            "missing": list(self.missing),
+        }
+
+    def to_text(self) -> str:
+        """The rate, the per-speaker table, and every utterance that has an error, aligned word by word."""
+        lines = [str(self.total)]
+        if self.missing:
+            lines.append(f"no hypothesis for {len(self.missing)} utterances: {' '.join(self.missing)}")
+        if self.by_speaker:
+            lines += ["", *_speaker_table({**self.by_speaker, "all": self.total})]
+        wrong = [utterance for utterance in self.utterances if utterance.counts.errors]
+        for utterance in wrong:
+            lines += ["", *_aligned_lines(utterance)]
+        return "\n".join(lines) + "\n"
+
+    def write(self, directory: str | Path) -> None:
+        """Write `wer.txt` and `wer.json` into `directory`, which is made if need be."""
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "wer.txt").write_text(self.to_text(), encoding="utf-8")
+        (folder / "wer.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def score(
+    references: Mapping[str, Sequence[str]],
+    hypotheses: Mapping[str, Sequence[str]],
+    *,
+    speakers: Mapping[str, str] | None = None,
+) -> WerReport:
+    """Count the word errors of `hypotheses` against `references`.
+
+    Args:
+        references: Words by utterance id. An utterance without words is legal: what was
+            recognised is inserted.
+        hypotheses: Words by utterance id. A reference without hypothesis is scored as an empty one and
+            named in the report.
+        speakers: Speaker by utterance id, for the per-speaker table.
+
+    Raises:
+        DataError: a hypothesis or a speaker table does not match the references.
+    """
+    unknown = [name for name in hypotheses if name not in references]
+    if unknown:
+        raise DataError(
+            f"hypotheses: {len(unknown)} utterances have no reference, the first is {unknown[0]!r}"
+        )
+    no_speaker = [name for name in references if speakers is not None and name not in speakers]
+    if no_speaker:
+        raise DataError(
+            f"speakers: {len(no_speaker)} utterances have no speaker, the first is {no_speaker[0]!r}"
+        )
+    total = ErrorCounts()
+    by_speaker: dict[str, ErrorCounts] = {}
+    utterances = []
+    for name, reference in references.items():
+        alignment = align_words(reference, hypotheses.get(name, ()))
+        counts = _count(alignment)
+        speaker = speakers[name] if speakers is not None else ""
+        total = total + counts
+        if speakers is not None:
+            by_speaker[speaker] = by_speaker.get(speaker, ErrorCounts()) + counts
+        utterances.append(UtteranceScore(name, speaker, counts, alignment))
+    missing = tuple(name for name in references if name not in hypotheses)
+    return WerReport(total, dict(sorted(by_speaker.items())), tuple(utterances), missing)
+
+
+def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs (reference word, hypothesis word) with the fewest errors; `<eps>` stands for no word."""
+    kaldialign = require("kaldialign", extra="recipes")
+    for side, words in (("reference", reference), ("hypothesis", hypothesis)):
+        if EPSILON in words:
+            raise DataError(f"{side}: the word {EPSILON!r} is reserved for empty places of the alignment")
+    return tuple((ref, hyp) for ref, hyp in kaldialign.align(list(reference), list(hypothesis), EPSILON))
+
+
+def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
+    """Read transcripts, `utterance word word ...` per line; an id alone is an empty transcript.
+
+    Raises:
+        DataError: the file cannot be read, or an utterance stands in it twice.
+    """
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read the transcripts: {error}") from error
+    transcripts: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(content.splitlines(), start=1):
+        fields = line.split()
+        if not fields:
+            continue
+        if fields[0] in transcripts:
+            raise DataError(f"{path}:{number}: utterance {fields[0]!r} stands in the file twice")
+        transcripts[fields[0]] = tuple(fields[1:])
+    return transcripts
+
+
+def write_text(path: str | Path, transcripts: Mapping[str, Sequence[str]]) -> None:
+    """Write transcripts in Kaldi's text format, sorted by utterance id; folders are made if need be."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lines = [" ".join((name, *transcripts[name])) + "\n" for name in sorted(transcripts)]
+    target.write_text("".join(lines), encoding="utf-8")
+
+
+def _count(alignment: Sequence[tuple[str, str]]) -> ErrorCounts:
+    insertions = sum(ref == EPSILON for ref, _ in alignment)
+    deletions = sum(hyp == EPSILON for _, hyp in alignment)
+    substitutions = sum(EPSILON not in (ref, hyp) and ref != hyp for ref, hyp in alignment)
+    wrong = int(insertions + deletions + substitutions > 0)
+    return ErrorCounts(insertions, deletions, substitutions, len(alignment) - insertions, 1, wrong)
+
+
+def _speaker_table(rows: Mapping[str, ErrorCounts]) -> list[str]:
+    width = max(len("speaker"), *(len(name) for name in rows))
+    lines = [f"{'speaker':<{width}} {'utts':>6} {'words':>7} {'ins':>5} {'del':>5} {'sub':>5} {'WER %':>7}"]
+    for name, counts in rows.items():
+        lines.append(
+            f"{name:<{width}} {counts.num_utterances:>6} {counts.num_words:>7} {counts.insertions:>5} "
+            f"{counts.deletions:>5} {counts.substitutions:>5} {counts.wer:>7.2f}"
+        )
+    return lines
+
+
+def _aligned_lines(utterance: UtteranceScore) -> list[str]:
+    marks = {(True, False): "I", (False, True): "D", (False, False): "S"}
+    columns = []
+    for ref, hyp in utterance.alignment:
+        mark = "" if ref == hyp else marks[ref == EPSILON, hyp == EPSILON]
+        cells = ("*" if ref == EPSILON else ref, "*" if hyp == EPSILON else hyp, mark)
+        width = max(len(cell) for cell in cells)
+        columns.append([cell.ljust(width) for cell in cells])
+    rows = [" ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    labels = ("ref", "hyp", "   ")
+    return [f"{utterance.id}:"] + [
+        f"  {label}  {row}".rstrip() for label, row in zip(labels, rows, strict=True)
+    ]

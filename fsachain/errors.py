@@ -1,0 +1,51 @@
+"""Every error that fsachain raises on purpose, and the import of optional packages.
+
+Each class also derives from the builtin that a caller would expect, so that `except ValueError` keeps working.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class FsachainError(Exception):
+    """Base of all errors raised on purpose; its message is one line that a user can act on."""
+
+
+class GraphError(FsachainError, ValueError):
+    """A graph, lexicon, tree or language model is malformed."""
+
+
+class ShapeError(FsachainError, ValueError):
+    """An array has the wrong shape, dtype or length."""
+
+
+class DataError(FsachainError, ValueError):
+    """A corpus file, recording or transcript cannot be used."""
+
+
+class ConfigError(FsachainError, ValueError):
+    """An option is unknown or has an illegal value."""
+
+
+class BackendUnavailable(FsachainError, RuntimeError):
+    """The backend asked for cannot run here; the message lists those that can."""
+
+
+class MissingExtraError(FsachainError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+def require(module: str, *, extra: str) -> Any:
+    """Import `module`, which the optional dependency set `extra` installs.
+
+    Raises:
+        MissingExtraError: the import failed; the message has the reason and the pip command.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{module!r} is needed here and could not be imported ({error}); install it with: pip install 'fsachain[{extra}]'"
+        ) from error

@@ -1,0 +1,1 @@
+"""Graphs from transcripts: lexicon, topology, context, phone LM, numerator, denominator, decoding graph."""

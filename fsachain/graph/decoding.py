@@ -1,0 +1,217 @@
+"""The decoding graph: grammar, lexicon, context and topology as one transducer from pdfs to words.
+
+Kaldi calls it HCLG, and gets it by composing lexicon and grammar and determinising the result, with
+disambiguation symbols that keep homophones and back-off apart until the end. Here the determinised result is
+written down directly: every state of the grammar becomes a prefix tree of the pronunciations of the words
+that leave it. The word label sits on the last phone, so homophones share all phones but this one, and
+back-off arcs stay what they are. Each arc of a tree carries its share of the log-sum of the words beneath it,
+so that the search sees the grammar's opinion as early as it can. Path weights are not changed by this.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fsachain.errors import ConfigError, GraphError, require
+from fsachain.graph.context import ContextTree
+from fsachain.graph.expand import expand_arcs
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.transducer import Transducer
+
+
+def build_decoding_graph(
+    lexicon: Lexicon,
+    tree: ContextTree,
+    grammar: Any,
+    *,
+    lm_weight: float = 1.0,
+    word_insertion_penalty: float = 0.0,
+) -> Any:
+    """Build the graph that the decoder searches.
+
+    The cost of a path is lm_weight x (grammar cost) + word_insertion_penalty x (number of words) +
+    pronunciation and silence costs of the lexicon + the topology's costs, all transitions and self-loops with
+    scale 1.
+
+    Args:
+        lexicon: pronunciations; optional silence at the ends and between words.
+        tree: context and topology, over the same phones.
+        grammar: pywrapfst FST; input labels are word ids, output labels what to print (word ids as a rule), 0
+            is epsilon, as on back-off arcs.
+        lm_weight: factor on the grammar's costs, >= 0; found on a development set.
+        word_insertion_penalty: cost for each word; negative values favour more words.
+
+    Returns:
+        pywrapfst `VectorFst` (tropical): input label pdf + 1 or epsilon, output label as the grammar's.
+
+    Raises:
+        GraphError: lexicon and tree disagree on the phones, a word id is not in the lexicon, or the grammar
+            accepts nothing.
+        ConfigError: lm_weight or word_insertion_penalty is not a legal number.
+        MissingExtraError: pywrapfst is not installed.
+    """
+    if not 0 <= lm_weight < math.inf:
+        raise ConfigError(f"lm_weight = {lm_weight}: expected a finite number >= 0")
+    if not math.isfinite(word_insertion_penalty):
+        raise ConfigError(f"word_insertion_penalty = {word_insertion_penalty}: expected a finite number")
+    if lexicon.phones != tree.phones:
+        came = f"lexicon has {len(lexicon.phones)} phones, the tree {tree.num_phones}"
+        raise GraphError(f"{came}: expected the same list")
+    words = Transducer.from_openfst(grammar)
+    bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > len(lexicon.words)))
+    if bad.size:
+        came = f"grammar: arc {words.src[bad[0]]} -> {words.dst[bad[0]]} has word id {words.ilabel[bad[0]]}"
+        raise GraphError(f"{came}; the lexicon has ids 1 to {len(lexicon.words)} (0 is epsilon)")
+    spoken = _Speller(words, lexicon, lm_weight, word_insertion_penalty).run().to_openfst()
+    spoken.connect()
+    if spoken.start() < 0:
+        raise GraphError("grammar: no word sequence is accepted")
+    _merge_equal_tails(spoken)
+    phones = Transducer.from_openfst(spoken)
+    graph = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph.to_openfst()
+    return graph.connect().arcsort("ilabel")
+
+
+def _merge_equal_tails(fst: Any) -> None:
+    """Merge states of the same future; weights count as labels, so none is pushed or quantised."""
+    mapper = require("pywrapfst", extra="graph").EncodeMapper(
+        fst.arc_type(), encode_labels=True, encode_weights=True
+    )
+    fst.encode(mapper)
+    fst.minimize(allow_nondet=True)
+    fst.decode(mapper)
+
+
+class _Arc(NamedTuple):
+    """An arc without its source."""
+
+    dst: int
+    ilabel: int
+    olabel: int
+    log_prob: float
+
+
+class _PrefixTree:
+    """Pronunciations of the words that leave one grammar state, common beginnings shared. Node 0 is the root.
+
+    Attributes:
+        parent, phone: of each node, the node before it and the phone between the two (unused for the root).
+        leaves: of each pronunciation, the node before its last phone and the arc that spends it.
+    """
+
+    def __init__(self) -> None:
+        self.parent, self.phone = [0], [0]
+        self.leaves: list[tuple[int, _Arc]] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, phones: tuple[int, ...], olabel: int, dst: int, log_prob: float) -> None:
+        node = 0
+        for phone in phones[:-1]:
+            child = self._children.get((node, phone))
+            if child is None:
+                child = self._children[node, phone] = len(self.parent)
+                self.parent.append(node)
+                self.phone.append(phone)
+            node = child
+        self.leaves.append((node, _Arc(dst, phones[-1], olabel, log_prob)))
+
+    def masses(self) -> list[float]:
+        """Log-sum of the leaves beneath each node; 0 for the root, so that it takes no share of its arcs."""
+        mass = [-math.inf] * len(self.parent)
+        for node, leaf in self.leaves:
+            mass[node] = _log_add(mass[node], leaf.log_prob)
+        for node in range(len(mass) - 1, 0, -1):
+            parent = self.parent[node]
+            mass[parent] = _log_add(mass[parent], mass[node])
+        mass[0] = 0.0
+        return mass
+
+
+def _log_add(a: float, b: float) -> float:
+    """log(exp a + exp b); exactly b if a is -inf, so that a chain without branches carries exact zeros."""
+    if a == -math.inf:
+        return b
+    return max(a, b) + math.log1p(math.exp(-abs(a - b)))
+
+
+class _Speller:
+    """Phones in, words out.
+
+    State 2q is grammar state q where silence or a word may start, 2q + 1 where silence is settled; beyond
+    these are the nodes of the prefix trees. Words lead to even states, silence and back-off to odd ones. So
+    the start and every word's end make this choice once, and no two paths differ only in where an epsilon was
+    taken.
+    """
+
+    def __init__(
+        self, words: Transducer, lexicon: Lexicon, lm_weight: float, word_insertion_penalty: float
+    ) -> None:
+        self.words = words
+        self.lexicon = lexicon
+        self.lm_weight = lm_weight
+        self.penalty = word_insertion_penalty
+        self.num_states = 2 * words.num_states
+        self.arcs: list[tuple[int, _Arc]] = []
+        self.spellings = [
+            [(phones, math.log(prob)) for phones, prob in pronunciations]
+            for pronunciations in lexicon.pronunciations
+        ]
+
+    def run(self) -> Transducer:
+        """The transducer from phones to the grammar's output labels; dead ends are not removed."""
+        silence, no_silence = self.lexicon.silence_log_probs()
+        phone = self.lexicon.silence_phone
+        for state, (tree, epsilons) in enumerate(self.leaving()):
+            for arc in (*self.grow(tree), *epsilons):
+                self.arcs.append((2 * state, arc._replace(log_prob=arc.log_prob + no_silence)))
+                self.arcs.append((2 * state + 1, arc))
+            if phone is not None:
+                self.arcs.append((2 * state, _Arc(2 * state + 1, phone, 0, silence)))
+        final = np.full(self.num_states, -math.inf)
+        accepting = np.flatnonzero(self.words.final_log_prob > -math.inf)
+        final[2 * accepting + 1] = self.lm_weight * self.words.final_log_prob[accepting]
+        final[2 * accepting] = final[2 * accepting + 1] + no_silence
+        return Transducer(
+            num_states=self.num_states,
+            start=2 * self.words.start,
+            src=np.array([src for src, _ in self.arcs], dtype=np.int32),
+            dst=np.array([arc.dst for _, arc in self.arcs], dtype=np.int32),
+            ilabel=np.array([arc.ilabel for _, arc in self.arcs], dtype=np.int32),
+            olabel=np.array([arc.olabel for _, arc in self.arcs], dtype=np.int32),
+            log_prob=np.array([arc.log_prob for _, arc in self.arcs], dtype=np.float64),
+            final_log_prob=final,
+        )
+
+    def leaving(self) -> list[tuple[_PrefixTree, list[_Arc]]]:
+        """Of each grammar state, the tree of its words and its epsilon arcs."""
+        words = self.words
+        found: list[tuple[_PrefixTree, list[_Arc]]] = [(_PrefixTree(), []) for _ in range(words.num_states)]
+        columns = (words.src, words.dst, words.ilabel, words.olabel, words.log_prob)
+        for src, dst, ilabel, olabel, log_prob in zip(*(c.tolist() for c in columns), strict=True):
+            if log_prob == -math.inf:
+                continue
+            tree, epsilons = found[src]
+            scaled = self.lm_weight * log_prob
+            if ilabel == 0:
+                epsilons.append(_Arc(2 * dst + 1, 0, olabel, scaled))
+                continue
+            for phones, spelling_log_prob in self.spellings[ilabel - 1]:
+                tree.add(phones, olabel, 2 * dst, scaled - self.penalty + spelling_log_prob)
+        return found
+
+    def grow(self, tree: _PrefixTree) -> list[_Arc]:
+        """Write down the arcs of `tree`, but return those of its root, which two states share."""
+        offset = self.num_states - 1
+        self.num_states += len(tree.parent) - 1
+        mass = tree.masses()
+        arcs = [
+            (parent, _Arc(node + offset, tree.phone[node], 0, mass[node] - mass[parent]))
+            for node, parent in enumerate(tree.parent)
+            if node > 0
+        ]
+        arcs += [(node, leaf._replace(log_prob=leaf.log_prob - mass[node])) for node, leaf in tree.leaves]
+        self.arcs += [(node + offset, arc) for node, arc in arcs if node > 0]
+        return [arc for node, arc in arcs if node == 0]

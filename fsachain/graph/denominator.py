@@ -1,0 +1,56 @@
+"""The denominator graph: phone language model, context and topology as one acceptor over pdfs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fsachain.errors import GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.expand import expand_arcs
+from fsachain.graph.lumping import lump
+from fsachain.graph.transducer import Transducer
+
+
+def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
+    """Expand a phone language model to pdfs, transition and self-loop scale 1, and merge equivalent states.
+
+    Args:
+        phone_lm: acceptor over phones, label = phone id - 1, such as `estimate_phone_lm` makes.
+        tree: context and topology.
+
+    Returns:
+        The graph for `DenominatorGraph`. A phone model whose states sum to one gives a graph whose states sum
+        to one.
+
+    Raises:
+        GraphError: the language model accepts nothing, or has a phone that the tree does not know.
+    """
+    model = phone_lm.trim()
+    if not model.num_arcs or not np.isfinite(model.final_log_prob).any():
+        raise GraphError(
+            f"phone_lm ({phone_lm.num_states} states, {phone_lm.num_arcs} arcs) accepts no phone sequence"
+        )
+    labels = model.pdf + 1
+    phones = Transducer(
+        model.num_states,
+        model.start,
+        model.src,
+        model.dst,
+        labels,
+        labels,
+        model.log_prob,
+        model.final_log_prob,
+    )
+    graph = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
+    return lump(
+        Fsa(
+            graph.num_states,
+            graph.src,
+            graph.dst,
+            graph.ilabel - 1,
+            graph.log_prob,
+            graph.final_log_prob,
+            graph.start,
+        )
+    )

@@ -1,0 +1,198 @@
+"""From phones to pdfs: left context, topology and self-loops, for any phone graph.
+
+A node of the result says: state of the phone graph, what the future must know of the past (left phone), and
+which HMM state of which phone is being spent. Epsilon arcs of the phone graph are kept; they spend no frame
+and keep the left phone. Self-loops sit only where a phone was just spent, so that no pdf sequence gets a
+second path through an epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fsachain.errors import GraphError
+from fsachain.graph.context import ContextTree
+from fsachain.graph.transducer import Transducer
+
+START, BETWEEN, BLANK = -1, -2, -3  # in place of an HMM state: at the start, after an epsilon, in a blank
+HmmPdfs = tuple[tuple[int, int], ...]
+
+
+class Expansion(NamedTuple):
+    """An expanded graph and, for each of its arcs, where it comes from.
+
+    Attributes:
+        graph: ilabel = pdf + 1 (0 on epsilon arcs), olabel of the phone arc on the first frame of its phone.
+        arc_phone: phone id [A]; 0 on blank and epsilon arcs.
+        arc_tag: tag of the phone arc [A]; -1 on blank arcs.
+        arc_is_start: [A], True where the arc spends the first frame of its phone.
+    """
+
+    graph: Transducer
+    arc_phone: list[int]
+    arc_tag: list[int]
+    arc_is_start: list[bool]
+
+
+class _Node(NamedTuple):
+    state: int
+    left: int
+    hmm_state: int
+    phone: int = 0
+    pdfs: HmmPdfs = ()
+    tag: int = -1
+
+
+def expand_phones(
+    phone_fst: Any, tree: ContextTree, *, self_loop_scale: float, transition_scale: float
+) -> Any:
+    """Expand a pywrapfst FST over phones to one over pdfs.
+
+    Args:
+        phone_fst: input labels are phone ids or epsilon; output labels are anything (words).
+        tree: context and topology.
+        self_loop_scale: factor on the self-loops' log-probabilities.
+        transition_scale: factor on all other transition log-probabilities of the topology.
+
+    Returns:
+        A pywrapfst `VectorFst` (tropical): input label pdf + 1, output labels on the first frame of each
+        phone, epsilon arcs kept.
+    """
+    expansion = expand_arcs(
+        Transducer.from_openfst(phone_fst),
+        tree,
+        self_loop_scale=self_loop_scale,
+        transition_scale=transition_scale,
+    )
+    return expansion.graph.to_openfst()
+
+
+def expand_arcs(
+    phones: Transducer,
+    tree: ContextTree,
+    *,
+    self_loop_scale: float,
+    transition_scale: float,
+    tags: Sequence[int] | None = None,
+) -> Expansion:
+    """`expand_phones` on arrays, with the origin of each arc.
+
+    Args:
+        phones: ilabel = phone id or 0.
+        tree: context and topology.
+        self_loop_scale: as in `expand_phones`.
+        transition_scale: as in `expand_phones`.
+        tags: one integer for each arc of `phones`, such as a word position; arcs of different tags share no
+            node.
+
+    Raises:
+        GraphError: an input label beyond the phones of the tree.
+    """
+    bad = np.flatnonzero((phones.ilabel < 0) | (phones.ilabel > tree.num_phones))
+    if bad.size:
+        arc = int(bad[0])
+        raise GraphError(
+            f"arc {arc} (state {phones.src[arc]} -> {phones.dst[arc]}) has phone {phones.ilabel[arc]}: "
+            f"expected a phone id in [1, {tree.num_phones}], or 0 for epsilon"
+        )
+    return _Expander(phones, tree, self_loop_scale, transition_scale, tags).run()
+
+
+class _Expander:
+    """One expansion under way: nodes numbered as they are met, each left once, and the arcs so far."""
+
+    def __init__(
+        self,
+        phones: Transducer,
+        tree: ContextTree,
+        self_loop_scale: float,
+        transition_scale: float,
+        tags: Sequence[int] | None,
+    ) -> None:
+        states = tree.topology.states
+        self.tree = tree
+        self.final = phones.final_log_prob.tolist()
+        self.has_blank = tree.blank_pdf is not None
+        self.keeps_left = self.has_blank or tree.context_width > 1
+        self.last_hmm_state = len(states) - 1
+        self.leave_log_prob = [transition_scale * state.leave_log_prob for state in states]
+        self.loop = [self_loop_scale * state.loop_log_prob for state in states]
+        self.leaving: list[list[tuple[int, int, int, float, int]]] = [[] for _ in range(phones.num_states)]
+        columns = [
+            c.tolist() for c in (phones.src, phones.dst, phones.ilabel, phones.olabel, phones.log_prob)
+        ]
+        for src, *arc in zip(*columns, [-1] * len(columns[0]) if tags is None else tags, strict=True):
+            self.leaving[src].append((arc[0], arc[1], arc[2], arc[3], arc[4]))
+        self.numbers: dict[_Node, int] = {}
+        self.nodes: list[_Node] = []
+        self.arcs: list[tuple[int, int, int, int, float, int, int, bool]] = []
+        self.number(_Node(phones.start, 0, START))
+
+    def run(self) -> Expansion:
+        for index, node in enumerate(self.nodes):  # the list grows while it is read
+            if node.hmm_state >= 0 or node.hmm_state == BLANK:
+                self.stay(index, node)
+            if 0 <= node.hmm_state < self.last_hmm_state:
+                self.advance(index, node)
+            else:
+                self.leave(index, node)
+        final = [self.final_log_prob(node) for node in self.nodes]
+        columns = list(zip(*self.arcs, strict=True)) or [()] * 8
+        src, dst, ilabel, olabel = (np.array(column, dtype=np.int32) for column in columns[:4])
+        log_prob = np.array(columns[4], dtype=np.float64)
+        graph = Transducer(len(self.nodes), 0, src, dst, ilabel, olabel, log_prob, np.array(final))
+        return Expansion(graph, list(columns[5]), list(columns[6]), list(columns[7]))
+
+    def number(self, node: _Node) -> int:
+        index = self.numbers.get(node)
+        if index is None:
+            index = self.numbers[node] = len(self.nodes)
+            self.nodes.append(node)
+        return index
+
+    def final_log_prob(self, node: _Node) -> float:
+        if node.hmm_state < 0:
+            return self.final[node.state]
+        if node.hmm_state < self.last_hmm_state:
+            return -np.inf
+        return self.final[node.state] + self.leave_log_prob[node.hmm_state]
+
+    def stay(self, index: int, node: _Node) -> None:
+        """One more frame of the same HMM state, or of the blank."""
+        if node.hmm_state == BLANK:
+            self.arcs.append((index, index, 1, 0, 0.0, 0, -1, False))
+            return
+        pdf = node.pdfs[node.hmm_state][1]
+        if pdf >= 0:
+            self.arcs.append(
+                (index, index, pdf + 1, 0, self.loop[node.hmm_state], node.phone, node.tag, False)
+            )
+
+    def advance(self, index: int, node: _Node) -> None:
+        """From one HMM state of a phone to its next."""
+        after = node._replace(hmm_state=node.hmm_state + 1)
+        pdf = node.pdfs[after.hmm_state][0]
+        log_prob = self.leave_log_prob[node.hmm_state]
+        self.arcs.append((index, self.number(after), pdf + 1, 0, log_prob, node.phone, node.tag, False))
+
+    def leave(self, index: int, node: _Node) -> None:
+        """From the end of a phone, the start or a blank into whatever may follow."""
+        left, arcs = node.left, self.arcs
+        paid = self.leave_log_prob[node.hmm_state] if node.hmm_state >= 0 else 0.0
+        if self.has_blank and node.hmm_state in (START, self.last_hmm_state):
+            blank = self.number(_Node(node.state, 0, BLANK))
+            arcs.append((index, blank, 1, 0, paid, 0, -1, False))
+        for dst, phone, olabel, log_prob, tag in self.leaving[node.state]:
+            if phone == 0:
+                after = self.number(_Node(dst, left, BETWEEN))
+                arcs.append((index, after, 0, olabel, log_prob + paid, 0, tag, False))
+                continue
+            phone_class = self.tree.left_class(phone) if self.keeps_left else 0
+            if self.has_blank and phone_class == left:
+                continue  # two equal phones in a row need a blank between them
+            pdfs = self.tree.hmm_pdfs(phone, left)
+            after = self.number(_Node(dst, phone_class, 0, phone, pdfs, tag))
+            arcs.append((index, after, pdfs[0][0] + 1, olabel, log_prob + paid, phone, tag, True))

@@ -1,0 +1,205 @@
+"""The numerator graph of one transcript: every way to say its words, as an acceptor over pdfs.
+
+Between words and at the ends silence is optional; words keep all their pronunciations. The topology's own
+weights are left out (transition and self-loop scale 0): they enter once, through the normalization FSA
+(Hadian et al., Interspeech 2018). Lexicon and silence probabilities stay. Without normalization the graph is
+linear in the transcript.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.expand import expand_arcs
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.product import product
+from fsachain.graph.transducer import Transducer
+
+NO_WORD = -1
+
+
+class Segment(NamedTuple):
+    """A run of frames: phone id (0: CTC blank), position of its word (-1: none), first frame, length."""
+
+    phone: int
+    word: int
+    first_frame: int
+    num_frames: int
+
+
+@dataclass(frozen=True, eq=False)
+class Numerator:
+    """A numerator graph whose arcs remember phone and word.
+
+    Attributes:
+        fsa: epsilon-free and trimmed.
+        words: the transcript, word by word, as it was given.
+        arc_phone: int32 [A], phone id of each arc (0: CTC blank).
+        arc_word: int32 [A], position in `words` of the word that the arc belongs to; -1 for silence between
+            words and blank.
+        arc_is_start: bool [A], True where the arc spends the first frame of a phone, False where it continues
+            one: two equal phones in a row, across a word boundary or not, stay apart.
+    """
+
+    fsa: Fsa
+    words: tuple[str, ...]
+    arc_phone: npt.NDArray[np.int32]
+    arc_word: npt.NDArray[np.int32]
+    arc_is_start: npt.NDArray[np.bool_]
+
+    @property
+    def required_frames(self) -> float:
+        """Network output frames that the shortest path takes; an utterance with fewer is impossible."""
+        return self.fsa.min_frames()
+
+    def phone_segments(self, arcs: Sequence[int] | npt.NDArray[np.integer]) -> list[Segment]:
+        """Cut a path, given as arc numbers frame by frame (`BestPath.arcs`), into phones."""
+        path = np.asarray(arcs, dtype=np.int64)
+        if not path.size:
+            return []
+        phone, word = self.arc_phone[path], self.arc_word[path]
+        cut = self.arc_is_start[path].copy()
+        cut[1:] |= phone[1:] != phone[:-1]
+        cut[0] = True
+        first = np.flatnonzero(cut)
+        length = np.diff(np.append(first, len(path)))
+        columns = (phone[first].tolist(), word[first].tolist(), first.tolist(), length.tolist())
+        return [Segment(*fields) for fields in zip(*columns, strict=True)]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this numerator as npz."""
+        from fsachain.graph.numerator_files import save_numerators
+
+        save_numerators(path, {"": self})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Numerator:
+        """Read a numerator that `save` wrote."""
+        from fsachain.graph.numerator_files import load_numerators
+
+        (numerator,) = load_numerators(path).values()
+        return numerator
+
+
+def build_numerator(
+    words: Sequence[str],
+    lexicon: Lexicon,
+    tree: ContextTree,
+    *,
+    normalization: Fsa | None = None,
+    name: str | None = None,
+) -> Numerator:
+    """The numerator graph of a transcript.
+
+    Args:
+        words: the transcript; words that are not in the lexicon are refused or mapped as `lexicon.oov` says.
+        lexicon: pronunciations and optional silence.
+        tree: context and topology, over the lexicon's phones.
+        normalization: `DenominatorGraph.normalization_fsa()`; every path then also carries its score there.
+        name: utterance id, for error messages.
+
+    Raises:
+        GraphError: no words, an unknown word, phones that differ from the tree's, or no path that the
+            normalization accepts.
+    """
+    if isinstance(words, str):
+        raise GraphError(f"words = {words!r}: expected a sequence of words, such as text.split()")
+    where = "" if name is None else f"utterance {name!r}: "
+    if not words:
+        raise GraphError(f"{where}the transcript is empty: a numerator needs at least one word")
+    if lexicon.phones != tree.phones:
+        raise GraphError(
+            f"lexicon has {len(lexicon.phones)} phones, the tree {tree.num_phones}: expected the same list"
+        )
+    phones, tags = transcript_acceptor(words, lexicon, name=name)
+    expansion = expand_arcs(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=tags)
+    graph = expansion.graph
+    fsa = Fsa(
+        graph.num_states,
+        graph.src,
+        graph.dst,
+        graph.ilabel - 1,
+        graph.log_prob,
+        graph.final_log_prob,
+        graph.start,
+    )
+    origin = np.arange(fsa.num_arcs)
+    if normalization is not None:
+        fsa, origin = product(fsa, normalization)
+        if not fsa.num_arcs:
+            raise GraphError(f"{where}the normalization accepts no path of {' '.join(words)!r}")
+    return Numerator(
+        fsa,
+        tuple(words),
+        np.array(expansion.arc_phone, dtype=np.int32)[origin],
+        np.array(expansion.arc_tag, dtype=np.int32)[origin],
+        np.array(expansion.arc_is_start, dtype=np.bool_)[origin],
+    )
+
+
+def transcript_acceptor(
+    words: Sequence[str], lexicon: Lexicon, *, name: str | None = None
+) -> tuple[Transducer, list[int]]:
+    """All phone sequences of a transcript, epsilon-free, with the word position of each arc (-1: silence).
+
+    Before each word, and at the end, stand two states: the words so far are said (`said`), and then also an
+    optional silence (`ready`). What follows leaves `said` with the probability of no silence, and `ready`
+    with probability one.
+    """
+    silence, no_silence = lexicon.silence_log_probs()
+    src: list[int] = []
+    dst: list[int] = []
+    label: list[int] = []
+    log_prob: list[float] = []
+    tags: list[int] = []
+
+    def add(source: int, target: int, phone: int, weight: float, tag: int) -> None:
+        src.append(source)
+        dst.append(target)
+        label.append(phone)
+        log_prob.append(weight)
+        tags.append(tag)
+
+    said, num_states = 0, 1
+    for position in range(len(words) + 1):
+        departures = [(said, no_silence)]
+        if lexicon.silence_phone is not None:
+            add(said, num_states, lexicon.silence_phone, silence, NO_WORD)
+            departures.append((num_states, 0.0))
+            num_states += 1
+        if position == len(words):
+            break
+        next_said, num_states = num_states, num_states + 1
+        for pronunciation in lexicon.pronunciations_of(words[position], name=name):
+            phones = pronunciation.phones
+            inner = [*range(num_states, num_states + len(phones) - 1), next_said]
+            num_states += len(phones) - 1
+            for source, weight in departures:
+                add(source, inner[0], phones[0], weight + float(np.log(pronunciation.prob)), position)
+            for source, target, phone in zip(inner, inner[1:], phones[1:], strict=False):
+                add(source, target, phone, 0.0, position)
+        said = next_said
+    final = np.full(num_states, -np.inf)
+    for state, weight in departures:
+        final[state] = weight
+    labels = np.array(label, dtype=np.int32)
+    acceptor = Transducer(
+        num_states,
+        0,
+        np.array(src, dtype=np.int32),
+        np.array(dst, dtype=np.int32),
+        labels,
+        labels,
+        np.array(log_prob),
+        final,
+    )
+    return acceptor, tags

@@ -1,0 +1,95 @@
+"""A weighted transducer as plain arrays, and its fast way in and out of pywrapfst.
+
+pywrapfst visits arcs one Python call at a time; a whole graph crosses in one piece through OpenFst's binary
+form instead. Labels are OpenFst's (0 = epsilon), weights are natural log-probabilities: only the sign changes
+at this crossing.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import GraphError, require
+
+_MAGIC = 2125659606
+_EXPANDED_AND_MUTABLE = 3
+_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
+
+
+@dataclass(frozen=True, eq=False)
+class Transducer:
+    """States, one start, arcs with two labels and a log-probability. Arcs may have any order.
+
+    Attributes:
+        num_states, start: number of states S and the start state.
+        src, dst, ilabel, olabel: int [A]; label 0 is epsilon.
+        log_prob: float64 [A]; final_log_prob: float64 [S], -inf = not final.
+    """
+
+    num_states: int
+    start: int
+    src: npt.NDArray[np.int32]
+    dst: npt.NDArray[np.int32]
+    ilabel: npt.NDArray[np.int32]
+    olabel: npt.NDArray[np.int32]
+    log_prob: npt.NDArray[np.float64]
+    final_log_prob: npt.NDArray[np.float64]
+
+    @classmethod
+    def from_openfst(cls, fst: Any) -> Transducer:
+        """Arrays of a pywrapfst FST over the tropical semiring, arcs in its order.
+
+        Raises:
+            GraphError: another arc type, or no start state (the empty FST).
+        """
+        if fst.arc_type() != "standard":
+            raise GraphError(f"arc type {fst.arc_type()!r}: expected 'standard' (tropical, 32 bits)")
+        if fst.start() < 0:
+            raise GraphError("the FST has no start state: it accepts nothing")
+        vector = require("pywrapfst", extra="graph").convert(fst, "vector")
+        vector.set_input_symbols(None)
+        vector.set_output_symbols(None)
+        data = vector.write_to_string()
+        offset = 4
+        for _ in range(2):
+            offset += 4 + struct.unpack_from("<i", data, offset)[0]
+        offset += 16
+        start, num_states, _ = struct.unpack_from("<qqq", data, offset)
+        offset += 24
+        finals = np.empty(num_states)
+        counts = np.empty(num_states, dtype=np.int64)
+        pieces = []
+        header = struct.Struct("<fq")
+        for state in range(num_states):
+            finals[state], count = header.unpack_from(data, offset)
+            offset += header.size
+            pieces.append(data[offset : offset + 16 * count])
+            counts[state] = count
+            offset += 16 * count
+        arcs = np.frombuffer(b"".join(pieces), dtype=_ARC)
+        src = np.repeat(np.arange(num_states, dtype=np.int32), counts)
+        log_prob = -arcs["cost"].astype(np.float64)
+        return cls(num_states, start, src, arcs["dst"], arcs["ilabel"], arcs["olabel"], log_prob, -finals)
+
+    def to_openfst(self) -> Any:
+        """The same transducer as a pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""
+        pywrapfst = require("pywrapfst", extra="graph")
+        order = np.argsort(self.src, kind="stable")
+        arcs = np.empty(len(order), dtype=_ARC)
+        arcs["ilabel"], arcs["olabel"] = self.ilabel[order], self.olabel[order]
+        arcs["cost"], arcs["dst"] = -self.log_prob[order], self.dst[order]
+        body = arcs.tobytes()
+        ends = np.searchsorted(self.src[order], np.arange(self.num_states), side="right").tolist()
+        pieces = [struct.pack("<ii6si8sii", _MAGIC, 6, b"vector", 8, b"standard", 2, 0)]
+        pieces.append(struct.pack("<Qqqq", _EXPANDED_AND_MUTABLE, self.start, self.num_states, len(arcs)))
+        first = 0
+        for final, end in zip((-self.final_log_prob).tolist(), ends, strict=True):
+            pieces.append(struct.pack("<fq", final, end - first))
+            pieces.append(body[16 * first : 16 * end])
+            first = end
+        return pywrapfst.VectorFst.read_from_string(b"".join(pieces))

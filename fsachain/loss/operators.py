@@ -1,0 +1,141 @@
+"""The recursions as torch custom operators.
+
+Operators take tensors only, so a `TableBatch` travels as its key. Everything that backward needs is computed in forward;
+each backward is an operator of its own without a derivative, so that a second differentiation raises instead of
+returning a part of the truth.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsachain.backends import dispatch
+from fsachain.batch import TableBatch, find_batch
+
+
+def _occupancy_type(scores: Tensor) -> torch.dtype:
+    return torch.float64 if scores.dtype == torch.float64 else torch.float32
+
+
+def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
+    """Zeros [N, T, P] for occupancies of these scores; an empty tensor where none are wanted."""
+    shape = scores.shape if wanted else (0, 0, 0)
+    return torch.zeros(shape, dtype=_occupancy_type(scores), device=scores.device)
+
+
+@torch.library.custom_op("fsachain::log_prob", mutates_args=())
+def log_prob(
+    scores: Tensor, lengths: Tensor, batch_key: Tensor, leaky: float, backend: str, with_occupancy: bool
+) -> tuple[Tensor, Tensor]:
+    """log Z [N] in float64 and occupancy [N, T, P] (empty unless asked for); -inf or NaN where a sequence is not ok."""
+    batch = find_batch(int(batch_key.item()))
+    ready = dispatch.prepare(batch, scores, lengths, backend)
+    dispatch.check_leak(batch, leaky)
+    out = new_buffer(scores, with_occupancy)
+    if with_occupancy:
+        ones = np.ones(batch.size)
+        values, _ = ready.backend.add_occupancy(batch, ready.scores, ready.lengths, leaky, ones, out.numpy())
+    else:
+        values, _ = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky)
+    return torch.from_numpy(values), out
+
+
+@log_prob.register_fake
+def _(scores, lengths, batch_key, leaky, backend, with_occupancy):  # type: ignore[no-untyped-def]
+    return scores.new_empty(len(scores), dtype=torch.float64), new_buffer(scores, with_occupancy)
+
+
+@torch.library.custom_op("fsachain::scale_rows", mutates_args=())
+def scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
+    """values [N, T, P] times factors [N] in the dtype of `like`; rows that are all zero stay zero whatever the factor."""
+    scaled = values * factors.to(values.dtype).view(-1, 1, 1)
+    return torch.where(values == 0, 0, scaled).to(like.dtype)
+
+
+@scale_rows.register_fake
+def _(values, factors, like):  # type: ignore[no-untyped-def]
+    return torch.empty_like(values, dtype=like.dtype)
+
+
+def _save_log_prob(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(output[1], inputs[0].new_empty(0))
+    ctx.mark_non_differentiable(output[1])
+
+
+def _log_prob_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    occupancy, like = ctx.saved_tensors
+    return scale_rows(occupancy, gradient, like), None, None, None, None, None
+
+
+log_prob.register_autograd(_log_prob_backward, setup_context=_save_log_prob)
+
+
+@torch.library.custom_op("fsachain::weighted_log_prob", mutates_args=())
+def weighted_log_prob(
+    scores: Tensor, arc_log_probs: Tensor, lengths: Tensor, batch_key: Tensor, leaky: float, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log Z [N], occupancy [N, T, P] and the sums over frames of gamma, for arc weights given as one vector.
+
+    arc_log_probs is [A] for a shared graph, else the sequences' weights one after another. The last result has the arcs
+    of sequence n in row n: [N, max A], zeros behind a smaller graph.
+    """
+    batch = find_batch(int(batch_key.item()))
+    weighted = _with_arc_log_probs(batch, arc_log_probs)
+    ready = dispatch.prepare(weighted, scores, lengths, backend)
+    dispatch.check_leak(batch, leaky)
+    out = new_buffer(scores, True)
+    ones = np.ones(batch.size)
+    values, ok = ready.backend.add_occupancy(weighted, ready.scores, ready.lengths, leaky, ones, out.numpy())
+    arcs = torch.zeros(batch.size, max(table.num_arcs for table in batch.tables), dtype=torch.float64)
+    for n in np.flatnonzero(ok):
+        frames = ready.scores[n, : ready.lengths[n]]
+        gamma = ready.backend.arc_occupancy(weighted.table(int(n)), frames, leaky)
+        arcs[n, : gamma.shape[1]] = torch.from_numpy(gamma.sum(axis=0))
+    return torch.from_numpy(values), out, arcs
+
+
+def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
+    values = arc_log_probs.detach().double().numpy()
+    if batch.is_shared:
+        return TableBatch.share(batch.tables[0].with_arc_log_probs(values), batch.size, batch.names)
+    pieces = np.split(values, np.cumsum([table.num_arcs for table in batch.tables])[:-1])
+    tables = [table.with_arc_log_probs(piece) for table, piece in zip(batch.tables, pieces, strict=True)]
+    return TableBatch.pack(tables, batch.names)
+
+
+@weighted_log_prob.register_fake
+def _(scores, arc_log_probs, lengths, batch_key, leaky, backend):  # type: ignore[no-untyped-def]
+    width = torch.library.get_ctx().new_dynamic_size()
+    values = scores.new_empty(len(scores), dtype=torch.float64)
+    return values, new_buffer(scores, True), scores.new_empty(len(scores), width, dtype=torch.float64)
+
+
+@torch.library.custom_op("fsachain::arc_gradient", mutates_args=())
+def arc_gradient(arcs: Tensor, factors: Tensor, batch_key: Tensor, like: Tensor) -> Tensor:
+    """The sums of gamma, rows [N, max A] scaled by factors [N], in the layout of `like` (see `weighted_log_prob`)."""
+    batch = find_batch(int(batch_key.item()))
+    scaled = torch.where(arcs == 0, 0, arcs * factors.view(-1, 1))
+    if batch.is_shared:
+        return scaled.sum(dim=0).to(like.dtype)
+    return torch.cat([scaled[n, : table.num_arcs] for n, table in enumerate(batch.tables)]).to(like.dtype)
+
+
+@arc_gradient.register_fake
+def _(arcs, factors, batch_key, like):  # type: ignore[no-untyped-def]
+    return torch.empty_like(like)
+
+
+def _save_weighted(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(output[1], output[2], inputs[0].new_empty(0), inputs[1], inputs[3])
+    ctx.batch = find_batch(int(inputs[3].item()))
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _weighted_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
+    occupancy, arcs, like, weights, key = ctx.saved_tensors
+    return scale_rows(occupancy, gradient, like), arc_gradient(arcs, gradient, key, weights), None, None, None, None
+
+
+weighted_log_prob.register_autograd(_weighted_backward, setup_context=_save_weighted)

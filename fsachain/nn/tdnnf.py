@@ -1,0 +1,237 @@
+"""The acoustic model: a factorised time-delay network as in Kaldi's chain recipes.
+
+    features [N, T, F] -> input layer -> time-delay layers -> chain head  -> nnet_output    [N, T', P]
+                                                           -> xent head   -> xent_log_probs [N, T', P]
+
+The second head exists for training only. Frames are thinned out by `subsampling` inside the network, so that
+the layers after it, the loss and the decoder have a third of the work; T' = ceil(T / subsampling) whatever
+the padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fsachain.errors import ConfigError, ShapeError
+from fsachain.nn.layers import Head, InputLayer, MaskedBatchNorm, TimeConstantDropout, TimeDelayLayer
+
+
+@dataclass(frozen=True)
+class TdnnfConfig:
+    """Sizes of the network. The defaults give about 270 k parameters for 40 features and 80 pdfs.
+
+    Attributes:
+        num_features: F.
+        num_pdfs: P; `ContextTree.num_pdfs`.
+        channels: width of all hidden layers, C.
+        bottleneck: rows of the semi-orthogonal factor of each layer; 0 for plain time-delay layers.
+        time_strides: one time-delay layer each, its distance to the neighbouring frames in frames of its own
+            input: 1 is the next frame, which after subsampling by 3 is 30 ms away; 0 is a layer without
+            context.
+        input_kernel: frames seen by the input layer.
+        subsampling: input frames per output frame.
+        subsampling_layer: 0 thins out in the input layer, which is quickest; i > 0 in the i-th time-delay
+            layer.
+        bypass: share of a layer's input added to its output; 0.66 in Kaldi.
+        dropout: proportion p; 0 for none.
+        dropout_kind: "frame" drops single activations with probability p; "utterance" scales each channel of
+            an utterance by a factor in 1 +- 2p, as Kaldi does.
+        prefinal: width of the layer before each output; 0 for none.
+        xent: "none", or "branch" for a second head whose log-softmax serves as a regulariser in training.
+    """
+
+    num_features: int
+    num_pdfs: int
+    channels: int = 128
+    bottleneck: int = 64
+    time_strides: tuple[int, ...] = (1, 1, 1, 1, 1, 1)
+    input_kernel: int = 5
+    subsampling: int = 3
+    subsampling_layer: int = 0
+    bypass: float = 0.66
+    dropout: float = 0.1
+    dropout_kind: str = "utterance"
+    prefinal: int = 128
+    xent: str = "none"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "time_strides", tuple(self.time_strides))  # a list when it comes from YAML
+        for name in ("num_features", "num_pdfs", "channels", "subsampling", "input_kernel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
+        for name in ("bottleneck", "prefinal", "bypass", "dropout"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
+        if self.dropout_kind not in ("frame", "utterance") or self.dropout >= 1.0:
+            raise ConfigError(
+                f"dropout is {self.dropout}, kind {self.dropout_kind!r}; expected < 1, 'frame' or 'utterance'"
+            )
+        if any(stride < 0 for stride in self.time_strides):
+            raise ConfigError(f"time_strides is {self.time_strides}; expected numbers of 0 or more")
+        if not 0 <= self.subsampling_layer <= len(self.time_strides):
+            raise ConfigError(
+                f"subsampling_layer is {self.subsampling_layer}; there are {len(self.time_strides)} layers"
+            )
+        if self.input_kernel < self.subsampling and self.subsampling_layer == 0:
+            raise ConfigError(
+                f"input_kernel is {self.input_kernel}; it skips frames when subsampling by {self.subsampling}"
+            )
+        if self.xent not in ("none", "branch"):
+            raise ConfigError(f"xent is {self.xent!r}; expected 'none' or 'branch'")
+
+
+class NetworkOutput(NamedTuple):
+    """What the network says about a batch.
+
+    Attributes:
+        nnet_output: [N, T', P], any real numbers, not normalised; frames at and past lengths[n] hold nothing
+            of meaning.
+        lengths: int64 [N] on the host, output frames of each utterance.
+        xent_log_probs: [N, T', P], log-softmax of the xent branch; None in evaluation or without that branch.
+    """
+
+    nnet_output: Tensor
+    lengths: Tensor
+    xent_log_probs: Tensor | None
+
+
+class Tdnnf(nn.Module):
+    """A TDNN-F. In evaluation the result for an utterance does not depend on its batch."""
+
+    def __init__(self, config: TdnnfConfig) -> None:
+        super().__init__()
+        self.config = config
+        at = config.subsampling_layer
+        self.input_layer = InputLayer(
+            config.num_features,
+            config.channels,
+            kernel=config.input_kernel,
+            stride=config.subsampling if at == 0 else 1,
+        )
+        self.layers = nn.ModuleList(
+            TimeDelayLayer(
+                config.channels,
+                config.bottleneck,
+                time_stride=time_stride,
+                stride=config.subsampling if at == i else 1,
+                bypass=config.bypass,
+                dropout=_dropout(config),
+            )
+            for i, time_stride in enumerate(config.time_strides, start=1)
+        )
+        self.chain_head = Head(config.channels, config.prefinal, config.num_pdfs)
+        self.xent_head = (
+            Head(config.channels, config.prefinal, config.num_pdfs) if config.xent == "branch" else None
+        )
+
+    @property
+    def subsampling(self) -> int:
+        """Input frames per output frame."""
+        return self.config.subsampling
+
+    @property
+    def time_offset(self) -> int:
+        """Output frame t is centred on input frame subsampling * t + time_offset."""
+        return self.config.subsampling // 2
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """Output frames for so many input frames: ceil(T / subsampling), int64."""
+        return torch.div(lengths + self.subsampling - 1, self.subsampling, rounding_mode="floor")
+
+    def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
+        """Score a batch.
+
+        Args:
+            features: float [N, T, F]; what frames at and past lengths[n] hold has no influence.
+            lengths: int64 [N], 0 <= lengths[n] <= T, on the host or the features' device.
+
+        Raises:
+            ShapeError: features or lengths do not fit the configuration or each other.
+        """
+        lengths = self._checked_lengths(features, lengths)
+        masks = _Masks(features, lengths, self.subsampling)
+        x = masks.blank_padding(features).transpose(1, 2)
+        mask = masks.thinned if self.config.subsampling_layer == 0 else masks.full
+        x = self.input_layer(x, mask)
+        for i, layer in enumerate(self.layers, start=1):
+            if self.config.subsampling_layer == i:
+                mask = masks.thinned
+            x = layer(x, mask)
+        xent = None
+        if self.xent_head is not None and self.training:
+            xent = F.log_softmax(self.xent_head(x, mask), dim=-1)
+        return NetworkOutput(self.chain_head(x, mask), self.output_lengths(lengths), xent)
+
+    def constrain_orthonormal(self) -> None:
+        """Pull the first factor of every layer towards semi-orthogonality; Kaldi does every 4 steps."""
+        for layer in self.layers:
+            if isinstance(layer, TimeDelayLayer):
+                layer.constrain_orthonormal()
+
+    def _checked_lengths(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """The lengths on the host, checked against the features."""
+        if features.dim() != 3 or features.shape[2] != self.config.num_features:
+            raise ShapeError(
+                f"features have shape {list(features.shape)}, expected [N, T, {self.config.num_features}]"
+            )
+        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        if lengths.shape != features.shape[:1]:
+            raise ShapeError(f"lengths have shape {list(lengths.shape)}, expected [{features.shape[0]}]")
+        wrong = ((lengths < 0) | (lengths > features.shape[1])).nonzero()
+        if len(wrong):
+            n = int(wrong[0])
+            raise ShapeError(
+                f"lengths[{n}] = {int(lengths[n])} is not within the {features.shape[1]} frames of features"
+            )
+        return lengths
+
+
+@torch.no_grad()
+def reset_batch_norm(network: nn.Module) -> None:
+    """Start the running averages of every batch normalisation anew, for instance after averaging weights."""
+    for module in network.modules():
+        if isinstance(module, MaskedBatchNorm):
+            module.running_mean.zero_()
+            module.running_var.fill_(1.0)
+            module.num_batches.zero_()
+
+
+def num_parameters(network: nn.Module) -> int:
+    """Learnt numbers of a network."""
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+class _Masks:
+    """Masks [N, 1, T] of real frames before and after subsampling; None where no utterance is padded."""
+
+    def __init__(self, features: Tensor, lengths: Tensor, subsampling: int) -> None:
+        num_frames = features.shape[1]
+        self.extra = -num_frames % subsampling  # frames added so that T is a multiple of the subsampling
+        thinned = torch.div(lengths + subsampling - 1, subsampling, rounding_mode="floor")
+        self.full = _mask(lengths, num_frames + self.extra, features)
+        self.thinned = _mask(thinned, (num_frames + self.extra) // subsampling, features)
+
+    def blank_padding(self, features: Tensor) -> Tensor:
+        """Features with zeros past each end, NaN included, and with the extra frames."""
+        padded = F.pad(features, (0, 0, 0, self.extra)) if self.extra else features
+        if self.full is None:
+            return padded
+        return padded.masked_fill(self.full.transpose(1, 2) == 0, 0.0)
+
+
+def _mask(lengths: Tensor, num_frames: int, like: Tensor) -> Tensor | None:
+    if bool((lengths == num_frames).all()):
+        return None
+    mask = torch.arange(num_frames)[None, :] < lengths[:, None]
+    return mask[:, None, :].to(device=like.device, dtype=torch.float32)
+
+
+def _dropout(config: TdnnfConfig) -> nn.Module:
+    return (
+        nn.Dropout(config.dropout) if config.dropout_kind == "frame" else TimeConstantDropout(config.dropout)
+    )

@@ -1,0 +1,1 @@
+"""Training loop, learning-rate schedule, checkpoints and logs."""

@@ -1,0 +1,190 @@
+"""Checkpoints: one safetensors file each, with everything that an exact continuation needs.
+
+Tensors (parameters, buffers, optimiser moments, random states) are stored under dotted names; all other state
+is JSON in the file's header. A file appears under its name only when it is complete, so that a run which is
+killed while it writes finds the previous checkpoint intact. No pickle is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsachain.errors import DataError, require
+
+Tensors = dict[str, torch.Tensor]
+FORMAT = "fsachain checkpoint 1"
+_NAME = re.compile(r"epoch-(\d+)-batch-(\d+)\.safetensors")
+
+
+@dataclass
+class Checkpoint:
+    """State of a training between two steps.
+
+    Attributes:
+        epoch: Epochs finished.
+        batch: Batches of the next epoch that are done already; 0 at the end of an epoch.
+        step: Optimiser steps taken.
+        model: The model's `state_dict()`.
+        optimizer: The optimiser's `state_dict()`.
+        rng: Random states by device: `cpu`, `cuda0`, ...
+        state: Whatever else the trainer keeps, as JSON can hold it.
+    """
+
+    epoch: int
+    batch: int
+    step: int
+    model: Tensors
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    rng: Tensors = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        """Name that sorts by age."""
+        return f"epoch-{self.epoch:04d}-batch-{self.batch:06d}.safetensors"
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the checkpoint into `directory` and return its path."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.items()}
+        tensors |= {f"rng.{name}": tensor for name, tensor in self.rng.items()}
+        optimizer = {"param_groups": self.optimizer.get("param_groups", []), "state": {}}
+        for index, moments in self.optimizer.get("state", {}).items():
+            optimizer["state"][str(index)] = {}
+            for name, value in moments.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"optimizer.{index}.{name}"] = value
+                else:
+                    optimizer["state"][str(index)][name] = value
+        numbers = {"epoch": self.epoch, "batch": self.batch, "step": self.step}
+        path = Path(directory) / self.file_name
+        save_tensors(path, tensors, {**numbers, "optimizer": optimizer, "state": self.state})
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Checkpoint:
+        """Read a checkpoint.
+
+        Raises:
+            DataError: the file cannot be read or is no checkpoint.
+        """
+        tensors, header = load_tensors(path)
+        try:
+            optimizer = {
+                "param_groups": header["optimizer"]["param_groups"],
+                "state": {int(index): values for index, values in header["optimizer"]["state"].items()},
+            }
+            parts: dict[str, Tensors] = {"model": {}, "rng": {}, "optimizer": {}}
+            for name, tensor in tensors.items():
+                part, _, rest = name.partition(".")
+                parts[part][rest] = tensor
+            for name, tensor in parts["optimizer"].items():
+                index, _, moment = name.partition(".")
+                optimizer["state"][int(index)][moment] = tensor
+            counts = (int(header["epoch"]), int(header["batch"]), int(header["step"]))
+            return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: not a training checkpoint ({type(error).__name__}: {error})") from error
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
+    """Write named tensors and a JSON header to one file, all or nothing.
+
+    The data reach the disk before the file gets its name (fsync, then rename).
+    """
+    safetensors_torch = require("safetensors.torch", extra="recipes")
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = safetensors_torch.save(owned, metadata={"format": FORMAT, "header": json.dumps(header)})
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
+    """Read what `save_tensors` wrote: the tensors, on the host, and the header.
+
+    Raises:
+        DataError: the file is absent, damaged or of another kind.
+    """
+    safetensors = require("safetensors", extra="recipes")
+    try:
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        if metadata.get("format") != FORMAT:
+            raise DataError(f"{path}: expected format {FORMAT!r}, got {metadata.get('format')!r}")
+        return tensors, json.loads(metadata["header"])
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: cannot read the checkpoint: {error}") from error
+
+
+def list_checkpoints(directory: str | Path) -> list[Path]:
+    """Checkpoints in a folder, oldest first; an absent folder holds none."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def epoch_checkpoints(directory: str | Path) -> list[Path]:
+    """Those checkpoints that stand at the end of an epoch, oldest first."""
+    return [path for path in list_checkpoints(directory) if path.name.endswith("-batch-000000.safetensors")]
+
+
+def prune_checkpoints(directory: str | Path, keep_epochs: int) -> None:
+    """Delete all but the newest checkpoint and the ends of the last `keep_epochs` epochs."""
+    paths = list_checkpoints(directory)
+    keep = set(epoch_checkpoints(directory)[-keep_epochs:]) | set(paths[-1:])
+    for path in paths:
+        if path not in keep:
+            path.unlink(missing_ok=True)
+
+
+def average_states(states: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:
+    """Mean of several `state_dict()`s, summed in float64; integer entries are taken from the last one.
+
+    Raises:
+        DataError: no states, or names or shapes differ.
+    """
+    if not states:
+        raise DataError("states: nothing to average")
+    last = states[-1]
+    mean: Tensors = {}
+    for name, tensor in last.items():
+        values = [state.get(name) for state in states]
+        if any(value is None or value.shape != tensor.shape for value in values):
+            raise DataError(
+                f"states: {name!r} is not of shape {list(tensor.shape)} in every model to average"
+            )
+        if tensor.is_floating_point():
+            total = sum((value.to(torch.float64) for value in values if value is not None), torch.zeros(()))
+            mean[name] = (total / len(states)).to(tensor.dtype)
+        else:
+            mean[name] = tensor.clone()
+    return mean
+
+
+def average_checkpoints(paths: Iterable[str | Path]) -> Tensors:
+    """Mean of the models in several checkpoints.
+
+    Raises:
+        DataError: as `load_tensors` and `average_states`.
+    """
+    return average_states([Checkpoint.load(path).model for path in paths])

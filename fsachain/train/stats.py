@@ -1,0 +1,89 @@
+"""Sums over the batches of an epoch, and the figures per frame made of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class EpochSums:
+    """Everything is a sum over the sequences that took part, natural logs, unless said.
+
+    Attributes:
+        objf: Weighted num - den.
+        num_log_prob: log Z of the numerators.
+        den_log_prob: log Z of the denominators.
+        l2_term: The l2 term of the loss.
+        out_of_range_term: The penalty on outputs beyond +-30.
+        xent_objf: The cross-entropy branch's objective.
+        weight: Weight times output frames.
+        output_frames: Output frames.
+        input_frames: Input frames, of excluded sequences too: what went through the network.
+        batches: Batches seen.
+        skipped_batches: Batches that moved no parameter because a number was not finite.
+        excluded: Names of sequences that the loss left out, as often as it happened.
+        seconds: Wall time of the steps.
+        loss_seconds: Of these, loss forward and backward.
+        data_seconds: Of these, waiting for the next batch.
+    """
+
+    objf: float = 0.0
+    num_log_prob: float = 0.0
+    den_log_prob: float = 0.0
+    l2_term: float = 0.0
+    out_of_range_term: float = 0.0
+    xent_objf: float = 0.0
+    weight: float = 0.0
+    output_frames: int = 0
+    input_frames: int = 0
+    batches: int = 0
+    skipped_batches: int = 0
+    excluded: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    loss_seconds: float = 0.0
+    data_seconds: float = 0.0
+
+    def add_record(self, record: Any, lengths: list[int]) -> None:
+        """Add one `LFMMILoss.last_record`; `lengths` are the output frames of its sequences."""
+        ok = [bool(value) for value in record.ok]
+        self.objf += float(record.objf_ok)
+        self.num_log_prob += _sum_ok(record.num_log_prob, ok)
+        self.den_log_prob += _sum_ok(record.den_log_prob, ok)
+        self.l2_term += float(record.l2_term)
+        self.out_of_range_term += float(record.out_of_range_term)
+        self.xent_objf += 0.0 if record.xent_objf is None else float(record.xent_objf)
+        self.weight += float(record.weight_ok)
+        self.output_frames += sum(length for length, good in zip(lengths, ok, strict=True) if good)
+        self.excluded += [str(name) for name in record.excluded]
+
+    def summary(self) -> dict[str, Any]:
+        """Figures per frame and per second for log and progress; NaN where nothing was counted."""
+        return {
+            "objf": _ratio(self.objf, self.weight),
+            "num": _ratio(self.num_log_prob, self.output_frames),
+            "den": _ratio(self.den_log_prob, self.output_frames),
+            "l2": _ratio(self.l2_term, self.weight),
+            "out_of_range": _ratio(self.out_of_range_term, self.weight),
+            "xent": _ratio(self.xent_objf, self.weight),
+            "output_frames": self.output_frames,
+            "frames_per_second": _ratio(self.input_frames, self.seconds),
+            "seconds": self.seconds,
+            "loss_share": _ratio(self.loss_seconds, self.seconds),
+            "data_share": _ratio(self.data_seconds, self.seconds),
+            "excluded": len(self.excluded),
+            "skipped_batches": self.skipped_batches,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """All sums, for a checkpoint; `EpochSums(**values)` makes them again."""
+        return asdict(self)
+
+
+def _sum_ok(values: Any, ok: list[bool]) -> float:
+    return sum(float(value) for value, good in zip(values.tolist(), ok, strict=True) if good)
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

@@ -1,0 +1,97 @@
+"""Connected digits spoken by eSpeak NG, in voices that the three splits do not share; no download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import signal
+
+from recipes.demo.espeak import Delivery, Synthesizer
+from recipes.pipeline.corpus import Recording, copy_lexicon, write_audio, write_data_dir
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+ACCENTS = ("en", "en-us", "en-gb-x-rp", "en-gb-scotland", "en-us-nyc", "en-gb-x-gbclan")
+VARIANTS = {
+    "train": (
+        *("m1", "m3", "m4", "m6", "m7", "m8", "f1", "f3", "f4", "f5", "Alicia", "Andrea", "Denis", "Hugo"),
+        *("Marco", "Michael", "Mike", "belinda", "david", "ian", "linda", "max", "paul", "victor"),
+    ),
+    "dev": ("m5", "Annie", "john", "steph"),
+    "test": ("m2", "f2", "Mario", "anika", "edward", "pablo", "travis", "zac"),
+}
+STRINGS_PER_VOICE = {"train": 30, "dev": 12, "test": 15}
+SAMPLE_RATE = 8000
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What is said, by which voice, how, and the background noise below the speech in dB."""
+
+    id: str
+    split: str
+    voice: str
+    words: tuple[str, ...]
+    delivery: Delivery
+    snr_db: float
+
+
+def plan_utterances(strings_per_voice: dict[str, int], seed: int) -> list[Utterance]:
+    """The utterances of all splits; every voice reads strings of two to seven digits drawn with `seed`."""
+    random = np.random.default_rng(seed)
+    plan = []
+    for split, variants in VARIANTS.items():
+        for number, variant in enumerate(variants):
+            voice = f"{ACCENTS[number % len(ACCENTS)]}+{variant}"
+            for index in range(strings_per_voice[split]):
+                words = tuple(random.choice(DIGITS, size=random.integers(2, 8)).tolist())
+                delivery = Delivery(
+                    rate=int(random.integers(130, 200)),
+                    pitch=int(random.integers(35, 65)),
+                    range=int(random.integers(30, 70)),
+                )
+                utterance_id = f"{variant}-{split}-{index:04d}"
+                plan.append(Utterance(utterance_id, split, voice, words, delivery, random.uniform(25, 40)))
+    return plan
+
+
+def _render(
+    utterance: Utterance, synthesizer: Synthesizer, random: np.random.Generator
+) -> NDArray[np.float64]:
+    """Samples at 8 kHz: the digits, some joined and some apart, silence at the ends, noise over all."""
+    gaps = np.where(random.random(len(utterance.words)) < 0.3, ", ", " ")
+    text = "".join(word + gap for word, gap in zip(utterance.words, gaps, strict=True)).rstrip(", ")
+    speech = synthesizer.speak(text + ".", utterance.voice, utterance.delivery) / 32768.0
+    divisor = np.gcd(SAMPLE_RATE, synthesizer.sample_rate)
+    speech = signal.resample_poly(speech, SAMPLE_RATE // divisor, synthesizer.sample_rate // divisor)
+    speech *= 10.0 ** random.uniform(-1.0, -0.3) / np.max(np.abs(speech))
+    edges = (random.uniform(0.1, 0.3, size=2) * SAMPLE_RATE).astype(int)
+    padded = np.pad(speech, (edges[0], edges[1]))
+    noise_level = np.sqrt(np.mean(speech**2)) * 10.0 ** (-utterance.snr_db / 20.0)
+    return padded + noise_level * random.standard_normal(len(padded))
+
+
+def prepare(
+    corpus: Path | None, out: Path, seed: int, strings_per_voice: dict[str, int] | None = None
+) -> None:
+    """Synthesise the corpus; the same seed gives the same files when the process has not used eSpeak before.
+
+    Args:
+        corpus: not used, this recipe makes its own.
+        out: folder that gets lexicon.txt, audio/ and the data directories train, dev and test.
+        seed: of words, deliveries and noise.
+        strings_per_voice: utterances of each voice in train, dev and test; default STRINGS_PER_VOICE.
+    """
+    copy_lexicon(Path(__file__).with_name("lexicon.txt"), out)
+    synthesizer = Synthesizer()
+    random = np.random.default_rng([seed, 1])
+    recordings: dict[str, list[Recording]] = {split: [] for split in VARIANTS}
+    for utterance in plan_utterances(strings_per_voice or STRINGS_PER_VOICE, seed):
+        path = out / "audio" / utterance.split / f"{utterance.id}.flac"
+        write_audio(path, _render(utterance, synthesizer, random), SAMPLE_RATE)
+        speaker = utterance.voice.partition("+")[2]
+        recordings[utterance.split].append(Recording(utterance.id, speaker, utterance.words, path))
+    for split, rows in recordings.items():
+        write_data_dir(out / split, rows)

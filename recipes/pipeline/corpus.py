@@ -1,0 +1,85 @@
+"""A prepared corpus: a folder with Kaldi data directories train, dev and test, and lexicon.txt."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.errors import DataError, require
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One utterance that is a file of its own: who says which words, and where the audio lies."""
+
+    id: str
+    speaker: str
+    words: tuple[str, ...]
+    audio: Path
+
+
+def write_data_dir(folder: Path, recordings: Iterable[Recording]) -> None:
+    """Write wav.scp, text and utt2spk, sorted by utterance; audio paths become absolute.
+
+    Raises:
+        DataError: there is no recording, or two have the same id.
+    """
+    rows = sorted(recordings, key=lambda recording: recording.id)
+    if not rows:
+        raise DataError(f"{folder}: no recordings to write")
+    for before, after in pairwise(rows):
+        if before.id == after.id:
+            raise DataError(f"{folder}: two recordings have the id {after.id!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "wav.scp": [f"{row.id} {row.audio.resolve()}" for row in rows],
+        "text": [" ".join((row.id, *row.words)) for row in rows],
+        "utt2spk": [f"{row.id} {row.speaker}" for row in rows],
+    }
+    for name, lines in tables.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def read_data_dirs(folders: Sequence[Path]) -> list[Recording]:
+    """All recordings of several data directories without segments.
+
+    Raises:
+        DataError: a directory is malformed, or an utterance is part of a recording.
+    """
+    recordings: list[Recording] = []
+    for folder in folders:
+        for utterance in DataDir.read(folder):
+            if utterance.audio is None or utterance.start or utterance.end is not None:
+                raise DataError(f"{folder}: utterance {utterance.id!r} is not a recording of its own")
+            audio = Path(utterance.audio)
+            recordings.append(Recording(utterance.id, utterance.speaker, utterance.words, audio))
+    return recordings
+
+
+def copy_lexicon(source: Path, corpus: Path) -> None:
+    """Copy a lexicon.txt into the prepared corpus.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if not source.is_file():
+        raise DataError(f"{source}: no such lexicon; give the corpus folder that has it with --corpus")
+    corpus.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, corpus / "lexicon.txt")
+
+
+def write_audio(path: Path, samples: NDArray[np.float64], sample_rate: int) -> None:
+    """Write one channel as 16-bit FLAC; samples beyond -1..1 are scaled down together, never clipped."""
+    soundfile = require("soundfile", extra="recipes")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    peak = float(np.max(np.abs(samples), initial=0.0))
+    soundfile.write(path, samples * (0.99 / peak) if peak > 0.99 else samples, sample_rate, subtype="PCM_16")

@@ -1,0 +1,114 @@
+"""The command line of every recipe: which stages run, where they write, how long each takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import yaml
+
+from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
+from fsachain.cli.config import Experiment
+from fsachain.errors import ConfigError, FsachainError
+from fsachain.train.config import load_yaml
+from recipes.pipeline.stages import STAGES, Prepare, Run
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def parse_arguments(recipe: Path, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a recipe; `--help` lists the stages."""
+    names = ", ".join(STAGES)
+    parser = argparse.ArgumentParser(prog=f"recipes/{recipe.name}/run.py", description=f"Stages: {names}.")
+    parser.add_argument(
+        "--corpus", type=_folder_or_none, help="folder of the corpus, see the recipe's README"
+    )
+    parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE)")
+    parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
+    parser.add_argument("--stage", choices=STAGES, default=next(iter(STAGES)), help="first stage to run")
+    parser.add_argument("--stop-stage", choices=STAGES, default=list(STAGES)[-1], help="last stage to run")
+    parser.add_argument("--config", type=Path, default=recipe / "config.yaml", help="YAML configuration")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="change one value of the configuration; may be given several times",
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: all processors")
+    parser.add_argument(
+        "--shuffle-transcripts",
+        action="store_true",
+        help="control: train on the transcripts of other utterances; the WER must collapse",
+    )
+    return parser.parse_args(arguments)
+
+
+def _folder_or_none(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def read_config(path: Path, overrides: Sequence[str]) -> Experiment:
+    """The recipe's configuration with `SECTION.KEY=VALUE` overrides applied; values are YAML.
+
+    Raises:
+        ConfigError: the file or an override is malformed, or names an unknown section or key.
+    """
+    sections = load_yaml(path)
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        *tables, key = name.split(".")
+        if not (equals and tables):
+            raise ConfigError(f"--set {override}: expected SECTION.KEY=VALUE")
+        table = sections
+        for inner in tables:
+            table = table.setdefault(inner, {})
+        table[key] = yaml.safe_load(value)
+    return Experiment.from_dict(sections, str(path))
+
+
+def run_recipe(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None = None) -> int:
+    """Run the stages asked for and print the wall time of each.
+
+    Args:
+        recipe: the recipe's folder, which holds config.yaml.
+        prepare: writes the prepared corpus; see `recipes.pipeline.corpus`.
+        arguments: of the command line; sys.argv's by default.
+
+    Returns:
+        The exit status: 0, or 1 after an error that is printed in one line.
+    """
+    options = parse_arguments(recipe, arguments)
+    exp = options.exp or REPOSITORY / "exp" / recipe.name
+    names = list(STAGES)
+    chosen = names[names.index(options.stage) : names.index(options.stop_stage) + 1]
+    try:
+        config = read_config(options.config, options.set)
+        run = Run(
+            exp, config, prepare, options.corpus, options.seed, options.shuffle_transcripts, options.workers
+        )
+        seconds = run_stages(run, {name: STAGES[name] for name in chosen})
+    except (FsachainError, OSError) as error:
+        print(f"error: {describe(error)}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    print("  ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
+    print(f"all stages {sum(seconds.values()):.1f} s")
+    return 0
+
+
+def run_stages(run: Run, stages: dict[str, Callable[[Run], None]]) -> dict[str, float]:
+    """Run stages in order; returns the wall time of each in seconds."""
+    seconds = {}
+    for name, stage in stages.items():
+        print(f"--- {name}", flush=True)
+        started = time.perf_counter()
+        stage(run)
+        seconds[name] = time.perf_counter() - started
+        run.record_time(name, seconds[name])
+    return seconds

@@ -1,0 +1,192 @@
+"""The stages of a recipe, in order. Each reads what those before it wrote, so a run can begin at any of them.
+
+prepare    corpus -> data/{train,dev,test}, data/lexicon.txt
+lang       lexicon -> lang/
+features   recordings -> cache/ (features of all sets and speeds)
+graphs     transcripts -> graphs/ (phone language model, denominator, numerators, word grammar)
+train      -> model/ (checkpoints, train.jsonl, model.safetensors)
+decode     LM weight tuned on dev, test scored -> decode/
+align      test transcripts -> align/ (word and phone CTM)
+report     -> report.txt: word error rates, sizes, wall time of each stage
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fsachain.cli.config import Experiment
+from fsachain.cli.steps.decoding import DecodingGraphs, align_data, decode_data, tune_data
+from fsachain.cli.steps.graphs import (
+    NORMALIZATION,
+    make_denominator,
+    make_grammar,
+    make_numerators,
+    make_phone_lm,
+)
+from fsachain.cli.steps.lang import load_lang, make_lang
+from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.steps.training import FINAL_MODEL, TrainingSet, compute_features, perturbations, train_model
+from fsachain.data.audio import Perturbation
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.wer import read_text, write_text
+from fsachain.fsa import Fsa
+from fsachain.nn.tdnnf import num_parameters
+
+Prepare = Callable[[Path | None, Path, int], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a recipe.
+
+    Attributes:
+        exp: folder of all outputs.
+        config: of all stages.
+        prepare: the recipe's own stage.
+        corpus: the corpus folder given on the command line.
+        seed: of everything that is drawn.
+        shuffle_transcripts: train on the transcripts of other utterances.
+        num_workers: threads or processes.
+    """
+
+    exp: Path
+    config: Experiment
+    prepare: Prepare
+    corpus: Path | None
+    seed: int
+    shuffle_transcripts: bool
+    num_workers: int
+
+    def data(self, split: str) -> DataDir:
+        """One of the prepared data directories."""
+        return DataDir.read(self.exp / "data" / split)
+
+    def record_time(self, stage: str, seconds: float) -> None:
+        """Keep the wall time of a stage for the report."""
+        path = self.exp / "seconds.json"
+        times = json.loads(path.read_text()) if path.is_file() else {}
+        self.exp.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**times, stage: round(seconds, 2)}, indent=2) + "\n", encoding="utf-8")
+
+
+def prepare_corpus(run: Run) -> None:
+    """Run the recipe's own preparation."""
+    data = run.exp / "data"
+    run.prepare(run.corpus, data, run.seed)
+    if run.shuffle_transcripts:
+        text = read_text(data / "train" / "text")
+        order = np.random.default_rng(run.seed).permutation(len(text))
+        transcripts = list(text.values())
+        shuffled = [transcripts[i] for i in order]
+        write_text(data / "train" / "text", dict(zip(text, shuffled, strict=True)))
+        print("control: the training transcripts belong to other utterances")
+
+
+def prepare_lang(run: Run) -> None:
+    """Number words, phones and pdfs."""
+    print(make_lang(run.exp / "data" / "lexicon.txt", run.exp / "lang", run.config.lang))
+
+
+def prepare_features(run: Run) -> None:
+    """Fill the feature cache."""
+    for split in ("train", "dev", "test"):
+        copies = perturbations(run.config.perturbation, run.seed) if split == "train" else [Perturbation()]
+        frames = compute_features(run.config, run.data(split), run.exp / "cache", run.num_workers, copies)
+        minutes = frames * run.config.features.frame_shift_ms / 60000
+        print(f"{split}: {len(run.data(split))} utterances, {minutes:.1f} minutes")
+
+
+def prepare_graphs(run: Run) -> None:
+    """Build all graphs from the training transcripts; numerators for dev too."""
+    lang = load_lang(run.exp / "lang")
+    graphs = run.exp / "graphs"
+    train = run.data("train")
+    transcripts = [utterance.words for utterance in train]
+    make_phone_lm(lang, transcripts, graphs / "phone_lm.fst", run.config.phone_lm, run.seed)
+    print(make_denominator(lang, graphs / "phone_lm.fst", graphs))
+    normalization = Fsa.read(graphs / NORMALIZATION)
+    for split, data in (("train", train), ("dev", run.data("dev"))):
+        print(f"{split}: {make_numerators(lang, data, graphs / f'{split}.npz', normalization)}")
+    if run.config.decoding.ngram_order:
+        make_grammar(transcripts, lang.spoken_words, graphs / "grammar.arpa", run.config.decoding.ngram_order)
+
+
+def train(run: Run) -> None:
+    """Train, or continue a training that was broken off."""
+    sets = {
+        split: TrainingSet.read(run.data(split), run.exp / "graphs" / f"{split}.npz")
+        for split in ("train", "dev")
+    }
+    seeded = replace(run.config, train=replace(run.config.train, seed=run.seed))
+    train_model(
+        seeded,
+        load_lang(run.exp / "lang"),
+        sets["train"],
+        run.exp / "graphs",
+        run.exp / "model",
+        dev=sets["dev"],
+        cache=run.exp / "cache",
+        num_workers=run.num_workers,
+    )
+
+
+def decode(run: Run) -> None:
+    """Tune on dev, score test."""
+    model = AcousticModel.load(run.exp / "model" / FINAL_MODEL)
+    arpa = run.exp / "graphs" / "grammar.arpa"
+    graphs = DecodingGraphs(load_lang(run.exp / "lang"), arpa if run.config.decoding.ngram_order else None)
+    options: dict[str, Any] = {"cache": run.exp / "cache", "num_workers": run.num_workers}
+    # The beams and the grid are those of this run's configuration, so that decoding can be tried anew.
+    model = replace(model, experiment=replace(model.experiment, decoding=run.config.decoding))
+    best = tune_data(model, graphs, run.data("dev"), run.exp / "decode", **options).best
+    print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
+    point = (best.lm_weight, best.word_insertion_penalty)
+    report = decode_data(model, graphs, run.data("test"), run.exp / "decode", *point, **options)
+    print(f"test  {report.total}")
+
+
+def align(run: Run) -> None:
+    """Align the test set with its transcripts."""
+    model = AcousticModel.load(run.exp / "model" / FINAL_MODEL)
+    options: dict[str, Any] = {"cache": run.exp / "cache", "num_workers": run.num_workers}
+    lang = load_lang(run.exp / "lang")
+    print(align_data(model, lang, run.data("test"), run.exp / "align", **options))
+
+
+def report(run: Run) -> None:
+    """Collect the results of the stages before."""
+    decoded = run.exp / "decode"
+    model = AcousticModel.load(run.exp / "model" / FINAL_MODEL)
+    dev = json.loads((decoded / "tuning.json").read_text())["best"]
+    seconds = json.loads((run.exp / "seconds.json").read_text())
+    lines = [
+        f"test         {(decoded / 'wer.txt').read_text().splitlines()[0]}",
+        f"dev          WER {dev['wer']:.2f} %, LM weight {dev['lm_weight']:g}, "
+        f"word insertion penalty {dev['word_insertion_penalty']:g}",
+        f"size         {num_parameters(model.network)} parameters, seed {run.seed}",
+        f"time         {'  '.join(f'{name} {value:.1f} s' for name, value in seconds.items())}",
+        f"model        {run.exp / 'model' / FINAL_MODEL}",
+        f"graphs       {run.exp / 'graphs'}",
+        f"hypotheses   {decoded / 'hyp.txt'}",
+        f"alignments   {run.exp / 'align'}",
+    ]
+    (run.exp / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+STAGES: dict[str, Callable[[Run], None]] = {
+    "prepare": prepare_corpus,
+    "lang": prepare_lang,
+    "features": prepare_features,
+    "graphs": prepare_graphs,
+    "train": train,
+    "decode": decode,
+    "align": align,
+    "report": report,
+}

@@ -1,0 +1,62 @@
+"""Paths of small acceptors, scored and sampled in plain Python, for the tests of graphs."""
+
+import itertools
+import math
+from collections import defaultdict
+
+import numpy as np
+
+from fsachain.fsa import Fsa
+
+
+def log_add(a: float, b: float) -> float:
+    return float(np.logaddexp(a, b))
+
+
+class Scorer:
+    """Score of a pdf sequence: the best path (`max`) or the log-sum of all (`log_add`); -inf without any."""
+
+    def __init__(self, fsa: Fsa, combine=max) -> None:
+        self.fsa, self.combine = fsa, combine
+        self.arcs = defaultdict(list)
+        for src, dst, pdf, log_prob in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True):
+            self.arcs[int(src), int(pdf)].append((int(dst), float(log_prob)))
+
+    def __call__(self, pdfs) -> float:
+        scores = {self.fsa.start: 0.0}
+        for pdf in pdfs:
+            reached = {}
+            for state, score in scores.items():
+                for dst, log_prob in self.arcs[state, int(pdf)]:
+                    new = score + log_prob
+                    reached[dst] = self.combine(reached[dst], new) if dst in reached else new
+            scores = reached
+        total = -math.inf
+        for state, score in scores.items():
+            total = self.combine(total, score + float(self.fsa.final_log_prob[state]))
+        return total
+
+
+def sample_paths(fsa: Fsa, count: int, *, seed: int, max_frames: int = 1000, stop_prob: float = 0.2):
+    """`count` random accepted paths, as lists of arc numbers."""
+    rng = np.random.default_rng(seed)
+    leaving = defaultdict(list)
+    for arc, src in enumerate(fsa.src):
+        leaving[int(src)].append(arc)
+    paths = []
+    while len(paths) < count:
+        state, path = fsa.start, []
+        while len(path) <= max_frames:
+            final = fsa.final_log_prob[state] > -math.inf
+            if final and path and (not leaving[state] or rng.random() < stop_prob):
+                paths.append(path)
+                break
+            if not leaving[state]:
+                break
+            path.append(leaving[state][rng.integers(len(leaving[state]))])
+            state = int(fsa.dst[path[-1]])
+    return paths
+
+
+def pdf_sequences(num_pdfs: int, num_frames: int):
+    return itertools.product(range(num_pdfs), repeat=num_frames)

@@ -1,0 +1,168 @@
+"""Checkpoints: what goes in comes out, nothing half-written counts, averages are means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
+
+from fsachain.errors import DataError
+from fsachain.train.batch_norm import refresh_batch_norm
+from fsachain.train.checkpoint import (
+    Checkpoint,
+    average_checkpoints,
+    average_states,
+    epoch_checkpoints,
+    list_checkpoints,
+    load_tensors,
+    prune_checkpoints,
+    save_tensors,
+)
+
+
+def small_model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+def trained(
+    kind: type[torch.optim.Optimizer], **options: float
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = small_model()
+    optimizer = kind(model.parameters(), lr=0.1, **options)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.Adam, {}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {}),
+    ],
+)
+def test_model_optimizer_and_random_state_come_back_bit_for_bit(
+    kind: type[torch.optim.Optimizer], options: dict[str, float], tmp_path: Path
+) -> None:
+    model, optimizer = trained(kind, **options)
+    rng = {"cpu": torch.get_rng_state()}
+    written = Checkpoint(2, 7, 39, model.state_dict(), optimizer.state_dict(), rng, {"objf": [-0.5]})
+    read = Checkpoint.load(written.save(tmp_path))
+    assert (read.epoch, read.batch, read.step, read.state) == (2, 7, 39, {"objf": [-0.5]})
+    assert torch.equal(read.rng["cpu"], rng["cpu"])
+    assert all(torch.equal(read.model[name], value) for name, value in model.state_dict().items())
+    fresh_model = small_model()
+    fresh = kind(fresh_model.parameters(), lr=0.9, **options)
+    fresh_model.load_state_dict(read.model)
+    fresh.load_state_dict(read.optimizer)
+    batch = torch.randn(5, 3)
+    for some_model, some_optimizer in ((model, optimizer), (fresh_model, fresh)):
+        some_optimizer.zero_grad()
+        some_model(batch).square().sum().backward()
+        some_optimizer.step()
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(model.state_dict().values(), fresh_model.state_dict().values(), strict=True)
+    )
+
+
+def test_a_file_cut_short_is_refused_by_name(tmp_path: Path) -> None:
+    path = Checkpoint(1, 0, 1, {"weight": torch.ones(100)}).save(tmp_path)
+    content = path.read_bytes()
+    for length in (0, 5, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(DataError, match=path.name):
+            Checkpoint.load(path)
+
+
+def test_tensors_of_another_kind_are_no_checkpoint(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "final.safetensors", {"weight": torch.ones(2)}, {"note": 1})
+    assert load_tensors(tmp_path / "final.safetensors")[1] == {"note": 1}
+    with pytest.raises(DataError, match=r"final\.safetensors"):
+        Checkpoint.load(tmp_path / "final.safetensors")
+    with pytest.raises(DataError, match="absent"):
+        load_tensors(tmp_path / "absent.safetensors")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, {"weight": torch.zeros(2)}, {})
+
+    def disk_full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", disk_full)
+    with pytest.raises(OSError, match="no space"):
+        save_tensors(path, {"weight": torch.ones(2)}, {})
+    assert torch.equal(load_tensors(path)[0]["weight"], torch.zeros(2))
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_views_and_shared_tensors_are_stored_whole(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {"columns": base.t(), "same": base, "scalar": torch.tensor(3), "empty": torch.zeros(0, 2)}
+    save_tensors(tmp_path / "t.safetensors", tensors, {})
+    read, _ = load_tensors(tmp_path / "t.safetensors")
+    assert all(torch.equal(read[name], value) for name, value in tensors.items())
+
+
+def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path: Path) -> None:
+    for epoch, batch in ((1, 0), (1, 5), (2, 0), (3, 0), (3, 4), (3, 8)):
+        Checkpoint(epoch, batch, 0, {"weight": torch.ones(1)}).save(tmp_path)
+    (tmp_path / "epoch-0009-batch-000000.safetensors.old").write_text("not ours")
+    prune_checkpoints(tmp_path, 2)
+    assert [path.stem for path in list_checkpoints(tmp_path)] == [
+        "epoch-0002-batch-000000",
+        "epoch-0003-batch-000000",
+        "epoch-0003-batch-000008",
+    ]
+    assert [path.stem for path in epoch_checkpoints(tmp_path)] == [
+        "epoch-0002-batch-000000",
+        "epoch-0003-batch-000000",
+    ]
+    assert list_checkpoints(tmp_path / "absent") == []
+
+
+def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path: Path) -> None:
+    models = [
+        {"weight": torch.tensor([value, 0.0]), "count": torch.tensor(int(value))} for value in (1.0, 2.0, 6.0)
+    ]
+    paths = [Checkpoint(epoch, 0, 0, model).save(tmp_path) for epoch, model in enumerate(models)]
+    mean = average_checkpoints(paths)
+    assert mean["weight"].tolist() == [3.0, 0.0]
+    assert mean["weight"].dtype == torch.float32
+    assert mean["count"].item() == 6
+
+
+def test_models_of_different_shape_are_not_averaged() -> None:
+    with pytest.raises(DataError, match="'weight'"):
+        average_states([{"weight": torch.ones(2)}, {"weight": torch.ones(3)}])
+    with pytest.raises(DataError, match="nothing"):
+        average_states([])
+
+
+def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(3))
+    model.eval()
+    weights = [parameter.clone() for parameter in model.parameters()]
+    torch.manual_seed(2)
+    batches = [torch.randn(50, 3) * 2 + 5 for _ in range(4)]
+    refresh_batch_norm(model, model, batches)
+    norm = model[1]
+    mean = torch.stack([batch.mean(dim=0) for batch in batches]).mean(dim=0)
+    var = torch.stack([batch.var(dim=0) for batch in batches]).mean(dim=0)
+    torch.testing.assert_close(norm.running_mean, mean)
+    torch.testing.assert_close(norm.running_var, var)
+    assert norm.momentum == 0.1
+    assert not norm.training
+    assert all(torch.equal(before, after) for before, after in zip(weights, model.parameters(), strict=True))

@@ -1,0 +1,207 @@
+"""Decoding graph and network outputs in, words out; the scan for the LM weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fsachain.decode.decoder import Decoder, DecoderConfig, decode
+from fsachain.decode.tune import tune
+from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
+
+pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not installed")
+pytest.importorskip("kaldi_decoder", reason="the extra 'recipes' is not installed")
+
+WORDS = ("yes", "no", "maybe")
+PDFS = ((0, 1), (2, 3), (4, 5, 6))
+WORD_COST = 0.75
+SELF_LOOP_COST = 0.25
+
+
+def word_loop(word_costs: Sequence[float] = (WORD_COST,) * 3) -> Any:
+    """Any sequence of one or more words; each pdf of a word lasts one frame or more."""
+    fst = pywrapfst.VectorFst()
+    start = fst.add_state()
+    end = fst.add_state()
+    fst.set_start(start)
+    fst.set_final(end, 0.5)
+    fst.add_arc(end, pywrapfst.Arc(0, 0, 0.0, start))
+    for word, pdfs in enumerate(PDFS, start=1):
+        state = start
+        for position, pdf in enumerate(pdfs):
+            following = fst.add_state()
+            first = position == 0
+            cost = word_costs[word - 1] if first else 0.0
+            fst.add_arc(state, pywrapfst.Arc(pdf + 1, word if first else 0, cost, following))
+            fst.add_arc(following, pywrapfst.Arc(pdf + 1, 0, SELF_LOOP_COST, following))
+            state = following
+        fst.add_arc(state, pywrapfst.Arc(0, 0, 0.0, end))
+    return fst
+
+
+def spell(words: Sequence[str], frames_per_pdf: int = 2, gain: float = 5.0, noise: float = 0.0) -> np.ndarray:
+    """Scores under which the pdfs of these words are the likely ones."""
+    rng = np.random.default_rng(len(words))
+    pdfs = [pdf for word in words for pdf in PDFS[WORDS.index(word)] for _ in range(frames_per_pdf)]
+    scores = rng.normal(scale=noise, size=(len(pdfs), 7)) if noise else np.zeros((len(pdfs), 7))
+    scores[np.arange(len(pdfs)), pdfs] += gain
+    return scores.astype(np.float32)
+
+
+@pytest.mark.parametrize("search", ["lattice", "beam"])
+@pytest.mark.parametrize("words", [("yes",), ("no", "no", "maybe"), ("maybe", "yes", "no", "yes")])
+def test_scores_that_spell_words_give_these_words(search: str, words: tuple[str, ...]) -> None:
+    found = Decoder(word_loop(), WORDS, DecoderConfig(search=search)).decode(spell(words, noise=0.5))
+    assert found.words == words
+    assert found.complete
+
+
+@pytest.mark.parametrize("search", ["lattice", "beam"])
+def test_the_two_scores_are_those_of_the_path_counted_by_hand(search: str) -> None:
+    found = Decoder(word_loop(), WORDS, DecoderConfig(search=search, acoustic_scale=0.5)).decode(
+        spell(("yes", "no"))
+    )
+    self_loops = 4
+    assert found.graph_log_prob == pytest.approx(
+        -(2 * WORD_COST + self_loops * SELF_LOOP_COST + 0.5), abs=1e-5
+    )
+    assert found.acoustic_log_prob == pytest.approx(8 * 5.0 * 0.5, abs=1e-5)
+
+
+def test_a_graph_comes_as_object_bytes_or_path(tmp_path: Path) -> None:
+    graph = word_loop()
+    graph.write(str(tmp_path / "graph.fst"))
+    found = [
+        Decoder(form, WORDS).decode(spell(("no",)))
+        for form in (graph, graph.write_to_string(), tmp_path / "graph.fst")
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_graph_file_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "graph.fst"
+    word_loop().write(str(path))
+    before = Decoder(path, WORDS).decode(spell(("no",)))
+    word_loop((WORD_COST, WORD_COST + 1.0, WORD_COST)).write(str(path))
+    after = Decoder(path, WORDS).decode(spell(("no",)))
+    assert before.graph_log_prob - after.graph_log_prob == pytest.approx(1.0, abs=1e-5)
+
+
+def test_workers_do_not_change_results_nor_their_order() -> None:
+    outputs = {f"u{count}": spell(("yes", "no", "maybe")[:count] * count, noise=1.0) for count in (3, 1, 2)}
+    calls: list[tuple[int, int]] = []
+    alone = decode(outputs, word_loop(), WORDS, num_workers=1)
+    shared = decode(
+        outputs, word_loop(), WORDS, num_workers=2, progress=lambda done, of: calls.append((done, of))
+    )
+    with ThreadPoolExecutor(2) as executor:
+        lent = decode(outputs, word_loop(), WORDS, executor=executor)
+    assert list(alone.items()) == list(shared.items()) == list(lent.items())
+    assert calls[-1] == (3, 3)
+
+
+@pytest.mark.parametrize("search", ["lattice", "beam"])
+def test_an_impossible_utterance_has_no_words_and_is_not_complete(search: str) -> None:
+    decoder = Decoder(word_loop(), WORDS, DecoderConfig(search=search))
+    for scores in (np.full((4, 7), -np.inf), np.zeros((0, 7))):
+        found = decoder.decode(scores)
+        assert (found.words, found.complete, found.graph_log_prob) == ((), False, -np.inf)
+
+
+@pytest.mark.parametrize("search", ["lattice", "beam"])
+def test_a_path_cut_short_is_reported_as_incomplete(search: str) -> None:
+    scores = np.full((2, 7), -np.inf)
+    scores[[0, 1], [4, 5]] = 0.0
+    found = Decoder(word_loop(), WORDS, DecoderConfig(search=search)).decode(scores)
+    assert found.words == ("maybe",)
+    assert not found.complete
+
+
+def test_minus_infinity_forbids_a_word() -> None:
+    scores = spell(("no",))
+    scores[:, 2] = -np.inf
+    assert "no" not in Decoder(word_loop(), WORDS).decode(scores).words
+
+
+def test_too_few_columns_are_refused_by_utterance_name() -> None:
+    with pytest.raises(ShapeError, match=r"'utt7'.*6 columns.*up to 6"):
+        decode({"utt7": np.zeros((5, 6))}, word_loop(), WORDS, num_workers=1)
+
+
+def test_not_a_number_is_refused_by_utterance_name() -> None:
+    scores = spell(("no",))
+    scores[1, 1] = np.nan
+    with pytest.raises(DataError, match=r"'utt7'.*NaN"):
+        decode({"utt7": scores, "utt8": spell(("no",))}, word_loop(), WORDS, num_workers=2)
+
+
+def test_a_word_list_too_short_for_the_graph_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"word id 3.*only 2"):
+        Decoder(word_loop(), WORDS[:2])
+
+
+def test_a_file_that_is_no_graph_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "bad.fst").write_bytes(b"no graph")
+    with pytest.raises(GraphError, match=r"bad\.fst"):
+        Decoder(tmp_path / "bad.fst", WORDS)
+    with pytest.raises(GraphError, match=r"absent\.fst"):
+        Decoder(tmp_path / "absent.fst", WORDS)
+
+
+@pytest.mark.parametrize("options", [{"search": "exhaustive"}, {"beam": 0.0}, {"beam": float("nan")}])
+def test_illegal_search_options_are_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        DecoderConfig(**options)
+
+
+def test_tuning_finds_the_only_weight_without_errors() -> None:
+    outputs = {f"u{n}": spell(("yes", "no"), gain=1.0 + 0.1 * n) for n in range(3)}
+    references = dict.fromkeys(outputs, ("yes", "no"))
+
+    def build(weight: float, penalty: float) -> Any:
+        return word_loop((20.0 * abs(weight - 0.5) + penalty, penalty, penalty))
+
+    result = tune(
+        outputs,
+        references,
+        build,
+        WORDS,
+        lm_weights=(0.25, 0.5, 1.0),
+        word_insertion_penalties=(0.0, 0.2),
+        num_workers=1,
+    )
+    assert result.best.lm_weight == 0.5
+    assert result.best.counts.errors == 0
+    assert len(result.points) == 6
+    assert result.to_text().count("*") == 1
+
+
+def test_tuning_takes_the_middle_of_a_plateau() -> None:
+    outputs = {"u": spell(("yes",))}
+
+    def build(weight: float, penalty: float) -> Any:
+        return word_loop((0.0, 0.0, 0.0)) if 1.0 < weight < 5.0 else word_loop((50.0, 0.0, 0.0))
+
+    weights = (1.0, 2.0, 3.0, 4.0, 5.0)
+    result = tune(
+        outputs,
+        {"u": ("yes",)},
+        build,
+        WORDS,
+        lm_weights=weights,
+        word_insertion_penalties=(0.0,),
+        num_workers=1,
+    )
+    assert result.best.lm_weight == 3.0
+
+
+def test_an_empty_scan_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lm_weights"):
+        tune(
+            {"u": spell(("yes",))}, {"u": ("yes",)}, lambda weight, penalty: word_loop(), WORDS, lm_weights=()
+        )

@@ -1,0 +1,263 @@
+"""The decoding graph accepts the grammar's sentences alone, at costs that add up, and decodes to words."""
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+import tolerances
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.graph.context import ContextTree
+from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.topology import Topology
+from fsachain.graph.transducer import Transducer
+
+pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
+
+# Homophones (two, too), a word that begins another (to, tot), two pronunciations (a), one word twice as long.
+ENTRIES = [
+    ("two", 1.0, ["T", "U"]),
+    ("too", 1.0, ["T", "U"]),
+    ("to", 0.5, ["T", "O"]),
+    ("tot", 1.0, ["T", "O", "T"]),
+    ("a", 1.0, ["A"]),
+    ("a", 0.25, ["E"]),
+    ("outta", 1.0, ["O", "U", "T", "A"]),
+]
+LEXICON = Lexicon.from_entries(ENTRIES, silence_prob=0.3)
+NO_SILENCE = Lexicon.from_entries(ENTRIES, silence=None)
+LOG_HALF = math.log(0.5)
+
+
+def monophone(lexicon):
+    return ContextTree.monophone(lexicon.phones, Topology.chain())
+
+
+def biphone(lexicon):
+    return ContextTree.biphone(lexicon.phones, Topology.chain())
+
+
+def bigram():
+    """Start: two .5, a .5; after two: too .25, end .75; after a: back-off .1, end .9; else to .5, tot .5, end 1."""
+    ids = {word: LEXICON.word_id(word) for word in LEXICON.words}
+    arcs = [
+        (0, 1, ids["two"], 0.5), (0, 2, ids["a"], 0.5), (1, 3, ids["too"], 0.25), (2, 3, 0, 0.1),
+        (3, 3, ids["to"], 0.5), (3, 3, ids["tot"], 0.5),
+    ]  # fmt: skip
+    src, dst, label, prob = (np.array(column) for column in zip(*arcs, strict=True))
+    finals = np.array([-math.inf, math.log(0.75), math.log(0.9), 0.0])
+    labels = label.astype(np.int32)
+    columns = (src.astype(np.int32), dst.astype(np.int32), labels, labels)
+    return Transducer(4, 0, *columns, np.log(prob), finals).to_openfst()
+
+
+def pdf_sequence(tree, phones, frames):
+    """Pdfs of a phone sequence (names) in which phone i lasts frames[i] frames."""
+    ids = [tree.phones.index(phone) + 1 for phone in phones]
+    pdfs = []
+    for left, phone, length in zip([0, *ids], ids, frames, strict=False):
+        pdfs += [tree.pdf(phone, 0, left)] + [tree.pdf(phone, 1, left)] * (length - 1)
+    return pdfs
+
+
+def over_pdfs(graph, pdfs):
+    """The part of `graph` that spends exactly these pdfs."""
+    linear = pywrapfst.VectorFst()
+    linear.add_states(len(pdfs) + 1)
+    linear.set_start(0)
+    linear.set_final(len(pdfs))
+    for frame, pdf in enumerate(pdfs):
+        linear.add_arc(frame, pywrapfst.Arc(pdf + 1, pdf + 1, "0", frame + 1))
+    return pywrapfst.compose(linear, graph)
+
+
+def outputs(graph, pdfs):
+    """{words: cost of the cheapest path} over all paths of `graph` that spend exactly these pdfs."""
+    found = over_pdfs(graph, pdfs)
+    if found.start() < 0:
+        return {}
+    best = pywrapfst.determinize(found.project("output").rmepsilon())
+    return dict(paths(best, best.start(), (), 0.0))
+
+
+def paths(fst, state, words, cost):
+    final = float(fst.final(state))
+    if final < math.inf:
+        yield tuple(LEXICON.words[word - 1] for word in words), cost + final
+    for arc in fst.arcs(state):
+        yield from paths(fst, arc.nextstate, (*words, arc.olabel), cost + float(arc.weight))
+
+
+@pytest.mark.parametrize("make_tree", [monophone, biphone])
+def test_path_cost_is_grammar_plus_pronunciation_plus_silence_plus_topology(make_tree):
+    """`a to`: second pronunciation of a (0.25), to (0.5), silence at the start only (0.3, 0.7, 0.7)."""
+    tree = make_tree(LEXICON)
+    graph = build_decoding_graph(LEXICON, tree, bigram())
+    frames = [3, 2, 1, 4]
+    found = outputs(graph, pdf_sequence(tree, ["SIL", "E", "T", "O"], frames))
+    grammar = math.log(0.5 * 0.1 * 0.5)
+    lexicon = math.log(0.25 * 0.5) + math.log(0.3 * 0.7 * 0.7)
+    want = -(grammar + lexicon + sum(frames) * LOG_HALF)
+    assert found == {("a", "to"): pytest.approx(want, abs=tolerances.GRAPH_COST)}
+
+
+def test_lm_weight_and_penalty_touch_only_what_they_should():
+    tree = monophone(LEXICON)
+    graph = build_decoding_graph(LEXICON, tree, bigram(), lm_weight=2.5, word_insertion_penalty=-1.25)
+    found = outputs(graph, pdf_sequence(tree, ["E", "T", "O"], [1, 1, 1]))
+    grammar = 2.5 * math.log(0.5 * 0.1 * 0.5)
+    lexicon = math.log(0.25 * 0.5) + 3 * math.log(0.7)
+    want = -(grammar + lexicon + 3 * LOG_HALF) - 2 * 1.25
+    assert found == {("a", "to"): pytest.approx(want, abs=tolerances.GRAPH_COST)}
+
+
+def test_an_lm_weight_of_zero_leaves_the_language_as_it_is():
+    tree = monophone(LEXICON)
+    graph = build_decoding_graph(LEXICON, tree, bigram(), lm_weight=0.0)
+    assert list(outputs(graph, pdf_sequence(tree, ["T", "U", "T", "U"], [1] * 4))) == [("two", "too")]
+    assert outputs(graph, pdf_sequence(tree, ["T", "O"], [1, 1])) == {}
+
+
+def test_homophones_both_survive_and_differ_by_the_grammar_alone():
+    tree = biphone(LEXICON)
+    grammar = word_loop(LEXICON.words, LEXICON)
+    found = outputs(build_decoding_graph(LEXICON, tree, grammar), pdf_sequence(tree, ["T", "U"], [2, 2]))
+    assert set(found) == {("two",), ("too",)}
+    assert found["two",] == pytest.approx(found["too",], abs=tolerances.GRAPH_COST)
+
+
+@pytest.mark.parametrize("lexicon", [LEXICON, NO_SILENCE], ids=["silence", "no silence"])
+@pytest.mark.parametrize("make_tree", [monophone, biphone])
+@given(
+    sentence=st.lists(st.sampled_from(LEXICON.words), max_size=4),
+    silences=st.lists(st.booleans(), min_size=5, max_size=5),
+    data=st.data(),
+)
+def test_every_spelling_of_a_sentence_is_accepted_at_its_cost(lexicon, make_tree, sentence, silences, data):
+    """Any words, pronunciations, silences and durations: the sentence is there, at the cost computed by hand."""
+    tree = make_tree(lexicon)
+    graph = build_decoding_graph(lexicon, tree, word_loop(LEXICON.words, lexicon), lm_weight=0.7)
+    silences = [lexicon.silence is not None and place for place in silences[: len(sentence) + 1]]
+    cost = 0.7 * (len(sentence) + 1) * math.log(len(LEXICON.words) + 1)
+    phones = []
+    for word, silence in itertools.zip_longest([None, *sentence], silences):
+        if word is not None:
+            spelling = data.draw(st.sampled_from(lexicon.pronunciations_of(word)))
+            phones += [lexicon.phones[phone - 1] for phone in spelling.phones]
+            cost -= math.log(spelling.prob)
+        phones += ["SIL"] if silence else []
+        if lexicon.silence is not None:
+            cost -= math.log(0.3 if silence else 0.7)
+    frames = data.draw(st.lists(st.integers(1, 3), min_size=len(phones), max_size=len(phones)))
+    found = outputs(graph, pdf_sequence(tree, phones, frames))
+    # Another word sequence may spell the same phones, and this one may do so at a lower cost.
+    assert found[tuple(sentence)] <= cost - sum(frames) * LOG_HALF + tolerances.GRAPH_COST
+    if len(found) == 1 and not {"a", "outta"} & set(sentence):
+        want = cost - sum(frames) * LOG_HALF
+        assert found[tuple(sentence)] == pytest.approx(want, abs=tolerances.GRAPH_COST)
+
+
+def test_no_two_paths_spell_the_same_words_the_same_way():
+    """The paths over one pdf sequence of an unambiguous sentence: exactly one, epsilons included."""
+    tree = monophone(LEXICON)
+    graph = build_decoding_graph(LEXICON, tree, bigram())
+    pdfs = pdf_sequence(tree, ["A", "SIL", "T", "O", "T", "SIL"], [1, 2, 1, 1, 1, 2])
+    found = over_pdfs(graph, pdfs)
+    assert len(list(paths(found, found.start(), (), 0.0))) == 1
+
+
+@pytest.mark.parametrize("make_tree", [monophone, biphone])
+def test_synthetic_scores_that_spell_words_are_decoded_to_these_words(make_tree):
+    """Scores of +4 on the right pdfs, and noise of standard deviation 1 on all."""
+    pytest.importorskip("kaldi_decoder", reason="the recipes extra (kaldi-decoder) is not installed")
+    from fsachain.decode.decoder import Decoder
+
+    tree = make_tree(LEXICON)
+    decoder = Decoder(build_decoding_graph(LEXICON, tree, bigram()), LEXICON.words)
+    rng = np.random.default_rng(3)
+    for words, phones in {
+        ("two", "too", "to"): ["SIL", "T", "U", "T", "U", "SIL", "T", "O", "SIL"],
+        ("a", "tot", "to"): ["A", "T", "O", "T", "T", "O"],
+    }.items():
+        pdfs = pdf_sequence(tree, phones, rng.integers(2, 5, size=len(phones)).tolist())
+        scores = rng.standard_normal((len(pdfs), tree.num_pdfs)).astype(np.float32)
+        scores[np.arange(len(pdfs)), pdfs] += 4
+        found = decoder.decode(scores)
+        assert found.words == words
+        assert found.complete
+        acoustic = scores[np.arange(len(pdfs)), pdfs].sum()
+        assert found.acoustic_log_prob == pytest.approx(acoustic, abs=tolerances.GRAPH_COST)
+
+
+def test_a_ctc_topology_decodes_too():
+    pytest.importorskip("kaldi_decoder", reason="the recipes extra (kaldi-decoder) is not installed")
+    from fsachain.decode.decoder import Decoder
+
+    tree = ContextTree.monophone(NO_SILENCE.phones, Topology.ctc())
+    graph = build_decoding_graph(NO_SILENCE, tree, word_loop(NO_SILENCE.words, NO_SILENCE))
+    t, o, blank = (tree.phones.index("T") + 1, tree.phones.index("O") + 1, tree.blank_pdf)
+    pdfs = [
+        blank,
+        tree.pdf(t, 0),
+        tree.pdf(o, 0),
+        blank,
+        tree.pdf(t, 0),
+        blank,
+        tree.pdf(t, 0),
+        tree.pdf(o, 0),
+    ]
+    scores = np.full((len(pdfs), tree.num_pdfs), -8.0, dtype=np.float32)
+    scores[np.arange(len(pdfs)), pdfs] = 0.0
+    assert Decoder(graph, NO_SILENCE.words).decode(scores).words == ("tot", "to")
+
+
+def test_a_vocabulary_of_600_words_with_a_trigram_builds_in_a_second(shared, tmp_path):
+    """It is rebuilt for every point of an LM-weight scan. Measured 0.15 s on one core."""
+    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
+    corpus = shared / "data/prompts_en"
+    lexicon = Lexicon.read(corpus / "lang/lexicon.txt")
+    sentences = [line.split()[1:] for line in (corpus / "train/text").read_text().splitlines()]
+    (tmp_path / "lm.arpa").write_text(estimate_arpa(sentences, 3, vocabulary=lexicon.words))
+    grammar = grammar_from_arpa(tmp_path / "lm.arpa", lexicon)
+    tree = biphone(lexicon)
+    began = time.perf_counter()
+    graph = build_decoding_graph(lexicon, tree, grammar, lm_weight=0.8)
+    assert time.perf_counter() - began < 1.0
+    labels = {arc.olabel for state in graph.states() for arc in graph.arcs(state)}
+    assert labels - {0} == set(range(1, len(lexicon.words) + 1))
+
+
+def test_arcs_are_sorted_by_input_label_and_no_state_is_a_dead_end():
+    graph = build_decoding_graph(LEXICON, biphone(LEXICON), bigram())
+    for state in graph.states():
+        labels = [arc.ilabel for arc in graph.arcs(state)]
+        assert labels == sorted(labels)
+    assert graph.copy().connect().num_states() == graph.num_states()
+
+
+def grammar_of(arcs, finals, start=0):
+    src, dst, label = (np.array(column, dtype=np.int32) for column in zip(*arcs, strict=True))
+    return Transducer(
+        len(finals), start, src, dst, label, label, np.zeros(len(arcs)), np.log(finals)
+    ).to_openfst()
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+def test_what_cannot_be_built_is_refused_by_name():
+    tree, grammar = monophone(LEXICON), bigram()
+    with pytest.raises(GraphError, match=r"arc 0 -> 1 has word id 7; the lexicon has ids 1 to 6"):
+        build_decoding_graph(LEXICON, tree, grammar_of([(0, 1, 7)], [1.0, 1.0]))
+    with pytest.raises(GraphError, match="no word sequence is accepted"):
+        build_decoding_graph(LEXICON, tree, grammar_of([(0, 1, 1)], [0.0, 0.0]))
+    with pytest.raises(GraphError, match="lexicon has 6 phones, the tree 5"):
+        build_decoding_graph(LEXICON, monophone(NO_SILENCE), grammar)
+    with pytest.raises(ConfigError, match="lm_weight = -1"):
+        build_decoding_graph(LEXICON, tree, grammar, lm_weight=-1)
+    with pytest.raises(ConfigError, match="word_insertion_penalty = nan"):
+        build_decoding_graph(LEXICON, tree, grammar, word_insertion_penalty=math.nan)

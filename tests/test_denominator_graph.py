@@ -1,0 +1,240 @@
+"""The denominator graph scores as phone model and topology do, is stochastic, and as small as Kaldi's."""
+
+import math
+
+import numpy as np
+import pytest
+import tolerances
+from graph_paths import Scorer, log_add, pdf_sequences, sample_paths
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsachain.errors import GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.denominator import build_denominator
+from fsachain.graph.expand import expand_arcs
+from fsachain.graph.lexicon_files import read_phones
+from fsachain.graph.lumping import lump
+from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.topology import Topology
+from fsachain.graph.transducer import Transducer
+from fsachain.normalization import normalization_fsa
+
+CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm8_onesent"]
+PHONES = ("SIL", "A", "B")
+TREES = {
+    "monophone": ContextTree.monophone(PHONES, Topology.chain()),
+    "biphone": ContextTree.biphone(PHONES, Topology.chain(), context_independent=("SIL",)),
+    "shared": ContextTree.monophone(PHONES, Topology.chain_one_pdf(), shared=[("A", "B")]),
+    "two states": ContextTree.biphone(PHONES, Topology.left_to_right(2)),
+}
+SENTENCES = [[1, 2, 3, 1], [2, 2, 3], [1, 3, 2, 2, 1], [3], [2, 3, 3, 3, 1, 2]]
+
+
+def read_case(shared, case):
+    folder = shared / "golden/kaldi/lm" / case
+    return folder, ContextTree.monophone(read_phones(folder / "phones.txt"), Topology.chain())
+
+
+def state_sums(fsa):
+    return np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
+
+
+def phone_string(tree, pdfs):
+    """Phones of a pdf sequence of the two-class chain topology: a new phone wherever class 0 stands."""
+    contexts = [tree.describe(int(pdf)) for pdf in pdfs]
+    return [context.phones[0] for context in contexts if context.pdf_class == 0]
+
+
+def path_tolerance(num_frames):
+    per_frame = tolerances.KALDI_DEN_PATH_SHORT if num_frames < 20 else tolerances.KALDI_DEN_PATH_LONG
+    return min(num_frames * per_frame, tolerances.KALDI_DEN_PATH_TOTAL)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_paths_score_as_phone_model_plus_topology_and_as_kaldis(shared, case):
+    """phone LM + T log 0.5; Kaldi's own graph is quantised, so it meets the sum only within its tolerance."""
+    folder, tree = read_case(shared, case)
+    phone_lm = Fsa.read(folder / "phone_lm.fst")
+    ours, kaldis = build_denominator(phone_lm, tree), Fsa.read(folder / "den.fst")
+    score, kaldi_score, lm_score = Scorer(ours), Scorer(kaldis), Scorer(phone_lm)
+    for graph in (ours, kaldis):
+        for path in sample_paths(graph, 60, seed=7, stop_prob=0.1, max_frames=200):
+            pdfs = graph.pdf[path]
+            phones = phone_string(tree, pdfs)
+            exact = lm_score([phone - 1 for phone in phones]) + len(pdfs) * math.log(0.5)
+            assert exact > -math.inf
+            assert score(pdfs) == pytest.approx(exact, abs=len(pdfs) * tolerances.LUMPED_ARC)
+            assert kaldi_score(pdfs) == pytest.approx(exact, abs=2 * path_tolerance(len(pdfs)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_is_about_as_small_as_kaldis(shared, case):
+    folder, tree = read_case(shared, case)
+    ours = build_denominator(Fsa.read(folder / "phone_lm.fst"), tree)
+    kaldis = Fsa.read(folder / "den.fst")
+    assert ours.num_states <= kaldis.num_states
+    assert ours.num_arcs <= kaldis.num_arcs
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_every_state_sums_to_one(tree):
+    denominator = build_denominator(estimate_phone_lm(SENTENCES, 3, 5, 2), tree)
+    np.testing.assert_allclose(state_sums(denominator), 1.0, atol=tolerances.ENUMERATION)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_scores_of_all_short_sequences_are_those_of_the_unmerged_graph(tree):
+    """Log-sums over paths, since phones that share pdfs give one sequence several paths."""
+    phone_lm = estimate_phone_lm(SENTENCES, 3, 5, 2)
+    labels = phone_lm.pdf + 1
+    phones = Transducer(
+        phone_lm.num_states,
+        phone_lm.start,
+        phone_lm.src,
+        phone_lm.dst,
+        labels,
+        labels,
+        phone_lm.log_prob,
+        phone_lm.final_log_prob,
+    )
+    graph = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
+    whole = Fsa(
+        graph.num_states, graph.src, graph.dst, graph.ilabel - 1, graph.log_prob, graph.final_log_prob, 0
+    )
+    small = build_denominator(phone_lm, tree)
+    assert small.num_states <= whole.num_states
+    expected, score = Scorer(whole, log_add), Scorer(small, log_add)
+    for graph_of_path in (whole, small):
+        for path in sample_paths(graph_of_path, 60, seed=8, max_frames=60):
+            pdfs = graph_of_path.pdf[path]
+            assert score(pdfs) == pytest.approx(expected(pdfs), abs=len(pdfs) * tolerances.LUMPED_ARC)
+
+
+def test_a_phone_model_that_accepts_nothing_is_refused():
+    dead = Fsa(2, [0], [1], [0], [0.0], [-math.inf, -math.inf])
+    with pytest.raises(GraphError, match="accepts no phone sequence"):
+        build_denominator(dead, TREES["monophone"])
+
+
+def test_a_phone_beyond_the_tree_is_refused():
+    with pytest.raises(GraphError, match="phone 4"):
+        build_denominator(Fsa(1, [0], [0], [3], [-0.5], [-0.5]), TREES["monophone"])
+
+
+@st.composite
+def graphs(draw):
+    """Small graphs with few distinct weights, so that states often agree."""
+    num_states = draw(st.integers(1, 6))
+    states = st.integers(0, num_states - 1)
+    weights = st.sampled_from([math.log(0.5), math.log(0.25), math.log(0.1)])
+    arcs = draw(st.lists(st.tuples(states, states, st.integers(0, 1), weights), min_size=1, max_size=14))
+    finals = draw(
+        st.lists(st.sampled_from([0.0, math.log(0.5), -math.inf]), min_size=num_states, max_size=num_states)
+    )
+    src, dst, pdf, log_prob = zip(*arcs, strict=True)
+    return Fsa(num_states, src, dst, pdf, log_prob, finals, draw(states))
+
+
+@given(graphs())
+def test_merging_states_changes_no_score(fsa):
+    """Every pdf sequence of up to five frames keeps the log-sum of its paths."""
+    merged = lump(fsa)
+    assert merged.num_states <= fsa.num_states
+    score, expected = Scorer(merged, log_add), Scorer(fsa, log_add)
+    for num_frames in range(6):
+        for pdfs in pdf_sequences(2, num_frames):
+            assert score(pdfs) == pytest.approx(expected(pdfs), abs=(num_frames + 1) * tolerances.LUMPED_ARC)
+
+
+def diamond(pdf, log_prob):
+    """From state 0 through state 1 or state 2 to state 3."""
+    return Fsa(4, [0, 0, 1, 2], [1, 2, 3, 3], pdf, log_prob, [-math.inf] * 3 + [0.0])
+
+
+def test_states_with_equal_futures_or_proportional_pasts_become_one():
+    futures = Fsa(
+        4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 1, 2, 2], [-0.1, -2.0, -0.3, -0.3], [-math.inf] * 3 + [0.0]
+    )
+    assert lump(futures).num_states == 3
+    pasts = Fsa(
+        4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 0, 1, 2], [-0.1, -2.0, -0.3, -0.3], [-math.inf] * 3 + [0.0]
+    )
+    assert lump(pasts).num_states == 3
+
+
+def test_states_that_differ_by_more_than_the_tolerance_stay():
+    assert lump(diamond([0, 1, 2, 2], [-1.0, -1.0, -0.3, -0.4])).num_states == 4
+
+
+def test_weights_that_exp_cannot_hold_are_kept_as_they_are():
+    fsa = diamond([0, 1, 2, 2], [-2000.0, -1.0, -0.3, -0.3])
+    np.testing.assert_array_equal(lump(fsa).log_prob, fsa.log_prob)
+
+
+class TestNormalization:
+    GRAPH = Fsa(
+        3,
+        [0, 0, 1, 1, 2, 2],
+        [1, 2, 1, 2, 1, 2],
+        [0, 1, 2, 1, 0, 1],
+        np.log([0.5, 0.5, 0.3, 0.7, 0.6, 0.4]),
+        [-math.inf] * 3,
+    )
+    INITIAL = (0.0, 0.25, 0.75)
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_min_is_kaldis(self, shared, case):
+        folder, _ = read_case(shared, case)
+        with np.load(folder / f"{case}.npz") as golden:
+            initial = golden["initial_probs"].astype(np.float64)
+        ours = normalization_fsa(Fsa.read(folder / "den.fst"), initial, "min")
+        kaldis = Fsa.read(folder / "normalization.fst")
+        assert (ours.num_states, ours.num_arcs) == (kaldis.num_states, kaldis.num_arcs)
+        score, expected = Scorer(ours), Scorer(kaldis)
+        for path in sample_paths(ours, 60, seed=9, max_frames=60) + sample_paths(
+            kaldis, 60, seed=9, max_frames=60
+        ):
+            pdfs = ours.pdf[path]
+            assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.GRAPH_COST)
+
+    def test_sum_is_the_denominator_from_its_initial_distribution(self):
+        """So that a numerator composed with it has log Z at most that of the denominator."""
+        score = Scorer(normalization_fsa(self.GRAPH, self.INITIAL), log_add)
+        best = Scorer(normalization_fsa(self.GRAPH, self.INITIAL, "min"), log_add)
+        one = np.zeros(3)
+        starts = [
+            Scorer(
+                Fsa(3, self.GRAPH.src, self.GRAPH.dst, self.GRAPH.pdf, self.GRAPH.log_prob, one, s), log_add
+            )
+            for s in range(3)
+        ]
+        differs = False
+        for pdfs in pdf_sequences(3, 3):
+            expected = -math.inf
+            for prob, start in zip(self.INITIAL, starts, strict=True):
+                if prob:
+                    expected = log_add(expected, math.log(prob) + start(pdfs))
+            assert score(pdfs) == pytest.approx(expected, abs=tolerances.ENUMERATION)
+            assert best(pdfs) <= score(pdfs) + tolerances.ENUMERATION
+            differs |= best(pdfs) < score(pdfs) - 0.01
+        assert differs
+
+    def test_the_empty_path_and_unreachable_states_are_left_out(self):
+        result = normalization_fsa(self.GRAPH, self.INITIAL)
+        assert result.final_log_prob[result.start] == -math.inf
+        assert result.num_states == 3
+
+    @pytest.mark.parametrize(
+        ("initial", "merge", "message"),
+        [
+            ((0.5, 0.5), "sum", r"shape \[2\]: expected \[3\]"),
+            ((0.0, 0.0, 0.0), "sum", "one of them positive"),
+            ((0.5, -0.5, 1.0), "sum", "at least 0"),
+            ((0.5, 0.5, 0.0), "max", "merge = 'max'"),
+        ],
+    )
+    def test_refuses_by_name(self, initial, merge, message):
+        with pytest.raises(GraphError, match=message):
+            normalization_fsa(self.GRAPH, initial, merge)

@@ -1,0 +1,218 @@
+"""Expanding phones to pdfs keeps exactly the paths and scores that phones, context and topology prescribe."""
+
+import itertools
+import math
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+import tolerances
+from graph_paths import log_add, pdf_sequences
+
+from fsachain.errors import GraphError
+from fsachain.graph.context import ContextTree
+from fsachain.graph.expand import expand_arcs, expand_phones
+from fsachain.graph.topology import HmmState, Topology
+from fsachain.graph.transducer import Transducer
+
+PHONES = ("A", "B")
+NUM_FRAMES = 4
+
+
+def transducer(arcs, finals, num_states):
+    """arcs: (src, dst, ilabel, olabel, log_prob); finals: {state: log_prob}."""
+    src, dst, ilabel, olabel, log_prob = zip(*arcs, strict=True)
+    final = np.full(num_states, -np.inf)
+    final[list(finals)] = list(finals.values())
+    ints = (np.array(column, dtype=np.int32) for column in (src, dst, ilabel, olabel))
+    return Transducer(num_states, 0, *ints, np.array(log_prob, dtype=np.float64), final)
+
+
+LINEAR = transducer([(0, 1, 1, 7, -0.5), (1, 2, 1, 0, 0.0), (2, 3, 2, 8, -0.25)], {3: -1.0}, 4)
+LOOP = transducer([(0, 0, 1, 0, -1.0), (0, 0, 2, 0, -0.7), (0, 1, 1, 3, -1.2)], {0: -0.3, 1: 0.0}, 2)
+EPSILONS = transducer(
+    [(0, 1, 1, 5, -0.1), (0, 1, 0, 0, -2.0), (1, 2, 0, 6, -0.2), (2, 1, 2, 0, -0.3), (2, 3, 2, 0, -0.9)],
+    {1: -0.4, 3: 0.0},
+    4,
+)
+
+
+def total(graph, labels):
+    """Log-sum over all paths of `graph` that spell `labels`; its epsilon arcs form no cycle."""
+    leaving = defaultdict(list)
+    for arc in zip(graph.src, graph.dst, graph.ilabel, graph.log_prob, strict=True):
+        leaving[int(arc[0])].append(arc[1:])
+
+    @cache
+    def rest(state, position):
+        score = float(graph.final_log_prob[state]) if position == len(labels) else -math.inf
+        for dst, label, log_prob in leaving[state]:
+            if label == 0:
+                score = log_add(score, log_prob + rest(int(dst), position))
+            elif position < len(labels) and label == labels[position]:
+                score = log_add(score, log_prob + rest(int(dst), position + 1))
+        return score
+
+    return rest(graph.start, 0)
+
+
+def oracle(phone_graph, tree, num_frames, self_loop_scale, transition_scale):
+    """pdf sequence -> log score, by writing out phone strings and durations."""
+    scores = defaultdict(lambda: -math.inf)
+    states = tree.topology.states
+    for length in range(1, num_frames + 1):
+        for phones in itertools.product(range(1, tree.num_phones + 1), repeat=length):
+            weight = total(phone_graph, phones)
+            if weight == -math.inf:
+                continue
+            slots = [
+                (state, pair)
+                for left, phone in zip((0, *phones), phones, strict=False)
+                for state, pair in zip(states, tree.hmm_pdfs(phone, left), strict=True)
+            ]
+            for extra in itertools.product(range(num_frames), repeat=len(slots)):
+                if len(slots) + sum(extra) != num_frames:
+                    continue
+                pdfs, score = [], weight
+                for (state, (entry, loop)), more in zip(slots, extra, strict=True):
+                    if more and loop < 0:
+                        break
+                    pdfs += [entry, *[loop] * more]
+                    score += transition_scale * state.leave_log_prob
+                    score += self_loop_scale * more * state.loop_log_prob
+                else:
+                    scores[tuple(pdfs)] = log_add(scores[tuple(pdfs)], score)
+    return scores
+
+
+HALF_STUCK = Topology((HmmState(0, None, -0.1), HmmState(1, 1, -0.9, -0.4)))
+TREES = {
+    "monophone": ContextTree.monophone(PHONES, Topology.chain()),
+    "one pdf": ContextTree.monophone(PHONES, Topology.chain_one_pdf()),
+    "biphone": ContextTree.biphone(PHONES, Topology.chain_one_pdf()),
+    "biphone, independent A": ContextTree.biphone(PHONES, Topology.chain(), context_independent=("A",)),
+    "two states": ContextTree.monophone(PHONES, Topology.left_to_right(2)),
+    "two states in biphones": ContextTree.biphone(
+        PHONES, Topology.left_to_right(2), context_independent=("B",)
+    ),
+    "no self-loop": ContextTree.monophone(
+        PHONES, Topology((HmmState(0, None, -0.1), HmmState(1, 1, -0.9, -0.4)))
+    ),
+}
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.0, 0.0), (0.1, 0.7)])
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("phone_graph", [LINEAR, LOOP, EPSILONS], ids=["linear", "loop", "epsilons"])
+def test_every_pdf_sequence_scores_as_its_phones_and_durations_say(phone_graph, tree, scales):
+    """Log-sums over all paths agree, so no pdf sequence gains or loses a path, epsilons or not."""
+    expansion = expand_arcs(phone_graph, tree, self_loop_scale=scales[0], transition_scale=scales[1])
+    expected = oracle(phone_graph, tree, NUM_FRAMES, *scales)
+    if tree.num_pdfs <= 6:
+        assert {
+            p for p in pdf_sequences(tree.num_pdfs, NUM_FRAMES) if spelled(expansion, p) > -math.inf
+        } == set(expected)
+    for pdfs, score in expected.items():
+        assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)
+
+
+def spelled(expansion, pdfs):
+    return total(expansion.graph, tuple(pdf + 1 for pdf in pdfs))
+
+
+def collapse(pdfs):
+    return tuple(pdf for pdf, _ in itertools.groupby(pdfs) if pdf != 0)
+
+
+@pytest.mark.parametrize("phones", [(1,), (1, 2), (1, 1), (2, 2, 1)])
+def test_ctc_accepts_exactly_what_collapses_to_the_phones_once(phones):
+    """Equal phones in a row need a blank between them; a legal frame sequence has one path of weight one."""
+    tree = ContextTree.monophone(PHONES, Topology.ctc())
+    arcs = [(i, i + 1, phone, 0, 0.0) for i, phone in enumerate(phones)]
+    expansion = expand_arcs(
+        transducer(arcs, {len(phones): 0.0}, len(phones) + 1), tree, self_loop_scale=1.0, transition_scale=1.0
+    )
+    for pdfs in pdf_sequences(3, 5):
+        expected = 0.0 if collapse(pdfs) == phones else -math.inf
+        assert spelled(expansion, pdfs) == expected
+
+
+def test_output_labels_stay_on_the_first_frame_of_their_phone():
+    tree = ContextTree.monophone(PHONES, Topology.left_to_right(2))
+    expansion = expand_arcs(LINEAR, tree, self_loop_scale=1.0, transition_scale=1.0)
+    first = np.array(expansion.arc_is_start)
+    assert sorted(expansion.graph.olabel[first].tolist()) == [0, 7, 8]
+    assert not expansion.graph.olabel[~first].any()
+
+
+def test_arcs_remember_phone_and_tag():
+    tree = ContextTree.biphone(PHONES, Topology.chain())
+    expansion = expand_arcs(LINEAR, tree, self_loop_scale=1.0, transition_scale=1.0, tags=[4, 5, 6])
+    phone_of = {4: 1, 5: 1, 6: 2}
+    assert [phone_of[tag] for tag in expansion.arc_tag] == expansion.arc_phone
+    assert len(expansion.arc_tag) == len(expansion.graph.src) == 6
+    for label, phone in zip(expansion.graph.ilabel, expansion.arc_phone, strict=True):
+        assert phone in tree.describe(int(label) - 1).phones
+
+
+def test_a_self_loop_in_the_phone_graph_stays_apart_from_that_of_the_phone():
+    """One phone of two frames and two phones of one frame are different paths of the one-pdf topology."""
+    tree = ContextTree.monophone(("A",), Topology.chain_one_pdf())
+    loop = transducer([(0, 0, 1, 0, math.log(0.5))], {0: math.log(0.5)}, 1)
+    expansion = expand_arcs(loop, tree, self_loop_scale=1.0, transition_scale=1.0)
+    one_long = math.log(0.5) * 2 + math.log(0.5) * 2
+    two_short = math.log(0.5) * 3 + math.log(0.5) * 2
+    assert spelled(expansion, (0, 0)) == pytest.approx(
+        log_add(one_long, two_short), abs=tolerances.ENUMERATION
+    )
+
+
+def test_a_phone_that_the_tree_does_not_know_is_named():
+    with pytest.raises(GraphError, match=r"arc 1 .*phone 3.*\[1, 2\]"):
+        expand_arcs(
+            transducer([(0, 1, 1, 0, 0.0), (0, 1, 3, 0, 0.0)], {1: 0.0}, 2),
+            TREES["monophone"],
+            self_loop_scale=1.0,
+            transition_scale=1.0,
+        )
+
+
+class TestOpenFst:
+    pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
+
+    def test_arrays_cross_to_openfst_and_back(self):
+        for graph in (LINEAR, LOOP, EPSILONS):
+            fst = graph.to_openfst()
+            assert fst.verify()
+            back = Transducer.from_openfst(fst)
+            order = np.argsort(graph.src, kind="stable")
+            for name in ("src", "dst", "ilabel", "olabel", "log_prob"):
+                np.testing.assert_array_equal(getattr(back, name), getattr(graph, name)[order].astype("f4"))
+            np.testing.assert_array_equal(back.final_log_prob, graph.final_log_prob.astype("f4"))
+
+    def test_symbol_tables_and_other_fst_types_are_no_obstacle(self):
+        fst = LINEAR.to_openfst()
+        table = self.pywrapfst.SymbolTable()
+        table.add_symbol("<eps>", 0)
+        table.add_symbol("A", 1)
+        fst.set_input_symbols(table)
+        plain = Transducer.from_openfst(fst)
+        constant = Transducer.from_openfst(self.pywrapfst.convert(fst, "const"))
+        assert fst.input_symbols() is not None
+        for name in ("src", "dst", "ilabel", "olabel", "log_prob", "final_log_prob"):
+            np.testing.assert_array_equal(getattr(plain, name), getattr(constant, name))
+        assert plain.ilabel.tolist() == [1, 1, 2]
+
+    def test_expanding_an_openfst_object_is_expanding_its_arrays(self):
+        fst = expand_phones(
+            EPSILONS.to_openfst(), TREES["biphone"], self_loop_scale=1.0, transition_scale=1.0
+        )
+        direct = expand_arcs(EPSILONS, TREES["biphone"], self_loop_scale=1.0, transition_scale=1.0).graph
+        assert self.pywrapfst.equal(fst, direct.to_openfst(), delta=1e-5)
+
+    def test_the_empty_fst_and_other_semirings_are_refused(self):
+        with pytest.raises(GraphError, match="no start state"):
+            Transducer.from_openfst(self.pywrapfst.VectorFst())
+        with pytest.raises(GraphError, match="arc type 'log'"):
+            Transducer.from_openfst(self.pywrapfst.VectorFst("log"))

@@ -1,0 +1,245 @@
+"""Features against the formulas, normalisation, and the cache on disk."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fsachain.data import cache
+from fsachain.data.audio import Perturbation, change_speed
+from fsachain.data.cache import load_features
+from fsachain.data.cmvn import Cmvn, CmvnConfig
+from fsachain.data.features import FeatureConfig, compute_features
+from fsachain.data.kaldi_dir import Utterance
+from fsachain.errors import ConfigError, DataError, ShapeError
+
+soundfile = pytest.importorskip("soundfile")
+pytest.importorskip("kaldi_native_fbank")
+
+
+def noise(seconds: float, rate: int, seed: int = 1) -> NDArray[np.float32]:
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
+
+
+def kaldi_fbank_frame(samples: NDArray[np.float32], first: int, config: FeatureConfig) -> NDArray[np.float64]:
+    """Log mel energies of one frame from their definition, float64; `first` is the frame's first sample."""
+    length = round(config.frame_length_ms * config.sample_rate / 1000)
+    frame = samples[first : first + length].astype(np.float64) * 32768.0
+    frame -= frame.mean()
+    frame -= 0.97 * np.concatenate([frame[:1], frame[:-1]])
+    frame *= (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / (length - 1))) ** 0.85
+    size = 2 ** int(np.ceil(np.log2(length)))
+    power = np.abs(np.fft.rfft(frame, size)) ** 2
+    nyquist = config.sample_rate / 2
+    high = config.high_freq if config.high_freq > 0 else nyquist + config.high_freq
+
+    def mel(hertz: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        return 1127.0 * np.log1p(np.asarray(hertz) / 700.0)
+
+    edges = np.linspace(mel(config.low_freq), mel(high), config.num_mel_bins + 2)
+    bins = mel(np.arange(size // 2) * config.sample_rate / size)
+    rising = (bins - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    falling = (edges[2:, None] - bins) / (edges[2:] - edges[1:-1])[:, None]
+    return np.log(np.maximum(np.minimum(rising, falling), 0.0) @ power[: size // 2])
+
+
+@pytest.mark.parametrize(
+    "config", [FeatureConfig(), FeatureConfig(sample_rate=16000, num_mel_bins=80, high_freq=-400.0)]
+)
+def test_fbank_is_the_log_of_mel_filtered_power(config: FeatureConfig) -> None:
+    """Frame t of `snip_edges` off is centred on sample (t + 1/2) * shift; float32 FFT against float64."""
+    samples = noise(0.5, config.sample_rate)
+    features = compute_features(samples, config)
+    shift = config.sample_rate // 100
+    length = config.sample_rate // 40
+    for t in (5, 20):
+        first = t * shift + shift // 2 - length // 2
+        np.testing.assert_allclose(features[t], kaldi_fbank_frame(samples, first, config), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "samples", "frames"), [(8000, 8000, 100), (8000, 8041, 101), (16000, 16000, 100)]
+)
+def test_one_frame_per_shift_without_snipping(rate: int, samples: int, frames: int) -> None:
+    features = compute_features(np.zeros(samples, np.float32), FeatureConfig(sample_rate=rate))
+    assert features.shape == (frames, 40)
+    assert features.dtype == np.float32
+    assert np.isfinite(features).all()
+
+
+def test_snipped_edges_lose_the_last_window() -> None:
+    assert len(compute_features(noise(1, 8000), FeatureConfig(snip_edges=True))) == 98
+
+
+def test_mfcc_keeps_the_asked_number_of_coefficients() -> None:
+    config = FeatureConfig(kind="mfcc", num_mel_bins=40, num_ceps=13)
+    assert compute_features(noise(1, 8000), config).shape == (100, 13)
+
+
+def test_empty_signal_has_no_frames() -> None:
+    assert compute_features(np.zeros(0, np.float32), FeatureConfig()).shape == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("kind", "plp"), ("sample_rate", 0), ("num_mel_bins", -1), ("frame_shift_ms", 0.0)]
+)
+def test_illegal_option_is_refused_by_name(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is {value!r}"):
+        FeatureConfig(**{option: value})
+
+
+@pytest.mark.parametrize("speed", [0.9, 1.1])
+def test_speed_changes_length_and_pitch_by_its_factor(speed: float) -> None:
+    tone = np.sin(2 * np.pi * 500 * np.arange(8000) / 8000).astype(np.float32)
+    changed = change_speed(tone, speed)
+    assert len(changed) == pytest.approx(8000 / speed, abs=1)
+    peak = np.argmax(np.abs(np.fft.rfft(changed * np.hanning(len(changed))))) * 8000 / len(changed)
+    assert peak == pytest.approx(500 * speed, abs=2)
+
+
+def test_volume_is_drawn_once_per_utterance_within_its_range() -> None:
+    samples = noise(0.1, 8000)
+    perturbation = Perturbation(volume=(0.5, 2.0), seed=3)
+    gains = [float((perturbation.apply(samples, f"u{i}") / samples).mean()) for i in range(50)]
+    assert 0.5 <= min(gains) < 0.7 and 1.5 < max(gains) <= 2.0
+    np.testing.assert_array_equal(perturbation.apply(samples, "u7"), perturbation.apply(samples, "u7"))
+
+
+@pytest.mark.parametrize("perturbation", [{"speed": 3.0}, {"volume": (0.0, 1.0)}, {"volume": (2.0, 1.0)}])
+def test_illegal_perturbation_is_refused(perturbation: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        Perturbation(**perturbation)
+
+
+# Normalisation
+
+
+def matrices() -> list[tuple[str, NDArray[np.float32]]]:
+    generator = np.random.default_rng(2)
+    return [
+        (f"s{i % 2}", (generator.standard_normal((30 + i, 4)) * (1 + i) + 5 * i).astype(np.float32))
+        for i in range(4)
+    ]
+
+
+@pytest.mark.parametrize("scope", ["global", "speaker", "utterance"])
+def test_normalised_features_have_mean_zero_and_variance_one_over_their_scope(scope: str) -> None:
+    data = matrices()
+    cmvn = Cmvn.estimate(CmvnConfig(scope), data)
+    normalised = [(speaker, cmvn.apply(features, speaker)) for speaker, features in data]
+    groups: dict[object, list[NDArray[np.float32]]] = {}
+    for i, (speaker, features) in enumerate(normalised):
+        groups.setdefault({"global": 0, "speaker": speaker, "utterance": i}[scope], []).append(features)
+    for group in groups.values():
+        frames = np.concatenate(group)
+        np.testing.assert_allclose(frames.mean(axis=0), 0.0, atol=1e-5)
+        np.testing.assert_allclose(frames.var(axis=0), 1.0, atol=1e-4)
+
+
+def test_mean_normalisation_keeps_the_variance() -> None:
+    speaker, features = matrices()[1]
+    normalised = Cmvn(CmvnConfig("utterance", "mean")).apply(features, speaker)
+    np.testing.assert_allclose(normalised.mean(axis=0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(normalised.var(axis=0), features.var(axis=0), rtol=1e-4)
+
+
+def test_constant_feature_stays_finite() -> None:
+    features = np.full((10, 4), 7.0, np.float32)
+    assert np.isfinite(Cmvn(CmvnConfig("utterance")).apply(features, "s")).all()
+
+
+def test_saved_global_statistics_normalise_identically() -> None:
+    data = matrices()
+    config = CmvnConfig("global")
+    cmvn = Cmvn.estimate(config, data)
+    restored = Cmvn.from_state(config, {name: array.tolist() for name, array in cmvn.state().items()})
+    np.testing.assert_array_equal(restored.apply(data[0][1], "x"), cmvn.apply(data[0][1], "y"))
+
+
+def test_cmvn_errors_name_what_is_wrong() -> None:
+    cmvn = Cmvn.estimate(CmvnConfig("speaker"), matrices())
+    with pytest.raises(DataError, match="speaker 'stranger'"):
+        cmvn.apply(matrices()[0][1], "stranger")
+    with pytest.raises(ShapeError, match="5 columns, the cmvn statistics 4"):
+        cmvn.apply(np.zeros((3, 5), np.float32), "s0")
+    with pytest.raises(ConfigError, match="'word'"):
+        CmvnConfig("word")
+    with pytest.raises(DataError, match="at least one frame"):
+        Cmvn.estimate(CmvnConfig("global"), [])
+    with pytest.raises(DataError, match="lacks squares, total"):
+        Cmvn.from_state(CmvnConfig("global"), {"count": [1.0]})
+
+
+# The cache
+
+
+@pytest.fixture
+def utterances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Utterance]:
+    """Five utterances in chunks of two."""
+    monkeypatch.setattr(cache, "CHUNK", 2)
+    made = []
+    for i in range(5):
+        path = tmp_path / f"{i}.wav"
+        soundfile.write(path, noise(0.2 + 0.05 * i, 8000, seed=i), 8000)
+        made.append(Utterance(f"u{i}", "s", ("one",), str(path)))
+    return made
+
+
+def assert_equal(left: list[NDArray[np.float32]], right: list[NDArray[np.float32]]) -> None:
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_cached_features_equal_computed_ones_and_are_not_computed_again(
+    utterances: list[Utterance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load_features(utterances, FeatureConfig())
+    folder = tmp_path / "cache"
+    assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder), plain)
+    monkeypatch.setattr(cache, "utterance_features", lambda *unused: pytest.fail("computed although cached"))
+    assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder, num_workers=2), plain)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".npz"] * 3
+
+
+def test_threads_and_processes_give_the_same_features_and_share_a_cache(
+    utterances: list[Utterance], tmp_path: Path
+) -> None:
+    plain = load_features(utterances, FeatureConfig())
+    assert_equal(load_features(utterances, FeatureConfig(), num_workers=3), plain)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        made = load_features(utterances, FeatureConfig(), cache_dir=tmp_path / "cache", executor=executor)
+    assert_equal(made, plain)
+    assert_equal(load_features(utterances, FeatureConfig(), cache_dir=tmp_path / "cache"), plain)
+
+
+def test_another_configuration_speed_or_recording_is_another_entry(
+    utterances: list[Utterance], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    before = load_features(utterances, FeatureConfig(), cache_dir=folder)
+    assert load_features(utterances, FeatureConfig(num_mel_bins=23), cache_dir=folder)[0].shape[1] == 23
+    slow = load_features(utterances, FeatureConfig(), perturbation=Perturbation(0.9), cache_dir=folder)
+    assert len(slow[0]) > len(before[0])
+    soundfile.write(utterances[0].audio, noise(0.6, 8000), 8000)
+    assert len(load_features(utterances, FeatureConfig(), cache_dir=folder)[0]) == 60
+
+
+def test_damaged_cache_file_is_made_again(utterances: list[Utterance], tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    plain = load_features(utterances, FeatureConfig(), cache_dir=folder)
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder), plain)
+
+
+def test_failure_leaves_no_half_written_file(utterances: list[Utterance], tmp_path: Path) -> None:
+    broken = [*utterances[:3], replace(utterances[3], audio=str(tmp_path / "gone.wav")), utterances[4]]
+    with pytest.raises(DataError, match=r"'u3': cannot read .*gone\.wav"):
+        load_features(broken, FeatureConfig(), cache_dir=tmp_path / "cache")
+    assert len(load_features(utterances, FeatureConfig(), cache_dir=tmp_path / "cache")) == 5
+    assert not list((tmp_path / "cache").glob("*.tmp"))

@@ -1,0 +1,193 @@
+"""Word grammars are probability distributions, survive the ARPA format, and name what they refuse."""
+
+import math
+import sys
+from collections import Counter
+
+import pytest
+import tolerances
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
+from fsachain.graph.lexicon import Lexicon
+
+pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
+LEXICON = Lexicon.from_entries([(word, 1.0, ["P"]) for word in ("a", "b", "c", "d")])
+SENTENCES = st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=8)
+
+
+def parse_arpa(text: str) -> dict[tuple[str, ...], tuple[float, float]]:
+    """Natural log of probability and back-off weight of every n-gram; checks the header's counts."""
+    ngrams, header, sizes = {}, {}, Counter()
+    for line in text.splitlines():
+        fields = line.split("\t")
+        if line.startswith("ngram "):
+            length, count = line.removeprefix("ngram ").split("=")
+            header[int(length)] = int(count)
+        elif len(fields) > 1:
+            words = tuple(fields[1].split())
+            sizes[len(words)] += 1
+            backoff = float(fields[2]) if len(fields) > 2 else 0.0
+            ngrams[words] = (float(fields[0]) * math.log(10), backoff * math.log(10))
+    assert header == sizes
+    return ngrams
+
+
+def log_prob(ngrams, history, word):
+    """log P(word | history) by the rules of the format."""
+    if (*history, word) in ngrams or not history:
+        return ngrams[(*history, word)][0]
+    return ngrams.get(history, (0.0, 0.0))[1] + log_prob(ngrams, history[1:], word)
+
+
+def sentence_log_prob(ngrams, sentence, order):
+    history, total = ("<s>",)[: order - 1], 0.0
+    for word in (*sentence, "</s>"):
+        total += log_prob(ngrams, history, word)
+        history = (*history, word)[max(0, len(history) + 2 - order) :] if order > 1 else ()
+    return total
+
+
+def grammar_cost(grammar, sentence):
+    """Cost of the cheapest path that accepts `sentence`, of word ids."""
+    acceptor = pywrapfst.VectorFst()
+    acceptor.add_states(len(sentence) + 1)
+    acceptor.set_start(0)
+    acceptor.set_final(len(sentence))
+    for position, word in enumerate(sentence):
+        acceptor.add_arc(position, pywrapfst.Arc(word, word, "0", position + 1))
+    found = pywrapfst.compose(acceptor, grammar.copy().arcsort("ilabel"))
+    return float(pywrapfst.shortestdistance(found, reverse=True)[0]) if found.num_states() else math.inf
+
+
+@given(SENTENCES, st.integers(1, 4))
+def test_probabilities_sum_to_one_after_every_history(sentences, order):
+    ngrams = parse_arpa(estimate_arpa(sentences, order, vocabulary=["a", "d"]))
+    words = [ngram[0] for ngram in ngrams if len(ngram) == 1 and ngram != ("<s>",)]
+    assert {"a", "d", "</s>"} <= set(words)
+    histories = {ngram for ngram in ngrams if len(ngram) < order and ngram[-1] != "</s>"}
+    for history in {(), *histories}:
+        total = math.fsum(math.exp(log_prob(ngrams, history, word)) for word in words)
+        assert total == pytest.approx(1.0, abs=tolerances.ARPA_PROBABILITY)
+
+
+def test_witten_bell_by_hand():
+    """Sentences `a b` and `a`: 5 events, 3 types (a, b, end); after `a` one b and one end."""
+    ngrams = parse_arpa(estimate_arpa([["a", "b"], ["a"]], order=2, vocabulary=["a", "b", "c"]))
+    prob = {ngram: math.exp(value) for ngram, (value, _) in ngrams.items()}
+    uniform = 1 / 4
+    unigram = {w: (c + 3 * uniform) / (5 + 3) for w, c in {"a": 2, "b": 1, "</s>": 2, "c": 0}.items()}
+    for word, value in unigram.items():
+        assert prob[(word,)] == pytest.approx(value, abs=tolerances.ARPA_PROBABILITY)
+    assert prob["a", "b"] == pytest.approx((1 + 2 * unigram["b"]) / 4, abs=tolerances.ARPA_PROBABILITY)
+    assert prob["<s>", "a"] == pytest.approx((2 + unigram["a"]) / 3, abs=tolerances.ARPA_PROBABILITY)
+    assert math.exp(ngrams[("a",)][1]) == pytest.approx(2 / 4, abs=tolerances.ARPA_PROBABILITY)
+
+
+def test_a_higher_order_predicts_its_training_text_better():
+    sentences = [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c", "d"]]
+    scores = [
+        sum(sentence_log_prob(parse_arpa(estimate_arpa(sentences, order)), s, order) for s in sentences)
+        for order in (1, 2, 3)
+    ]
+    assert scores[0] < scores[1] < scores[2]
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_the_grammar_gives_each_sentence_the_probability_of_the_arpa_file(order, tmp_path):
+    """For seen and unseen sentences; the cheapest path takes an explicit n-gram where there is one."""
+    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
+    sentences = [["a", "b", "a"], ["b", "c"], ["a", "b", "c"], []]
+    text = estimate_arpa(sentences, order, vocabulary=LEXICON.words)
+    path = tmp_path / "lm.arpa"
+    path.write_text(text)
+    grammar = grammar_from_arpa(path, LEXICON)
+    ngrams = parse_arpa(text)
+    for sentence in [*sentences, ["d"], ["c", "c", "a"], ["a", "d", "b"]]:
+        ids = [LEXICON.word_id(word) for word in sentence]
+        want = -sentence_log_prob(ngrams, sentence, order)
+        assert grammar_cost(grammar, ids) == pytest.approx(want, abs=tolerances.GRAPH_COST)
+
+
+def test_ngrams_of_words_without_pronunciation_are_left_out(tmp_path):
+    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
+    path = tmp_path / "lm.arpa"
+    path.write_text(estimate_arpa([["a", "zebra"], ["b"]], 2))
+    grammar = grammar_from_arpa(path, LEXICON)
+    labels = {arc.olabel for state in grammar.states() for arc in grammar.arcs(state)}
+    assert labels == {0, LEXICON.word_id("a"), LEXICON.word_id("b")}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "garbage\n", "\\data\\\nngram 1=2\n\n\\1-grams:\n-1 a\n", "\\data\\\nngram 1=x\n"]
+)
+def test_a_malformed_arpa_file_is_an_error_and_not_the_end_of_the_process(text, tmp_path):
+    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
+    path = tmp_path / "bad.arpa"
+    path.write_text(text)
+    with pytest.raises(GraphError, match=r"bad\.arpa: not an n-gram in ARPA format"):
+        grammar_from_arpa(path, LEXICON)
+
+
+def test_an_absent_or_foreign_arpa_file_is_refused(tmp_path):
+    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
+    with pytest.raises(GraphError, match=r"absent\.arpa: no such file"):
+        grammar_from_arpa(tmp_path / "absent.arpa", LEXICON)
+    path = tmp_path / "other.arpa"
+    path.write_text(estimate_arpa([["x", "y"]], 2))
+    with pytest.raises(GraphError, match="none of its words is among the 4 words"):
+        grammar_from_arpa(path, LEXICON)
+
+
+def test_a_lexicon_with_a_reserved_word_is_refused(tmp_path):
+    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
+    path = tmp_path / "lm.arpa"
+    path.write_text(estimate_arpa([["a"]], 2))
+    with pytest.raises(GraphError, match="word '<s>' of the lexicon"):
+        grammar_from_arpa(path, Lexicon.from_entries([("a", 1.0, ["P"]), ("<s>", 1.0, ["P"])]))
+
+
+def test_kaldilm_missing_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kaldilm", None)
+    with pytest.raises(ImportError, match=r"fsachain\[recipes\]"):
+        grammar_from_arpa("lm.arpa", LEXICON)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "vocabulary", "message"),
+    [
+        ([], ["a"], "sentences is empty"),
+        (["a b"], [], r"sentences\[0\] = 'a b': expected a sequence of words"),
+        ([["a"], ["b c"]], [], r"sentences\[1\] has the word 'b c'"),
+        ([["<s>"]], [], r"sentences\[0\] has the word '<s>'"),
+        ([["a"]], ["b", ""], "vocabulary has the word ''"),
+        ([["a"]], "abc", "vocabulary = 'abc'"),
+        ([[3]], [], r"sentences\[0\] has the word 3"),
+    ],
+)
+def test_bad_text_is_refused_by_sentence_and_word(sentences, vocabulary, message):
+    with pytest.raises(GraphError, match=message):
+        estimate_arpa(sentences, 2, vocabulary=vocabulary)
+
+
+def test_an_order_below_one_is_refused():
+    with pytest.raises(ConfigError, match="order = 0"):
+        estimate_arpa([["a"]], 0)
+
+
+def test_a_word_loop_accepts_every_sequence_at_the_same_cost_per_word():
+    grammar = word_loop(["b", "d"], LEXICON)
+    b, d = LEXICON.word_id("b"), LEXICON.word_id("d")
+    for sentence in ([], [b], [d, b, d, d]):
+        want = (len(sentence) + 1) * math.log(3)
+        assert grammar_cost(grammar, sentence) == pytest.approx(want, abs=tolerances.GRAPH_COST)
+    assert grammar_cost(grammar, [LEXICON.word_id("a")]) == math.inf
+
+
+def test_a_word_loop_over_nothing_or_over_unknown_words_is_refused():
+    with pytest.raises(GraphError, match="words is empty"):
+        word_loop([], LEXICON)
+    with pytest.raises(GraphError, match="word 'zebra'"):
+        word_loop(["a", "zebra"], LEXICON)

@@ -1,0 +1,169 @@
+"""Kaldi data directories: what is read, what is refused and with which message."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fsachain.data.audio import read_audio
+from fsachain.data.features import FeatureConfig, utterance_features
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.errors import DataError
+
+soundfile = pytest.importorskip("soundfile")
+
+RATE = 8000
+RAMP = (np.arange(2 * RATE, dtype=np.float32) / (4 * RATE)).astype(np.float32)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Two recordings of 2 s by one speaker, paths relative to the folder."""
+    (tmp_path / "audio").mkdir()
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / "audio" / f"{name}.wav", RAMP, RATE, subtype="FLOAT")
+    write(tmp_path, "wav.scp", "a audio/a.wav\nb audio/b.wav\n")
+    write(tmp_path, "text", "a one two\nb\n")
+    write(tmp_path, "utt2spk", "a anna\nb anna\n")
+    return tmp_path
+
+
+def write(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content, encoding="utf-8")
+
+
+def test_tables_give_words_speakers_and_paths_beside_the_table(corpus: Path) -> None:
+    first, second = DataDir.read(corpus)
+    assert (first.id, first.speaker, first.words) == ("a", "anna", ("one", "two"))
+    assert first.audio == str(corpus / "audio" / "a.wav")
+    assert second.words == ()
+
+
+def test_speaker_is_the_utterance_without_utt2spk(corpus: Path) -> None:
+    (corpus / "utt2spk").unlink()
+    assert [u.speaker for u in DataDir.read(corpus)] == ["a", "b"]
+
+
+def test_segments_cut_exactly_the_samples_between_start_and_end(corpus: Path) -> None:
+    write(corpus, "segments", "a1 a 0.5 1.25\na2 a 1.5 -1\n")
+    write(corpus, "text", "a1 one\na2 two\n")
+    write(corpus, "utt2spk", "a1 anna\na2 anna\n")
+    first, second = (read_audio(u, RATE) for u in DataDir.read(corpus))
+    np.testing.assert_array_equal(first, RAMP[4000:10000])
+    np.testing.assert_array_equal(second, RAMP[12000:])
+
+
+def test_segment_past_the_end_of_its_recording_is_refused_with_both_times(corpus: Path) -> None:
+    write(corpus, "segments", "a1 a 0.5 2.5\n")
+    write(corpus, "text", "a1 one\n")
+    write(corpus, "utt2spk", "a1 anna\n")
+    (utterance,) = DataDir.read(corpus)
+    with pytest.raises(DataError, match=r"'a1' is the part from 0.5 to 2.5 s .* has 2.000 s"):
+        read_audio(utterance, RATE)
+
+
+@pytest.mark.parametrize("entry", ["cat audio/a.wav |", "| cat", "sox a.wav -t wav - |"])
+def test_shell_command_is_refused_unless_asked_for(corpus: Path, entry: str) -> None:
+    write(corpus, "wav.scp", f"a audio/a.wav\nb {entry}\n")
+    with pytest.raises(DataError, match=r"wav.scp:2: 'b' is a shell command .*allow_commands=True"):
+        DataDir.read(corpus)
+    assert len(DataDir.read(corpus, allow_commands=True)) == 2
+
+
+def test_refused_command_never_runs(corpus: Path) -> None:
+    write(corpus, "wav.scp", f"a touch {corpus}/ran; cat {corpus}/audio/a.wav |\nb audio/b.wav\n")
+    with pytest.raises(DataError):
+        DataDir.read(corpus)
+    assert not (corpus / "ran").exists()
+
+
+def test_allowed_command_gives_the_same_samples_as_the_file(corpus: Path) -> None:
+    write(corpus, "wav.scp", f"a cat {corpus}/audio/a.wav |\nb audio/b.wav\n")
+    by_command, by_file = (read_audio(u, RATE) for u in DataDir.read(corpus, allow_commands=True))
+    np.testing.assert_array_equal(by_command, by_file)
+
+
+def test_failing_command_names_utterance_and_reason(corpus: Path) -> None:
+    write(corpus, "wav.scp", "a echo broken >&2; exit 3 |\nb audio/b.wav\n")
+    first, _ = DataDir.read(corpus, allow_commands=True)
+    with pytest.raises(DataError, match=r"'a'.*status 3: broken"):
+        read_audio(first, RATE)
+
+
+def test_feats_scp_is_read_through_a_kaldi_reader(corpus: Path) -> None:
+    kaldi_native_io = pytest.importorskip("kaldi_native_io")
+    matrix = np.random.default_rng(1).standard_normal((7, 40)).astype(np.float32)
+    with kaldi_native_io.FloatMatrixWriter(f"ark,scp:{corpus}/f.ark,{corpus}/f.scp") as writer:
+        writer.write("a", matrix)
+        writer.write("b", 2 * matrix)
+    addresses = (corpus / "f.scp").read_text().replace(f"{corpus}/", "")
+    write(corpus, "feats.scp", addresses)
+    (corpus / "wav.scp").unlink()
+    config = FeatureConfig()
+    first, second = DataDir.read(corpus)
+    np.testing.assert_array_equal(utterance_features(first, config), matrix)
+    np.testing.assert_array_equal(utterance_features(second, config), 2 * matrix)
+    with pytest.raises(DataError, match=r"'a'.*shape \(7, 40\), expected \[frames, 23\]"):
+        utterance_features(first, FeatureConfig(num_mel_bins=23))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("text", "a one\na two\nb\n", r"text:2: key 'a' occurs twice, first on line 1"),
+        ("text", "a one\n", r"text: no transcript for utterance 'b'"),
+        ("text", "a one\nb\nc three\n", r"text:3: utterance 'c' has neither a recording nor features"),
+        ("utt2spk", "a anna\n", r"utt2spk: no speaker for utterance 'b'"),
+        ("utt2spk", "a anna\nb anna bert\n", r"utt2spk:2: expected 'utterance speaker'"),
+        ("wav.scp", "a audio/a.wav\nb\n", r"wav.scp:2: 'b' has no path"),
+        ("wav.scp", "", r"neither wav.scp nor feats.scp"),
+        ("segments", "a a 0.5\n", r"segments:1: expected 'utterance recording start end'"),
+        ("segments", "a x 0 1\n", r"segments:1: recording 'x' of 'a' is not in wav.scp"),
+        ("segments", "a a 1 0.5\n", r"segments:1: 'a' needs 0 <= start < end"),
+        ("segments", "a a 0 nan\n", r"segments:1: 'a' needs 0 <= start < end"),
+    ],
+)
+def test_malformed_table_is_refused_by_file_and_line(
+    corpus: Path, name: str, content: str, message: str
+) -> None:
+    write(corpus, name, content)
+    with pytest.raises(DataError, match=message):
+        DataDir.read(corpus)
+
+
+def test_missing_directory_and_transcripts_are_named(corpus: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        DataDir.read(corpus / "nowhere")
+    (corpus / "text").unlink()
+    with pytest.raises(DataError, match="needs the transcripts"):
+        DataDir.read(corpus)
+
+
+def test_joined_directories_keep_order_and_refuse_equal_ids(corpus: Path, tmp_path: Path) -> None:
+    data = DataDir.read(corpus)
+    only_a, only_b = data.select(lambda u: u.id == "a"), data.select(lambda u: u.id == "b")
+    assert [u.id for u in DataDir.join([only_b, only_a])] == ["b", "a"]
+    with pytest.raises(DataError, match="'a' occurs twice"):
+        DataDir.join([data, only_a])
+
+
+def test_other_sample_rate_is_refused_with_both_rates(corpus: Path) -> None:
+    first, _ = DataDir.read(corpus)
+    with pytest.raises(DataError, match=r"'a'.*has 8000 Hz, expected 16000 Hz"):
+        read_audio(first, 16000)
+
+
+def test_damaged_recording_is_refused_by_name(corpus: Path) -> None:
+    write(corpus / "audio", "a.wav", "not audio")
+    first, _ = DataDir.read(corpus)
+    with pytest.raises(DataError, match=r"'a': cannot read .*a\.wav"):
+        read_audio(first, RATE)
+
+
+def test_recorded_corpus_has_the_durations_its_table_says(shared: Path) -> None:
+    folder = shared / "data" / "digits" / "connected" / "dev"
+    durations = dict(line.split() for line in (folder / "utt2dur").read_text().splitlines())
+    for utterance in DataDir.read(folder).utterances[::10]:
+        assert len(read_audio(utterance, RATE)) / RATE == pytest.approx(
+            float(durations[utterance.id]), abs=1e-3
+        )

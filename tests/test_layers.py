@@ -1,0 +1,169 @@
+"""The layers of the package, read from its imports: each may use those below it, never those above."""
+
+import ast
+import configparser
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "fsachain"
+
+# From the bottom up. A single module of the package's top folder is "core" unless it is named here.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"kernels", "errors"}),
+    frozenset({"core"}),
+    frozenset({"graph", "backends"}),
+    frozenset({"loss", "nn", "data"}),
+    frozenset({"train", "decode", "plot"}),
+    frozenset({"cli"}),
+)
+# The methods of Fsa that read and write files delegate to the borders inside the method.
+UPWARD_BY_NAME = {("fsachain.fsa", "fsachain.graph.openfst"), ("fsachain.fsa", "fsachain.att")}
+# Third-party packages that a layer may import at module level; the others are imported where they are used.
+NUMERICAL = frozenset({"numpy", "scipy"})
+THIRD_PARTY: dict[str, frozenset[str]] = {
+    "kernels": frozenset(),
+    "errors": frozenset(),
+    "core": NUMERICAL,
+    "graph": NUMERICAL,
+    "backends": NUMERICAL | {"numba"},
+    "loss": NUMERICAL | {"torch"},
+    "nn": NUMERICAL | {"torch"},
+    "data": NUMERICAL | {"torch"},
+    "train": NUMERICAL | {"torch"},
+    "decode": NUMERICAL | {"torch"},
+    "plot": NUMERICAL | {"torch"},
+    "cli": NUMERICAL | {"torch", "click"},
+}
+MAX_MODULE_LINES = 300
+MAX_FUNCTION_LINES = 50
+
+FILES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    relative = path.relative_to(ROOT).with_suffix("")
+    parts = relative.parts[:-1] if relative.name == "__init__" else relative.parts
+    return ".".join(("fsachain", *parts) if parts[0] == "kernels" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def layer_of(module: str) -> str:
+    parts = module.split(".")
+    if len(parts) == 1:
+        return "facade"
+    known = frozenset().union(*LAYERS)
+    return parts[1] if parts[1] in known else "core"
+
+
+def rank(layer: str) -> int:
+    return next(i for i, names in enumerate(LAYERS) if layer in names)
+
+
+def _is_type_checking(node: ast.If) -> bool:
+    return "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _walk(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, in_function
+        elif isinstance(child, ast.If) and _is_type_checking(child):
+            continue
+        else:
+            inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _walk(child, inside)
+
+
+def imports_of(path: Path) -> set[tuple[str, bool]]:
+    """Pairs (imported module, whether inside a function); imports for type checkers alone are left out."""
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    found: set[tuple[str, bool]] = set()
+    for node, inside in _walk(ast.parse(path.read_text(encoding="utf-8")), False):
+        if isinstance(node, ast.Import):
+            found.update((alias.name, inside) for alias in node.names)
+            continue
+        base = node.module or ""
+        if node.level:
+            parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*parent, base] if base else parent)
+        for alias in node.names:
+            submodule = f"{base}.{alias.name}"
+            found.add((submodule if submodule in MODULES else base, inside))
+    return found
+
+
+@pytest.mark.parametrize("module", [m for m in sorted(MODULES) if layer_of(m) != "facade"])
+def test_imports_point_down_only(module: str) -> None:
+    own = rank(layer_of(module))
+    for target, _ in imports_of(MODULES[module]):
+        if target.split(".")[0] != "fsachain" or (module, target) in UPWARD_BY_NAME:
+            continue
+        layer = layer_of(target)
+        assert layer != "facade", f"{module} imports the facade; import the defining module instead"
+        assert rank(layer) <= own, (
+            f"{module} ({layer_of(module)}) imports {target} ({layer}), which is above it"
+        )
+
+
+@pytest.mark.parametrize("module", [m for m in sorted(MODULES) if layer_of(m) != "facade"])
+def test_third_party_packages_begin_at_their_layer(module: str) -> None:
+    allowed = THIRD_PARTY[layer_of(module)]
+    for target, inside in imports_of(MODULES[module]):
+        top = target.split(".")[0]
+        if inside or top == "fsachain" or top in sys.stdlib_module_names:
+            continue
+        assert top in allowed, (
+            f"{module} imports {top} at module level; its layer may import {sorted(allowed)}"
+        )
+
+
+def test_module_imports_are_acyclic() -> None:
+    """Imports inside functions count too, except those of Fsa that are named above."""
+    graph = {
+        module: {
+            target
+            for target, _ in imports_of(path)
+            if target in MODULES and target != module and (module, target) not in UPWARD_BY_NAME
+        }
+        for module, path in MODULES.items()
+        if layer_of(module) != "facade"
+    }
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_module_and_functions_stay_within_their_size_budget(module: str) -> None:
+    text = MODULES[module].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_MODULE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        documented = ast.get_docstring(node, clean=False) is not None
+        docstring = node.body[0].end_lineno - node.body[0].lineno + 1 if documented else 0
+        length = node.end_lineno - node.lineno + 1 - docstring
+        assert length <= MAX_FUNCTION_LINES, f"{module}.{node.name} has {length} lines beside its docstring"
+
+
+def test_setup_lists_every_package() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = set(config["options"]["packages"].split())
+    on_disk = {module_name(path) for path in FILES if path.name == "__init__.py"}
+    assert listed == on_disk
+
+
+def test_import_of_the_facade_loads_no_optional_package() -> None:
+    optional = {"pywrapfst", "pynini", "cupy", "soundfile", "rich", "click", "kaldi_native_fbank", "kaldi_decoder"}
+    code = "import sys, fsachain; [getattr(fsachain, n) for n in fsachain.__all__]; print(*sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not optional & set(output.stdout.split())

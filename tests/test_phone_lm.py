@@ -1,0 +1,161 @@
+"""The phone language model equals Kaldi's, is a proper distribution, and refuses what is not a phone
+sequence."""
+
+import json
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+import tolerances
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.phone_lm import estimate_phone_lm
+
+GOLDEN = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
+SENTENCES = st.lists(st.lists(st.integers(1, 4), max_size=12), min_size=1, max_size=12).filter(any)
+
+
+def read_golden(shared, case):
+    folder = shared / "golden/kaldi/lm"
+    command = json.loads((folder / "index.json").read_text())[case]["lm_opts"]
+    options = {
+        name.replace("-", "_"): int(value) for name, value in re.findall(r"--([a-z-]+)=(\d+)", command)
+    }
+    lines = (folder / case / "phone_seqs.txt").read_text().splitlines()
+    return (
+        [[int(phone) for phone in line.split()[1:]] for line in lines],
+        options,
+        np.load(folder / case / f"{case}.npz"),
+    )
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_states_arcs_and_weights_are_those_of_kaldi(shared, case):
+    """State for state and arc for arc, in Kaldi's own numbering."""
+    sequences, options, golden = read_golden(shared, case)
+    fsa = estimate_phone_lm(sequences, **options)
+    order = np.lexsort((golden["lm_arc_label"], golden["lm_arc_src"]))
+    assert (fsa.num_states, fsa.start) == (int(golden["lm_num_states"]), int(golden["lm_start"]))
+    np.testing.assert_array_equal(fsa.src, golden["lm_arc_src"][order])
+    np.testing.assert_array_equal(fsa.dst, golden["lm_arc_dst"][order])
+    np.testing.assert_array_equal(fsa.pdf + 1, golden["lm_arc_label"][order])
+    np.testing.assert_allclose(
+        -fsa.log_prob, golden["lm_arc_cost"][order], rtol=0, atol=tolerances.KALDI_PHONE_LM
+    )
+    np.testing.assert_allclose(
+        -fsa.final_log_prob, golden["lm_final_cost"], rtol=0, atol=tolerances.KALDI_PHONE_LM
+    )
+
+
+@given(SENTENCES, st.integers(2, 4), st.integers(0, 6), st.data())
+def test_it_is_stochastic_deterministic_and_trim(sentences, ngram_order, num_extra, data):
+    no_prune = data.draw(st.integers(1, ngram_order))
+    fsa = estimate_phone_lm(sentences, ngram_order, num_extra, no_prune)
+    mass = np.exp(fsa.final_log_prob) + np.bincount(fsa.src, np.exp(fsa.log_prob), minlength=fsa.num_states)
+    np.testing.assert_allclose(mass, 1.0, atol=tolerances.ENUMERATION)
+    assert len(set(zip(fsa.src.tolist(), fsa.pdf.tolist(), strict=True))) == fsa.num_arcs
+    assert fsa.trim().num_states == fsa.num_states
+
+
+@given(SENTENCES, st.integers(2, 4), st.integers(0, 6))
+def test_every_training_sentence_is_accepted(sentences, ngram_order, num_extra):
+    fsa = estimate_phone_lm(sentences, ngram_order, num_extra, min(ngram_order, 2))
+    assert all(score(fsa, sentence) > -math.inf for sentence in sentences)
+
+
+def score(fsa: Fsa, sentence: list[int]) -> float:
+    arcs = {(s, p): (d, w) for s, d, p, w in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True)}
+    state, total = fsa.start, 0.0
+    for phone in sentence:
+        state, log_prob = arcs.get((state, phone - 1), (None, -math.inf))
+        if state is None:
+            return -math.inf
+        total += log_prob
+    return total + fsa.final_log_prob[state]
+
+
+def test_a_bigram_by_hand():
+    """Three sentences 1 2 | 1 | 2: start -> 1 in two of three, 1 -> end in one of two, 2 -> end always."""
+    fsa = estimate_phone_lm([[1, 2], [1], [2]], ngram_order=2, no_prune_ngram_order=2)
+    assert score(fsa, [1, 2]) == pytest.approx(math.log(2 / 3 * 1 / 2), abs=tolerances.ENUMERATION)
+    assert score(fsa, [1]) == pytest.approx(math.log(2 / 3 * 1 / 2), abs=tolerances.ENUMERATION)
+    assert score(fsa, [2]) == pytest.approx(math.log(1 / 3), abs=tolerances.ENUMERATION)
+    assert score(fsa, [2, 1]) == -math.inf
+
+
+def test_more_extra_states_mean_a_higher_training_likelihood_and_a_larger_model(shared):
+    sequences, _, _ = read_golden(shared, "lm2_tri_mono")
+    models = [estimate_phone_lm(sequences, 4, num_extra, 2) for num_extra in (0, 50, 400)]
+    likelihoods = [sum(score(model, sequence) for sequence in sequences[:40]) for model in models]
+    assert models[0].num_states < models[1].num_states < models[2].num_states
+    assert likelihoods[0] < likelihoods[1] < likelihoods[2]
+
+
+def test_pruning_reaches_the_number_of_states_asked_for(shared):
+    """Those that may not be merged (one for each phone after no_prune_ngram_order = 2, and the start) plus
+    37."""
+    sequences, _, _ = read_golden(shared, "lm2_tri_mono")
+    basic = len({phone for sequence in sequences for phone in sequence}) + 1
+    assert estimate_phone_lm(sequences, 3, 37, 2).num_states == basic + 37
+
+
+def test_an_empty_sentence_counts_as_an_end_after_the_start():
+    fsa = estimate_phone_lm([[], [3], [3], [3]], ngram_order=2, no_prune_ngram_order=2)
+    assert score(fsa, []) == pytest.approx(math.log(1 / 4), abs=tolerances.ENUMERATION)
+
+
+def test_numpy_sequences_and_a_generator_give_the_same_model():
+    sentences = [[1, 2, 3], [2, 2], [1]]
+    lists = estimate_phone_lm(sentences, 3, 10, 2)
+    arrays = estimate_phone_lm((np.array(s, dtype=np.int32) for s in sentences), 3, 10, 2)
+    assert lists.to_text() == arrays.to_text()
+
+
+def test_twenty_thousand_sentences_take_seconds():
+    """Measured 3 s on one core; the bound leaves room for a busy machine and still catches a quadratic
+    step."""
+    rng = np.random.default_rng(1)
+    words = [rng.integers(1, 40, size=length).tolist() for length in rng.integers(2, 7, size=3000)]
+    choices = iter(rng.zipf(1.3, size=200_000) % len(words))
+    sentences = [[phone for _ in range(10) for phone in words[next(choices)]] for _ in range(20_000)]
+    began = time.perf_counter()
+    fsa = estimate_phone_lm(sentences, num_extra_lm_states=2000)
+    assert time.perf_counter() - began < 20
+    assert fsa.num_states > 2000
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ([], "no phone"),
+        ([[], []], "no phone"),
+        ([[1, 2], [3, 0]], r"sequences\[1\]\[1\] = 0"),
+        ([[-4]], r"sequences\[0\]\[0\] = -4"),
+        ([[2**31]], r"sequences\[0\]\[0\] = 2147483648"),
+        ([[1], [1.5]], r"sequences\[1\] = \[1\.5\]: expected integer phone ids"),
+        (["ab"], r"sequences\[0\] = 'ab'"),
+        ([1, 2], r"sequences\[0\] = 1"),
+    ],
+)
+def test_bad_sentences_are_refused_by_index(sentences, message):
+    with pytest.raises(GraphError, match=message):
+        estimate_phone_lm(sentences)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ngram_order": 1, "no_prune_ngram_order": 1}, "ngram_order = 1: expected at least 2"),
+        ({"ngram_order": 2}, "no_prune_ngram_order = 3: expected 1 to ngram_order = 2"),
+        ({"no_prune_ngram_order": 0}, "no_prune_ngram_order = 0"),
+        ({"num_extra_lm_states": -1}, "num_extra_lm_states = -1"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        estimate_phone_lm([[1, 2]], **options)

@@ -1,0 +1,232 @@
+"""The network: shapes, independence of the batch, derivatives, the semi-orthogonal constraint."""
+
+import pytest
+import torch
+
+from fsachain.errors import ConfigError, ShapeError
+from fsachain.nn import NetworkOutput, Tdnnf, TdnnfConfig, num_parameters, reset_batch_norm
+from fsachain.nn.layers import MaskedBatchNorm, TimeConstantDropout, semi_orthogonal_step
+
+SMALL = {"num_features": 5, "num_pdfs": 7, "channels": 12, "bottleneck": 4, "prefinal": 8}
+VARIANTS = {
+    "factorised": {},
+    "plain layers": {"bottleneck": 0},
+    "subsampling in layer 2": {"subsampling_layer": 2, "input_kernel": 3},
+    "no subsampling": {"subsampling": 1},
+    "no context in layer 2": {"time_strides": (1, 0, 3)},
+    "no prefinal, no bypass": {"prefinal": 0, "bypass": 0.0},
+    "frame dropout": {"dropout_kind": "frame"},
+}
+
+
+def network(**options: object) -> Tdnnf:
+    """A small network with random outputs and running averages; the constructor's outputs are all zero."""
+    torch.manual_seed(1)
+    made = Tdnnf(TdnnfConfig(**{**SMALL, "time_strides": (1, 2, 3), **options}))
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    for module in made.modules():
+        if isinstance(module, MaskedBatchNorm):
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+    return made.eval()
+
+
+def batch(lengths: list[int], seed: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(len(lengths), max(lengths), 5, generator=generator), torch.tensor(lengths)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("num_frames", [1, 2, 3, 4, 31, 32, 33])
+def test_output_has_ceil_of_frames_over_subsampling(options: dict[str, object], num_frames: int) -> None:
+    model = network(**options)
+    output = model(*batch([num_frames]))
+    expected = -(-num_frames // model.subsampling)
+    assert output.nnet_output.shape == (1, expected, 7)
+    assert output.lengths.tolist() == [expected]
+    assert model.output_lengths(torch.tensor([num_frames])).tolist() == [expected]
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_result_for_an_utterance_does_not_depend_on_its_batch(options: dict[str, object]) -> None:
+    """Alone or padded among longer ones, with NaN as padding; float64, so that only true influence shows."""
+    model = network(**options).double()
+    lengths = [40, 17, 1, 29, 33]
+    features, _ = batch(lengths)
+    for n, length in enumerate(lengths):
+        features[n, length:] = torch.nan
+    features = features.double()
+    together = model(features, torch.tensor(lengths))
+    for n, length in enumerate(lengths):
+        alone = model(features[n : n + 1, :length], torch.tensor([length])).nnet_output[0]
+        torch.testing.assert_close(together.nnet_output[n, : len(alone)], alone, rtol=1e-10, atol=1e-10)
+
+
+def test_float32_result_for_an_utterance_hardly_depends_on_its_batch() -> None:
+    """The default network with fresh weights, outputs of magnitude one."""
+    torch.manual_seed(8)
+    model = Tdnnf(TdnnfConfig(num_features=5, num_pdfs=80)).eval()
+    torch.nn.init.normal_(model.chain_head.output.weight, std=0.1)
+    features, lengths = batch([300, 170, 40])
+    together = model(features, lengths).nnet_output
+    for n, length in enumerate(lengths.tolist()):
+        alone = model(features[n : n + 1, :length], torch.tensor([length])).nnet_output[0]
+        torch.testing.assert_close(together[n, : len(alone)], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_padding_changes_no_gradient_in_training(options: dict[str, object]) -> None:
+    model = network(**{**options, "dropout": 0.0, "xent": "branch"}).train()
+
+    def gradients(padding: float) -> list[torch.Tensor]:
+        features, lengths = batch([30, 12, 21])
+        for n, length in enumerate(lengths.tolist()):
+            features[n, length:] = padding
+        output: NetworkOutput = model(features, lengths)
+        assert output.xent_log_probs is not None
+        loss = sum(
+            output.nnet_output[n, :t].square().sum() - output.xent_log_probs[n, :t, 0].sum()
+            for n, t in enumerate(output.lengths.tolist())
+        )
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    for one, other in zip(gradients(0.0), gradients(1e6), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_outputs_are_centred_where_time_offset_says(options: dict[str, object]) -> None:
+    """Output frame t depends on input frames equally far to both sides of that centre."""
+    model = network(**options)
+    features, lengths = batch([120])
+    features.requires_grad_()
+    t = 60 // model.subsampling
+    model(features, lengths).nnet_output[0, t].sum().backward()
+    touched = features.grad[0].abs().sum(dim=1).nonzero().flatten()
+    centre = (int(touched[0]) + int(touched[-1])) / 2
+    assert centre == model.subsampling * t + model.time_offset
+
+
+def test_batch_norm_derivative_is_that_of_its_formula() -> None:
+    norm = MaskedBatchNorm(3).double().train()
+    x = torch.randn(
+        4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True
+    )
+    lengths = torch.tensor([6, 2, 5, 1])
+    mask = (torch.arange(6) < lengths[:, None])[:, None].double()
+    assert torch.autograd.gradcheck(lambda x: norm(x, mask), x)
+    assert torch.autograd.gradcheck(lambda x: norm(x, None), x)
+    frames = norm(x, mask).transpose(1, 2)[mask[:, 0].bool()]
+    reference = torch.relu(x).transpose(1, 2)[mask[:, 0].bool()]
+    reference = (reference - reference.mean(0)) / (reference.var(0, correction=0) + norm.epsilon).sqrt()
+    torch.testing.assert_close(frames, reference)
+
+
+def test_running_averages_start_as_plain_averages_of_batches() -> None:
+    norm = MaskedBatchNorm(2).train()
+    inputs = [torch.rand(3, 2, 5, generator=torch.Generator().manual_seed(i)) + 1 for i in range(3)]
+    for x in inputs:
+        norm(x, None)
+    expected = torch.stack([x.mean(dim=(0, 2)) for x in inputs]).mean(0)
+    torch.testing.assert_close(norm.running_mean, expected)
+    model = torch.nn.Sequential(norm)
+    reset_batch_norm(model)
+    assert norm.running_mean.tolist() == [0, 0] and norm.running_var.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (8, 8)])
+def test_constraint_converges_to_orthogonal_rows_of_equal_norm(shape: tuple[int, int]) -> None:
+    torch.manual_seed(4)
+    matrix = torch.randn(shape) / 3
+    for _ in range(60):
+        matrix = semi_orthogonal_step(matrix)
+    gram = matrix @ matrix.t() if shape[0] <= shape[1] else matrix.t() @ matrix
+    torch.testing.assert_close(gram / gram.trace() * len(gram), torch.eye(len(gram)), atol=1e-4, rtol=0)
+
+
+def test_orthogonal_matrix_of_any_scale_is_left_as_it_is() -> None:
+    matrix = 7.3 * torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(5))).Q.t()
+    torch.testing.assert_close(semi_orthogonal_step(matrix), matrix)
+
+
+def test_zero_matrix_survives_the_constraint() -> None:
+    assert torch.equal(semi_orthogonal_step(torch.zeros(3, 5)), torch.zeros(3, 5))
+
+
+def test_constrain_orthonormal_changes_first_factors_only() -> None:
+    model = network()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    model.constrain_orthonormal()
+    changed = {
+        name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])
+    }
+    assert changed == {f"layers.{i}.linear.weight" for i in range(3)}
+
+
+def test_time_constant_dropout_scales_whole_utterances() -> None:
+    torch.manual_seed(6)
+    dropout = TimeConstantDropout(0.2)
+    x = torch.ones(50, 40, 3)
+    factors = dropout(x)
+    assert torch.equal(factors, factors[:, :, :1].expand_as(factors))
+    assert 0.6 <= float(factors.min()) < 0.65 and 1.35 < float(factors.max()) <= 1.4
+    assert torch.equal(dropout.eval()(x), x)
+
+
+def test_xent_branch_exists_in_training_only_and_is_normalised() -> None:
+    model = network(xent="branch")
+    assert model(*batch([9])).xent_log_probs is None
+    output = model.train()(*batch([9, 6]))
+    torch.testing.assert_close(output.xent_log_probs.exp().sum(-1), torch.ones(2, 3))
+    assert network().train()(*batch([9])).xent_log_probs is None
+
+
+def test_new_network_starts_from_flat_scores_and_can_learn() -> None:
+    torch.manual_seed(7)
+    model = Tdnnf(TdnnfConfig(**{**SMALL, "time_strides": (1, 1)})).train()
+    features, lengths = batch([30, 24])
+    output = model(features, lengths).nnet_output
+    assert torch.equal(output, torch.zeros_like(output))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = (model(features, lengths).nnet_output[:, :8] - 1.0).square().mean()
+        loss.backward()
+        optimizer.step()
+        model.constrain_orthonormal()
+    assert loss.item() < 0.2  # it starts at 1
+
+
+def test_default_sizes_have_about_270_thousand_parameters() -> None:
+    with_branch = TdnnfConfig(num_features=40, num_pdfs=80, xent="branch")
+    assert 230_000 <= num_parameters(Tdnnf(TdnnfConfig(num_features=40, num_pdfs=80))) <= 290_000
+    assert num_parameters(Tdnnf(with_branch)) <= 290_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels": 0}, "channels is 0"),
+        ({"bottleneck": -1}, "bottleneck is -1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"dropout_kind": "word"}, "'word'"),
+        ({"time_strides": (1, -1)}, "time_strides"),
+        ({"subsampling_layer": 4}, "subsampling_layer is 4; there are 3"),
+        ({"input_kernel": 2}, "skips frames"),
+        ({"xent": "shared"}, "xent is 'shared'"),
+    ],
+)
+def test_illegal_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        network(**options)
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    model = network()
+    with pytest.raises(ShapeError, match=r"features have shape \[2, 9, 4\], expected \[N, T, 5\]"):
+        model(torch.zeros(2, 9, 4), torch.tensor([9, 9]))
+    with pytest.raises(ShapeError, match=r"lengths have shape \[1\], expected \[2\]"):
+        model(torch.zeros(2, 9, 5), torch.tensor([9]))
+    with pytest.raises(ShapeError, match=r"lengths\[1\] = 10 is not within the 9 frames"):
+        model(torch.zeros(2, 9, 5), torch.tensor([9, 10]))

@@ -1,0 +1,47 @@
+"""Topologies say which pdf classes a phone spends, and refuse what is no topology."""
+
+import math
+
+import pytest
+
+from fsachain.errors import GraphError
+from fsachain.graph.topology import HmmState, Topology
+
+
+def test_chain_spends_one_class_on_the_first_frame_and_another_on_the_rest():
+    (state,) = Topology.chain().states
+    assert (state.entry_class, state.loop_class) == (0, 1)
+    assert state.leave_log_prob == state.loop_log_prob == math.log(0.5)
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_pdf_classes"),
+    [
+        (Topology.chain(), 2),
+        (Topology.chain_one_pdf(), 1),
+        (Topology.left_to_right(3), 3),
+        (Topology.ctc(), 1),
+    ],
+)
+def test_number_of_pdf_classes(topology, num_pdf_classes):
+    assert topology.num_pdf_classes == num_pdf_classes
+
+
+@pytest.mark.parametrize("topology", [Topology.chain(), Topology.left_to_right(4), Topology.ctc()])
+def test_survives_the_dictionary_form(topology):
+    assert Topology.from_dict(topology.to_dict()) == topology
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Topology(()), "at least one emitting state"),
+        (lambda: Topology.left_to_right(0), "num_states = 0"),
+        (lambda: Topology((HmmState(0, 2),)), r"pdf classes \[0, 2\]"),
+        (lambda: Topology((HmmState(0, 1, 0.5),)), r"states\[0\].leave_log_prob = 0.5"),
+        (lambda: Topology((HmmState(0, 1),), "always"), "blank = 'always'"),
+    ],
+)
+def test_refuses_by_name(make, message):
+    with pytest.raises(GraphError, match=message):
+        make()

@@ -1,0 +1,451 @@
+"""The training loop, on a toy corpus and with a stand-in for the loss where the loss is not the point."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
+
+from fsachain.data.augment import AugmentConfig
+from fsachain.data.dataset import Example
+from fsachain.errors import ConfigError, DataError
+from fsachain.fsa import Fsa
+from fsachain.table import TransitionTable, compile_table
+from fsachain.train.checkpoint import list_checkpoints, load_tensors
+from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, load_yaml, to_dict
+from fsachain.train.log import JsonLinesLog, read_log
+from fsachain.train.progress import LineProgress, make_progress
+from fsachain.train.schedule import ScheduleConfig
+from fsachain.train.source import BatchSource, min_frames, prefetch
+from fsachain.train.trainer import DivergedError, Trainer
+
+NUM_PDFS = 6
+NUM_FEATURES = 4
+
+
+class Output(NamedTuple):
+    nnet_output: torch.Tensor
+    lengths: torch.Tensor
+    xent_log_probs: torch.Tensor | None
+
+
+class ToyModel(torch.nn.Module):
+    """A linear map of every third frame, with dropout so that random state matters."""
+
+    def __init__(self, xent: str = "none") -> None:
+        super().__init__()
+        self.hidden = torch.nn.Linear(NUM_FEATURES, 8)
+        self.dropout = torch.nn.Dropout(0.2)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.output = torch.nn.Linear(8, NUM_PDFS)
+        self.second = torch.nn.Linear(8, NUM_PDFS) if xent == "branch" else None
+        self.constrained = 0
+
+    def output_lengths(self, lengths: torch.Tensor) -> torch.Tensor:
+        return (lengths + 2) // 3
+
+    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Output:
+        hidden = self.dropout(torch.relu(self.hidden(features[:, ::3])))
+        hidden = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
+        xent = None if self.second is None else self.second(hidden).log_softmax(dim=-1)
+        return Output(self.output(hidden), self.output_lengths(lengths), xent)
+
+    def constrain_orthonormal(self) -> None:
+        self.constrained += 1
+
+
+class ToyLoss(torch.nn.Module):
+    """Every frame may take any active pdf of its numerator; the denominator is the sum over all pdfs."""
+
+    def __init__(self, xent_scale: float = 0.0) -> None:
+        super().__init__()
+        self.last_record: Any = None
+        self.xent_scale = xent_scale
+
+    def objective(self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None) -> Any:
+        return self._compute(nnet_output, lengths, numerators, xent_log_probs)[1]
+
+    def forward(
+        self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None
+    ) -> torch.Tensor:
+        loss, self.last_record = self._compute(nnet_output, lengths, numerators, xent_log_probs)
+        return loss
+
+    def _compute(self, scores: Any, lengths: Any, numerators: Any, xent: Any) -> tuple[torch.Tensor, Any]:
+        num, den, extra = [], [], scores.sum() * 0.0
+        for n, length in enumerate(lengths.tolist()):
+            active = torch.as_tensor(numerators.table(n).active_pdfs.astype(np.int64))
+            num.append(scores[n, :length][:, active].logsumexp(dim=1).sum())
+            den.append(scores[n, :length].logsumexp(dim=1).sum())
+            if xent is not None and self.xent_scale:
+                extra = extra + self.xent_scale * xent[n, :length][:, active].sum()
+        numerator, denominator = torch.stack(num), torch.stack(den)
+        ok = torch.isfinite(numerator - denominator)
+        objf = torch.where(ok, numerator - denominator, torch.zeros(())).sum()
+        weight = float(lengths[ok].sum())
+        record = SimpleNamespace(
+            objf_ok=float(objf),
+            num_log_prob=numerator.detach().double(),
+            den_log_prob=denominator.detach().double(),
+            l2_term=0.0,
+            out_of_range_term=0.0,
+            xent_objf=float(extra),
+            weight_ok=weight,
+            ok=ok,
+            excluded=tuple(
+                name for name, good in zip(numerators.names, ok.tolist(), strict=True) if not good
+            ),
+        )
+        return -(objf + extra) / max(weight, 1.0), record
+
+
+def one_pdf_table(pdf: int, least_frames: int = 1) -> TransitionTable:
+    """`least_frames` or more frames of one pdf."""
+    states = np.arange(least_frames)
+    src = np.append(states, least_frames)
+    dst = np.append(states + 1, least_frames)
+    final = np.full(least_frames + 1, -np.inf)
+    final[-1] = 0.0
+    arcs = np.full(least_frames + 1, pdf)
+    return compile_table(Fsa(least_frames + 1, src, dst, arcs, np.zeros(least_frames + 1), final), NUM_PDFS)
+
+
+def corpus(count: int = 24, seed: int = 3) -> tuple[list[Example], dict[str, TransitionTable]]:
+    """Utterances whose features say which pdf is right."""
+    rng = np.random.default_rng(seed)
+    examples, numerators = [], {}
+    for n in range(count):
+        pdf = n % NUM_PDFS
+        frames = int(rng.integers(9, 30))
+        features = rng.normal(scale=0.3, size=(frames, NUM_FEATURES))
+        features[:, pdf % NUM_FEATURES] += 1.0 if pdf < NUM_FEATURES else -1.0
+        name = f"utt{n:02d}"
+        examples.append(Example(name, "anna", ("word",), features.astype(np.float32)))
+        numerators[name] = one_pdf_table(pdf)
+    return examples, numerators
+
+
+def config(**options: Any) -> TrainConfig:
+    defaults = {
+        "num_epochs": 4,
+        "batch_size": 5,
+        "seed": 1,
+        "schedule": ScheduleConfig(peak=0.05, final=0.005, start=0.01),
+        "average_last": 2,
+        "num_threads": 0,
+    }
+    return TrainConfig(**(defaults | options))
+
+
+def new_trainer(directory: Path, numerators: dict[str, TransitionTable], **options: Any) -> Trainer:
+    torch.manual_seed(5)
+    return Trainer(ToyModel(), ToyLoss(), config(**options), directory, numerators=numerators)
+
+
+class Interruption(Exception):
+    """Stands for a crash."""
+
+
+class BreakAfter(LineProgress):
+    """Breaks the training off after some batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(io.StringIO())
+        self.left = batches
+
+    def batch(self, sums: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Interruption
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_the_objective_rises_on_training_and_unseen_utterances(name: str, tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    dev, dev_numerators = corpus(6, seed=9)
+    dev = [Example(f"dev-{e.id}", e.speaker, e.words, e.features) for e in dev]
+    numerators |= {f"dev-{key}": table for key, table in dev_numerators.items()}
+    trainer = new_trainer(tmp_path, numerators, optimizer=OptimizerConfig(name=name))
+    result = trainer.fit(examples, dev)
+    first, last = result.epochs[0], result.epochs[-1]
+    assert last["train"]["objf"] > first["train"]["objf"] + 0.2
+    assert last["dev"]["objf"] > first["dev"]["objf"]
+    assert last["train"]["num"] - last["train"]["den"] == pytest.approx(last["train"]["objf"], abs=1e-5)
+    assert 0.0 < last["train"]["loss_share"] < 1.0
+    assert trainer.model.constrained == 4 * 5 // 4
+
+
+@pytest.mark.parametrize("broken_after", [3, 5, 8, 17])
+def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after: int, tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    augmentation = AugmentConfig(time_masks=1, time_mask_frames=4, frame_shift=2)
+    whole = new_trainer(tmp_path / "whole", numerators, checkpoint_every=2)
+    expected = whole.fit(examples, examples[:4], augmentation=augmentation)
+    broken = new_trainer(tmp_path / "broken", numerators, checkpoint_every=2)
+    broken.progress = BreakAfter(broken_after)
+    with pytest.raises(Interruption):
+        broken.fit(examples, examples[:4], augmentation=augmentation)
+    torch.manual_seed(77)
+    resumed = Trainer(
+        ToyModel(), ToyLoss(), config(checkpoint_every=2), tmp_path / "broken", numerators=numerators
+    )
+    result = resumed.fit(examples, examples[:4], augmentation=augmentation)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    assert [e["train"]["objf"] for e in result.epochs] == [e["train"]["objf"] for e in expected.epochs]
+    assert [e["dev"]["objf"] for e in result.epochs] == [e["dev"]["objf"] for e in expected.epochs]
+    events = [event["event"] for event in read_log(tmp_path / "broken" / "train.jsonl")]
+    assert ("resume" in events) == (broken_after >= 2)
+
+
+def test_a_finished_training_is_not_run_again(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    first = new_trainer(tmp_path, numerators)
+    first.fit(examples)
+    again = new_trainer(tmp_path, numerators)
+    again.progress = BreakAfter(0)
+    again.fit(examples)
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+def test_another_training_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
+    with pytest.raises(ConfigError, match="other options"):
+        new_trainer(tmp_path, numerators, num_epochs=2).fit(examples)
+    with pytest.raises(ConfigError, match="utterances"):
+        new_trainer(tmp_path, numerators, num_epochs=1).fit(examples[:-1])
+
+
+def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    trainer = new_trainer(tmp_path, numerators, average_last=3)
+    result = trainer.fit(examples)
+    paths = list_checkpoints(tmp_path / "checkpoints")
+    assert [path.stem for path in paths] == [f"epoch-000{n}-batch-000000" for n in (2, 3, 4)]
+    mean = sum(load_tensors(path)[0]["model.output.weight"].double() for path in paths) / 3
+    final, header = load_tensors(result.model_path)
+    torch.testing.assert_close(final["output.weight"].double(), mean, atol=1e-7, rtol=0)
+    assert torch.equal(final["output.weight"], trainer.model.state_dict()["output.weight"])
+    assert header["averaged"] == [path.name for path in paths]
+
+
+def test_two_runs_with_one_seed_are_equal_and_with_two_are_not(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    weights = []
+    for run, seed in enumerate((1, 1, 2)):
+        trainer = new_trainer(tmp_path / str(run), numerators, seed=seed)
+        trainer.fit(examples)
+        weights.append(trainer.model.state_dict()["output.weight"])
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    numerators["utt01"] = one_pdf_table(0, least_frames=50)
+    del numerators["utt02"], numerators["utt03"]
+    examples[4] = Example("utt04", "anna", (), np.zeros((0, NUM_FEATURES), np.float32))
+    stream = io.StringIO()
+    trainer = new_trainer(tmp_path, numerators, num_epochs=1)
+    trainer.progress = LineProgress(stream)
+    result = trainer.fit(examples, reasons={"utt03": "word 'xyz' is not in the lexicon"})
+    reasons = {entry.id: entry.reason for entry in result.excluded}
+    assert set(reasons) == {"utt01", "utt02", "utt03", "utt04"}
+    assert "50 output frames" in reasons["utt01"]
+    assert reasons["utt02"] == "has no numerator"
+    assert "xyz" in reasons["utt03"]
+    assert "has 0" in reasons["utt04"]
+    assert "4 utterances are left out" in stream.getvalue()
+    start = next(read_log(tmp_path / "train.jsonl"))
+    assert {entry["id"] for entry in start["excluded"]} == set(reasons)
+    assert start["utterances"] == 6
+
+
+def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
+    examples, _ = corpus(3)
+    with pytest.raises(DataError, match="no utterance is left, 3 were excluded"):
+        new_trainer(tmp_path, {}).fit(examples)
+
+
+def test_a_batch_that_is_not_finite_is_skipped_and_named(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    examples[7].features[3] = np.nan
+    trainer = new_trainer(tmp_path, numerators, num_epochs=1, batch_size=1)
+    result = trainer.fit(examples)
+    assert result.epochs[0]["train"]["skipped_batches"] == 1
+    skipped = [event for event in read_log(tmp_path / "train.jsonl") if event["event"] == "skipped"]
+    assert [event["utterances"] for event in skipped] == [["utt07"]]
+    assert all(torch.isfinite(value).all() for name, value in trainer.model.named_parameters())
+
+
+def test_training_stops_after_bad_batches_in_a_row(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    for example in examples:
+        example.features[:] = np.nan
+    with pytest.raises(DivergedError, match="3 batches in a row"):
+        new_trainer(tmp_path, numerators, max_bad_batches=3, batch_size=2).fit(examples)
+
+
+def test_the_second_branch_is_trained_when_the_loss_uses_it(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    for scale, moves in ((0.1, True), (0.0, False)):
+        torch.manual_seed(5)
+        model = ToyModel(xent="branch")
+        before = model.second.weight.clone()
+        run = Trainer(
+            model, ToyLoss(scale), config(num_epochs=1), tmp_path / str(scale), numerators=numerators
+        )
+        run.fit(examples)
+        assert torch.equal(before, model.second.weight) != moves
+
+
+def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    optimizer = OptimizerConfig(name="sgd", momentum=0.0, max_grad_norm=1e-3)
+    schedule = ScheduleConfig(peak=1.0, decay="constant", warmup=0.0)
+    trainer = new_trainer(
+        tmp_path, numerators, num_epochs=1, batch_size=10, optimizer=optimizer, schedule=schedule
+    )
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.fit(examples)
+    moved = [after - start for after, start in zip(trainer.model.parameters(), before, strict=True)]
+    assert math.sqrt(sum(float(move.square().sum()) for move in moved)) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_each_epoch_draws_one_version_of_each_utterance() -> None:
+    examples, numerators = corpus(12)
+    slow = [Example(f"slow-{e.id}", e.speaker, e.words, e.features.repeat(2, axis=0)) for e in examples]
+    numerators |= {example.id: numerators[example.id[5:]] for example in slow}
+    source = BatchSource([examples, slow], numerators, lambda n: n // 3, batch_size=5, seed=1)
+    epochs = [[name for item in source.batches(epoch) for name in item.batch.ids] for epoch in range(3)]
+    for names in epochs:
+        assert sorted(name.removeprefix("slow-") for name in names) == [example.id for example in examples]
+    assert {name.startswith("slow-") for name in epochs[0]} == {True, False}
+    assert set(epochs[0]) != set(epochs[1])
+    again = [name for item in source.batches(2) for name in item.batch.ids]
+    assert again == epochs[2]
+    assert [name for item in source.batches(2, start=1) for name in item.batch.ids] == epochs[2][5:]
+
+
+def test_versions_of_different_corpora_are_refused() -> None:
+    examples, numerators = corpus(4)
+    with pytest.raises(DataError, match=r"\[4, 3\]"):
+        BatchSource([examples, examples[:3]], numerators, lambda n: n, batch_size=2, seed=0)
+
+
+@pytest.mark.parametrize("frames", [1, 4, 17])
+def test_the_fewest_frames_of_a_table_are_those_of_its_graph(frames: int) -> None:
+    assert min_frames(one_pdf_table(0, frames)) == frames
+
+
+def test_a_table_without_a_path_needs_infinitely_many_frames() -> None:
+    fsa = Fsa(2, [0], [0], [0], [0.0], [-np.inf, 0.0])
+    assert min_frames(compile_table(fsa)) == math.inf
+
+
+def test_prefetching_keeps_order_raises_errors_and_ends_its_thread() -> None:
+    assert list(prefetch(range(50))) == list(range(50))
+
+    def broken() -> Any:
+        yield 1
+        raise DataError("utterance 'u2' is broken")
+
+    items = prefetch(broken())
+    assert next(items) == 1
+    with pytest.raises(DataError, match="u2"):
+        next(items)
+    endless = prefetch(iter(int, 1))
+    next(endless)
+    endless.close()
+    deadline = time.monotonic() + 5.0
+    while any(thread.name == "fsachain-prefetch" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_off_a_terminal_each_epoch_is_one_plain_line(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    stream = io.StringIO()
+    trainer = new_trainer(tmp_path, numerators, num_epochs=2, average_last=1)
+    trainer.progress = make_progress(stream)
+    trainer.fit(examples, examples[:3])
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("epoch")]
+    assert len(lines) == 2
+    assert all("objf" in line and "frames/s" in line and "dev objf" in line for line in lines)
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_bar_shows_figures_on_a_terminal(tmp_path: Path) -> None:
+    pytest.importorskip("rich", reason="the extra 'recipes' is not installed")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    examples, numerators = corpus(10)
+    stream = Terminal()
+    trainer = new_trainer(tmp_path, numerators, num_epochs=2)
+    trainer.progress = make_progress(stream)
+    trainer.fit(examples)
+    assert "epoch   2/2" in stream.getvalue()
+    assert "objf" in stream.getvalue()
+
+
+def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "logs" / "train.jsonl")
+    log.write("epoch", objf=float("nan"), parts=[1.0, float("inf")])
+    with log.path.open("a") as file:
+        file.write('{"event": "ep')
+    events = list(read_log(log.path))
+    assert [(event["event"], event["objf"], event["parts"]) for event in events] == [
+        ("epoch", None, [1.0, None])
+    ]
+
+
+def test_options_survive_yaml_and_unknown_ones_are_refused_by_name(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="the extra 'recipes' is not installed")
+    options = config(optimizer=OptimizerConfig(name="sgd", betas=(0.8, 0.9)))
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(to_dict(options)))
+    assert from_dict(TrainConfig, load_yaml(path)) == options
+    path.write_text("schedule: {peak: 1e-3}\nnum_threads: null\n")
+    assert from_dict(TrainConfig, load_yaml(path)).schedule.peak == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_epoch": 3}, r"train\.num_epoch: unknown.*'num_epochs'"),
+        ({"optimizer": {"momentun": 0.5}}, r"train\.optimizer\.momentun.*'momentum'"),
+        ({"num_epochs": "many"}, r"train\.num_epochs: expected int"),
+        ({"num_epochs": True}, r"train\.num_epochs: expected int"),
+        ({"schedule": 3}, r"train\.schedule: expected a table"),
+        ({"optimizer": {"betas": [0.9]}}, r"betas: expected 2 values"),
+        ({"optimizer": {"name": "lion"}}, "'lion'"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"orthonormal_every": -1}, "orthonormal_every"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_dict(TrainConfig, values, "train")
+
+
+def test_a_file_that_is_no_table_of_options_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the extra 'recipes' is not installed")
+    for content in ("- 1\n- 2\n", "a: [1\n"):
+        (tmp_path / "bad.yaml").write_text(content)
+        with pytest.raises(ConfigError, match=r"bad\.yaml"):
+            load_yaml(tmp_path / "bad.yaml")

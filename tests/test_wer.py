@@ -1,0 +1,118 @@
+"""Word error rate: counts, tables and files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kaldialign", reason="the extra 'recipes' is not installed")
+
+from fsachain.decode.wer import ErrorCounts, read_text, score, write_text
+from fsachain.errors import DataError
+
+
+def levenshtein(reference: list[str], hypothesis: list[str]) -> int:
+    """Fewest single-word edits, by the textbook table."""
+    row = list(range(len(hypothesis) + 1))
+    for i, ref in enumerate(reference, start=1):
+        previous, row = row, [i] + [0] * len(hypothesis)
+        for j, hyp in enumerate(hypothesis, start=1):
+            row[j] = min(previous[j - 1] + (ref != hyp), previous[j] + 1, row[j - 1] + 1)
+    return row[-1]
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "counts"),
+    [
+        ("a b c", "a b c", (0, 0, 0)),
+        ("a b c", "a x c", (0, 0, 1)),
+        ("a b c", "a c", (0, 1, 0)),
+        ("a b c", "a b b c", (1, 0, 0)),
+        ("a b c", "", (0, 3, 0)),
+        ("", "a b", (2, 0, 0)),
+        ("", "", (0, 0, 0)),
+    ],
+)
+def test_each_kind_of_error_is_counted_as_itself(
+    reference: str, hypothesis: str, counts: tuple[int, ...]
+) -> None:
+    total = score({"u": reference.split()}, {"u": hypothesis.split()}).total
+    assert (total.insertions, total.deletions, total.substitutions) == counts
+    assert total.num_words == len(reference.split())
+
+
+def test_the_number_of_errors_is_the_levenshtein_distance() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        reference = [str(word) for word in rng.integers(0, 4, rng.integers(0, 9))]
+        hypothesis = [str(word) for word in rng.integers(0, 4, rng.integers(0, 9))]
+        total = score({"u": reference}, {"u": hypothesis}).total
+        assert total.errors == levenshtein(reference, hypothesis)
+
+
+def test_speakers_add_up_to_the_total() -> None:
+    references = {"u1": ["a", "b"], "u2": ["c"], "u3": ["d", "e", "f"]}
+    hypotheses = {"u1": ["a"], "u2": ["c"], "u3": ["d", "x", "f", "g"]}
+    report = score(references, hypotheses, speakers={"u1": "anna", "u2": "bert", "u3": "anna"})
+    assert list(report.by_speaker) == ["anna", "bert"]
+    assert sum(report.by_speaker.values(), ErrorCounts()) == report.total
+    assert report.by_speaker["anna"].errors == 3
+    assert report.by_speaker["bert"].wer == 0.0
+    assert report.total.wer == pytest.approx(50.0)
+    assert report.total.num_wrong_utterances == 2
+
+
+def test_a_missing_hypothesis_is_all_deletions_and_named() -> None:
+    report = score({"u1": ["a", "b"], "u2": ["c"]}, {"u2": ["c"]})
+    assert report.missing == ("u1",)
+    assert report.total.deletions == 2
+    assert "u1" in report.to_text()
+
+
+def test_a_hypothesis_without_reference_is_refused_by_name() -> None:
+    with pytest.raises(DataError, match="'stray'"):
+        score({"u": ["a"]}, {"stray": ["a"]})
+
+
+def test_an_utterance_without_speaker_is_refused_by_name() -> None:
+    with pytest.raises(DataError, match="'u2'"):
+        score({"u1": ["a"], "u2": ["b"]}, {}, speakers={"u1": "anna"})
+
+
+def test_no_reference_words_give_no_rate_rather_than_a_wrong_one() -> None:
+    report = score({"u": []}, {"u": ["a"]})
+    assert math.isnan(report.total.wer)
+    assert report.to_dict()["total"]["wer"] is None
+
+
+def test_the_text_marks_each_error_under_its_word(tmp_path: Path) -> None:
+    report = score(
+        {"u": ["one", "two", "three"]}, {"u": ["one", "too", "three", "four"]}, speakers={"u": "anna"}
+    )
+    report.write(tmp_path / "scores")
+    text = (tmp_path / "scores" / "wer.txt").read_text()
+    assert text.startswith("WER 66.67 % [ 2 / 3, 1 ins, 0 del, 1 sub ]")
+    lines = text.splitlines()
+    hypothesis = next(line for line in lines if "hyp" in line)
+    marks = lines[lines.index(hypothesis) + 1]
+    assert marks[hypothesis.index("too")] == "S"
+    assert marks[hypothesis.index("four")] == "I"
+    saved = json.loads((tmp_path / "scores" / "wer.json").read_text())
+    assert saved["speakers"]["anna"]["substitutions"] == 1
+
+
+def test_transcripts_survive_a_round_trip(tmp_path: Path) -> None:
+    transcripts = {"u2": ("zwei", "über"), "u1": ()}
+    write_text(tmp_path / "new" / "text", transcripts)
+    assert read_text(tmp_path / "new" / "text") == transcripts
+
+
+def test_a_doubled_utterance_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("u1 a\nu1 b\n")
+    with pytest.raises(DataError, match=r"text:2.*'u1'"):
+        read_text(path)

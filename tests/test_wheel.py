@@ -1,0 +1,107 @@
+"""The wheel as a user gets it: built, installed into a bare environment, and put to work there."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from fsachain.errors import MissingExtraError, require
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("fsachain", "kernels", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+IMPORT_SECONDS_BEYOND_TORCH = 0.5
+
+LOSS_PROGRAM = """
+import numpy as np, torch, fsachain
+from fsachain import kernels
+assert "log_add" in kernels.read("log_add.cuh")
+assert "site-packages" in fsachain.__file__, fsachain.__file__
+den = fsachain.DenominatorGraph(
+    fsachain.Fsa(2, [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1], np.log([0.5] * 4), [0.0, 0.0]), num_pdfs=2)
+num = fsachain.Fsa(3, [0, 1, 1], [1, 1, 2], [0, 0, 1], [0.0] * 3, [-np.inf, -np.inf, 0.0])
+y = torch.zeros(1, 5, 2, requires_grad=True)
+loss = fsachain.LFMMILoss(den)(y, [5], [num])
+loss.backward()
+print(float(loss), float(y.grad.abs().sum()))
+"""
+IMPORT_PROGRAM = """
+import sys, time
+import torch
+started = time.perf_counter()
+import fsachain
+print(time.perf_counter() - started)
+"""
+
+
+def clean_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+
+
+@pytest.fixture(scope="module")
+def installed_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel in it; numpy, scipy, numba and torch are borrowed."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", folder, source], check=True, env=clean_environment())
+    (wheel,) = folder.glob("fsachain-*.whl")
+
+    environment = folder / "bare"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    # The line of a .pth file adds the folder but does not run the .pth files in it: an editable install of
+    # this package beside the borrowed ones stays invisible.
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
+    subprocess.run([*install, wheel], check=True, env=clean_environment())
+    return python
+
+
+def run_installed(python: Path, program: str) -> str:
+    done = subprocess.run(
+        [python, "-c", program],
+        cwd=python.parent,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_wheel_carries_the_kernels_and_runs_a_loss(installed_python: Path) -> None:
+    loss, gradient = map(float, run_installed(installed_python, LOSS_PROGRAM).split())
+    assert loss > 0.0  # the numerator is a subset of what the denominator allows
+    assert gradient > 0.0
+
+
+def test_importing_costs_little_beyond_torch(installed_python: Path) -> None:
+    """The best of several: a busy machine can only make a measurement longer."""
+    seconds = [float(run_installed(installed_python, IMPORT_PROGRAM)) for _ in range(4)]
+    assert min(seconds) <= IMPORT_SECONDS_BEYOND_TORCH
+
+
+def test_missing_extra_is_named_with_its_install_command() -> None:
+    with pytest.raises(MissingExtraError, match=r"fsachain\[graph\]"):
+        require("a_package_that_nobody_has", extra="graph")
