@@ -40,7 +40,7 @@ _HOMES = {
     "fsachain.table": ["TransitionTable", "compile_table"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605
+__all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
     from fsachain.backends.dispatch import available_backends, best_path, forward_backward

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from fsachain.errors import BackendUnavailable, ShapeError
 from fsachain.table import TransitionTable
 
-
 _numbers = count()
 _batches: WeakValueDictionary[int, TableBatch] = WeakValueDictionary()
 
@@ -103,7 +102,9 @@ def find_batch(key: int) -> TableBatch:
     """
     batch = _batches.get(key)
     if batch is None:
-        raise ShapeError(f"batch key {key}: no such TableBatch is alive; expected the caller to keep it during the call")
+        raise ShapeError(
+            f"batch key {key}: no such TableBatch is alive; expected the caller to keep it during the call"
+        )
     return batch
 
 

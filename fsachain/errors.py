@@ -47,5 +47,6 @@ def require(module: str, *, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtraError(
-            f"{module!r} is needed here and could not be imported ({error}); install it with: pip install 'fsachain[{extra}]'"
+            f"{module!r} is needed here and could not be imported ({error}); "
+            f"install it with: pip install 'fsachain[{extra}]'"
         ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fsachain.errors import GraphError
 if TYPE_CHECKING:
     from os import PathLike
 
-Ints = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
 
 
@@ -127,7 +128,7 @@ class Fsa:
 
         if isinstance(text_or_path, os.PathLike):
             return att.parse_file(text_or_path)
-        if "\n" in text_or_path or not os.path.exists(text_or_path):
+        if "\n" in text_or_path or not Path(text_or_path).exists():
             return att.parse(text_or_path, source="text")
         return att.parse_file(text_or_path)
 

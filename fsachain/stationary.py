@@ -34,7 +34,7 @@ def stationary_probs(fsa: Fsa) -> npt.NDArray[np.float64]:
         mass = probs.sum()
         if mass <= 0.0:
             raise GraphError(
-                f"all probability leaves the graph after {step + 1} arcs, so it has no stationary distribution; expected a "
+                f"all probability leaves the graph after {step} arcs, so it has no stationary distribution; expected a "
                 "cycle that the start state reaches (use initial='start' for a graph without one)"
             )
         probs /= mass

@@ -82,15 +82,12 @@ class TransitionTable:
             raise GraphError(
                 f"arc log-probability {bad[0]} = {log_prob[bad[0]]}; expected a finite number or -inf"
             )
-        views = {
-            name: replace(view, log_prob=log_prob[view.arc])
-            for name, view in (
-                ("by_dst", self.by_dst),
-                ("by_src", self.by_src),
-                ("by_column", self.by_column),
-            )
-        }
-        return replace(self, **views)
+        return replace(
+            self,
+            by_dst=replace(self.by_dst, log_prob=log_prob[self.by_dst.arc]),
+            by_src=replace(self.by_src, log_prob=log_prob[self.by_src.arc]),
+            by_column=replace(self.by_column, log_prob=log_prob[self.by_column.arc]),
+        )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write an npz file that `load` reads back to an equal table."""
@@ -101,7 +98,7 @@ class TransitionTable:
                 arrays |= {f"{field.name}.{part.name}": getattr(value, part.name) for part in fields(ArcView)}
             elif value is not None:
                 arrays[field.name] = value
-        with open(path, "wb") as file:
+        with Path(path).open("wb") as file:
             np.savez(file, **arrays)
 
     @classmethod
@@ -116,12 +113,16 @@ class TransitionTable:
                 arrays = dict(archive)
             if str(arrays["format"]) != "fsachain.TransitionTable/1":
                 raise ValueError(f"format {arrays['format']}")
-            views = {
+            views: dict[str, Any] = {
                 name: ArcView(**{part.name: arrays[f"{name}.{part.name}"] for part in fields(ArcView)})
                 for name in ("by_dst", "by_src", "by_column")
             }
-            sizes = {name: int(arrays[name]) for name in ("num_states", "num_arcs", "num_pdfs")}
-            vectors = {name: arrays[name] for name in ("active_pdfs", "initial_log_prob", "final_log_prob")}
+            sizes: dict[str, Any] = {
+                name: int(arrays[name]) for name in ("num_states", "num_arcs", "num_pdfs")
+            }
+            vectors: dict[str, Any] = {
+                name: arrays[name] for name in ("active_pdfs", "initial_log_prob", "final_log_prob")
+            }
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
             raise DataError(f"{path}: not a saved TransitionTable ({error})") from error
         return cls(**sizes, **vectors, **views, leaky_log_prob=arrays.get("leaky_log_prob"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ settings.register_profile(
 settings.register_profile("thorough", max_examples=300, suppress_health_check=list(HealthCheck), **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+sys.path.append(str(REPOSITORY))  # for tools/, which no wheel holds
 
 
 @pytest.fixture(scope="session")

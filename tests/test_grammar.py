@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.ngram import FALLBACK_DISCOUNTS, discounts
 
 pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 LEXICON = Lexicon.from_entries([(word, 1.0, ["P"]) for word in ("a", "b", "c", "d")])
@@ -73,17 +74,46 @@ def test_probabilities_sum_to_one_after_every_history(sentences, order):
         assert total == pytest.approx(1.0, abs=tolerances.ARPA_PROBABILITY)
 
 
-def test_witten_bell_by_hand():
-    """Sentences `a b` and `a`: 5 events, 3 types (a, b, end); after `a` one b and one end."""
+def test_kneser_ney_by_hand():
+    """Sentences `a b` and `a`, with the fallback discounts .5 for one, 1 for two.
+
+    Unigrams count the words before them: a 1 (start), b 1 (a), end 2 (a and b); the share that goes to the uniform
+    distribution over a, b, c, end is (.5 + .5 + 1) / 4.
+    """
     ngrams = parse_arpa(estimate_arpa([["a", "b"], ["a"]], order=2, vocabulary=["a", "b", "c"]))
-    prob = {ngram: math.exp(value) for ngram, (value, _) in ngrams.items()}
-    uniform = 1 / 4
-    unigram = {w: (c + 3 * uniform) / (5 + 3) for w, c in {"a": 2, "b": 1, "</s>": 2, "c": 0}.items()}
-    for word, value in unigram.items():
-        assert prob[(word,)] == pytest.approx(value, abs=tolerances.ARPA_PROBABILITY)
-    assert prob["a", "b"] == pytest.approx((1 + 2 * unigram["b"]) / 4, abs=tolerances.ARPA_PROBABILITY)
-    assert prob["<s>", "a"] == pytest.approx((2 + unigram["a"]) / 3, abs=tolerances.ARPA_PROBABILITY)
-    assert math.exp(ngrams[("a",)][1]) == pytest.approx(2 / 4, abs=tolerances.ARPA_PROBABILITY)
+    want = {("a",): 0.25, ("b",): 0.25, ("c",): 0.125, ("</s>",): 0.375}
+    want |= {("<s>", "a"): 1 / 2 + 0.5 * 0.25, ("a", "b"): 0.5 / 2 + 0.5 * 0.25}
+    for ngram, prob in want.items():
+        assert math.exp(ngrams[ngram][0]) == pytest.approx(prob, abs=tolerances.ARPA_PROBABILITY)
+    assert math.exp(ngrams[("a",)][1]) == pytest.approx(0.5, abs=tolerances.ARPA_PROBABILITY)
+
+
+def test_discounts_by_hand():
+    """Y = 8 / 16; D(1) = 1 - 2 Y 4/8, D(2) = 2 - 3 Y 2/4, D(3) = 3 - 4 Y 1/2."""
+    assert discounts({1: 8, 2: 4, 3: 2, 4: 1}) == pytest.approx(
+        (0.0, 0.5, 1.25, 2.0), abs=tolerances.ENUMERATION
+    )
+
+
+@pytest.mark.parametrize("counts", [{}, {1: 5}, {1: 100, 2: 1, 3: 90, 4: 1}, {2: 3, 3: 1, 4: 2}])
+def test_discounts_that_the_counts_do_not_support_fall_back(counts):
+    assert discounts(counts) == FALLBACK_DISCOUNTS
+
+
+def test_perplexity_of_unseen_prompts_falls_with_the_order(shared):
+    """Recorded prompts, 422 sentences to train on: 139, 59, 50 on the development set."""
+    corpus = shared / "data/prompts_en"
+    words = Lexicon.read(corpus / "lang/lexicon.txt").words
+    train, dev = (
+        [line.split()[1:] for line in (corpus / part / "text").read_text().splitlines()]
+        for part in ("train", "dev")
+    )
+    found = []
+    for order in (1, 2, 3):
+        ngrams = parse_arpa(estimate_arpa(train, order, vocabulary=words))
+        total = sum(sentence_log_prob(ngrams, sentence, order) for sentence in dev)
+        found.append(math.exp(-total / sum(len(sentence) + 1 for sentence in dev)))
+    assert found[0] > 100 > 70 > found[1] > 55 > found[2]
 
 
 def test_a_higher_order_predicts_its_training_text_better():

@@ -161,7 +161,16 @@ def test_setup_lists_every_package() -> None:
 
 
 def test_import_of_the_facade_loads_no_optional_package() -> None:
-    optional = {"pywrapfst", "pynini", "cupy", "soundfile", "rich", "click", "kaldi_native_fbank", "kaldi_decoder"}
+    optional = {
+        "pywrapfst",
+        "pynini",
+        "cupy",
+        "soundfile",
+        "rich",
+        "click",
+        "kaldi_native_fbank",
+        "kaldi_decoder",
+    }
     code = "import sys, fsachain; [getattr(fsachain, n) for n in fsachain.__all__]; print(*sys.modules)"
     output = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

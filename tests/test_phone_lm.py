@@ -123,9 +123,9 @@ def test_twenty_thousand_sentences_take_seconds():
     words = [rng.integers(1, 40, size=length).tolist() for length in rng.integers(2, 7, size=3000)]
     choices = iter(rng.zipf(1.3, size=200_000) % len(words))
     sentences = [[phone for _ in range(10) for phone in words[next(choices)]] for _ in range(20_000)]
-    began = time.perf_counter()
+    began = time.process_time()
     fsa = estimate_phone_lm(sentences, num_extra_lm_states=2000)
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
     assert fsa.num_states > 2000
 
 

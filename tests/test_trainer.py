@@ -18,15 +18,20 @@ pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed"
 
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
+from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
+from fsachain.loss.lfmmi import LFMMILoss
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import TransitionTable, compile_table
 from fsachain.train.checkpoint import list_checkpoints, load_tensors
 from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, load_yaml, to_dict
 from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.progress import LineProgress, make_progress
 from fsachain.train.schedule import ScheduleConfig
-from fsachain.train.source import BatchSource, min_frames, prefetch
+from fsachain.train.source import BatchSource, min_frames, prefetch, supervise
+from fsachain.train.stats import EpochSums
+from fsachain.train.step import Stepper
 from fsachain.train.trainer import DivergedError, Trainer
 
 NUM_PDFS = 6
@@ -94,12 +99,12 @@ class ToyLoss(torch.nn.Module):
         objf = torch.where(ok, numerator - denominator, torch.zeros(())).sum()
         weight = float(lengths[ok].sum())
         record = SimpleNamespace(
-            objf_ok=float(objf),
+            objf_ok=float(objf.detach()),
             num_log_prob=numerator.detach().double(),
             den_log_prob=denominator.detach().double(),
             l2_term=0.0,
             out_of_range_term=0.0,
-            xent_objf=float(extra),
+            xent_objf=float(extra.detach()),
             weight_ok=weight,
             ok=ok,
             excluded=tuple(
@@ -206,6 +211,52 @@ def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after: int,
     assert [e["dev"]["objf"] for e in result.epochs] == [e["dev"]["objf"] for e in expected.epochs]
     events = [event["event"] for event in read_log(tmp_path / "broken" / "train.jsonl")]
     assert ("resume" in events) == (broken_after >= 2)
+
+
+def lfmmi_trainer(directory: Path, numerators: dict[str, TransitionTable]) -> Trainer:
+    """The real network and the real loss; the denominator takes any pdf at any time."""
+    pdfs = np.arange(NUM_PDFS)
+    zeros = np.zeros(NUM_PDFS, dtype=np.int32)
+    anything = Fsa(1, zeros, zeros, pdfs, np.full(NUM_PDFS, -np.log(NUM_PDFS)), [0.0])
+    loss = LFMMILoss(DenominatorGraph(anything, NUM_PDFS), l2_regularize=1e-4, xent_regularize=0.1)
+    torch.manual_seed(5)
+    sizes = {"channels": 16, "bottleneck": 8, "prefinal": 16, "time_strides": (1, 1), "xent": "branch"}
+    model = Tdnnf(TdnnfConfig(NUM_FEATURES, NUM_PDFS, **sizes))
+    return Trainer(model, loss, config(checkpoint_every=2), directory, numerators=numerators)
+
+
+def test_with_lf_mmi_and_tdnnf_the_objective_rises_and_resuming_is_exact(tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    whole = lfmmi_trainer(tmp_path / "whole", numerators)
+    expected = whole.fit(examples, examples[:4])
+    assert expected.epochs[-1]["dev"]["objf"] > expected.epochs[0]["dev"]["objf"]
+    assert expected.epochs[-1]["train"]["objf"] > expected.epochs[0]["train"]["objf"] + 0.2
+    broken = lfmmi_trainer(tmp_path / "broken", numerators)
+    broken.progress = BreakAfter(8)
+    with pytest.raises(Interruption):
+        broken.fit(examples, examples[:4])
+    resumed = lfmmi_trainer(tmp_path / "broken", numerators)
+    result = resumed.fit(examples, examples[:4])
+    assert result.dev["objf"] == expected.dev["objf"]
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path: Path) -> None:
+    examples, numerators = corpus(6)
+    trainer = lfmmi_trainer(tmp_path, numerators)
+    model, loss = trainer.model.eval(), trainer.loss  # no dropout, so that both passes see the same network
+    item = supervise(examples, numerators)
+    output = model(item.batch.features, item.batch.lengths)
+    loss(output.nnet_output, output.lengths, item.numerators).backward()
+    expected = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    outcome = Stepper(model, loss, optimizer, math.inf).step(item, EpochSums())
+    assert outcome.usable
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        assert (parameter.grad is None) == (grad is None)
+        if grad is not None:
+            torch.testing.assert_close(parameter.grad, grad, atol=1e-7, rtol=1e-5)
 
 
 def test_a_finished_training_is_not_run_again(tmp_path: Path) -> None:
@@ -321,7 +372,7 @@ def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:
     before = [parameter.clone() for parameter in trainer.model.parameters()]
     trainer.fit(examples)
     moved = [after - start for after, start in zip(trainer.model.parameters(), before, strict=True)]
-    assert math.sqrt(sum(float(move.square().sum()) for move in moved)) == pytest.approx(1e-3, rel=1e-3)
+    assert math.sqrt(sum(float(move.detach().square().sum()) for move in moved)) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_each_epoch_draws_one_version_of_each_utterance() -> None:

@@ -23,7 +23,7 @@ assert "log_add" in kernels.read("log_add.cuh")
 assert "site-packages" in fsachain.__file__, fsachain.__file__
 den = fsachain.DenominatorGraph(
     fsachain.Fsa(2, [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1], np.log([0.5] * 4), [0.0, 0.0]), num_pdfs=2)
-num = fsachain.Fsa(3, [0, 1, 1], [1, 1, 2], [0, 0, 1], [0.0] * 3, [-np.inf, -np.inf, 0.0])
+num = fsachain.Fsa(3, [0, 1, 1], [1, 1, 2], [0, 0, 1], np.log([0.5] * 3), [-np.inf, -np.inf, 0.0])
 y = torch.zeros(1, 5, 2, requires_grad=True)
 loss = fsachain.LFMMILoss(den)(y, [5], [num])
 loss.backward()

@@ -28,7 +28,7 @@ PEER_FSA_GRADIENT = 1e-4
 PEER_CLAMP_GRADIENT = 2e-4
 PEER_CTC_GRADIENT = 5e-4
 
-LUMPED_ARC = 1.0 / 1024.0  # per frame: what state merging may change, the default of `lump`
+LUMPED_PATH = 1e-9  # merging states of equal futures or proportional pasts is exact but for rounding
 GRAPH_COST = 1e-4  # float32 costs of an OpenFst path, added up
 ARPA_PROBABILITY = 1e-7  # ARPA text keeps nine decimals
 

@@ -19,6 +19,7 @@ from fsachain.backends.cpu_tables import log_table, scaled_table
 from fsachain.backends.reference import arc_occupancy as arc_occupancy
 from fsachain.backends.threads import get_num_threads, run_all
 from fsachain.batch import TableBatch
+from fsachain.fsa import Ints
 from fsachain.table import TransitionTable
 
 Scores = npt.NDArray[np.floating]
@@ -58,7 +59,7 @@ def add_occupancy(
     return _run(batch, _Job(scores, lengths, leaky, weights, out))
 
 
-def best_path(table: TransitionTable, scores: Scores) -> tuple[float, npt.NDArray[np.int32]]:
+def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
     """Score and arcs [T] of the best path; see `reference.best_path`."""
     path = np.empty(len(scores), dtype=np.int64)
     back = np.empty((len(scores), table.num_states), dtype=np.uint32)

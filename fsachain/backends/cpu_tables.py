@@ -1,4 +1,4 @@
-"""A `TransitionTable` in the two forms that the numba kernels read, made once per table and kept as long as it lives."""
+"""A `TransitionTable` in the two forms that the numba kernels read, made once per table and kept while it lives."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def scaled_table(table: TransitionTable, dtype: np.dtype[Any]) -> ScaledTable:
         initial, initial_scale = _probs(table.initial_log_prob, dtype)
         final, final_scale = _probs(table.final_log_prob, dtype)
         made[dtype] = ScaledTable(
-            *_arcs(table, lambda log_prob: np.exp(log_prob - arcs_scale).astype(dtype)),
+            **_arcs(table),
+            dst_weight=np.exp(table.by_dst.log_prob - arcs_scale).astype(dtype),
+            src_weight=np.exp(table.by_src.log_prob - arcs_scale).astype(dtype),
             active=table.active_pdfs.astype(np.uint32),
             initial=initial,
             init=np.exp(_init(table)).astype(dtype),
@@ -79,7 +81,9 @@ def log_table(table: TransitionTable) -> LogTable:
     """`table` for the kernels that work with logs."""
     if table not in _logs:
         _logs[table] = LogTable(
-            *_arcs(table, lambda log_prob: log_prob),
+            **_arcs(table),
+            dst_log_prob=table.by_dst.log_prob,
+            src_log_prob=table.by_src.log_prob,
             active=table.active_pdfs.astype(np.uint32),
             initial=table.initial_log_prob,
             init=_init(table),
@@ -89,18 +93,16 @@ def log_table(table: TransitionTable) -> LogTable:
     return _logs[table]
 
 
-def _arcs(table: TransitionTable, weight: Any) -> tuple[Any, ...]:
+def _arcs(table: TransitionTable) -> dict[str, Index]:
     by_dst, by_src = table.by_dst, table.by_src
-    return (
-        by_dst.offsets.astype(np.uint32),
-        by_dst.src.astype(np.uint32),
-        by_dst.column.astype(np.uint32),
-        weight(by_dst.log_prob),
-        by_src.offsets.astype(np.uint32),
-        by_src.dst.astype(np.uint32),
-        by_src.column.astype(np.uint32),
-        weight(by_src.log_prob),
-    )
+    return {
+        "dst_offsets": by_dst.offsets.astype(np.uint32),
+        "dst_src": by_dst.src.astype(np.uint32),
+        "dst_column": by_dst.column.astype(np.uint32),
+        "src_offsets": by_src.offsets.astype(np.uint32),
+        "src_dst": by_src.dst.astype(np.uint32),
+        "src_column": by_src.column.astype(np.uint32),
+    }
 
 
 def _probs(log_probs: Floats, dtype: np.dtype[Any]) -> tuple[Reals, float]:

@@ -16,6 +16,7 @@ from fsachain.backends import cpu, reference
 from fsachain.backends.results import BestPath, ForwardBackward
 from fsachain.batch import TableBatch
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.fsa import Ints
 
 BackendName = Literal["auto", "reference", "cpu", "cuda"]
 _BACKENDS: dict[str, Any] = {"reference": reference, "cpu": cpu}
@@ -23,7 +24,10 @@ _CUDA_REASON = "this version has no CUDA kernels"
 
 
 class Prepared(NamedTuple):
-    """Checked arguments: scores float32 or float64 numpy [N, T, P], lengths int64 [N]; `like` makes results of the caller's kind."""
+    """Checked arguments.
+
+    scores: float32 or float64 numpy [N, T, P]; lengths: int64 [N]; like: makes results of the caller's kind.
+    """
 
     backend: Any
     scores: npt.NDArray[np.floating]
@@ -86,7 +90,7 @@ def best_path(
     """The best path of every sequence, equations (8) and (9); arguments and errors as for `forward_backward`."""
     ready = prepare(batch, scores, lengths, backend)
     score = np.empty(batch.size)
-    arcs: list[npt.NDArray[np.int32]] = []
+    arcs: list[Ints] = []
     for n in range(batch.size):
         score[n], path = ready.backend.best_path(batch.table(n), ready.scores[n, : ready.lengths[n]])
         arcs.append(path)
@@ -94,7 +98,7 @@ def best_path(
     return BestPath(ready.like(score), list(pdfs), list(states), arcs)
 
 
-def _along(batch: TableBatch, n: int, score: float, path: npt.NDArray[np.int32]) -> tuple[Any, Any]:
+def _along(batch: TableBatch, n: int, score: float, path: Ints) -> tuple[Any, Any]:
     """pdfs [T_n] and states [T_n + 1] along the arcs of a path."""
     table = batch.table(n)
     view = table.by_src
@@ -126,7 +130,8 @@ def prepare(batch: TableBatch, scores: Any, lengths: Any, backend: str) -> Prepa
     for n, table in enumerate(batch.tables):
         if table.num_pdfs > array.shape[2]:
             raise ShapeError(
-                f"scores has {array.shape[2]} pdfs (shape {list(array.shape)}); expected at least {table.num_pdfs} for {batch.names[n]}"
+                f"scores has {array.shape[2]} pdfs (shape {list(array.shape)}); "
+                f"expected at least {table.num_pdfs} for {batch.names[n]}"
             )
     return Prepared(_choose(backend), array, check_lengths(lengths, batch, array.shape[1]), like)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.batch import TableBatch
+from fsachain.fsa import Ints
 from fsachain.recursion import Array, log_add, log_sum, log_sum_rows
 from fsachain.table import TransitionTable
 
@@ -116,7 +117,7 @@ def add_occupancy(
     """Add weights[n] x occupancy(t, p) of equation (7) to out [N, T, P]; returns log Z [N] and ok [N]."""
     log_prob, ok = log_probs(batch, scores, lengths, leaky)
     for n in np.flatnonzero(ok):
-        table = batch.table(n)
+        table = batch.table(int(n))
         gamma = arc_occupancy(table, scores[n, : lengths[n]], leaky)
         for column, pdf in enumerate(table.active_pdfs):
             first, last = table.by_column.offsets[column : column + 2]
@@ -124,7 +125,7 @@ def add_occupancy(
     return log_prob, ok
 
 
-def best_path(table: TransitionTable, scores: Scores) -> tuple[float, npt.NDArray[np.int32]]:
+def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
     """Score and arcs [T] of the best path, equations (8) and (9); an empty array where there is none."""
     none = np.empty(0, dtype=np.int32)
     frames = _frames(table, scores)
@@ -136,10 +137,10 @@ def best_path(table: TransitionTable, scores: Scores) -> tuple[float, npt.NDArra
     for t in range(len(scores)):
         arcs = delta[view.src] + view.log_prob + frames.scores[t][view.column]
         delta = np.full(table.num_states, -np.inf)
-        for state in np.flatnonzero(np.diff(view.offsets)):
-            first, last = view.offsets[state : state + 2]
+        for j in np.flatnonzero(np.diff(view.offsets)):
+            first, last = view.offsets[j : j + 2]
             best = first + int(np.argmax(arcs[first:last]))
-            delta[state], back[t, state] = arcs[best], best
+            delta[j], back[t, j] = arcs[best], best
     total = delta + table.final_log_prob
     state = int(np.argmax(total))
     if np.isneginf(total[state]):

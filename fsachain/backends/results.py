@@ -51,6 +51,6 @@ class BestPath:
     """
 
     score: Any
-    pdfs: list[npt.NDArray[np.int32]]
-    states: list[npt.NDArray[np.int32]]
-    arcs: list[npt.NDArray[np.int32]]
+    pdfs: list[npt.NDArray[np.integer[Any]]]
+    states: list[npt.NDArray[np.integer[Any]]]
+    arcs: list[npt.NDArray[np.integer[Any]]]

@@ -15,19 +15,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fsachain.errors import ConfigError, GraphError, require
+from fsachain.errors import GraphError, require
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.ngram import END, START, estimate_arpa
 from fsachain.graph.openfst import read_fst
 from fsachain.graph.transducer import Transducer
 
-START, END = "<s>", "</s>"
+__all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
+
 _EPSILON, _BACKOFF = "<eps>", "#0"
 
 # kaldilm ends the whole process on a malformed file, hence a process of its own.
@@ -36,8 +37,6 @@ import sys, kaldilm
 arpa, words, fst = sys.argv[1:]
 kaldilm.arpa2fst(arpa, output_fst=fst, disambig_symbol="#0", read_symbol_table=words, max_arpa_warnings=0)
 """
-
-Ngram = tuple[str, ...]
 
 
 def word_loop(words: Sequence[str], lexicon: Lexicon) -> Any:
@@ -119,92 +118,3 @@ def _symbol_table(lexicon: Lexicon) -> str:
         raise GraphError(f"word {bad[0]!r} of the lexicon cannot stand in an ARPA grammar: {expected}")
     names = (_EPSILON, *lexicon.words, *reserved)
     return "".join(f"{word} {index}\n" for index, word in enumerate(names))
-
-
-def estimate_arpa(
-    sentences: Iterable[Sequence[str]], order: int = 3, *, vocabulary: Iterable[str] = ()
-) -> str:
-    """Estimate a word n-gram with interpolated Witten-Bell smoothing.
-
-    With c counts, T(h) the number of different words seen after history h and h' the history without its
-    oldest word:  P(w | h) = (c(h, w) + T(h) P(w | h')) / (c(h) + T(h)); below the unigrams stands the uniform
-    distribution over vocabulary and sentence end (Witten and Bell, IEEE Trans. Information Theory, 1991). It
-    needs no counts of counts, so it is sound on a few hundred sentences too. Nothing is pruned.
-
-    Args:
-        sentences: words of each sentence; an empty sentence counts as start and end.
-        order: longest n-gram, at least 1.
-        vocabulary: words that get a probability even if no sentence has them, such as `lexicon.words`. Words
-            of the sentences always belong to it.
-
-    Returns:
-        The n-gram in ARPA format (log10 probabilities and back-off weights).
-
-    Raises:
-        ConfigError: order below 1.
-        GraphError: no sentence, a sentence that is a string, a word with white space, or `<s>` or `</s>`.
-    """
-    if order < 1:
-        raise ConfigError(f"order = {order}: expected at least 1")
-    followers: defaultdict[Ngram, Counter[str]] = defaultdict(Counter)
-    for number, sentence in enumerate(sentences):
-        _check_words(sentence, f"sentences[{number}]")
-        history: Ngram = (START,)[: order - 1]
-        for word in (*sentence, END):
-            for first in range(len(history) + 1):
-                followers[history[first:]][word] += 1
-            history = (*history, word)[1 - order :] if order > 1 else ()
-    if not followers:
-        raise GraphError("sentences is empty: expected at least one sentence")
-    words = vocabulary if isinstance(vocabulary, str) else tuple(vocabulary)
-    _check_words(words, "vocabulary")
-    return _arpa_text(order, _witten_bell(followers, words), followers)
-
-
-def _check_words(words: Sequence[str], where: str) -> None:
-    if isinstance(words, str):
-        raise GraphError(f"{where} = {words!r}: expected a sequence of words, such as text.split()")
-    for word in words:
-        if not isinstance(word, str) or word.split() != [word] or word in (START, END):
-            expected = f"expected a word without white space, not {START} or {END}"
-            raise GraphError(f"{where} has the word {word!r}: {expected}")
-
-
-def _witten_bell(followers: dict[Ngram, Counter[str]], vocabulary: Iterable[str]) -> dict[Ngram, float]:
-    """Interpolated probability of every n-gram seen, and of every word of the vocabulary as unigram."""
-    unigrams = followers[()]
-    types = dict.fromkeys([*unigrams, *vocabulary])
-    prob: dict[Ngram, float] = {}
-    for history in sorted(followers, key=len):
-        counts = followers[history]
-        total, weight = counts.total(), len(counts)
-        for word in counts if history else types:
-            lower = prob[(*history[1:], word)] if history else 1 / len(types)
-            prob[(*history, word)] = (counts[word] + weight * lower) / (total + weight)
-    return prob
-
-
-def _arpa_text(order: int, prob: dict[Ngram, float], followers: dict[Ngram, Counter[str]]) -> str:
-    by_length: dict[int, list[Ngram]] = {length: [] for length in range(1, order + 1)}
-    for ngram in prob:
-        by_length[len(ngram)].append(ngram)
-    by_length[1].append((START,))
-    by_length = {length: sorted(ngrams) for length, ngrams in by_length.items() if ngrams}
-    header = [f"ngram {length}={len(ngrams)}" for length, ngrams in by_length.items()]
-    return "\n".join(["\\data\\", *header, *_sections(by_length, prob, followers), "", "\\end\\", ""])
-
-
-def _sections(
-    by_length: dict[int, list[Ngram]], prob: dict[Ngram, float], followers: dict[Ngram, Counter[str]]
-) -> Iterator[str]:
-    for length, ngrams in by_length.items():
-        yield ""
-        yield f"\\{length}-grams:"
-        for ngram in ngrams:
-            # -99 is the format's "never": the start is a history, no word predicts it.
-            log_prob = math.log10(prob[ngram]) if ngram in prob else -99.0
-            counts = followers.get(ngram)
-            backoff = (
-                "" if counts is None else f"\t{math.log10(len(counts) / (counts.total() + len(counts))):.9f}"
-            )
-            yield f"{log_prob:.9f}\t{' '.join(ngram)}{backoff}"

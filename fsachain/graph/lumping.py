@@ -22,7 +22,7 @@ from scipy import sparse
 
 from fsachain.fsa import Fsa
 
-LOG_TOLERANCE = 1.0 / 1024.0  # log-probabilities that round to the same multiple count as equal
+LOG_TOLERANCE = 1e-5  # log-probabilities that round to the same multiple count as equal
 DISCOUNT = 0.99
 MAX_VISIT_STEPS = 10_000
 MAX_ROUNDS = 10
@@ -36,7 +36,7 @@ def lump(fsa: Fsa, log_tolerance: float = LOG_TOLERANCE) -> Fsa:
     """Merge states with the same future and states with proportional pasts, in turns, until nothing changes.
 
     Args:
-        fsa: the graph; it is trimmed first. One with a log-probability beyond +-`MAX_MAGNITUDE` is left at that.
+        fsa: the graph; it is trimmed first. With a log-probability beyond +-`MAX_MAGNITUDE` that is all.
         log_tolerance: quantum of the log-probabilities that are compared, so the largest error per arc.
 
     Returns:

@@ -8,7 +8,7 @@ linear in the transcript.
 
 from __future__ import annotations
 
-import os
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -74,20 +74,6 @@ class Numerator:
         length = np.diff(np.append(first, len(path)))
         columns = (phone[first].tolist(), word[first].tolist(), first.tolist(), length.tolist())
         return [Segment(*fields) for fields in zip(*columns, strict=True)]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this numerator as npz."""
-        from fsachain.graph.numerator_files import save_numerators
-
-        save_numerators(path, {"": self})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Numerator:
-        """Read a numerator that `save` wrote."""
-        from fsachain.graph.numerator_files import load_numerators
-
-        (numerator,) = load_numerators(path).values()
-        return numerator
 
 
 def build_numerator(
@@ -156,24 +142,12 @@ def transcript_acceptor(
     with probability one.
     """
     silence, no_silence = lexicon.silence_log_probs()
-    src: list[int] = []
-    dst: list[int] = []
-    label: list[int] = []
-    log_prob: list[float] = []
-    tags: list[int] = []
-
-    def add(source: int, target: int, phone: int, weight: float, tag: int) -> None:
-        src.append(source)
-        dst.append(target)
-        label.append(phone)
-        log_prob.append(weight)
-        tags.append(tag)
-
+    arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, word position
     said, num_states = 0, 1
     for position in range(len(words) + 1):
         departures = [(said, no_silence)]
         if lexicon.silence_phone is not None:
-            add(said, num_states, lexicon.silence_phone, silence, NO_WORD)
+            arcs.append((said, num_states, lexicon.silence_phone, silence, NO_WORD))
             departures.append((num_states, 0.0))
             num_states += 1
         if position == len(words):
@@ -183,23 +157,18 @@ def transcript_acceptor(
             phones = pronunciation.phones
             inner = [*range(num_states, num_states + len(phones) - 1), next_said]
             num_states += len(phones) - 1
-            for source, weight in departures:
-                add(source, inner[0], phones[0], weight + float(np.log(pronunciation.prob)), position)
-            for source, target, phone in zip(inner, inner[1:], phones[1:], strict=False):
-                add(source, target, phone, 0.0, position)
+            log_prob = math.log(pronunciation.prob)
+            arcs += [
+                (source, inner[0], phones[0], weight + log_prob, position) for source, weight in departures
+            ]
+            arcs += [
+                (source, target, phone, 0.0, position)
+                for source, target, phone in zip(inner, inner[1:], phones[1:], strict=False)
+            ]
         said = next_said
     final = np.full(num_states, -np.inf)
     for state, weight in departures:
         final[state] = weight
-    labels = np.array(label, dtype=np.int32)
-    acceptor = Transducer(
-        num_states,
-        0,
-        np.array(src, dtype=np.int32),
-        np.array(dst, dtype=np.int32),
-        labels,
-        labels,
-        np.array(log_prob),
-        final,
-    )
-    return acceptor, tags
+    src, dst, phone, weights, tags = zip(*arcs, strict=True)
+    sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
+    return Transducer(num_states, 0, sources, targets, labels, labels, np.array(weights), final), list(tags)

@@ -72,10 +72,10 @@ def to_openfst(fsa: Fsa) -> Any:
     label = fsa.pdf.astype(np.int64) + 1
     if label.size and label.max() > np.iinfo(np.int32).max:
         raise GraphError(f"pdf {label.max() - 1}: OpenFst's labels hold at most {np.iinfo(np.int32).max - 1}")
-    labels = label.astype(np.int32)
+    src, dst, labels = (array.astype(np.int32) for array in (fsa.src, fsa.dst, label))
     with np.errstate(over="ignore"):
         return Transducer(
-            fsa.num_states, fsa.start, fsa.src, fsa.dst, labels, labels, fsa.log_prob, fsa.final_log_prob
+            fsa.num_states, fsa.start, src, dst, labels, labels, fsa.log_prob, fsa.final_log_prob
         ).to_openfst()
 
 
@@ -131,7 +131,7 @@ def write_fst(fst: Any, path: str | os.PathLike[str]) -> None:
 
 def _check_arcs(arcs: Transducer, where: str) -> None:
     """Refuse the first arc that an `Fsa` cannot hold; arcs are numbered within their state, as in OpenFst."""
-    cost = -arcs.log_prob
+    cost = 0.0 - arcs.log_prob
     checks: tuple[tuple[npt.NDArray[np.bool_], str], ...] = (
         (arcs.ilabel != arcs.olabel, "expected an acceptor: equal input and output labels"),
         (arcs.ilabel <= 0, "expected labels >= 1 (pdf + 1); remove epsilons (label 0) first"),

@@ -23,6 +23,7 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 
 _BOUNDARY = 0
+_MAX_PHONE = int(np.iinfo(np.int32).max)
 _NUM_STAGES = 4
 _UNCHANGED = 1e-3
 
@@ -49,7 +50,7 @@ class _State:
     known_log_likelihood: float | None = None
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of `counts` under their own relative frequencies; kept until `absorb` changes them."""
+        """Log-likelihood of `counts` under their own relative frequencies; kept until they change."""
         if self.known_log_likelihood is None:
             self.known_log_likelihood = _log_likelihood(self.counts, self.total)
         return self.known_log_likelihood
@@ -111,11 +112,11 @@ def _phones(sequence: Sequence[int], number: int) -> list[int]:
         raise GraphError(
             f"sequences[{number}] = {sequence!r}: expected integer phone ids ({error})"
         ) from None
-    for position, phone in enumerate(phones):
-        if not 1 <= phone <= np.iinfo(np.int32).max:
-            raise GraphError(
-                f"sequences[{number}][{position}] = {phone}: expected a phone id >= 1 of 32 bits"
-            )
+    if phones and not 1 <= min(phones) <= max(phones) <= _MAX_PHONE:
+        position, phone = next((i, p) for i, p in enumerate(phones) if not 1 <= p <= _MAX_PHONE)
+        raise GraphError(
+            f"sequences[{number}][{position}] = {phone}: expected a phone id in [1, {_MAX_PHONE}]"
+        )
     return phones
 
 

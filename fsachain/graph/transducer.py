@@ -33,10 +33,10 @@ class Transducer:
 
     num_states: int
     start: int
-    src: npt.NDArray[np.int32]
-    dst: npt.NDArray[np.int32]
-    ilabel: npt.NDArray[np.int32]
-    olabel: npt.NDArray[np.int32]
+    src: npt.NDArray[np.integer]
+    dst: npt.NDArray[np.integer]
+    ilabel: npt.NDArray[np.integer]
+    olabel: npt.NDArray[np.integer]
     log_prob: npt.NDArray[np.float64]
     final_log_prob: npt.NDArray[np.float64]
 

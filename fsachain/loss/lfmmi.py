@@ -76,10 +76,14 @@ class LFMMILoss(nn.Module):
             ConfigError: a negative factor, no denominator, or denominators that differ in their number of pdfs.
         """
         super().__init__()
-        self.denominators = dict(denominator) if isinstance(denominator, Mapping) else {"denominator": denominator}
+        self.denominators = (
+            dict(denominator) if isinstance(denominator, Mapping) else {"denominator": denominator}
+        )
         widths = {graph.num_pdfs for graph in self.denominators.values()}
         if len(widths) != 1:
-            raise ConfigError(f"denominators have {sorted(widths)} pdfs; expected one graph or more, all of one width")
+            raise ConfigError(
+                f"denominators have {sorted(widths)} pdfs; expected one graph or more, all of one width"
+            )
         self.num_pdfs = widths.pop()
         self.leaky_hmm_coefficient = _factor("leaky_hmm_coefficient", leaky_hmm_coefficient)
         self.l2_regularize = _factor("l2_regularize", l2_regularize)
@@ -91,6 +95,7 @@ class LFMMILoss(nn.Module):
         self._keys = torch.cat([torch.from_numpy(batch.key) for batch in self._batches])
 
     def extra_repr(self) -> str:
+        """Denominators and options, for `repr`."""
         return f"{', '.join(self.denominators)}; {self.num_pdfs} pdfs, leaky {self.leaky_hmm_coefficient}"
 
     def forward(
@@ -187,9 +192,13 @@ class LFMMILoss(nn.Module):
         shape = list(nnet_output.shape)
         if len(shape) != 3 or shape[2] != self.num_pdfs:
             raise ShapeError(f"nnet_output has shape {shape}; expected [N, T, {self.num_pdfs}]")
-        batch = numerators if isinstance(numerators, TableBatch) else pack_numerators(numerators, self.num_pdfs)
+        batch = (
+            numerators if isinstance(numerators, TableBatch) else pack_numerators(numerators, self.num_pdfs)
+        )
         if batch.size != shape[0]:
-            raise ShapeError(f"numerators holds {batch.size} graphs; expected {shape[0]} as in nnet_output {shape}")
+            raise ShapeError(
+                f"numerators holds {batch.size} graphs; expected {shape[0]} as in nnet_output {shape}"
+            )
         if frame_weights is not None and list(frame_weights.shape) != shape[:2]:
             raise ShapeError(f"frame_weights has shape {list(frame_weights.shape)}; expected {shape[:2]}")
         if xent_log_probs is not None and list(xent_log_probs.shape) != shape:
@@ -225,7 +234,10 @@ class LFMMILoss(nn.Module):
 def pack_numerators(numerators: Sequence[Fsa | TransitionTable], num_pdfs: int) -> TableBatch:
     """Compile what is not yet compiled (each Fsa once in its life) and pack."""
     return TableBatch.pack(
-        [_compile(graph, num_pdfs, n) if isinstance(graph, Fsa) else graph for n, graph in enumerate(numerators)]
+        [
+            _compile(graph, num_pdfs, n) if isinstance(graph, Fsa) else graph
+            for n, graph in enumerate(numerators)
+        ]
     )
 
 

@@ -74,7 +74,9 @@ def _run(
     if not len(out):
         log_prob, ok = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky)
     else:
-        log_prob, ok = ready.backend.add_occupancy(batch, ready.scores, ready.lengths, leaky, weights, out.numpy())
+        log_prob, ok = ready.backend.add_occupancy(
+            batch, ready.scores, ready.lengths, leaky, weights, out.numpy()
+        )
     return log_prob, ok
 
 

@@ -135,7 +135,14 @@ def _save_weighted(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _weighted_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
     occupancy, arcs, like, weights, key = ctx.saved_tensors
-    return scale_rows(occupancy, gradient, like), arc_gradient(arcs, gradient, key, weights), None, None, None, None
+    return (
+        scale_rows(occupancy, gradient, like),
+        arc_gradient(arcs, gradient, key, weights),
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 weighted_log_prob.register_autograd(_weighted_backward, setup_context=_save_weighted)

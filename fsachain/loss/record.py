@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-EXCLUDED_OBJF = -10.0  # per frame, for every excluded sequence: Kaldi's figure, so that its loss shows in the log
+EXCLUDED_OBJF = (
+    -10.0
+)  # per frame, for every excluded sequence: Kaldi's figure, so that its loss shows in the log
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,12 @@ class LFMMIRecord:
 
 
 def make_record(
-    parts: tuple[Tensor, ...], scale: float, weights: Tensor, frames: Tensor, xent_objf: Tensor, names: tuple[str, ...]
+    parts: tuple[Tensor, ...],
+    scale: float,
+    weights: Tensor,
+    frames: Tensor,
+    xent_objf: Tensor,
+    names: tuple[str, ...],
 ) -> LFMMIRecord:
     """Assemble the record from the operator's results; weights [N] and frames [N] are w_n and T_n."""
     num, den, ok, l2_term, range_term = parts
@@ -53,5 +60,15 @@ def make_record(
     excluded = EXCLUDED_OBJF * torch.where(ok, 0.0, per_sequence).sum()
     weight_ok = torch.where(ok, per_sequence, 0.0).sum()
     return LFMMIRecord(
-        objf_ok + excluded, objf_ok, num, den, l2_term, range_term, xent_objf, per_sequence.sum(), weight_ok, ok, names
+        objf_ok + excluded,
+        objf_ok,
+        num,
+        den,
+        l2_term,
+        range_term,
+        xent_objf,
+        per_sequence.sum(),
+        weight_ok,
+        ok,
+        names,
     )

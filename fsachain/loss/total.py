@@ -41,7 +41,9 @@ def total_log_prob(
         ShapeError, ConfigError, BackendUnavailable: as `forward_backward`.
     """
     if not isinstance(scores, Tensor):
-        raise ShapeError(f"scores is a {type(scores).__name__}; expected a torch tensor (numpy: use forward_backward)")
+        raise ShapeError(
+            f"scores is a {type(scores).__name__}; expected a torch tensor (numpy: use forward_backward)"
+        )
     frames = torch.full((len(scores),), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
     key = torch.from_numpy(batch.key)
     if arc_log_probs is None:
@@ -49,5 +51,7 @@ def total_log_prob(
         return operators.log_prob(scores, frames, key, leaky_hmm_coefficient, backend, differentiable)[0]
     expected = sum(table.num_arcs for table in batch.tables)
     if arc_log_probs.shape != (expected,):
-        raise ShapeError(f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{expected}], one for each arc")
+        raise ShapeError(
+            f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{expected}], one for each arc"
+        )
     return operators.weighted_log_prob(scores, arc_log_probs, frames, key, leaky_hmm_coefficient, backend)[0]

@@ -88,8 +88,9 @@ class BatchSource:
         excluded: list[Excluded] = []
         self._choices: list[list[Example]] = []
         why = reasons or {}
+        needs: dict[TransitionTable, float] = {}  # versions of an utterance share its table
         for versions in zip(*variants, strict=True):
-            faults = [_fault(example, numerators, output_lengths, why) for example in versions]
+            faults = [_fault(example, numerators, output_lengths, why, needs) for example in versions]
             excluded += [
                 Excluded(example.id, fault)
                 for example, fault in zip(versions, faults, strict=True)
@@ -209,13 +210,16 @@ def _fault(
     numerators: Mapping[str, TransitionTable],
     output_lengths: OutputLengths,
     reasons: Mapping[str, str],
+    needs: dict[TransitionTable, float],
 ) -> str | None:
     """Why the example cannot be trained on; None if it can."""
     table = numerators.get(example.id)
     if table is None:
         return reasons.get(example.id, "has no numerator")
     have = int(output_lengths(torch.tensor([example.num_frames]))[0])
-    need = min_frames(table)
+    need = needs.get(table)
+    if need is None:
+        need = needs[table] = min_frames(table)
     if have >= need and have > 0:
         return None
     return "its numerator has no path" if np.isinf(need) else f"needs {need:.0f} output frames, has {have}"

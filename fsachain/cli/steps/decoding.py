@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.cli.progress import counter
+from fsachain.cli.steps.graphs import build_numerators
 from fsachain.cli.steps.lang import Lang
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.align import align, write_ctm
 from fsachain.decode.decoder import decode
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
@@ -47,6 +50,18 @@ class DecodingGraphs:
             lm_weight=lm_weight,
             word_insertion_penalty=word_insertion_penalty,
         )
+
+
+@dataclass(frozen=True)
+class AlignSummary:
+    """How many utterances were aligned, and why others were not."""
+
+    num_aligned: int
+    failed: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_aligned} utterances aligned, {len(self.failed)} left out"]
+        return "\n  ".join([*lines, *self.failed.values()])
 
 
 def network_outputs(model: AcousticModel, data: DataDir, cache: Path | None, num_workers: int) -> Outputs:
@@ -133,6 +148,17 @@ def align_data(
     *,
     cache: Path | None = None,
     num_workers: int = 1,
-) -> str:
-    """Find when words and phones are said; writes words.ctm and phones.ctm to `out`."""
-    raise NotImplementedError
+) -> AlignSummary:
+    """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
+
+    The graphs are the plain numerators: once the words are known, the phone language model has no say.
+    """
+    numerators, excluded = build_numerators(lang, data, None)
+    outputs = network_outputs(model, data, cache, num_workers)
+    usable = {name: scores for name, scores in outputs.items() if name in numerators}
+    with counter("aligning") as update:
+        found, failed = align(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
+    write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
+    write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
+    reasons = excluded | {name: f"utterance {name!r}: {reason}" for name, reason in failed.items()}
+    return AlignSummary(len(found), reasons)

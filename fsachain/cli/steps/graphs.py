@@ -81,20 +81,13 @@ def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
     return DenominatorGraph(Fsa.read(folder / DENOMINATOR), lang.tree.num_pdfs)
 
 
-def make_numerators(lang: Lang, data: DataDir, out: Path, normalization: Fsa | None) -> NumeratorSummary:
-    """Build the numerator of every utterance and write them to one npz file.
+def build_numerators(
+    lang: Lang, data: DataDir, normalization: Fsa | None
+) -> tuple[dict[str, Numerator], dict[str, str]]:
+    """The numerators of all utterances by id, and for those that have none the reason.
 
-    An utterance without words, with a word that the lexicon lacks, or that the normalization does not accept
-    is left out and named.
-
-    Args:
-        lang: lexicon and tree.
-        data: the utterances.
-        out: the npz file.
-        normalization: of the denominator; None leaves the numerators unnormalised.
-
-    Raises:
-        DataError: no utterance is left.
+    An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
+    normalization does not accept.
     """
     numerators: dict[str, Numerator] = {}
     excluded: dict[str, str] = {}
@@ -105,6 +98,22 @@ def make_numerators(lang: Lang, data: DataDir, out: Path, normalization: Fsa | N
             )
         except GraphError as error:
             excluded[utterance.id] = str(error)
+    return numerators, excluded
+
+
+def make_numerators(lang: Lang, data: DataDir, out: Path, normalization: Fsa | None) -> NumeratorSummary:
+    """Build the numerators of a data directory and write them to one npz file.
+
+    Args:
+        lang: lexicon and tree.
+        data: the utterances; those that `build_numerators` excludes are left out and named.
+        out: the npz file.
+        normalization: of the denominator; None leaves the numerators unnormalised.
+
+    Raises:
+        DataError: no utterance is left.
+    """
+    numerators, excluded = build_numerators(lang, data, normalization)
     if not numerators:
         reason = next(iter(excluded.values()), "there are no utterances")
         raise DataError(f"{out}: no numerator could be built; the first reason: {reason}")

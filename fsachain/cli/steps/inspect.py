@@ -86,6 +86,6 @@ def describe_model(path: Path) -> str:
             f"model: {num_parameters(network)} parameters, {network.config.num_pdfs} pdfs",
             f"input: {features.num_features} {features.kind} features at {features.sample_rate} Hz, "
             f"normalised per {model.cmvn.config.scope}",
-            f"output: one frame every {1000 * model.frame_seconds:g} ms",
+            f"output: one frame every {1000 * model.timing.frame_seconds:g} ms",
         ]
     )

@@ -14,6 +14,7 @@ from fsachain.cli.config import Experiment
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.align import FrameTiming
 from fsachain.errors import DataError
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.train.checkpoint import load_tensors, save_tensors
@@ -37,14 +38,10 @@ class AcousticModel:
     cmvn: Cmvn
 
     @property
-    def frame_seconds(self) -> float:
-        """Distance of two output frames."""
-        return self.network.subsampling * self.experiment.features.frame_shift_ms / 1000.0
-
-    @property
-    def offset_seconds(self) -> float:
-        """Time of the centre of output frame 0 after the start of the recording, less half a frame shift."""
-        return self.network.time_offset * self.experiment.features.frame_shift_ms / 1000.0
+    def timing(self) -> FrameTiming:
+        """Where the output frames lie in time."""
+        shift = self.experiment.features.frame_shift_ms / 1000.0
+        return FrameTiming(self.network.subsampling, self.network.time_offset, shift)
 
     def save(self, path: Path) -> None:
         """Write the model to one safetensors file, all or nothing."""

@@ -1,0 +1,53 @@
+"""Random acceptors and scores, for hypothesis and for plain seeds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fsachain import Fsa
+
+weights = st.one_of(st.floats(-3.0, 3.0), st.sampled_from([0.0, -math.inf, -20.0, 5.0]))
+
+
+@st.composite
+def graphs(draw, max_states: int = 4, max_arcs: int = 7, num_pdfs: int = 3) -> Fsa:
+    """Any acceptor: cycles, self-loops, parallel arcs, several finals or none, any start, no arcs, dead states."""
+    states = draw(st.integers(1, max_states))
+    state = st.integers(0, states - 1)
+    arcs = draw(st.lists(st.tuples(state, state, st.integers(0, num_pdfs - 1), weights), max_size=max_arcs))
+    src, dst, pdf, log_prob = (list(column) for column in zip(*arcs, strict=True)) if arcs else ([], [], [], [])
+    final = draw(st.lists(weights, min_size=states, max_size=states))
+    return Fsa(states, src, dst, pdf, log_prob, final, draw(state))
+
+
+@st.composite
+def score_matrices(draw, num_frames: int, num_pdfs: int = 3) -> np.ndarray:
+    values = st.one_of(st.floats(-5.0, 5.0), st.sampled_from([0.0, -math.inf, 30.0, -30.0]))
+    flat = draw(st.lists(values, min_size=num_frames * num_pdfs, max_size=num_frames * num_pdfs))
+    return np.array(flat, dtype=np.float64).reshape(num_frames, num_pdfs)
+
+
+def connected_graph(seed: int, num_states: int = 12, num_arcs: int = 40, num_pdfs: int = 9) -> Fsa:
+    """A cycle through all states and random arcs beside it; start 0 with a self-loop; every third state is final."""
+    rng = np.random.default_rng(seed)
+    ring = np.arange(num_states)
+    extra = num_arcs - num_states - 1
+    src = np.concatenate([ring, [0], rng.integers(num_states, size=extra)])
+    dst = np.concatenate([(ring + 1) % num_states, [0], rng.integers(num_states, size=extra)])
+    final = np.where(ring % 3 == 0, rng.normal(size=num_states) - 1.0, -math.inf)
+    pdf = np.concatenate([np.arange(num_arcs) % num_pdfs])
+    return Fsa(num_states, src, dst, rng.permutation(pdf), rng.normal(size=num_arcs) - 1.5, final, 0)
+
+
+def left_to_right_graph(seed: int, num_states: int = 6, num_pdfs: int = 9) -> Fsa:
+    """A numerator: each state but the last has a self-loop and an arc forward; the last is final."""
+    rng = np.random.default_rng(seed)
+    stay, step = np.arange(1, num_states), np.arange(num_states - 1)
+    src, dst = np.concatenate([step, stay]), np.concatenate([step + 1, stay])
+    pdfs = rng.integers(num_pdfs, size=num_states - 1)
+    final = np.full(num_states, -math.inf)
+    final[-1] = 0.0
+    return Fsa(num_states, src, dst, np.tile(pdfs, 2), -rng.random(2 * (num_states - 1)), final)

@@ -1,0 +1,367 @@
+"""The CPU backend against the float64 oracle fed the same rounded scores, at every magnitude."""
+
+import math
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+
+from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
+from fsachain.backends import cpu
+
+NUM_PDFS = 9
+LENGTHS = [23, 40, 1, 17, 40]
+SHAPE = (len(LENGTHS), 40, NUM_PDFS)
+
+
+def assert_agrees(batch, scores, lengths=None, leaky=0.0):
+    """log Z (alone and with occupancies) and occupancy of both backends; returns the oracle's result."""
+    both = [
+        forward_backward(batch, scores, lengths, leaky_hmm_coefficient=leaky, backend=backend)
+        for backend in ("cpu", "reference")
+    ]
+    ours, exact = (np.asarray(result.log_prob) for result in both)
+    double = str(scores.dtype).endswith("float64")
+    for n in range(batch.size):
+        if not math.isfinite(exact[n]):
+            assert ours[n] == exact[n] or (math.isnan(ours[n]) and math.isnan(exact[n])), batch.names[n]
+            continue
+        allowed = tolerances.FLOAT64 * max(1.0, abs(exact[n])) if double else tolerances.log_prob_tolerance(exact[n])
+        assert abs(ours[n] - exact[n]) <= allowed, batch.names[n]
+    occupancies = [np.asarray(result.occupancy, dtype=np.float64) for result in both]
+    np.testing.assert_allclose(*occupancies, rtol=0.0, atol=tolerances.OCCUPANCY)
+    rows = occupancies[0].sum(axis=2)
+    full = [scores.shape[1]] * batch.size if lengths is None else lengths
+    for n, ok in enumerate(np.asarray(both[0].ok)):
+        np.testing.assert_allclose(rows[n, : full[n]], float(ok), rtol=0.0, atol=tolerances.ROW_SUM)
+        assert not rows[n, full[n] :].any()
+    assert_gradient_path_agrees(batch, scores, lengths, leaky, exact)
+    return both[1]
+
+
+def assert_gradient_path_agrees(batch, scores, lengths, leaky, exact):
+    """log Z as the loss gets it: from the call that computes occupancies, which decides by other numbers."""
+    from fsachain.backends.dispatch import prepare
+
+    ready = prepare(batch, scores, lengths, "cpu")
+    out = np.zeros(ready.scores.shape, ready.scores.dtype)
+    ones = np.ones(batch.size)
+    ours, _ = cpu.add_occupancy(batch, ready.scores, ready.lengths, leaky, ones, out)
+    allowed = [tolerances.log_prob_tolerance(value) if math.isfinite(value) else 0.0 for value in exact]
+    for n in range(batch.size):
+        same = ours[n] == exact[n] or (math.isnan(ours[n]) and math.isnan(exact[n]))
+        assert same or abs(ours[n] - exact[n]) <= allowed[n], batch.names[n]
+
+
+def denominator(seed=0, **ends):
+    return DenominatorGraph(connected_graph(seed), NUM_PDFS, **ends)
+
+
+def numerators(size=len(LENGTHS)):
+    graphs_ = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(size)]
+    return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs_])
+
+
+def batch_and_leak(kind):
+    return {
+        "shared, leaky": lambda: (denominator().batch(len(LENGTHS)), 0.1),
+        "shared, barely leaky": lambda: (denominator().batch(len(LENGTHS)), 1e-5),
+        "shared, exact": lambda: (denominator(initial="start", final="fsa").batch(len(LENGTHS)), 0.0),
+        "packed": lambda: (numerators(), 0.0),
+    }[kind]()
+
+
+KINDS = ["shared, leaky", "shared, barely leaky", "shared, exact", "packed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_agree_at_every_scale(kind, scale, dtype):
+    batch, leaky = batch_and_leak(kind)
+    scores = (scale * np.random.default_rng(3).normal(size=SHAPE)).astype(dtype)
+    assert_agrees(batch, scores, LENGTHS, leaky)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("offset", [0.0, -1e6, 3e4])
+def test_agree_on_one_hot_scores_of_plus_and_minus_30(kind, offset):
+    batch, leaky = batch_and_leak(kind)
+    hot = np.random.default_rng(4).integers(NUM_PDFS, size=SHAPE[:2])
+    scores = np.where(np.arange(NUM_PDFS) == hot[:, :, None], 30.0, -30.0).astype(np.float32) + np.float32(offset)
+    assert_agrees(batch, scores, LENGTHS, leaky)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_agree_on_scores_of_minus_infinity(kind):
+    """Single scores, whole frames, and frames of which one pdf alone is left."""
+    batch, leaky = batch_and_leak(kind)
+    rng = np.random.default_rng(5)
+    scores = rng.normal(size=SHAPE).astype(np.float32)
+    scores[rng.random(SHAPE) < 0.05] = -np.inf
+    scores[1, 9] = -np.inf
+    scores[3, 4, 1:] = -np.inf
+    exact = assert_agrees(batch, scores, LENGTHS, leaky)
+    assert exact.log_prob[1] == -np.inf and not exact.ok[1]
+
+
+@pytest.mark.parametrize("leaky", [0.0, 1e-5])
+def test_agree_when_a_frame_leaves_a_single_state_alive(leaky):
+    """State 5 alone is entered by pdf 8."""
+    graph = connected_graph(7, num_pdfs=8)
+    src, dst = np.append(graph.src, 4), np.append(graph.dst, 5)
+    pdf, weights = np.append(graph.pdf, 8), np.append(graph.log_prob, -3.0)
+    fsa = Fsa(graph.num_states, src, dst, pdf, weights, graph.final_log_prob)
+    scores = np.random.default_rng(6).normal(size=(3, 30, 9)).astype(np.float32)
+    scores[:, 11, :8] = -np.inf
+    exact = assert_agrees(DenominatorGraph(fsa, 9).batch(3), scores, leaky=leaky)
+    np.testing.assert_allclose(exact.occupancy[:, 11, 8], 1.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("illegal", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_agree_on_illegal_scores_which_spoil_their_own_sequence_only(kind, illegal):
+    batch, leaky = batch_and_leak(kind)
+    scores = np.random.default_rng(8).normal(size=SHAPE).astype(np.float32)
+    scores[1, 3, int(batch.table(1).active_pdfs[0])] = illegal
+    exact = assert_agrees(batch, scores, LENGTHS, leaky)
+    assert math.isnan(exact.log_prob[1]) and not exact.ok[1] and bool(np.delete(exact.ok, 1).any())
+    assert not exact.occupancy[1].any()
+
+
+def test_an_illegal_score_of_a_pdf_that_no_arc_carries_is_ignored():
+    batch = TableBatch.pack([compile_table(connected_graph(0, num_pdfs=5), NUM_PDFS)])
+    scores = np.random.default_rng(9).normal(size=(1, 20, NUM_PDFS)).astype(np.float32)
+    clean = forward_backward(batch, scores)
+    scores[0, 4, 7] = np.nan
+    spoiled = forward_backward(batch, scores)
+    assert spoiled.ok[0] and spoiled.log_prob == clean.log_prob
+    assert (spoiled.occupancy == clean.occupancy).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_agree_on_every_torch_type(kind, dtype):
+    batch, leaky = batch_and_leak(kind)
+    scores = (10 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))).to(dtype)
+    exact = assert_agrees(batch, scores, LENGTHS, leaky)
+    wide = forward_backward(batch, scores.double().numpy(), LENGTHS, leaky_hmm_coefficient=leaky, backend="reference")
+    np.testing.assert_allclose(exact.log_prob.numpy(), wide.log_prob, rtol=1e-12)
+    assert exact.occupancy.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert exact.log_prob.dtype == torch.float64 and exact.ok.dtype == torch.bool
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f8", ">f4"])
+def test_numpy_types_and_byte_orders_keep_their_precision(dtype):
+    batch, leaky = batch_and_leak("shared, leaky")
+    scores = np.random.default_rng(10).normal(size=SHAPE).astype(dtype)
+    result = forward_backward(batch, scores, LENGTHS, leaky_hmm_coefficient=leaky)
+    native = scores.astype(scores.dtype.newbyteorder("="))
+    same = forward_backward(batch, native, LENGTHS, leaky_hmm_coefficient=leaky)
+    assert (result.log_prob == same.log_prob).all()
+    assert result.occupancy.dtype == (np.float64 if scores.dtype.itemsize == 8 else np.float32)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_memory_layout_does_not_matter(backend):
+    batch, leaky = batch_and_leak("shared, leaky")
+    scores = np.random.default_rng(11).normal(size=SHAPE).astype(np.float32)
+    options = {"lengths": LENGTHS, "leaky_hmm_coefficient": leaky, "backend": backend}
+    plain = forward_backward(batch, scores, **options)
+    layouts = [
+        np.asfortranarray(scores),
+        np.repeat(scores, 2, axis=1)[:, ::2],
+        torch.from_numpy(scores.transpose(1, 0, 2).copy()).transpose(0, 1),
+        torch.from_numpy(np.flip(scores, 0).copy()).flip(0),
+    ]
+    for layout in layouts:
+        result = forward_backward(batch, layout, **options)
+        assert (np.asarray(result.log_prob) == plain.log_prob).all()
+        assert (np.asarray(result.occupancy) == plain.occupancy).all()
+        assert isinstance(result.log_prob, type(layout)) and isinstance(result.occupancy, type(layout))
+
+
+@settings(max_examples=60)
+@given(st.data(), st.lists(graphs(), min_size=1, max_size=3), st.sampled_from([1.0, 100.0]))
+def test_agree_on_any_graph(data, fsas, scale):
+    num_frames = data.draw(st.integers(0, 6))
+    scores = np.stack([data.draw(score_matrices(num_frames)) for _ in fsas])
+    batch = TableBatch.pack([compile_table(fsa, 3) for fsa in fsas])
+    assert_agrees(batch, scale * scores)
+    assert_agrees(batch, (scale * scores).astype(np.float32))
+    shared = TableBatch.share(batch.tables[0], len(fsas))
+    assert_agrees(shared, (scale * scores).astype(np.float32))
+
+
+@settings(max_examples=30)
+@given(st.data(), graphs(), st.sampled_from([1e-5, 0.5, 1.0]))
+def test_agree_on_any_leaking_graph(data, fsa, leaky):
+    from dataclasses import replace
+
+    scores = data.draw(score_matrices(data.draw(st.integers(0, 6))))
+    with np.errstate(divide="ignore"):
+        init = np.log(np.arange(fsa.num_states) / max(1, fsa.num_states * (fsa.num_states - 1) / 2))
+    batch = TableBatch.share(replace(compile_table(fsa, 3), leaky_log_prob=init), 2)
+    assert_agrees(batch, np.stack([scores, 3 * scores]).astype(np.float32), leaky=leaky)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_best_paths_agree(kind):
+    batch, _ = batch_and_leak(kind)
+    scores = np.random.default_rng(12).normal(size=SHAPE).astype(np.float32)
+    scores[4, 2] = -np.inf
+    ours, exact = (best_path(batch, scores, LENGTHS, backend=backend) for backend in ("cpu", "reference"))
+    np.testing.assert_allclose(ours.score, exact.score, rtol=1e-12)
+    for n in range(batch.size):
+        for name in ("pdfs", "states", "arcs"):
+            assert (getattr(ours, name)[n] == getattr(exact, name)[n]).all()
+
+
+def test_ties_go_to_the_lowest_arc_in_both_backends():
+    fsa = Fsa(3, [0, 0, 0, 1, 2], [2, 1, 1, 1, 1], [0, 0, 0, 0, 0], np.zeros(5), np.zeros(3))
+    for backend in ("cpu", "reference"):
+        path = best_path(TableBatch.pack([compile_table(fsa)]), np.zeros((1, 2, 1)), backend=backend)
+        assert path.arcs[0].tolist() == [1, 3] and path.states[0].tolist() == [0, 1, 1]
+
+
+def chain_through_all_states(num_states):
+    """Only one path: 0, S-1, 0, S-1, ...; the states between hang off it and lead nowhere."""
+    middle = np.arange(1, num_states - 1)
+    src = np.concatenate([[0, num_states - 1], np.zeros(len(middle), int)])
+    dst = np.concatenate([[num_states - 1, 0], middle])
+    final = np.full(num_states, -np.inf)
+    final[-1] = 0.0
+    return Fsa(num_states, src, dst, np.arange(len(src)) % 7, np.linspace(-1.0, -2.0, len(src)), final)
+
+
+@pytest.mark.parametrize("make", [TableBatch.pack, lambda tables: TableBatch.share(tables[0], 1)])
+def test_70001_states_with_the_only_path_through_the_last(make):
+    batch = make([compile_table(chain_through_all_states(70_001), 7)])
+    scores = np.random.default_rng(13).normal(size=(1, 3, 7)).astype(np.float32)
+    exact = assert_agrees(batch, scores)
+    weights = np.linspace(-1.0, -2.0, 70_001)
+    expected = scores[0, 0, 0] + scores[0, 1, 1] + scores[0, 2, 0] + 2 * weights[0] + weights[1]
+    assert exact.log_prob[0] == pytest.approx(expected, abs=1e-4)
+    assert best_path(batch, scores).states[0].tolist() == [0, 70_000, 0, 70_000]
+
+
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+def test_5000_pdfs(kind):
+    fsa = connected_graph(14, num_states=60, num_arcs=6000, num_pdfs=5000)
+    table = compile_table(fsa, 5000)
+    batch = TableBatch.share(table, 2) if kind == "shared" else TableBatch.pack([table, table])
+    scores = 3 * np.random.default_rng(15).normal(size=(2, 8, 5000)).astype(np.float32)
+    assert_agrees(batch, scores)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1.0, 80.0])
+def test_agree_after_1500_frames(kind, scale):
+    batch, leaky = batch_and_leak(kind)
+    scores = (scale * np.random.default_rng(16).normal(size=(len(LENGTHS), 1500, NUM_PDFS))).astype(np.float32)
+    assert_agrees(batch, scores, [1500, 1, 700, 1499, 1500], leaky)
+
+
+def two_lobes(num_pdfs=3):
+    """Two rings that never meet: state 1 spends pdf 0, state 2 pdf 1; the start leads to both by pdf 2."""
+    src, dst = [0, 0, 1, 2], [1, 2, 1, 2]
+    return Fsa(3, src, dst, [2, 2, 0, 1], np.zeros(4), [-np.inf, 0.0, 0.0])
+
+
+# How far the loser of the first half falls behind: within float32, beyond it, beyond float64.
+GAPS = [20.0, 60.0, 80.0, 95.0, 150.0, 600.0, 740.0, 921.0, 5000.0, 1e6]
+
+
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+@pytest.mark.parametrize("sudden", ["one frame", "many frames"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, kind, sudden, dtype):
+    """The other lobe falls behind by exp(-gap) and, in the second half, gets ahead by more than that.
+
+    What was flushed to zero in probabilities must be noticed by equation (13) and computed in a wider range.
+    """
+    num_frames = 400
+    scores = np.zeros((2, num_frames, 3), dtype)
+    early, late = slice(1, 2), slice(300, 301)
+    if sudden == "many frames":
+        early, late = slice(1, 101), slice(250, 350)
+    scores[:, early, 1] = -gap / (early.stop - early.start)
+    scores[0, late, 0] = -2 * gap / (late.stop - late.start)
+    scores[1, late, 0] = -0.5 * gap / (late.stop - late.start)
+    table = compile_table(two_lobes())
+    batch = TableBatch.share(table, 2) if kind == "shared" else TableBatch.pack([table, table])
+    exact = assert_agrees(batch, scores)
+    assert exact.log_prob[0] == pytest.approx(-gap, rel=1e-5)
+    assert exact.occupancy[0, 5, 1] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("where", ["arc", "final", "initial"])
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+def test_a_weight_that_is_tiny_beside_the_others_is_not_lost(gap, where, kind):
+    from dataclasses import replace
+
+    table = compile_table(two_lobes())
+    if where == "arc":
+        table = table.with_arc_log_probs(np.array([0.0, -gap, 0.0, 0.0]))
+    elif where == "final":
+        table = replace(table, final_log_prob=np.array([-np.inf, 0.0, -gap]))
+    else:
+        table = replace(table, initial_log_prob=np.array([-np.inf, 0.0, -gap]))
+    scores = np.zeros((1, 60, 3), np.float32)
+    scores[0, 30, 0] = -2 * gap
+    batch = TableBatch.share(table, 1) if kind == "shared" else TableBatch.pack([table])
+    exact = assert_agrees(batch, scores)
+    assert exact.log_prob[0] == pytest.approx(-gap, rel=1e-5)
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_a_leak_into_a_state_of_tiny_init_is_not_lost(gap):
+    from dataclasses import replace
+
+    table = replace(compile_table(two_lobes()), leaky_log_prob=np.array([-np.inf, 0.0, -gap]))
+    table = replace(table, initial_log_prob=np.array([-np.inf, 0.0, -np.inf]))
+    scores = np.zeros((1, 60, 3), np.float32)
+    scores[0, 30:, 0] = -gap
+    assert_agrees(TableBatch.share(table, 1), scores, leaky=0.1)
+    assert_agrees(TableBatch.pack([table]), scores, leaky=0.1)
+
+
+def spies(monkeypatch):
+    """Which kernels ran: a list that fills with "float32", "float64" and "logs"."""
+    ran = []
+    scaled, logs = cpu._scaled, cpu._logs
+    monkeypatch.setattr(cpu, "_scaled", lambda *a: (ran.append(str(a[3])), scaled(*a))[1])
+    monkeypatch.setattr(cpu, "_logs", lambda *a: (ran.append("logs"), logs(*a))[1])
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("gap", "kernels"),
+    [(20.0, ["float32"]), (200.0, ["float32", "float64"]), (2000.0, ["float32", "float64", "logs"])],
+)
+def test_the_data_decide_how_wide_the_range_is(gap, kernels, monkeypatch):
+    ran = spies(monkeypatch)
+    scores = np.zeros((1, 60, 3), np.float32)
+    scores[0, 10, 1], scores[0, 40, 0] = -gap, -2 * gap
+    batch = TableBatch.share(compile_table(two_lobes()), 1)
+    result = forward_backward(batch, scores)
+    assert result.log_prob[0] == pytest.approx(-gap, rel=1e-5)
+    assert ran == kernels
+    ran.clear()
+    assert result.occupancy[0, 20, 1] == pytest.approx(1.0, abs=1e-5)
+    assert ran == kernels
+
+
+def test_only_the_sequence_that_needs_it_runs_in_a_wider_range(monkeypatch):
+    ran = spies(monkeypatch)
+    scores = np.zeros((8, 60, 3), np.float32)
+    scores[5, 10, 1], scores[5, 40, 0] = -200.0, -400.0
+    result = forward_backward(TableBatch.share(compile_table(two_lobes()), 8), scores)
+    assert result.ok.all()
+    assert ran.count("float64") == 1

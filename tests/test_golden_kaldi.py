@@ -1,0 +1,94 @@
+"""Values that Kaldi computed; tools/golden/kaldi.py says where Kaldi is not the truth and what is compared instead."""
+
+import math
+
+import numpy as np
+import pytest
+import tolerances
+from conftest import SHARED
+from enumeration import all_paths, log_sum
+
+from fsachain import GraphError, LFMMILoss, TableBatch, compile_table, forward_backward
+from fsachain.denominator import DenominatorGraph
+from tools.golden import kaldi
+from tools.golden.rows import kaldi_fsa
+
+CASES = kaldi.cases(SHARED)
+
+
+@pytest.mark.parametrize("case", CASES or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))], ids=lambda case: getattr(case, "name", ""))
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_kaldi_values_are_met(case, backend):
+    rows = list(case.rows(backend))
+    if not rows:
+        pytest.skip("the loss chooses its backend itself")
+    assert not [row for row in rows if not row.agrees]
+
+
+def test_all_kaldi_files_are_compared(shared):
+    assert len(CASES) == len(list((shared / "golden" / "kaldi").glob("[dno]*/*.npz")))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_revisited_start_state_follows_the_paths_and_not_kaldi(shared, backend):
+    """n18 leaves its start state more than once on a path: Kaldi says 3.2418, the paths say 2.4453."""
+    values = np.load(shared / "golden/kaldi/num/n18_start_revisited.npz")
+    fsa, scores = kaldi_fsa(values, "fst0_"), kaldi.sequences(values, "nnet_output")
+    result = forward_backward(TableBatch.pack([compile_table(fsa)]), scores, backend=backend)
+    exact = log_sum([score for score, _ in all_paths(fsa, scores[0])])
+    assert result.log_prob[0] == pytest.approx(exact, abs=1e-5)
+    assert result.log_prob[0] == pytest.approx(2.4453, abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["n07_too_short", "n07c_batch_one_impossible", "n24_parity"])
+def test_impossible_numerators_are_minus_infinity_where_kaldi_says_nan(shared, name):
+    values = np.load(shared / f"golden/kaldi/num/{name}.npz")
+    scores = kaldi.sequences(values, "nnet_output")
+    tables = [compile_table(kaldi_fsa(values, f"fst{n}_"), scores.shape[2]) for n in range(len(scores))]
+    result = forward_backward(TableBatch.pack(tables), scores)
+    assert result.log_prob[-1] == -math.inf and not result.ok[-1]
+    assert not result.occupancy[-1].any()
+    assert list(result.ok[:-1]) == [True] * (len(scores) - 1)
+
+
+def test_one_impossible_sequence_does_not_spoil_a_minibatch_as_it_does_in_kaldi(shared):
+    values = np.load(shared / "golden/kaldi/objf/o14_one_impossible.npz")
+    record, output, _ = kaldi._evaluate(values)
+    assert float(values["objf"]) == -10.0 * float(values["weight"])
+    possible = [n for n in range(2) if record.ok[n]]
+    assert len(possible) == 1 and record.excluded == (f"sequence {1 - possible[0]}",)
+    assert output.grad[possible[0]].abs().max() > 0.0
+    assert not output.grad[1 - possible[0]].any()
+
+
+@pytest.mark.parametrize(("name", "num_frames"), [("d03_leaky0", 3), ("d03_leaky1", 1), ("d15_hot", 3)])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_denominators_on_which_kaldi_aborts_equal_their_paths(shared, name, num_frames, backend):
+    """As many frames as leave the paths, leaks included, countable."""
+    values = np.load(shared / f"golden/kaldi/den/{name}.npz")
+    scores, leaky = kaldi.sequences(values, "nnet_output")[:1, :num_frames], float(values["leaky"])
+    graph = DenominatorGraph(kaldi_fsa(values, "den_"), scores.shape[2])
+    result = forward_backward(graph.batch(1), scores, leaky_hmm_coefficient=leaky, backend=backend)
+    ends = {"initial": graph.table.initial_log_prob, "final": graph.table.final_log_prob}
+    paths = all_paths(graph.fsa, scores[0], init=graph.table.leaky_log_prob, leaky=leaky, **ends)
+    exact = log_sum([score for score, _ in paths])
+    assert result.log_prob[0] == pytest.approx(exact, abs=tolerances.log_prob_tolerance(exact))
+
+
+def test_a_denominator_without_a_cycle_is_refused_by_name(shared):
+    values = np.load(shared / "golden/kaldi/den/d16_acyclic.npz")
+    with pytest.raises(GraphError, match=r"after 3 arcs.*initial='start'"):
+        DenominatorGraph(kaldi_fsa(values, "den_"), 2)
+    as_it_stands = DenominatorGraph(kaldi_fsa(values, "den_"), 2, initial="start", final="fsa")
+    assert forward_backward(as_it_stands.batch(1), kaldi.sequences(values, "nnet_output")[:, :3]).ok[0]
+
+
+def test_the_loss_accepts_golden_graphs_as_fsa_or_as_table(shared):
+    import torch
+
+    values = np.load(shared / "golden/kaldi/objf/o01_default.npz")
+    loss = LFMMILoss(DenominatorGraph(kaldi_fsa(values, "den_"), int(values["num_pdfs"])))
+    output = torch.from_numpy(kaldi.sequences(values, "nnet_output"))
+    graphs = [kaldi_fsa(values, f"fst{n}_") for n in range(2)]
+    tables = [compile_table(graph, int(values["num_pdfs"])) for graph in graphs]
+    assert loss(output, [60, 60], graphs) == loss(output, [60, 60], TableBatch.pack(tables))

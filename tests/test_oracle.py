@@ -1,0 +1,110 @@
+"""The reference backend against every path written out (tests/enumeration.py)."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tolerances
+from enumeration import all_paths, enumerate_paths
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import graphs, score_matrices
+
+from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
+
+NUM_PDFS = 3
+TOLERANCE = tolerances.ENUMERATION
+THOROUGH = settings(max_examples=80)
+
+
+def check_against_paths(table, fsa, scores, leaky):
+    ends = {"initial": table.initial_log_prob, "final": table.final_log_prob}
+    expected = enumerate_paths(fsa, scores, NUM_PDFS, init=table.leaky_log_prob, leaky=leaky, **ends)
+    batch = TableBatch.pack([table])
+    result = forward_backward(batch, scores[None], leaky_hmm_coefficient=leaky, backend="reference")
+    assert result.log_prob[0] == pytest.approx(expected.log_prob, abs=TOLERANCE)
+    assert bool(result.ok[0]) == math.isfinite(expected.log_prob)
+    np.testing.assert_allclose(result.occupancy[0], expected.occupancy, rtol=0.0, atol=TOLERANCE)
+    np.testing.assert_allclose(result.arc_occupancy(0), expected.arc_occupancy, rtol=0.0, atol=TOLERANCE)
+    return expected
+
+
+@THOROUGH
+@given(st.data(), graphs(), st.integers(0, 4))
+def test_reference_equals_path_enumeration(data, fsa, num_frames):
+    scores = data.draw(score_matrices(num_frames))
+    table = compile_table(fsa, NUM_PDFS)
+    expected = check_against_paths(table, fsa, scores, 0.0)
+    path = best_path(TableBatch.pack([table]), scores[None], backend="reference")
+    assert path.score[0] == pytest.approx(expected.best_score, abs=TOLERANCE)
+
+
+@THOROUGH
+@given(st.data(), graphs(max_states=3, max_arcs=5), st.integers(0, 3), st.sampled_from([1e-5, 0.1, 1.0]))
+def test_leaks_equal_explicit_extra_transitions(data, fsa, num_frames, leaky):
+    scores = data.draw(score_matrices(num_frames))
+    init = np.array(data.draw(st.lists(st.floats(0.0, 1.0), min_size=fsa.num_states, max_size=fsa.num_states)))
+    init[0] += 0.25
+    with np.errstate(divide="ignore"):
+        table = replace(compile_table(fsa, NUM_PDFS), leaky_log_prob=np.log(init / init.sum()))
+    check_against_paths(table, fsa, scores, leaky)
+
+
+@pytest.mark.parametrize("leaky", [0.0, 1e-5, 0.1, 1.0])
+@pytest.mark.parametrize("start_final", [("stationary", "one"), ("start", "fsa"), ("stationary", "fsa")])
+def test_denominators_equal_path_enumeration(leaky, start_final):
+    initial, final = start_final
+    fsa = Fsa(3, [0, 0, 1, 2, 2], [0, 1, 2, 0, 1], [0, 1, 2, 0, 1], np.log([0.5, 0.4, 0.7, 0.3, 0.6]),
+              np.log([0.1, 0.3, 0.1]))  # fmt: skip
+    graph = DenominatorGraph(fsa, NUM_PDFS, initial=initial, final=final)
+    scores = np.random.default_rng(0).normal(size=(4, NUM_PDFS))
+    check_against_paths(graph.table, fsa, scores, leaky)
+
+
+def graph_of(num_states, arcs, final, start=0):
+    columns = np.array(arcs, dtype=float).reshape(-1, 4)
+    ends = [columns[:, k].astype(int) for k in range(3)]
+    return Fsa(num_states, *ends, columns[:, 3], final, start)
+
+
+NAMED = {
+    "self-loop on the start": graph_of(2, [(0, 0, 0, -0.7), (0, 1, 1, -0.7)], [-math.inf, -0.7]),
+    "cycle through the start": graph_of(2, [(0, 1, 0, 0.5), (1, 0, 1, -1.0)], [-0.3, 0.2]),
+    "parallel arcs": graph_of(2, [(0, 1, 0, -1.0), (0, 1, 0, -2.0), (0, 1, 1, -0.1)], [-math.inf, 0.0]),
+    "start other than 0": graph_of(3, [(2, 1, 0, 0.0), (1, 0, 1, 0.0), (0, 0, 2, -1.0)], [0.0, -1.0, -2.0], 2),
+    "no arcs": graph_of(2, [], [0.0, 0.0]),
+    "no finals": graph_of(2, [(0, 1, 0, 0.0), (1, 1, 1, 0.0)], [-math.inf, -math.inf]),
+    "arc of weight zero": graph_of(2, [(0, 1, 0, -math.inf), (0, 1, 1, -1.0)], [-math.inf, 0.0]),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("num_frames", [0, 1, 2, 4])
+def test_named_shapes_equal_path_enumeration(name, num_frames):
+    scores = np.random.default_rng(num_frames).normal(size=(num_frames, NUM_PDFS))
+    check_against_paths(compile_table(NAMED[name], NUM_PDFS), NAMED[name], scores, 0.0)
+
+
+@given(st.data(), graphs(), st.integers(1, 4))
+def test_the_best_path_is_a_path_and_scores_what_it_says(data, fsa, num_frames):
+    scores = data.draw(score_matrices(num_frames))
+    batch = TableBatch.pack([compile_table(fsa, NUM_PDFS)])
+    for backend in ("reference", "cpu"):
+        found = best_path(batch, scores[None], backend=backend)
+        arcs, states = found.arcs[0], found.states[0]
+        if found.score[0] == -math.inf:
+            assert not len(arcs) and not len(states) and not len(found.pdfs[0])
+            continue
+        by_arcs = dict((path, score) for score, path in all_paths(fsa, scores))
+        assert by_arcs[tuple(arcs.tolist())] == pytest.approx(found.score[0], abs=TOLERANCE)
+        assert states[0] == fsa.start
+        assert (states[:-1] == fsa.src[arcs]).all() and (states[1:] == fsa.dst[arcs]).all()
+        assert (found.pdfs[0] == fsa.pdf[arcs]).all()
+
+
+def test_the_enumerator_counts_paths():
+    """All scores 0 on a complete graph of 2 states with 2 pdfs: 4 paths leave each state in each frame."""
+    arcs = [(i, j, p, 0.0) for i in range(2) for j in range(2) for p in range(2)]
+    fsa = graph_of(2, arcs, [0.0, 0.0])
+    assert len(all_paths(fsa, np.zeros((3, 2)))) == 4**3
