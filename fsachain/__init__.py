@@ -40,7 +40,38 @@ _HOMES = {
     "fsachain.table": ["TransitionTable", "compile_table"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)
+__all__ = [
+    "BackendUnavailable",
+    "BestPath",
+    "ConfigError",
+    "ContextTree",
+    "DataError",
+    "DenominatorGraph",
+    "ForwardBackward",
+    "Fsa",
+    "FsachainError",
+    "GraphError",
+    "LFMMILoss",
+    "LFMMIRecord",
+    "Lexicon",
+    "MissingExtraError",
+    "Numerator",
+    "ShapeError",
+    "TableBatch",
+    "Topology",
+    "TransitionTable",
+    "available_backends",
+    "best_path",
+    "build_denominator",
+    "build_numerator",
+    "compile_table",
+    "estimate_phone_lm",
+    "forward_backward",
+    "get_num_threads",
+    "lm_phones",
+    "set_num_threads",
+    "total_log_prob",
+]
 
 if TYPE_CHECKING:
     from fsachain.backends.dispatch import available_backends, best_path, forward_backward

@@ -42,6 +42,10 @@ class TableBatch:
         object.__setattr__(self, "key", np.array([number]))
         _batches[number] = self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, or a batch read in another process, needs a key of its own.
+        return TableBatch, (self.tables, self.size, self.names, self.is_shared)
+
     @classmethod
     def pack(cls, tables: Sequence[TransitionTable], names: Sequence[str] | None = None) -> TableBatch:
         """One table for each sequence.
@@ -66,6 +70,10 @@ class TableBatch:
         Raises:
             ShapeError: `batch_size` below 1 or a wrong number of names.
         """
+        if not isinstance(table, TransitionTable):
+            raise ShapeError(
+                f"table is a {type(table).__name__}; expected a TransitionTable (see compile_table)"
+            )
         if batch_size < 1:
             raise ShapeError(f"batch_size = {batch_size}; expected at least 1")
         return cls((table,), batch_size, _names(names, batch_size), is_shared=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,7 +127,8 @@ class Fsa:
 
         if isinstance(text_or_path, os.PathLike):
             return att.parse_file(text_or_path)
-        if "\n" in text_or_path or not Path(text_or_path).exists():
+        # os.path and not Path: text is no legal file name on some systems, which Path reports by an exception.
+        if "\n" in text_or_path or not os.path.isfile(text_or_path):  # noqa: PTH113
             return att.parse(text_or_path, source="text")
         return att.parse_file(text_or_path)
 

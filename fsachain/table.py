@@ -141,6 +141,8 @@ def compile_table(fsa: Fsa, num_pdfs: int | None = None, *, name: str | None = N
     Raises:
         GraphError: a pdf is not below `num_pdfs`.
     """
+    if num_pdfs is not None and num_pdfs < 0:
+        raise GraphError(f"num_pdfs = {num_pdfs}; expected the width of the network output")
     least = int(fsa.pdf.max(initial=-1)) + 1
     if num_pdfs is not None and least > num_pdfs:
         arc = int(np.argmax(fsa.pdf))

@@ -11,7 +11,10 @@ from hypothesis import HealthCheck, settings
 
 _COMMON = {"derandomize": True, "print_blob": True, "deadline": None, "database": None}
 settings.register_profile(
-    "default", max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], **_COMMON
+    "default",
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    **_COMMON,
 )
 settings.register_profile("thorough", max_examples=300, suppress_health_check=list(HealthCheck), **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

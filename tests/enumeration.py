@@ -37,7 +37,9 @@ def all_paths(fsa, scores, *, initial=None, final=None, init=None, leaky=0.0):
     if initial is None:
         initial = np.where(np.arange(fsa.num_states) == fsa.start, 0.0, -math.inf)
     final = fsa.final_log_prob if final is None else final
-    partial = [(float(initial[state]), (), state) for state in range(fsa.num_states) if initial[state] > -math.inf]
+    partial = [
+        (float(initial[state]), (), state) for state in range(fsa.num_states) if initial[state] > -math.inf
+    ]
     leaks = []
     if leaky > 0.0:
         leaks = [(math.log(leaky) + float(init[k]), k) for k in range(fsa.num_states) if init[k] > -math.inf]

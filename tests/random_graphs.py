@@ -18,7 +18,9 @@ def graphs(draw, max_states: int = 4, max_arcs: int = 7, num_pdfs: int = 3) -> F
     states = draw(st.integers(1, max_states))
     state = st.integers(0, states - 1)
     arcs = draw(st.lists(st.tuples(state, state, st.integers(0, num_pdfs - 1), weights), max_size=max_arcs))
-    src, dst, pdf, log_prob = (list(column) for column in zip(*arcs, strict=True)) if arcs else ([], [], [], [])
+    src, dst, pdf, log_prob = (
+        (list(column) for column in zip(*arcs, strict=True)) if arcs else ([], [], [], [])
+    )
     final = draw(st.lists(weights, min_size=states, max_size=states))
     return Fsa(states, src, dst, pdf, log_prob, final, draw(state))
 

@@ -1,6 +1,7 @@
 """The CPU backend against the float64 oracle fed the same rounded scores, at every magnitude."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from random_graphs import connected_graph, graphs, left_to_right_graph, score_ma
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends import cpu
+from fsachain.backends.dispatch import prepare
 
 NUM_PDFS = 9
 LENGTHS = [23, 40, 1, 17, 40]
@@ -30,7 +32,11 @@ def assert_agrees(batch, scores, lengths=None, leaky=0.0):
         if not math.isfinite(exact[n]):
             assert ours[n] == exact[n] or (math.isnan(ours[n]) and math.isnan(exact[n])), batch.names[n]
             continue
-        allowed = tolerances.FLOAT64 * max(1.0, abs(exact[n])) if double else tolerances.log_prob_tolerance(exact[n])
+        allowed = (
+            tolerances.FLOAT64 * max(1.0, abs(exact[n]))
+            if double
+            else tolerances.log_prob_tolerance(exact[n])
+        )
         assert abs(ours[n] - exact[n]) <= allowed, batch.names[n]
     occupancies = [np.asarray(result.occupancy, dtype=np.float64) for result in both]
     np.testing.assert_allclose(*occupancies, rtol=0.0, atol=tolerances.OCCUPANCY)
@@ -45,8 +51,6 @@ def assert_agrees(batch, scores, lengths=None, leaky=0.0):
 
 def assert_gradient_path_agrees(batch, scores, lengths, leaky, exact):
     """log Z as the loss gets it: from the call that computes occupancies, which decides by other numbers."""
-    from fsachain.backends.dispatch import prepare
-
     ready = prepare(batch, scores, lengths, "cpu")
     out = np.zeros(ready.scores.shape, ready.scores.dtype)
     ones = np.ones(batch.size)
@@ -61,8 +65,8 @@ def denominator(seed=0, **ends):
     return DenominatorGraph(connected_graph(seed), NUM_PDFS, **ends)
 
 
-def numerators(size=len(LENGTHS)):
-    graphs_ = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(size)]
+def numerators():
+    graphs_ = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(len(LENGTHS))]
     return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs_])
 
 
@@ -92,7 +96,9 @@ def test_agree_at_every_scale(kind, scale, dtype):
 def test_agree_on_one_hot_scores_of_plus_and_minus_30(kind, offset):
     batch, leaky = batch_and_leak(kind)
     hot = np.random.default_rng(4).integers(NUM_PDFS, size=SHAPE[:2])
-    scores = np.where(np.arange(NUM_PDFS) == hot[:, :, None], 30.0, -30.0).astype(np.float32) + np.float32(offset)
+    scores = np.where(np.arange(NUM_PDFS) == hot[:, :, None], 30.0, -30.0).astype(np.float32) + np.float32(
+        offset
+    )
     assert_agrees(batch, scores, LENGTHS, leaky)
 
 
@@ -149,7 +155,9 @@ def test_agree_on_every_torch_type(kind, dtype):
     batch, leaky = batch_and_leak(kind)
     scores = (10 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))).to(dtype)
     exact = assert_agrees(batch, scores, LENGTHS, leaky)
-    wide = forward_backward(batch, scores.double().numpy(), LENGTHS, leaky_hmm_coefficient=leaky, backend="reference")
+    wide = forward_backward(
+        batch, scores.double().numpy(), LENGTHS, leaky_hmm_coefficient=leaky, backend="reference"
+    )
     np.testing.assert_allclose(exact.log_prob.numpy(), wide.log_prob, rtol=1e-12)
     assert exact.occupancy.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert exact.log_prob.dtype == torch.float64 and exact.ok.dtype == torch.bool
@@ -200,8 +208,6 @@ def test_agree_on_any_graph(data, fsas, scale):
 @settings(max_examples=30)
 @given(st.data(), graphs(), st.sampled_from([1e-5, 0.5, 1.0]))
 def test_agree_on_any_leaking_graph(data, fsa, leaky):
-    from dataclasses import replace
-
     scores = data.draw(score_matrices(data.draw(st.integers(0, 6))))
     with np.errstate(divide="ignore"):
         init = np.log(np.arange(fsa.num_states) / max(1, fsa.num_states * (fsa.num_states - 1) / 2))
@@ -262,7 +268,9 @@ def test_5000_pdfs(kind):
 @pytest.mark.parametrize("scale", [1.0, 80.0])
 def test_agree_after_1500_frames(kind, scale):
     batch, leaky = batch_and_leak(kind)
-    scores = (scale * np.random.default_rng(16).normal(size=(len(LENGTHS), 1500, NUM_PDFS))).astype(np.float32)
+    scores = (scale * np.random.default_rng(16).normal(size=(len(LENGTHS), 1500, NUM_PDFS))).astype(
+        np.float32
+    )
     assert_agrees(batch, scores, [1500, 1, 700, 1499, 1500], leaky)
 
 
@@ -278,18 +286,16 @@ GAPS = [20.0, 60.0, 80.0, 95.0, 150.0, 600.0, 740.0, 921.0, 5000.0, 1e6]
 
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize("kind", ["shared", "packed"])
-@pytest.mark.parametrize("sudden", ["one frame", "many frames"])
+@pytest.mark.parametrize("fall", [1, 100])
+@pytest.mark.parametrize("rise", [1, 100])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, kind, sudden, dtype):
-    """The other lobe falls behind by exp(-gap) and, in the second half, gets ahead by more than that.
+def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, kind, fall, rise, dtype):
+    """One lobe falls behind by exp(-gap) within `fall` frames; later it gets ahead within `rise` frames.
 
     What was flushed to zero in probabilities must be noticed by equation (13) and computed in a wider range.
     """
-    num_frames = 400
-    scores = np.zeros((2, num_frames, 3), dtype)
-    early, late = slice(1, 2), slice(300, 301)
-    if sudden == "many frames":
-        early, late = slice(1, 101), slice(250, 350)
+    scores = np.zeros((2, 240, 3), dtype)
+    early, late = slice(1, 1 + fall), slice(120, 120 + rise)
     scores[:, early, 1] = -gap / (early.stop - early.start)
     scores[0, late, 0] = -2 * gap / (late.stop - late.start)
     scores[1, late, 0] = -0.5 * gap / (late.stop - late.start)
@@ -297,15 +303,14 @@ def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, kind, sudden, dt
     batch = TableBatch.share(table, 2) if kind == "shared" else TableBatch.pack([table, table])
     exact = assert_agrees(batch, scores)
     assert exact.log_prob[0] == pytest.approx(-gap, rel=1e-5)
-    assert exact.occupancy[0, 5, 1] == pytest.approx(1.0, abs=1e-6)
+    assert exact.occupancy[0, 110, 1] == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize("where", ["arc", "final", "initial"])
 @pytest.mark.parametrize("kind", ["shared", "packed"])
-def test_a_weight_that_is_tiny_beside_the_others_is_not_lost(gap, where, kind):
-    from dataclasses import replace
-
+@pytest.mark.parametrize("frames", [1, 40])
+def test_a_weight_that_is_tiny_beside_the_others_is_not_lost(gap, where, kind, frames):
     table = compile_table(two_lobes())
     if where == "arc":
         table = table.with_arc_log_probs(np.array([0.0, -gap, 0.0, 0.0]))
@@ -314,7 +319,7 @@ def test_a_weight_that_is_tiny_beside_the_others_is_not_lost(gap, where, kind):
     else:
         table = replace(table, initial_log_prob=np.array([-np.inf, 0.0, -gap]))
     scores = np.zeros((1, 60, 3), np.float32)
-    scores[0, 30, 0] = -2 * gap
+    scores[0, 10 : 10 + frames, 0] = -2 * gap / frames
     batch = TableBatch.share(table, 1) if kind == "shared" else TableBatch.pack([table])
     exact = assert_agrees(batch, scores)
     assert exact.log_prob[0] == pytest.approx(-gap, rel=1e-5)
@@ -322,8 +327,6 @@ def test_a_weight_that_is_tiny_beside_the_others_is_not_lost(gap, where, kind):
 
 @pytest.mark.parametrize("gap", GAPS)
 def test_a_leak_into_a_state_of_tiny_init_is_not_lost(gap):
-    from dataclasses import replace
-
     table = replace(compile_table(two_lobes()), leaky_log_prob=np.array([-np.inf, 0.0, -gap]))
     table = replace(table, initial_log_prob=np.array([-np.inf, 0.0, -np.inf]))
     scores = np.zeros((1, 60, 3), np.float32)
@@ -343,7 +346,7 @@ def spies(monkeypatch):
 
 @pytest.mark.parametrize(
     ("gap", "kernels"),
-    [(20.0, ["float32"]), (200.0, ["float32", "float64"]), (2000.0, ["float32", "float64", "logs"])],
+    [(12.0, ["float32"]), (200.0, ["float32", "float64"]), (2000.0, ["float32", "float64", "logs"])],
 )
 def test_the_data_decide_how_wide_the_range_is(gap, kernels, monkeypatch):
     ran = spies(monkeypatch)
@@ -354,7 +357,7 @@ def test_the_data_decide_how_wide_the_range_is(gap, kernels, monkeypatch):
     assert result.log_prob[0] == pytest.approx(-gap, rel=1e-5)
     assert ran == kernels
     ran.clear()
-    assert result.occupancy[0, 20, 1] == pytest.approx(1.0, abs=1e-5)
+    assert result.occupancy[0, 20, 1] == pytest.approx(1.0, abs=1e-4)
     assert ran == kernels
 
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
 
-from fsachain.cli import EXIT_USER_ERROR, main
+from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, main
 from fsachain.cli.app import app
 from fsachain.cli.config import Experiment
 from fsachain.errors import ConfigError
@@ -107,6 +107,16 @@ def test_user_mistake_is_one_line_without_traceback(fsachain, corpus: Path) -> N
 
 def test_wrong_usage_has_its_own_exit_status(fsachain) -> None:
     assert fsachain("score", "no-such-file", "neither").status == 2
+
+
+def test_interruption_has_its_own_exit_status(
+    fsachain, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fsachain.cli.steps.lang.make_lang", interrupt)
+    assert fsachain("lang", corpus / "lexicon.txt", corpus / "lang").status == EXIT_INTERRUPTED
 
 
 def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, corpus: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tolerances import FBANK, NORMALISED_MEAN, NORMALISED_VARIANCE
 
 from fsachain.data import cache
 from fsachain.data.audio import Perturbation, change_speed
@@ -58,7 +59,7 @@ def test_fbank_is_the_log_of_mel_filtered_power(config: FeatureConfig) -> None:
     length = config.sample_rate // 40
     for t in (5, 20):
         first = t * shift + shift // 2 - length // 2
-        np.testing.assert_allclose(features[t], kaldi_fbank_frame(samples, first, config), atol=2e-3)
+        np.testing.assert_allclose(features[t], kaldi_fbank_frame(samples, first, config), atol=FBANK)
 
 
 @pytest.mark.parametrize(
@@ -136,15 +137,15 @@ def test_normalised_features_have_mean_zero_and_variance_one_over_their_scope(sc
         groups.setdefault({"global": 0, "speaker": speaker, "utterance": i}[scope], []).append(features)
     for group in groups.values():
         frames = np.concatenate(group)
-        np.testing.assert_allclose(frames.mean(axis=0), 0.0, atol=1e-5)
-        np.testing.assert_allclose(frames.var(axis=0), 1.0, atol=1e-4)
+        np.testing.assert_allclose(frames.mean(axis=0), 0.0, atol=NORMALISED_MEAN)
+        np.testing.assert_allclose(frames.var(axis=0), 1.0, atol=NORMALISED_VARIANCE)
 
 
 def test_mean_normalisation_keeps_the_variance() -> None:
     speaker, features = matrices()[1]
     normalised = Cmvn(CmvnConfig("utterance", "mean")).apply(features, speaker)
-    np.testing.assert_allclose(normalised.mean(axis=0), 0.0, atol=1e-5)
-    np.testing.assert_allclose(normalised.var(axis=0), features.var(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(normalised.mean(axis=0), 0.0, atol=NORMALISED_MEAN)
+    np.testing.assert_allclose(normalised.var(axis=0), features.var(axis=0), rtol=NORMALISED_VARIANCE)
 
 
 def test_constant_feature_stays_finite() -> None:

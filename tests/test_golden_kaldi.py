@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tolerances
+import torch
 from conftest import SHARED
 from enumeration import all_paths, log_sum
 
@@ -16,7 +17,11 @@ from tools.golden.rows import kaldi_fsa
 CASES = kaldi.cases(SHARED)
 
 
-@pytest.mark.parametrize("case", CASES or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))], ids=lambda case: getattr(case, "name", ""))
+@pytest.mark.parametrize(
+    "case",
+    CASES or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))],
+    ids=lambda case: getattr(case, "name", ""),
+)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_kaldi_values_are_met(case, backend):
     rows = list(case.rows(backend))
@@ -84,8 +89,6 @@ def test_a_denominator_without_a_cycle_is_refused_by_name(shared):
 
 
 def test_the_loss_accepts_golden_graphs_as_fsa_or_as_table(shared):
-    import torch
-
     values = np.load(shared / "golden/kaldi/objf/o01_default.npz")
     loss = LFMMILoss(DenominatorGraph(kaldi_fsa(values, "den_"), int(values["num_pdfs"])))
     output = torch.from_numpy(kaldi.sequences(values, "nnet_output"))

@@ -10,7 +10,11 @@ from tools.golden.table import main
 CASES = peers.cases(SHARED)
 
 
-@pytest.mark.parametrize("case", CASES or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))], ids=lambda case: getattr(case, "name", ""))
+@pytest.mark.parametrize(
+    "case",
+    CASES or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))],
+    ids=lambda case: getattr(case, "name", ""),
+)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_values_of_other_programs_are_met(case, backend):
     rows = list(case.rows(backend))

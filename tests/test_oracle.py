@@ -44,7 +44,9 @@ def test_reference_equals_path_enumeration(data, fsa, num_frames):
 @given(st.data(), graphs(max_states=3, max_arcs=5), st.integers(0, 3), st.sampled_from([1e-5, 0.1, 1.0]))
 def test_leaks_equal_explicit_extra_transitions(data, fsa, num_frames, leaky):
     scores = data.draw(score_matrices(num_frames))
-    init = np.array(data.draw(st.lists(st.floats(0.0, 1.0), min_size=fsa.num_states, max_size=fsa.num_states)))
+    init = np.array(
+        data.draw(st.lists(st.floats(0.0, 1.0), min_size=fsa.num_states, max_size=fsa.num_states))
+    )
     init[0] += 0.25
     with np.errstate(divide="ignore"):
         table = replace(compile_table(fsa, NUM_PDFS), leaky_log_prob=np.log(init / init.sum()))
@@ -72,7 +74,9 @@ NAMED = {
     "self-loop on the start": graph_of(2, [(0, 0, 0, -0.7), (0, 1, 1, -0.7)], [-math.inf, -0.7]),
     "cycle through the start": graph_of(2, [(0, 1, 0, 0.5), (1, 0, 1, -1.0)], [-0.3, 0.2]),
     "parallel arcs": graph_of(2, [(0, 1, 0, -1.0), (0, 1, 0, -2.0), (0, 1, 1, -0.1)], [-math.inf, 0.0]),
-    "start other than 0": graph_of(3, [(2, 1, 0, 0.0), (1, 0, 1, 0.0), (0, 0, 2, -1.0)], [0.0, -1.0, -2.0], 2),
+    "start other than 0": graph_of(
+        3, [(2, 1, 0, 0.0), (1, 0, 1, 0.0), (0, 0, 2, -1.0)], [0.0, -1.0, -2.0], 2
+    ),
     "no arcs": graph_of(2, [], [0.0, 0.0]),
     "no finals": graph_of(2, [(0, 1, 0, 0.0), (1, 1, 1, 0.0)], [-math.inf, -math.inf]),
     "arc of weight zero": graph_of(2, [(0, 1, 0, -math.inf), (0, 1, 1, -1.0)], [-math.inf, 0.0]),
@@ -96,7 +100,7 @@ def test_the_best_path_is_a_path_and_scores_what_it_says(data, fsa, num_frames):
         if found.score[0] == -math.inf:
             assert not len(arcs) and not len(states) and not len(found.pdfs[0])
             continue
-        by_arcs = dict((path, score) for score, path in all_paths(fsa, scores))
+        by_arcs = {path: score for score, path in all_paths(fsa, scores)}
         assert by_arcs[tuple(arcs.tolist())] == pytest.approx(found.score[0], abs=TOLERANCE)
         assert states[0] == fsa.start
         assert (states[:-1] == fsa.src[arcs]).all() and (states[1:] == fsa.dst[arcs]).all()

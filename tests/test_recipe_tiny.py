@@ -1,5 +1,6 @@
 """A recipe in small: synthetic digits, a narrow network, two epochs, all stages through to the report."""
 
+import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "click", "yaml", "soundfile"):
     pytest.importorskip(module, reason="the recipes need fsachain[all]")
 
+from fsachain.cli import main
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.train.log import read_log
@@ -93,6 +95,42 @@ def test_later_stage_runs_again_from_the_files_alone(exp: Path, capsys) -> None:
     assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, options) == 0
     assert (exp / "decode" / "hyp.txt").read_text() == before
     assert "test  WER" in capsys.readouterr().out
+
+
+def test_training_refuses_a_folder_with_other_options(exp: Path, capsys) -> None:
+    options = [f"--exp={exp}", *OPTIONS, "--stage=train", "--set=loss.leaky_hmm_coefficient=0.2"]
+    assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, options) == 1
+    assert "other options in loss" in capsys.readouterr().err
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def test_commands_decode_and_align_as_the_stages_do(exp: Path, tmp_path: Path, monkeypatch) -> None:
+    model, test, lang = exp / "model" / "model.safetensors", exp / "data" / "test", exp / "lang"
+    assert run_command(monkeypatch, "decode", model, test, tmp_path, "--lang", lang) == 0
+    assert (tmp_path / "hyp.txt").read_text() == (exp / "decode" / "hyp.txt").read_text()
+    assert run_command(monkeypatch, "align", model, test, tmp_path, "--lang", lang) == 0
+    assert (tmp_path / "words.ctm").read_text() == (exp / "align" / "words.ctm").read_text()
+    assert run_command(monkeypatch, "score", test / "text", tmp_path / "hyp.txt") == 0
+
+
+def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "network: {channels: 16, bottleneck: 8, prefinal: 16, time_strides: [1]}\n"
+        "train: {num_epochs: 1, average_last: 1, num_threads: 1}\n"
+    )
+    data, graphs = exp / "data", exp / "graphs"
+    sets = (data / "dev", graphs / "dev.npz")
+    options = ("--lang", exp / "lang", "--den", graphs, "--dev", *sets, "--config", config)
+    assert run_command(monkeypatch, "train", *sets, tmp_path / "model", *options) == 0
+    assert run_command(monkeypatch, "info", tmp_path / "model" / "model.safetensors") == 0
+    assert "one frame every 30 ms" in capsys.readouterr().out
 
 
 def test_saved_model_computes_what_the_trained_one_did(exp: Path) -> None:

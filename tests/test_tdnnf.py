@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tolerances import NETWORK_FLOAT32, NETWORK_FLOAT64, ORTHONORMAL
 
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.nn import NetworkOutput, Tdnnf, TdnnfConfig, num_parameters, reset_batch_norm
@@ -20,7 +21,7 @@ VARIANTS = {
 
 
 def network(**options: object) -> Tdnnf:
-    """A small network with random outputs and running averages; the constructor's outputs are all zero."""
+    """A small network with random weights and running averages, as far from those of a new network as training gets."""
     torch.manual_seed(1)
     made = Tdnnf(TdnnfConfig(**{**SMALL, "time_strides": (1, 2, 3), **options}))
     for parameter in made.parameters():
@@ -60,19 +61,22 @@ def test_result_for_an_utterance_does_not_depend_on_its_batch(options: dict[str,
     together = model(features, torch.tensor(lengths))
     for n, length in enumerate(lengths):
         alone = model(features[n : n + 1, :length], torch.tensor([length])).nnet_output[0]
-        torch.testing.assert_close(together.nnet_output[n, : len(alone)], alone, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            together.nnet_output[n, : len(alone)], alone, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64
+        )
 
 
 def test_float32_result_for_an_utterance_hardly_depends_on_its_batch() -> None:
-    """The default network with fresh weights, outputs of magnitude one."""
+    """The default network with fresh weights, whose outputs are of magnitude one."""
     torch.manual_seed(8)
     model = Tdnnf(TdnnfConfig(num_features=5, num_pdfs=80)).eval()
-    torch.nn.init.normal_(model.chain_head.output.weight, std=0.1)
     features, lengths = batch([300, 170, 40])
     together = model(features, lengths).nnet_output
     for n, length in enumerate(lengths.tolist()):
         alone = model(features[n : n + 1, :length], torch.tensor([length])).nnet_output[0]
-        torch.testing.assert_close(together[n, : len(alone)], alone, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            together[n, : len(alone)], alone, rtol=NETWORK_FLOAT32, atol=NETWORK_FLOAT32
+        )
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
@@ -142,7 +146,9 @@ def test_constraint_converges_to_orthogonal_rows_of_equal_norm(shape: tuple[int,
     for _ in range(60):
         matrix = semi_orthogonal_step(matrix)
     gram = matrix @ matrix.t() if shape[0] <= shape[1] else matrix.t() @ matrix
-    torch.testing.assert_close(gram / gram.trace() * len(gram), torch.eye(len(gram)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        gram / gram.trace() * len(gram), torch.eye(len(gram)), atol=ORTHONORMAL, rtol=0
+    )
 
 
 def test_orthogonal_matrix_of_any_scale_is_left_as_it_is() -> None:
@@ -182,20 +188,19 @@ def test_xent_branch_exists_in_training_only_and_is_normalised() -> None:
     assert network().train()(*batch([9])).xent_log_probs is None
 
 
-def test_new_network_starts_from_flat_scores_and_can_learn() -> None:
+def test_new_network_starts_from_small_scores_and_can_learn() -> None:
     torch.manual_seed(7)
     model = Tdnnf(TdnnfConfig(**{**SMALL, "time_strides": (1, 1)})).train()
     features, lengths = batch([30, 24])
-    output = model(features, lengths).nnet_output
-    assert torch.equal(output, torch.zeros_like(output))
+    assert model(features, lengths).nnet_output.abs().max() < 3
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(30):
+    for _ in range(80):
         optimizer.zero_grad()
         loss = (model(features, lengths).nnet_output[:, :8] - 1.0).square().mean()
         loss.backward()
         optimizer.step()
         model.constrain_orthonormal()
-    assert loss.item() < 0.2  # it starts at 1
+    assert loss.item() < 0.2
 
 
 def test_default_sizes_have_about_270_thousand_parameters() -> None:

@@ -372,7 +372,9 @@ def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:
     before = [parameter.clone() for parameter in trainer.model.parameters()]
     trainer.fit(examples)
     moved = [after - start for after, start in zip(trainer.model.parameters(), before, strict=True)]
-    assert math.sqrt(sum(float(move.detach().square().sum()) for move in moved)) == pytest.approx(1e-3, rel=1e-3)
+    assert math.sqrt(sum(float(move.detach().square().sum()) for move in moved)) == pytest.approx(
+        1e-3, rel=1e-3
+    )
 
 
 def test_each_epoch_draws_one_version_of_each_utterance() -> None:

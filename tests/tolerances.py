@@ -32,6 +32,13 @@ LUMPED_PATH = 1e-9  # merging states of equal futures or proportional pasts is e
 GRAPH_COST = 1e-4  # float32 costs of an OpenFst path, added up
 ARPA_PROBABILITY = 1e-7  # ARPA text keeps nine decimals
 
+FBANK = 2e-3  # log mel energies: a float32 FFT against float64, natural log, absolute
+NORMALISED_MEAN = 1e-5  # of float32 features, in standard deviations
+NORMALISED_VARIANCE = 1e-4
+NETWORK_FLOAT64 = 1e-10  # an utterance alone against the same in a batch
+NETWORK_FLOAT32 = 1e-5
+ORTHONORMAL = 1e-4  # entries of M M^T after convergence, relative to its diagonal
+
 
 def log_prob_tolerance(log_prob: float) -> float:
     """The contract's bound on |d log Z|."""

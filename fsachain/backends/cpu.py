@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends import cpu_log, cpu_scaled
+from fsachain.backends.cpu_penalty import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu_scaled import SMALLEST
 from fsachain.backends.cpu_tables import log_table, scaled_table
 from fsachain.backends.reference import arc_occupancy as arc_occupancy
@@ -57,6 +58,28 @@ def add_occupancy(
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Add weights[n] x occupancy to out [N, T, P]; log Z [N] and ok [N]; see `reference.add_occupancy`."""
     return _run(batch, _Job(scores, lengths, leaky, weights, out))
+
+
+def add_penalties(
+    scores: Scores,
+    lengths: Lengths,
+    weights: Floats,
+    factors: tuple[float, float, float],
+    out: npt.NDArray[np.floating],
+) -> tuple[float, float]:
+    """Penalties on large scores and their derivatives; see `reference.add_penalties`."""
+    sums = np.zeros((len(scores), 2))
+    l2, out_of_range, limit = factors
+
+    nowhere = np.empty((0, 0), scores.dtype)
+
+    def job(n: int) -> Callable[[], None]:
+        y, into = scores[n, : lengths[n]], out[n, : lengths[n]] if len(out) else nowhere
+        return lambda: add_penalties_of_one(y, weights[n], l2, out_of_range, limit, into, sums[n])
+
+    run_all([job(int(n)) for n in np.flatnonzero(weights)])
+    squares, excesses = sums.sum(axis=0)
+    return -0.5 * l2 * float(squares), -0.5 * out_of_range * float(excesses)
 
 
 def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:

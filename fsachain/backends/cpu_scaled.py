@@ -28,12 +28,25 @@ _jit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 @_jit
 def _load(
-    unit: Any, scores: Any, lanes: Any, lengths: Any, t: int, active: Any, p: Any, shift: Any, legal: Any
+    unit: Any,
+    scores: Any,
+    lanes: Any,
+    lengths: Any,
+    t: int,
+    active: Any,
+    p: Any,
+    shift: Any,
+    floor: Any,
+    legal: Any,
 ) -> None:
-    """p[k, g] = exp(y[lanes[g], t, active[k]] - shift[g]), shift the maximum over k; 0 past a sequence's end."""
+    """p[k, g] = exp(y[lanes[g], t, active[k]] - shift[g]), shift the maximum over k; 0 past a sequence's end.
+
+    floor [W] is the least finite score minus shift: what p may have lost by underflow.
+    """
     width = 1 if len(unit) == 1 else p.shape[1]
     for g in range(width):
         shift[g] = -np.inf
+        floor[g] = np.inf
     # In blocks of pdfs, because the scores of one lane lie next to each other and those of one pdf do not.
     for first in range(0, len(active), 16):
         last = min(first + 16, len(active))
@@ -43,11 +56,15 @@ def _load(
                 p[k, g] = y
                 if not y < np.inf:
                     legal[g] = False
-                elif y > shift[g]:
-                    shift[g] = y
+                else:
+                    shift[g] = max(shift[g], y)
+                    if y > -np.inf:
+                        floor[g] = min(floor[g], y)
     for g in range(width):
         if shift[g] == -np.inf or not legal[g]:
             shift[g] = 0.0
+            floor[g] = 0.0
+        floor[g] -= shift[g]
     if p.itemsize == 4:
         exp_single(p, shift)
     else:
@@ -121,15 +138,6 @@ def _normalise(unit: Any, now: Any, total: Any, leak: Any, target: Any, least: A
 
 
 @_jit
-def _least_positive(values: Any) -> float:
-    zero, one = values.dtype.type(0), values.dtype.type(1)
-    least = one
-    for value in values:
-        least = min(least, value if value > zero else one)
-    return float(least)
-
-
-@_jit
 def _final_sum(alpha: Any, final: Any, g: int) -> float:
     z = 0.0
     for i in range(len(final)):
@@ -149,27 +157,21 @@ def forward(
     log_z: Any,
     lowest: Any,
 ) -> None:
-    """Equations (1)-(4): history, log_z [W] and, for (13), lowest [W]: no product is below it unless it is 0.
+    """Equations (1)-(4): history, log_z [W] and, for (13), lowest [W], a lower bound of all products but exact zeros.
 
-    Where the alphas are not kept, `history` has two frames. log_z is NaN for an illegal score, -inf for no path.
+    A factor that this precision rounds to zero makes `lowest` small, since it enters before it is rounded. Where the
+    alphas are not kept, `history` has two frames. log_z is NaN for an illegal score, -inf for no path.
     """
     width = 1 if len(unit) == 1 else history.shape[2]
     frames, active = history.shape[0], table.active
     zero = history.dtype.type(0)
     arcs = (table.dst_src, table.dst_column, table.dst_weight)
-    p, shift, total = (
-        np.empty((len(active), width), history.dtype),
-        np.empty(width, history.dtype),
-        np.empty(width, history.dtype),
-    )
-    least, leak, legal = (
-        np.empty(width, history.dtype),
-        np.empty(width, history.dtype),
-        np.ones(width, np.bool_),
-    )
-    least_weight, least_final = _least_positive(table.dst_weight), _least_positive(table.final)
+    p, legal = np.empty((len(active), width), history.dtype), np.ones(width, np.bool_)
+    work = np.empty((5, width), history.dtype)
+    shift, floor, total, least, leak = work[0], work[1], work[2], work[3], work[4]
+    least_initial, least_weight, least_init, least_final = table.least
     log_z[:] = table.log_scale[0]
-    lowest[:] = 1.0
+    lowest[:] = least_initial if c == zero else min(least_initial, c * least_init)
     for t in range(lengths.max() + 1):
         now = history[t % frames]
         if t == 0:
@@ -177,11 +179,11 @@ def forward(
             for i in range(len(table.initial)):
                 now[i, :] = table.initial[i]
         else:
-            _load(unit, scores, lanes, lengths, t - 1, active, p, shift, legal)
+            _load(unit, scores, lanes, lengths, t - 1, active, p, shift, floor, legal)
             for g in range(width):
                 if t <= lengths[g]:
-                    smallest_score = _least_positive(p[:, g])
-                    lowest[g] = min(lowest[g], float(least[g]) * smallest_score * least_weight)
+                    product = float(least[g]) * math.exp(float(floor[g])) * least_weight
+                    lowest[g] = min(lowest[g], product)
                     log_z[g] += shift[g] + table.log_scale[1]
             _gather(unit, table.dst_offsets, arcs, history[(t - 1) % frames], p, now, total)
         for g in range(width):
@@ -220,23 +222,16 @@ def backward(
     num_states, active = len(table.final), table.active
     zero, one = history.dtype.type(0), history.dtype.type(1)
     arcs = (table.src_dst, table.src_column, table.src_weight)
-    p, shift, total = (
-        np.empty((len(active), width), history.dtype),
-        np.empty(width, history.dtype),
-        np.empty(width, history.dtype),
-    )
-    least, leak, legal = (
-        np.empty(width, history.dtype),
-        np.empty(width, history.dtype),
-        np.ones(width, np.bool_),
-    )
+    p, legal = np.empty((len(active), width), history.dtype), np.ones(width, np.bool_)
+    work = np.empty((5, width), history.dtype)
+    shift, floor, total, least, leak = work[0], work[1], work[2], work[3], work[4]
     now, after = np.zeros((num_states, width), history.dtype), np.zeros((num_states, width), history.dtype)
     occupancy = np.empty((len(active), width), history.dtype)
     ones_states, ones_pdfs = np.ones(num_states, history.dtype), np.ones(len(active), history.dtype)
     lowest[:] = 1.0
     for t in range(lengths.max(), -1, -1):
         if t < lengths.max():
-            _load(unit, scores, lanes, lengths, t, active, p, shift, legal)
+            _load(unit, scores, lanes, lengths, t, active, p, shift, floor, legal)
             _spread(unit, table.src_offsets, arcs, history[t], after, p, now, occupancy)
             _column_sums(unit, occupancy, ones_pdfs, total)
             for g in range(width):

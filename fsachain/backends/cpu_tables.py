@@ -17,7 +17,11 @@ Reals = npt.NDArray[np.floating]
 
 
 class ScaledTable(NamedTuple):
-    """Probabilities relative to their maximum, the logs of which are in `log_scale` (of initial, arcs, final)."""
+    """Probabilities relative to their maximum, the logs of which are in `log_scale` (of initial, arcs, final).
+
+    `least` has the least nonzero probabilities of initial, arcs, init and final as they were before they were rounded to
+    the table's type, in which they may be zero.
+    """
 
     dst_offsets: Index
     dst_src: Index
@@ -32,6 +36,7 @@ class ScaledTable(NamedTuple):
     init: Reals
     final: Reals
     log_scale: Floats
+    least: tuple[float, float, float, float]
 
 
 class LogTable(NamedTuple):
@@ -73,6 +78,12 @@ def scaled_table(table: TransitionTable, dtype: np.dtype[Any]) -> ScaledTable:
             init=np.exp(_init(table)).astype(dtype),
             final=final,
             log_scale=np.array([initial_scale, arcs_scale, final_scale]),
+            least=(
+                _least(table.initial_log_prob, initial_scale),
+                _least(table.by_dst.log_prob, arcs_scale),
+                _least(_init(table), 0.0),
+                _least(table.final_log_prob, final_scale),
+            ),
         )
     return made[dtype]
 
@@ -109,6 +120,11 @@ def _probs(log_probs: Floats, dtype: np.dtype[Any]) -> tuple[Reals, float]:
     largest = float(log_probs.max())
     scale = largest if largest > -np.inf else 0.0
     return np.exp(log_probs - scale).astype(dtype), scale
+
+
+def _least(log_probs: Floats, scale: float) -> float:
+    finite = log_probs[log_probs > -np.inf]
+    return float(np.exp(finite.min() - scale)) if finite.size else 1.0
 
 
 def _init(table: TransitionTable) -> Floats:

@@ -193,7 +193,7 @@ def _to_numpy(scores: Any) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]
     if module == "cupy":
         raise BackendUnavailable(f"scores are a cupy array: {_CUDA_REASON}; expected numpy or a CPU tensor")
     array = np.asarray(scores)
-    if array.dtype.kind != "f":
+    if array.dtype.kind != "f" or array.itemsize > 8:
         raise ShapeError(f"scores has dtype {array.dtype}; expected float16, float32 or float64")
     return _contiguous(array), lambda result: result
 
@@ -205,4 +205,4 @@ def _torch_from(array: npt.NDArray[Any]) -> Any:
 
 
 def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(array, dtype=np.float64 if array.dtype == np.float64 else np.float32)
+    return np.ascontiguousarray(array, dtype=np.float64 if array.itemsize == 8 else np.float32)

@@ -33,7 +33,8 @@ def _frames(table: TransitionTable, scores: Scores) -> _Frames:
     legal = not bool((np.isnan(active) | (active == np.inf)).any())
     shift = active.max(axis=1, initial=-np.inf)
     shift = np.where(np.isneginf(shift), 0.0, shift)
-    return _Frames(active - shift[:, None], shift, legal)
+    with np.errstate(invalid="ignore"):  # +inf - +inf, in a sequence that is not legal
+        return _Frames(active - shift[:, None], shift, legal)
 
 
 def _leak(x: Array, log_leak: float, target: Array) -> Array:
@@ -123,6 +124,31 @@ def add_occupancy(
             first, last = table.by_column.offsets[column : column + 2]
             out[n, : lengths[n], pdf] += weights[n] * gamma[:, table.by_column.arc[first:last]].sum(axis=1)
     return log_prob, ok
+
+
+def add_penalties(
+    scores: Scores,
+    lengths: npt.NDArray[np.int64],
+    weights: Array,
+    factors: tuple[float, float, float],
+    out: npt.NDArray[np.floating],
+) -> tuple[float, float]:
+    """Penalties on large scores, sequence n's times weights[n]; sequences of weight 0 are not looked at.
+
+    factors: l2, o and the limit L. Returns -1/2 l2 sum y^2 and -1/2 o sum (|y| - L)_+^2 over real frames; their
+    derivatives are added to out [N, T, P] unless it is empty. A score of -inf costs nothing.
+    """
+    l2, out_of_range, limit = factors
+    l2_term = range_term = 0.0
+    for n in np.flatnonzero(weights):
+        y = np.asarray(scores[n, : lengths[n]], dtype=np.float64)
+        y = np.where(np.isfinite(y), y, 0.0)
+        excess = y - np.clip(y, -limit, limit)
+        l2_term -= 0.5 * l2 * weights[n] * float((y * y).sum())
+        range_term -= 0.5 * out_of_range * weights[n] * float((excess * excess).sum())
+        if len(out):
+            out[n, : lengths[n]] -= weights[n] * (l2 * y + out_of_range * excess)
+    return l2_term, range_term
 
 
 def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Any
 
 from fsachain.errors import ConfigError
 
@@ -37,13 +36,26 @@ def set_num_threads(count: int) -> None:
     _forget_pool()
 
 
-def run_all(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run the jobs, several at a time where they release the GIL; returns their results in order."""
-    threads = min(get_num_threads(), len(jobs))
-    if threads <= 1:
-        return [job() for job in jobs]
-    futures = [_get_pool().submit(job) for job in jobs]
-    return [future.result() for future in futures]
+def run_all(jobs: Sequence[Callable[[], None]]) -> None:
+    """Run the jobs, several at a time where they release the GIL; the calling thread works too.
+
+    An error of a job is raised once all threads have stopped.
+    """
+    # Each thread takes the next job when it is free; next() of one iterator is safe under the GIL.
+    waiting = iter(jobs)
+
+    def work() -> None:
+        for job in waiting:
+            job()
+
+    others = [_get_pool().submit(work) for _ in range(min(get_num_threads(), len(jobs)) - 1)]
+    try:
+        work()
+    finally:
+        errors = [other.exception() for other in others]
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 def _get_pool() -> ThreadPoolExecutor:

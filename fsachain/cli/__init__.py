@@ -18,15 +18,23 @@ EXIT_INTERRUPTED = 130
 def main() -> None:
     """Run the command line and exit: 0 done, 1 an error in one line, 2 wrong usage, 130 interrupted."""
     try:
-        require("click", extra="recipes")
-        from fsachain.cli.app import app
-
-        app(standalone_mode=True)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(_run())
     except (FsachainError, OSError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+
+
+def _run() -> int:
+    click = require("click", extra="recipes")
+    from fsachain.cli.app import app
+
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except click.Abort:  # what click makes of Ctrl-C
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return int(error.exit_code)
 
 
 def describe(error: BaseException) -> str:

@@ -43,14 +43,4 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
         model.final_log_prob,
     )
     graph = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
-    return lump(
-        Fsa(
-            graph.num_states,
-            graph.src,
-            graph.dst,
-            graph.ilabel - 1,
-            graph.log_prob,
-            graph.final_log_prob,
-            graph.start,
-        )
-    )
+    return lump(graph.input_fsa())

@@ -108,16 +108,7 @@ def build_numerator(
         )
     phones, tags = transcript_acceptor(words, lexicon, name=name)
     expansion = expand_arcs(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=tags)
-    graph = expansion.graph
-    fsa = Fsa(
-        graph.num_states,
-        graph.src,
-        graph.dst,
-        graph.ilabel - 1,
-        graph.log_prob,
-        graph.final_log_prob,
-        graph.start,
-    )
+    fsa = expansion.graph.input_fsa()
     origin = np.arange(fsa.num_arcs)
     if normalization is not None:
         fsa, origin = product(fsa, normalization)

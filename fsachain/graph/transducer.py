@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import GraphError, require
+from fsachain.fsa import Fsa
 
 _MAGIC = 2125659606
 _EXPANDED_AND_MUTABLE = 3
@@ -75,6 +76,22 @@ class Transducer:
         src = np.repeat(np.arange(num_states, dtype=np.int32), counts)
         log_prob = -arcs["cost"].astype(np.float64)
         return cls(num_states, start, src, arcs["dst"], arcs["ilabel"], arcs["olabel"], log_prob, -finals)
+
+    def input_fsa(self) -> Fsa:
+        """The acceptor of the input labels, pdf = label - 1; arcs keep their order.
+
+        Raises:
+            GraphError: an input epsilon.
+        """
+        return Fsa(
+            self.num_states,
+            self.src,
+            self.dst,
+            self.ilabel - 1,
+            self.log_prob,
+            self.final_log_prob,
+            self.start,
+        )
 
     def to_openfst(self) -> Any:
         """The same transducer as a pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""

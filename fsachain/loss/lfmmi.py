@@ -79,6 +79,9 @@ class LFMMILoss(nn.Module):
         self.denominators = (
             dict(denominator) if isinstance(denominator, Mapping) else {"denominator": denominator}
         )
+        for name, graph in self.denominators.items():
+            if not isinstance(graph, DenominatorGraph):
+                raise ConfigError(f"{name} is a {type(graph).__name__}; expected a DenominatorGraph")
         widths = {graph.num_pdfs for graph in self.denominators.values()}
         if len(widths) != 1:
             raise ConfigError(
@@ -86,13 +89,14 @@ class LFMMILoss(nn.Module):
             )
         self.num_pdfs = widths.pop()
         self.leaky_hmm_coefficient = _factor("leaky_hmm_coefficient", leaky_hmm_coefficient)
+        if self.leaky_hmm_coefficient > 1.0:
+            raise ConfigError(f"leaky_hmm_coefficient = {leaky_hmm_coefficient}; expected a number in [0, 1]")
         self.l2_regularize = _factor("l2_regularize", l2_regularize)
         self.out_of_range_regularize = _factor("out_of_range_regularize", out_of_range_regularize)
         self.xent_regularize = _factor("xent_regularize", xent_regularize)
         self.denominator_scale = _factor("denominator_scale", denominator_scale)
         self.last_record = None
         self._batches = [graph.batch(1, [name]) for name, graph in self.denominators.items()]
-        self._keys = torch.cat([torch.from_numpy(batch.key) for batch in self._batches])
 
     def extra_repr(self) -> str:
         """Denominators and options, for `repr`."""
@@ -164,7 +168,7 @@ class LFMMILoss(nn.Module):
             call.weights,
             frame_weights,
             torch.from_numpy(call.batch.key),
-            self._keys,
+            torch.cat([torch.from_numpy(batch.key) for batch in self._batches]),
             call.denominator_of,
             options,
             with_gradient,
@@ -172,10 +176,10 @@ class LFMMILoss(nn.Module):
         )
         xent_objf = torch.zeros((), dtype=torch.float64)
         if call.xent_log_probs is not None:
-            xent_objf = _xent_objf(numerator, call.xent_log_probs, call.lengths, call.frame_weights)
+            xent_objf = _xent_objf(numerator, call.xent_log_probs, call.frame_weights)
         parts = (num, den, ok, l2_term.detach(), range_term.detach())
         record = make_record(
-            parts, self.denominator_scale, call.weights, call.lengths, xent_objf.detach(), call.batch.names
+            parts, self.denominator_scale, call.weights, call.lengths, xent_objf.detach(), call.batch
         )
         return total, xent_objf, record
 
@@ -189,6 +193,8 @@ class LFMMILoss(nn.Module):
         xent_log_probs: Tensor | None,
         denominator_of: Sequence[str] | None,
     ) -> _Call:
+        if not isinstance(nnet_output, Tensor):
+            raise ShapeError(f"nnet_output is a {type(nnet_output).__name__}; expected a torch tensor")
         shape = list(nnet_output.shape)
         if len(shape) != 3 or shape[2] != self.num_pdfs:
             raise ShapeError(f"nnet_output has shape {shape}; expected [N, T, {self.num_pdfs}]")
@@ -206,6 +212,9 @@ class LFMMILoss(nn.Module):
         frames = torch.as_tensor(lengths)
         if list(frames.shape) != shape[:1]:
             raise ShapeError(f"lengths has shape {list(frames.shape)}; expected {shape[:1]}")
+        if frame_weights is not None:
+            real = torch.arange(shape[1]) < frames.view(-1, 1)
+            frame_weights = torch.where(real, frame_weights, 0)
         ones = torch.ones(shape[0], dtype=torch.float64)
         sequence_weights = ones if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         if list(sequence_weights.shape) != shape[:1]:
@@ -253,11 +262,10 @@ def _factor(name: str, value: float) -> float:
     return float(value)
 
 
-def _xent_objf(numerator: Tensor, log_probs: Tensor, lengths: Tensor, frame_weights: Tensor | None) -> Tensor:
-    """sum of numerator occupancy times log_probs; frame weights scale its derivative but not its value."""
-    real = (torch.arange(log_probs.shape[1]) < lengths.view(-1, 1)).unsqueeze(2)
-    # Padding may hold NaN, and 0 times -inf would be NaN as well.
-    usable = torch.where(real & (numerator != 0), log_probs.to(numerator.dtype), 0)
+def _xent_objf(numerator: Tensor, log_probs: Tensor, frame_weights: Tensor | None) -> Tensor:
+    """Sum of numerator occupancy times log_probs; frame weights scale its derivative but not its value."""
+    # Padding, where the occupancy is 0, may hold NaN; and 0 times -inf would be NaN as well.
+    usable = torch.where(numerator != 0, log_probs.to(numerator.dtype), 0)
     value = (numerator * usable).sum(dtype=torch.float64)
     if frame_weights is None:
         return value

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
+from fsachain.errors import ConfigError
 from fsachain.loss.operators import new_buffer
 
 OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
@@ -41,6 +42,7 @@ def lfmmi(
     """
     leaky, scale, l2, out_of_range = options
     numerators = find_batch(int(numerator_key.item()))
+    _check_weights(weights.numpy(), numerators)
     ready = dispatch.prepare(numerators, nnet_output, lengths, "auto")
     gradient = new_buffer(nnet_output, with_gradient or with_numerator)
     num, num_ok = _run(ready, numerators, 0.0, weights.numpy(), gradient)
@@ -53,18 +55,31 @@ def lfmmi(
         lanes = np.flatnonzero(denominator_of.numpy() == index)
         if lanes.size:
             den[lanes] = _denominator(ready, find_batch(key), lanes, leaky, signed, gradient)
-    ok = torch.from_numpy(num_ok & np.isfinite(den))
+    ok = num_ok & np.isfinite(den)
     for buffer in (numerator, gradient):
         if len(buffer):
-            buffer[~ok] = 0
-    objf = torch.where(ok, weights * torch.from_numpy(num - scale * den), 0.0).sum()
-    real = _real_frames(weights, lengths, ok, nnet_output.shape[1])
-    l2_term = _add_penalty(nnet_output, real, l2, 0.0, gradient)
-    range_term = _add_penalty(nnet_output, real, out_of_range, OUT_OF_RANGE, gradient)
+            buffer[torch.from_numpy(~ok)] = 0
+    used = np.where(ok, weights.numpy(), 0.0)
+    objf = (used[ok] * (num[ok] - scale * den[ok])).sum()
+    penalties = np.zeros(2)
+    if l2 or out_of_range:
+        factors = (l2, out_of_range, OUT_OF_RANGE)
+        penalties[:] = ready.backend.add_penalties(
+            ready.scores, ready.lengths, used, factors, gradient.numpy()
+        )
     if len(gradient) and frame_weights.numel():
         gradient *= frame_weights.to(gradient.dtype).unsqueeze(2)
-    total = objf + l2_term + range_term
-    return total, torch.from_numpy(num), torch.from_numpy(den), ok, l2_term, range_term, gradient, numerator
+    scalars = torch.from_numpy(np.append(objf + penalties.sum(), penalties)).unbind()
+    total, l2_term, range_term = (scalar.clone() for scalar in scalars)
+    logs = torch.from_numpy(num), torch.from_numpy(den)
+    return total, *logs, torch.from_numpy(ok), l2_term, range_term, gradient, numerator
+
+
+def _check_weights(weights: npt.NDArray[np.float64], batch: TableBatch) -> None:
+    bad = np.flatnonzero(~((weights >= 0.0) & np.isfinite(weights)))
+    if bad.size:
+        n = int(bad[0])
+        raise ConfigError(f"weights[{n}] = {weights[n]} ({batch.names[n]}); expected a finite number >= 0")
 
 
 def _run(
@@ -100,34 +115,11 @@ def _denominator(
     return log_prob
 
 
-def _real_frames(weights: Tensor, lengths: Tensor, ok: Tensor, num_frames: int) -> Tensor:
-    """[N, T, 1]: w_n on the real frames of ok sequences, 0 elsewhere."""
-    real = torch.arange(num_frames) < lengths.view(-1, 1)
-    return (real * (weights * ok).view(-1, 1)).unsqueeze(2)
-
-
-def _add_penalty(y: Tensor, frame_weights: Tensor, factor: float, limit: float, gradient: Tensor) -> Tensor:
-    """-1/2 factor sum w (|y| - limit)_+^2, added with its derivative; a score of -inf costs nothing."""
-    if factor == 0.0:
-        return torch.zeros((), dtype=torch.float64)
-    usable = torch.isfinite(y) & (frame_weights != 0)
-    if limit > 0.0:
-        usable &= y.abs() > limit
-        if not usable.any():
-            return torch.zeros((), dtype=torch.float64)
-    wide = y.to(torch.float64 if y.dtype == torch.float64 else torch.float32)
-    excess = torch.where(usable, wide - wide.clamp(-limit, limit), 0)
-    weighted = excess * frame_weights.to(excess.dtype)
-    if len(gradient):
-        gradient -= factor * weighted
-    return -0.5 * factor * (weighted * excess).sum(dtype=torch.float64)
-
-
 @lfmmi.register_fake
 def _(nnet_output, lengths, weights, frame_weights, num, den, den_of, options, with_gradient, with_numerator):  # type: ignore[no-untyped-def]
     scalars = [nnet_output.new_empty((), dtype=torch.float64) for _ in range(3)]
-    values = [nnet_output.new_empty(len(nnet_output), dtype=torch.float64) for _ in range(2)]
-    ok = nnet_output.new_empty(len(nnet_output), dtype=torch.bool)
+    values = [nnet_output.new_empty(nnet_output.shape[0], dtype=torch.float64) for _ in range(2)]
+    ok = nnet_output.new_empty(nnet_output.shape[0], dtype=torch.bool)
     buffers = [new_buffer(nnet_output, wanted) for wanted in (with_gradient, with_numerator)]
     return scalars[0], *values, ok, *scalars[1:], *buffers
 

@@ -44,7 +44,7 @@ def log_prob(
 
 @log_prob.register_fake
 def _(scores, lengths, batch_key, leaky, backend, with_occupancy):  # type: ignore[no-untyped-def]
-    return scores.new_empty(len(scores), dtype=torch.float64), new_buffer(scores, with_occupancy)
+    return scores.new_empty(scores.shape[0], dtype=torch.float64), new_buffer(scores, with_occupancy)
 
 
 @torch.library.custom_op("fsachain::scale_rows", mutates_args=())
@@ -74,12 +74,22 @@ log_prob.register_autograd(_log_prob_backward, setup_context=_save_log_prob)
 
 @torch.library.custom_op("fsachain::weighted_log_prob", mutates_args=())
 def weighted_log_prob(
-    scores: Tensor, arc_log_probs: Tensor, lengths: Tensor, batch_key: Tensor, leaky: float, backend: str
+    scores: Tensor,
+    arc_log_probs: Tensor,
+    lengths: Tensor,
+    batch_key: Tensor,
+    arc_counts: Tensor,
+    leaky: float,
+    backend: str,
+    rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """log Z [N], occupancy [N, T, P] and the sums over frames of gamma, for arc weights given as one vector.
 
-    arc_log_probs is [A] for a shared graph, else the sequences' weights one after another. The last result has the arcs
-    of sequence n in row n: [N, max A], zeros behind a smaller graph.
+    Args:
+        arc_log_probs: [A] for a shared graph, else the sequences' weights one after another.
+        arc_counts: int64, the number of arcs of each graph: one entry for a shared graph, else N.
+        rows: rows of the last result, which has a column for each entry of arc_log_probs: N for a shared graph; one for
+            graphs of their own, whose sums stand one after another.
     """
     batch = find_batch(int(batch_key.item()))
     weighted = _with_arc_log_probs(batch, arc_log_probs)
@@ -88,11 +98,12 @@ def weighted_log_prob(
     out = new_buffer(scores, True)
     ones = np.ones(batch.size)
     values, ok = ready.backend.add_occupancy(weighted, ready.scores, ready.lengths, leaky, ones, out.numpy())
-    arcs = torch.zeros(batch.size, max(table.num_arcs for table in batch.tables), dtype=torch.float64)
+    arcs = torch.zeros(rows, len(arc_log_probs), dtype=torch.float64)
+    own = list(arcs) if batch.is_shared else torch.split(arcs[0], arc_counts.tolist())
     for n in np.flatnonzero(ok):
         frames = ready.scores[n, : ready.lengths[n]]
         gamma = ready.backend.arc_occupancy(weighted.table(int(n)), frames, leaky)
-        arcs[n, : gamma.shape[1]] = torch.from_numpy(gamma.sum(axis=0))
+        own[n].copy_(torch.from_numpy(gamma.sum(axis=0)))
     return torch.from_numpy(values), out, arcs
 
 
@@ -106,43 +117,33 @@ def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
 
 
 @weighted_log_prob.register_fake
-def _(scores, arc_log_probs, lengths, batch_key, leaky, backend):  # type: ignore[no-untyped-def]
-    width = torch.library.get_ctx().new_dynamic_size()
-    values = scores.new_empty(len(scores), dtype=torch.float64)
-    return values, new_buffer(scores, True), scores.new_empty(len(scores), width, dtype=torch.float64)
+def _(scores, arc_log_probs, lengths, batch_key, arc_counts, leaky, backend, rows):  # type: ignore[no-untyped-def]
+    values = scores.new_empty(scores.shape[0], dtype=torch.float64)
+    arcs = scores.new_empty(rows, arc_log_probs.shape[0], dtype=torch.float64)
+    return values, new_buffer(scores, True), arcs
 
 
 @torch.library.custom_op("fsachain::arc_gradient", mutates_args=())
-def arc_gradient(arcs: Tensor, factors: Tensor, batch_key: Tensor, like: Tensor) -> Tensor:
-    """The sums of gamma, rows [N, max A] scaled by factors [N], in the layout of `like` (see `weighted_log_prob`)."""
-    batch = find_batch(int(batch_key.item()))
-    scaled = torch.where(arcs == 0, 0, arcs * factors.view(-1, 1))
-    if batch.is_shared:
-        return scaled.sum(dim=0).to(like.dtype)
-    return torch.cat([scaled[n, : table.num_arcs] for n, table in enumerate(batch.tables)]).to(like.dtype)
+def arc_gradient(arcs: Tensor, factors: Tensor, arc_counts: Tensor, like: Tensor) -> Tensor:
+    """The sums of gamma, laid out as in `weighted_log_prob`, times the factors [N] of their sequences, added over rows."""
+    by_arc = factors.view(-1, 1) if len(arcs) == len(factors) else factors.repeat_interleave(arc_counts)
+    return torch.where(arcs == 0, 0, arcs * by_arc).sum(dim=0).to(like.dtype)
 
 
 @arc_gradient.register_fake
-def _(arcs, factors, batch_key, like):  # type: ignore[no-untyped-def]
+def _(arcs, factors, arc_counts, like):  # type: ignore[no-untyped-def]
     return torch.empty_like(like)
 
 
 def _save_weighted(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], output[2], inputs[0].new_empty(0), inputs[1], inputs[3])
-    ctx.batch = find_batch(int(inputs[3].item()))
+    ctx.save_for_backward(output[1], output[2], inputs[0].new_empty(0), inputs[1], inputs[4])
     ctx.mark_non_differentiable(output[1], output[2])
 
 
 def _weighted_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
-    occupancy, arcs, like, weights, key = ctx.saved_tensors
-    return (
-        scale_rows(occupancy, gradient, like),
-        arc_gradient(arcs, gradient, key, weights),
-        None,
-        None,
-        None,
-        None,
-    )
+    occupancy, arcs, like, weights, counts = ctx.saved_tensors
+    by_score = scale_rows(occupancy, gradient, like)
+    return by_score, arc_gradient(arcs, gradient, counts, weights), *[None] * 6
 
 
 weighted_log_prob.register_autograd(_weighted_backward, setup_context=_save_weighted)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fsachain.batch import TableBatch
+
 EXCLUDED_OBJF = (
     -10.0
 )  # per frame, for every excluded sequence: Kaldi's figure, so that its loss shows in the log
@@ -24,7 +26,7 @@ class LFMMIRecord:
         xent_objf: sum_n w_n sum_t,p occupancy_num xent_log_probs, before `xent_regularize`; 0 without that branch.
         weight: sum_n w_n T_n in frames; weight_ok: over ok sequences.
         ok: bool [N].
-        names: the N utterances.
+        batch: the numerators; their names are the utterances'.
     """
 
     objf: Tensor
@@ -37,7 +39,12 @@ class LFMMIRecord:
     weight: Tensor
     weight_ok: Tensor
     ok: Tensor
-    names: tuple[str, ...]
+    batch: TableBatch
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the N utterances."""
+        return self.batch.names
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -51,7 +58,7 @@ def make_record(
     weights: Tensor,
     frames: Tensor,
     xent_objf: Tensor,
-    names: tuple[str, ...],
+    batch: TableBatch,
 ) -> LFMMIRecord:
     """Assemble the record from the operator's results; weights [N] and frames [N] are w_n and T_n."""
     num, den, ok, l2_term, range_term = parts
@@ -70,5 +77,5 @@ def make_record(
         per_sequence.sum(),
         weight_ok,
         ok,
-        names,
+        batch,
     )

@@ -44,14 +44,23 @@ def total_log_prob(
         raise ShapeError(
             f"scores is a {type(scores).__name__}; expected a torch tensor (numpy: use forward_backward)"
         )
-    frames = torch.full((len(scores),), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
+    frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
     key = torch.from_numpy(batch.key)
     if arc_log_probs is None:
         differentiable = torch.is_grad_enabled() and scores.requires_grad
         return operators.log_prob(scores, frames, key, leaky_hmm_coefficient, backend, differentiable)[0]
-    expected = sum(table.num_arcs for table in batch.tables)
-    if arc_log_probs.shape != (expected,):
+    counts = [table.num_arcs for table in batch.tables]
+    if arc_log_probs.shape != (sum(counts),):
         raise ShapeError(
-            f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{expected}], one for each arc"
+            f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{sum(counts)}], one for each arc"
         )
-    return operators.weighted_log_prob(scores, arc_log_probs, frames, key, leaky_hmm_coefficient, backend)[0]
+    return operators.weighted_log_prob(
+        scores,
+        arc_log_probs,
+        frames,
+        key,
+        torch.tensor(counts),
+        leaky_hmm_coefficient,
+        backend,
+        batch.size if batch.is_shared else 1,
+    )[0]

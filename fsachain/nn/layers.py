@@ -192,8 +192,8 @@ class Head(nn.Module):
             self.prefinal = nn.Conv1d(channels, prefinal, 1)
             self.norm = MaskedBatchNorm(prefinal)
         self.output = nn.Conv1d(prefinal or channels, num_pdfs, 1)
-        nn.init.zeros_(self.output.weight)  # as in Kaldi: training starts from flat scores
-        nn.init.zeros_(self.output.bias if self.output.bias is not None else self.output.weight)
+        # Kaldi starts outputs at zero. With Adam and clipped gradients that cost many epochs here: CTC on 17 minutes
+        # of digits ended at 0.50 per phone after 10 epochs, with torch's random weights at 0.18. Scores stay small.
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Map x [N, C, T] to scores [N, T, P], contiguous."""

@@ -62,7 +62,8 @@ class TrainConfig:
         checkpoint_every: Batches between checkpoints within an epoch; 0 for the ends of epochs only.
         keep_checkpoints: Checkpoints kept on disk besides those to be averaged.
         max_bad_batches: Training stops after this many batches in a row with a loss or gradient that is not
-        finite. num_threads: Threads of torch; 0 leaves the setting alone, None takes every processor.
+            finite.
+        num_threads: Threads of torch; 0 leaves the setting alone, None takes every processor.
     """
 
     num_epochs: int = 16
@@ -72,7 +73,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     orthonormal_every: int = 4
     average_last: int = 4
-    batch_norm_batches: int = 50
+    batch_norm_batches: int = 20
     checkpoint_every: int = 0
     keep_checkpoints: int = 1
     max_bad_batches: int = 10

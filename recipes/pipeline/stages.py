@@ -37,6 +37,7 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text, write_text
 from fsachain.fsa import Fsa
 from fsachain.nn.tdnnf import num_parameters
+from fsachain.train.log import read_log
 
 Prepare = Callable[[Path | None, Path, int], None]
 
@@ -165,11 +166,17 @@ def report(run: Run) -> None:
     model = AcousticModel.load(run.exp / "model" / FINAL_MODEL)
     dev = json.loads((decoded / "tuning.json").read_text())["best"]
     seconds = json.loads((run.exp / "seconds.json").read_text())
+    epochs = [
+        event["train"] for event in read_log(run.exp / "model" / "train.jsonl") if event["event"] == "epoch"
+    ]
+    trained = sum(epoch["seconds"] for epoch in epochs)
+    share = sum(epoch["loss_share"] * epoch["seconds"] for epoch in epochs) / trained
     lines = [
         f"test         {(decoded / 'wer.txt').read_text().splitlines()[0]}",
         f"dev          WER {dev['wer']:.2f} %, LM weight {dev['lm_weight']:g}, "
         f"word insertion penalty {dev['word_insertion_penalty']:g}",
         f"size         {num_parameters(model.network)} parameters, seed {run.seed}",
+        f"training     {len(epochs)} epochs, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
         f"time         {'  '.join(f'{name} {value:.1f} s' for name, value in seconds.items())}",
         f"model        {run.exp / 'model' / FINAL_MODEL}",
         f"graphs       {run.exp / 'graphs'}",

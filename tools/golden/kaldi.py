@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fsachain import DenominatorGraph, GraphError, LFMMILoss, TableBatch, compile_table, forward_backward
+from fsachain.backends.dispatch import BackendName
 from tests import tolerances
 from tools.golden.rows import Case, Row, compare, kaldi_fsa
 
@@ -52,7 +53,7 @@ def derivative_limit(scores: npt.NDArray[Any]) -> float:
     return tolerances.KALDI_DERIVATIVE_HOT if hot else tolerances.KALDI_DERIVATIVE
 
 
-def numerator_rows(path: Path, backend: str) -> Iterator[Row]:
+def numerator_rows(path: Path, backend: BackendName) -> Iterator[Row]:
     """GenericNumeratorComputation.
 
     Kaldi gives NaN for the whole batch if one sequence has no path; ours gives -inf for that one, so that there the
@@ -78,7 +79,7 @@ def numerator_rows(path: Path, backend: str) -> Iterator[Row]:
         yield compare(case, "derivative", ours, derivative, derivative_limit(scores))
 
 
-def denominator_rows(path: Path, backend: str) -> Iterator[Row]:
+def denominator_rows(path: Path, backend: BackendName) -> Iterator[Row]:
     """DenominatorComputation.
 
     Kaldi aborts on leaky coefficients 0 and 1, on very high scores and on a graph without a cycle. Ours computes the
@@ -117,7 +118,7 @@ def _is_refused(fsa: Any, num_pdfs: int) -> bool:
     return False
 
 
-def objective_rows(path: Path, backend: str) -> Iterator[Row]:
+def objective_rows(path: Path, backend: BackendName) -> Iterator[Row]:
     """ComputeChainObjfAndDeriv.
 
     Kaldi's numerator value is not multiplied by the supervision weight, its derivative is: ours weights both, and the

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain import Fsa, TableBatch, TransitionTable, best_path, compile_table, forward_backward
+from fsachain.backends.dispatch import BackendName
 from tests import tolerances
 from tools.golden.rows import Case, Row, compare, graph_files, graph_fsa
 
@@ -42,7 +43,9 @@ def _batch(shared: Path, values: Any, num_pdfs: int) -> TableBatch:
     if "src" in values:
         return TableBatch.share(compile_table(graph_fsa(values), num_pdfs), len(values["x"]))
     tables = [compile_table(graph, num_pdfs) for graph in graph_files(shared, values)]
-    return TableBatch.share(tables[0], len(values["x"])) if "graph_file" in values else TableBatch.pack(tables)
+    return (
+        TableBatch.share(tables[0], len(values["x"])) if "graph_file" in values else TableBatch.pack(tables)
+    )
 
 
 def _with_ends(table: TransitionTable, values: Any) -> TransitionTable:
@@ -57,7 +60,7 @@ def _with_ends(table: TransitionTable, values: Any) -> TransitionTable:
     return table
 
 
-def pychain_rows(shared: Path, path: Path, backend: str) -> Iterator[Row]:
+def pychain_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
     """PyChain; it clamps scores to +-30 and passes the gradient straight through."""
     values = np.load(path)
     case = f"peers/{path.stem}"
@@ -78,7 +81,7 @@ def pychain_rows(shared: Path, path: Path, backend: str) -> Iterator[Row]:
     yield compare(case, "gradient", result.occupancy, values["grad"], limit)
 
 
-def k2_rows(shared: Path, path: Path, backend: str) -> Iterator[Row]:
+def k2_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
     """k2's intersection: exact with a beam of 1e6, and its best path."""
     values = np.load(path)
     case = f"peers/{path.stem}"
@@ -91,7 +94,7 @@ def k2_rows(shared: Path, path: Path, backend: str) -> Iterator[Row]:
     yield compare(case, "best path", path_score, values["tropical"], cost_limits(values["tropical"]))
 
 
-def gtn_rows(shared: Path, path: Path, backend: str) -> Iterator[Row]:
+def gtn_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
     """GTN on CTC graphs."""
     values = np.load(path)
     case = f"peers/{path.stem}"
@@ -104,7 +107,7 @@ def gtn_rows(shared: Path, path: Path, backend: str) -> Iterator[Row]:
     yield compare(case, "best path", path_score, theirs, cost_limits(theirs))
 
 
-def torch_struct_rows(shared: Path, path: Path, backend: str) -> Iterator[Row]:
+def torch_struct_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
     """torch-struct's linear chain as an acceptor: a state for each tag, a pdf for each (to, from), any first tag.
 
     A chain of `lengths` tags has one transition fewer.

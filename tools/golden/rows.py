@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain import Fsa
+from fsachain.backends.dispatch import BackendName
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Case:
     """Values of one file and how ours are computed; `rows(backend)` compares them."""
 
     name: str
-    rows: Callable[[str], Iterable[Row]]
+    rows: Callable[[BackendName], Iterable[Row]]
 
 
 def compare(case: str, quantity: str, ours: Any, theirs: Any, allowed: npt.ArrayLike) -> Row:

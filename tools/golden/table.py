@@ -19,16 +19,23 @@ SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 def main(arguments: list[str] | None = None) -> int:
     """Compute all rows and print them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder with golden/ and data/")
-    parser.add_argument("--backend", default="cpu", help="reference or cpu")
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "reference"])
     options = parser.parse_args(arguments)
     rows = [row for case in all_cases(options.shared) for row in case.rows(options.backend)]
     if not rows:
-        print(f"{options.shared}: no golden values found; expected golden/kaldi and golden/peers", file=sys.stderr)
+        print(
+            f"{options.shared}: no golden values found; expected golden/kaldi and golden/peers",
+            file=sys.stderr,
+        )
         return 2
     rows.sort(key=lambda row: row.ratio)
-    print(f"{'case':40} {'quantity':22} {'ours':>18} {'theirs':>18} {'difference':>11} {'allowed':>9} {'ratio':>7}")
+    print(
+        f"{'case':40} {'quantity':22} {'ours':>18} {'theirs':>18} {'difference':>11} {'allowed':>9} {'ratio':>7}"
+    )
     for row in rows:
         print(_line(row))
     over = sum(not row.agrees for row in rows)
@@ -37,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _line(row: Row) -> str:
-    numbers = f"{row.ours:18.10g} {row.theirs:18.10g} {row.difference:11.2e} {row.allowed:9.1e} {row.ratio:7.4f}"
+    numbers = (
+        f"{row.ours:18.10g} {row.theirs:18.10g} {row.difference:11.2e} {row.allowed:9.1e} {row.ratio:7.4f}"
+    )
     return f"{row.case:40} {row.quantity:22} {numbers}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,7 +104,12 @@ def train_model(
         dev: evaluated after each epoch.
         cache: folder that keeps features between runs.
         num_workers: threads that compute features.
+
+    Raises:
+        ConfigError: `out` holds a training with other options, or there is no speed to train at.
+        DataError: no utterance is left.
     """
+    _claim_folder(experiment, out)
     seed, num_pdfs = experiment.train.seed, lang.tree.num_pdfs
     copies = perturbations(experiment.perturbation, seed)
     if not copies:
@@ -137,3 +143,24 @@ def train_model(
     )
     AcousticModel(experiment, network.eval(), cmvn).save(out / FINAL_MODEL)
     return result
+
+
+def _claim_folder(experiment: Experiment, out: Path) -> None:
+    """Note the options in the folder; refuse one that holds a training with others.
+
+    The trainer itself compares the options of section `train` and the utterances.
+    """
+    options = {
+        name: value for name, value in experiment.to_dict().items() if name not in ("train", "decoding")
+    }
+    path = out / "experiment.json"
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = sorted(name for name in options if before.get(name) != options[name])
+        if changed:
+            raise ConfigError(
+                f"{out}: holds a training with other options in {', '.join(changed)}; "
+                "choose another folder or delete it"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")

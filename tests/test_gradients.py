@@ -1,0 +1,343 @@
+"""Derivatives of `total_log_prob` and of the loss: right, scaled by what comes in, repeatable, and once only."""
+
+import gc
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from random_graphs import connected_graph, left_to_right_graph
+
+from fsachain import DenominatorGraph, LFMMILoss, TableBatch, compile_table, forward_backward, total_log_prob
+from fsachain.backends import cpu, cpu_log, cpu_scaled
+from fsachain.loss import lfmmi_operator, operators
+
+WIDTH = 5
+LENGTHS = [6, 3, 5]
+
+
+def graph(n):
+    return connected_graph(n, num_states=4, num_arcs=9, num_pdfs=WIDTH)
+
+
+def make_batch(kind):
+    if kind == "shared":
+        return DenominatorGraph(graph(0), WIDTH).batch(3)
+    return TableBatch.pack([compile_table(graph(n), WIDTH) for n in range(3)])
+
+
+def make_scores(dtype=torch.float64, size=(3, 6, WIDTH), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def make_loss(**options):
+    return LFMMILoss(DenominatorGraph(graph(0), WIDTH), leaky_hmm_coefficient=0.1, **options)
+
+
+def make_numerators():
+    return TableBatch.pack([compile_table(left_to_right_graph(n, 3, WIDTH), WIDTH) for n in range(3)])
+
+
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+@pytest.mark.parametrize("leaky", [0.0, 0.1])
+def test_gradcheck_of_total_log_prob_in_the_scores(kind, leaky):
+    if kind == "packed" and leaky > 0.0:
+        batch = TableBatch.pack([DenominatorGraph(graph(n), WIDTH).table for n in range(3)])
+    else:
+        batch = make_batch(kind)
+    assert torch.autograd.gradcheck(
+        lambda y: total_log_prob(batch, y, LENGTHS, leaky_hmm_coefficient=leaky), (make_scores(),)
+    )
+
+
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+@pytest.mark.parametrize("leaky", [0.0, 0.1])
+def test_gradcheck_of_total_log_prob_in_the_arc_weights(kind, leaky):
+    tables = [DenominatorGraph(graph(n), WIDTH).table for n in range(3)]
+    batch = TableBatch.share(tables[0], 3) if kind == "shared" else TableBatch.pack(tables)
+    weights = torch.cat(
+        [torch.from_numpy(graph(n).log_prob.copy()) for n in range(len(batch.tables))]
+    ).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda y, w: total_log_prob(batch, y, LENGTHS, arc_log_probs=w, leaky_hmm_coefficient=leaky),
+        (make_scores(), weights),
+    )
+
+
+def test_arc_gradients_are_expected_counts_of_graphs_of_different_size():
+    """A numerator of 4 arcs beside graphs of 9: each gets its own gradient, an arc of weight -inf gets 0."""
+    fsas = [graph(0), left_to_right_graph(1, 3, WIDTH), graph(2)]
+    batch = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in fsas])
+    weights = torch.cat([torch.from_numpy(fsa.log_prob.copy()) for fsa in fsas]).requires_grad_()
+    scores = make_scores()
+    total_log_prob(batch, scores, LENGTHS, arc_log_probs=weights).sum().backward()
+    result = forward_backward(batch, scores, LENGTHS, backend="reference")
+    counts = torch.cat([result.arc_occupancy(n).sum(dim=0) for n in range(3)])
+    torch.testing.assert_close(weights.grad, counts, rtol=0.0, atol=1e-9)
+
+
+LOSS_OPTIONS = [
+    {"out_of_range_regularize": 0.0},
+    {"l2_regularize": 0.1},
+    {"denominator_scale": 0.5},
+    {"out_of_range_regularize": 0.3},
+]
+
+
+@pytest.mark.parametrize("options", LOSS_OPTIONS)
+def test_gradcheck_of_the_loss(options):
+    loss, numerators = make_loss(**options), make_numerators()
+    scale = 25.0 if options.get("out_of_range_regularize") else 1.0
+    scores = (scale * make_scores().detach()).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda y: loss(y, LENGTHS, numerators, weights=[1.0, 0.5, 2.0]), (scores,)
+    )
+
+
+def test_gradcheck_of_the_cross_entropy_branch():
+    """Numerator occupancies are constants to the branch."""
+    loss, numerators, scores = make_loss(xent_regularize=0.3), make_numerators(), make_scores().detach()
+    xent = make_scores(seed=1)
+    assert torch.autograd.gradcheck(
+        lambda x: loss(scores, LENGTHS, numerators, xent_log_probs=x.log_softmax(dim=2)), (xent,)
+    )
+
+
+def test_the_incoming_gradient_is_respected():
+    batch, scores = make_batch("packed"), make_scores()
+    factors = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
+    (total_log_prob(batch, scores, LENGTHS) * factors).sum().backward()
+    occupancy = forward_backward(batch, scores, LENGTHS, backend="reference").occupancy
+    torch.testing.assert_close(scores.grad, occupancy * factors.view(-1, 1, 1), rtol=0.0, atol=1e-9)
+
+
+def test_a_scaled_loss_scales_its_gradient():
+    loss, numerators = make_loss(), make_numerators()
+    grads = []
+    for factor in (1.0, -8.0):
+        scores = make_scores()
+        (factor * loss(scores, LENGTHS, numerators)).backward()
+        grads.append(scores.grad)
+    torch.testing.assert_close(grads[1], -8.0 * grads[0], rtol=1e-12, atol=0.0)
+
+
+def losses():
+    numerators, loss, batch = make_numerators(), make_loss(xent_regularize=0.1), make_batch("packed")
+    weights = torch.cat([torch.from_numpy(graph(n).log_prob.copy()) for n in range(3)])
+    return {
+        "loss": lambda y: loss(y, LENGTHS, numerators, xent_log_probs=y.log_softmax(2)),
+        "total": lambda y: total_log_prob(batch, y, LENGTHS).sum(),
+        "weighted": lambda y: total_log_prob(batch, y, LENGTHS, arc_log_probs=weights).sum(),
+    }
+
+
+@pytest.mark.parametrize("name", ["loss", "total", "weighted"])
+def test_a_second_backward_over_a_retained_graph_gives_the_same(name):
+    scores = make_scores()
+    value = losses()[name](scores)
+    (first,) = torch.autograd.grad(value, scores, retain_graph=True)
+    kept = first.clone()
+    (second,) = torch.autograd.grad(value, scores)
+    assert torch.equal(first, kept) and torch.equal(second, kept)
+
+
+@pytest.mark.parametrize("name", ["total", "weighted"])
+def test_differentiating_twice_raises(name):
+    scores = make_scores()
+    (first,) = torch.autograd.grad(losses()[name](scores), scores, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.square().sum(), scores)
+
+
+def test_differentiating_the_loss_twice_raises():
+    scores = make_scores()
+    loss, numerators = make_loss(), make_numerators()
+    value = loss(scores, LENGTHS, numerators) ** 2
+    (first,) = torch.autograd.grad(value, scores, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.square().sum(), scores)
+
+
+@pytest.fixture
+def backward_runs(monkeypatch):
+    """A list that grows with every backward recursion."""
+    ran = []
+    for module in (cpu_scaled, cpu_log):
+        original = module.backward
+        spy = lambda *arguments, original=original: (ran.append(1), original(*arguments))[1]  # noqa: E731
+        monkeypatch.setattr(module, "backward", spy)
+    assert cpu.cpu_scaled is cpu_scaled
+    return ran
+
+
+@pytest.mark.parametrize("name", ["loss without the branch", "total"])
+def test_no_beta_runs_where_no_gradient_is_wanted(name, backward_runs):
+    loss, numerators = make_loss(), make_numerators()
+    call = losses()["total"] if name == "total" else lambda y: loss(y, LENGTHS, numerators)
+    with torch.no_grad():
+        call(make_scores())
+    call(make_scores().detach())
+    loss.objective(make_scores(), LENGTHS, numerators)
+    assert not backward_runs
+    call(make_scores())
+    assert backward_runs
+
+
+def test_no_beta_runs_for_log_prob_until_occupancy_is_asked_for(backward_runs):
+    result = forward_backward(make_batch("packed"), make_scores(), LENGTHS)
+    assert result.ok.all() and not backward_runs
+    first = result.occupancy
+    runs = len(backward_runs)
+    assert runs and result.occupancy is first and len(backward_runs) == runs
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_gradient_comes_in_the_type_of_the_scores(dtype):
+    loss, numerators, batch = make_loss(l2_regularize=0.01), make_numerators(), make_batch("packed")
+    for call in (lambda y: loss(y, LENGTHS, numerators), lambda y: total_log_prob(batch, y, LENGTHS).sum()):
+        scores = make_scores(dtype)
+        wide = scores.detach().double().requires_grad_()
+        call(scores).backward()
+        call(wide).backward()
+        assert scores.grad.dtype == dtype
+        limit = tolerances.OCCUPANCY + torch.finfo(dtype).eps
+        torch.testing.assert_close(scores.grad.double(), wide.grad, rtol=0.0, atol=limit)
+
+
+def test_the_directional_derivative_is_met_in_float32():
+    """Central difference over a step in a random direction, float64 values of float32 occupancies."""
+    denominator = DenominatorGraph(connected_graph(0), 9)
+    rng = np.random.default_rng(0)
+    scores, direction = rng.normal(size=(2, 2, 30, 9)).astype(np.float32)
+    occupancy = forward_backward(denominator.batch(2), scores, leaky_hmm_coefficient=0.1).occupancy
+    step = 1e-4
+    ends = [
+        forward_backward(
+            denominator.batch(2),
+            scores.astype(np.float64) + sign * step * direction,
+            leaky_hmm_coefficient=0.1,
+        ).log_prob.sum()
+        for sign in (1, -1)
+    ]
+    expected = (ends[0] - ends[1]) / (2 * step)
+    assert (occupancy * direction).sum(dtype=np.float64) == pytest.approx(expected, abs=1e-3)
+
+
+def test_impossible_sequences_have_zero_gradient_whatever_comes_in():
+    batch, scores = make_batch("packed"), make_scores()
+    with torch.no_grad():
+        scores[1, 0] = -torch.inf
+        scores[2, 0] = torch.nan
+    values = total_log_prob(batch, scores, LENGTHS)
+    assert values[1] == -torch.inf and values[2].isnan()
+    values.backward(torch.tensor([1.0, torch.inf, torch.nan], dtype=torch.float64))
+    assert scores.grad[0].any() and not scores.grad[1:].any()
+
+
+def operator_arguments():
+    batch, numerators, loss = make_batch("packed"), make_numerators(), make_loss()
+    key = torch.from_numpy(batch.key)
+    frames, ones = torch.tensor(LENGTHS), torch.ones(3, dtype=torch.float64)
+    weights = torch.cat([torch.from_numpy(table.by_src.log_prob.copy()) for table in batch.tables])
+    lfmmi = (
+        frames,
+        ones,
+        torch.zeros(0),
+        torch.from_numpy(numerators.key),
+        torch.from_numpy(loss._batches[0].key),
+        torch.zeros(3, dtype=torch.int64),
+    )
+    keep = (batch, numerators, loss)
+    return {
+        "log_prob": (operators.log_prob, (make_scores(), frames, key, 0.0, "auto", True), keep),
+        "weighted": (
+            operators.weighted_log_prob,
+            (make_scores(), weights.requires_grad_(), frames, key, torch.tensor([9, 9, 9]), 0.0, "auto", 1),
+            keep,
+        ),
+        "lfmmi": (lfmmi_operator.lfmmi, (make_scores(), *lfmmi, [0.1, 1.0, 0.1, 0.1], True, True), keep),
+    }
+
+
+@pytest.mark.parametrize("name", ["log_prob", "weighted", "lfmmi"])
+def test_operators_keep_the_rules_of_torch(name):
+    operator, arguments, _ = operator_arguments()[name]
+    torch.library.opcheck(operator, arguments)
+
+
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_torch_compile_keeps_the_loss_whole(dtype):
+    """fullgraph=True raises at the first graph break."""
+    loss, numerators = make_loss(l2_regularize=0.01, xent_regularize=0.1), make_numerators()
+    net = torch.nn.Linear(WIDTH, WIDTH, dtype=dtype)
+
+    def step(x, lengths):
+        y = net(x)
+        return loss(y, lengths, numerators, xent_log_probs=y.log_softmax(dim=2))
+
+    x, lengths = make_scores(dtype).detach(), torch.tensor(LENGTHS)
+    results = []
+    for call in (step, compiled(step)):
+        net.zero_grad()
+        value = call(x, lengths)
+        value.backward()
+        results.append((value.detach(), net.weight.grad.clone(), loss.last_record))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+    assert torch.equal(results[0][2].num_log_prob, results[1][2].num_log_prob)
+    assert results[1][2].excluded == () and results[1][2].names == numerators.names
+
+
+@pytest.mark.parametrize("with_weights", ["arc weights", "scores alone"])
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+def test_torch_compile_keeps_total_log_prob_whole(with_weights, kind):
+    batch = make_batch(kind)
+    weights = torch.cat([torch.from_numpy(graph(n).log_prob.copy()) for n in range(len(batch.tables))])
+
+    def step(y, w):
+        arcs = w if with_weights == "arc weights" else None
+        return total_log_prob(batch, 2 * y, LENGTHS, arc_log_probs=arcs).sum()
+
+    grads = []
+    for call in (step, compiled(step)):
+        scores, parameter = make_scores(), weights.clone().requires_grad_()
+        call(scores, parameter).backward()
+        grads.append((scores.grad, parameter.grad))
+    assert torch.equal(grads[0][0], grads[1][0])
+    assert grads[0][1] is grads[1][1] is None or torch.equal(grads[0][1], grads[1][1])
+
+
+def test_a_batch_may_be_forgotten_between_forward_and_backward():
+    scores = make_scores()
+    weights = torch.cat([torch.from_numpy(graph(n).log_prob.copy()) for n in range(3)]).requires_grad_()
+    value = total_log_prob(make_batch("packed"), scores, LENGTHS, arc_log_probs=weights).sum()
+    value = value + make_loss()(scores, LENGTHS, make_numerators())
+    gc.collect()
+    value.backward()
+    assert scores.grad.any() and weights.grad.any()
+
+
+def test_a_compiled_loss_serves_batches_of_any_size_without_compiling_anew():
+    """Names, tables, N and T change from call to call; the second graph has symbolic sizes and is the last one."""
+    loss = make_loss()
+
+    def step(y, lengths, numerators):
+        return loss(y, lengths, numerators)
+
+    torch._dynamo.utils.counters.clear()
+    call = compiled(step)
+    for k in range(12):
+        size = 2 + k % 5
+        tables = [compile_table(left_to_right_graph(10 * k + n, 3, WIDTH), WIDTH) for n in range(size)]
+        numerators = TableBatch.pack(tables, [f"utterance {k}-{n}" for n in range(size)])
+        scores, lengths = make_scores(size=(size, 6 + k % 4, WIDTH)), torch.tensor([6, 3, 5, 2, 6, 4][:size])
+        expected = step(scores, lengths, numerators)
+        assert torch.equal(call(scores, lengths, numerators), expected)
+        assert loss.last_record.names == numerators.names
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2

@@ -1,0 +1,381 @@
+"""What `LFMMILoss` adds up, leaves out and reports."""
+
+import copy
+import gc
+import math
+import pickle
+
+import pytest
+import tolerances
+import torch
+from random_graphs import connected_graph, left_to_right_graph
+
+from fsachain import (
+    DenominatorGraph,
+    Fsa,
+    LFMMILoss,
+    TableBatch,
+    compile_table,
+    forward_backward,
+)
+from fsachain.loss.lfmmi import _compiled
+
+WIDTH = 9
+LENGTHS = [20, 12, 30, 7]
+SIZE, FRAMES = len(LENGTHS), 30
+
+
+def make_denominator(seed=0):
+    return DenominatorGraph(connected_graph(seed), WIDTH)
+
+
+def make_loss(**options):
+    return LFMMILoss(make_denominator(), **({"leaky_hmm_coefficient": 0.1} | options))
+
+
+def make_graphs(size=SIZE):
+    return [left_to_right_graph(n, 5, WIDTH) for n in range(size)]
+
+
+def make_output(seed=0, scale=1.0, dtype=torch.float64, size=SIZE):
+    generator = torch.Generator().manual_seed(seed)
+    values = scale * torch.randn(size, FRAMES, WIDTH, generator=generator, dtype=torch.float64)
+    return values.to(dtype).requires_grad_()
+
+
+def log_probs(output, lengths=LENGTHS):
+    packed = TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()])
+    num = forward_backward(packed, output, lengths, backend="reference")
+    den = forward_backward(
+        make_denominator().batch(SIZE), output, lengths, leaky_hmm_coefficient=0.1, backend="reference"
+    )
+    return num, den
+
+
+def close(left, right, limit=1e-8):
+    torch.testing.assert_close(
+        torch.as_tensor(left, dtype=torch.float64),
+        torch.as_tensor(right, dtype=torch.float64),
+        rtol=0.0,
+        atol=limit,
+    )
+
+
+def real_frames():
+    return (torch.arange(FRAMES) < torch.tensor(LENGTHS).view(-1, 1)).unsqueeze(2)
+
+
+def test_every_field_of_the_record_follows_its_formula():
+    options = {
+        "l2_regularize": 0.01,
+        "out_of_range_regularize": 0.2,
+        "xent_regularize": 0.3,
+        "denominator_scale": 0.7,
+    }
+    loss, output = make_loss(**options), make_output(scale=20.0)
+    weights = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
+    xent = make_output(seed=1).detach().log_softmax(dim=2)
+    value = loss(output, LENGTHS, make_graphs(), weights=weights, xent_log_probs=xent)
+    num, den = log_probs(output)
+    record, y = loss.last_record, output.detach() * real_frames()
+    per_sequence = weights.view(-1, 1, 1)
+    close(record.num_log_prob, num.log_prob)
+    close(record.den_log_prob, den.log_prob)
+    close(record.objf_ok, (weights * (num.log_prob - 0.7 * den.log_prob)).sum())
+    close(record.objf, record.objf_ok)
+    close(record.l2_term, -0.5 * 0.01 * (per_sequence * y**2).sum())
+    close(record.out_of_range_term, -0.5 * 0.2 * (per_sequence * (y.abs() - 30).clamp(min=0) ** 2).sum())
+    assert record.out_of_range_term < 0
+    close(record.xent_objf, (per_sequence * num.occupancy * xent).sum())
+    close(record.weight, (weights * torch.tensor(LENGTHS)).sum())
+    close(record.weight_ok, record.weight)
+    assert record.ok.all() and record.excluded == () and record.names[2] == "sequence 2"
+    total = record.objf_ok + record.l2_term + record.out_of_range_term + 0.3 * record.xent_objf
+    close(value.detach(), -total / record.weight_ok, 1e-12)
+    assert value.dtype == torch.float64 and value.shape == ()
+
+
+def test_the_record_is_detached():
+    loss, output = make_loss(xent_regularize=0.1), make_output()
+    loss(output, LENGTHS, make_graphs(), xent_log_probs=output.log_softmax(2))
+    fields = vars(loss.last_record).values()
+    assert not any(field.requires_grad for field in fields if isinstance(field, torch.Tensor))
+
+
+def test_the_gradient_is_occupancies_and_penalties_over_frames():
+    loss = make_loss(l2_regularize=0.05, out_of_range_regularize=0.2, denominator_scale=0.7)
+    output, weights = make_output(scale=20.0), torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
+    loss(output, LENGTHS, make_graphs(), weights=weights).backward()
+    num, den = log_probs(output)
+    y = output.detach() * real_frames()
+    excess = y - y.clamp(-30, 30)
+    expected = num.occupancy - 0.7 * den.occupancy - 0.05 * y - 0.2 * excess
+    close(-output.grad * loss.last_record.weight_ok, weights.view(-1, 1, 1) * expected)
+
+
+def test_objective_equals_the_record_of_the_call():
+    loss = make_loss(l2_regularize=0.01, xent_regularize=0.1)
+    output, xent = make_output(), make_output(seed=1).detach().log_softmax(2)
+    loss(output, LENGTHS, make_graphs(), xent_log_probs=xent)
+    called = loss.last_record
+    record = loss.objective(output, LENGTHS, make_graphs(), xent_log_probs=xent)
+    assert loss.last_record is called
+    for name, value in vars(record).items():
+        other = getattr(called, name)
+        close(value, other) if isinstance(value, torch.Tensor) and value.dtype != torch.bool else None
+    assert torch.equal(record.ok, called.ok) and record.names == called.names
+
+
+def test_frame_weights_scale_derivatives_and_no_value():
+    loss = make_loss(l2_regularize=0.01, xent_regularize=0.2)
+    frame_weights = torch.rand(SIZE, FRAMES, generator=torch.Generator().manual_seed(3))
+    results = []
+    for given in (None, frame_weights):
+        output, branch = make_output(), make_output(seed=1)
+        value = loss(output, LENGTHS, make_graphs(), frame_weights=given, xent_log_probs=branch)
+        value.backward()
+        results.append((value.detach(), loss.last_record, output.grad, branch.grad))
+    close(results[0][0], results[1][0], 1e-12)
+    close(results[0][1].xent_objf, results[1][1].xent_objf, 1e-9)
+    for plain, scaled in zip(results[0][2:], results[1][2:], strict=True):
+        close(scaled, plain * frame_weights.unsqueeze(2), 1e-12)
+
+
+def test_weights_count_sequences_as_often_as_they_say():
+    """A sequence of weight 2 equals the sequence twice; one of weight 0 equals none."""
+    loss, graphs = make_loss(l2_regularize=0.01), make_graphs()
+    output = make_output()
+    weighted = loss(output, LENGTHS, graphs, weights=[2.0, 1.0, 1.0, 0.0])
+    order = [0, 0, 1, 2]
+    repeated = loss(output[order], [LENGTHS[n] for n in order], [graphs[n] for n in order])
+    close(weighted.detach(), repeated.detach(), 1e-10)
+
+
+def test_several_denominators_equal_separate_losses():
+    options = {"leaky_hmm_coefficient": 0.1, "l2_regularize": 0.01}
+    graphs = {"en": make_denominator(0), "de": make_denominator(5), "unused": make_denominator(6)}
+    together, names = LFMMILoss(graphs, **options), ["de", "en", "en", "de"]
+    output = make_output(dtype=torch.float32)
+    together(output, LENGTHS, make_graphs(), denominator_of=names).backward()
+    record = together.last_record
+    for name in ("en", "de"):
+        lanes = [n for n in range(SIZE) if names[n] == name]
+        alone, part = LFMMILoss(graphs[name], **options), output.detach()[lanes].requires_grad_()
+        alone(part, [LENGTHS[n] for n in lanes], [make_graphs()[n] for n in lanes]).backward()
+        assert torch.equal(alone.last_record.den_log_prob, record.den_log_prob[lanes])
+        ours, theirs = output.grad[lanes] * record.weight_ok, part.grad * alone.last_record.weight_ok
+        close(ours, theirs, 1e-5)
+
+
+def test_numerators_may_be_graphs_tables_or_a_batch():
+    loss, output, graphs = make_loss(), make_output(), make_graphs()
+    tables = [compile_table(graph, WIDTH) for graph in graphs]
+    values = [
+        loss(output, LENGTHS, given) for given in (graphs, tables, tuple(graphs), TableBatch.pack(tables))
+    ]
+    assert len({float(value.detach()) for value in values}) == 1
+    shared = loss(output, LENGTHS, TableBatch.share(tables[0], SIZE))
+    assert torch.equal(shared, loss(output, LENGTHS, [tables[0]] * SIZE))
+
+
+@pytest.mark.parametrize(
+    "lengths", [LENGTHS, tuple(LENGTHS), torch.tensor(LENGTHS), torch.tensor(LENGTHS).int()]
+)
+def test_lengths_may_be_any_integers_on_the_host(lengths):
+    loss = make_loss()
+    expected = loss(make_output(), LENGTHS, make_graphs())
+    assert torch.equal(loss(make_output(), lengths, make_graphs()), expected)
+    assert torch.equal(loss(make_output(), torch.tensor(LENGTHS).numpy(), make_graphs()), expected)
+
+
+def spoil(kind):
+    """Output, lengths and graphs of which sequence 1 cannot be used."""
+    output, lengths, graphs = make_output(), list(LENGTHS), make_graphs()
+    with torch.no_grad():
+        if kind == "too short":
+            lengths[1] = 2
+        elif kind == "no frames":
+            lengths[1] = 0
+        elif kind == "no finals":
+            graph = graphs[1]
+            graphs[1] = Fsa(
+                graph.num_states,
+                graph.src,
+                graph.dst,
+                graph.pdf,
+                graph.log_prob,
+                [-math.inf] * graph.num_states,
+            )
+        elif kind == "NaN":
+            output[1, 3] = torch.nan
+        elif kind == "+inf":
+            output[1, 3] = torch.inf
+        else:
+            output[1, 3] = -torch.inf
+    return output, lengths, graphs
+
+
+KINDS = ["too short", "no frames", "no finals", "NaN", "+inf", "-inf"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_impossible_sequence_leaves_every_sum(kind):
+    loss = make_loss(l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
+    output, lengths, graphs = spoil(kind)
+    branch = make_output(seed=1)
+    names = ["a", "b", "c", "d"]
+    batch = TableBatch.pack([compile_table(graph, WIDTH) for graph in graphs], names)
+    weights = torch.tensor([1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
+    value = loss(output, lengths, batch, weights=weights, xent_log_probs=branch)
+    value.backward()
+    record = loss.last_record
+    assert record.excluded == ("b",) and record.ok.tolist() == [True, False, True, True]
+    assert not output.grad[1].any() and not branch.grad[1].any()
+    others = [0, 2, 3]
+    part, part_branch = output.detach()[others].requires_grad_(), branch.detach()[others].requires_grad_()
+    expected = loss(
+        part,
+        [lengths[n] for n in others],
+        [graphs[n] for n in others],
+        weights=weights[others],
+        xent_log_probs=part_branch,
+    )
+    expected.backward()
+    close(value.detach(), expected.detach(), 1e-12)
+    close(output.grad[others], part.grad, 1e-12)
+    close(branch.grad[others], part_branch.grad, 1e-12)
+    close(record.objf, record.objf_ok - 10.0 * 3.0 * lengths[1])
+    close(record.weight - record.weight_ok, 3.0 * lengths[1])
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(penalty):
+    loss = make_loss(l2_regularize=penalty, xent_regularize=penalty)
+    weight = torch.nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+    output = make_output().detach() * weight
+    value = loss(output, [1] * SIZE, make_graphs(), xent_log_probs=output.log_softmax(2))
+    assert value == 0.0 and value.requires_grad
+    value.backward()
+    assert not weight.grad.any() and weight.grad.isfinite().all()
+    record = loss.last_record
+    assert record.objf_ok == 0.0 and record.weight_ok == 0.0 and record.objf == -10.0 * SIZE
+    assert len(record.excluded) == SIZE
+
+
+def test_weights_of_zero_give_zero_loss():
+    loss, output = make_loss(), make_output()
+    value = loss(output, LENGTHS, make_graphs(), weights=[0.0] * SIZE)
+    value.backward()
+    assert value == 0.0 and not output.grad.any()
+
+
+@pytest.mark.parametrize("filling", [math.nan, math.inf, -math.inf, 1e30])
+def test_what_stands_in_the_padding_changes_no_bit(filling):
+    """Of the network output, of the branch and of the frame weights."""
+    loss = make_loss(l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
+    results = []
+    for fill in (0.0, filling):
+        output, branch = (make_output(seed, dtype=torch.float32).detach() for seed in (0, 1))
+        frame_weights = torch.rand(SIZE, FRAMES, generator=torch.Generator().manual_seed(3))
+        for tensor in (output, branch):
+            tensor.masked_fill_(~real_frames(), fill)
+        frame_weights.masked_fill_(~real_frames()[:, :, 0], fill)
+        output.requires_grad_(), branch.requires_grad_()
+        value = loss(output, LENGTHS, make_graphs(), frame_weights=frame_weights, xent_log_probs=branch)
+        value.backward()
+        results.append((value.detach(), output.grad, branch.grad))
+    for clean, filled in zip(*results, strict=True):
+        assert torch.equal(clean, filled)
+    padding = ~real_frames().expand_as(results[1][1])
+    assert not results[1][1][padding].any() and not results[1][2][padding].any()
+
+
+def test_scores_of_minus_infinity_cost_no_penalty_and_have_no_gradient():
+    loss, output = make_loss(l2_regularize=0.01, out_of_range_regularize=0.1), make_output()
+    clean = make_output().detach()
+    with torch.no_grad():
+        output[0, 2, 3] = -torch.inf
+        clean[0, 2, 3] = 0.0
+    value = loss(output, LENGTHS, make_graphs())
+    value.backward()
+    assert value.isfinite() and output.grad.isfinite().all() and output.grad[0, 2, 3] == 0.0
+    l2_term = loss.last_record.l2_term
+    loss(clean, LENGTHS, make_graphs())
+    close(l2_term, loss.last_record.l2_term)
+
+
+def test_a_branch_of_minus_infinity_where_the_numerator_does_not_go_is_harmless():
+    loss, output = make_loss(xent_regularize=0.1), make_output()
+    branch = make_output(seed=1).detach()
+    num, _ = log_probs(output)
+    branch[num.occupancy == 0] = -torch.inf
+    branch.requires_grad_()
+    value = loss(output, LENGTHS, make_graphs(), xent_log_probs=branch)
+    value.backward()
+    assert value.isfinite() and branch.grad.isfinite().all()
+
+
+def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence():
+    """pdf 8 is in the denominator alone."""
+    narrow = Fsa(2, [0, 1], [1, 1], [0, 1], [0.0, 0.0], [-math.inf, 0.0])
+    loss, output = make_loss(), make_output()
+    with torch.no_grad():
+        output[2, 5, 8] = torch.nan
+    loss(output, LENGTHS, [narrow] * SIZE, xent_log_probs=None).backward()
+    record = loss.last_record
+    assert (
+        record.excluded == ("sequence 2",)
+        and record.num_log_prob[2].isfinite()
+        and record.den_log_prob[2].isnan()
+    )
+    assert not output.grad[2].any() and output.grad[[0, 1, 3]].isfinite().all()
+
+
+def test_a_denominator_scale_of_zero_is_maximum_likelihood():
+    loss, output = make_loss(denominator_scale=0.0), make_output()
+    loss(output, LENGTHS, make_graphs()).backward()
+    num, _ = log_probs(output)
+    close(-output.grad * loss.last_record.weight_ok, num.occupancy)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
+def test_num_minus_den_is_met_per_frame_at_every_scale(scale):
+    loss, output = make_loss(out_of_range_regularize=0.0), make_output(scale=scale, dtype=torch.float32)
+    loss(output, LENGTHS, make_graphs())
+    num, den = log_probs(output)
+    difference = (loss.last_record.num_log_prob - loss.last_record.den_log_prob) - (
+        num.log_prob - den.log_prob
+    )
+    assert (difference.abs() / torch.tensor(LENGTHS)).max() <= tolerances.OBJF_PER_FRAME
+
+
+def test_a_graph_compiled_for_the_loss_is_freed_with_it():
+    loss, output = make_loss(), make_output()
+    graphs = make_graphs()
+    loss(output, LENGTHS, graphs)
+    held = len(_compiled)
+    del graphs
+    gc.collect()
+    assert len(_compiled) <= held - SIZE
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])
+def test_a_copy_of_a_loss_outlives_it(copied):
+    loss, output = make_loss(), make_output()
+    expected = loss(output, LENGTHS, make_graphs())
+    other = copied(loss)
+    del loss
+    gc.collect()
+    assert torch.equal(other(output, LENGTHS, make_graphs()), expected)
+    assert other.last_record.den_log_prob.isfinite().all()
+
+
+def test_a_copy_of_a_batch_outlives_it():
+    batch = TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()], ["a", "b", "c", "d"])
+    loss, output = make_loss(), make_output()
+    expected = loss(output, LENGTHS, batch)
+    other = pickle.loads(pickle.dumps(batch))
+    assert other.key != batch.key and other.names == batch.names
+    del batch
+    gc.collect()
+    assert torch.equal(loss(output, LENGTHS, other), expected)

@@ -1,0 +1,126 @@
+"""`compile_table`: three views of one set of arcs; `TableBatch`."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from random_graphs import connected_graph, graphs
+
+from fsachain import (
+    DenominatorGraph,
+    Fsa,
+    ShapeError,
+    TableBatch,
+    TransitionTable,
+    compile_table,
+    forward_backward,
+)
+from fsachain.batch import find_batch
+
+VIEWS = ("by_dst", "by_src", "by_column")
+
+
+@given(graphs(max_states=5, max_arcs=10))
+def test_every_view_holds_every_arc_once_in_rows_by_its_key(fsa):
+    table = compile_table(fsa)
+    usable = np.flatnonzero(fsa.log_prob > -np.inf)
+    assert table.active_pdfs.tolist() == sorted(set(fsa.pdf[usable].tolist()))
+    for name in VIEWS:
+        view = getattr(table, name)
+        assert sorted(view.arc.tolist()) == usable.tolist()
+        assert (view.src == fsa.src[view.arc]).all() and (view.dst == fsa.dst[view.arc]).all()
+        assert (table.active_pdfs[view.column] == fsa.pdf[view.arc]).all()
+        assert (view.log_prob == fsa.log_prob[view.arc]).all()
+        key = {"by_dst": view.dst, "by_src": view.src, "by_column": view.column}[name]
+        rows = {"by_dst": fsa.num_states, "by_src": fsa.num_states, "by_column": len(table.active_pdfs)}[name]
+        assert len(view.offsets) == rows + 1 and view.offsets[0] == 0 and view.offsets[-1] == len(usable)
+        assert (np.repeat(np.arange(rows), np.diff(view.offsets)) == key).all()
+        for row in range(rows):
+            arcs = view.arc[view.offsets[row] : view.offsets[row + 1]]
+            assert (np.diff(arcs) > 0).all()  # within a row in the caller's order
+
+
+def test_sizes_are_the_callers():
+    table = compile_table(connected_graph(0, num_pdfs=5), 20)
+    assert (table.num_states, table.num_arcs, table.num_pdfs) == (12, 40, 20)
+    assert compile_table(connected_graph(0, num_pdfs=5)).num_pdfs == 5
+    assert repr(table) == "TransitionTable(12 states, 40 arcs, 5 active pdfs)"
+    assert table.leaky_log_prob is None
+    assert table.initial_log_prob.tolist() == [0.0] + [-np.inf] * 11
+
+
+@pytest.mark.parametrize("leaky", ["leaky", "exact"])
+def test_a_saved_table_loads_equal(tmp_path, leaky):
+    table = (
+        DenominatorGraph(connected_graph(0), 9).table
+        if leaky == "leaky"
+        else compile_table(connected_graph(0), 9)
+    )
+    path = tmp_path / "table.npz"
+    table.save(path)
+    again = TransitionTable.load(path)
+    assert (again.leaky_log_prob is None) == (leaky == "exact")
+    scores = np.random.default_rng(0).normal(size=(1, 20, 9)).astype(np.float32)
+    coefficient = 0.1 if leaky == "leaky" else 0.0
+    results = [
+        forward_backward(TableBatch.pack([x]), scores, leaky_hmm_coefficient=coefficient)
+        for x in (table, again)
+    ]
+    assert results[0].log_prob == results[1].log_prob
+    assert (results[0].occupancy == results[1].occupancy).all()
+    assert (results[0].arc_occupancy(0) == results[1].arc_occupancy(0)).all()
+
+
+def test_new_arc_weights_take_the_callers_order():
+    fsa = connected_graph(0)
+    weights = np.random.default_rng(1).normal(size=fsa.num_arcs)
+    direct = Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, weights, fsa.final_log_prob)
+    expected, found = compile_table(direct), compile_table(fsa).with_arc_log_probs(weights)
+    for name in VIEWS:
+        assert (getattr(expected, name).log_prob == getattr(found, name).log_prob).all()
+
+
+def test_states_and_arcs_keep_their_numbers_beside_arcs_that_are_dropped():
+    fsa = Fsa(4, [0, 0, 3], [1, 3, 3], [0, 1, 2], [-np.inf, 0.0, 0.0], [-np.inf, -np.inf, -np.inf, 0.0])
+    result = forward_backward(TableBatch.pack([compile_table(fsa)]), np.zeros((1, 3, 3)))
+    assert result.arc_occupancy(0).tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
+
+
+def test_a_batch_names_its_sequences_and_knows_its_tables():
+    tables = [compile_table(connected_graph(n)) for n in range(2)]
+    packed, shared = TableBatch.pack(tables, ["a", "b"]), TableBatch.share(tables[0], 3)
+    assert (
+        packed.names == ("a", "b")
+        and packed.table(1) is tables[1]
+        and not packed.is_shared
+        and len(packed) == 2
+    )
+    assert shared.names == ("sequence 0", "sequence 1", "sequence 2") and shared.table(2) is tables[0]
+    assert shared.is_shared and len(shared) == 3
+    assert (
+        packed.to("cpu") is packed
+        and packed.to(torch.device("cpu")) is packed
+        and packed.pin_memory() is packed
+    )
+
+
+def test_a_key_finds_its_batch_while_it_lives():
+    batch = TableBatch.share(compile_table(connected_graph(0)), 2)
+    key = int(batch.key[0])
+    assert find_batch(key) is batch
+    del batch
+    gc.collect()
+    with pytest.raises(ShapeError, match=f"batch key {key}"):
+        find_batch(key)
+
+
+def test_a_table_compiled_for_fewer_pdfs_serves_a_wider_network():
+    table = compile_table(connected_graph(0), 9)
+    scores = np.random.default_rng(0).normal(size=(1, 20, 14)).astype(np.float32)
+    scores[:, :, 9:] = np.nan
+    result = forward_backward(TableBatch.pack([table]), scores)
+    narrow = forward_backward(TableBatch.pack([table]), scores[:, :, :9])
+    assert result.log_prob == narrow.log_prob
+    assert result.occupancy.shape == (1, 20, 14) and not result.occupancy[:, :, 9:].any()

@@ -1,0 +1,126 @@
+"""What is timed: the graphs that stand beside the checkout, or seeded ones of the same kinds and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.denominator import DenominatorGraph
+from fsachain.fsa import Fsa
+
+GRAPHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "graphs"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is timed; the defaults are those of the published comparisons."""
+
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 32, 64)
+    sequences: int = 32
+    frames: int = 150
+    states: int = 3000
+    arcs: int = 30_000
+    pdfs: int = 84
+    numerator_states: int = 200
+    numerator_pdfs: int = 2000
+    labels: int = 500
+    label_length: int = 40
+    seconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class Workloads:
+    """The graphs of one run; `source` says where they are from."""
+
+    source: str
+    denominator: DenominatorGraph
+    numerators: tuple[Fsa, ...]
+    numerator_pdfs: int
+    ctc: tuple[Fsa, ...]
+    targets: npt.NDArray[np.int64]
+
+
+def from_folder(folder: Path, sizes: Sizes) -> Workloads:
+    """Read den_wsj, num_00.. and the CTC targets, one of each for every sequence."""
+    numerators = [_read(folder / f"num_{n:02}.npz") for n in range(sizes.sequences)]
+    with np.load(folder / "ctc_targets_B32_U40_V500.npz") as archive:
+        targets = archive["targets"][: sizes.sequences]
+    return Workloads(
+        source="den_wsj, num_00.. and CTC targets of the shared folder",
+        denominator=DenominatorGraph(*_read(folder / "den_wsj.npz")),
+        numerators=tuple(fsa for fsa, _ in numerators),
+        numerator_pdfs=numerators[0][1],
+        ctc=tuple(ctc_graph(target) for target in targets),
+        targets=targets,
+    )
+
+
+def seeded(sizes: Sizes) -> Workloads:
+    """Random graphs of the same kinds; equal sizes give equal graphs."""
+    generator = np.random.default_rng(1)
+    count = sizes.sequences
+    targets = generator.integers(1, sizes.labels, (count, sizes.label_length))
+    chains = generator.integers(0, sizes.numerator_pdfs, (count, sizes.numerator_states - 1))
+    skips = generator.random(chains.shape) < 0.5
+    third = float(-np.log(3.0))
+    return Workloads(
+        source="seeded random graphs",
+        denominator=DenominatorGraph(connected(sizes.states, sizes.arcs, sizes.pdfs), sizes.pdfs),
+        numerators=tuple(
+            left_to_right(pdfs, skip, third, 1) for pdfs, skip in zip(chains, skips, strict=True)
+        ),
+        numerator_pdfs=sizes.numerator_pdfs,
+        ctc=tuple(ctc_graph(target) for target in targets),
+        targets=targets,
+    )
+
+
+def connected(num_states: int, num_arcs: int, num_pdfs: int) -> Fsa:
+    """A random acceptor: a ring through all states, which makes it strongly connected, and arcs anywhere."""
+    generator = np.random.default_rng(2)
+    ring = np.arange(num_states)
+    src = np.concatenate([ring, generator.integers(0, num_states, num_arcs - num_states)])
+    dst = np.concatenate([(ring + 1) % num_states, generator.integers(0, num_states, num_arcs - num_states)])
+    weight = generator.random(num_arcs) + 0.01
+    leaving = np.bincount(src, weight, num_states)
+    pdf = generator.integers(0, num_pdfs, num_arcs)
+    return Fsa(num_states, src, dst, pdf, np.log(weight / leaving[src]), np.zeros(num_states))
+
+
+def left_to_right(
+    pdfs: npt.NDArray[np.integer], skippable: npt.NDArray[np.bool_], log_prob: float, num_finals: int
+) -> Fsa:
+    """A chain of states after the start, each with one pdf and a self-loop; where m is skippable, m - 1 may be left out."""
+    states = np.arange(1, len(pdfs) + 1)
+    jumps = states[1:][skippable[1:]]
+    src = np.concatenate([states, states - 1, jumps - 2])
+    dst = np.concatenate([states, states, jumps])
+    final = np.full(len(pdfs) + 1, -np.inf)
+    final[-num_finals:] = 0.0
+    return Fsa(len(final), src, dst, pdfs[dst - 1], np.full(len(src), log_prob), final)
+
+
+def ctc_graph(targets: npt.NDArray[np.int64]) -> Fsa:
+    """The CTC graph of one sequence of labels, blank 0: a blank may be left out between two different labels."""
+    pdfs = np.zeros(2 * len(targets) + 1, dtype=np.int64)
+    pdfs[1::2] = targets
+    before = np.concatenate([[-1, -1], pdfs[:-2]])
+    return left_to_right(pdfs, (pdfs != 0) & (pdfs != before), 0.0, 2)
+
+
+def _read(path: Path) -> tuple[Fsa, int]:
+    """An acceptor and its number of pdfs."""
+    with np.load(path) as archive:
+        fsa = Fsa(
+            int(archive["num_states"]),
+            archive["src"],
+            archive["dst"],
+            archive["pdf"],
+            archive["logweight"].astype(np.float64),
+            archive["final"].astype(np.float64),
+            int(archive["start"]),
+        )
+        return fsa, int(archive["num_pdfs"])
