@@ -128,7 +128,8 @@ class Fsa:
         if isinstance(text_or_path, os.PathLike):
             return att.parse_file(text_or_path)
         # os.path and not Path: text is no legal file name on some systems, which Path reports by an exception.
-        if "\n" in text_or_path or not os.path.isfile(text_or_path):  # noqa: PTH113
+        looks_like_text = any(c.isspace() for c in text_or_path) or text_or_path.isdigit() or not text_or_path
+        if looks_like_text and ("\n" in text_or_path or not os.path.isfile(text_or_path)):  # noqa: PTH113
             return att.parse(text_or_path, source="text")
         return att.parse_file(text_or_path)
 

@@ -157,18 +157,19 @@ def forward(
     log_z: Any,
     lowest: Any,
 ) -> None:
-    """Equations (1)-(4): history, log_z [W] and, for (13), lowest [W], a lower bound of all products but exact zeros.
+    """Equations (1)-(4): history, log_z [W] and lowest [W], a bound for (13) that needs no beta.
 
-    A factor that this precision rounds to zero makes `lowest` small, since it enters before it is rounded. Where the
-    alphas are not kept, `history` has two frames. log_z is NaN for an illegal score, -inf for no path.
+    It is the larger of two: the least of all products but exact zeros, with factors taken before they are rounded; and,
+    if the leak reaches every state, n(t) c min init, since then w(t) >= c min_i init(i). Where the alphas are not kept,
+    `history` has two frames. log_z is NaN for an illegal score, -inf for no path.
     """
     width = 1 if len(unit) == 1 else history.shape[2]
     frames, active = history.shape[0], table.active
     zero = history.dtype.type(0)
     arcs = (table.dst_src, table.dst_column, table.dst_weight)
     p, legal = np.empty((len(active), width), history.dtype), np.ones(width, np.bool_)
-    work = np.empty((5, width), history.dtype)
-    shift, floor, total, least, leak = work[0], work[1], work[2], work[3], work[4]
+    work = np.ones((6, width), history.dtype)
+    shift, floor, total, least, leak, leaked = work[0], work[1], work[2], work[3], work[4], work[5]
     least_initial, least_weight, least_init, least_final = table.least
     log_z[:] = table.log_scale[0]
     lowest[:] = least_initial if c == zero else min(least_initial, c * least_init)
@@ -189,12 +190,13 @@ def forward(
         for g in range(width):
             leak[g] = c
             if t <= lengths[g]:
+                leaked[g] = min(leaked[g], total[g] * (c * table.init_everywhere))
                 log_z[g] += math.log(total[g]) if total[g] > zero else -np.inf
         _normalise(unit, now, total, leak, table.init, least)
         for g in range(width):
             if t == lengths[g]:
                 z = _final_sum(now, table.final, g)
-                lowest[g] = min(lowest[g], float(least[g]) * least_final)
+                lowest[g] = max(min(lowest[g], float(least[g]) * least_final), min(leaked[g], z))
                 log_z[g] += math.log(z) + table.log_scale[2] if z > 0.0 else -np.inf
     for g in range(width):
         if not legal[g]:

@@ -20,7 +20,7 @@ class ScaledTable(NamedTuple):
     """Probabilities relative to their maximum, the logs of which are in `log_scale` (of initial, arcs, final).
 
     `least` has the least nonzero probabilities of initial, arcs, init and final as they were before they were rounded to
-    the table's type, in which they may be zero.
+    the table's type, in which they may be zero. `init_everywhere` is the least init, 0 where a leak misses a state.
     """
 
     dst_offsets: Index
@@ -37,6 +37,7 @@ class ScaledTable(NamedTuple):
     final: Reals
     log_scale: Floats
     least: tuple[float, float, float, float]
+    init_everywhere: float
 
 
 class LogTable(NamedTuple):
@@ -84,6 +85,7 @@ def scaled_table(table: TransitionTable, dtype: np.dtype[Any]) -> ScaledTable:
                 _least(_init(table), 0.0),
                 _least(table.final_log_prob, final_scale),
             ),
+            init_everywhere=float(np.exp(_init(table).min())),
         )
     return made[dtype]
 
