@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
@@ -127,6 +128,161 @@ def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, corpus: Path
     assert fsachain(*step, "--allow-commands").status == 0
 
 
+@pytest.fixture
+def built(fsachain, corpus: Path) -> Path:
+    config = corpus / "config.yaml"
+    config.write_text("phone_lm: {ngram_order: 2, no_prune_ngram_order: 2}\n")
+    lang, graphs = corpus / "lang", corpus / "graphs"
+    assert fsachain("lang", corpus / "lexicon.txt", lang).status == 0
+    for step in (
+        ("phone-lm", corpus / "data" / "text", graphs / "phone_lm.fst", "--config", config),
+        ("den-graph", graphs / "phone_lm.fst", graphs),
+    ):
+        assert fsachain(*step, "--lang", lang).status == 0
+    return corpus
+
+
+def assert_one_line(outcome: Outcome, *parts: str) -> None:
+    assert outcome.status == EXIT_USER_ERROR, outcome.out
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    for part in parts:
+        assert part in outcome.err
+
+
+def test_phone_lm_names_and_leaves_out_the_utterances_that_have_no_numerator(fsachain, built: Path) -> None:
+    config = ("--lang", built / "lang", "--config", built / "config.yaml")
+    text = built / "data" / "text"
+    text.write_text("u1 yes no\nu2 no maybe\nu3 no no yes\n")
+    outcome = fsachain("phone-lm", text, built / "with.fst", *config)
+    assert outcome.status == 0, outcome.err
+    assert "1 utterances excluded" in outcome.out
+    assert "'u2'" in outcome.out
+    assert "'maybe'" in outcome.out
+    text.write_text("u1 yes no\nu3 no no yes\n")
+    assert fsachain("phone-lm", text, built / "without.fst", *config).status == 0
+    assert (built / "with.fst").read_bytes() == (built / "without.fst").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "0 utterances"), ("u1\n", "1 utterances, none with words"), ("u1 maybe\n", "'maybe'")],
+)
+def test_phone_lm_without_a_usable_transcript_says_so(fsachain, built: Path, text: str, reason: str) -> None:
+    (built / "data" / "text").write_text(text)
+    out = built / "lm.fst"
+    outcome = fsachain("phone-lm", built / "data" / "text", out, "--lang", built / "lang")
+    assert_one_line(outcome, "lm.fst: no transcript for a phone language model", reason)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\xd6\xfd\xb2~ of another kind"])
+def test_damaged_numerators_are_refused_by_file(fsachain, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "n.npz").write_bytes(content)
+    outcome = fsachain("info", tmp_path / "n.npz")
+    assert_one_line(outcome, "n.npz: not a numerator archive", "no npz file, or cut short")
+
+
+def test_what_is_no_phone_language_model_is_refused_by_file(fsachain, built: Path) -> None:
+    lang = ("--lang", built / "lang")
+    assert_one_line(
+        fsachain("den-graph", built / "graphs" / "den.fst", built / "g", *lang),
+        "den.fst: no phone language model for these phones",
+    )
+    outcome = fsachain("den-graph", built / "lexicon.txt", built / "g", *lang)
+    assert_one_line(outcome, "lexicon.txt: not an OpenFst binary file")
+
+
+def test_info_says_which_folders_it_knows_and_runs_no_command(fsachain, built: Path) -> None:
+    assert_one_line(
+        fsachain("info", built / "graphs"), "graphs: expected a language folder", "data directory"
+    )
+    (built / "data" / "wav.scp").write_text("".join(f"u{n} touch {built / 'ran'} |\n" for n in (1, 2, 3)))
+    assert "3 utterances" in fsachain("info", built / "data").out
+    assert not (built / "ran").exists()
+
+
+def test_scoring_against_an_empty_file_is_refused(fsachain, tmp_path: Path) -> None:
+    (tmp_path / "ref").write_text("")
+    assert_one_line(fsachain("score", tmp_path / "ref", tmp_path / "ref"), "ref: no utterances")
+
+
+@pytest.fixture
+def model(built: Path) -> Path:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("safetensors", reason="models need fsachain[recipes]")
+    from fsachain.cli.steps.lang import load_lang
+    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.data.cmvn import Cmvn
+    from fsachain.nn.tdnnf import Tdnnf
+
+    experiment = Experiment.from_dict(
+        {
+            "features": {"sample_rate": 8000, "num_mel_bins": 8},
+            "cmvn": {"scope": "none"},
+            "network": {"channels": 8},
+        }
+    )
+    torch.manual_seed(1)
+    network = Tdnnf(experiment.network_config(load_lang(built / "lang").tree.num_pdfs))
+    AcousticModel(experiment, network, Cmvn(experiment.cmvn)).save(built / "model.safetensors")
+    return built / "model.safetensors"
+
+
+@pytest.mark.parametrize("part", ["weight", "experiment", "num_pdfs"])
+def test_model_without_one_of_its_parts_is_refused_by_file(fsachain, model: Path, part: str) -> None:
+    from fsachain.train.checkpoint import load_tensors, save_tensors
+
+    tensors, header = load_tensors(model)
+    if part == "weight":
+        del tensors[min(tensors)]
+    else:
+        del header[part]
+    save_tensors(model, tensors, header)
+    assert_one_line(fsachain("info", model), "model.safetensors: the acoustic model is not complete")
+
+
+@pytest.mark.parametrize("step", ["align", "decode"])
+def test_language_folder_of_another_width_is_refused(fsachain, model: Path, step: str) -> None:
+    corpus = model.parent
+    (corpus / "biphone.yaml").write_text("lang: {context: biphone}\n")
+    other = corpus / "other"
+    assert fsachain("lang", corpus / "lexicon.txt", other, "--config", corpus / "biphone.yaml").status == 0
+    outcome = fsachain(step, model, corpus / "data", corpus / "out", "--lang", other)
+    assert_one_line(outcome, "the model has 12 pdfs and the language folder 72")
+
+
+def test_absent_recording_is_named(fsachain, model: Path) -> None:
+    corpus = model.parent
+    outcome = fsachain("align", model, corpus / "data", corpus / "out", "--lang", corpus / "lang")
+    assert_one_line(outcome, "utterance 'u1': cannot read", "absent.wav': no such file")
+
+
+def test_recording_without_samples_is_named_and_not_aligned(fsachain, model: Path) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    corpus = model.parent
+    soundfile.write(corpus / "data" / "empty.wav", np.zeros(0), 8000)
+    soundfile.write(corpus / "data" / "second.wav", np.sin(np.arange(8000.0)), 8000)
+    (corpus / "data" / "wav.scp").write_text("u1 empty.wav\nu2 second.wav\nu3 second.wav\n")
+    outcome = fsachain("align", model, corpus / "data", corpus / "out", "--lang", corpus / "lang")
+    assert outcome.status == 0, outcome.err
+    assert "2 utterances aligned, 1 left out" in outcome.out
+    assert "utterance 'u1': has no frames" in outcome.out
+
+
+def test_unreadable_notes_of_a_training_are_refused_by_file(fsachain, built: Path) -> None:
+    numerators = built / "n.npz"
+    step = ("num-graphs", built / "data", numerators, "--lang", built / "lang")
+    assert fsachain(*step).status == 0
+    out = built / "trained"
+    out.mkdir()
+    (out / "experiment.json").write_text("")
+    outcome = fsachain(
+        "train", built / "data", numerators, out, "--lang", built / "lang", "--den", built / "graphs"
+    )
+    assert_one_line(outcome, "experiment.json: cannot read the options of the training")
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -135,6 +291,7 @@ def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, corpus: Path
         ({"network": {"chanels": 3}}, "channels"),
         ({"network": {"num_pdfs": 3}}, "follows from features and tree"),
         ({"lang": {"context": "triphone"}}, "monophone, biphone"),
+        ({"network": [3]}, "network: expected a table, got \\[3\\]"),
     ],
 )
 def test_configuration_refuses_what_it_does_not_know(sections: dict, message: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tolerances import NORMALISED_VARIANCE
+from tolerances import NORMALISED_VARIANCE, SPEED_FRAMES
 
 from fsachain.data import (
     CmvnConfig,
@@ -112,4 +112,4 @@ def test_copies_at_another_speed_have_their_own_ids_and_lengths(shared: Path) ->
     for one, other in zip(plain, slow, strict=True):
         assert other.id == f"sp0.9-{one.id}"
         assert other.speaker == f"sp0.9-{one.speaker}"
-        assert other.num_frames == pytest.approx(one.num_frames / 0.9, abs=1.5)
+        assert other.num_frames == pytest.approx(one.num_frames / 0.9, abs=SPEED_FRAMES)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tolerances
 
 from fsachain.decode.decoder import Decoder, DecoderConfig, decode
 from fsachain.decode.tune import tune
@@ -68,9 +69,9 @@ def test_the_two_scores_are_those_of_the_path_counted_by_hand(search: str) -> No
     )
     self_loops = 4
     assert found.graph_log_prob == pytest.approx(
-        -(2 * WORD_COST + self_loops * SELF_LOOP_COST + 0.5), abs=1e-5
+        -(2 * WORD_COST + self_loops * SELF_LOOP_COST + 0.5), abs=tolerances.FEW_FLOAT32_TERMS
     )
-    assert found.acoustic_log_prob == pytest.approx(8 * 5.0 * 0.5, abs=1e-5)
+    assert found.acoustic_log_prob == pytest.approx(8 * 5.0 * 0.5, abs=tolerances.FEW_FLOAT32_TERMS)
 
 
 def test_a_graph_comes_as_object_bytes_or_path(tmp_path: Path) -> None:
@@ -89,7 +90,9 @@ def test_a_graph_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     before = Decoder(path, WORDS).decode(spell(("no",)))
     word_loop((WORD_COST, WORD_COST + 1.0, WORD_COST)).write(str(path))
     after = Decoder(path, WORDS).decode(spell(("no",)))
-    assert before.graph_log_prob - after.graph_log_prob == pytest.approx(1.0, abs=1e-5)
+    assert before.graph_log_prob - after.graph_log_prob == pytest.approx(
+        1.0, abs=tolerances.FEW_FLOAT32_TERMS
+    )
 
 
 def test_workers_do_not_change_results_nor_their_order() -> None:
@@ -125,7 +128,10 @@ def test_a_path_cut_short_is_reported_as_incomplete(search: str) -> None:
 def test_minus_infinity_forbids_a_word() -> None:
     scores = spell(("no",))
     scores[:, 2] = -np.inf
-    assert "no" not in Decoder(word_loop(), WORDS).decode(scores).words
+    found = Decoder(word_loop(), WORDS).decode(scores)
+    assert found.complete
+    assert found.words
+    assert "no" not in found.words
 
 
 def test_too_few_columns_are_refused_by_utterance_name() -> None:
@@ -177,6 +183,7 @@ def test_tuning_finds_the_only_weight_without_errors() -> None:
     )
     assert result.best.lm_weight == 0.5
     assert result.best.counts.errors == 0
+    assert {point.lm_weight for point in result.points if not point.counts.errors} == {0.5}
     assert len(result.points) == 6
     assert result.to_text().count("*") == 1
 

@@ -81,7 +81,7 @@ def test_is_about_as_small_as_kaldis(shared, case):
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 def test_every_state_sums_to_one(tree):
     denominator = build_denominator(estimate_phone_lm(SENTENCES, 3, 5, 2), tree)
-    np.testing.assert_allclose(state_sums(denominator), 1.0, atol=tolerances.ENUMERATION)
+    np.testing.assert_allclose(state_sums(denominator), 1.0, rtol=0.0, atol=tolerances.ENUMERATION)
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
@@ -193,11 +193,11 @@ class TestNormalization:
         kaldis = Fsa.read(folder / "normalization.fst")
         assert (ours.num_states, ours.num_arcs) == (kaldis.num_states, kaldis.num_arcs)
         score, expected = Scorer(ours), Scorer(kaldis)
-        for path in sample_paths(ours, 60, seed=9, max_frames=60) + sample_paths(
-            kaldis, 60, seed=9, max_frames=60
-        ):
-            pdfs = ours.pdf[path]
-            assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.GRAPH_COST)
+        for graph in (ours, kaldis):
+            for path in sample_paths(graph, 60, seed=9, max_frames=60):
+                pdfs = graph.pdf[path]
+                assert score(pdfs) > -math.inf
+                assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.GRAPH_COST)
 
     def test_sum_is_the_denominator_from_its_initial_distribution(self):
         """So that a numerator composed with it has log Z at most that of the denominator."""

@@ -33,7 +33,7 @@ INF, NAN = math.inf, math.nan
 
 def refused(error, match):
     """The error, its message on one line."""
-    return pytest.raises(error, match=rf"\A.*{match}.*\Z")
+    return pytest.raises(error, match=rf"\A.*(?:{match}).*\Z")
 
 
 def arcs_of(**changed):
@@ -103,7 +103,7 @@ def test_malformed_text_is_refused_with_its_line(text, match, tmp_path):
         Fsa.from_text(text)
     path = tmp_path / "bad.fst.txt"
     path.write_text(text)
-    with refused(GraphError, "bad.fst.txt" if text else "no states"):
+    with refused(GraphError, r"bad\.fst\.txt"):
         Fsa.from_text(path)
 
 
@@ -274,7 +274,9 @@ def loss_call(**changed):
         ({"nnet_output": torch.zeros(2, 5, 8)}, ShapeError, r"nnet_output has shape \[2, 5, 8\]; expected \[N, T, 9\]"),
         ({"nnet_output": SCORES}, ShapeError, "nnet_output is a ndarray; expected a torch tensor"),
         ({"numerators": [left_to_right_graph(0, 3, 9)]}, ShapeError, "numerators holds 1 graphs; expected 2"),
-        ({"numerators": [1, 2]}, ShapeError, r"tables\[0\] is a int; expected a TransitionTable"),
+        ({"numerators": [1, 2]}, ShapeError, r"numerators\[0\] is a int; expected an Fsa or a TransitionTable"),
+        ({"numerators": left_to_right_graph(0, 3, 9)}, ShapeError, "numerators is one Fsa; expected a list"),
+        ({"lengths": None}, ShapeError, r"lengths is None; expected the frames of each sequence, \[2\] integers"),
         ({"lengths": [5]}, ShapeError, r"lengths has shape \[1\]; expected \[2\]"),
         ({"lengths": [5, 9]}, ShapeError, r"lengths\[1\] = 9 \(sequence 1\); expected 0 to 5"),
         ({"lengths": [5.0, 5.0]}, ShapeError, "lengths has shape .* dtype float32; expected 2 integers"),

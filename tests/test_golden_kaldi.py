@@ -25,8 +25,9 @@ CASES = kaldi.cases(SHARED)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_kaldi_values_are_met(case, backend):
     rows = list(case.rows(backend))
-    if not rows:
+    if backend == "reference" and case.name.startswith("kaldi/objf/"):
         pytest.skip("the loss chooses its backend itself")
+    assert rows
     assert not [row for row in rows if not row.agrees]
 
 
@@ -41,8 +42,8 @@ def test_revisited_start_state_follows_the_paths_and_not_kaldi(shared, backend):
     fsa, scores = kaldi_fsa(values, "fst0_"), kaldi.sequences(values, "nnet_output")
     result = forward_backward(TableBatch.pack([compile_table(fsa)]), scores, backend=backend)
     exact = log_sum([score for score, _ in all_paths(fsa, scores[0])])
-    assert result.log_prob[0] == pytest.approx(exact, abs=1e-5)
-    assert result.log_prob[0] == pytest.approx(2.4453, abs=5e-5)
+    assert result.log_prob[0] == pytest.approx(exact, abs=tolerances.FEW_FLOAT32_TERMS)
+    assert result.log_prob[0] == pytest.approx(2.4453, abs=tolerances.FOUR_DECIMALS)
 
 
 @pytest.mark.parametrize("name", ["n07_too_short", "n07c_batch_one_impossible", "n24_parity"])

@@ -74,7 +74,7 @@ def test_arc_gradients_are_expected_counts_of_graphs_of_different_size():
     total_log_prob(batch, scores, LENGTHS, arc_log_probs=weights).sum().backward()
     result = forward_backward(batch, scores, LENGTHS, backend="reference")
     counts = torch.cat([result.arc_occupancy(n).sum(dim=0) for n in range(3)])
-    torch.testing.assert_close(weights.grad, counts, rtol=0.0, atol=1e-9)
+    torch.testing.assert_close(weights.grad, counts, rtol=0.0, atol=tolerances.FLOAT64)
 
 
 LOSS_OPTIONS = [
@@ -109,7 +109,9 @@ def test_the_incoming_gradient_is_respected():
     factors = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
     (total_log_prob(batch, scores, LENGTHS) * factors).sum().backward()
     occupancy = forward_backward(batch, scores, LENGTHS, backend="reference").occupancy
-    torch.testing.assert_close(scores.grad, occupancy * factors.view(-1, 1, 1), rtol=0.0, atol=1e-9)
+    torch.testing.assert_close(
+        scores.grad, occupancy * factors.view(-1, 1, 1), rtol=0.0, atol=tolerances.FLOAT64
+    )
 
 
 def test_a_scaled_loss_scales_its_gradient():
@@ -119,7 +121,7 @@ def test_a_scaled_loss_scales_its_gradient():
         scores = make_scores()
         (factor * loss(scores, LENGTHS, numerators)).backward()
         grads.append(scores.grad)
-    torch.testing.assert_close(grads[1], -8.0 * grads[0], rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(grads[1], -8.0 * grads[0], rtol=tolerances.ROUNDING, atol=0.0)
 
 
 def losses():
@@ -221,7 +223,9 @@ def test_the_directional_derivative_is_met_in_float32():
         for sign in (1, -1)
     ]
     expected = (ends[0] - ends[1]) / (2 * step)
-    assert (occupancy * direction).sum(dtype=np.float64) == pytest.approx(expected, abs=1e-3)
+    assert (occupancy * direction).sum(dtype=np.float64) == pytest.approx(
+        expected, abs=tolerances.DIRECTIONAL_DERIVATIVE
+    )
 
 
 def test_impossible_sequences_have_zero_gradient_whatever_comes_in():

@@ -72,7 +72,7 @@ def test_a_constant_on_a_frame_moves_log_z_by_it_and_nothing_else(backend, data,
     assert moved.log_prob[0] == pytest.approx(
         expected, abs=tolerances.FLOAT64 * max(1.0, np.abs(constants).max())
     )
-    np.testing.assert_allclose(moved.occupancy, plain.occupancy, rtol=0.0, atol=1e-8)
+    np.testing.assert_allclose(moved.occupancy, plain.occupancy, rtol=0.0, atol=tolerances.SHIFTED_OCCUPANCY)
 
 
 @BACKENDS
@@ -209,7 +209,9 @@ def test_a_denominator_is_its_own_numerator(scale, dtype, seed):
     record = loss.last_record
     assert record.ok.all()
     per_frame = (record.num_log_prob - record.den_log_prob).abs() / torch.tensor(lengths)
-    assert per_frame.max() <= (1e-8 if dtype == torch.float64 else tolerances.OBJF_PER_FRAME)
+    assert per_frame.max() <= (
+        tolerances.OBJF_PER_FRAME_FLOAT64 if dtype == torch.float64 else tolerances.OBJF_PER_FRAME
+    )
     assert scores.grad.abs().max() * record.weight_ok <= 2 * tolerances.OCCUPANCY
 
 
@@ -219,6 +221,7 @@ def test_no_numerator_composed_with_the_normalization_exceeds_its_denominator(se
     denominator = DenominatorGraph(connected_graph(seed), 9)
     whole = denominator.normalization_fsa()
     rng = np.random.default_rng(seed)
+    possible = 0
     for _ in range(5):
         weights = np.where(rng.random(whole.num_arcs) < 0.8, whole.log_prob, -np.inf)
         part = Fsa(
@@ -228,6 +231,8 @@ def test_no_numerator_composed_with_the_normalization_exceeds_its_denominator(se
         num = forward_backward(TableBatch.pack([compile_table(part, 9)]), scores).log_prob[0]
         den = forward_backward(denominator.batch(1), scores).log_prob[0]
         assert num <= den + tolerances.FLOAT64
+        possible += bool(np.isfinite(num))
+    assert possible
 
 
 @FEW
@@ -245,4 +250,4 @@ def test_the_smallest_leak_is_nearly_none():
     exact, leaky = (
         forward_backward(graph.batch(1), scores, leaky_hmm_coefficient=c).log_prob[0] for c in (0.0, 1e-12)
     )
-    assert exact < leaky < exact + 1e-9
+    assert exact < leaky < exact + tolerances.FLOAT64

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tolerances
 
 from fsachain.data.audio import read_audio
 from fsachain.data.features import FeatureConfig, utterance_features
@@ -75,6 +76,9 @@ def test_refused_command_never_runs(corpus: Path) -> None:
     with pytest.raises(DataError):
         DataDir.read(corpus)
     assert not (corpus / "ran").exists()
+    first, _ = DataDir.read(corpus, allow_commands=True)
+    read_audio(first, RATE)
+    assert (corpus / "ran").exists()
 
 
 def test_allowed_command_gives_the_same_samples_as_the_file(corpus: Path) -> None:
@@ -165,5 +169,5 @@ def test_recorded_corpus_has_the_durations_its_table_says(shared: Path) -> None:
     durations = dict(line.split() for line in (folder / "utt2dur").read_text().splitlines())
     for utterance in DataDir.read(folder).utterances[::10]:
         assert len(read_audio(utterance, RATE)) / RATE == pytest.approx(
-            float(durations[utterance.id]), abs=1e-3
+            float(durations[utterance.id]), abs=tolerances.DURATION_SECONDS
         )

@@ -52,7 +52,7 @@ def log_probs(output, lengths=LENGTHS):
     return num, den
 
 
-def close(left, right, limit=1e-8):
+def close(left, right, limit=tolerances.LOSS_TERM):
     torch.testing.assert_close(
         torch.as_tensor(left, dtype=torch.float64),
         torch.as_tensor(right, dtype=torch.float64),
@@ -91,7 +91,7 @@ def test_every_field_of_the_record_follows_its_formula():
     close(record.weight_ok, record.weight)
     assert record.ok.all() and record.excluded == () and record.names[2] == "sequence 2"
     total = record.objf_ok + record.l2_term + record.out_of_range_term + 0.3 * record.xent_objf
-    close(value.detach(), -total / record.weight_ok, 1e-12)
+    close(value.detach(), -total / record.weight_ok, tolerances.ROUNDING)
     assert value.dtype == torch.float64 and value.shape == ()
 
 
@@ -135,10 +135,10 @@ def test_frame_weights_scale_derivatives_and_no_value():
         value = loss(output, LENGTHS, make_graphs(), frame_weights=given, xent_log_probs=branch)
         value.backward()
         results.append((value.detach(), loss.last_record, output.grad, branch.grad))
-    close(results[0][0], results[1][0], 1e-12)
-    close(results[0][1].xent_objf, results[1][1].xent_objf, 1e-9)
+    close(results[0][0], results[1][0], tolerances.ROUNDING)
+    close(results[0][1].xent_objf, results[1][1].xent_objf, tolerances.FLOAT64)
     for plain, scaled in zip(results[0][2:], results[1][2:], strict=True):
-        close(scaled, plain * frame_weights.unsqueeze(2), 1e-12)
+        close(scaled, plain * frame_weights.unsqueeze(2), tolerances.ROUNDING)
 
 
 def test_weights_count_sequences_as_often_as_they_say():
@@ -148,7 +148,7 @@ def test_weights_count_sequences_as_often_as_they_say():
     weighted = loss(output, LENGTHS, graphs, weights=[2.0, 1.0, 1.0, 0.0])
     order = [0, 0, 1, 2]
     repeated = loss(output[order], [LENGTHS[n] for n in order], [graphs[n] for n in order])
-    close(weighted.detach(), repeated.detach(), 1e-10)
+    close(weighted.detach(), repeated.detach(), tolerances.ROUNDING)
 
 
 def test_several_denominators_equal_separate_losses():
@@ -164,7 +164,7 @@ def test_several_denominators_equal_separate_losses():
         alone(part, [LENGTHS[n] for n in lanes], [make_graphs()[n] for n in lanes]).backward()
         assert torch.equal(alone.last_record.den_log_prob, record.den_log_prob[lanes])
         ours, theirs = output.grad[lanes] * record.weight_ok, part.grad * alone.last_record.weight_ok
-        close(ours, theirs, 1e-5)
+        close(ours, theirs, tolerances.FEW_FLOAT32_TERMS)
 
 
 def test_numerators_may_be_graphs_tables_or_a_batch():
@@ -241,9 +241,9 @@ def test_an_impossible_sequence_leaves_every_sum(kind):
         xent_log_probs=part_branch,
     )
     expected.backward()
-    close(value.detach(), expected.detach(), 1e-12)
-    close(output.grad[others], part.grad, 1e-12)
-    close(branch.grad[others], part_branch.grad, 1e-12)
+    close(value.detach(), expected.detach(), tolerances.ROUNDING)
+    close(output.grad[others], part.grad, tolerances.ROUNDING)
+    close(branch.grad[others], part_branch.grad, tolerances.ROUNDING)
     close(record.objf, record.objf_ok - 10.0 * 3.0 * lengths[1])
     close(record.weight - record.weight_ok, 3.0 * lengths[1])
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import tolerances
 
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
@@ -89,9 +90,8 @@ def test_golden_denominator_equals_its_arrays(shared):
         strict=True,
     )
     assert (fsa.num_states, fsa.start) == (int(golden["den_num_states"]), int(golden["den_start"]))
-    # The arrays were printed with 9 digits.
-    np.testing.assert_allclose(arc_set(fsa), sorted(want), rtol=1e-6)
-    np.testing.assert_allclose(fsa.final_log_prob, -golden["den_final_cost"], rtol=1e-6)
+    np.testing.assert_allclose(arc_set(fsa), sorted(want), rtol=tolerances.PRINTED_WEIGHT)
+    np.testing.assert_allclose(fsa.final_log_prob, -golden["den_final_cost"], rtol=tolerances.PRINTED_WEIGHT)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +148,10 @@ def test_an_unwritable_path_is_a_graph_error(tmp_path):
 def test_a_log_prob_beyond_32_bits_is_refused():
     with pytest.raises(GraphError, match=r"log_prob\[0\] = 1e\+300"):
         openfst.to_openfst(Fsa(2, [0], [1], [0], [1e300], [-math.inf, 0.0]))
+
+
+def test_what_is_no_openfst_file_is_refused_without_noise(tmp_path, capfd):
+    (tmp_path / "lexicon.txt").write_text("yes Y EH S\n")
+    with pytest.raises(GraphError, match=r"lexicon\.txt: not an OpenFst binary file"):
+        Fsa.read(tmp_path / "lexicon.txt")
+    assert capfd.readouterr().err == ""  # OpenFst's own complaint

@@ -14,7 +14,6 @@ from random_graphs import graphs, score_matrices
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 
 NUM_PDFS = 3
-TOLERANCE = tolerances.ENUMERATION
 THOROUGH = settings(max_examples=80)
 
 
@@ -23,10 +22,12 @@ def check_against_paths(table, fsa, scores, leaky):
     expected = enumerate_paths(fsa, scores, NUM_PDFS, init=table.leaky_log_prob, leaky=leaky, **ends)
     batch = TableBatch.pack([table])
     result = forward_backward(batch, scores[None], leaky_hmm_coefficient=leaky, backend="reference")
-    assert result.log_prob[0] == pytest.approx(expected.log_prob, abs=TOLERANCE)
+    assert result.log_prob[0] == pytest.approx(expected.log_prob, abs=tolerances.ENUMERATION)
     assert bool(result.ok[0]) == math.isfinite(expected.log_prob)
-    np.testing.assert_allclose(result.occupancy[0], expected.occupancy, rtol=0.0, atol=TOLERANCE)
-    np.testing.assert_allclose(result.arc_occupancy(0), expected.arc_occupancy, rtol=0.0, atol=TOLERANCE)
+    np.testing.assert_allclose(result.occupancy[0], expected.occupancy, rtol=0.0, atol=tolerances.ENUMERATION)
+    np.testing.assert_allclose(
+        result.arc_occupancy(0), expected.arc_occupancy, rtol=0.0, atol=tolerances.ENUMERATION
+    )
     return expected
 
 
@@ -37,7 +38,7 @@ def test_reference_equals_path_enumeration(data, fsa, num_frames):
     table = compile_table(fsa, NUM_PDFS)
     expected = check_against_paths(table, fsa, scores, 0.0)
     path = best_path(TableBatch.pack([table]), scores[None], backend="reference")
-    assert path.score[0] == pytest.approx(expected.best_score, abs=TOLERANCE)
+    assert path.score[0] == pytest.approx(expected.best_score, abs=tolerances.ENUMERATION)
 
 
 @THOROUGH
@@ -101,7 +102,7 @@ def test_the_best_path_is_a_path_and_scores_what_it_says(data, fsa, num_frames):
             assert not len(arcs) and not len(states) and not len(found.pdfs[0])
             continue
         by_arcs = {path: score for score, path in all_paths(fsa, scores)}
-        assert by_arcs[tuple(arcs.tolist())] == pytest.approx(found.score[0], abs=TOLERANCE)
+        assert by_arcs[tuple(arcs.tolist())] == pytest.approx(found.score[0], abs=tolerances.ENUMERATION)
         assert states[0] == fsa.start
         assert (states[:-1] == fsa.src[arcs]).all() and (states[1:] == fsa.dst[arcs]).all()
         assert (found.pdfs[0] == fsa.pdf[arcs]).all()

@@ -1,4 +1,4 @@
-"""The penalties on large scores: backends agree, and the derivative is that of the value."""
+"""The penalties on large scores: terms and derivatives are those of the definition, in both backends."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ def test_the_terms_are_the_sums_of_the_definition(backend):
     )
     found = backend.add_penalties(scores, lengths, weights, FACTORS, np.empty((0, 0, 0)))
     assert found == pytest.approx((-0.005 * squares, -0.25 * excess), rel=tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize("backend", [reference, cpu])
+def test_the_derivative_is_that_of_the_definition(backend):
+    """-w (factor y + factor of the excess times what exceeds the limit, with y's sign), added to what was there."""
+    scores, lengths, weights = scores_and_lengths(np.float64)
+    found = np.ones_like(scores)
+    backend.add_penalties(scores, lengths, weights, FACTORS, found)
+    real = np.isfinite(scores) & (np.arange(scores.shape[1]) < lengths[:, None])[:, :, None]
+    y = np.where(real, scores, 0.0)
+    beyond = np.sign(y) * np.maximum(np.abs(y) - 30.0, 0.0)
+    assert (beyond > 0.0).any() and (beyond < 0.0).any()
+    expected = 1.0 - weights[:, None, None] * (0.01 * y + 0.5 * beyond)
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=tolerances.FLOAT64)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

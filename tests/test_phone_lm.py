@@ -57,7 +57,7 @@ def test_it_is_stochastic_deterministic_and_trim(sentences, ngram_order, num_ext
     no_prune = data.draw(st.integers(1, ngram_order))
     fsa = estimate_phone_lm(sentences, ngram_order, num_extra, no_prune)
     mass = np.exp(fsa.final_log_prob) + np.bincount(fsa.src, np.exp(fsa.log_prob), minlength=fsa.num_states)
-    np.testing.assert_allclose(mass, 1.0, atol=tolerances.ENUMERATION)
+    np.testing.assert_allclose(mass, 1.0, rtol=0.0, atol=tolerances.ENUMERATION)
     assert len(set(zip(fsa.src.tolist(), fsa.pdf.tolist(), strict=True))) == fsa.num_arcs
     assert fsa.trim().num_states == fsa.num_states
 

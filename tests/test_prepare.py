@@ -66,6 +66,7 @@ def test_same_seed_gives_the_same_strings(download: Path, tmp_path: Path) -> Non
     texts = [(tmp_path / name / "dev" / "text").read_text() for name in "abc"]
     assert texts[0] == texts[1] != texts[2]
     audio = [sorted((tmp_path / name / "audio" / "dev").glob("*.flac")) for name in "ab"]
+    assert audio[0]
     assert [path.read_bytes() for path in audio[0]] == [path.read_bytes() for path in audio[1]]
 
 

@@ -5,17 +5,23 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "click", "yaml", "soundfile"):
     pytest.importorskip(module, reason="the recipes need fsachain[all]")
 
 from fsachain.cli import main
+from fsachain.cli.steps.decoding import align_data
+from fsachain.cli.steps.lang import load_lang
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.train.checkpoint import load_tensors
 from fsachain.train.log import read_log
 from recipes.demo.prepare import VARIANTS, prepare
 from recipes.pipeline.main import run_recipe
+from tests import tolerances
 
 ROOT = Path(__file__).resolve().parent.parent
 STRINGS = {"train": 5, "dev": 2, "test": 1}
@@ -44,7 +50,7 @@ def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_objective_rises_from_epoch_to_epoch(exp: Path) -> None:
+def test_objective_ends_higher_than_after_the_first_epoch(exp: Path) -> None:
     epochs = [event for event in read_log(exp / "model" / "train.jsonl") if event["event"] == "epoch"]
     objf = [event["train"]["objf"] for event in epochs]
     assert len(objf) == 4
@@ -71,14 +77,39 @@ def test_alignment_is_monotonic_and_inside_the_recording(exp: Path, name: str) -
         assert all(duration > 0 for _, duration, _ in segments)
         assert segments[0][0] >= 0.0
         for before, after in pairwise(segments):
-            assert after[0] >= before[0] + before[1] - 1e-6
-        assert segments[-1][0] + segments[-1][1] <= length + 0.03  # one output frame of rounding
+            assert after[0] >= before[0] + before[1] - tolerances.TIME_ROUNDING
+        assert segments[-1][0] + segments[-1][1] <= length + tolerances.DELAY_MS / 1000
 
 
 def test_aligned_words_are_the_transcript(exp: Path) -> None:
     rows = read_ctm(exp / "align" / "words.ctm")
     for utterance in DataDir.read(exp / "data" / "test"):
         assert tuple(label for _, _, label in rows[utterance.id]) == utterance.words
+
+
+def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp: Path, tmp_path: Path) -> None:
+    """On recordings and through the whole path: features, network, best path, times."""
+    soundfile = pytest.importorskip("soundfile")
+    source = DataDir.read(exp / "data" / "test")
+    rows = []
+    for utterance in source:
+        samples, rate = soundfile.read(utterance.audio)
+        padding = samples[: rate // 10]  # the recording's own noise before the first word
+        soundfile.write(tmp_path / f"{utterance.id}.wav", np.concatenate([padding, samples]), rate)
+        rows.append(f"{utterance.id} {utterance.id}.wav\n")
+    (tmp_path / "wav.scp").write_text("".join(rows))
+    for name in ("text", "utt2spk"):
+        (tmp_path / name).write_text((exp / "data" / "test" / name).read_text())
+    model = AcousticModel.load(exp / "model" / "model.safetensors")
+    align_data(model, load_lang(exp / "lang"), DataDir.read(tmp_path), tmp_path / "align")
+    before, after = (read_ctm(folder / "align" / "words.ctm") for folder in (exp, tmp_path))
+    shifts = [
+        1000 * (late[0] - early[0])
+        for name in before
+        for early, late in zip(before[name], after[name], strict=True)
+    ]
+    assert np.mean(shifts) == pytest.approx(100.0, abs=tolerances.DELAY_MS)
+    assert np.median(shifts) == pytest.approx(100.0, abs=tolerances.DELAY_MS)
 
 
 def test_report_names_the_results_and_the_files(exp: Path) -> None:
@@ -133,14 +164,22 @@ def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, m
     assert "one frame every 30 ms" in capsys.readouterr().out
 
 
-def test_saved_model_computes_what_the_trained_one_did(exp: Path) -> None:
+def test_saved_model_holds_the_network_that_training_ended_with(exp: Path) -> None:
+    network = AcousticModel.load(exp / "model" / "model.safetensors").network
+    trained, _ = load_tensors(exp / "model" / "final.safetensors")
+    assert set(network.state_dict()) == set(trained)
+    assert all(torch.equal(value, trained[name]) for name, value in network.state_dict().items())
+    assert not network.training
+
+
+def test_outputs_of_an_utterance_do_not_depend_on_the_others_of_its_set(exp: Path) -> None:
     model = AcousticModel.load(exp / "model" / "model.safetensors")
     examples = model.examples(DataDir.read(exp / "data" / "dev"), None, 1)
     together = model.outputs(examples)
     alone = model.outputs(examples[:1])
     name = examples[0].id
     assert together[name].shape == alone[name].shape
-    assert abs(together[name] - alone[name]).max() < 1e-4
+    assert abs(together[name] - alone[name]).max() < tolerances.TRAINED_NETWORK
 
 
 def test_voices_of_train_dev_and_test_are_disjoint() -> None:
@@ -156,3 +195,19 @@ def test_wrong_option_ends_in_one_line(tmp_path: Path, capsys) -> None:
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert "num_epochs" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set=train"], "--set train: expected SECTION.KEY=VALUE"),
+        (["--set=train.num_epochs.x=3"], "--set train.num_epochs.x=3: num_epochs is 10, not a section"),
+        (["--set=train.num_epochs=["], "--set train.num_epochs=[: '[' is no YAML value"),
+        (["--stage=align", "--stop-stage=lang"], "--stop-stage lang comes before --stage align"),
+    ],
+)
+def test_wrong_option_of_a_recipe_is_one_line(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, [f"--exp={tmp_path}", *options]) == 1
+    assert capsys.readouterr().err == f"error: {message}\n"

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+import tolerances
 
 from fsachain.errors import ConfigError
 from fsachain.train.schedule import DECAYS, ScheduleConfig, learning_rate
@@ -23,7 +24,7 @@ def test_warm_up_starts_low_reaches_the_peak_once_and_never_exceeds_it(decay: st
     curve = rates(decay=decay)
     assert curve[0] == pytest.approx(0.1)
     assert curve[20] == pytest.approx(1.0)
-    assert max(curve) <= 1.0 + 1e-12
+    assert max(curve) <= 1.0 + tolerances.ROUNDING
     assert all(earlier < later for earlier, later in itertools.pairwise(curve[:21]))
 
 

@@ -61,6 +61,7 @@ def test_result_for_an_utterance_does_not_depend_on_its_batch(options: dict[str,
     together = model(features, torch.tensor(lengths))
     for n, length in enumerate(lengths):
         alone = model(features[n : n + 1, :length], torch.tensor([length])).nnet_output[0]
+        assert together.lengths[n] == len(alone)
         torch.testing.assert_close(
             together.nnet_output[n, : len(alone)], alone, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64
         )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tolerances
 import torch
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
@@ -185,7 +186,9 @@ def test_the_objective_rises_on_training_and_unseen_utterances(name: str, tmp_pa
     first, last = result.epochs[0], result.epochs[-1]
     assert last["train"]["objf"] > first["train"]["objf"] + 0.2
     assert last["dev"]["objf"] > first["dev"]["objf"]
-    assert last["train"]["num"] - last["train"]["den"] == pytest.approx(last["train"]["objf"], abs=1e-5)
+    assert last["train"]["num"] - last["train"]["den"] == pytest.approx(
+        last["train"]["objf"], abs=tolerances.FEW_FLOAT32_TERMS
+    )
     assert 0.0 < last["train"]["loss_share"] < 1.0
     assert trainer.model.constrained == 4 * 5 // 4
 
@@ -210,7 +213,7 @@ def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after: int,
     assert [e["train"]["objf"] for e in result.epochs] == [e["train"]["objf"] for e in expected.epochs]
     assert [e["dev"]["objf"] for e in result.epochs] == [e["dev"]["objf"] for e in expected.epochs]
     events = [event["event"] for event in read_log(tmp_path / "broken" / "train.jsonl")]
-    assert ("resume" in events) == (broken_after >= 2)
+    assert "resume" in events
 
 
 def lfmmi_trainer(directory: Path, numerators: dict[str, TransitionTable]) -> Trainer:
@@ -256,7 +259,9 @@ def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path: 
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         assert (parameter.grad is None) == (grad is None)
         if grad is not None:
-            torch.testing.assert_close(parameter.grad, grad, atol=1e-7, rtol=1e-5)
+            torch.testing.assert_close(
+                parameter.grad, grad, atol=tolerances.FLOAT32_ROUNDING, rtol=tolerances.FEW_FLOAT32_TERMS
+            )
 
 
 def test_a_finished_training_is_not_run_again(tmp_path: Path) -> None:
@@ -287,7 +292,9 @@ def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path: Path) -> None:
     assert [path.stem for path in paths] == [f"epoch-000{n}-batch-000000" for n in (2, 3, 4)]
     mean = sum(load_tensors(path)[0]["model.output.weight"].double() for path in paths) / 3
     final, header = load_tensors(result.model_path)
-    torch.testing.assert_close(final["output.weight"].double(), mean, atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        final["output.weight"].double(), mean, atol=tolerances.FLOAT32_ROUNDING, rtol=0
+    )
     assert torch.equal(final["output.weight"], trainer.model.state_dict()["output.weight"])
     assert header["averaged"] == [path.name for path in paths]
 
@@ -373,7 +380,7 @@ def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:
     trainer.fit(examples)
     moved = [after - start for after, start in zip(trainer.model.parameters(), before, strict=True)]
     assert math.sqrt(sum(float(move.detach().square().sum()) for move in moved)) == pytest.approx(
-        1e-3, rel=1e-3
+        1e-3, rel=tolerances.CLIPPED_NORM
     )
 
 

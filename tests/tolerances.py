@@ -14,11 +14,26 @@ OBJF_PER_FRAME = 1e-4  # num - den, per frame
 OCCUPANCY = 1e-4  # float32 occupancy, absolute
 ROW_SUM = 1e-4
 FLOAT64 = 1e-9  # float64 scores through any backend against the oracle, times max(1, |log Z|)
+ROUNDING = 1e-12  # the same float64 sum in another order or scaled, absolute or relative
+FEW_FLOAT32_TERMS = 1e-5  # sums of a few float32 values of magnitude one to ten, absolute or relative
+FLOAT32_ROUNDING = 1e-7  # float32 values below one that differ by a rounding, absolute
+LOG_ADD = 1e-15  # one (+) in float64, relative: a few units in the last place
+LOG_ADD_FLOAT32 = 2e-7  # the same in float32
+SURE_OCCUPANCY = 1e-6  # of a path whose rivals are exp(-20) or less of it, from float32 scores
+SHIFTED_OCCUPANCY = 1e-8  # constants of 1e6 on float64 scores round away 1e-10 of each, over a few frames
+OBJF_PER_FRAME_FLOAT64 = 1e-8  # num - den of float64 scores as large as 1e3, per frame
+LOSS_TERM = 1e-8  # float64 terms of the loss against their formulas, absolute; terms are up to 1e4
+DIRECTIONAL_DERIVATIVE = 1e-3  # 540 float32 occupancies times a random direction, summed
+GRADIENT_ROW_SUM = 1e-6  # rows of a float32 gradient of the loss, which is divided by the frames, sum to 0
+YES_OR_NO = 0.5  # booleans as 0 and 1 must be equal
 
 KALDI_DERIVATIVE = 1e-4
 KALDI_DERIVATIVE_HOT = 2e-3  # activations of +-1e3
 KALDI_INITIAL_PROBS = 1e-6
 KALDI_PHONE_LM = 1e-5
+KALDI_WEIGHT = 1e-3  # frames times a float32 weight, absolute
+FOUR_DECIMALS = 5e-5  # a value known with four decimals
+PRINTED_WEIGHT = 1e-6  # arrays that were printed with nine digits, relative
 KALDI_DEN_PATH_TOTAL = 0.25
 KALDI_DEN_PATH_SHORT = 0.01  # per frame, T < 20
 KALDI_DEN_PATH_LONG = 5e-3  # per frame, T >= 20
@@ -31,13 +46,23 @@ PEER_CTC_GRADIENT = 5e-4
 LUMPED_PATH = 1e-9  # merging states of equal futures or proportional pasts is exact but for rounding
 GRAPH_COST = 1e-4  # float32 costs of an OpenFst path, added up
 ARPA_PROBABILITY = 1e-7  # ARPA text keeps nine decimals
+DRAWN_SHARE = 0.05  # six standard deviations of a share of 4000 draws
 
 FBANK = 2e-3  # log mel energies: a float32 FFT against float64, natural log, absolute
 NORMALISED_MEAN = 1e-5  # of float32 features, in standard deviations
 NORMALISED_VARIANCE = 1e-4
+SPEED_SAMPLES = 1  # the length of a resampled signal is rounded to samples
+SPEED_HERTZ = 2.0  # two bins of the spectrum of one second
+SPEED_FRAMES = 1.5  # both lengths are rounded to frames
+DURATION_SECONDS = 1e-3  # durations are written with milliseconds at best
 NETWORK_FLOAT64 = 1e-10  # an utterance alone against the same in a batch
 NETWORK_FLOAT32 = 1e-5
+TRAINED_NETWORK = 1e-4  # the same for a trained network, whose float32 outputs reach magnitude ten, absolute
 ORTHONORMAL = 1e-4  # entries of M M^T after convergence, relative to its diagonal
+CLIPPED_NORM = 1e-3  # a step of length 1e-3 read off float32 parameters of magnitude one, relative
+
+DELAY_MS = 30.0  # one output frame: how far aligned words may be from where a delay of the audio puts them
+TIME_ROUNDING = 1e-6  # seconds; times in CTM files are sums of decimals in binary
 
 
 def log_prob_tolerance(log_prob: float) -> float:

@@ -82,6 +82,7 @@ def phone_lm(text: Path, out: Path, lang: Path, experiment: Experiment, seed: in
     """Estimate the phone language model of the denominator.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...); section `phone_lm` of the configuration.
+    Utterances with unknown words are named and left out.
 
     Out: OUT, an OpenFst acceptor over phone ids.
     """
@@ -89,8 +90,7 @@ def phone_lm(text: Path, out: Path, lang: Path, experiment: Experiment, seed: in
     from fsachain.cli.steps.lang import load_lang
     from fsachain.decode.wer import read_text
 
-    fsa = make_phone_lm(load_lang(lang), read_text(text).values(), out, experiment.phone_lm, seed)
-    click.echo(f"phone language model of {fsa.num_states} states, {fsa.num_arcs} arcs -> {out}")
+    click.echo(f"{make_phone_lm(load_lang(lang), read_text(text), out, experiment.phone_lm, seed)} -> {out}")
 
 
 @app.command("den-graph")
@@ -266,11 +266,15 @@ def score(reference: Path, hypothesis: Path, utt2spk: Path | None, out: Path | N
     """
     from fsachain.decode.wer import read_text
     from fsachain.decode.wer import score as score_words
+    from fsachain.errors import DataError
 
     speakers = None
     if utt2spk is not None:
         speakers = {name: words[0] for name, words in read_text(utt2spk).items() if words}
-    report = score_words(read_text(reference), read_text(hypothesis), speakers=speakers)
+    references = read_text(reference)
+    if not references:
+        raise DataError(f"{reference}: no utterances; expected lines of an utterance and its words")
+    report = score_words(references, read_text(hypothesis), speakers=speakers)
     if out is not None:
         report.write(out)
     click.echo(report.to_text(), nl=False)

@@ -125,6 +125,8 @@ class Experiment:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.network, Mapping):
+            raise ConfigError(f"network: expected a table, got {self.network!r}")
         self.network_config(num_pdfs=1)  # so that a misspelt option is found before any work is done
 
     def network_config(self, num_pdfs: int) -> TdnnfConfig:

@@ -98,6 +98,8 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
     soundfile = require("soundfile", extra="recipes")
     if utterance.audio is None:
         raise DataError(f"utterance {utterance.id!r} has no recording")
+    if not is_command(utterance.audio) and not Path(utterance.audio).exists():
+        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: no such file")
     source = io.BytesIO(_run(utterance)) if is_command(utterance.audio) else utterance.audio
     try:
         with soundfile.SoundFile(source) as file:

@@ -154,7 +154,7 @@ def _read_locations(path: Path, allow_commands: bool) -> dict[str, str]:
             if not allow_commands:
                 raise DataError(
                     f"{path}:{number}: {key!r} is a shell command ({value!r}); pass allow_commands=True "
-                    "to run it, if you trust this directory"
+                    "(--allow-commands) to run it, if you trust this directory"
                 )
             locations[key] = value
         else:

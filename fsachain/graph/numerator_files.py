@@ -50,10 +50,11 @@ def load_numerators(path: str | os.PathLike[str]) -> dict[str, Numerator]:
         if arrays["format"].item() != NPZ_FORMAT:
             raise GraphError(f"{path}: format {arrays['format'].item()!r}, expected {NPZ_FORMAT!r}")
         return _split(arrays)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         if isinstance(error, GraphError):
             raise
-        raise GraphError(f"{path}: not a numerator archive written by fsachain ({error})") from error
+        reason = error if zipfile.is_zipfile(path) else "no npz file, or cut short"
+        raise GraphError(f"{path}: not a numerator archive written by fsachain ({reason})") from error
 
 
 def _join(arrays: list[np.ndarray]) -> np.ndarray:

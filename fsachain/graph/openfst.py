@@ -20,6 +20,7 @@ from fsachain.graph.transducer import Transducer
 
 _TROPICAL = "standard"
 _LOG = ("log", "log64")
+_MAGIC = (2125659606).to_bytes(4, "little")  # how every OpenFst binary file begins
 
 
 def from_openfst(fst: Any, source: str | None = None) -> Fsa:
@@ -107,6 +108,9 @@ def read_fst(path: str | os.PathLike[str]) -> Any:
     name = os.fspath(path)
     if not Path(name).is_file():
         raise GraphError(f"{name}: no such file; expected an OpenFst binary file")
+    with Path(name).open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:  # OpenFst itself would print to stderr before it gives up
+            raise GraphError(f"{name}: not an OpenFst binary file (it does not begin as one)")
     try:
         return pywrapfst.Fst.read(name)
     except pywrapfst.FstError as error:

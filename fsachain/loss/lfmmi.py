@@ -209,6 +209,8 @@ class LFMMILoss(nn.Module):
             raise ShapeError(f"frame_weights has shape {list(frame_weights.shape)}; expected {shape[:2]}")
         if xent_log_probs is not None and list(xent_log_probs.shape) != shape:
             raise ShapeError(f"xent_log_probs has shape {list(xent_log_probs.shape)}; expected {shape}")
+        if lengths is None:
+            raise ShapeError(f"lengths is None; expected the frames of each sequence, {shape[:1]} integers")
         frames = torch.as_tensor(lengths)
         if list(frames.shape) != shape[:1]:
             raise ShapeError(f"lengths has shape {list(frames.shape)}; expected {shape[:1]}")
@@ -241,7 +243,21 @@ class LFMMILoss(nn.Module):
 
 
 def pack_numerators(numerators: Sequence[Fsa | TransitionTable], num_pdfs: int) -> TableBatch:
-    """Compile what is not yet compiled (each Fsa once in its life) and pack."""
+    """Compile what is not yet compiled (each Fsa once in its life) and pack.
+
+    Raises:
+        ShapeError: not a sequence of acceptors and tables.
+        GraphError: an acceptor that does not fit `num_pdfs`.
+    """
+    if isinstance(numerators, Fsa | TransitionTable):
+        raise ShapeError(
+            f"numerators is one {type(numerators).__name__}; expected a list, one for each sequence"
+        )
+    for n, graph in enumerate(numerators):
+        if not isinstance(graph, Fsa | TransitionTable):
+            raise ShapeError(
+                f"numerators[{n}] is a {type(graph).__name__}; expected an Fsa or a TransitionTable"
+            )
     return TableBatch.pack(
         [
             _compile(graph, num_pdfs, n) if isinstance(graph, Fsa) else graph

@@ -67,7 +67,12 @@ def read_config(path: Path, overrides: Sequence[str]) -> Experiment:
         table = sections
         for inner in tables:
             table = table.setdefault(inner, {})
-        table[key] = yaml.safe_load(value)
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {override}: {inner} is {table!r}, not a section")
+        try:
+            table[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override}: {value!r} is no YAML value") from error
     return Experiment.from_dict(sections, str(path))
 
 
@@ -87,6 +92,8 @@ def run_recipe(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None =
     names = list(STAGES)
     chosen = names[names.index(options.stage) : names.index(options.stop_stage) + 1]
     try:
+        if not chosen:
+            raise ConfigError(f"--stop-stage {options.stop_stage} comes before --stage {options.stage}")
         config = read_config(options.config, options.set)
         run = Run(
             exp, config, prepare, options.corpus, options.seed, options.shuffle_transcripts, options.workers

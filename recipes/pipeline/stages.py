@@ -108,14 +108,16 @@ def prepare_graphs(run: Run) -> None:
     lang = load_lang(run.exp / "lang")
     graphs = run.exp / "graphs"
     train = run.data("train")
-    transcripts = [utterance.words for utterance in train]
-    make_phone_lm(lang, transcripts, graphs / "phone_lm.fst", run.config.phone_lm, run.seed)
+    transcripts = {utterance.id: utterance.words for utterance in train}
+    print(make_phone_lm(lang, transcripts, graphs / "phone_lm.fst", run.config.phone_lm, run.seed))
     print(make_denominator(lang, graphs / "phone_lm.fst", graphs))
     normalization = Fsa.read(graphs / NORMALIZATION)
     for split, data in (("train", train), ("dev", run.data("dev"))):
         print(f"{split}: {make_numerators(lang, data, graphs / f'{split}.npz', normalization)}")
     if run.config.decoding.ngram_order:
-        make_grammar(transcripts, lang.spoken_words, graphs / "grammar.arpa", run.config.decoding.ngram_order)
+        make_grammar(
+            transcripts.values(), lang.spoken_words, graphs / "grammar.arpa", run.config.decoding.ngram_order
+        )
 
 
 def train(run: Run) -> None:

@@ -72,7 +72,7 @@ def numerator_rows(path: Path, backend: BackendName) -> Iterator[Row]:
     theirs = np.where(np.isnan(theirs), exact, theirs)
     yield compare(case, "log Z", result.log_prob, theirs, log_prob_limits(theirs))
     yield compare(case, "log Z, float64 check", result.log_prob, exact, log_prob_limits(exact))
-    yield compare(case, "ok", result.ok, np.isfinite(exact), 0.5)
+    yield compare(case, "ok", result.ok, np.isfinite(exact), tolerances.YES_OR_NO)
     derivative = sequences(values, "nnet_output_deriv")
     if path.stem not in OFFSET_WRONG and np.isfinite(derivative).all() and np.asarray(result.ok).all():
         ours = float(values["weight"]) * np.asarray(result.occupancy, dtype=np.float64)
@@ -90,7 +90,7 @@ def denominator_rows(path: Path, backend: BackendName) -> Iterator[Row]:
     scores = sequences(values, "nnet_output")
     fsa = kaldi_fsa(values, "den_")
     if path.stem in NO_CYCLE:
-        yield compare(case, "refused", float(_is_refused(fsa, scores.shape[2])), 1.0, 0.5)
+        yield compare(case, "refused", float(_is_refused(fsa, scores.shape[2])), 1.0, tolerances.YES_OR_NO)
         return
     denominator = DenominatorGraph(fsa, scores.shape[2])
     batch, leaky = denominator.batch(len(scores)), float(values["leaky"])
@@ -135,10 +135,12 @@ def objective_rows(path: Path, backend: BackendName) -> Iterator[Row]:
         raise ValueError(f"{path}: the out-of-range derivative was applied; expected files without it")
     record, output, xent = _evaluate(values)
     weight, ok = float(values["sup_weight"]), record.ok.numpy()
-    yield compare(case, "weight", record.weight, values["weight"], 1e-3)
+    yield compare(case, "weight", record.weight, values["weight"], tolerances.KALDI_WEIGHT)
     if not ok.all():
         expected = -10.0 * weight * int(values["frames"]) * (~ok).sum()
-        yield compare(case, "objf of the excluded", record.objf - record.objf_ok, expected, 1e-9)
+        yield compare(
+            case, "objf of the excluded", record.objf - record.objf_ok, expected, tolerances.FLOAT64
+        )
         return
     objf = float(record.num_log_prob.sum() - weight * record.den_log_prob.sum())
     per_frame = tolerances.OBJF_PER_FRAME * float(values["weight"])

@@ -35,7 +35,7 @@ def cases(shared: Path) -> list[Case]:
 
 
 def cost_limits(theirs: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """1e-6 of each value."""
+    """The allowed relative difference, of values below one as if they were one."""
     return tolerances.PEER_COST_RELATIVE * np.maximum(1.0, np.abs(np.asarray(theirs, dtype=np.float64)))
 
 

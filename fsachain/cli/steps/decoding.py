@@ -20,6 +20,7 @@ from fsachain.decode.align import align, write_ctm
 from fsachain.decode.decoder import decode
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
+from fsachain.errors import DataError
 from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import grammar_from_arpa, word_loop
 
@@ -64,6 +65,20 @@ class AlignSummary:
         return "\n  ".join([*lines, *self.failed.values()])
 
 
+def check_lang(model: AcousticModel, lang: Lang) -> None:
+    """Refuse a language folder of another width than the model's.
+
+    Raises:
+        DataError: the numbers of pdfs differ.
+    """
+    num_pdfs = model.network.config.num_pdfs
+    if num_pdfs != lang.tree.num_pdfs:
+        raise DataError(
+            f"the model has {num_pdfs} pdfs and the language folder {lang.tree.num_pdfs}; "
+            "give the language folder that the model was trained with"
+        )
+
+
 def network_outputs(model: AcousticModel, data: DataDir, cache: Path | None, num_workers: int) -> Outputs:
     """Network outputs [T', P] of all utterances by id, with a progress bar."""
     examples = model.examples(data, cache, num_workers)
@@ -85,6 +100,7 @@ def tune_data(
     Writes tuning.txt and tuning.json to `out`. The values to try stand in the model's configuration, section
     `decoding`.
     """
+    check_lang(model, graphs.lang)
     options = model.experiment.decoding
     outputs = network_outputs(model, data, cache, num_workers)
     with counter("tuning") as update:
@@ -117,6 +133,7 @@ def decode_data(
     num_workers: int = 1,
 ) -> WerReport:
     """Recognise and score a data directory; writes hyp.txt, wer.txt and wer.json to `out`."""
+    check_lang(model, graphs.lang)
     outputs = network_outputs(model, data, cache, num_workers)
     graph = graphs.build(lm_weight, word_insertion_penalty)
     with counter("decoding") as update:
@@ -153,6 +170,7 @@ def align_data(
 
     The graphs are the plain numerators: once the words are known, the phone language model has no say.
     """
+    check_lang(model, lang)
     numerators, excluded = build_numerators(lang, data, None)
     outputs = network_outputs(model, data, cache, num_workers)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
@@ -160,5 +178,6 @@ def align_data(
         found, failed = align(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
+    failed |= {name: "has no frames" for name in numerators if name not in outputs}
     reasons = excluded | {name: f"utterance {name!r}: {reason}" for name, reason in failed.items()}
     return AlignSummary(len(found), reasons)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +39,43 @@ class NumeratorSummary:
         return "\n  ".join([*lines, *self.excluded.values()])
 
 
+@dataclass(frozen=True)
+class PhoneLmSummary:
+    """What `make_phone_lm` estimated, and which utterances it left out, each with the reason."""
+
+    fsa: Fsa
+    excluded: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"phone language model of {self.fsa.num_states} states, {self.fsa.num_arcs} arcs"]
+        if self.excluded:
+            lines[0] += f", {len(self.excluded)} utterances excluded"
+        return "\n  ".join([*lines, *self.excluded.values()])
+
+
 def make_phone_lm(
-    lang: Lang, transcripts: Iterable[Sequence[str]], out: Path, config: PhoneLmConfig, seed: int
-) -> Fsa:
-    """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file."""
+    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path, config: PhoneLmConfig, seed: int
+) -> PhoneLmSummary:
+    """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file.
+
+    Args:
+        lang: lexicon and tree.
+        transcripts: words by utterance; those with a word that the lexicon refuses are left out and named, as
+            they have no numerator either.
+        out: the OpenFst file.
+        config: order and size, and where silence stands.
+        seed: of the pronunciations and silences.
+
+    Raises:
+        DataError: no utterance with words is left.
+    """
+    excluded = _refused(lang, transcripts)
+    usable = [words for name, words in transcripts.items() if words and name not in excluded]
+    if not usable:
+        reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
+        raise DataError(f"{out}: no transcript for a phone language model; the first reason: {reason}")
     phones = lm_phones(
-        list(transcripts),
+        usable,
         lang.lexicon,
         edge_silence=config.edge_silence,
         between_silence=config.between_silence,
@@ -58,12 +89,32 @@ def make_phone_lm(
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     phone_lm.write(out)
-    return phone_lm
+    return PhoneLmSummary(phone_lm, excluded)
+
+
+def _refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The utterances that have a word which the lexicon refuses, with the reason."""
+    refused: dict[str, str] = {}
+    for name, words in transcripts.items():
+        try:
+            for word in words:
+                lang.lexicon.pronunciations_of(word, name=name)
+        except GraphError as error:
+            refused[name] = str(error)
+    return refused
 
 
 def make_denominator(lang: Lang, phone_lm: Path, out: Path) -> DenominatorGraph:
-    """Build the denominator from a phone language model; writes den.fst and normalization.fst to `out`."""
-    denominator = DenominatorGraph(build_denominator(Fsa.read(phone_lm), lang.tree), lang.tree.num_pdfs)
+    """Build the denominator from a phone language model; writes den.fst and normalization.fst to `out`.
+
+    Raises:
+        GraphError: the file holds no phone language model over the phones of `lang`.
+    """
+    fsa = Fsa.read(phone_lm)
+    try:
+        denominator = DenominatorGraph(build_denominator(fsa, lang.tree), lang.tree.num_pdfs)
+    except GraphError as error:
+        raise GraphError(f"{phone_lm}: no phone language model for these phones: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
     denominator.fsa.write(out / DENOMINATOR)
     denominator.normalization_fsa().write(out / NORMALIZATION)

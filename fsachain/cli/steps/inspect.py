@@ -45,7 +45,9 @@ def describe_folder(path: Path) -> str:
                 f"pdfs: {tree.num_pdfs}, context of {tree.context_width} phones",
             ]
         )
-    data = DataDir.read(path)
+    if not (path / "text").is_file():
+        raise DataError(f"{path}: expected a language folder ({LEXICON}) or a data directory (text, wav.scp)")
+    data = DataDir.read(path, allow_commands=True)  # nothing is run: only the tables are read
     num_words = sum(len(utterance.words) for utterance in data)
     speakers = {utterance.speaker for utterance in data}
     return f"data directory: {len(data)} utterances, {num_words} words, {len(speakers)} speakers"

@@ -15,7 +15,7 @@ from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
-from fsachain.errors import DataError
+from fsachain.errors import DataError, FsachainError
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.train.checkpoint import load_tensors, save_tensors
 
@@ -67,14 +67,18 @@ class AcousticModel:
             raise DataError(
                 f"{path}: holds no acoustic model; `fsachain train` writes one as model.safetensors"
             )
-        experiment = Experiment.from_dict(header["experiment"], str(path))
-        network = Tdnnf(experiment.network_config(header["num_pdfs"]))
         weights, statistics = (
             {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
             for part in ("network.", "cmvn.")
         )
-        network.load_state_dict(weights)
-        return cls(experiment, network.eval(), Cmvn.from_state(experiment.cmvn, statistics))
+        try:
+            experiment = Experiment.from_dict(header["experiment"])
+            network = Tdnnf(experiment.network_config(header["num_pdfs"]))
+            network.load_state_dict(weights)
+            cmvn = Cmvn.from_state(experiment.cmvn, statistics)
+        except (FsachainError, KeyError, RuntimeError) as error:  # load_state_dict raises RuntimeError
+            raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
+        return cls(experiment, network.eval(), cmvn)
 
     def examples(self, data: DataDir, cache: Path | None, num_workers: int) -> list[Example]:
         """Normalised features of a data directory, as the network takes them."""

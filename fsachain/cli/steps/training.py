@@ -155,7 +155,10 @@ def _claim_folder(experiment: Experiment, out: Path) -> None:
     }
     path = out / "experiment.json"
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{path}: cannot read the options of the training ({error})") from error
         changed = sorted(name for name in options if before.get(name) != options[name])
         if changed:
             raise ConfigError(
