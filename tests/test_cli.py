@@ -302,3 +302,17 @@ def test_configuration_refuses_what_it_does_not_know(sections: dict, message: st
 def test_configuration_survives_its_own_dictionary() -> None:
     experiment = Experiment.from_dict({"lang": {"silence": None}, "network": {"channels": 32}})
     assert Experiment.from_dict(experiment.to_dict()) == experiment
+
+
+def test_training_refuses_graphs_made_with_another_language_folder(fsachain, built: Path) -> None:
+    """A monophone denominator has fewer pdfs than a biphone network; it would train without complaint."""
+    biphone = built / "biphone.yaml"
+    biphone.write_text("lang: {context: biphone}\n")
+    graphs, other = built / "graphs", built / "other"
+    assert fsachain("lang", built / "lexicon.txt", other, "--config", biphone).status == 0
+    numerators = ("num-graphs", built / "data", graphs / "train.npz", "--lang", built / "lang")
+    assert fsachain(*numerators).status == 0
+    outcome = fsachain(
+        "train", built / "data", graphs / "train.npz", built / "model", "--lang", other, "--den", graphs
+    )
+    assert_one_line(outcome, "made with another language folder", "12 pdfs")

@@ -190,6 +190,11 @@ class ContextTree:
             int(offset[lefts[0], phones[0]]),
         )
 
+    def equals(self, other: ContextTree) -> bool:
+        """Both trees give every phone in every context the same pdfs."""
+        names = ("phones", "topology", "context_width", "shared", "context_independent")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tree as JSON."""
         record: dict[str, Any] = {

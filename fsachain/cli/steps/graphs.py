@@ -8,11 +8,12 @@ from pathlib import Path
 
 from fsachain.cli.config import PhoneLmConfig
 from fsachain.cli.progress import track
-from fsachain.cli.steps.lang import Lang
+from fsachain.cli.steps.lang import TREE, Lang
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.grammar import estimate_arpa
 from fsachain.graph.lm_phones import lm_phones
@@ -105,7 +106,9 @@ def _refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, 
 
 
 def make_denominator(lang: Lang, phone_lm: Path, out: Path) -> DenominatorGraph:
-    """Build the denominator from a phone language model; writes den.fst and normalization.fst to `out`.
+    """Build the denominator from a phone language model.
+
+    Writes den.fst, normalization.fst and the tree they were made with, tree.json, to `out`.
 
     Raises:
         GraphError: the file holds no phone language model over the phones of `lang`.
@@ -116,6 +119,7 @@ def make_denominator(lang: Lang, phone_lm: Path, out: Path) -> DenominatorGraph:
     except GraphError as error:
         raise GraphError(f"{phone_lm}: no phone language model for these phones: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
+    lang.tree.save(out / TREE)
     denominator.fsa.write(out / DENOMINATOR)
     denominator.normalization_fsa().write(out / NORMALIZATION)
     return denominator
@@ -125,10 +129,17 @@ def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
     """The denominator that `make_denominator` wrote.
 
     Raises:
-        DataError: the folder has none.
+        DataError: the folder has none, or it was made with another tree.
     """
-    if not (folder / DENOMINATOR).is_file():
-        raise DataError(f"{folder}: no {DENOMINATOR}; make it with `fsachain den-graph`")
+    for name in (DENOMINATOR, TREE):
+        if not (folder / name).is_file():
+            raise DataError(f"{folder}: no {name}; make it with `fsachain den-graph`")
+    made_with = ContextTree.load(folder / TREE)
+    if not made_with.equals(lang.tree):
+        raise DataError(
+            f"{folder}: made with another language folder ({len(made_with.phones)} phones, {made_with.num_pdfs} pdfs; "
+            f"this one has {len(lang.tree.phones)} and {lang.tree.num_pdfs}); build the graphs anew"
+        )
     return DenominatorGraph(Fsa.read(folder / DENOMINATOR), lang.tree.num_pdfs)
 
 

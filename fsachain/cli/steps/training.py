@@ -114,6 +114,7 @@ def train_model(
     copies = perturbations(experiment.perturbation, seed)
     if not copies:
         raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
+    loss = LFMMILoss(load_denominator(lang, denominator), **asdict(experiment.loss))
     variants = [
         load_examples(
             train.data, experiment.features, perturbation=copy, cache_dir=cache, num_workers=num_workers
@@ -130,7 +131,7 @@ def train_model(
     network = Tdnnf(experiment.network_config(num_pdfs))
     trainer = Trainer(
         network,
-        LFMMILoss(load_denominator(lang, denominator), **asdict(experiment.loss)),
+        loss,
         experiment.train,
         out,
         numerators=tables,
