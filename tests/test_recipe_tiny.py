@@ -201,7 +201,10 @@ def test_wrong_option_ends_in_one_line(tmp_path: Path, capsys) -> None:
     ("options", "message"),
     [
         (["--set=train"], "--set train: expected SECTION.KEY=VALUE"),
-        (["--set=train.num_epochs.x=3"], "--set train.num_epochs.x=3: num_epochs is 10, not a section"),
+        (
+            ["--set=features.sample_rate.x=3"],
+            "--set features.sample_rate.x=3: sample_rate is 8000, not a section",
+        ),
         (["--set=train.num_epochs=["], "--set train.num_epochs=[: '[' is no YAML value"),
         (["--stage=align", "--stop-stage=lang"], "--stop-stage lang comes before --stage align"),
     ],
