@@ -316,3 +316,5 @@ def test_training_refuses_graphs_made_with_another_language_folder(fsachain, bui
         "train", built / "data", graphs / "train.npz", built / "model", "--lang", other, "--den", graphs
     )
     assert_one_line(outcome, "made with another language folder", "12 pdfs")
+    outcome = fsachain("num-graphs", built / "data", built / "n.npz", "--lang", other, "--den", graphs)
+    assert_one_line(outcome, "made with another language folder", "12 pdfs")

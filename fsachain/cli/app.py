@@ -125,14 +125,14 @@ def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, allow_comman
 
     Out: OUT, one npz file.
     """
-    from fsachain.cli.steps.graphs import NORMALIZATION, make_numerators
+    from fsachain.cli.steps.graphs import load_normalization, make_numerators
     from fsachain.cli.steps.lang import load_lang
     from fsachain.data.kaldi_dir import DataDir
-    from fsachain.fsa import Fsa
 
-    normalization = None if den is None else Fsa.read(den / NORMALIZATION)
+    language = load_lang(lang)
+    normalization = None if den is None else load_normalization(language, den)
     utterances = DataDir.read(data, allow_commands=allow_commands)
-    click.echo(f"{make_numerators(load_lang(lang), utterances, out, normalization)} -> {out}")
+    click.echo(f"{make_numerators(language, utterances, out, normalization)} -> {out}")
 
 
 @app.command()

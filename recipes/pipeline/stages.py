@@ -23,7 +23,7 @@ import numpy as np
 from fsachain.cli.config import Experiment
 from fsachain.cli.steps.decoding import DecodingGraphs, align_data, decode_data, tune_data
 from fsachain.cli.steps.graphs import (
-    NORMALIZATION,
+    load_normalization,
     make_denominator,
     make_grammar,
     make_numerators,
@@ -35,7 +35,6 @@ from fsachain.cli.steps.training import FINAL_MODEL, TrainingSet, compute_featur
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text, write_text
-from fsachain.fsa import Fsa
 from fsachain.nn.tdnnf import num_parameters
 from fsachain.train.log import read_log
 
@@ -111,7 +110,7 @@ def prepare_graphs(run: Run) -> None:
     transcripts = {utterance.id: utterance.words for utterance in train}
     print(make_phone_lm(lang, transcripts, graphs / "phone_lm.fst", run.config.phone_lm, run.seed))
     print(make_denominator(lang, graphs / "phone_lm.fst", graphs))
-    normalization = Fsa.read(graphs / NORMALIZATION)
+    normalization = load_normalization(lang, graphs)
     for split, data in (("train", train), ("dev", run.data("dev"))):
         print(f"{split}: {make_numerators(lang, data, graphs / f'{split}.npz', normalization)}")
     if run.config.decoding.ngram_order:

@@ -131,7 +131,16 @@ def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
     Raises:
         DataError: the folder has none, or it was made with another tree.
     """
-    for name in (DENOMINATOR, TREE):
+    return DenominatorGraph(_read_graph(lang, folder, DENOMINATOR), lang.tree.num_pdfs)
+
+
+def load_normalization(lang: Lang, folder: Path) -> Fsa:
+    """The normalization FSA that `make_denominator` wrote; errors as for `load_denominator`."""
+    return _read_graph(lang, folder, NORMALIZATION)
+
+
+def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
+    for name in (graph, TREE):
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}; make it with `fsachain den-graph`")
     made_with = ContextTree.load(folder / TREE)
@@ -140,7 +149,7 @@ def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
             f"{folder}: made with another language folder ({len(made_with.phones)} phones, {made_with.num_pdfs} pdfs; "
             f"this one has {len(lang.tree.phones)} and {lang.tree.num_pdfs}); build the graphs anew"
         )
-    return DenominatorGraph(Fsa.read(folder / DENOMINATOR), lang.tree.num_pdfs)
+    return Fsa.read(folder / graph)
 
 
 def build_numerators(
