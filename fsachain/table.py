@@ -67,6 +67,11 @@ class TransitionTable:
     def __repr__(self) -> str:
         return f"TransitionTable({self.num_states} states, {self.num_arcs} arcs, {len(self.active_pdfs)} active pdfs)"
 
+    @property
+    def leak_target(self) -> Floats:
+        """Log init [S], where a leak lands; -inf everywhere for a table without one, which is never run with a leak."""
+        return np.full(self.num_states, -np.inf) if self.leaky_log_prob is None else self.leaky_log_prob
+
     def with_arc_log_probs(self, log_prob: Floats) -> TransitionTable:
         """The same arcs with other weights, `log_prob` [A] in the caller's arc order; -inf, NaN and +inf as in `Fsa`.
 

@@ -70,7 +70,6 @@ def add_penalties(
     """Penalties on large scores and their derivatives; see `reference.add_penalties`."""
     sums = np.zeros((len(scores), 2))
     l2, out_of_range, limit = factors
-
     nowhere = np.empty((0, 0), scores.dtype)
 
     def job(n: int) -> Callable[[], None]:

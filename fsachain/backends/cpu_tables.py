@@ -76,16 +76,16 @@ def scaled_table(table: TransitionTable, dtype: np.dtype[Any]) -> ScaledTable:
             src_weight=np.exp(table.by_src.log_prob - arcs_scale).astype(dtype),
             active=table.active_pdfs.astype(np.uint32),
             initial=initial,
-            init=np.exp(_init(table)).astype(dtype),
+            init=np.exp(table.leak_target).astype(dtype),
             final=final,
             log_scale=np.array([initial_scale, arcs_scale, final_scale]),
             least=(
                 _least(table.initial_log_prob, initial_scale),
                 _least(table.by_dst.log_prob, arcs_scale),
-                _least(_init(table), 0.0),
+                _least(table.leak_target, 0.0),
                 _least(table.final_log_prob, final_scale),
             ),
-            init_everywhere=float(np.exp(_init(table).min())),
+            init_everywhere=float(np.exp(table.leak_target.min())),
         )
     return made[dtype]
 
@@ -99,7 +99,7 @@ def log_table(table: TransitionTable) -> LogTable:
             src_log_prob=table.by_src.log_prob,
             active=table.active_pdfs.astype(np.uint32),
             initial=table.initial_log_prob,
-            init=_init(table),
+            init=table.leak_target,
             final=table.final_log_prob,
             zeros=np.zeros(max(table.num_states, table.num_arcs)),
         )
@@ -127,8 +127,3 @@ def _probs(log_probs: Floats, dtype: np.dtype[Any]) -> tuple[Reals, float]:
 def _least(log_probs: Floats, scale: float) -> float:
     finite = log_probs[log_probs > -np.inf]
     return float(np.exp(finite.min() - scale)) if finite.size else 1.0
-
-
-def _init(table: TransitionTable) -> Floats:
-    """Where a leak lands; a table without such a distribution is never run with a leak."""
-    return np.full(table.num_states, -np.inf) if table.leaky_log_prob is None else table.leaky_log_prob

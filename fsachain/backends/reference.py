@@ -45,7 +45,7 @@ def _leak(x: Array, log_leak: float, target: Array) -> Array:
 def _alphas(table: TransitionTable, frames: Array, leaky: float) -> Array:
     """alpha'(t, i), float64 [T + 1, S]."""
     log_c = np.log(leaky) if leaky > 0.0 else -np.inf
-    init = table.initial_log_prob if table.leaky_log_prob is None else table.leaky_log_prob
+    init = table.leak_target
     view = table.by_dst
     alpha = np.empty((len(frames) + 1, table.num_states))
     alpha[0] = table.initial_log_prob  # (1)
@@ -60,7 +60,7 @@ def _alphas(table: TransitionTable, frames: Array, leaky: float) -> Array:
 def _betas(table: TransitionTable, frames: Array, leaky: float, log_z: float) -> Array:
     """beta(t, i), float64 [T + 1, S]."""
     log_c = np.log(leaky) if leaky > 0.0 else -np.inf
-    init = table.initial_log_prob if table.leaky_log_prob is None else table.leaky_log_prob
+    init = table.leak_target
     view = table.by_src
     beta = np.empty((len(frames) + 1, table.num_states))
     for t in range(len(frames), -1, -1):

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fsachain.batch import TableBatch
 
-EXCLUDED_OBJF = (
-    -10.0
-)  # per frame, for every excluded sequence: Kaldi's figure, so that its loss shows in the log
+# Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
+EXCLUDED_OBJF = -10.0
 
 
 @dataclass(frozen=True)
