@@ -44,7 +44,7 @@ check: $(STAMP)  ## format, lint, types and layers
 	@$(BIN)/python -m pytest -q tests/test_layers.py
 
 bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
-	@$(BIN)/python -m tools.bench $(ARGS)
+	@$(BIN)/python tools/bench_forward_backward.py $(ARGS)
 
 clean:  ## remove build outputs and experiments; .venv stays
 	@rm -rf build dist *.egg-info exp .mypy_cache .ruff_cache .pytest_cache .hypothesis

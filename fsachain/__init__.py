@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "fsachain.backends.dispatch": ["available_backends", "best_path", "forward_backward"],
-    "fsachain.backends.results": ["BestPath", "ForwardBackward"],
+    "fsachain.backends.paths": ["n_best", "sample_paths"],
+    "fsachain.backends.results": ["BestPath", "ForwardBackward", "NBest", "SampledPaths"],
     "fsachain.backends.threads": ["get_num_threads", "set_num_threads"],
     "fsachain.batch": ["TableBatch"],
     "fsachain.denominator": ["DenominatorGraph"],
@@ -34,13 +35,16 @@ _HOMES = {
     "fsachain.graph.numerator": ["Numerator", "build_numerator"],
     "fsachain.graph.phone_lm": ["estimate_phone_lm"],
     "fsachain.graph.topology": ["Topology"],
+    "fsachain.graph.supervision": ["AlignedPhone", "Supervision", "build_supervision"],
     "fsachain.loss.lfmmi": ["LFMMILoss"],
-    "fsachain.loss.record": ["LFMMIRecord"],
+    "fsachain.loss.mbr": ["MBRLoss", "expected_accuracy"],
+    "fsachain.loss.record": ["LFMMIRecord", "MBRRecord"],
     "fsachain.loss.total": ["total_log_prob"],
     "fsachain.table": ["TransitionTable", "compile_table"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
+    "AlignedPhone",
     "BackendUnavailable",
     "BestPath",
     "ConfigError",
@@ -54,9 +58,14 @@ __all__ = [
     "LFMMILoss",
     "LFMMIRecord",
     "Lexicon",
+    "MBRLoss",
+    "MBRRecord",
     "MissingExtraError",
+    "NBest",
     "Numerator",
+    "SampledPaths",
     "ShapeError",
+    "Supervision",
     "TableBatch",
     "Topology",
     "TransitionTable",
@@ -64,18 +73,23 @@ __all__ = [
     "best_path",
     "build_denominator",
     "build_numerator",
+    "build_supervision",
     "compile_table",
     "estimate_phone_lm",
+    "expected_accuracy",
     "forward_backward",
     "get_num_threads",
     "lm_phones",
+    "n_best",
+    "sample_paths",
     "set_num_threads",
     "total_log_prob",
 ]
 
 if TYPE_CHECKING:
     from fsachain.backends.dispatch import available_backends, best_path, forward_backward
-    from fsachain.backends.results import BestPath, ForwardBackward
+    from fsachain.backends.paths import n_best, sample_paths
+    from fsachain.backends.results import BestPath, ForwardBackward, NBest, SampledPaths
     from fsachain.backends.threads import get_num_threads, set_num_threads
     from fsachain.batch import TableBatch
     from fsachain.denominator import DenominatorGraph
@@ -95,9 +109,11 @@ if TYPE_CHECKING:
     from fsachain.graph.lm_phones import lm_phones
     from fsachain.graph.numerator import Numerator, build_numerator
     from fsachain.graph.phone_lm import estimate_phone_lm
+    from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
     from fsachain.graph.topology import Topology
     from fsachain.loss.lfmmi import LFMMILoss
-    from fsachain.loss.record import LFMMIRecord
+    from fsachain.loss.mbr import MBRLoss, expected_accuracy
+    from fsachain.loss.record import LFMMIRecord, MBRRecord
     from fsachain.loss.total import total_log_prob
     from fsachain.table import TransitionTable, compile_table
 

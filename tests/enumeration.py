@@ -16,11 +16,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Enumerated:
-    """log Z, occupancy [T, P], arc occupancy [T, A] and the score of the best path without leaks."""
+    """log Z, occupancies of pdfs [T, P], arcs [T, A] and states [T + 1, S]; the score of the best path without leaks."""
 
     log_prob: float
     occupancy: np.ndarray
     arc_occupancy: np.ndarray
+    state_occupancy: np.ndarray
     best_score: float
 
 
@@ -32,44 +33,73 @@ def log_sum(values) -> float:
     return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
 
 
-def all_paths(fsa, scores, *, initial=None, final=None, init=None, leaky=0.0):
-    """(score, arcs) of every path of len(scores) arcs; paths of weight 0 are left out."""
+def all_walks(fsa, scores, *, initial=None, final=None, init=None, leaky=0.0):
+    """(score, arcs, states, jumps) of every path of len(scores) arcs; paths of weight 0 are left out.
+
+    states and jumps have an entry for the time before each frame and for the end: the state, and whether a leak led there.
+    """
     if initial is None:
         initial = np.where(np.arange(fsa.num_states) == fsa.start, 0.0, -math.inf)
     final = fsa.final_log_prob if final is None else final
     partial = [
-        (float(initial[state]), (), state) for state in range(fsa.num_states) if initial[state] > -math.inf
+        (float(initial[state]), (), (state,), (False,))
+        for state in range(fsa.num_states)
+        if initial[state] > -math.inf
     ]
     leaks = []
     if leaky > 0.0:
         leaks = [(math.log(leaky) + float(init[k]), k) for k in range(fsa.num_states) if init[k] > -math.inf]
     leaving = [[a for a in range(fsa.num_arcs) if fsa.src[a] == state] for state in range(fsa.num_states)]
     for t in range(len(scores) + 1):
-        partial += [(score + weight, arcs, k) for (score, arcs, _), (weight, k) in product(partial, leaks)]
+        partial += [
+            (score + weight, arcs, (*states[:-1], k), (*jumps[:-1], True))
+            for (score, arcs, states, jumps), (weight, k) in product(partial, leaks)
+        ]
         if t == len(scores):
             break
         longer = []
-        for score, arcs, state in partial:
-            for arc in leaving[state]:
+        for score, arcs, states, jumps in partial:
+            for arc in leaving[states[-1]]:
                 total = score + float(fsa.log_prob[arc]) + float(scores[t, fsa.pdf[arc]])
                 if total > -math.inf:
-                    longer.append((total, (*arcs, arc), int(fsa.dst[arc])))
+                    longer.append((total, (*arcs, arc), (*states, int(fsa.dst[arc])), (*jumps, False)))
         partial = longer
-    ended = [(score + float(final[state]), arcs) for score, arcs, state in partial]
-    return [(score, arcs) for score, arcs in ended if score > -math.inf]
+    ended = [
+        (score + float(final[states[-1]]), arcs, states, jumps) for score, arcs, states, jumps in partial
+    ]
+    return [walk for walk in ended if walk[0] > -math.inf]
+
+
+def all_paths(fsa, scores, **options):
+    """(score, arcs) of every path; see `all_walks`."""
+    return [(score, arcs) for score, arcs, _, _ in all_walks(fsa, scores, **options)]
+
+
+def ranked_pdf_sequences(fsa, scores, **options):
+    """(score of the best path, pdfs) of every pdf sequence, the best first; among equals in the order of the pdfs."""
+    best: dict[tuple[int, ...], float] = {}
+    for score, arcs in all_paths(fsa, np.asarray(scores, dtype=np.float64), **options):
+        pdfs = tuple(int(fsa.pdf[arc]) for arc in arcs)
+        best[pdfs] = max(best.get(pdfs, -math.inf), score)
+    return sorted(((score, pdfs) for pdfs, score in best.items()), key=lambda item: (-item[0], item[1]))
 
 
 def enumerate_paths(fsa, scores, num_pdfs, *, initial=None, final=None, init=None, leaky=0.0) -> Enumerated:
     scores = np.asarray(scores, dtype=np.float64)
     ends = {"initial": initial, "final": final}
-    paths = all_paths(fsa, scores, init=init, leaky=leaky, **ends)
-    plain = paths if leaky == 0.0 else all_paths(fsa, scores, **ends)
-    log_prob = log_sum([score for score, _ in paths])
+    walks = all_walks(fsa, scores, init=init, leaky=leaky, **ends)
+    plain = walks if leaky == 0.0 else all_walks(fsa, scores, **ends)
+    log_prob = log_sum([walk[0] for walk in walks])
     gamma = np.zeros((len(scores), fsa.num_arcs))
-    for score, arcs in paths:
+    in_state = np.zeros((len(scores) + 1, fsa.num_states))
+    for score, arcs, states, _ in walks:
+        share = math.exp(score - log_prob)
         for t, arc in enumerate(arcs):
-            gamma[t, arc] += math.exp(score - log_prob)
+            gamma[t, arc] += share
+        for t, state in enumerate(states):
+            in_state[t, state] += share
     occupancy = np.zeros((len(scores), num_pdfs))
     for arc in range(fsa.num_arcs):
         occupancy[:, fsa.pdf[arc]] += gamma[:, arc]
-    return Enumerated(log_prob, occupancy, gamma, max((score for score, _ in plain), default=-math.inf))
+    best = max((walk[0] for walk in plain), default=-math.inf)
+    return Enumerated(log_prob, occupancy, gamma, in_state, best)

@@ -13,6 +13,7 @@ from random_graphs import connected_graph, graphs, left_to_right_graph, score_ma
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends import cpu
+from fsachain.backends.cpu_numbers import is_wide
 from fsachain.backends.dispatch import prepare
 
 NUM_PDFS = 9
@@ -340,38 +341,99 @@ def test_a_leak_into_a_state_of_tiny_init_is_not_lost(gap):
 
 
 def spies(monkeypatch):
-    """Which kernels ran: a list that fills with "float32", "float64" and "logs"."""
+    """Which numbers were computed in: a list that fills with names such as "float32 plain" or "logs"."""
     ran = []
-    scaled, logs = cpu._scaled, cpu._logs
-    monkeypatch.setattr(cpu, "_scaled", lambda *a: (ran.append(str(a[3])), scaled(*a))[1])
-    monkeypatch.setattr(cpu, "_logs", lambda *a: (ran.append("logs"), logs(*a))[1])
+    in_numbers, in_logs = cpu._in_numbers, cpu._in_logs
+
+    def spy(table, job, dtype, form, lanes):
+        ran.append(f"{dtype} {'wide' if is_wide(form) else 'plain'}")
+        return in_numbers(table, job, dtype, form, lanes)
+
+    monkeypatch.setattr(cpu, "_in_numbers", spy)
+    monkeypatch.setattr(cpu, "_in_logs", lambda *a: (ran.append("logs"), in_logs(*a))[1])
     return ran
 
 
-@pytest.mark.parametrize(
-    ("gap", "kernels"),
-    [(12.0, ["float32"]), (200.0, ["float32", "float64"]), (2000.0, ["float32", "float64", "logs"])],
-)
-def test_the_data_decide_how_wide_the_range_is(gap, kernels, monkeypatch):
+ALL_KINDS = ["float32 plain", "float32 wide", "float64 wide", "logs"]
+
+
+@pytest.mark.parametrize(("gap", "kinds"), [(12.0, 1), (200.0, 2), (2000.0, 2), (2e6, 3), (2e16, 4)])
+def test_the_data_decide_how_wide_the_range_is(gap, kinds, monkeypatch):
     ran = spies(monkeypatch)
     scores = np.zeros((1, 60, 3), np.float32)
     scores[0, 10, 1], scores[0, 40, 0] = -gap, -2 * gap
     batch = TableBatch.share(compile_table(two_lobes()), 1)
     result = forward_backward(batch, scores)
     assert result.log_prob[0] == pytest.approx(-gap, rel=tolerances.LOG_PROB_RELATIVE)
-    assert ran == kernels
+    assert ran == ALL_KINDS[:kinds]
     ran.clear()
     assert result.occupancy[0, 20, 1] == pytest.approx(1.0, abs=tolerances.OCCUPANCY)
-    assert ran == kernels
+    assert ran == ALL_KINDS[:kinds]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "first"),
+    [
+        (np.float32, "shared", "float32 plain"),
+        (np.float32, "packed", "float64 plain"),
+        (np.float64, "shared", "float64 plain"),
+        (np.float64, "packed", "float64 plain"),
+    ],
+)
+def test_scores_of_magnitude_one_stay_in_the_first_kind_of_number(dtype, kind, first, monkeypatch):
+    ran = spies(monkeypatch)
+    table = compile_table(connected_graph(5))
+    batch = TableBatch.share(table, 3) if kind == "shared" else TableBatch.pack([table])
+    forward_backward(batch, np.random.default_rng(1).normal(size=(batch.size, 50, NUM_PDFS)).astype(dtype))
+    assert ran == [first]
 
 
 def test_only_the_sequence_that_needs_it_runs_in_a_wider_range(monkeypatch):
-    wide, scaled = [], cpu._scaled
-    monkeypatch.setattr(
-        cpu, "_scaled", lambda *a: (wide.extend(a[2].tolist()) if a[3] == np.float64 else None, scaled(*a))[1]
-    )
+    wide, in_numbers = [], cpu._in_numbers
+
+    def spy(table, job, dtype, form, lanes):
+        if is_wide(form):
+            wide.extend(lanes.tolist())
+        return in_numbers(table, job, dtype, form, lanes)
+
+    monkeypatch.setattr(cpu, "_in_numbers", spy)
     scores = np.zeros((8, 60, 3), np.float32)
     scores[5, 10, 1], scores[5, 40, 0] = -200.0, -400.0
     result = forward_backward(TableBatch.share(compile_table(two_lobes()), 8), scores)
     assert result.ok.all()
     assert wide == [5]
+
+
+@pytest.mark.parametrize("scale", [1, 1000])
+@pytest.mark.parametrize("leaky", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_alphas_computed_twice_change_no_bit(scale, leaky, kind, dtype, monkeypatch):
+    """A budget of nothing keeps only about sqrt(T) alphas; frames of each segment are computed again."""
+    graphs = [DenominatorGraph(connected_graph(seed), NUM_PDFS) for seed in range(5)]
+    batch = graphs[0].batch(5) if kind == "shared" else TableBatch.pack([graph.table for graph in graphs])
+    rng = np.random.default_rng(4)
+    scores = (scale * rng.normal(size=(5, 83, NUM_PDFS))).astype(dtype)
+    lengths, weights = np.array([83, 1, 40, 0, 82]), np.array([1.0, 2.0, -0.5, 1.0, 1.0])
+    results = []
+    for budget in (1e9, 0.0):
+        out = np.zeros_like(scores)
+        log_z, ok = cpu.add_occupancy(batch, scores, lengths, leaky, weights, out, budget)
+        results.append((log_z, ok, out))
+    for whole, in_parts in zip(*results, strict=True):
+        np.testing.assert_array_equal(whole, in_parts)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 15, 16, 17, 33])
+def test_every_number_of_pdfs_and_of_sequences_side_by_side_is_right(width):
+    """Tiles of 16 pdfs, the last of them cut short or moved back; some pdfs that no arc has between those that one has."""
+    for num_pdfs in (5, 15, 16, 17, 40):
+        rng = np.random.default_rng(num_pdfs)
+        used = np.sort(rng.choice(num_pdfs, size=min(num_pdfs, 12), replace=False))
+        graph = connected_graph(num_pdfs, num_pdfs=len(used))
+        graph = replace(graph, pdf=used[graph.pdf])
+        scores = rng.normal(size=(width, 6, num_pdfs)).astype(np.float32)
+        scores[:, :, np.setdiff1d(np.arange(num_pdfs), used)] = np.nan  # nobody looks there
+        lengths = [6 - n % 4 for n in range(width)]
+        batch = TableBatch.share(compile_table(graph, num_pdfs), width)
+        assert_agrees(batch, scores, lengths)

@@ -16,7 +16,18 @@ from fsachain.errors import ConfigError
 
 LEXICON = "yes Y EH S\nno N OW\n"
 TEXT = "u1 yes no\nu2 no\nu3 no no yes\n"
-STEPS = ("lang", "phone-lm", "den-graph", "num-graphs", "train", "decode", "align", "score", "info")
+STEPS = (
+    "lang",
+    "phone-lm",
+    "den-graph",
+    "num-graphs",
+    "train",
+    "decode",
+    "align",
+    "supervise",
+    "score",
+    "info",
+)
 
 
 class Outcome:

@@ -31,7 +31,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "core": NUMERICAL,
     "graph": NUMERICAL,
-    "backends": NUMERICAL | {"numba"},
+    "backends": NUMERICAL | {"numba", "llvmlite"},  # llvmlite is what numba is made with
     "loss": NUMERICAL | {"torch"},
     "nn": NUMERICAL | {"torch"},
     "data": NUMERICAL | {"torch"},

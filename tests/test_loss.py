@@ -1,4 +1,4 @@
-"""What `LFMMILoss` adds up, leaves out and reports."""
+"""What `LFMMILoss` adds up, and what it and every other loss leaves out and reports."""
 
 import copy
 import gc
@@ -8,39 +8,31 @@ import pickle
 import pytest
 import tolerances
 import torch
-from random_graphs import connected_graph, left_to_right_graph
-
-from fsachain import (
-    DenominatorGraph,
-    Fsa,
-    LFMMILoss,
-    TableBatch,
-    compile_table,
-    forward_backward,
+from loss_inputs import (
+    FRAMES,
+    KINDS,
+    LENGTHS,
+    LOSSES,
+    SIZE,
+    WIDTH,
+    close,
+    make_denominator,
+    make_graphs,
+    make_loss,
+    make_output,
+    real_frames,
+    spoil,
 )
-from fsachain.loss.lfmmi import _compiled
 
-WIDTH = 9
-LENGTHS = [20, 12, 30, 7]
-SIZE, FRAMES = len(LENGTHS), 30
+from fsachain import Fsa, TableBatch, compile_table, forward_backward
+from fsachain.loss.numerators import _compiled
 
-
-def make_denominator(seed=0):
-    return DenominatorGraph(connected_graph(seed), WIDTH)
+of_every_loss = pytest.mark.parametrize("loss_kind", LOSSES)
 
 
-def make_loss(**options):
-    return LFMMILoss(make_denominator(), **({"leaky_hmm_coefficient": 0.1} | options))
-
-
-def make_graphs(size=SIZE):
-    return [left_to_right_graph(n, 5, WIDTH) for n in range(size)]
-
-
-def make_output(seed=0, scale=1.0, dtype=torch.float64, size=SIZE):
-    generator = torch.Generator().manual_seed(seed)
-    values = scale * torch.randn(size, FRAMES, WIDTH, generator=generator, dtype=torch.float64)
-    return values.to(dtype).requires_grad_()
+def cost_of_exclusion(loss_kind):
+    """What an excluded sequence costs in objf per frame: MBR counts its frames as wrong, no more."""
+    return 0.0 if loss_kind == "MBR" else 10.0
 
 
 def log_probs(output, lengths=LENGTHS):
@@ -50,19 +42,6 @@ def log_probs(output, lengths=LENGTHS):
         make_denominator().batch(SIZE), output, lengths, leaky_hmm_coefficient=0.1, backend="reference"
     )
     return num, den
-
-
-def close(left, right, limit=tolerances.LOSS_TERM):
-    torch.testing.assert_close(
-        torch.as_tensor(left, dtype=torch.float64),
-        torch.as_tensor(right, dtype=torch.float64),
-        rtol=0.0,
-        atol=limit,
-    )
-
-
-def real_frames():
-    return (torch.arange(FRAMES) < torch.tensor(LENGTHS).view(-1, 1)).unsqueeze(2)
 
 
 def test_every_field_of_the_record_follows_its_formula():
@@ -95,8 +74,9 @@ def test_every_field_of_the_record_follows_its_formula():
     assert value.dtype == torch.float64 and value.shape == ()
 
 
-def test_the_record_is_detached():
-    loss, output = make_loss(xent_regularize=0.1), make_output()
+@of_every_loss
+def test_the_record_is_detached(loss_kind):
+    loss, output = make_loss(loss_kind, xent_regularize=0.1), make_output()
     loss(output, LENGTHS, make_graphs(), xent_log_probs=output.log_softmax(2))
     fields = vars(loss.last_record).values()
     assert not any(field.requires_grad for field in fields if isinstance(field, torch.Tensor))
@@ -113,8 +93,9 @@ def test_the_gradient_is_occupancies_and_penalties_over_frames():
     close(-output.grad * loss.last_record.weight_ok, weights.view(-1, 1, 1) * expected)
 
 
-def test_objective_equals_the_record_of_the_call():
-    loss = make_loss(l2_regularize=0.01, xent_regularize=0.1)
+@of_every_loss
+def test_objective_equals_the_record_of_the_call(loss_kind):
+    loss = make_loss(loss_kind, l2_regularize=0.01, xent_regularize=0.1)
     output, xent = make_output(), make_output(seed=1).detach().log_softmax(2)
     loss(output, LENGTHS, make_graphs(), xent_log_probs=xent)
     called = loss.last_record
@@ -126,8 +107,9 @@ def test_objective_equals_the_record_of_the_call():
     assert torch.equal(record.ok, called.ok) and record.names == called.names
 
 
-def test_frame_weights_scale_derivatives_and_no_value():
-    loss = make_loss(l2_regularize=0.01, xent_regularize=0.2)
+@of_every_loss
+def test_frame_weights_scale_derivatives_and_no_value(loss_kind):
+    loss = make_loss(loss_kind, l2_regularize=0.01, xent_regularize=0.2)
     frame_weights = torch.rand(SIZE, FRAMES, generator=torch.Generator().manual_seed(3))
     results = []
     for given in (None, frame_weights):
@@ -141,9 +123,10 @@ def test_frame_weights_scale_derivatives_and_no_value():
         close(scaled, plain * frame_weights.unsqueeze(2), tolerances.ROUNDING)
 
 
-def test_weights_count_sequences_as_often_as_they_say():
+@of_every_loss
+def test_weights_count_sequences_as_often_as_they_say(loss_kind):
     """A sequence of weight 2 equals the sequence twice; one of weight 0 equals none."""
-    loss, graphs = make_loss(l2_regularize=0.01), make_graphs()
+    loss, graphs = make_loss(loss_kind, l2_regularize=0.01), make_graphs()
     output = make_output()
     weighted = loss(output, LENGTHS, graphs, weights=[2.0, 1.0, 1.0, 0.0])
     order = [0, 0, 1, 2]
@@ -151,16 +134,17 @@ def test_weights_count_sequences_as_often_as_they_say():
     close(weighted.detach(), repeated.detach(), tolerances.ROUNDING)
 
 
-def test_several_denominators_equal_separate_losses():
+@of_every_loss
+def test_several_denominators_equal_separate_losses(loss_kind):
     options = {"leaky_hmm_coefficient": 0.1, "l2_regularize": 0.01}
     graphs = {"en": make_denominator(0), "de": make_denominator(5), "unused": make_denominator(6)}
-    together, names = LFMMILoss(graphs, **options), ["de", "en", "en", "de"]
+    together, names = make_loss(loss_kind, graphs, **options), ["de", "en", "en", "de"]
     output = make_output(dtype=torch.float32)
     together(output, LENGTHS, make_graphs(), denominator_of=names).backward()
     record = together.last_record
     for name in ("en", "de"):
         lanes = [n for n in range(SIZE) if names[n] == name]
-        alone, part = LFMMILoss(graphs[name], **options), output.detach()[lanes].requires_grad_()
+        alone, part = make_loss(loss_kind, graphs[name], **options), output.detach()[lanes].requires_grad_()
         alone(part, [LENGTHS[n] for n in lanes], [make_graphs()[n] for n in lanes]).backward()
         assert torch.equal(alone.last_record.den_log_prob, record.den_log_prob[lanes])
         ours, theirs = output.grad[lanes] * record.weight_ok, part.grad * alone.last_record.weight_ok
@@ -188,39 +172,10 @@ def test_lengths_may_be_any_integers_on_the_host(lengths):
     assert torch.equal(loss(make_output(), torch.tensor(LENGTHS).numpy(), make_graphs()), expected)
 
 
-def spoil(kind):
-    """Output, lengths and graphs of which sequence 1 cannot be used."""
-    output, lengths, graphs = make_output(), list(LENGTHS), make_graphs()
-    with torch.no_grad():
-        if kind == "too short":
-            lengths[1] = 2
-        elif kind == "no frames":
-            lengths[1] = 0
-        elif kind == "no finals":
-            graph = graphs[1]
-            graphs[1] = Fsa(
-                graph.num_states,
-                graph.src,
-                graph.dst,
-                graph.pdf,
-                graph.log_prob,
-                [-math.inf] * graph.num_states,
-            )
-        elif kind == "NaN":
-            output[1, 3] = torch.nan
-        elif kind == "+inf":
-            output[1, 3] = torch.inf
-        else:
-            output[1, 3] = -torch.inf
-    return output, lengths, graphs
-
-
-KINDS = ["too short", "no frames", "no finals", "NaN", "+inf", "-inf"]
-
-
+@of_every_loss
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_impossible_sequence_leaves_every_sum(kind):
-    loss = make_loss(l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
+def test_an_impossible_sequence_leaves_every_sum(loss_kind, kind):
+    loss = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
     output, lengths, graphs = spoil(kind)
     branch = make_output(seed=1)
     names = ["a", "b", "c", "d"]
@@ -244,13 +199,14 @@ def test_an_impossible_sequence_leaves_every_sum(kind):
     close(value.detach(), expected.detach(), tolerances.ROUNDING)
     close(output.grad[others], part.grad, tolerances.ROUNDING)
     close(branch.grad[others], part_branch.grad, tolerances.ROUNDING)
-    close(record.objf, record.objf_ok - 10.0 * 3.0 * lengths[1])
+    close(record.objf, record.objf_ok - cost_of_exclusion(loss_kind) * 3.0 * lengths[1])
     close(record.weight - record.weight_ok, 3.0 * lengths[1])
 
 
+@of_every_loss
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
-def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(penalty):
-    loss = make_loss(l2_regularize=penalty, xent_regularize=penalty)
+def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind, penalty):
+    loss = make_loss(loss_kind, l2_regularize=penalty, xent_regularize=penalty)
     weight = torch.nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
     output = make_output().detach() * weight
     value = loss(output, [1] * SIZE, make_graphs(), xent_log_probs=output.log_softmax(2))
@@ -258,21 +214,27 @@ def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(penalty):
     value.backward()
     assert not weight.grad.any() and weight.grad.isfinite().all()
     record = loss.last_record
-    assert record.objf_ok == 0.0 and record.weight_ok == 0.0 and record.objf == -10.0 * SIZE
+    assert (
+        record.objf_ok == 0.0
+        and record.weight_ok == 0.0
+        and record.objf == -cost_of_exclusion(loss_kind) * SIZE
+    )
     assert len(record.excluded) == SIZE
 
 
-def test_weights_of_zero_give_zero_loss():
-    loss, output = make_loss(), make_output()
+@of_every_loss
+def test_weights_of_zero_give_zero_loss(loss_kind):
+    loss, output = make_loss(loss_kind), make_output()
     value = loss(output, LENGTHS, make_graphs(), weights=[0.0] * SIZE)
     value.backward()
     assert value == 0.0 and not output.grad.any()
 
 
+@of_every_loss
 @pytest.mark.parametrize("filling", [math.nan, math.inf, -math.inf, 1e30])
-def test_what_stands_in_the_padding_changes_no_bit(filling):
+def test_what_stands_in_the_padding_changes_no_bit(loss_kind, filling):
     """Of the network output, of the branch and of the frame weights."""
-    loss = make_loss(l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
+    loss = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
     results = []
     for fill in (0.0, filling):
         output, branch = (make_output(seed, dtype=torch.float32).detach() for seed in (0, 1))
@@ -290,8 +252,9 @@ def test_what_stands_in_the_padding_changes_no_bit(filling):
     assert not results[1][1][padding].any() and not results[1][2][padding].any()
 
 
-def test_scores_of_minus_infinity_cost_no_penalty_and_have_no_gradient():
-    loss, output = make_loss(l2_regularize=0.01, out_of_range_regularize=0.1), make_output()
+@of_every_loss
+def test_scores_of_minus_infinity_cost_no_penalty_and_have_no_gradient(loss_kind):
+    loss, output = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1), make_output()
     clean = make_output().detach()
     with torch.no_grad():
         output[0, 2, 3] = -torch.inf
@@ -304,8 +267,9 @@ def test_scores_of_minus_infinity_cost_no_penalty_and_have_no_gradient():
     close(l2_term, loss.last_record.l2_term)
 
 
-def test_a_branch_of_minus_infinity_where_the_numerator_does_not_go_is_harmless():
-    loss, output = make_loss(xent_regularize=0.1), make_output()
+@of_every_loss
+def test_a_branch_of_minus_infinity_where_the_numerator_does_not_go_is_harmless(loss_kind):
+    loss, output = make_loss(loss_kind, xent_regularize=0.1), make_output()
     branch = make_output(seed=1).detach()
     num, _ = log_probs(output)
     branch[num.occupancy == 0] = -torch.inf
@@ -315,10 +279,11 @@ def test_a_branch_of_minus_infinity_where_the_numerator_does_not_go_is_harmless(
     assert value.isfinite() and branch.grad.isfinite().all()
 
 
-def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence():
+@of_every_loss
+def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(loss_kind):
     """pdf 8 is in the denominator alone."""
     narrow = Fsa(2, [0, 1], [1, 1], [0, 1], [0.0, 0.0], [-math.inf, 0.0])
-    loss, output = make_loss(), make_output()
+    loss, output = make_loss(loss_kind), make_output()
     with torch.no_grad():
         output[2, 5, 8] = torch.nan
     loss(output, LENGTHS, [narrow] * SIZE, xent_log_probs=None).backward()
@@ -359,9 +324,10 @@ def test_a_graph_compiled_for_the_loss_is_freed_with_it():
     assert len(_compiled) <= held - SIZE
 
 
+@of_every_loss
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])
-def test_a_copy_of_a_loss_outlives_it(copied):
-    loss, output = make_loss(), make_output()
+def test_a_copy_of_a_loss_outlives_it(loss_kind, copied):
+    loss, output = make_loss(loss_kind), make_output()
     expected = loss(output, LENGTHS, make_graphs())
     other = copied(loss)
     del loss

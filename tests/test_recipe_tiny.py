@@ -1,5 +1,6 @@
 """A recipe in small: synthetic digits, a narrow network, two epochs, all stages through to the report."""
 
+import shutil
 import sys
 from collections import defaultdict
 from itertools import pairwise
@@ -17,10 +18,11 @@ from fsachain.cli.steps.decoding import align_data
 from fsachain.cli.steps.lang import load_lang
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.graph.chunks import load_chunks
 from fsachain.train.checkpoint import load_tensors
 from fsachain.train.log import read_log
 from recipes.demo.prepare import VARIANTS, prepare
-from recipes.pipeline.main import run_recipe
+from recipes.pipeline.main import run_recipe, run_second_pass
 from tests import tolerances
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,6 +164,114 @@ def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, m
     assert run_command(monkeypatch, "train", *sets, tmp_path / "model", *options) == 0
     assert run_command(monkeypatch, "info", tmp_path / "model" / "model.safetensors") == 0
     assert "one frame every 30 ms" in capsys.readouterr().out
+
+
+CHUNKS = [
+    "--set=supervision.chunk_frames=90",
+    "--set=perturbation.speeds=[0.9, 1.0]",
+    "--set=train.num_epochs=2",
+]
+
+
+@pytest.fixture(scope="module")
+def second(exp: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chunks")
+    places = [f"--first={exp}", f"--exp={folder}", f"--config={ROOT / 'recipes/demo/config.yaml'}"]
+    assert run_second_pass(ROOT / "recipes" / "demo", prepare_tiny, [*places, *OPTIONS, *CHUNKS]) == 0
+    return folder
+
+
+def test_second_pass_trains_on_chunks_of_every_utterance(exp: Path, second: Path) -> None:
+    chunks = load_chunks(second / "chunks.npz")
+    train = DataDir.read(exp / "data" / "train")
+    assert set(chunks) == {utterance.id for utterance in train}
+    every = [chunk for lists in chunks.values() for one in lists for chunk in one]
+    assert len(every) > len(chunks)
+    assert all(chunk.end - chunk.start <= 30 for chunk in every)
+    for name, (slow, plain) in chunks.items():
+        assert (slow[0].utterance, plain[0].utterance) == (f"sp0.9-{name}", name)
+        assert len(slow) == len(plain)
+        assert slow[0].of_frames > plain[0].of_frames
+    events = list(read_log(second / "model" / "train.jsonl"))
+    (start,) = (event for event in events if event["event"] == "start")
+    assert start["utterances"] == sum(len(lists[0]) for lists in chunks.values())
+    dev = {utterance.id for utterance in DataDir.read(exp / "data" / "dev")}
+    assert {entry["id"] for entry in start["excluded"]} <= dev
+    objf = [event["train"]["objf"] for event in events if event["event"] == "epoch"]
+    assert objf[-1] > objf[0]
+    assert "WER" in (second / "report.txt").read_text()
+
+
+def test_times_of_a_chunk_are_those_of_the_alignment(exp: Path, second: Path) -> None:
+    """A first frame that no tolerance lets a phone reach is not in the graph: silence stands alone at the edge."""
+    lang = load_lang(exp / "lang")
+    silence = lang.lexicon.phone_id("SIL")
+    rows = read_ctm(second / "align-train" / "phones.ctm")
+    checked = 0
+    for name, lists in load_chunks(second / "chunks.npz").items():
+        start, duration, label = rows[name][0]
+        if label != "SIL" or start + duration < 0.1:
+            continue
+        first = lists[1][0].fsa
+        pdfs = first.pdf[first.src == first.start].tolist()
+        assert all(silence in lang.tree.describe(pdf).phones for pdf in pdfs)
+        checked += 1
+    assert checked
+
+
+def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path: Path, monkeypatch, capsys):
+    config = tmp_path / "config.yaml"
+    recipe = (ROOT / "recipes/demo/config.yaml").read_text()
+    config.write_text(recipe + "supervision: {chunk_frames: 90}\nperturbation: {speeds: [0.9, 1.0]}\n")
+    out, alignment = tmp_path / "chunks.npz", second / "align-train" / "phones.ctm"
+    data, options = exp / "data" / "train", ("--lang", exp / "lang", "--den", exp / "graphs")
+    assert run_command(monkeypatch, "supervise", data, alignment, out, *options, "--config", config) == 0
+    assert "supervised" in capsys.readouterr().out
+    ours, theirs = load_chunks(out), load_chunks(second / "chunks.npz")
+    assert list(ours) == list(theirs)
+    for name in ours:
+        for one, other in zip(ours[name], theirs[name], strict=True):
+            assert [chunk.id for chunk in one] == [chunk.id for chunk in other]
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_array_equal(a.fsa.log_prob, b.fsa.log_prob)
+    assert run_command(monkeypatch, "info", out) == 0
+    assert "chunks: " in capsys.readouterr().out
+    small = (
+        "network: {channels: 16, bottleneck: 8, prefinal: 16, time_strides: [1]}\n"
+        "train: {num_epochs: 1, average_last: 1, num_threads: 1}\n"
+    )
+    train = ("train", data, out, tmp_path / "model", *options, "--config", config)
+    config.write_text(small)
+    assert run_command(monkeypatch, *train) == 1
+    assert "supervise anew after a change of speeds" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "model")
+    config.write_text("perturbation: {speeds: [0.9, 1.0]}\n" + small)
+    assert run_command(monkeypatch, *train) == 0
+
+
+def test_utterances_without_an_alignment_are_named(
+    exp: Path, second: Path, tmp_path: Path, monkeypatch, capsys
+):
+    lines = (second / "align-train" / "phones.ctm").read_text().splitlines(keepends=True)
+    name = lines[0].split()[0]
+    alignment = tmp_path / "phones.ctm"
+    alignment.write_text("".join(line for line in lines if line.split()[0] != name))
+    options = ("--lang", exp / "lang", "--den", exp / "graphs")
+    config = ("--config", ROOT / "recipes/demo/config.yaml")
+    step = ("supervise", exp / "data" / "train", alignment, tmp_path / "c.npz", *options, *config)
+    assert run_command(monkeypatch, *step) == 0
+    told = capsys.readouterr().out
+    assert "1 utterances excluded" in told
+    assert f"utterance {name!r}: is not in the alignment" in told
+    alignment.write_text("other 1 0.0 0.1 SIL\n")
+    assert run_command(monkeypatch, *step) == 1
+    assert "no utterance has a supervision; the first reason" in capsys.readouterr().err
+
+
+def test_second_pass_wants_a_folder_of_its_own(exp: Path, capsys) -> None:
+    places = [f"--first={exp}", f"--exp={exp}", f"--config={ROOT / 'recipes/demo/config.yaml'}"]
+    assert run_second_pass(ROOT / "recipes" / "demo", prepare_tiny, [*places, *OPTIONS]) == 1
+    assert "is the folder of the first pass" in capsys.readouterr().err
 
 
 def test_saved_model_holds_the_network_that_training_ended_with(exp: Path) -> None:

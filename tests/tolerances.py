@@ -6,6 +6,10 @@ programs computed allow, most of which are in float32.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 ENUMERATION = 1e-10  # reference against path enumeration, absolute
 
 LOG_PROB_RELATIVE = 1e-5  # times max(10, |log Z|)
@@ -23,6 +27,8 @@ SURE_OCCUPANCY = 1e-6  # of a path whose rivals are exp(-20) or less of it, from
 SHIFTED_OCCUPANCY = 1e-8  # constants of 1e6 on float64 scores round away 1e-10 of each, over a few frames
 OBJF_PER_FRAME_FLOAT64 = 1e-8  # num - den of float64 scores as large as 1e3, per frame
 LOSS_TERM = 1e-8  # float64 terms of the loss against their formulas, absolute; terms are up to 1e4
+DIFFERENCE = 1e-6  # central differences of float64 occupancies with steps of 1e-4, absolute
+SECOND_ORDER = 100.0  # of a difference quotient, times its step: half a variance of 69 frames
 DIRECTIONAL_DERIVATIVE = 1e-3  # 540 float32 occupancies times a random direction, summed
 GRADIENT_ROW_SUM = 1e-6  # rows of a float32 gradient of the loss, which is divided by the frames, sum to 0
 YES_OR_NO = 0.5  # booleans as 0 and 1 must be equal
@@ -68,3 +74,8 @@ TIME_ROUNDING = 1e-6  # seconds; times in CTM files are sums of decimals in bina
 def log_prob_tolerance(log_prob: float) -> float:
     """The contract's bound on |d log Z|."""
     return LOG_PROB_RELATIVE * max(LOG_PROB_FLOOR, abs(log_prob))
+
+
+def drawn_share(probability: Any, draws: int) -> Any:
+    """Six standard deviations of the share of `draws` that an event takes, and ten draws more for the rare ones."""
+    return 6.0 * np.sqrt(probability * (1.0 - probability) / draws) + 10.0 / draws

@@ -1,23 +1,43 @@
-"""The CPU backend: which kernel each sequence runs through, decided by its data, and threads over groups of sequences.
+"""The CPU backend: which numbers each sequence runs in, decided by its data, and threads over groups of sequences.
 
-A sequence first runs in probabilities (`cpu_scaled`): in float32 where it shares its graph with others and its scores
-are not float64, else in float64. Equation (13) is checked on the way; a sequence that fails it runs again with a wider
-range, in the end in float64 logs (`cpu_log`), which are right at any magnitude.
+A sequence first runs in plain numbers (`cpu_numbers`): in float32 where it shares its graph with others and its scores are
+not float64, else in float64. Equation (13) is checked when its alphas are there; a sequence that fails it runs in wide
+numbers, and one whose scores exceed even those in float64 logs (`cpu_log`), which are right at any magnitude.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import cpu_log, cpu_scaled
+from fsachain.backends import cpu_log
+from fsachain.backends.cpu_frames import Frames, make_columns
+from fsachain.backends.cpu_numbers import (
+    ZERO_EXPONENT,
+    Form,
+    is_wide,
+    plain_form,
+    weights,
+    wide_form,
+    width_of,
+)
 from fsachain.backends.cpu_penalty import add_penalties as add_penalties_of_one
-from fsachain.backends.cpu_scaled import SMALLEST
-from fsachain.backends.cpu_tables import log_table, scaled_table
-from fsachain.backends.reference import arc_occupancy as arc_occupancy
+from fsachain.backends.cpu_recursion import backward, clear, conclude, forward
+from fsachain.backends.cpu_tables import ArcList, ArcRows, KernelTable, kernel_table, log_table
+from fsachain.backends.cpu_work import (
+    SHARE_OF_FREE_MEMORY,
+    Memory,
+    Plan,
+    free_bytes,
+    make_plan,
+    memory_for,
+    shape_of,
+    trim,
+)
 from fsachain.backends.threads import get_num_threads, run_all
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
@@ -26,26 +46,35 @@ from fsachain.table import TransitionTable
 Scores = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
-MAX_LANES = 32
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two or four
+# Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
+SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
 
 
 class _Job(NamedTuple):
-    """What a call works on; `weights` and `out` are None where only log Z is wanted."""
+    """What a call works on; `weights` and `out` are None where only log Z is wanted. `budget`: bytes for each thread."""
 
     scores: Scores
     lengths: Lengths
     leaky: float
     weights: Floats | None
     out: npt.NDArray[np.floating] | None
+    budget: float
 
 
-def log_probs(
-    batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float
-) -> tuple[Floats, npt.NDArray[np.bool_]]:
+class _Numbers(NamedTuple):
+    """A kind of number and its type."""
+
+    dtype: np.dtype[Any]
+    make_form: Callable[[int], Form]
+
+
+def log_probs(batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float) -> tuple[Floats, Bools]:
     """log Z [N] and ok [N]; see `reference.log_probs`."""
-    return _run(batch, _Job(scores, lengths, leaky, None, None))
+    return _run(batch, _Job(scores, lengths, leaky, None, None, 0.0))
 
 
 def add_occupancy(
@@ -55,9 +84,15 @@ def add_occupancy(
     leaky: float,
     weights: Floats,
     out: npt.NDArray[np.floating],
-) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Add weights[n] x occupancy to out [N, T, P]; log Z [N] and ok [N]; see `reference.add_occupancy`."""
-    return _run(batch, _Job(scores, lengths, leaky, weights, out))
+    memory_budget: float | None = None,
+) -> tuple[Floats, Bools]:
+    """Add weights[n] x occupancy to out [N, T, P]; log Z [N] and ok [N]; see `reference.add_occupancy`.
+
+    Alphas of all frames are kept if they fit `memory_budget` bytes (None: a quarter of the free memory); else about
+    2 sqrt(T) of T are kept and the others computed again, which changes no bit of the result.
+    """
+    budget = SHARE_OF_FREE_MEMORY * free_bytes() if memory_budget is None else memory_budget
+    return _run(batch, _Job(scores, lengths, leaky, weights, out, budget / get_num_threads()))
 
 
 def add_penalties(
@@ -89,64 +124,155 @@ def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
     return score, table.by_dst.arc[path] if np.isfinite(score) else np.empty(0, dtype=np.int32)
 
 
-def _run(batch: TableBatch, job: _Job) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    log_z = np.empty(batch.size)
-    precision = SINGLE if batch.is_shared and job.scores.dtype == SINGLE else DOUBLE
-    groups = _groups(job.lengths) if precision == SINGLE else [np.array([n]) for n in range(batch.size)]
-    run_all([_group_job(batch, job, lanes, precision, log_z) for lanes in groups])
+def _run(batch: TableBatch, job: _Job) -> tuple[Floats, Bools]:
+    """All sequences in the first kind of number that is wide enough for each."""
+    log_z, waiting = np.empty(batch.size), np.arange(batch.size)
+    for numbers in _kinds(batch, job.scores.dtype):
+        if waiting.size:
+            certain = np.ones(batch.size, np.bool_)
+            groups = _groups(batch, job.lengths, waiting, numbers.dtype)
+            run_all([_group_job(batch, job, numbers, lanes, log_z, certain) for lanes in groups])
+            waiting = np.flatnonzero(~certain)
+    run_all([_log_job(batch, job, int(n), log_z) for n in waiting])
+    trim()
     return log_z, np.isfinite(log_z)
 
 
+def _kinds(batch: TableBatch, dtype: np.dtype[Any]) -> Iterator[_Numbers]:
+    """What is tried for a sequence, in this order."""
+    single = dtype == SINGLE
+    yield _Numbers(SINGLE if single and batch.is_shared else DOUBLE, plain_form)
+    if single:
+        yield _Numbers(SINGLE, wide_form)
+    yield _Numbers(DOUBLE, wide_form)
+
+
+def _groups(
+    batch: TableBatch, lengths: Lengths, waiting: npt.NDArray[np.int64], dtype: np.dtype[Any]
+) -> list[npt.NDArray[np.int64]]:
+    """The sequences that run side by side: those that share a graph, of about equal length, as many as there are lanes."""
+    ordered = waiting[np.argsort(-lengths[waiting], kind="stable")]
+    count = -(-len(waiting) // LANES[dtype]) if batch.is_shared else len(waiting)
+    return np.array_split(ordered, count)
+
+
 def _group_job(
-    batch: TableBatch, job: _Job, lanes: npt.NDArray[np.int64], precision: np.dtype[Any], log_z: Floats
+    batch: TableBatch,
+    job: _Job,
+    numbers: _Numbers,
+    lanes: npt.NDArray[np.int64],
+    log_z: Floats,
+    certain: Bools,
 ) -> Callable[[], None]:
     def run() -> None:
-        table = batch.table(int(lanes[0]))
-        log_z[lanes], certain = _scaled(table, job, lanes, precision)
-        for n in lanes[~certain]:
-            lane = np.array([n])
-            sure = np.array([False])
-            if precision == SINGLE:
-                log_z[lane], sure = _scaled(table, job, lane, DOUBLE)
-            if not sure[0]:
-                log_z[n] = _logs(table, job, lane)
+        form = numbers.make_form(1 if len(lanes) == 1 else LANES[numbers.dtype])
+        layout = ArcRows if batch.is_shared else ArcList
+        table = kernel_table(batch.table(int(lanes[0])), numbers.dtype, form, job.leaky > 0.0, layout)
+        log_z[lanes], certain[lanes] = _in_numbers(table, job, numbers.dtype, form, lanes)
 
     return run
 
 
-def _groups(lengths: Lengths) -> list[npt.NDArray[np.int64]]:
-    """Sequences of about equal length in groups of at most MAX_LANES, as many groups as threads or a multiple."""
-    size = len(lengths)
-    per_thread = -(-size // get_num_threads())
-    count = -(-size // min(MAX_LANES, max(per_thread, 8)))
-    return np.array_split(np.argsort(-lengths, kind="stable"), count)
+class _Group(NamedTuple):
+    """Sequences that run side by side, with what the kernels are given."""
+
+    table: KernelTable
+    form: Form
+    dtype: np.dtype[Any]
+    leak: Any
+    frames: Frames
+    plan: Plan
+    memory: Memory
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The first arguments of every pass."""
+        return self.form, self.table, self.leak, self.frames
 
 
-def _scaled(
-    table: TransitionTable, job: _Job, lanes: npt.NDArray[np.int64], precision: np.dtype[Any]
-) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """log Z of the lanes and whether each is certain by equation (13); adds the occupancy of those that are."""
-    unit = (1,) if len(lanes) == 1 else ()
-    data = scaled_table(table, precision)
-    lengths = job.lengths[lanes]
-    frames = min(2, lengths.max() + 1) if job.out is None else lengths.max() + 1
-    history = np.empty((frames, max(table.num_states, len(table.active_pdfs)), len(lanes)), precision)
-    log_z, lowest = np.empty(len(lanes)), np.empty(len(lanes))
-    c = precision.type(job.leaky)
-    cpu_scaled.forward(unit, data, c, job.scores, lanes, lengths, history, log_z, lowest)
-    if job.out is not None and job.weights is not None:
-        cpu_scaled.backward(unit, data, c, job.scores, lanes, lengths, history, lowest)
-    illegal = np.isnan(log_z)
-    certain = illegal | (np.isfinite(log_z) & (lowest >= SMALLEST[precision]))
-    if job.out is not None and job.weights is not None:
-        weights = np.where(certain & ~illegal, job.weights[lanes], 0.0)
-        cpu_scaled.scatter(unit, history, data.active, lanes, lengths, weights, job.out)
-    return log_z, certain
+def _in_numbers(
+    table: KernelTable, job: _Job, dtype: np.dtype[Any], form: Form, lanes: npt.NDArray[np.int64]
+) -> tuple[Floats, Bools]:
+    """log Z of the lanes and whether each is certain; adds the occupancy of those that are."""
+    width = width_of(form)
+    columns = make_columns(table.active, width, job.scores.shape[2])
+    shape = shape_of(table, columns, form, dtype)
+    padded = lanes if len(lanes) == width else np.resize(lanes, width)
+    lengths = np.where(np.arange(width) < len(lanes), job.lengths[padded], -1)
+    count = int(lengths.max())
+    whole = Plan(count, max(count, 1))
+    plan = whole if job.out is None else make_plan(shape, count, job.budget)
+    with memory_for(shape, plan, 1 if job.out is None else plan.segment) as memory:
+        group = _Group(
+            table,
+            form,
+            dtype,
+            _leak(form, job.leaky, dtype),
+            Frames(job.scores, padded, lengths, columns),
+            plan,
+            memory,
+        )
+        _alphas(group)
+        log_z, certain = np.full(width, -np.inf), _is_certain(group)
+        conclude(table, group.frames, memory.record, log_z)
+        if job.out is not None and job.weights is not None:
+            used = np.where(certain & np.isfinite(log_z) & (lengths > 0), job.weights[padded], 0.0)
+            memory.work.factors[0] = used
+            if used.any():
+                _betas(group, job.out)
+    return log_z[: len(lanes)], certain[: len(lanes)]
 
 
-def _logs(table: TransitionTable, job: _Job, lanes: npt.NDArray[np.int64]) -> float:
+@lru_cache(maxsize=64)
+def _leak(form: Form, coefficient: float, dtype: np.dtype[Any]) -> Any:
+    with np.errstate(divide="ignore"):
+        return weights(form, np.log(np.array([coefficient])), dtype)
+
+
+def _alphas(group: _Group) -> None:
+    """The forward pass; leaves the alphas of the last segment, and those before each segment where there are several."""
+    history, count = group.memory.work.history, group.plan.frames
+    for index, first in enumerate(group.plan.starts):
+        if index > 0:
+            history[0] = history[group.plan.segment]
+            group.memory.checkpoints[index] = history[0]
+        last = min(first + group.plan.segment, count)
+        forward(*group.arguments, first, last, group.memory.work, group.memory.record)
+
+
+def _betas(group: _Group, out: npt.NDArray[np.floating]) -> None:
+    """The backward pass, with a forward pass before it in all segments but the last."""
+    work, starts = group.memory.work, group.plan.starts
+    for beta in work.beta:
+        clear(group.form, beta)
+    for index in range(len(starts) - 1, -1, -1):
+        first, last = starts[index], min(starts[index] + group.plan.segment, group.plan.frames)
+        if index < len(starts) - 1:
+            work.history[0] = group.memory.checkpoints[index]
+            forward(*group.arguments, first, last, work, group.memory.record)
+        backward(*group.arguments, first, last, work, out)
+
+
+def _is_certain(group: _Group) -> Bools:
+    """Whether nothing that matters was lost: equation (13), or for wide numbers that no exponent came near zero's."""
+    record, lengths = group.memory.record, group.frames.lengths
+    if is_wide(group.form):
+        reach = (record.extent / np.log(2.0) + group.table.reach + 2.0) * (lengths + 2)
+        enough = reach < -ZERO_EXPONENT[group.dtype.itemsize] / 4
+    else:
+        enough = np.maximum(record.lowest, record.leaked) >= SMALLEST[group.dtype]
+    return enough | np.isnan(record.extent)
+
+
+def _log_job(batch: TableBatch, job: _Job, n: int, log_z: Floats) -> Callable[[], None]:
+    def run() -> None:
+        log_z[n] = _in_logs(batch.table(n), job, n)
+
+    return run
+
+
+def _in_logs(table: TransitionTable, job: _Job, n: int) -> float:
     """The same for one sequence in logs, always certain."""
-    n = int(lanes[0])
     data, scores = log_table(table), job.scores[n, : job.lengths[n]]
     log_c = float(np.log(job.leaky)) if job.leaky > 0.0 else -np.inf
     frames = len(scores) + 1 if job.out is not None else min(2, len(scores) + 1)
@@ -154,8 +280,6 @@ def _logs(table: TransitionTable, job: _Job, lanes: npt.NDArray[np.int64]) -> fl
     log_z = float(cpu_log.forward(data, log_c, scores, history))
     if job.out is not None and job.weights is not None and np.isfinite(log_z):
         cpu_log.backward(data, log_c, scores, history)
-        occupancy = history[:, :, None]
-        cpu_scaled.scatter(
-            (1,), occupancy, data.active, lanes, job.lengths[lanes], job.weights[lanes], job.out
-        )
+        occupancy = history[: len(scores), : len(table.active_pdfs)]
+        job.out[n, : len(scores), table.active_pdfs] += (job.weights[n] * occupancy).T
     return log_z

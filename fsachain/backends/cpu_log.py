@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
-_jit = numba.njit(cache=True, nogil=True, error_model="numpy")
+from fsachain.backends.jit import jit
 
 
-@_jit
+@jit
 def _log_add(x: float, y: float) -> float:
     largest, smallest = max(x, y), min(x, y)
     if largest == -np.inf:  # both are log-zero
@@ -19,7 +18,7 @@ def _log_add(x: float, y: float) -> float:
     return largest + math.log1p(math.exp(smallest - largest))
 
 
-@_jit
+@jit
 def _log_sum(x: Any, y: Any) -> float:
     """logsum_i x[i] + y[i]; y may be longer than x."""
     largest = -np.inf
@@ -33,7 +32,7 @@ def _log_sum(x: Any, y: Any) -> float:
     return largest + math.log(total)
 
 
-@_jit
+@jit
 def _load(scores: Any, active: Any, y: Any) -> float:
     """y = scores[active] minus their maximum, which is returned (0 if all are -inf; NaN for NaN or +inf)."""
     shift = -np.inf
@@ -49,7 +48,7 @@ def _load(scores: Any, active: Any, y: Any) -> float:
     return shift
 
 
-@_jit
+@jit
 def forward(table: Any, log_c: float, scores: Any, history: Any) -> float:
     """alpha' of equations (1)-(3) into history [T + 1, >= S] ([2, S] where not kept); returns log Z, NaN if illegal."""
     offsets, src, column, log_prob = table.dst_offsets, table.dst_src, table.dst_column, table.dst_log_prob
@@ -76,7 +75,7 @@ def forward(table: Any, log_c: float, scores: Any, history: Any) -> float:
     return log_z + _log_sum(history[len(scores) % rows, :num_states], table.final)  # (4)
 
 
-@_jit
+@jit
 def backward(table: Any, log_c: float, scores: Any, history: Any) -> None:
     """Equations (5)-(7) for a sequence that has a path: replaces history [T + 1, max(S, K)] by occupancies [T, K]."""
     offsets, dst, column, log_prob = table.src_offsets, table.src_dst, table.src_column, table.src_log_prob
@@ -110,7 +109,7 @@ def backward(table: Any, log_c: float, scores: Any, history: Any) -> None:
             after[i] = _log_add(now[i], leak)
 
 
-@_jit
+@jit
 def best_path(table: Any, scores: Any, back: Any, path: Any) -> float:
     """Equations (8) and (9): path [T], positions in the by-destination view; back [T, S] is workspace. The score."""
     offsets, src, column, log_prob = table.dst_offsets, table.dst_src, table.dst_column, table.dst_log_prob

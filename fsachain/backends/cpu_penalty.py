@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from fsachain.backends.jit import jit
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+
+@jit
 def add_penalties(
     y: Any, weight: float, l2: float, out_of_range: float, limit: float, out: Any, sums: Any
 ) -> None:

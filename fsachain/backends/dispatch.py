@@ -6,30 +6,39 @@ This is the only file that knows about devices and about array libraries; neithe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import cpu, reference
-from fsachain.backends.results import BestPath, ForwardBackward
+from fsachain.backends import cpu, cpu_arcs, cpu_paths, reference, reference_paths
+from fsachain.backends.results import BestPath, ForwardBackward, pdfs_along, states_along
+from fsachain.backends.threads import run_all
 from fsachain.batch import TableBatch
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.fsa import Ints
 
 BackendName = Literal["auto", "reference", "cpu", "cuda"]
-_BACKENDS: dict[str, Any] = {"reference": reference, "cpu": cpu}
+# The modules of each backend: sums over paths; occupancies of arcs and states; single paths.
+_BACKENDS: dict[str, tuple[Any, Any, Any]] = {
+    "reference": (reference, reference, reference_paths),
+    "cpu": (cpu, cpu_arcs, cpu_paths),
+}
 _CUDA_REASON = "this version has no CUDA kernels"
 
 
 class Prepared(NamedTuple):
     """Checked arguments.
 
+    backend, arcs, paths: the modules that compute sums over paths, occupancies of arcs and states, and single paths.
     scores: float32 or float64 numpy [N, T, P]; lengths: int64 [N]; like: makes results of the caller's kind.
     """
 
     backend: Any
+    arcs: Any
+    paths: Any
     scores: npt.NDArray[np.floating]
     lengths: npt.NDArray[np.int64]
     like: Callable[[npt.NDArray[Any]], Any]
@@ -77,11 +86,17 @@ def forward_backward(
         ready.backend.add_occupancy(batch, ready.scores, ready.lengths, leaky_hmm_coefficient, ones, out)
         return ready.like(out)
 
-    def arc_occupancy(n: int) -> Any:
+    def of_one(function: Callable[..., Any], n: int) -> Any:
         frames = ready.scores[n, : ready.lengths[n]]
-        return ready.like(ready.backend.arc_occupancy(batch.table(n), frames, leaky_hmm_coefficient))
+        return ready.like(function(batch.table(n), frames, leaky_hmm_coefficient))
 
-    return ForwardBackward(ready.like(log_prob), ready.like(ok), occupancy, arc_occupancy)
+    return ForwardBackward(
+        ready.like(log_prob),
+        ready.like(ok),
+        occupancy,
+        partial(of_one, ready.arcs.arc_occupancy),
+        partial(of_one, ready.arcs.state_occupancy),
+    )
 
 
 def best_path(
@@ -90,28 +105,19 @@ def best_path(
     """The best path of every sequence, equations (8) and (9); arguments and errors as for `forward_backward`."""
     ready = prepare(batch, scores, lengths, backend)
     score = np.empty(batch.size)
-    arcs: list[Ints] = []
-    for n in range(batch.size):
-        score[n], path = ready.backend.best_path(batch.table(n), ready.scores[n, : ready.lengths[n]])
-        arcs.append(path)
-    pdfs, states = zip(*(_along(batch, n, score[n], arcs[n]) for n in range(batch.size)), strict=True)
-    return BestPath(ready.like(score), list(pdfs), list(states), arcs)
+    arcs: list[Ints] = [np.empty(0, dtype=np.int32)] * batch.size
 
+    def job(n: int) -> None:
+        score[n], arcs[n] = ready.backend.best_path(batch.table(n), ready.scores[n, : ready.lengths[n]])
 
-def _along(batch: TableBatch, n: int, score: float, path: Ints) -> tuple[Any, Any]:
-    """pdfs [T_n] and states [T_n + 1] along the arcs of a path."""
-    table = batch.table(n)
-    view = table.by_src
-    position = np.empty(table.num_arcs, dtype=np.int64)
-    position[view.arc] = np.arange(len(view.arc))
-    steps = position[path]
-    if len(path):
-        states = np.append(view.src[steps[0]], view.dst[steps])
-    elif np.isfinite(score):  # no frames: the path is one state that is both initial and final
-        states = np.array([np.argmax(table.initial_log_prob + table.final_log_prob)])
-    else:
-        states = np.empty(0)
-    return table.active_pdfs[view.column[steps]], states.astype(np.int32)
+    run_all([partial(job, n) for n in range(batch.size)])
+    found = np.isfinite(score)
+    return BestPath(
+        ready.like(score),
+        [pdfs_along(batch.table(n), path) for n, path in enumerate(arcs)],
+        [states_along(batch.table(n), path) if found[n] else path for n, path in enumerate(arcs)],
+        arcs,
+    )
 
 
 def prepare(batch: TableBatch, scores: Any, lengths: Any, backend: str) -> Prepared:
@@ -133,7 +139,7 @@ def prepare(batch: TableBatch, scores: Any, lengths: Any, backend: str) -> Prepa
                 f"scores has {array.shape[2]} pdfs (shape {list(array.shape)}); "
                 f"expected at least {table.num_pdfs} for {batch.names[n]}"
             )
-    return Prepared(_choose(backend), array, check_lengths(lengths, batch, array.shape[1]), like)
+    return Prepared(*_choose(backend), array, check_lengths(lengths, batch, array.shape[1]), like)
 
 
 def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArray[np.int64]:
@@ -166,7 +172,7 @@ def check_leak(batch: TableBatch, coefficient: float) -> None:
             )
 
 
-def _choose(name: str) -> Any:
+def _choose(name: str) -> tuple[Any, Any, Any]:
     if name == "auto":
         return _BACKENDS["cpu"]
     if name not in _BACKENDS:

@@ -6,6 +6,7 @@ for float64 at any magnitude of the scores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ class _Frames:
 
 
 def _frames(table: TransitionTable, scores: Scores) -> _Frames:
+    """Scores [T, P] of one sequence as the recursions take them."""
     active = np.asarray(scores[:, table.active_pdfs], dtype=np.float64)
     legal = not bool((np.isnan(active) | (active == np.inf)).any())
     shift = active.max(axis=1, initial=-np.inf)
@@ -43,7 +45,7 @@ def _leak(x: Array, log_leak: float, target: Array) -> Array:
 
 
 def _alphas(table: TransitionTable, frames: Array, leaky: float) -> Array:
-    """alpha'(t, i), float64 [T + 1, S]."""
+    """alpha'(t, i), float64 [T + 1, S], of shifted scores [T, K]."""
     log_c = np.log(leaky) if leaky > 0.0 else -np.inf
     init = table.leak_target
     view = table.by_dst
@@ -61,16 +63,20 @@ def _betas(table: TransitionTable, frames: Array, leaky: float, log_z: float) ->
     """beta(t, i), float64 [T + 1, S]."""
     log_c = np.log(leaky) if leaky > 0.0 else -np.inf
     init = table.leak_target
-    view = table.by_src
     beta = np.empty((len(frames) + 1, table.num_states))
     for t in range(len(frames), -1, -1):
-        if t == len(frames):
-            inner = table.final_log_prob - log_z
-        else:
-            arcs = view.log_prob + frames[t][view.column] + beta[t + 1][view.dst]
-            inner = log_sum_rows(arcs, view.offsets)
+        inner = _before_leak(table, frames, beta, t, log_z)
         beta[t] = _leak(inner, log_c + log_sum(init + inner), np.zeros(table.num_states))  # (5)
     return beta
+
+
+def _before_leak(table: TransitionTable, frames: Array, beta: Array, t: int, log_z: float) -> Array:
+    """beta'(t, i) of (5), float64 [S], from the later rows of beta."""
+    if t == len(frames):
+        return table.final_log_prob - log_z
+    view = table.by_src
+    arcs = view.log_prob + frames[t][view.column] + beta[t + 1][view.dst]
+    return log_sum_rows(arcs, view.offsets)
 
 
 def _log_z(table: TransitionTable, alpha: Array) -> float:
@@ -105,6 +111,34 @@ def arc_occupancy(table: TransitionTable, scores: Scores, leaky: float) -> Array
         gamma = alpha[t][view.src] + view.log_prob + frames.scores[t][view.column] + beta[t + 1][view.dst]
         result[t, view.arc] = np.exp(gamma)  # (6)
     return result
+
+
+def state_occupancy(table: TransitionTable, scores: Scores, leaky: float) -> Array:
+    """Equation (14), float64 [T + 1, S]: the share of paths that are in state i before frame t; all zero if impossible."""
+    result = np.zeros((len(scores) + 1, table.num_states))
+    frames = _frames(table, scores)
+    if not frames.legal:
+        return result
+    alpha = _alphas(table, frames.scores, leaky)
+    log_z = _log_z(table, alpha)
+    if np.isneginf(log_z):
+        return result
+    beta = _betas(table, frames.scores, leaky, log_z)
+    for t in range(len(result)):
+        result[t] = np.exp(alpha[t] + _before_leak(table, frames.scores, beta, t, log_z))  # (14)
+    return result
+
+
+def add_arc_occupancy(
+    batch: TableBatch,
+    scores: Scores,
+    lengths: npt.NDArray[np.int64],
+    leaky: float,
+    counts: Sequence[Array],
+) -> None:
+    """Add to counts[n] [A_n] how often sequence n takes each arc: the sum of gamma(t, arc) over t = d log Z / d log_prob."""
+    for n in range(batch.size):
+        counts[n] += arc_occupancy(batch.table(n), scores[n, : lengths[n]], leaky).sum(axis=0)
 
 
 def add_occupancy(

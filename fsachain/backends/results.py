@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.fsa import Ints
+from fsachain.table import TransitionTable
+
 
 @dataclass(frozen=True)
 class ForwardBackward:
@@ -25,6 +28,7 @@ class ForwardBackward:
     ok: Any
     _occupancy: Callable[[], Any] = field(repr=False)
     _arc_occupancy: Callable[[int], Any] = field(repr=False)
+    _state_occupancy: Callable[[int], Any] = field(repr=False)
 
     @cached_property
     def occupancy(self) -> Any:
@@ -35,8 +39,16 @@ class ForwardBackward:
         return self._occupancy()
 
     def arc_occupancy(self, n: int) -> Any:
-        """float64 [T_n, A]: gamma of equation (6) for sequence n, arcs numbered as in its Fsa."""
+        """float64 [T_n, A]: gamma of equation (6) for sequence n, arcs numbered as in its Fsa; 0 if it is not ok."""
         return self._arc_occupancy(n)
+
+    def state_occupancy(self, n: int) -> Any:
+        """float64 [T_n + 1, S]: the share of sequence n's paths that are in each state at time t; 0 if it is not ok.
+
+        Equation (14). Row t is the state before frame t, after a leak at t if there was one; the last row the one at the
+        end. Rows sum to one.
+        """
+        return self._state_occupancy(n)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,62 @@ class BestPath:
     """
 
     score: Any
-    pdfs: list[npt.NDArray[np.integer[Any]]]
-    states: list[npt.NDArray[np.integer[Any]]]
-    arcs: list[npt.NDArray[np.integer[Any]]]
+    pdfs: list[Ints]
+    states: list[Ints]
+    arcs: list[Ints]
+
+
+@dataclass(frozen=True)
+class NBest:
+    """The best pdf sequences through each sequence's acceptor, all different; M_n of them, at most the n asked for.
+
+    Attributes:
+        score: float64 [N, n]: of each pdf sequence its best path's, equations (8) and (9), not increasing; -inf from entry
+            M_n on, NaN throughout for an illegal score.
+        pdfs: N arrays int32 [M_n, T_n]: the pdf of each frame.
+        states: N arrays int32 [M_n, T_n + 1]: the states of a best path of each pdf sequence.
+        arcs: N arrays int32 [M_n, T_n]: its arcs, numbered as in the caller's Fsa.
+    """
+
+    score: Any
+    pdfs: list[Ints]
+    states: list[Ints]
+    arcs: list[Ints]
+
+
+@dataclass(frozen=True)
+class SampledPaths:
+    """Paths drawn from each sequence's posterior; M of them, or none (arrays of 0 rows) where no path exists.
+
+    Attributes:
+        ok: bool [N], there are paths.
+        pdfs: N arrays int32 [M, T_n]: the pdf of each frame.
+        states: N arrays int32 [M, T_n + 1]: the state before each frame and at the end, after the jump if there is one.
+        arcs: N arrays int32 [M, T_n]: arc numbers as in the caller's Fsa.
+        jumps: N arrays bool [M, T_n + 1]: a leak of equation (3) led to this state; it may lead to where the path was.
+    """
+
+    ok: Any
+    pdfs: list[Ints]
+    states: list[Ints]
+    arcs: list[Ints]
+    jumps: list[npt.NDArray[np.bool_]]
+
+
+def pdfs_along(table: TransitionTable, arcs: Ints) -> Ints:
+    """The pdfs int32 [..., T] of arcs [..., T]."""
+    view = table.by_src
+    pdf = np.zeros(table.num_arcs, dtype=np.int32)
+    pdf[view.arc] = table.active_pdfs[view.column]
+    return pdf[arcs]
+
+
+def states_along(table: TransitionTable, arcs: Ints) -> Ints:
+    """The states int32 [..., T + 1] of best paths with arcs [..., T]; without frames the one that is best to be in."""
+    view = table.by_src
+    src, dst = np.zeros((2, table.num_arcs), dtype=np.int32)
+    src[view.arc], dst[view.arc] = view.src, view.dst
+    if arcs.shape[-1]:
+        return np.concatenate([src[arcs[..., :1]], dst[arcs]], axis=-1)
+    best = np.argmax(table.initial_log_prob + table.final_log_prob)
+    return np.full((*arcs.shape[:-1], 1), best, dtype=np.int32)

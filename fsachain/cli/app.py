@@ -10,39 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsachain.cli.looking import info, score
+from fsachain.cli.options import (
+    INPUT_FILE,
+    INPUT_FOLDER,
+    OUTPUT,
+    cache_option,
+    commands_option,
+    config_option,
+    lang_option,
+    seed_option,
+    workers_option,
+)
+
 if TYPE_CHECKING:
     from fsachain.cli.config import Experiment
-
-INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-INPUT_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-OUTPUT = click.Path(path_type=Path)
-
-config_option = click.option(
-    "--config",
-    "experiment",
-    type=INPUT_FILE,
-    callback=lambda _c, _p, path: _experiment(path),
-    help="YAML file of the experiment; without it every option has its default.",
-)
-lang_option = click.option("--lang", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain lang`.")
-seed_option = click.option(
-    "--seed", type=int, default=1, show_default=True, help="Of everything that is drawn."
-)
-workers_option = click.option(
-    "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Threads or processes."
-)
-cache_option = click.option("--cache", type=OUTPUT, help="Folder that keeps features between runs.")
-commands_option = click.option(
-    "--allow-commands",
-    is_flag=True,
-    help="Run the shell commands that stand in wav.scp, with your rights: for folders that you trust.",
-)
-
-
-def _experiment(path: Path | None) -> Experiment:
-    from fsachain.cli.config import Experiment
-
-    return Experiment() if path is None else Experiment.read(path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -50,8 +32,8 @@ def _experiment(path: Path | None) -> Experiment:
 def app() -> None:
     """Lattice-free MMI: from a lexicon, transcripts and recordings to a word error rate.
 
-    The usual order: lang, phone-lm, den-graph, num-graphs, train, decode, score, align. Exit status: 0 done,
-    1 an error in the input, 2 wrong usage.
+    The usual order: lang, phone-lm, den-graph, num-graphs, train, decode, score, align. A second training on
+    chunks goes on with supervise, train, decode. Exit status: 0 done, 1 an error in the input, 2 wrong usage.
     """
 
 
@@ -149,27 +131,28 @@ def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, allow_comman
 @workers_option
 @commands_option
 def train(**arguments: Any) -> None:
-    """Train a network flat-start with LF-MMI; a run that was broken off continues where it stood.
+    """Train a network with LF-MMI; a run that was broken off continues where it stood.
 
-    In: DATA, a Kaldi data directory, and NUMERATORS, made from it by `fsachain num-graphs`; the sections
-    features, cmvn, perturbation, augment, network, loss and train of the configuration.
+    In: DATA, a Kaldi data directory, and NUMERATORS, made from it by `fsachain num-graphs` (flat start) or
+    `fsachain supervise` (chunks with times); the sections features, cmvn, perturbation, augment, network, loss
+    and train of the configuration.
 
     Out: folder OUT with model.safetensors, checkpoints and the log train.jsonl.
     """
     from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.training import FINAL_MODEL, TrainingSet, train_model
+    from fsachain.cli.steps.training import FINAL_MODEL, TrainingSet, read_training_set, train_model
     from fsachain.data.kaldi_dir import DataDir
 
-    def training_set(data: Path, numerators: Path) -> TrainingSet:
-        return TrainingSet.read(DataDir.read(data, allow_commands=arguments["allow_commands"]), numerators)
+    def read(data: Path) -> DataDir:
+        return DataDir.read(data, allow_commands=arguments["allow_commands"])
 
     train_model(
         arguments["experiment"],
         load_lang(arguments["lang"]),
-        training_set(arguments["data"], arguments["numerators"]),
+        read_training_set(read(arguments["data"]), arguments["numerators"]),
         arguments["den"],
         arguments["out"],
-        dev=training_set(*arguments["dev"]) if arguments["dev"] else None,
+        dev=TrainingSet.read(read(arguments["dev"][0]), arguments["dev"][1]) if arguments["dev"] else None,
         cache=arguments["cache"],
         num_workers=arguments["workers"],
     )
@@ -227,68 +210,74 @@ def decode(**arguments: Any) -> None:
 @click.argument("data", type=INPUT_FOLDER)
 @click.argument("out", type=OUTPUT)
 @lang_option
+@click.option("--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`: needed for supervise.")
 @cache_option
 @workers_option
 @commands_option
-def align(
-    model: Path, data: Path, out: Path, lang: Path, cache: Path | None, workers: int, allow_commands: bool
-) -> None:
+def align(model: Path, data: Path, out: Path, **arguments: Any) -> None:
     """Find when each word and phone of the transcripts is said.
 
-    In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
+    In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
+    the denominator has are looked for; `fsachain supervise` takes no others.
 
     Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds).
     """
     from fsachain.cli.steps.decoding import align_data
+    from fsachain.cli.steps.graphs import load_normalization
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.model import AcousticModel
     from fsachain.data.kaldi_dir import DataDir
 
-    utterances = DataDir.read(data, allow_commands=allow_commands)
+    language = load_lang(arguments["lang"])
     summary = align_data(
-        AcousticModel.load(model), load_lang(lang), utterances, out, cache=cache, num_workers=workers
+        AcousticModel.load(model),
+        language,
+        DataDir.read(data, allow_commands=arguments["allow_commands"]),
+        out,
+        normalization=load_normalization(language, arguments["den"]) if arguments["den"] else None,
+        cache=arguments["cache"],
+        num_workers=arguments["workers"],
     )
     click.echo(f"{summary} -> {out}")
 
 
 @app.command()
-@click.argument("reference", type=INPUT_FILE)
-@click.argument("hypothesis", type=INPUT_FILE)
-@click.option("--utt2spk", type=INPUT_FILE, help="Kaldi's table of speakers, for a table of theirs.")
-@click.option("--out", type=OUTPUT, help="Folder for wer.txt and wer.json.")
-def score(reference: Path, hypothesis: Path, utt2spk: Path | None, out: Path | None) -> None:
-    """Compare two transcripts.
+@click.argument("data", type=INPUT_FOLDER)
+@click.argument("alignment", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@click.option("--den", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
+@config_option
+@cache_option
+@workers_option
+@commands_option
+def supervise(data: Path, alignment: Path, out: Path, **arguments: Any) -> None:
+    """Make numerators whose times come from an alignment, in chunks: for a second training.
 
-    In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
+    In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align --den` wrote for it (or
+    another CTM of phones); the sections supervision, perturbation, features and network of the configuration. Utterances
+    that the alignment lacks or does not fit are named and left out.
 
-    Out: the word error rate, the table of speakers and every wrong utterance, printed;
-    with --out also as files.
+    Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
-    from fsachain.decode.wer import read_text
-    from fsachain.decode.wer import score as score_words
-    from fsachain.errors import DataError
+    from fsachain.cli.steps.graphs import load_normalization
+    from fsachain.cli.steps.lang import load_lang
+    from fsachain.cli.steps.supervision import make_supervision
+    from fsachain.data.kaldi_dir import DataDir
 
-    speakers = None
-    if utt2spk is not None:
-        speakers = {name: words[0] for name, words in read_text(utt2spk).items() if words}
-    references = read_text(reference)
-    if not references:
-        raise DataError(f"{reference}: no utterances; expected lines of an utterance and its words")
-    report = score_words(references, read_text(hypothesis), speakers=speakers)
-    if out is not None:
-        report.write(out)
-    click.echo(report.to_text(), nl=False)
+    language = load_lang(arguments["lang"])
+    summary = make_supervision(
+        arguments["experiment"],
+        language,
+        DataDir.read(data, allow_commands=arguments["allow_commands"]),
+        alignment,
+        out,
+        load_normalization(language, arguments["den"]),
+        cache=arguments["cache"],
+        num_workers=arguments["workers"],
+    )
+    click.echo(f"{summary} -> {out}")
 
 
-@app.command()
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
-def info(path: Path) -> None:
-    """Describe a file: OpenFst graph, numerators, model, language folder or data directory.
-
-    In: PATH.
-
-    Out: a few lines, printed.
-    """
-    from fsachain.cli.steps.inspect import describe_path
-
-    click.echo(describe_path(path))
+app.add_command(score)
+app.add_command(info)

@@ -12,6 +12,7 @@ from fsachain.data.cmvn import CmvnConfig
 from fsachain.data.features import FeatureConfig
 from fsachain.decode.decoder import DecoderConfig
 from fsachain.errors import ConfigError
+from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.nn.tdnnf import TdnnfConfig
 from fsachain.train.config import TrainConfig, from_dict, load_yaml, to_dict
 
@@ -88,6 +89,32 @@ class PerturbationConfig:
 
 
 @dataclass(frozen=True)
+class SupervisionConfig:
+    """Supervision from an alignment; see `build_supervision` and `fsachain.graph.chunks`. All in input frames.
+
+    Attributes:
+        left_tolerance: how far before its aligned span a phone may begin.
+        right_tolerance: how far behind it a phone may last.
+        chunk_frames: length of a chunk, rounded up to output frames; None leaves utterances whole.
+        overlap_frames: the least that neighbouring chunks share, rounded up likewise.
+    """
+
+    left_tolerance: int = DEFAULT_TOLERANCE
+    right_tolerance: int = DEFAULT_TOLERANCE
+    chunk_frames: int | None = 150
+    overlap_frames: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("left_tolerance", "right_tolerance", "overlap_frames"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"supervision.{name}: {getattr(self, name)} is negative")
+        if self.chunk_frames is not None and self.chunk_frames <= self.overlap_frames:
+            raise ConfigError(
+                f"supervision.chunk_frames: {self.chunk_frames} is not more than the overlap, {self.overlap_frames}"
+            )
+
+
+@dataclass(frozen=True)
 class DecodingConfig:
     """The grammar and how its weight is found.
 
@@ -122,6 +149,7 @@ class Experiment:
     network: dict[str, Any] = field(default_factory=dict)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
     def __post_init__(self) -> None:

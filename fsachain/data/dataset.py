@@ -20,17 +20,22 @@ from fsachain.data.cache import load_features
 from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.windows import OutputWindow, WindowBatch
 from fsachain.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Example:
-    """One utterance with its features, float32 [T, F]."""
+    """One utterance, or a chunk of one, with its features, float32 [T, F].
+
+    `window` says which of its network outputs are trained on; None: all.
+    """
 
     id: str
     speaker: str
     words: tuple[str, ...]
     features: NDArray[np.float32]
+    window: OutputWindow | None = None
 
     @property
     def num_frames(self) -> int:
@@ -46,6 +51,7 @@ class Batch:
         ids, speakers, words: N each.
         features: float32 [N, T, F].
         lengths: int64 [N] on the host; frames of each utterance before padding.
+        windows: the outputs that count; None: all.
     """
 
     ids: tuple[str, ...]
@@ -53,6 +59,7 @@ class Batch:
     words: tuple[tuple[str, ...], ...]
     features: torch.Tensor
     lengths: torch.Tensor
+    windows: WindowBatch | None = None
 
 
 def load_examples(
@@ -109,7 +116,7 @@ def collate(examples: Sequence[Example]) -> Batch:
     """Pad examples to one batch.
 
     Raises:
-        DataError: there are none, or their features differ in width.
+        DataError: there are none, their features differ in width, or only some have a window.
     """
     if not examples:
         raise DataError("a batch needs at least one example, got none")
@@ -129,7 +136,55 @@ def collate(examples: Sequence[Example]) -> Batch:
         tuple(e.words for e in examples),
         features,
         lengths,
+        _collate_windows(examples),
     )
+
+
+def _collate_windows(examples: Sequence[Example]) -> WindowBatch | None:
+    windows = [example.window for example in examples if example.window is not None]
+    if windows and len(windows) < len(examples):
+        raise DataError(
+            f"a batch of {len(examples)} examples, {len(windows)} of them chunks; expected all or none"
+        )
+    return WindowBatch.collate(windows) if windows else None
+
+
+def cut_example(
+    example: Example,
+    start: int,
+    frame_weights: NDArray[np.float32],
+    *,
+    subsampling: int,
+    context: tuple[int, int],
+    name: str,
+) -> Example:
+    """A chunk of an utterance with the features around it, as far as the utterance has them.
+
+    With the network's whole context its outputs in the window are those of the whole utterance (in
+    evaluation: the statistics of batch normalisation are those of the batch). Where the utterance begins or
+    ends the network sees its end, as it does without chunks.
+
+    Args:
+        example: a whole utterance.
+        start: first output frame of the chunk.
+        frame_weights: float32 [length of the chunk in output frames].
+        subsampling: input frames per output frame.
+        context: input frames that an output sees before and after its own `subsampling` frames:
+            `TdnnfConfig.context`. The left one is rounded up to whole output frames.
+        name: id of the chunk.
+
+    Raises:
+        DataError: the chunk does not lie in the utterance.
+    """
+    num_outputs = -(-example.num_frames // subsampling)
+    end = start + len(frame_weights)
+    if not 0 <= start < end <= num_outputs:
+        raise DataError(
+            f"chunk {name!r} of the output frames [{start}, {end}): utterance {example.id!r} has {num_outputs}"
+        )
+    first = max(0, start - -(-context[0] // subsampling))
+    features = example.features[subsampling * first : subsampling * end + context[1]]
+    return replace(example, id=name, features=features, window=OutputWindow(start - first, frame_weights))
 
 
 def length_buckets(

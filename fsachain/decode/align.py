@@ -20,6 +20,7 @@ from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.graph.numerator import NO_WORD, Numerator, Segment
+from fsachain.graph.supervision import AlignedPhone
 from fsachain.table import compile_table
 
 
@@ -199,6 +200,37 @@ def read_ctm(path: str | Path) -> list[CtmEntry]:
                 f"{path}:{number}: expected utterance, channel, start, duration, label, got {line!r}"
             ) from error
     return entries
+
+
+def aligned_phones(
+    entries: Sequence[CtmEntry], phones: Sequence[str], frame_shift: float
+) -> list[AlignedPhone]:
+    """The phones of one utterance in input frames; frame k lasts from k to k + 1 frame shifts.
+
+    Args:
+        entries: its phones in order: `Alignment.phones`, or from a CTM file.
+        phones: phone of id 1, 2, ...: `lexicon.phones`.
+        frame_shift: seconds between input frames. Times of a copy at speed s are those of the original
+            divided by s: give s times the frame shift for it.
+
+    Returns:
+        What `build_supervision` takes. A phone shorter than half a frame gets a frame of its own.
+
+    Raises:
+        DataError: a phone that is not among `phones`; the message has the utterance.
+    """
+    ids = {phone: index + 1 for index, phone in enumerate(phones)}
+    found = []
+    for position, entry in enumerate(entries):
+        if entry.label not in ids:
+            raise DataError(
+                f"utterance {entry.utterance!r}: aligned phone {position} is {entry.label!r}, which is not among "
+                f"the {len(ids)} phones of the lexicon"
+            )
+        start = round(entry.start / frame_shift)
+        end = max(start + 1, round((entry.start + entry.duration) / frame_shift))
+        found.append(AlignedPhone(ids[entry.label], start, end))
+    return found
 
 
 def _word_spans(segments: Iterable[Segment]) -> list[tuple[int, int, int]]:

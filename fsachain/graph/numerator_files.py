@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from fsachain.errors import GraphError
-from fsachain.fsa import Fsa
+from fsachain.graph.fsa_arrays import join, join_fsas, split_fsas
 from fsachain.graph.numerator import Numerator
 
 NPZ_FORMAT = "fsachain-numerators-1"
-_FSA_ARRAYS = ("src", "dst", "pdf", "log_prob")
 _ARC_ARRAYS = ("arc_phone", "arc_word", "arc_is_start")
 
 
@@ -27,13 +26,9 @@ def save_numerators(path: str | os.PathLike[str], numerators: Mapping[str, Numer
         "names": np.array(list(numerators), dtype=np.str_),
         "words": np.array([word for n in values for word in n.words], dtype=np.str_),
         "num_words": np.array([len(n.words) for n in values], dtype=np.int64),
-        "num_states": np.array([n.fsa.num_states for n in values], dtype=np.int64),
-        "num_arcs": np.array([n.fsa.num_arcs for n in values], dtype=np.int64),
-        "start": np.array([n.fsa.start for n in values], dtype=np.int64),
-        "final_log_prob": _join([n.fsa.final_log_prob for n in values]),
     }
-    arrays |= {name: _join([getattr(n.fsa, name) for n in values]) for name in _FSA_ARRAYS}
-    arrays |= {name: _join([getattr(n, name) for n in values]) for name in _ARC_ARRAYS}
+    arrays |= join_fsas([n.fsa for n in values])
+    arrays |= {name: join([getattr(n, name) for n in values]) for name in _ARC_ARRAYS}
     with Path(path).open("wb") as file:
         np.savez_compressed(file, **arrays)
 
@@ -57,22 +52,13 @@ def load_numerators(path: str | os.PathLike[str]) -> dict[str, Numerator]:
         raise GraphError(f"{path}: not a numerator archive written by fsachain ({reason})") from error
 
 
-def _join(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(arrays) if arrays else np.empty(0)
-
-
 def _split(arrays: dict[str, np.ndarray]) -> dict[str, Numerator]:
-    ends = {name: np.cumsum(arrays[name]).tolist() for name in ("num_words", "num_states", "num_arcs")}
     numerators = {}
-    word = state = arc = 0
-    for index, name in enumerate(arrays["names"].tolist()):
-        last_word, last_state, last_arc = (
-            ends[key][index] for key in ("num_words", "num_states", "num_arcs")
-        )
-        src, dst, pdf, log_prob = (arrays[key][arc:last_arc] for key in _FSA_ARRAYS)
-        final = arrays["final_log_prob"][state:last_state]
-        fsa = Fsa(last_state - state, src, dst, pdf, log_prob, final, int(arrays["start"][index]))
-        words = tuple(arrays["words"][word:last_word].tolist())
-        numerators[name] = Numerator(fsa, words, *(arrays[key][arc:last_arc] for key in _ARC_ARRAYS))
-        word, state, arc = last_word, last_state, last_arc
+    word = arc = 0
+    sizes = arrays["num_words"].tolist()
+    for name, num_words, fsa in zip(arrays["names"].tolist(), sizes, split_fsas(arrays), strict=True):
+        words = tuple(arrays["words"][word : word + num_words].tolist())
+        labels = (arrays[key][arc : arc + fsa.num_arcs] for key in _ARC_ARRAYS)
+        numerators[name] = Numerator(fsa, words, *labels)
+        word, arc = word + num_words, arc + fsa.num_arcs
     return numerators

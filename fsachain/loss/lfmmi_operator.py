@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
-from fsachain.errors import ConfigError
+from fsachain.loss import operator_parts as parts
 from fsachain.loss.operators import new_buffer
 
-OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
+Floats = npt.NDArray[np.float64]
 
 
 @torch.library.custom_op("fsachain::lfmmi", mutates_args=())
@@ -31,118 +31,65 @@ def lfmmi(
     """The weighted sums over ok sequences, before division by their frames.
 
     Args:
-        weights: float64 [N], w_n. frame_weights: [N, T] factors of the derivative, or empty.
-        denominator_keys: one key for each denominator; denominator_of [N]: which of them a sequence has.
-        options: leaky-HMM coefficient, denominator scale, l2 and out-of-range factors.
+        options: leaky-HMM coefficient, denominator scale, l2 and out-of-range factors, boost; the others are those of
+            `operator_parts`.
 
     Returns:
         total = objf_ok + l2_term + out_of_range_term (float64, the only result with a gradient); log Z [N] of numerator
         and denominator; ok [N]; l2_term; out_of_range_term; d total / d nnet_output [N, T, P]; w_n times the numerator's
         occupancy [N, T, P]. The last two are empty unless asked for.
     """
-    leaky, scale, l2, out_of_range = options
+    leaky, scale, l2, out_of_range, boost = options
     numerators = find_batch(int(numerator_key.item()))
-    _check_weights(weights.numpy(), numerators)
+    parts.check_weights(weights.numpy(), numerators)
     ready = dispatch.prepare(numerators, nnet_output, lengths, "auto")
     gradient = new_buffer(nnet_output, with_gradient or with_numerator)
-    num, num_ok = _run(ready, numerators, 0.0, weights.numpy(), gradient)
+    if boost:
+        boosted, num, num_ok = _boost(ready, numerators, boost, weights, gradient)
+    else:
+        boosted = ready
+        num, num_ok = parts.log_probs(ready, numerators, 0.0, weights.numpy(), gradient)
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
-    den = np.empty_like(num)
     signed = np.where(num_ok, -scale * weights.numpy(), 0.0)
-    for index, key in enumerate(denominator_keys.tolist()):
-        lanes = np.flatnonzero(denominator_of.numpy() == index)
-        if lanes.size:
-            den[lanes] = _denominator(ready, find_batch(key), lanes, leaky, signed, gradient)
-    ok = num_ok & np.isfinite(den)
-    for buffer in (numerator, gradient):
-        if len(buffer):
-            buffer[torch.from_numpy(~ok)] = 0
-    used = np.where(ok, weights.numpy(), 0.0)
-    objf = (used[ok] * (num[ok] - scale * den[ok])).sum()
-    penalties = np.zeros(2)
-    if l2 or out_of_range:
-        factors = (l2, out_of_range, OUT_OF_RANGE)
-        penalties[:] = ready.backend.add_penalties(
-            ready.scores, ready.lengths, used, factors, gradient.numpy()
-        )
-    if len(gradient) and frame_weights.numel():
-        gradient *= frame_weights.to(gradient.dtype).unsqueeze(2)
-    scalars = torch.from_numpy(np.append(objf + penalties.sum(), penalties)).unbind()
-    total, l2_term, range_term = (scalar.clone() for scalar in scalars)
-    logs = torch.from_numpy(num), torch.from_numpy(den)
+
+    def denominator(
+        batch: TableBatch, part: dispatch.Prepared, lanes: parts.Lanes, out: Tensor
+    ) -> tuple[Floats]:
+        return (parts.log_probs(part, batch, leaky, signed[lanes], out)[0],)
+
+    den = np.empty((1, len(num)))
+    parts.by_denominator(denominator_keys, denominator_of, boosted, denominator, gradient, den)
+    ok = num_ok & np.isfinite(den[0])
+    objf = (weights.numpy()[ok] * (num[ok] - scale * den[0, ok])).sum()
+    total, l2_term, range_term = parts.finish(
+        ready, objf, ok, weights.numpy(), (l2, out_of_range), frame_weights, (gradient, numerator)
+    )
+    logs = torch.from_numpy(num), torch.from_numpy(den[0])
     return total, *logs, torch.from_numpy(ok), l2_term, range_term, gradient, numerator
 
 
-def _check_weights(weights: npt.NDArray[np.float64], batch: TableBatch) -> None:
-    bad = np.flatnonzero(~((weights >= 0.0) & np.isfinite(weights)))
-    if bad.size:
-        n = int(bad[0])
-        raise ConfigError(f"weights[{n}] = {weights[n]} ({batch.names[n]}); expected a finite number >= 0")
+def _boost(
+    ready: dispatch.Prepared, numerators: TableBatch, boost: float, weights: Tensor, gradient: Tensor
+) -> tuple[dispatch.Prepared, Floats, npt.NDArray[np.bool_]]:
+    """The arguments with scores y - boost a, a the numerators' occupancy; their log Z [N] and ok [N].
 
-
-def _run(
-    ready: dispatch.Prepared, batch: TableBatch, leaky: float, weights: npt.NDArray[np.float64], out: Tensor
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """log Z and ok; weights times occupancy is added to `out` unless that is empty: then no beta runs."""
-    if not len(out):
-        log_prob, ok = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky)
-    else:
-        log_prob, ok = ready.backend.add_occupancy(
-            batch, ready.scores, ready.lengths, leaky, weights, out.numpy()
-        )
-    return log_prob, ok
-
-
-def _denominator(
-    ready: dispatch.Prepared,
-    batch: TableBatch,
-    lanes: npt.NDArray[np.int64],
-    leaky: float,
-    weights: npt.NDArray[np.float64],
-    out: Tensor,
-) -> npt.NDArray[np.float64]:
-    """log Z of the sequences `lanes` in this denominator; their occupancies times weights are added to out."""
-    shared = TableBatch.share(batch.tables[0], len(lanes))
-    if len(lanes) == len(ready.scores):
-        return _run(ready, shared, leaky, weights, out)[0]
-    part = ready._replace(scores=ready.scores[lanes], lengths=ready.lengths[lanes])
-    own = torch.zeros_like(out[lanes] if len(out) else out)
-    log_prob, _ = _run(part, shared, leaky, weights[lanes], own)
-    if len(out):
-        out[lanes] += own
-    return log_prob
+    Weights times a is written to `gradient` unless that is empty. One more buffer of the scores' size is made, in which
+    occupancies become scores.
+    """
+    scores = torch.from_numpy(ready.scores)
+    buffer = torch.zeros_like(scores)
+    num, num_ok = parts.log_probs(ready, numerators, 0.0, np.ones(len(weights)), buffer)
+    if len(gradient):
+        torch.mul(buffer, weights.to(buffer.dtype).view(-1, 1, 1), out=gradient)
+    buffer.mul_(-boost).add_(scores)
+    return ready._replace(scores=buffer.numpy()), num, num_ok
 
 
 @lfmmi.register_fake
 def _(nnet_output, lengths, weights, frame_weights, num, den, den_of, options, with_gradient, with_numerator):  # type: ignore[no-untyped-def]
-    scalars = [nnet_output.new_empty((), dtype=torch.float64) for _ in range(3)]
-    values = [nnet_output.new_empty(nnet_output.shape[0], dtype=torch.float64) for _ in range(2)]
-    ok = nnet_output.new_empty(nnet_output.shape[0], dtype=torch.bool)
-    buffers = [new_buffer(nnet_output, wanted) for wanted in (with_gradient, with_numerator)]
-    return scalars[0], *values, ok, *scalars[1:], *buffers
+    return parts.fake_results(nnet_output, with_gradient, with_numerator)
 
 
-@torch.library.custom_op("fsachain::lfmmi_backward", mutates_args=())
-def lfmmi_backward(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
-    """gradient times a scalar, in the dtype of `like`."""
-    return (gradient * factor.to(gradient.dtype)).to(like.dtype)
-
-
-@lfmmi_backward.register_fake
-def _(gradient, factor, like):  # type: ignore[no-untyped-def]
-    return torch.empty_like(gradient, dtype=like.dtype)
-
-
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[6], inputs[0].new_empty(0))
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _backward(ctx, factor, *_):  # type: ignore[no-untyped-def]
-    gradient, like = ctx.saved_tensors
-    return lfmmi_backward(gradient, factor, like), *[None] * 9
-
-
-lfmmi.register_autograd(_backward, setup_context=_save)
+parts.register_gradient(lfmmi)

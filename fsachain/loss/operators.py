@@ -82,6 +82,7 @@ def weighted_log_prob(
     leaky: float,
     backend: str,
     rows: int,
+    with_occupancy: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """log Z [N], occupancy [N, T, P] and the sums over frames of gamma, for arc weights given as one vector.
 
@@ -89,21 +90,26 @@ def weighted_log_prob(
         arc_log_probs: [A] for a shared graph, else the sequences' weights one after another.
         arc_counts: int64, the number of arcs of each graph: one entry for a shared graph, else N.
         rows: rows of the last result, which has a column for each entry of arc_log_probs: N for a shared graph; one for
-            graphs of their own, whose sums stand one after another.
+            graphs of their own, whose sums stand one after another; none where these sums are not wanted.
+        with_occupancy: else the second result is empty.
     """
     batch = find_batch(int(batch_key.item()))
     weighted = _with_arc_log_probs(batch, arc_log_probs)
     ready = dispatch.prepare(weighted, scores, lengths, backend)
     dispatch.check_leak(batch, leaky)
-    out = new_buffer(scores, True)
-    ones = np.ones(batch.size)
-    values, ok = ready.backend.add_occupancy(weighted, ready.scores, ready.lengths, leaky, ones, out.numpy())
+    out = new_buffer(scores, with_occupancy)
+    if with_occupancy:
+        ones = np.ones(batch.size)
+        values, _ = ready.backend.add_occupancy(
+            weighted, ready.scores, ready.lengths, leaky, ones, out.numpy()
+        )
+    else:
+        values, _ = ready.backend.log_probs(weighted, ready.scores, ready.lengths, leaky)
     arcs = torch.zeros(rows, len(arc_log_probs), dtype=torch.float64)
-    own = list(arcs) if batch.is_shared else torch.split(arcs[0], arc_counts.tolist())
-    for n in np.flatnonzero(ok):
-        frames = ready.scores[n, : ready.lengths[n]]
-        gamma = ready.backend.arc_occupancy(weighted.table(int(n)), frames, leaky)
-        own[n].copy_(torch.from_numpy(gamma.sum(axis=0)))
+    if rows > 0:
+        own = list(arcs) if batch.is_shared else torch.split(arcs[0], arc_counts.tolist())
+        counts = [row.numpy() for row in own]
+        ready.arcs.add_arc_occupancy(weighted, ready.scores, ready.lengths, leaky, counts)
     return torch.from_numpy(values), out, arcs
 
 
@@ -117,10 +123,10 @@ def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
 
 
 @weighted_log_prob.register_fake
-def _(scores, arc_log_probs, lengths, batch_key, arc_counts, leaky, backend, rows):  # type: ignore[no-untyped-def]
+def _(scores, arc_log_probs, lengths, batch_key, arc_counts, leaky, backend, rows, with_occupancy=True):  # type: ignore[no-untyped-def]
     values = scores.new_empty(scores.shape[0], dtype=torch.float64)
     arcs = scores.new_empty(rows, arc_log_probs.shape[0], dtype=torch.float64)
-    return values, new_buffer(scores, True), arcs
+    return values, new_buffer(scores, with_occupancy), arcs
 
 
 @torch.library.custom_op("fsachain::arc_gradient", mutates_args=())
@@ -142,8 +148,9 @@ def _save_weighted(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _weighted_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
     occupancy, arcs, like, weights, counts = ctx.saved_tensors
-    by_score = scale_rows(occupancy, gradient, like)
-    return by_score, arc_gradient(arcs, gradient, counts, weights), *[None] * 6
+    by_score = scale_rows(occupancy, gradient, like) if len(occupancy) else None
+    by_arc = arc_gradient(arcs, gradient, counts, weights) if len(arcs) else None
+    return by_score, by_arc, *[None] * 7
 
 
 weighted_log_prob.register_autograd(_weighted_backward, setup_context=_save_weighted)

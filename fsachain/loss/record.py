@@ -1,8 +1,9 @@
-"""What an LF-MMI evaluation found, besides the number to minimise."""
+"""What an evaluation of a loss found, besides the number to minimise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from fsachain.batch import TableBatch
 EXCLUDED_OBJF = -10.0
 
 
-@dataclass(frozen=True)
-class LFMMIRecord:
+@dataclass(frozen=True, kw_only=True)
+class LossRecord:
     """Detached float64 results of one batch; scalars are 0-dimensional tensors.
 
     Attributes:
-        objf: sum_n w_n (num - s den) over ok sequences, and -10 w_n T_n for each excluded one.
+        objf: the objective, larger is better, with a value for each excluded sequence.
         objf_ok: the same over ok sequences only: what the loss uses.
         num_log_prob, den_log_prob: [N] log Z of numerator and denominator; -inf: impossible, NaN: illegal score.
         l2_term, out_of_range_term: the penalties, <= 0, already times their factors.
@@ -51,30 +52,52 @@ class LFMMIRecord:
         return tuple(name for name, ok in zip(self.names, self.ok.tolist(), strict=True) if not ok)
 
 
-def make_record(
-    parts: tuple[Tensor, ...],
-    scale: float,
+@dataclass(frozen=True, kw_only=True)
+class LFMMIRecord(LossRecord):
+    """What `LFMMILoss` found; fields as in `LossRecord`.
+
+    objf is sum_n w_n (num - s den) over ok sequences, and -10 w_n T_n for each excluded one. Where the loss boosts,
+    `den_log_prob` is log Z of the boosted scores, so that objf may reach boost times the frames.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MBRRecord(LossRecord):
+    """What `MBRLoss` found; fields as in `LossRecord`.
+
+    objf is sum_n w_n E_n[A]; an excluded sequence adds 0, as if it had no frame right.
+
+    Attributes:
+        expected_accuracy: [N] E_n[A], frames that a path of the denominator is expected to have right, in [0, T_n] but for
+            rounding; -inf: impossible, NaN: illegal score.
+    """
+
+    expected_accuracy: Tensor
+
+
+def common_fields(
+    batch: TableBatch,
     weights: Tensor,
     frames: Tensor,
+    results: tuple[Tensor, ...],
     xent_objf: Tensor,
-    batch: TableBatch,
-) -> LFMMIRecord:
-    """Assemble the record from the operator's results; weights [N] and frames [N] are w_n and T_n."""
-    num, den, ok, l2_term, range_term = parts
+    values: Tensor,
+) -> dict[str, Any]:
+    """All fields of `LossRecord` but objf, from an operator's results.
+
+    weights [N] and frames [N] are w_n and T_n; values [N] is what each sequence adds to objf_ok, times its weight.
+    """
+    _, num, den, ok, l2_term, range_term = results[:6]
     per_sequence = weights * frames
-    objf_ok = torch.where(ok, weights * (num - scale * den), 0.0).sum()
-    excluded = EXCLUDED_OBJF * torch.where(ok, 0.0, per_sequence).sum()
-    weight_ok = torch.where(ok, per_sequence, 0.0).sum()
-    return LFMMIRecord(
-        objf_ok + excluded,
-        objf_ok,
-        num,
-        den,
-        l2_term,
-        range_term,
-        xent_objf,
-        per_sequence.sum(),
-        weight_ok,
-        ok,
-        batch,
-    )
+    return {
+        "objf_ok": torch.where(ok, weights * values, 0.0).sum(),
+        "num_log_prob": num,
+        "den_log_prob": den,
+        "l2_term": l2_term.detach(),
+        "out_of_range_term": range_term.detach(),
+        "xent_objf": xent_objf,
+        "weight": per_sequence.sum(),
+        "weight_ok": torch.where(ok, per_sequence, 0.0).sum(),
+        "ok": ok,
+        "batch": batch,
+    }

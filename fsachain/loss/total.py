@@ -54,6 +54,10 @@ def total_log_prob(
         raise ShapeError(
             f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{sum(counts)}], one for each arc"
         )
+    with_gradient = torch.is_grad_enabled()
+    rows = 0
+    if with_gradient and arc_log_probs.requires_grad:
+        rows = batch.size if batch.is_shared else 1
     return operators.weighted_log_prob(
         scores,
         arc_log_probs,
@@ -62,5 +66,6 @@ def total_log_prob(
         torch.tensor(counts),
         leaky_hmm_coefficient,
         backend,
-        batch.size if batch.is_shared else 1,
+        rows,
+        with_gradient and scores.requires_grad,
     )[0]

@@ -84,6 +84,20 @@ class TdnnfConfig:
         if self.xent not in ("none", "branch"):
             raise ConfigError(f"xent is {self.xent!r}; expected 'none' or 'branch'")
 
+    @property
+    def context(self) -> tuple[int, int]:
+        """Input frames that an output sees before and after its own: output t owns s t to s t + s - 1.
+
+        s is the subsampling. A network that is given a part of an utterance with so many frames around it
+        computes for the part what it would compute for the whole.
+        """
+        fast, slow = self.time_strides[: self.subsampling_layer], self.time_strides[self.subsampling_layer :]
+        around = sum(fast) + self.subsampling * sum(slow)
+        centre = self.subsampling // 2
+        before = around + self.input_kernel // 2 - centre
+        after = around + (self.input_kernel - 1) // 2 + centre - (self.subsampling - 1)
+        return max(0, before), max(0, after)
+
 
 class NetworkOutput(NamedTuple):
     """What the network says about a batch.

@@ -216,7 +216,10 @@ def _fault(
     table = numerators.get(example.id)
     if table is None:
         return reasons.get(example.id, "has no numerator")
-    have = int(output_lengths(torch.tensor([example.num_frames]))[0])
+    if example.window is not None:
+        have = example.window.length
+    else:
+        have = int(output_lengths(torch.tensor([example.num_frames]))[0])
     need = needs.get(table)
     if need is None:
         need = needs[table] = min_frames(table)

@@ -19,6 +19,13 @@ from fsachain.train.source import BatchSource, SupervisedBatch
 from fsachain.train.stats import EpochSums
 
 
+@dataclass
+class _Cropped:
+    nnet_output: torch.Tensor
+    lengths: torch.Tensor
+    xent_log_probs: torch.Tensor | None
+
+
 class Output(Protocol):
     """What a model returns: scores [N, T', P], lengths [N], log-softmax of a second branch or None."""
 
@@ -62,7 +69,9 @@ class Stepper:
         leaves = [root.detach().requires_grad_() for root in roots]
         started = self._now()
         xent = leaves[1] if len(leaves) > 1 else None
-        loss = self.loss(leaves[0], output.lengths, item.numerators, xent_log_probs=xent)
+        windows = item.batch.windows
+        weights = {} if windows is None else {"frame_weights": windows.frame_weights.to(self._device)}
+        loss = self.loss(leaves[0], output.lengths, item.numerators, xent_log_probs=xent, **weights)
         loss.backward()
         sums.loss_seconds += self._now() - started
         norm = self._backward(roots, [leaf.grad for leaf in leaves])
@@ -77,9 +86,13 @@ class Stepper:
         return outcome
 
     def forward(self, item: SupervisedBatch) -> Output:
-        """The model's output for a batch, on the model's device."""
+        """The model's output for a batch, on the model's device; of chunks without what is only context."""
         output: Output = self.model(item.batch.features.to(self._device), item.batch.lengths)
-        return output
+        windows = item.batch.windows
+        if windows is None:
+            return output
+        xent = None if output.xent_log_probs is None else windows.crop(output.xent_log_probs)
+        return _Cropped(windows.crop(output.nnet_output), windows.lengths, xent)
 
     def evaluate(self, source: BatchSource) -> EpochSums:
         """Objective of the model, in evaluation mode, over the utterances of a source."""

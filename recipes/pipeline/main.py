@@ -15,23 +15,43 @@ from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
 from fsachain.cli.config import Experiment
 from fsachain.errors import ConfigError, FsachainError
 from fsachain.train.config import load_yaml
-from recipes.pipeline.stages import STAGES, Prepare, Run
+from recipes.pipeline.stages import SECOND_PASS, STAGES, Prepare, Run
 
+Stages = dict[str, Callable[[Run], None]]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def parse_arguments(recipe: Path, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of a recipe; `--help` lists the stages."""
-    names = ", ".join(STAGES)
-    parser = argparse.ArgumentParser(prog=f"recipes/{recipe.name}/run.py", description=f"Stages: {names}.")
+    parser = _parser(f"recipes/{recipe.name}/run.py", STAGES)
     parser.add_argument(
         "--corpus", type=_folder_or_none, help="folder of the corpus, see the recipe's README"
     )
     parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE)")
-    parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
-    parser.add_argument("--stage", choices=STAGES, default=next(iter(STAGES)), help="first stage to run")
-    parser.add_argument("--stop-stage", choices=STAGES, default=list(STAGES)[-1], help="last stage to run")
     parser.add_argument("--config", type=Path, default=recipe / "config.yaml", help="YAML configuration")
+    parser.add_argument(
+        "--shuffle-transcripts",
+        action="store_true",
+        help="control: train on the transcripts of other utterances; the WER must collapse",
+    )
+    return parser.parse_args(arguments)
+
+
+def parse_second_pass(recipe: Path, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a recipe's second pass."""
+    parser = _parser(f"recipes/{recipe.name}/chunks.py", SECOND_PASS)
+    parser.add_argument("--first", type=Path, help="folder of the first pass (default exp/RECIPE)")
+    parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE-chunks)")
+    parser.add_argument("--config", type=Path, default=recipe / "chunks.yaml", help="YAML configuration")
+    return parser.parse_args(arguments)
+
+
+def _parser(program: str, stages: Stages) -> argparse.ArgumentParser:
+    """What both passes can be told."""
+    parser = argparse.ArgumentParser(prog=program, description=f"Stages: {', '.join(stages)}.")
+    parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
+    parser.add_argument("--stage", choices=stages, default=next(iter(stages)), help="first stage to run")
+    parser.add_argument("--stop-stage", choices=stages, default=list(stages)[-1], help="last stage to run")
     parser.add_argument(
         "--set",
         action="append",
@@ -40,12 +60,7 @@ def parse_arguments(recipe: Path, arguments: Sequence[str] | None) -> argparse.N
         help="change one value of the configuration; may be given several times",
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: all processors")
-    parser.add_argument(
-        "--shuffle-transcripts",
-        action="store_true",
-        help="control: train on the transcripts of other utterances; the WER must collapse",
-    )
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _folder_or_none(text: str) -> Path | None:
@@ -89,16 +104,38 @@ def run_recipe(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None =
     """
     options = parse_arguments(recipe, arguments)
     exp = options.exp or REPOSITORY / "exp" / recipe.name
-    names = list(STAGES)
+
+    def make_run(config: Experiment) -> Run:
+        return Run(
+            exp, config, prepare, options.corpus, options.seed, options.shuffle_transcripts, options.workers
+        )
+
+    return _run(options, STAGES, make_run)
+
+
+def run_second_pass(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None = None) -> int:
+    """Align with the model of the first pass and train anew on chunks; arguments and result as `run_recipe`."""
+    options = parse_second_pass(recipe, arguments)
+    first = options.first or REPOSITORY / "exp" / recipe.name
+    exp = options.exp or REPOSITORY / "exp" / f"{recipe.name}-chunks"
+
+    def make_run(config: Experiment) -> Run:
+        if exp.resolve() == first.resolve():
+            raise ConfigError(f"--exp {exp}: is the folder of the first pass; expected one of its own")
+        return Run(exp, config, prepare, None, options.seed, False, options.workers, first)
+
+    return _run(options, SECOND_PASS, make_run)
+
+
+def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experiment], Run]) -> int:
+    """Run the stages asked for; returns the exit status."""
+    names = list(stages)
     chosen = names[names.index(options.stage) : names.index(options.stop_stage) + 1]
     try:
         if not chosen:
             raise ConfigError(f"--stop-stage {options.stop_stage} comes before --stage {options.stage}")
-        config = read_config(options.config, options.set)
-        run = Run(
-            exp, config, prepare, options.corpus, options.seed, options.shuffle_transcripts, options.workers
-        )
-        seconds = run_stages(run, {name: STAGES[name] for name in chosen})
+        run = make_run(read_config(options.config, options.set))
+        seconds = run_stages(run, {name: stages[name] for name in chosen})
     except (FsachainError, OSError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
         return EXIT_USER_ERROR

@@ -8,6 +8,13 @@ train      -> model/ (checkpoints, train.jsonl, model.safetensors)
 decode     LM weight tuned on dev, test scored -> decode/
 align      test transcripts -> align/ (word and phone CTM)
 report     -> report.txt: word error rates, sizes, wall time of each stage
+
+A second pass trains anew on what the first one found; it has a folder of its own, and reads data, language,
+graphs and features in that of the first.
+
+align-train   first model, training transcripts -> align-train/ (word and phone CTM)
+supervise     these times -> chunks.npz (numerators of chunks)
+train, decode, align, report   as above, on the chunks
 """
 
 from __future__ import annotations
@@ -29,15 +36,24 @@ from fsachain.cli.steps.graphs import (
     make_numerators,
     make_phone_lm,
 )
-from fsachain.cli.steps.lang import load_lang, make_lang
+from fsachain.cli.steps.lang import Lang, load_lang, make_lang
 from fsachain.cli.steps.model import AcousticModel
-from fsachain.cli.steps.training import FINAL_MODEL, TrainingSet, compute_features, perturbations, train_model
+from fsachain.cli.steps.supervision import make_supervision
+from fsachain.cli.steps.training import (
+    FINAL_MODEL,
+    TrainingSet,
+    compute_features,
+    perturbations,
+    read_training_set,
+    train_model,
+)
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text, write_text
 from fsachain.nn.tdnnf import num_parameters
 from fsachain.train.log import read_log
 
+CHUNKS = "chunks.npz"
 Prepare = Callable[[Path | None, Path, int], None]
 
 
@@ -53,6 +69,7 @@ class Run:
         seed: of everything that is drawn.
         shuffle_transcripts: train on the transcripts of other utterances.
         num_workers: threads or processes.
+        first: folder of the first pass, if this is a second.
     """
 
     exp: Path
@@ -62,10 +79,35 @@ class Run:
     seed: int
     shuffle_transcripts: bool
     num_workers: int
+    first: Path | None = None
+
+    @property
+    def base(self) -> Path:
+        """The folder that has data, lang, graphs and cache."""
+        return self.first or self.exp
+
+    @property
+    def seeded(self) -> Experiment:
+        """The configuration with the seed of the run."""
+        return replace(self.config, train=replace(self.config.train, seed=self.seed))
+
+    def model(self, exp: Path) -> AcousticModel:
+        """The trained model in the folder of a pass."""
+        return AcousticModel.load(exp / "model" / FINAL_MODEL)
+
+    @property
+    def lang(self) -> Lang:
+        """Lexicon and tree."""
+        return load_lang(self.base / "lang")
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """Feature cache and number of workers, as most steps take them."""
+        return {"cache": self.base / "cache", "num_workers": self.num_workers}
 
     def data(self, split: str) -> DataDir:
         """One of the prepared data directories."""
-        return DataDir.read(self.exp / "data" / split)
+        return DataDir.read(self.base / "data" / split)
 
     def record_time(self, stage: str, seconds: float) -> None:
         """Keep the wall time of a stage for the report."""
@@ -121,50 +163,75 @@ def prepare_graphs(run: Run) -> None:
 
 def train(run: Run) -> None:
     """Train, or continue a training that was broken off."""
-    sets = {
-        split: TrainingSet.read(run.data(split), run.exp / "graphs" / f"{split}.npz")
-        for split in ("train", "dev")
-    }
-    seeded = replace(run.config, train=replace(run.config.train, seed=run.seed))
+    _train(run, run.exp / "graphs" / "train.npz")
+
+
+def train_on_chunks(run: Run) -> None:
+    """Train on the chunks of `supervise`."""
+    _train(run, run.exp / CHUNKS)
+
+
+def _train(run: Run, numerators: Path) -> None:
+    graphs = run.base / "graphs"
     train_model(
-        seeded,
-        load_lang(run.exp / "lang"),
-        sets["train"],
-        run.exp / "graphs",
+        run.seeded,
+        run.lang,
+        read_training_set(run.data("train"), numerators),
+        graphs,
         run.exp / "model",
-        dev=sets["dev"],
-        cache=run.exp / "cache",
-        num_workers=run.num_workers,
+        dev=TrainingSet.read(run.data("dev"), graphs / "dev.npz"),
+        **run.resources,
     )
+
+
+def align_train(run: Run) -> None:
+    """Align the training set with the model of the first pass."""
+    lang = run.lang
+    made = align_data(
+        run.model(run.base),
+        lang,
+        run.data("train"),
+        run.exp / "align-train",
+        normalization=load_normalization(lang, run.base / "graphs"),
+        **run.resources,
+    )
+    print(made)
+
+
+def supervise(run: Run) -> None:
+    """Cut the aligned utterances into chunks."""
+    lang = run.lang
+    normalization = load_normalization(lang, run.base / "graphs")
+    alignment = run.exp / "align-train" / "phones.ctm"
+    made = make_supervision(
+        run.seeded, lang, run.data("train"), alignment, run.exp / CHUNKS, normalization, **run.resources
+    )
+    print(made)
 
 
 def decode(run: Run) -> None:
     """Tune on dev, score test."""
-    model = AcousticModel.load(run.exp / "model" / FINAL_MODEL)
-    arpa = run.exp / "graphs" / "grammar.arpa"
-    graphs = DecodingGraphs(load_lang(run.exp / "lang"), arpa if run.config.decoding.ngram_order else None)
-    options: dict[str, Any] = {"cache": run.exp / "cache", "num_workers": run.num_workers}
+    model = run.model(run.exp)
+    arpa = run.base / "graphs" / "grammar.arpa"
+    graphs = DecodingGraphs(run.lang, arpa if run.config.decoding.ngram_order else None)
     # The beams and the grid are those of this run's configuration, so that decoding can be tried anew.
     model = replace(model, experiment=replace(model.experiment, decoding=run.config.decoding))
-    best = tune_data(model, graphs, run.data("dev"), run.exp / "decode", **options).best
+    best = tune_data(model, graphs, run.data("dev"), run.exp / "decode", **run.resources).best
     print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
     point = (best.lm_weight, best.word_insertion_penalty)
-    report = decode_data(model, graphs, run.data("test"), run.exp / "decode", *point, **options)
+    report = decode_data(model, graphs, run.data("test"), run.exp / "decode", *point, **run.resources)
     print(f"test  {report.total}")
 
 
 def align(run: Run) -> None:
     """Align the test set with its transcripts."""
-    model = AcousticModel.load(run.exp / "model" / FINAL_MODEL)
-    options: dict[str, Any] = {"cache": run.exp / "cache", "num_workers": run.num_workers}
-    lang = load_lang(run.exp / "lang")
-    print(align_data(model, lang, run.data("test"), run.exp / "align", **options))
+    print(align_data(run.model(run.exp), run.lang, run.data("test"), run.exp / "align", **run.resources))
 
 
 def report(run: Run) -> None:
     """Collect the results of the stages before."""
     decoded = run.exp / "decode"
-    model = AcousticModel.load(run.exp / "model" / FINAL_MODEL)
+    model = run.model(run.exp)
     dev = json.loads((decoded / "tuning.json").read_text())["best"]
     seconds = json.loads((run.exp / "seconds.json").read_text())
     epochs = [
@@ -180,7 +247,7 @@ def report(run: Run) -> None:
         f"training     {len(epochs)} epochs, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
         f"time         {'  '.join(f'{name} {value:.1f} s' for name, value in seconds.items())}",
         f"model        {run.exp / 'model' / FINAL_MODEL}",
-        f"graphs       {run.exp / 'graphs'}",
+        f"graphs       {run.base / 'graphs'}",
         f"hypotheses   {decoded / 'hyp.txt'}",
         f"alignments   {run.exp / 'align'}",
     ]
@@ -194,6 +261,14 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "features": prepare_features,
     "graphs": prepare_graphs,
     "train": train,
+    "decode": decode,
+    "align": align,
+    "report": report,
+}
+SECOND_PASS: dict[str, Callable[[Run], None]] = {
+    "align-train": align_train,
+    "supervise": supervise,
+    "train": train_on_chunks,
     "decode": decode,
     "align": align,
     "report": report,

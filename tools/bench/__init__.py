@@ -1,1 +1,1 @@
-"""The speed of the CPU backend, each figure next to a yardstick timed in the same run; see `tools.bench.__main__`."""
+"""The speed of the CPU backend, each figure next to yardsticks timed in the same rounds; see `tools.bench.report`."""

@@ -40,10 +40,16 @@ def plain_call(batch: TableBatch, scores: Scores, leak: float, dtype: npt.DTypeL
     return lambda: [yardstick.plain_forward_backward(*arguments) for arguments in inputs]
 
 
+def multiply_add_call() -> Callable[[], object]:
+    """MULTIPLY_ADDS multiply-adds, lanes counted one by one."""
+    arrays = yardstick.multiply_add_arrays()
+    return lambda: yardstick.multiply_add(*arrays, yardstick.PASSES)
+
+
 def stream_call() -> Callable[[], object]:
-    """STREAM_PASSES x STREAM_ROWS multiply-adds of LANES lanes."""
+    """STREAM_BYTES through memory."""
     arrays = yardstick.stream_arrays()
-    return lambda: yardstick.stream(*arrays, yardstick.STREAM_PASSES)
+    return lambda: yardstick.stream(*arrays)
 
 
 def loss_call(loss: LFMMILoss, batch: TableBatch, scores: Scores) -> Callable[[], object]:

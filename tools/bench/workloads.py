@@ -16,11 +16,25 @@ GRAPHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "graphs"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is timed; the defaults are those of the published comparisons."""
+    """How much is timed; the defaults are those of the published comparisons.
 
-    batch_sizes: tuple[int, ...] = (1, 4, 16, 32, 64)
+    Attributes:
+        batch_sizes: sequences of the denominator table.
+        sequences: of all other tables but these: `long`, sequences and frames of the long batch; `packed`, tables.
+        large: states, arcs, pdfs, sequences and frames where the memory of a large graph is measured; the first three are
+            for a seeded graph, den10k has its own.
+        states, arcs, pdfs: of a seeded denominator. numerator_states, numerator_pdfs, labels, label_length: likewise.
+        growth: the smallest and the largest frames, arcs and sequences of the slopes.
+        threads: how many threads rows have, one row for each.
+        seconds: time for each group of rows.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
     sequences: int = 32
     frames: int = 150
+    long: tuple[int, int] = (128, 700)
+    packed: int = 128
+    large: tuple[int, int, int, int, int] = (10_000, 100_000, 3000, 64, 1500)
     states: int = 3000
     arcs: int = 30_000
     pdfs: int = 84
@@ -28,29 +42,45 @@ class Sizes:
     numerator_pdfs: int = 2000
     labels: int = 500
     label_length: int = 40
-    seconds: float = 2.0
+    growth: tuple[tuple[int, int], ...] = ((15, 1500), (1000, 100_000), (16, 1600))
+    threads: tuple[int, ...] = (1, 2)
+    seconds: float = 1.5
 
 
 @dataclass(frozen=True)
 class Workloads:
-    """The graphs of one run; `source` says where they are from."""
+    """The graphs of one run; `source` says where they are from, `folder` is None where that is a seed."""
 
     source: str
-    denominator: DenominatorGraph
+    folder: Path | None
+    denominators: dict[str, DenominatorGraph]
     numerators: tuple[Fsa, ...]
     numerator_pdfs: int
     ctc: tuple[Fsa, ...]
     targets: npt.NDArray[np.int64]
 
+    @property
+    def name(self) -> str:
+        """Of the denominator that most tables use."""
+        return next(iter(self.denominators))
+
+    @property
+    def denominator(self) -> DenominatorGraph:
+        """The denominator that most tables use."""
+        return self.denominators[self.name]
+
 
 def from_folder(folder: Path, sizes: Sizes) -> Workloads:
-    """Read den_wsj, num_00.. and the CTC targets, one of each for every sequence."""
-    numerators = [_read(folder / f"num_{n:02}.npz") for n in range(sizes.sequences)]
+    """Read den_wsj, den3k, num_00.. and the CTC targets, one of each for every sequence."""
+    numerators = [read_graph(folder / f"num_{n:02}.npz") for n in range(sizes.sequences)]
     with np.load(folder / "ctc_targets_B32_U40_V500.npz") as archive:
         targets = archive["targets"][: sizes.sequences]
     return Workloads(
-        source="den_wsj, num_00.. and CTC targets of the shared folder",
-        denominator=DenominatorGraph(*_read(folder / "den_wsj.npz")),
+        source="den_wsj, den3k, den10k, num_00.. and CTC targets of the shared folder",
+        folder=folder,
+        denominators={
+            name: DenominatorGraph(*read_graph(folder / f"{name}.npz")) for name in ("den_wsj", "den3k")
+        },
         numerators=tuple(fsa for fsa, _ in numerators),
         numerator_pdfs=numerators[0][1],
         ctc=tuple(ctc_graph(target) for target in targets),
@@ -68,7 +98,10 @@ def seeded(sizes: Sizes) -> Workloads:
     third = float(-np.log(3.0))
     return Workloads(
         source="seeded random graphs",
-        denominator=DenominatorGraph(connected(sizes.states, sizes.arcs, sizes.pdfs), sizes.pdfs),
+        folder=None,
+        denominators={
+            "random": DenominatorGraph(connected(sizes.states, sizes.arcs, sizes.pdfs), sizes.pdfs)
+        },
         numerators=tuple(
             left_to_right(pdfs, skip, third, 1) for pdfs, skip in zip(chains, skips, strict=True)
         ),
@@ -76,6 +109,14 @@ def seeded(sizes: Sizes) -> Workloads:
         ctc=tuple(ctc_graph(target) for target in targets),
         targets=targets,
     )
+
+
+def large_denominator(folder: Path | None, sizes: Sizes) -> DenominatorGraph:
+    """den10k of the folder, or a seeded graph of the sizes asked for."""
+    if folder is not None:
+        return DenominatorGraph(*read_graph(folder / "den10k.npz"))
+    states, arcs, pdfs, _, _ = sizes.large
+    return DenominatorGraph(connected(states, arcs, pdfs), pdfs)
 
 
 def connected(num_states: int, num_arcs: int, num_pdfs: int) -> Fsa:
@@ -111,7 +152,7 @@ def ctc_graph(targets: npt.NDArray[np.int64]) -> Fsa:
     return left_to_right(pdfs, (pdfs != 0) & (pdfs != before), 0.0, 2)
 
 
-def _read(path: Path) -> tuple[Fsa, int]:
+def read_graph(path: Path) -> tuple[Fsa, int]:
     """An acceptor and its number of pdfs."""
     with np.load(path) as archive:
         fsa = Fsa(

@@ -1,4 +1,4 @@
-"""What the backend is compared with: the plain loop that anyone would write first, and the streaming speed of the cache.
+"""What the backend is compared with: the plain loop that anyone would write first, and the rates of the machine.
 
 The plain loop does the work of equations (1)-(7) for a batch that shares one graph, in one thread: sequences innermost,
 every alpha kept, each frame divided by its sum. It takes its scores in the order it likes best, has one length for all and
@@ -13,16 +13,22 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends.jit import with_cache
 from fsachain.table import ArcView, TransitionTable
 
 Reals = npt.NDArray[np.floating[Any]]
 
-LANES = 32
-STREAM_ROWS = 1024  # three arrays of 32 float32 lanes: 384 KB, within the second-level cache of one core
-STREAM_PASSES = 2000
-STEPS_PER_ARC = 3  # multiply-adds with a store: alpha, beta and occupancy
+CACHE_LINE = 64  # bytes
+ROWS, LANES = 8, 512  # 16 KB, within the first-level cache
+PASSES = 20_000
+MULTIPLY_ADDS = PASSES * ROWS * LANES
+STREAM_LENGTH = 8 << 20  # three arrays of 32 MB, more than the caches hold
+STREAM_BYTES = 4 * 4 * STREAM_LENGTH  # three arrays are read, one is written
 
-_jit = numba.njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
+
+def _kernel(function: Any) -> Any:
+    """Compiled with freedom to reorder and fuse, which the backend's own kernels must not have."""
+    return with_cache(numba.njit(nogil=True, fastmath=True, error_model="numpy")(function))
 
 
 class PlainGraph(NamedTuple):
@@ -57,7 +63,7 @@ def _rows(view: ArcView, other: npt.NDArray[Any], dtype: npt.DTypeLike) -> tuple
     return *indices, np.exp(view.log_prob).astype(dtype)
 
 
-@_jit
+@_kernel
 def plain_forward_backward(graph: Any, c: Any, scores: Any, occupancy: Any) -> Any:
     """log Z [N] in float64; occupancy [T, K, N] is overwritten. c has the scores' type."""
     num_frames, num_columns, width = scores.shape
@@ -98,7 +104,7 @@ def plain_forward_backward(graph: Any, c: Any, scores: Any, occupancy: Any) -> A
     return log_z
 
 
-@_jit
+@_kernel
 def _step(rows: Any, before: Any, p: Any, now: Any) -> None:
     offsets, src, column, weight = rows
     width = p.shape[1]
@@ -111,7 +117,7 @@ def _step(rows: Any, before: Any, p: Any, now: Any) -> None:
                 now[j, g] += before[i, g] * w * p[k, g]
 
 
-@_jit
+@_kernel
 def _step_back(rows: Any, alpha: Any, after: Any, p: Any, now: Any, occupancy: Any) -> None:
     offsets, dst, column, weight = rows
     width = p.shape[1]
@@ -127,7 +133,7 @@ def _step_back(rows: Any, alpha: Any, after: Any, p: Any, now: Any, occupancy: A
                 occupancy[k, g] += alpha[i, g] * x
 
 
-@_jit
+@_kernel
 def _exp(y: Any, p: Any, largest: Any) -> None:
     """p [K, N] = exp(y - largest), largest [N] the maximum over k."""
     largest[:] = y[0]
@@ -139,7 +145,7 @@ def _exp(y: Any, p: Any, largest: Any) -> None:
             p[k, g] = np.exp(y[k, g] - largest[g])
 
 
-@_jit
+@_kernel
 def _sum(rows: Any, weights: Any, total: Any) -> None:
     total[:] = 0
     for i in range(len(rows)):
@@ -147,22 +153,35 @@ def _sum(rows: Any, weights: Any, total: Any) -> None:
             total[g] += weights[i] * rows[i, g]
 
 
-def stream_lanes() -> int:
-    """Multiply-adds of one timed call of `stream`, lanes counted one by one."""
-    return STREAM_PASSES * STREAM_ROWS * LANES
+def multiply_add_arrays() -> tuple[Reals, Reals, Reals]:
+    """Arrays for `multiply_add`, rows at the beginning of a cache line: the rate must not hang on where memory was free."""
+    generator = np.random.default_rng(1)
+    room = np.zeros((ROWS + 2) * LANES, np.float32)
+    first = (-room.ctypes.data % CACHE_LINE) // room.itemsize
+    rows = room[first : first + (ROWS + 1) * LANES].reshape(ROWS + 1, LANES)
+    rows[:ROWS] = generator.random((ROWS, LANES), dtype=np.float32)
+    return rows[:ROWS], generator.random(ROWS, dtype=np.float32), rows[ROWS]
+
+
+@_kernel
+def multiply_add(x: Any, w: Any, out: Any, passes: int) -> None:
+    """out += w x, `passes` times: a state with eight arcs, the sum in a register, operands in the first-level cache."""
+    for _ in range(passes):
+        w0, w1, w2, w3, w4, w5, w6, w7 = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
+        for g in range(len(out)):
+            low = w0 * x[0, g] + w1 * x[1, g] + w2 * x[2, g] + w3 * x[3, g]
+            out[g] += low + (w4 * x[4, g] + w5 * x[5, g] + w6 * x[6, g] + w7 * x[7, g])
 
 
 def stream_arrays() -> tuple[Reals, Reals, Reals]:
     """Arrays for `stream`."""
     generator = np.random.default_rng(1)
-    x, y = (generator.random((STREAM_ROWS, LANES), dtype=np.float32) for _ in range(2))
+    x, y = (generator.random(STREAM_LENGTH, dtype=np.float32) for _ in range(2))
     return x, y, np.zeros_like(x)
 
 
-@_jit
-def stream(x: Any, y: Any, z: Any, passes: int) -> None:
-    """z += x * y, `passes` times: three loads, a multiply-add and a store for each lane, nothing else."""
-    for _ in range(passes):
-        for i in range(x.shape[0]):
-            for g in range(x.shape[1]):
-                z[i, g] += x[i, g] * y[i, g]
+@_kernel
+def stream(x: Any, y: Any, z: Any) -> None:
+    """z += x y, once through memory."""
+    for i in range(len(z)):
+        z[i] += x[i] * y[i]

@@ -21,6 +21,7 @@ from fsachain.decode.decoder import decode
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
 from fsachain.errors import DataError
+from fsachain.fsa import Fsa
 from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import grammar_from_arpa, word_loop
 
@@ -163,15 +164,18 @@ def align_data(
     data: DataDir,
     out: Path,
     *,
+    normalization: Fsa | None = None,
     cache: Path | None = None,
     num_workers: int = 1,
 ) -> AlignSummary:
     """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
 
-    The graphs are the plain numerators: once the words are known, the phone language model has no say.
+    Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
+    model has no say. With that of a denominator the path found is one that the denominator has: supervision
+    made from it can be normalised.
     """
     check_lang(model, lang)
-    numerators, excluded = build_numerators(lang, data, None)
+    numerators, excluded = build_numerators(lang, data, normalization)
     outputs = network_outputs(model, data, cache, num_workers)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
     with counter("aligning") as update:

@@ -24,7 +24,9 @@ def describe_path(path: Path) -> str:
     if path.suffix == ".fst":
         return describe_fsa(Fsa.read(path))
     if path.suffix == ".npz":
-        return describe_numerators(path)
+        from fsachain.graph.chunks import holds_chunks
+
+        return describe_chunks(path) if holds_chunks(path) else describe_numerators(path)
     if path.suffix == _SAFETENSORS:
         return describe_model(path)
     raise DataError(f"{path}: expected a file that ends in .fst, .npz or {_SAFETENSORS}, or a folder")
@@ -74,6 +76,23 @@ def describe_numerators(path: Path) -> str:
     words = sum(len(numerator.words) for numerator in numerators.values())
     most = max(arcs, default=0)
     return f"numerators: {len(arcs)} utterances, {words} words, {sum(arcs)} arcs, at most {most} in one"
+
+
+def describe_chunks(path: Path) -> str:
+    """Number and size of the chunks in one file."""
+    from fsachain.graph.chunks import load_chunks
+
+    utterances = load_chunks(path)
+    chunks = [chunk for lists in utterances.values() for one in lists for chunk in one]
+    copies = max((len(lists) for lists in utterances.values()), default=0)
+    frames = [chunk.end - chunk.start for chunk in chunks]
+    return "\n".join(
+        [
+            f"chunks: {len(chunks)} of {len(utterances)} utterances in {copies} copies",
+            f"at most {max(frames, default=0)} output frames in one, {sum(frames)} in all, "
+            f"{sum(chunk.fsa.num_arcs for chunk in chunks)} arcs",
+        ]
+    )
 
 
 def describe_model(path: Path) -> str:

@@ -14,13 +14,14 @@ from fsachain.cli.steps.graphs import load_denominator
 from fsachain.cli.steps.lang import Lang
 from fsachain.cli.steps.model import AcousticModel, normalise_set
 from fsachain.data.audio import Perturbation
-from fsachain.data.dataset import Example, estimate_cmvn, load_examples
+from fsachain.data.dataset import Example, cut_example, estimate_cmvn, load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import ConfigError, DataError
+from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.numerator_files import load_numerators
 from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.nn.tdnnf import Tdnnf
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import TransitionTable, compile_table
 from fsachain.train.progress import make_progress
 from fsachain.train.trainer import Trainer, TrainResult
@@ -51,6 +52,10 @@ class TrainingSet:
                 )
         return cls(data, graphs)
 
+    def cut(self, copies: list[list[Example]], network: TdnnfConfig) -> list[list[Example]]:
+        """The utterances as they are."""
+        return copies
+
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
         """Compiled numerators by the ids of the utterances and of their copies, whose ids have a prefix."""
         compiled = {
@@ -58,6 +63,75 @@ class TrainingSet:
             for name, numerator in self.numerators.items()
         }
         return {prefix + name: table for prefix in prefixes for name, table in compiled.items()}
+
+
+@dataclass(frozen=True)
+class ChunkedSet:
+    """Utterances and the chunks of those that can be used: for each one list of chunks per copy.
+
+    Attributes:
+        data: the utterances.
+        chunks: as `load_chunks` gives them.
+        path: the file they came from, for messages.
+    """
+
+    data: DataDir
+    chunks: dict[str, list[list[Chunk]]]
+    path: Path
+
+    def cut(self, copies: list[list[Example]], network: TdnnfConfig) -> list[list[Example]]:
+        """The chunks of every copy, with as much context as the network sees; utterances without are left out.
+
+        Raises:
+            DataError: the file was made for other copies, or for utterances of another length.
+        """
+        found: list[list[Example]] = [[] for _ in copies]
+        for utterance, *examples in zip(self.data.utterances, *copies, strict=True):
+            lists = self.chunks.get(utterance.id)
+            if lists is None:
+                continue
+            names = [one[0].utterance for one in lists]
+            if names != [example.id for example in examples]:
+                raise DataError(
+                    f"{self.path}: has chunks of {', '.join(names)}, expected those of "
+                    f"{', '.join(example.id for example in examples)}; supervise anew after a change of speeds"
+                )
+            for made, example, chunks in zip(found, examples, lists, strict=True):
+                made += [self._cut_one(example, chunk, network) for chunk in chunks]
+        return found
+
+    def _cut_one(self, example: Example, chunk: Chunk, network: TdnnfConfig) -> Example:
+        frames = -(-example.num_frames // network.subsampling)
+        if frames != chunk.of_frames:
+            raise DataError(
+                f"{self.path}: chunk {chunk.id!r} is of {chunk.of_frames} output frames, the utterance has "
+                f"{frames}; supervise anew after a change of features or network"
+            )
+        return cut_example(
+            example,
+            chunk.start,
+            chunk.frame_weights,
+            subsampling=network.subsampling,
+            context=network.context,
+            name=chunk.id,
+        )
+
+    def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
+        """Compiled numerators by the ids of the chunks; these have the prefix of their copy already."""
+        every = (chunk for lists in self.chunks.values() for one in lists for chunk in one)
+        return {chunk.id: compile_table(chunk.fsa, num_pdfs, name=chunk.id) for chunk in every}
+
+
+def read_training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedSet:
+    """The utterances with what `make_numerators` or `make_supervision` wrote for them.
+
+    Raises:
+        GraphError: the file holds neither.
+        DataError: as `TrainingSet.read`.
+    """
+    if holds_chunks(numerators):
+        return ChunkedSet(data, load_chunks(numerators), numerators)
+    return TrainingSet.read(data, numerators)
 
 
 def perturbations(config: PerturbationConfig, seed: int) -> list[Perturbation]:
@@ -85,7 +159,7 @@ def compute_features(
 def train_model(
     experiment: Experiment,
     lang: Lang,
-    train: TrainingSet,
+    train: TrainingSet | ChunkedSet,
     denominator: Path,
     out: Path,
     *,
@@ -98,7 +172,7 @@ def train_model(
     Args:
         experiment: the configuration; `train.seed` is the seed of everything that is drawn.
         lang: the tree gives the number of pdfs.
-        train: utterances and numerators.
+        train: utterances and numerators, or chunks of them.
         denominator: folder made by `make_denominator`.
         out: folder of model.safetensors, checkpoints and log.
         dev: evaluated after each epoch.
@@ -128,7 +202,8 @@ def train_model(
         dev_examples = load_examples(dev.data, experiment.features, cache_dir=cache, num_workers=num_workers)
         tables |= dev.tables(num_pdfs, [""])
     torch.manual_seed(seed)
-    network = Tdnnf(experiment.network_config(num_pdfs))
+    sizes = experiment.network_config(num_pdfs)
+    network = Tdnnf(sizes)
     trainer = Trainer(
         network,
         loss,
@@ -138,7 +213,7 @@ def train_model(
         progress=make_progress(),
     )
     result = trainer.fit(
-        [normalise_set(examples, cmvn) for examples in variants],
+        train.cut([normalise_set(examples, cmvn) for examples in variants], sizes),
         normalise_set(dev_examples, cmvn),
         augmentation=experiment.augment,
     )

@@ -1,0 +1,253 @@
+"""Numba kernels for equations (1)-(7) in the normalised form (10)-(12), on W sequences that share a graph.
+
+The text holds for both kinds of numbers of `cpu_numbers`. Frames are normalised by powers of two, which lose nothing:
+with s(t) the exponent of tot(t), frame t multiplies by exp(y - shift) 2**-s(t), so that
+
+    alpha(t, i) = log(stored a(t, i)) + sum over u < t of (shift(u) + s(u) log 2).
+
+The leak is one more state, as `cpu_tables.KernelTable` explains. Betas are kept only where the alpha is not zero, since they
+are of no use elsewhere: their scale is then set by states that matter. How a frame runs over the arcs depends on the layout
+of the table: `cpu_by_pair` or `cpu_by_arc`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.cpu_by_arc import gather_arcs, spread_arcs, weigh
+from fsachain.backends.cpu_by_pair import gather_pairs, spread_pairs
+from fsachain.backends.cpu_frames import load_scores, make_probabilities, scatter
+from fsachain.backends.cpu_lanes import by_type, fill, load, store
+from fsachain.backends.cpu_numbers import (
+    add,
+    lanes_of,
+    multiply,
+    multiply_add,
+    parts_of,
+    read,
+    scale_of,
+    scaled,
+    shift_of,
+    tidy,
+    weight,
+    where_lane,
+    write,
+    zero,
+)
+from fsachain.backends.cpu_tables import ArcList
+from fsachain.backends.jit import jit
+
+
+class Record(NamedTuple):
+    """What the forward pass leaves beside the alphas, for W lanes; a row of numbers has R W entries, R = 1 or 2.
+
+    shift [T, W] and scale [T + 1, W]: see above. z and z_scale [W]: the stored Z of (4) is z 2**z_scale. lowest [W]: the
+    least product of an alpha, a probability and a weight that are not zero. leaked [W]: the least alpha that the leak alone
+    gives. extent [W]: the largest absolute value of a finite score; NaN where a score is not legal.
+    """
+
+    shift: npt.NDArray[np.floating]
+    scale: npt.NDArray[np.integer]
+    z: npt.NDArray[np.floating]
+    z_scale: npt.NDArray[np.integer]
+    lowest: npt.NDArray[np.float64]
+    leaked: npt.NDArray[np.float64]
+    extent: npt.NDArray[np.float64]
+
+
+class Workspace(NamedTuple):
+    """Memory of the passes; S' = S, or S + 1 with a leak.
+
+    history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
+    beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
+    them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores [K, W] or as many rows as the tiles have,
+    extremes [3, W], row [3, W], factors [1, W], offsets [W]. Where W = 1, K is rounded up to ALONG.
+    """
+
+    history: npt.NDArray[np.floating]
+    probs: npt.NDArray[np.floating]
+    beta: npt.NDArray[np.floating]
+    leak: npt.NDArray[np.floating]
+    beta_scale: npt.NDArray[np.integer]
+    pairs: npt.NDArray[np.floating]
+    occupancy: npt.NDArray[np.floating]
+    scores: npt.NDArray[np.floating]
+    extremes: npt.NDArray[np.floating]
+    row: npt.NDArray[np.floating]
+    factors: npt.NDArray[np.floating]
+    offsets: npt.NDArray[np.int64]
+
+
+@by_type
+def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> Any:
+    if arcs.instance_class is ArcList:
+        return lambda form, arcs, before, probs, now, row: gather_arcs(form, arcs, before, probs, now, row)
+    return lambda form, arcs, before, probs, now, row: gather_pairs(form, arcs, before, probs, now, row)
+
+
+@by_type
+def _weigh(form: Any, arcs: Any, probs: Any) -> Any:
+    if arcs.instance_class is ArcList:
+        return lambda form, arcs, probs: weigh(form, arcs, probs)
+    return lambda form, arcs, probs: None
+
+
+@by_type
+def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    if table.types[table.fields.index("arcs")].instance_class is ArcList:
+        return lambda form, table, alphas, after, probs, now, work: spread_arcs(
+            form, table, alphas, after, probs, now, work
+        )
+    return lambda form, table, alphas, after, probs, now, work: spread_pairs(
+        form, table, alphas, after, probs, now, work
+    )
+
+
+@jit
+def _begin(form: Any, table: Any, now: Any, row: Any) -> None:
+    """Equation (1), with the same results in `row` as `_gather`."""
+    total = zero(form, now)
+    for i in range(len(table.initial[0])):
+        alpha = weight(form, table.initial, i)
+        write(form, now, i, alpha)
+        total = add(total, alpha)
+    write(form, row, 0, tidy(total))
+    store(row, 2, fill(load(lanes_of(form), row, 0), 1.0))
+
+
+@jit
+def _bound(table: Any, frames: Any, t: int, work: Any, record: Any) -> None:
+    """Take frame t, just loaded, into `lowest` and `extent`."""
+    least_weight = table.least[1]
+    for g in range(len(frames.lengths)):
+        if t < frames.lengths[g]:
+            top, low = float(work.extremes[0, g]), float(work.extremes[1, g])
+            if work.extremes[2, g] != 0.0:
+                record.extent[g] = np.nan
+            elif record.extent[g] == record.extent[g]:
+                record.extent[g] = max(record.extent[g], abs(top), abs(low))
+            product = float(work.row[2, g]) * math.exp(low - top) * least_weight
+            record.lowest[g] = min(record.lowest[g], product * min(1.0, 2.0 ** -float(record.scale[t, g])))
+
+
+@jit
+def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: Any, record: Any) -> None:
+    """Equations (3) and, for the sequences that end here, (4): after `_gather` made the alphas of time t."""
+    num_states = len(table.initial[0])
+    total = read(form, work.row, 0)
+    store(record.scale, t, scale_of(total))
+    if len(table.final[0]) > num_states:
+        write(form, now, num_states, tidy(multiply(weight(form, c, 0), total)))
+    ends = False
+    for g in range(len(frames.lengths)):
+        ends |= frames.lengths[g] == t
+        if t <= frames.lengths[g]:
+            leaked = float(work.row[0, g]) * float(c[0][0]) * table.init_everywhere
+            record.leaked[g] = min(record.leaked[g], leaked)
+    if ends:
+        z = zero(form, now)
+        for i in range(len(table.final[0])):
+            z = multiply_add(weight(form, table.final, i), read(form, now, i), z)
+        significand, n = parts_of(tidy(z))
+        store(work.row, 0, significand)
+        store(work.beta_scale, 0, n)
+        for g in range(len(frames.lengths)):
+            if frames.lengths[g] == t:
+                record.z[g], record.z_scale[g] = work.row[0, g], work.beta_scale[0, g]
+                record.lowest[g] = min(record.lowest[g], float(work.row[2, g]) * table.least[3])
+                record.leaked[g] = min(record.leaked[g], float(work.row[0, g]))
+
+
+@jit
+def forward(
+    form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, record: Any
+) -> None:
+    """Equations (1)-(4) for frames first to last - 1; history row 0 holds the alphas of time `first`, unless that is 0."""
+    lanes, history, probs = lanes_of(form), work.history, work.probs
+    if first == 0:
+        record.lowest[:] = table.least[0] if c[0][0] == 0 else min(table.least[0], c[0][0] * table.least[2])
+        record.leaked[:] = 1.0
+        record.extent[:] = 0.0
+        _begin(form, table, history[0], work.row)
+        _finish(form, table, c, frames, 0, history[0], work, record)
+    for t in range(first, last):
+        load_scores(lanes, frames, t, work)
+        _bound(table, frames, t, work, record)
+        store(record.shift, t, shift_of(form, load(lanes, work.extremes, 0)))
+        p = probs[(t - first) % len(probs)]
+        make_probabilities(form, frames.columns, record.scale[t : t + 1], work, p)
+        _weigh(form, table.arcs, p)
+        before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
+        _gather(form, table.arcs, before, p, now, work.row)
+        _finish(form, table, c, frames, t + 1, now, work, record)
+
+
+@jit
+def conclude(table: Any, frames: Any, record: Any, log_z: Any) -> None:
+    """log_z [W] from what the forward pass took off; -inf for no path, NaN for an illegal score."""
+    initial, arcs, final = table.log_scale
+    for g in range(len(frames.lengths)):
+        if record.extent[g] != record.extent[g]:
+            log_z[g] = np.nan
+        elif not record.z[g] > 0.0:
+            log_z[g] = -np.inf
+        else:
+            shifts, scales = 0.0, float(record.z_scale[g])
+            for t in range(frames.lengths[g]):
+                shifts += record.shift[t, g]
+                scales += record.scale[t, g]
+            weights = initial + arcs * frames.lengths[g] + final
+            log_z[g] = math.log(record.z[g]) + scales * math.log(2.0) + shifts + weights
+
+
+@jit
+def clear(form: Any, rows: Any) -> None:
+    """Zero in every row of numbers."""
+    for i in range(len(rows)):
+        write(form, rows, i, zero(form, rows))
+
+
+@jit
+def _keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
+    """Keep the exponent of the sum of betas, and the leak of (5) at that scale."""
+    scale = scale_of(tidy(total))
+    store(work.beta_scale, 0, scale)
+    write(form, work.leak, 0, scaled(multiply(weight(form, c, 0), tidy(leaked)), scale))
+
+
+@jit
+def _end(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: Any) -> None:
+    """Equation (5) at the end of the sequences of t frames: their betas become the final weights."""
+    ends = False
+    for g in range(len(frames.lengths)):
+        work.extremes[0, g] = frames.lengths[g] == t
+        ends |= frames.lengths[g] == t
+    if ends:
+        mask = load(lanes_of(form), work.extremes, 0)
+        total, leaked = zero(form, beta), zero(form, beta)
+        for i in range(len(table.init[0])):
+            x = where_lane(weight(form, table.final, i), mask, read(form, beta, i))
+            write(form, beta, i, x)
+            total = add(total, x)
+            leaked = multiply_add(weight(form, table.init, i), x, leaked)
+        _keep_beta(form, c, total, leaked, work)
+
+
+@jit
+def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, out: Any) -> None:
+    """Equations (5)-(7) for frames last - 1 to first, whose alphas `forward` left in history rows 0 to last - first.
+
+    out[n, t, p] += factor x occupancy, each frame divided by its sum (12), with the factors [1, W] in `work`. The betas of
+    time `last` stand in `work`, all zero if no frame follows.
+    """
+    for t in range(last - 1, first - 1, -1):
+        after, now = work.beta[(t + 1) % 2], work.beta[t % 2]
+        alphas = work.history[t - first], work.history[t + 1 - first]
+        _end(form, table, c, frames, t + 1, after, work)
+        occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
+        scatter(form, frames, t, occupied, work, out)
+        _keep_beta(form, c, total, leaked, work)

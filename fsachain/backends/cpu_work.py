@@ -1,0 +1,189 @@
+"""Memory of the CPU kernels: how many frames of alphas are kept, and buffers that the next group of sequences uses again."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.cpu_frames import ALONG, Columns, count_rows
+from fsachain.backends.cpu_numbers import Form, is_wide, width_of
+from fsachain.backends.cpu_recursion import Record, Workspace
+from fsachain.backends.cpu_tables import ArcRows, KernelTable
+
+Bytes = npt.NDArray[np.uint8]
+
+LINE = 64  # bytes of a cache line
+SHARE_OF_FREE_MEMORY = 0.25
+KEPT_BYTES = 64 << 20  # a larger buffer is given back after the call
+
+_lock = Lock()
+_buffers: list[Bytes] = []
+
+
+class Plan(NamedTuple):
+    """Frames are worked on in segments of `segment`.
+
+    Unless one holds them all, only the alphas before each are kept and the others computed again, about sqrt(T) of each.
+    """
+
+    frames: int
+    segment: int
+
+    @property
+    def starts(self) -> range:
+        """The first frame of each segment; one empty segment where there are no frames."""
+        return range(0, max(self.frames, 1), self.segment)
+
+    @property
+    def is_whole(self) -> bool:
+        """All alphas are kept."""
+        return self.segment >= self.frames
+
+
+class Shape(NamedTuple):
+    """Sizes of one group's work.
+
+    states; those with an alpha, one more with a leak; active pdfs; pairs; rows of scores; the numbers.
+    """
+
+    states: int
+    alphas: int
+    pdfs: int
+    pairs: int
+    score_rows: int
+    form: Form
+    dtype: np.dtype[Any]
+
+    @property
+    def width(self) -> int:
+        """W, sequences side by side."""
+        return width_of(self.form)
+
+    @property
+    def row(self) -> int:
+        """R W, entries of a row of numbers."""
+        return 2 * self.width if is_wide(self.form) else self.width
+
+
+def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
+    """The sizes of a group that runs through `table`."""
+    width = width_of(form)
+    num_states, num_pdfs = len(table.initial[0]), len(table.active)
+    pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else num_states
+    padded = num_pdfs if width > 1 else -(-num_pdfs // ALONG) * ALONG
+    rows = max(padded, count_rows(columns, width))
+    return Shape(num_states, len(table.final[0]), padded, pairs, rows, form, dtype)
+
+
+def free_bytes() -> int:
+    """Memory that is free on this machine, or would be if caches were dropped; 4 GiB where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        return int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):
+            return 4 << 30
+
+
+def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
+    """All alphas if they fit `budget` bytes, else the segments that need least memory."""
+    frame = shape.row * shape.dtype.itemsize
+    if ((frames + 1) * shape.alphas + frames * shape.pdfs) * frame <= budget:
+        return Plan(frames, max(frames, 1))
+    return Plan(frames, math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs))))
+
+
+class Memory(NamedTuple):
+    """Arrays for one group: kernels' workspace, record, and the alphas before each segment [segments, S', R W]."""
+
+    work: Workspace
+    record: Record
+    checkpoints: npt.NDArray[np.floating]
+
+
+@contextmanager
+def memory_for(shape: Shape, plan: Plan, kept: int) -> Iterator[Memory]:
+    """Arrays for a group whose passes keep `kept` frames at a time: those of the segment, or 1 where no beta will run."""
+    places, size = _layout(shape, plan, kept)
+    with _borrowed(size) as buffer:
+        arrays = [np.ndarray(where.shape, where.dtype, buffer, where.offset) for where in places]
+        work, record = len(Workspace._fields), len(Record._fields)
+        yield Memory(Workspace(*arrays[:work]), Record(*arrays[work : work + record]), arrays[-1])
+
+
+class _Place(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+
+@lru_cache(maxsize=512)
+def _layout(shape: Shape, plan: Plan, kept: int) -> tuple[tuple[_Place, ...], int]:
+    """Where the arrays of `Memory` lie in a buffer, in the order of their fields, and its size."""
+    alphas, row, width, kind = shape.alphas, shape.row, shape.width, shape.dtype
+    integers, double = np.dtype(f"i{kind.itemsize}"), np.dtype(np.float64)
+    segments = 0 if plan.is_whole or kept == 1 else len(plan.starts)
+    sizes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
+        ((kept + 1, alphas, row), kind),  # history
+        ((kept, shape.pdfs, row), kind),  # probs
+        ((2, alphas, row), kind),  # beta
+        ((2, width), kind),  # leak
+        ((1, width), integers),  # beta_scale
+        ((shape.pairs, row), kind),  # pairs
+        ((shape.pdfs, row), kind),  # occupancy
+        ((shape.score_rows, width), kind),  # scores
+        ((3, max(width, ALONG)), kind),  # extremes
+        ((3, width), kind),  # row
+        ((1, width), kind),  # factors
+        ((width,), np.dtype(np.int64)),  # offsets
+        ((plan.frames, width), kind),  # shift
+        ((plan.frames + 1, width), integers),  # scale
+        ((width,), kind),  # z
+        ((width,), integers),  # z_scale
+        ((width,), double),  # lowest
+        ((width,), double),  # leaked
+        ((width,), double),  # extent
+        ((segments, alphas, row), kind),  # checkpoints
+    )
+    places, offset = [], 0
+    for size, dtype in sizes:
+        places.append(_Place(size, dtype, offset))
+        offset += -(-math.prod(size) * dtype.itemsize // LINE) * LINE
+    return tuple(places), offset
+
+
+def trim() -> None:
+    """Give back the large buffers."""
+    with _lock:
+        _buffers[:] = [buffer for buffer in _buffers if len(buffer) <= KEPT_BYTES]
+
+
+@contextmanager
+def _borrowed(size: int) -> Iterator[Bytes]:
+    """A buffer of at least `size` bytes that begins at a line."""
+    with _lock:
+        fitting = [index for index, buffer in enumerate(_buffers) if len(buffer) >= size]
+        buffer = _buffers.pop(fitting[0]) if fitting else None
+        if buffer is None and _buffers:
+            _buffers.pop()  # too small: the larger one takes its place
+    if buffer is None:
+        raw = np.empty(size + LINE, np.uint8)
+        start = -raw.ctypes.data % LINE
+        buffer = raw[start : start + size]
+    try:
+        yield buffer
+    finally:
+        with _lock:
+            _buffers.append(buffer)

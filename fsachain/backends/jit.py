@@ -1,0 +1,170 @@
+"""`jit`, the one decorator of all numba kernels: how they are compiled, where their machine code is kept, what is said.
+
+Numba's own cache looks at the file of a kernel alone, so a change in a helper of another file leaves stale machine code in
+use; it names files by counting, so that two processes that compile at the same time may take each other's; and it raises
+where no folder can be written, or ignores a filled one that is read-only. `KernelCache` has none of that: a file holds one
+compilation, its name is made of all that the code depends on, it is written at once or not at all, and every folder that
+can be read is looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import numba
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+DIGEST = 32  # bytes of sha256
+
+_config: Any = numba.config  # its names are made at run time
+_logger = logging.getLogger("fsachain")
+_said: set[str] = set()
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile `function` on first use, for each combination of argument types, and keep the machine code.
+
+    Kernels release the GIL and divide as numpy does. Machine code is looked for in NUMBA_CACHE_DIR where that is set, else
+    in `__pycache__` beside the source and in the user's cache folder. It is written to the first of these that can be
+    written; where none can be, each process compiles anew. A change of any Python file in the kernel's folder voids it.
+
+    The first real compilation of a process is announced once, as a warning of the logger "fsachain"; FSACHAIN_QUIET, set to
+    anything, or a higher level of that logger silence it.
+    """
+    return with_cache(numba.njit(nogil=True, error_model="numpy")(function))
+
+
+def with_cache(dispatcher: Any) -> Any:
+    """The same for what `numba.njit` returned with options of its own."""
+    if not _config.DISABLE_JIT:  # else it is the function itself
+        dispatcher._cache = KernelCache(dispatcher.py_func)
+    return dispatcher
+
+
+class KernelCache:
+    """The compilations of one kernel on disk, behind the interface that numba's dispatchers expect of a cache.
+
+    A file is the digest of the sources, the digest of the rest, and the rest: a pickle of the signature and what
+    numba made of it. A file for other sources or one that is damaged counts as absent.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        source = Path(function.__code__.co_filename).absolute()
+        self._kernel = f"{source.stem}.{function.__qualname__}-".replace("<", "").replace(">", "")
+        self._function = function
+        self._stamp = source_stamp(source.parent)
+        self._folders = folders(source.parent) if self._stamp else ()
+
+    @property
+    def cache_path(self) -> str | None:
+        """The folder that is tried first."""
+        return str(self._folders[0]) if self._folders else None
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """What was compiled for this signature; None, once with a word to the user, if it must be compiled now."""
+        target.refresh()
+        name = self._name(signature, target.codegen())
+        for folder in self._folders:
+            with suppress(OSError):
+                content = self._content((folder / name).read_bytes())
+                if content is not None and content[0] == signature:
+                    return CompileResult._rebuild(target, *content[1])
+        _say("fsachain: compiling the CPU kernels; this happens once and takes about half a minute")
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep what was compiled, in the first folder that takes it, and remove what older sources left there."""
+        if not self._folders or result.lifted or result.library.has_dynamic_globals:
+            return
+        body = dumps((signature, result._reduce()))
+        name = self._name(signature, result.codegen)
+        for folder in self._folders:
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._remove_stale(folder)
+                _write(folder / name, self._stamp + hashlib.sha256(body).digest() + body)
+                return
+        places = " nor ".join(str(folder) for folder in self._folders)
+        _say(
+            f"fsachain: compiled kernels are lost with this process: cannot write {places}; set NUMBA_CACHE_DIR"
+        )
+
+    def flush(self) -> None:
+        """Remove all that is kept of this kernel, as far as it can be."""
+        for folder in self._folders:
+            for path in folder.glob(f"{self._kernel}*.nbk"):
+                with suppress(OSError):
+                    path.unlink()
+
+    def _name(self, signature: Any, codegen: Any) -> str:
+        """Everything that tells compilations of one text apart: types, closure, processor, versions."""
+        code = self._function.__code__
+        cells = tuple(cell.cell_contents for cell in self._function.__closure__ or ())
+        versions = sys.implementation.cache_tag, numba.__version__
+        key = (str(signature), code.co_firstlineno, codegen.magic_tuple(), versions)
+        text = repr(key).encode() + code.co_code + (dumps(cells) if cells else b"")
+        return f"{self._kernel}{hashlib.sha256(text).hexdigest()[:24]}.nbk"
+
+    def _content(self, data: bytes) -> Any:
+        digest, body = data[DIGEST : 2 * DIGEST], data[2 * DIGEST :]
+        if data[:DIGEST] != self._stamp or digest != hashlib.sha256(body).digest():
+            return None
+        return pickle.loads(body)
+
+    def _remove_stale(self, folder: Path) -> None:
+        for path in folder.glob(f"{self._kernel}*.nbk"):
+            with suppress(FileNotFoundError):  # another process does the same
+                with path.open("rb") as file:
+                    is_stale = file.read(DIGEST) != self._stamp
+                if is_stale:
+                    path.unlink()
+
+
+@cache
+def source_stamp(folder: Path) -> bytes:
+    """A digest of all Python files in the folder: kernels call helpers of several of them. Empty if there are none."""
+    digest, paths = hashlib.sha256(), sorted(folder.glob("*.py"))
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)} ".encode() + content)
+    return digest.digest() if paths else b""
+
+
+def folders(source: Path) -> tuple[Path, ...]:
+    """Where machine code of the kernels in the folder `source` may be kept, best first."""
+    own = f"{source.name}_{hashlib.sha256(str(source).encode()).hexdigest()[:16]}"
+    if _config.CACHE_DIR:
+        return (Path(_config.CACHE_DIR).absolute() / own,)
+    users = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111, this one never raises
+    return (source / "__pycache__", *([users / "fsachain" / own] if users.is_absolute() else []))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write the file at once: another process sees all of it or none."""
+    temporary = path.with_name(f"{path.stem}.{uuid4().hex}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _say(message: str) -> None:
+    # Threads do not meet here: numba holds its compiler lock around all calls of a cache.
+    if message not in _said and not os.environ.get("FSACHAIN_QUIET"):
+        _logger.warning(message)
+    _said.add(message)

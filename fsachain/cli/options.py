@@ -1,0 +1,42 @@
+"""Arguments and options that several commands of `fsachain` have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from fsachain.cli.config import Experiment
+
+INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+INPUT_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+OUTPUT = click.Path(path_type=Path)
+
+config_option = click.option(
+    "--config",
+    "experiment",
+    type=INPUT_FILE,
+    callback=lambda _c, _p, path: _experiment(path),
+    help="YAML file of the experiment; without it every option has its default.",
+)
+lang_option = click.option("--lang", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain lang`.")
+seed_option = click.option(
+    "--seed", type=int, default=1, show_default=True, help="Of everything that is drawn."
+)
+workers_option = click.option(
+    "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Threads or processes."
+)
+cache_option = click.option("--cache", type=OUTPUT, help="Folder that keeps features between runs.")
+commands_option = click.option(
+    "--allow-commands",
+    is_flag=True,
+    help="Run the shell commands that stand in wav.scp, with your rights: for folders that you trust.",
+)
+
+
+def _experiment(path: Path | None) -> Experiment:
+    from fsachain.cli.config import Experiment
+
+    return Experiment() if path is None else Experiment.read(path)

@@ -1,0 +1,161 @@
+"""From an alignment to chunks with numerators: what a second training takes in place of `num-graphs`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from fsachain.cli.config import Experiment
+from fsachain.cli.progress import track
+from fsachain.cli.steps.lang import Lang
+from fsachain.cli.steps.training import perturbations
+from fsachain.data.dataset import load_examples
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.align import CtmEntry, aligned_phones, read_ctm
+from fsachain.errors import DataError, FsachainError
+from fsachain.fsa import Fsa
+from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
+from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
+
+
+@dataclass(frozen=True)
+class SupervisionSummary:
+    """What `make_supervision` wrote, and which utterances it left out, each with the reason."""
+
+    num_utterances: int
+    num_chunks: int
+    num_arcs: int
+    excluded: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_utterances} utterances supervised, {self.num_chunks} chunks of all copies, "
+            f"{self.num_arcs} arcs, {len(self.excluded)} utterances excluded"
+        ]
+        return "\n  ".join([*lines, *self.excluded.values()])
+
+
+def make_supervision(
+    experiment: Experiment,
+    lang: Lang,
+    data: DataDir,
+    alignment: Path,
+    out: Path,
+    normalization: Fsa,
+    *,
+    cache: Path | None = None,
+    num_workers: int = 1,
+) -> SupervisionSummary:
+    """Cut aligned utterances into chunks with numerators and write them to one npz file.
+
+    Every copy of section `perturbation` gets chunks of its own; a copy at speed s takes the times of the
+    original divided by s. An utterance of which one copy has no supervision is left out with all of them.
+
+    Args:
+        experiment: sections supervision, perturbation, features and network.
+        lang: lexicon and tree.
+        data: the utterances; those that the alignment lacks are left out and named.
+        alignment: phones.ctm of `fsachain align`, or another CTM of phones.
+        out: the npz file.
+        normalization: of the denominator.
+        cache: folder that keeps features between runs; they tell how long each copy is.
+        num_workers: threads that compute features.
+
+    Raises:
+        DataError: no utterance is left, or the alignment has a line that cannot be read.
+    """
+    spoken = _by_utterance(read_ctm(alignment))
+    builder = _Builder(experiment, lang, normalization)
+    copies = perturbations(experiment.perturbation, experiment.train.seed)
+    lengths = [
+        [
+            example.num_frames
+            for example in load_examples(
+                data, experiment.features, perturbation=copy, cache_dir=cache, num_workers=num_workers
+            )
+        ]
+        for copy in copies
+    ]
+    chunks: dict[str, list[list[Chunk]]] = {}
+    excluded: dict[str, str] = {}
+    for utterance, *frames in track(list(zip(data.utterances, *lengths, strict=True)), "supervision"):
+        name = utterance.id
+        try:
+            if name not in spoken:
+                raise DataError(f"utterance {name!r}: is not in the alignment {alignment}")
+            supervisions = [
+                builder.supervision(copy.prefix + name, spoken[name], copy.speed, count)
+                for copy, count in zip(copies, frames, strict=True)
+            ]
+            chunks[name] = builder.chunks(supervisions)
+        except FsachainError as error:
+            excluded[name] = str(error)
+    if not chunks:
+        reason = next(iter(excluded.values()), "there are no utterances")
+        raise DataError(f"{out}: no utterance has a supervision; the first reason: {reason}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_chunks(out, chunks)
+    every = [chunk for lists in chunks.values() for one in lists for chunk in one]
+    return SupervisionSummary(len(chunks), len(every), sum(chunk.fsa.num_arcs for chunk in every), excluded)
+
+
+class _Builder:
+    """Supervisions and chunks under the options of one experiment."""
+
+    def __init__(self, experiment: Experiment, lang: Lang, normalization: Fsa) -> None:
+        self.options = experiment.supervision
+        self.lang = lang
+        self.normalization = normalization
+        self.frame_shift = experiment.features.frame_shift_ms / 1000.0
+        self.subsampling = experiment.network_config(lang.tree.num_pdfs).subsampling
+
+    def supervision(
+        self, name: str, entries: Sequence[CtmEntry], speed: float, num_frames: int
+    ) -> Supervision:
+        """The supervision of one copy; its id is in the message of an error."""
+        phones = aligned_phones(entries, self.lang.lexicon.phones, self.frame_shift * speed)
+        return build_supervision(
+            _clip(phones, num_frames, math.ceil(self.subsampling / speed)),
+            num_frames,
+            self.lang.tree,
+            left_tolerance=self.options.left_tolerance,
+            right_tolerance=self.options.right_tolerance,
+            subsampling=self.subsampling,
+            time_offset=self.subsampling // 2,  # as `Tdnnf.time_offset`
+            name=name,
+        )
+
+    def chunks(self, copies: Sequence[Supervision]) -> list[list[Chunk]]:
+        """As many chunks for each copy as the longest needs, so that the k-th ones hold the same words."""
+        lengths = [supervision.num_frames for supervision in copies]
+        width, overlap = max(lengths), 0
+        if self.options.chunk_frames is not None:
+            width, overlap = (
+                -(-frames // self.subsampling)
+                for frames in (self.options.chunk_frames, self.options.overlap_frames)
+            )
+        count = max(num_chunks(length, width, min(overlap, width - 1)) for length in lengths)
+        return [
+            make_chunks(one, chunk_windows(one.num_frames, width, count), normalization=self.normalization)
+            for one in copies
+        ]
+
+
+def _clip(phones: Sequence[AlignedPhone], num_frames: int, slack: int) -> list[AlignedPhone]:
+    """The phones with ends at most `num_frames`, unless they lie farther off than `slack`.
+
+    An alignment ends with its last output frame, up to two input frames after an utterance; those of a slow
+    copy are more.
+    """
+    if not phones or phones[-1].end > num_frames + slack:
+        return list(phones)
+    return [AlignedPhone(p.phone, min(p.start, num_frames - 1), min(p.end, num_frames)) for p in phones]
+
+
+def _by_utterance(entries: Sequence[CtmEntry]) -> dict[str, list[CtmEntry]]:
+    """The entries of each utterance, in order of time."""
+    ordered = sorted(entries, key=lambda entry: (entry.utterance, entry.start))
+    return {name: list(group) for name, group in groupby(ordered, key=lambda entry: entry.utterance)}

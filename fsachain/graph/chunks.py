@@ -1,0 +1,184 @@
+"""Chunks of aligned utterances: where they lie, what their frames count, their graphs, and one file for all.
+
+An utterance is cut into chunks of one width. The first begins at its first frame, the last ends at its last
+one, and those between are spread evenly, so they overlap a little where the width does not divide the
+length. A frame that lies in several chunks is shared among them, one over their number each, as in Kaldi's
+examples: all frames of an utterance count once. An utterance that is no longer than the width is one chunk.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.fsa_arrays import join, join_fsas, split_fsas
+from fsachain.graph.supervision import Supervision
+
+NPZ_FORMAT = "fsachain-chunks-1"
+_NUMBERS = ("start", "end", "of_frames")
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Part of an utterance, to train on.
+
+    Attributes:
+        utterance: id of the utterance, or of its copy at another speed.
+        start, end: the output frames [start, end) of the utterance.
+        of_frames: output frames of the whole utterance.
+        fsa: the numerator of these frames.
+        frame_weights: float32 [end - start], what each frame counts: one over the chunks it lies in.
+    """
+
+    utterance: str
+    start: int
+    end: int
+    of_frames: int
+    fsa: Fsa
+    frame_weights: npt.NDArray[np.float32]
+
+    @property
+    def id(self) -> str:
+        """Name of the chunk: that of the utterance and the output frames."""
+        return f"{self.utterance}-{self.start:06d}-{self.end:06d}"
+
+
+def num_chunks(num_frames: int, width: int, overlap: int = 0) -> int:
+    """How many chunks of `width` frames cover `num_frames`, if neighbours share at least `overlap`.
+
+    Raises:
+        ConfigError: no width, or an overlap that leaves no step from one chunk to the next.
+    """
+    if width < 1:
+        raise ConfigError(f"width = {width}: expected at least one output frame per chunk")
+    if not 0 <= overlap < width:
+        raise ConfigError(f"overlap = {overlap}: expected 0 to less than the chunks' width {width}")
+    return max(1, -(-(num_frames - overlap) // (width - overlap)))
+
+
+def chunk_windows(num_frames: int, width: int, count: int) -> list[tuple[int, int]]:
+    """`count` windows of `width` frames, spread evenly over an utterance of `num_frames`.
+
+    The same count for copies of an utterance at several speeds puts the k-th chunk of each on the same
+    words. Where the utterance is no longer than the width, every window is the whole of it.
+
+    Raises:
+        GraphError: fewer windows than cover the utterance, or no frames.
+    """
+    if num_frames < 1 or count * width < num_frames:
+        raise GraphError(f"{count} chunks of {width} frames do not cover an utterance of {num_frames} frames")
+    if num_frames <= width:
+        return [(0, num_frames)] * count
+    last = num_frames - width
+    starts = [index * last // (count - 1) for index in range(count)]
+    return [(start, start + width) for start in starts]
+
+
+def make_chunks(
+    supervision: Supervision, windows: Sequence[tuple[int, int]], *, normalization: Fsa | None = None
+) -> list[Chunk]:
+    """The chunks of one utterance, with the weights that count each frame once.
+
+    Args:
+        supervision: of the whole utterance.
+        windows: output frames [start, end) of each chunk.
+        normalization: `DenominatorGraph.normalization_fsa()`.
+
+    Raises:
+        GraphError: a window that lies not in the utterance, or of which the normalization accepts no path.
+    """
+    counts = np.zeros(supervision.num_frames, dtype=np.float32)
+    graphs = {window: supervision.chunk(*window, normalization=normalization) for window in windows}
+    for start, end in windows:
+        counts[start:end] += 1
+    return [
+        Chunk(
+            supervision.name,
+            start,
+            end,
+            supervision.num_frames,
+            graphs[start, end],
+            1.0 / counts[start:end],
+        )
+        for start, end in windows
+    ]
+
+
+def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequence[Chunk]]]) -> None:
+    """Write the chunks of a data set to one npz file at exactly `path`.
+
+    Args:
+        path: the file; its folder exists.
+        copies: for each utterance one list of chunks per copy, all of one length: the k-th chunks of the
+            copies stand for each other.
+    """
+    utterances = {name: list(lists) for name, lists in copies.items()}
+    chunks = [chunk for lists in utterances.values() for one in lists for chunk in one]
+    arrays: dict[str, Any] = {
+        "format": np.array(NPZ_FORMAT),
+        "utterances": np.array(list(utterances), dtype=np.str_),
+        "num_copies": np.array([len(lists) for lists in utterances.values()], dtype=np.int64),
+        "num_chunks": np.array([len(lists[0]) if lists else 0 for lists in utterances.values()], np.int64),
+        "names": np.array([chunk.utterance for chunk in chunks], dtype=np.str_),
+        "frame_weights": join([chunk.frame_weights for chunk in chunks]).astype(np.float32),
+    }
+    # "start" is also an array of the acceptors, which all start in state 0.
+    arrays |= {f"chunk_{name}": np.array([getattr(c, name) for c in chunks], np.int64) for name in _NUMBERS}
+    arrays |= join_fsas([chunk.fsa for chunk in chunks])
+    with Path(path).open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def load_chunks(path: str | os.PathLike[str]) -> dict[str, list[list[Chunk]]]:
+    """Read what `save_chunks` wrote, in its order.
+
+    Raises:
+        GraphError: the file is not such an archive.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        if arrays["format"].item() != NPZ_FORMAT:
+            raise GraphError(f"{path}: format {arrays['format'].item()!r}, expected {NPZ_FORMAT!r}")
+        return _split(arrays)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, GraphError):
+            raise
+        reason = error if zipfile.is_zipfile(path) else "no npz file, or cut short"
+        raise GraphError(f"{path}: no archive of chunks written by fsachain ({reason})") from error
+
+
+def holds_chunks(path: str | os.PathLike[str]) -> bool:
+    """Whether `load_chunks` is the function for this file; False for what is no npz file at all."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return bool(archive["format"].item() == NPZ_FORMAT)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        return False
+
+
+def _split(arrays: dict[str, np.ndarray]) -> dict[str, list[list[Chunk]]]:
+    columns = (arrays[f"chunk_{name}"].tolist() for name in _NUMBERS)
+    rows = zip(arrays["names"].tolist(), *columns, split_fsas(arrays), strict=True)
+    chunks, frame = [], 0
+    for name, start, end, of_frames, fsa in rows:
+        weights = arrays["frame_weights"][frame : frame + end - start]
+        chunks.append(Chunk(name, start, end, of_frames, fsa, weights))
+        frame += end - start
+    copies: dict[str, list[list[Chunk]]] = {}
+    first = 0
+    sizes = (arrays[name].tolist() for name in ("utterances", "num_copies", "num_chunks"))
+    for utterance, num_copies, count in zip(*sizes, strict=True):
+        ends = range(first, first + num_copies * count, count) if count else range(0)
+        copies[utterance] = [chunks[begin : begin + count] for begin in ends]
+        first += num_copies * count
+    return copies

@@ -1,0 +1,299 @@
+"""Numerators whose times come from an alignment, and their chunks: supervision of a second training pass.
+
+A first model, trained flat-start, says when each phone is spoken. The supervision of the next training is the
+set of all ways to say this phone sequence in which every phone stays near its place: it may spend an output
+frame only if the input frame at that frame's centre lies in its aligned span, widened by a tolerance. The
+graph is acyclic, with one set of states per output frame, so it can be cut at any frame. (Kaldi asks less: that
+some phone of this name has a span near the frame, be it this occurrence or another.)
+
+Alternatives are not kept. The phones are those of the alignment, as in Kaldi's supervisions made from
+alignments: it has chosen a pronunciation, and where silence stands, and it has no times for what it did not
+choose. Where nothing is left to choose, lexicon and silence costs would add the same constant to every path;
+they are left out. Transition and self-loop scale are 0, as in `fsachain.graph.numerator`. So every path has
+weight one, and a supervision is a set of paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.expand import Expansion, expand_arcs
+from fsachain.graph.product import product
+from fsachain.graph.transducer import Transducer
+
+DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
+Ints = npt.NDArray[np.int64]
+
+
+class AlignedPhone(NamedTuple):
+    """A phone id and the input frames [start, end) that it is spoken in."""
+
+    phone: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Supervision:
+    """The time-constrained numerator of one utterance.
+
+    Attributes:
+        fsa: acyclic and trimmed; every path has `num_frames` arcs, and every weight is one (log 0).
+        state_frame: int32 [S], ascending: how many output frames lie behind a state.
+        arc_phone: int32 [A], phone id of each arc (0: CTC blank). Arcs are in order of their frames.
+        arc_is_start: bool [A], True where the arc spends the first frame of a phone.
+        num_frames: output frames of the utterance.
+        name: utterance id, for messages.
+    """
+
+    fsa: Fsa
+    state_frame: npt.NDArray[np.int32]
+    arc_phone: npt.NDArray[np.int32]
+    arc_is_start: npt.NDArray[np.bool_]
+    num_frames: int
+    name: str
+
+    @cached_property
+    def _leaving(self) -> list[list[tuple[int, int]]]:
+        """(pdf, dst) of the arcs that leave each state."""
+        leaving: list[list[tuple[int, int]]] = [[] for _ in range(self.fsa.num_states)]
+        columns = (self.fsa.src.tolist(), self.fsa.pdf.tolist(), self.fsa.dst.tolist())
+        for src, pdf, dst in zip(*columns, strict=True):
+            leaving[src].append((pdf, dst))
+        return leaving
+
+    def chunk(self, start: int, end: int, *, normalization: Fsa | None = None) -> Fsa:
+        """What output frames [start, end) of the complete paths spell, each pdf sequence once.
+
+        A chunk may begin and end in any state that is alive at the cut. Two paths that differ only in where
+        the utterance stood before the cut would count one pdf sequence twice; the graph is therefore
+        deterministic. That is what keeps objf at most 0.
+
+        Args:
+            start: first output frame of the chunk.
+            end: the frame after its last.
+            normalization: `DenominatorGraph.normalization_fsa()`, which may begin anywhere too; every path
+                then carries its score there.
+
+        Raises:
+            GraphError: the frames do not lie in the utterance, or the normalization accepts no path of them.
+        """
+        if not 0 <= start < end <= self.num_frames:
+            raise GraphError(
+                f"utterance {self.name!r}: chunk of the output frames [{start}, {end}): expected "
+                f"0 <= start < end <= {self.num_frames}"
+            )
+        fsa = self._determinised(start, end)
+        if normalization is None:
+            return fsa
+        fsa, _ = product(fsa, normalization)
+        if not fsa.num_arcs:
+            raise GraphError(
+                f"utterance {self.name!r}: the normalization accepts no path of the output frames "
+                f"[{start}, {end})"
+            )
+        return fsa
+
+    def _determinised(self, start: int, end: int) -> Fsa:
+        """Subset construction between two frames; trimmed, because every state alive lies on a path."""
+        alive = np.flatnonzero(self.state_frame == start).tolist()
+        layer: dict[frozenset[int], int] = {frozenset(alive): 0}
+        arcs: list[tuple[int, int, int]] = []
+        num_states = 1
+        for _ in range(start, end):
+            following: dict[frozenset[int], int] = {}
+            for members, number in layer.items():
+                reached: dict[int, list[int]] = {}
+                for member in members:
+                    for pdf, dst in self._leaving[member]:
+                        reached.setdefault(pdf, []).append(dst)
+                for pdf, states in sorted(reached.items()):
+                    subset = frozenset(states)
+                    target = following.get(subset)
+                    if target is None:
+                        target = following[subset] = num_states
+                        num_states += 1
+                    arcs.append((number, target, pdf))
+            layer = following
+        final = np.full(num_states, -np.inf)
+        final[num_states - len(layer) :] = 0.0
+        src, dst, pdfs = np.array(arcs, dtype=np.int32).T
+        return Fsa(num_states, src, dst, pdfs, np.zeros(len(arcs)), final, 0)
+
+
+def build_supervision(
+    phones: Sequence[AlignedPhone],
+    num_input_frames: int,
+    tree: ContextTree,
+    *,
+    left_tolerance: int = DEFAULT_TOLERANCE,
+    right_tolerance: int = DEFAULT_TOLERANCE,
+    subsampling: int = 3,
+    time_offset: int = 0,
+    name: str = "utterance",
+) -> Supervision:
+    """The supervision of one aligned utterance. Time and size are linear in its frames.
+
+    Output frame t stands for input frame subsampling * t + time_offset, or for the last one where that lies
+    past the end; there are ceil(num_input_frames / subsampling) output frames. A blank (CTC topology) may
+    stand anywhere.
+
+    Args:
+        phones: the phones in order; spans may touch, overlap or leave gaps that the tolerances close. The
+            last may end up to an output frame after the utterance does.
+        num_input_frames: frames of the utterance, before subsampling.
+        tree: context and topology.
+        left_tolerance: input frames by which a phone may begin before its span.
+        right_tolerance: input frames by which a phone may last beyond its span.
+        subsampling: input frames per output frame.
+        time_offset: input frame on which output frame 0 is centred, 0 in Kaldi; see `Tdnnf.time_offset`.
+        name: utterance id, for messages.
+
+    Raises:
+        ConfigError: a negative tolerance or offset, or subsampling below 1.
+        GraphError: no phones, unknown phones, phones out of order, an alignment that does not fit the length
+            of the utterance, or no path: more phones than the frames around them can hold.
+    """
+    for option, value, least in (
+        ("left_tolerance", left_tolerance, 0),
+        ("right_tolerance", right_tolerance, 0),
+        ("time_offset", time_offset, 0),
+        ("subsampling", subsampling, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"utterance {name!r}: {option} = {value}: expected at least {least}")
+    _check_alignment(phones, num_input_frames, subsampling, tree, name)
+    num_frames = -(-num_input_frames // subsampling)
+    centres = np.minimum(subsampling * np.arange(num_frames) + time_offset, num_input_frames - 1)
+    spans = np.array([(phone.start, phone.end) for phone in phones])
+    first = np.searchsorted(centres, spans[:, 0] - left_tolerance)
+    end = np.searchsorted(centres, spans[:, 1] + right_tolerance)
+    if tree.blank_pdf is None:
+        _check_covered(first, end, centres, phones, name)
+    expansion = expand_arcs(
+        _linear([phone.phone for phone in phones]),
+        tree,
+        self_loop_scale=0.0,
+        transition_scale=0.0,
+        tags=range(len(phones)),
+    )
+    # The tag -1 of a blank finds the entry behind those of the phones: any frame.
+    limits = np.append(first, 0).tolist(), np.append(end, num_frames).tolist()
+    found = _unroll(expansion, limits, num_frames, name)
+    if found is None:
+        raise GraphError(
+            f"utterance {name!r}: the {len(phones)} aligned phones have no path through {num_frames} output "
+            f"frames within tolerances of {left_tolerance} and {right_tolerance} input frames; widen them"
+        )
+    return found
+
+
+def _check_alignment(
+    phones: Sequence[AlignedPhone], num_input_frames: int, subsampling: int, tree: ContextTree, name: str
+) -> None:
+    if num_input_frames < 1:
+        raise GraphError(f"utterance {name!r}: num_input_frames = {num_input_frames}: expected at least 1")
+    if not phones:
+        raise GraphError(f"utterance {name!r}: the alignment is empty: expected at least one phone")
+    before = AlignedPhone(0, 0, 0)
+    for position, phone in enumerate(phones):
+        where = f"utterance {name!r}: aligned phone {position}"
+        if not 1 <= phone.phone <= tree.num_phones:
+            raise GraphError(f"{where} has id {phone.phone}: expected one in [1, {tree.num_phones}]")
+        if not 0 <= phone.start < phone.end:
+            raise GraphError(f"{where} has the span [{phone.start}, {phone.end}): expected 0 <= start < end")
+        if phone.start < before.start or phone.end < before.end:
+            raise GraphError(
+                f"{where} has the span [{phone.start}, {phone.end}) after [{before.start}, {before.end}): "
+                "expected phones in order of time"
+            )
+        before = phone
+    if before.end >= num_input_frames + subsampling:
+        raise GraphError(
+            f"utterance {name!r}: the alignment ends at input frame {before.end}, the utterance at "
+            f"{num_input_frames}: expected less than an output frame ({subsampling}) between them"
+        )
+
+
+def _check_covered(first: Ints, end: Ints, centres: Ints, phones: Sequence[AlignedPhone], name: str) -> None:
+    """Some phone may stand at every output frame."""
+    allowed = np.zeros(len(centres) + 1, dtype=np.int64)
+    np.add.at(allowed, first, 1)
+    np.add.at(allowed, end, -1)
+    bare = np.flatnonzero(np.cumsum(allowed[:-1]) == 0)
+    if bare.size:
+        frame = int(bare[0])
+        raise GraphError(
+            f"utterance {name!r}: no aligned phone lies near input frame {centres[frame]} (output frame "
+            f"{frame}); the alignment spans [{phones[0].start}, {phones[-1].end}) of {centres[-1] + 1} frames"
+        )
+
+
+def _linear(phones: list[int]) -> Transducer:
+    """The acceptor of one phone sequence."""
+    count = len(phones)
+    states = np.arange(count + 1, dtype=np.int32)
+    labels = np.array(phones, dtype=np.int32)
+    final = np.where(states == count, 0.0, -np.inf)
+    return Transducer(count + 1, 0, states[:-1], states[1:], labels, labels, np.zeros(count), final)
+
+
+def _unroll(
+    expansion: Expansion, limits: tuple[list[int], list[int]], num_frames: int, name: str
+) -> Supervision | None:
+    """Paths of exactly `num_frames` arcs that keep the limits, frame by frame; None if there is none.
+
+    Args:
+        expansion: the numerator without times; the tag of an arc is its place in `limits`.
+        limits: first output frame of each tag, and the frame after its last.
+        num_frames: output frames.
+        name: utterance id.
+    """
+    graph = expansion.graph
+    first, end = limits
+    leaving: list[list[tuple[int, int, int, int]]] = [[] for _ in range(graph.num_states)]
+    columns = (graph.src.tolist(), graph.dst.tolist(), expansion.arc_tag)
+    for arc, (src, dst, tag) in enumerate(zip(*columns, strict=True)):
+        leaving[src].append((arc, dst, first[tag], end[tag]))
+    layer, layers = {graph.start: 0}, [1]
+    num_states = 1
+    arcs: list[tuple[int, int, int]] = []  # src, dst, arc of the expansion
+    for frame in range(num_frames):
+        following: dict[int, int] = {}
+        for state, number in layer.items():
+            for arc, dst, begin, stop in leaving[state]:
+                if begin <= frame < stop:
+                    target = following.get(dst)
+                    if target is None:
+                        target = following[dst] = num_states
+                        num_states += 1
+                    arcs.append((number, target, arc))
+        layer = following
+        layers.append(len(layer))
+    keep = [False] * num_states
+    for state, number in layer.items():
+        keep[number] = graph.final_log_prob[state] > -np.inf
+    for src, dst, _ in reversed(arcs):  # in order of time, so one pass backwards finds every useful state
+        keep[src] = keep[src] or keep[dst]
+    if not keep[0]:
+        return None
+    kept = np.array([arc for arc in arcs if keep[arc[1]]], dtype=np.int64)
+    useful = np.array(keep)
+    new = np.cumsum(useful) - 1
+    frames = np.repeat(np.arange(num_frames + 1), layers)[useful].astype(np.int32)
+    final = np.where(frames == num_frames, 0.0, -np.inf)
+    origin = kept[:, 2]
+    pdf = graph.ilabel[origin] - 1
+    fsa = Fsa(len(final), new[kept[:, 0]], new[kept[:, 1]], pdf, np.zeros(len(kept)), final, 0)
+    phone = np.array(expansion.arc_phone, dtype=np.int32)[origin]
+    starts = np.array(expansion.arc_is_start, dtype=np.bool_)[origin]
+    return Supervision(fsa, frames, phone, starts, num_frames, name)

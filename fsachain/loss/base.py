@@ -1,0 +1,236 @@
+"""What the losses of a numerator and a denominator share: arguments, penalties, the cross-entropy branch, the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fsachain.batch import TableBatch
+from fsachain.denominator import DenominatorGraph
+from fsachain.errors import ConfigError, ShapeError
+from fsachain.loss.numerators import Numerators, pack_numerators
+from fsachain.loss.record import LossRecord
+
+Record = TypeVar("Record", bound=LossRecord)
+
+
+class Call(NamedTuple):
+    """The arguments of one call, checked and as tensors on the host."""
+
+    nnet_output: Tensor
+    lengths: Tensor
+    batch: TableBatch
+    weights: Tensor
+    frame_weights: Tensor | None
+    xent_log_probs: Tensor | None
+    denominator_of: Tensor
+
+
+class SequenceLoss(nn.Module, Generic[Record]):
+    """-(objective + l2_term + out_of_range_term + xent_regularize xent_objf) / frames; a subclass has the objective.
+
+    Attributes:
+        last_record: what the last call found, None before the first.
+    """
+
+    last_record: Record | None
+
+    def __init__(
+        self,
+        denominator: DenominatorGraph | Mapping[str, DenominatorGraph],
+        *,
+        leaky_hmm_coefficient: float,
+        l2_regularize: float,
+        out_of_range_regularize: float,
+        xent_regularize: float,
+    ) -> None:
+        super().__init__()
+        self.denominators = (
+            dict(denominator) if isinstance(denominator, Mapping) else {"denominator": denominator}
+        )
+        for name, graph in self.denominators.items():
+            if not isinstance(graph, DenominatorGraph):
+                raise ConfigError(f"{name} is a {type(graph).__name__}; expected a DenominatorGraph")
+        widths = {graph.num_pdfs for graph in self.denominators.values()}
+        if len(widths) != 1:
+            raise ConfigError(
+                f"denominators have {sorted(widths)} pdfs; expected one graph or more, all of one width"
+            )
+        self.num_pdfs = widths.pop()
+        self.leaky_hmm_coefficient = check_factor("leaky_hmm_coefficient", leaky_hmm_coefficient)
+        if self.leaky_hmm_coefficient > 1.0:
+            raise ConfigError(f"leaky_hmm_coefficient = {leaky_hmm_coefficient}; expected a number in [0, 1]")
+        self.l2_regularize = check_factor("l2_regularize", l2_regularize)
+        self.out_of_range_regularize = check_factor("out_of_range_regularize", out_of_range_regularize)
+        self.xent_regularize = check_factor("xent_regularize", xent_regularize)
+        self.last_record = None
+        self._batches = [graph.batch(1, [name]) for name, graph in self.denominators.items()]
+
+    def extra_repr(self) -> str:
+        """Denominators and options, for `repr`."""
+        return f"{', '.join(self.denominators)}; {self.num_pdfs} pdfs, leaky {self.leaky_hmm_coefficient}"
+
+    def forward(
+        self,
+        nnet_output: Tensor,
+        lengths: Any,
+        numerators: Numerators,
+        weights: Any = None,
+        frame_weights: Tensor | None = None,
+        xent_log_probs: Tensor | None = None,
+        denominator_of: Sequence[str] | None = None,
+    ) -> Tensor:
+        """The loss of a batch, a float64 scalar.
+
+        Args:
+            nnet_output: [N, T, P], float16 to float64: the scores y, not normalised.
+            lengths: [N] integers on the host: frames of each sequence.
+            numerators: a `TableBatch`, or N `Fsa` or `TransitionTable`, packed here.
+            weights: [N] w_n >= 0; None: all one.
+            frame_weights: [N, T] factors of the derivatives only, as Kaldi's deriv_weights; no value changes.
+            xent_log_probs: [N, T, P] log-softmax output of the cross-entropy branch.
+            denominator_of: [N] names, needed where there are several denominators.
+
+        Raises:
+            ShapeError: an argument of the wrong shape.
+            ConfigError: an unknown denominator name.
+        """
+        call = self._check(
+            nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
+        )
+        with_gradient = torch.is_grad_enabled() and nnet_output.requires_grad
+        total, xent_objf, record = self._evaluate(call, with_gradient)
+        self.last_record = record
+        objective = total + self.xent_regularize * xent_objf
+        # All excluded: every term is zero, and so is its gradient; dividing by one keeps it that way.
+        return -objective / torch.where(record.weight_ok > 0, record.weight_ok, 1.0)
+
+    @torch.no_grad()
+    def objective(
+        self,
+        nnet_output: Tensor,
+        lengths: Any,
+        numerators: Numerators,
+        weights: Any = None,
+        frame_weights: Tensor | None = None,
+        xent_log_probs: Tensor | None = None,
+        denominator_of: Sequence[str] | None = None,
+    ) -> Record:
+        """The record alone; arguments as for the call. Occupancies are made only where the values need them."""
+        call = self._check(
+            nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
+        )
+        return self._evaluate(call, False)[2]
+
+    def _evaluate(self, call: Call, with_gradient: bool) -> tuple[Tensor, Tensor, Record]:
+        frame_weights = torch.zeros(0) if call.frame_weights is None else call.frame_weights
+        results = self._operate(
+            call.nnet_output,
+            call.lengths,
+            call.weights,
+            frame_weights,
+            torch.from_numpy(call.batch.key),
+            torch.cat([torch.from_numpy(batch.key) for batch in self._batches]),
+            call.denominator_of,
+            self._options(),
+            with_gradient,
+            call.xent_log_probs is not None,
+        )
+        xent_objf = torch.zeros((), dtype=torch.float64)
+        if call.xent_log_probs is not None:
+            xent_objf = _xent_objf(results[7], call.xent_log_probs, call.frame_weights)
+        return results[0], xent_objf, self._record(call, results, xent_objf.detach())
+
+    def _options(self) -> list[float]:
+        """What the loss's operator takes as `options`."""
+        raise NotImplementedError
+
+    def _operate(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """The results of the loss's operator; the first eight are those of `lfmmi`."""
+        raise NotImplementedError
+
+    def _record(self, call: Call, results: tuple[Tensor, ...], xent_objf: Tensor) -> Record:
+        raise NotImplementedError
+
+    def _check(
+        self,
+        nnet_output: Tensor,
+        lengths: Any,
+        numerators: Numerators,
+        weights: Any,
+        frame_weights: Tensor | None,
+        xent_log_probs: Tensor | None,
+        denominator_of: Sequence[str] | None,
+    ) -> Call:
+        if not isinstance(nnet_output, Tensor):
+            raise ShapeError(f"nnet_output is a {type(nnet_output).__name__}; expected a torch tensor")
+        shape = list(nnet_output.shape)
+        if len(shape) != 3 or shape[2] != self.num_pdfs:
+            raise ShapeError(f"nnet_output has shape {shape}; expected [N, T, {self.num_pdfs}]")
+        batch = (
+            numerators if isinstance(numerators, TableBatch) else pack_numerators(numerators, self.num_pdfs)
+        )
+        if batch.size != shape[0]:
+            raise ShapeError(
+                f"numerators holds {batch.size} graphs; expected {shape[0]} as in nnet_output {shape}"
+            )
+        if frame_weights is not None and list(frame_weights.shape) != shape[:2]:
+            raise ShapeError(f"frame_weights has shape {list(frame_weights.shape)}; expected {shape[:2]}")
+        if xent_log_probs is not None and list(xent_log_probs.shape) != shape:
+            raise ShapeError(f"xent_log_probs has shape {list(xent_log_probs.shape)}; expected {shape}")
+        if lengths is None:
+            raise ShapeError(f"lengths is None; expected the frames of each sequence, {shape[:1]} integers")
+        frames = torch.as_tensor(lengths)
+        if list(frames.shape) != shape[:1]:
+            raise ShapeError(f"lengths has shape {list(frames.shape)}; expected {shape[:1]}")
+        if frame_weights is not None:
+            real = torch.arange(shape[1]) < frames.view(-1, 1)
+            frame_weights = torch.where(real, frame_weights, 0)
+        ones = torch.ones(shape[0], dtype=torch.float64)
+        sequence_weights = ones if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+        if list(sequence_weights.shape) != shape[:1]:
+            raise ShapeError(f"weights has shape {list(sequence_weights.shape)}; expected {shape[:1]}")
+        which = self._denominator_indices(denominator_of, batch)
+        return Call(nnet_output, frames, batch, sequence_weights, frame_weights, xent_log_probs, which)
+
+    def _denominator_indices(self, names: Sequence[str] | None, batch: TableBatch) -> Tensor:
+        if names is None:
+            if len(self.denominators) > 1:
+                raise ConfigError(
+                    f"denominator_of is None; expected one of {list(self.denominators)} for each sequence"
+                )
+            return torch.zeros(batch.size, dtype=torch.int64)
+        if len(names) != batch.size:
+            raise ShapeError(f"denominator_of has {len(names)} names; expected {batch.size}")
+        index = {name: position for position, name in enumerate(self.denominators)}
+        for n, name in enumerate(names):
+            if name not in index:
+                raise ConfigError(
+                    f"denominator_of[{n}] = {name!r} ({batch.names[n]}); expected one of {list(index)}"
+                )
+        return torch.tensor([index[name] for name in names])
+
+
+def check_factor(name: str, value: float) -> float:
+    """The value of an option, a finite number >= 0.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not 0.0 <= value < float("inf"):
+        raise ConfigError(f"{name} = {value}; expected a finite number >= 0")
+    return float(value)
+
+
+def _xent_objf(numerator: Tensor, log_probs: Tensor, frame_weights: Tensor | None) -> Tensor:
+    """Sum of numerator occupancy times log_probs; frame weights scale its derivative but not its value."""
+    # Padding, where the occupancy is 0, may hold NaN; and 0 times -inf would be NaN as well.
+    usable = torch.where(numerator != 0, log_probs.to(numerator.dtype), 0)
+    value = (numerator * usable).sum(dtype=torch.float64)
+    if frame_weights is None:
+        return value
+    scaled = (numerator * frame_weights.to(numerator.dtype).unsqueeze(2) * usable).sum(dtype=torch.float64)
+    return scaled + (value - scaled).detach()

@@ -1,0 +1,151 @@
+"""State-level minimum Bayes risk as torch operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fsachain.backends import cpu, cpu_mbr, dispatch, reference, reference_mbr
+from fsachain.batch import TableBatch, find_batch
+from fsachain.loss import operator_parts as parts
+from fsachain.loss.operators import new_buffer, scale_rows
+
+# The recursions (M1)-(M6) of each backend.
+_RECURSIONS: dict[Any, Any] = {cpu: cpu_mbr, reference: reference_mbr}
+
+
+@torch.library.custom_op("fsachain::expected_accuracy", mutates_args=())
+def expected_accuracy(
+    scores: Tensor,
+    accuracy: Tensor,
+    lengths: Tensor,
+    batch_key: Tensor,
+    leaky: float,
+    backend: str,
+    with_gradient: bool,
+    with_occupancy: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """E[A] [N] in float64, -inf or NaN where a sequence is not ok; its derivatives by scores and accuracy [N, T, P].
+
+    The derivatives are empty unless asked for; if the second is, the first is made too.
+    """
+    batch = find_batch(int(batch_key.item()))
+    ready = dispatch.prepare(batch, scores, lengths, backend)
+    dispatch.check_leak(batch, leaky)
+    gradient, occupancy = (
+        new_buffer(scores, with_gradient or with_occupancy),
+        new_buffer(accuracy, with_occupancy),
+    )
+    _, values, _ = _run(ready, batch, _wide(accuracy), leaky, np.ones(batch.size), gradient, occupancy)
+    return torch.from_numpy(values), gradient, occupancy
+
+
+def _wide(accuracy: Tensor) -> npt.NDArray[np.floating]:
+    detached = accuracy.detach()
+    return (detached if detached.element_size() == 8 else detached.float()).contiguous().numpy()
+
+
+def _run(
+    ready: dispatch.Prepared,
+    batch: TableBatch,
+    accuracy: npt.NDArray[np.floating],
+    leaky: float,
+    weights: npt.NDArray[np.float64],
+    gradient: Tensor,
+    occupancy: Tensor,
+) -> tuple[npt.NDArray[Any], ...]:
+    """log Z [N], E[A] [N] and ok [N]; weights times derivatives into the buffers, none if the first is empty."""
+    recursions, inputs = _RECURSIONS[ready.backend], (batch, ready.scores, accuracy, ready.lengths, leaky)
+    if not len(gradient):
+        result = recursions.expected_accuracy(*inputs)
+    else:
+        result = recursions.set_accuracy_gradient(*inputs, weights, gradient.numpy(), occupancy.numpy())
+    log_z, values, ok = result
+    return log_z, values, ok
+
+
+@expected_accuracy.register_fake
+def _(scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_occupancy):  # type: ignore[no-untyped-def]
+    values = scores.new_empty(scores.shape[0], dtype=torch.float64)
+    gradient = new_buffer(scores, with_gradient or with_occupancy)
+    return values, gradient, new_buffer(accuracy, with_occupancy)
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(output[1], output[2], inputs[0].new_empty(0), inputs[1].new_empty(0))
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
+    gradient, occupancy, like, like_accuracy = ctx.saved_tensors
+    by_accuracy = scale_rows(occupancy, factors, like_accuracy) if len(occupancy) else None
+    return scale_rows(gradient, factors, like), by_accuracy, *[None] * 6
+
+
+expected_accuracy.register_autograd(_backward, setup_context=_save)
+
+
+@torch.library.custom_op("fsachain::mbr", mutates_args=())
+def mbr(
+    nnet_output: Tensor,
+    lengths: Tensor,
+    weights: Tensor,
+    frame_weights: Tensor,
+    numerator_key: Tensor,
+    denominator_keys: Tensor,
+    denominator_of: Tensor,
+    options: list[float],
+    with_gradient: bool,
+    with_numerator: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The weighted sums over ok sequences, before division by their frames; the accuracy is the numerators' occupancy.
+
+    Args:
+        options: leaky-HMM coefficient, l2 and out-of-range factors; the others are those of `operator_parts`.
+
+    Returns:
+        As `lfmmi`, with sum_n w_n E_n[A] for objf_ok; then E_n[A] [N], -inf or NaN where a sequence is not ok.
+    """
+    leaky, l2, out_of_range = options
+    numerators = find_batch(int(numerator_key.item()))
+    parts.check_weights(weights.numpy(), numerators)
+    ready = dispatch.prepare(numerators, nnet_output, lengths, "auto")
+    accuracy = new_buffer(nnet_output, True)
+    num, num_ok = parts.log_probs(ready, numerators, 0.0, np.ones(len(accuracy)), accuracy)
+    gradient = new_buffer(nnet_output, with_gradient)
+    used = np.where(num_ok, weights.numpy(), 0.0)
+
+    def denominator(
+        batch: TableBatch, part: dispatch.Prepared, lanes: parts.Lanes, out: Tensor
+    ) -> tuple[npt.NDArray[Any], ...]:
+        own = accuracy if len(lanes) == len(accuracy) else accuracy[lanes]
+        nowhere = new_buffer(accuracy, False)
+        return _run(part, batch, own.numpy(), leaky, used[lanes], out, nowhere)[:2]
+
+    den, expected = results = np.empty((2, len(num)))
+    parts.by_denominator(denominator_keys, denominator_of, ready, denominator, gradient, results)
+    expected[~num_ok] = num[~num_ok]
+    ok = np.isfinite(expected)
+    numerator = new_buffer(nnet_output, False)
+    if with_numerator:
+        numerator = accuracy.mul_(weights.to(accuracy.dtype).view(-1, 1, 1))
+    objf = (weights.numpy()[ok] * expected[ok]).sum()
+    total, l2_term, range_term = parts.finish(
+        ready, objf, ok, weights.numpy(), (l2, out_of_range), frame_weights, (gradient, numerator)
+    )
+    logs = torch.from_numpy(num), torch.from_numpy(den.copy())
+    tail = torch.from_numpy(ok), l2_term, range_term, gradient, numerator, torch.from_numpy(expected.copy())
+    return total, *logs, *tail
+
+
+@mbr.register_fake
+def _(nnet_output, lengths, weights, frame_weights, num, den, den_of, options, with_gradient, with_numerator):  # type: ignore[no-untyped-def]
+    results = parts.fake_results(nnet_output, with_gradient, with_numerator)
+    return *results, nnet_output.new_empty(nnet_output.shape[0], dtype=torch.float64)
+
+
+parts.register_gradient(mbr)

@@ -1,0 +1,81 @@
+"""Networks' outputs and graphs for the tests of the losses, and ways to spoil them."""
+
+from __future__ import annotations
+
+import math
+
+import tolerances
+import torch
+from random_graphs import connected_graph, left_to_right_graph
+
+from fsachain import DenominatorGraph, Fsa, LFMMILoss
+from fsachain.loss.mbr import MBRLoss
+
+WIDTH = 9
+LENGTHS = [20, 12, 30, 7]
+SIZE, FRAMES = len(LENGTHS), 30
+LOSSES = {"LF-MMI": (LFMMILoss, {}), "boosted": (LFMMILoss, {"boost": 0.4}), "MBR": (MBRLoss, {})}
+
+
+def make_denominator(seed=0):
+    return DenominatorGraph(connected_graph(seed), WIDTH)
+
+
+def make_loss(kind="LF-MMI", denominator=None, **options):
+    """A loss of LOSSES with a leak of 0.1, over one denominator or those given."""
+    make, own = LOSSES[kind]
+    graphs = make_denominator() if denominator is None else denominator
+    return make(graphs, **({"leaky_hmm_coefficient": 0.1} | own | options))
+
+
+def make_graphs(size=SIZE):
+    return [left_to_right_graph(n, 5, WIDTH) for n in range(size)]
+
+
+def make_output(seed=0, scale=1.0, dtype=torch.float64, size=SIZE):
+    generator = torch.Generator().manual_seed(seed)
+    values = scale * torch.randn(size, FRAMES, WIDTH, generator=generator, dtype=torch.float64)
+    return values.to(dtype).requires_grad_()
+
+
+def close(left, right, limit=tolerances.LOSS_TERM):
+    torch.testing.assert_close(
+        torch.as_tensor(left, dtype=torch.float64),
+        torch.as_tensor(right, dtype=torch.float64),
+        rtol=0.0,
+        atol=limit,
+    )
+
+
+def real_frames():
+    return (torch.arange(FRAMES) < torch.tensor(LENGTHS).view(-1, 1)).unsqueeze(2)
+
+
+def spoil(kind):
+    """Output, lengths and graphs of which sequence 1 cannot be used."""
+    output, lengths, graphs = make_output(), list(LENGTHS), make_graphs()
+    with torch.no_grad():
+        if kind == "too short":
+            lengths[1] = 2
+        elif kind == "no frames":
+            lengths[1] = 0
+        elif kind == "no finals":
+            graph = graphs[1]
+            graphs[1] = Fsa(
+                graph.num_states,
+                graph.src,
+                graph.dst,
+                graph.pdf,
+                graph.log_prob,
+                [-math.inf] * graph.num_states,
+            )
+        elif kind == "NaN":
+            output[1, 3] = torch.nan
+        elif kind == "+inf":
+            output[1, 3] = torch.inf
+        else:
+            output[1, 3] = -torch.inf
+    return output, lengths, graphs
+
+
+KINDS = ["too short", "no frames", "no finals", "NaN", "+inf", "-inf"]

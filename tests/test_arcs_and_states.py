@@ -1,0 +1,296 @@
+"""Occupancies of arcs and states, and gradients of arc weights: against the oracle, and the oracle against all paths."""
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from enumeration import enumerate_paths
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+
+from fsachain import (
+    DenominatorGraph,
+    Fsa,
+    TableBatch,
+    compile_table,
+    forward_backward,
+    get_num_threads,
+    set_num_threads,
+    total_log_prob,
+)
+from fsachain.backends import cpu_arcs, reference
+
+NUM_PDFS = 9
+FEW_PDFS = 3
+BACKENDS = ["cpu", "reference"]
+KINDS = ["leaky", "barely leaky", "leaky alone", "exact", "numerator"]
+SCALES = [1.0, 30.0, 80.0, 1000.0]
+
+
+def table_and_leak(kind, seed=0):
+    denominator = DenominatorGraph(connected_graph(seed), NUM_PDFS)
+    return {
+        "leaky": lambda: (denominator.table, 0.1),
+        "barely leaky": lambda: (denominator.table, 1e-5),
+        "leaky alone": lambda: (denominator.table, 1.0),
+        "exact": lambda: (compile_table(connected_graph(seed), NUM_PDFS), 0.0),
+        "numerator": lambda: (compile_table(left_to_right_graph(seed), NUM_PDFS), 0.0),
+    }[kind]()
+
+
+def occupancies(table, scores, leaky, backend):
+    batch = TableBatch.pack([table])
+    result = forward_backward(batch, scores[None], leaky_hmm_coefficient=leaky, backend=backend)
+    return result.arc_occupancy(0), result.state_occupancy(0)
+
+
+def assert_agrees(table, scores, leaky):
+    """cpu against the oracle; occupancies of a frame sum to one, or are all zero in an impossible sequence."""
+    ours = occupancies(table, scores, leaky, "cpu")
+    exact = occupancies(table, scores, leaky, "reference")
+    for mine, expected in zip(ours, exact, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0.0, atol=tolerances.FLOAT64)
+        total = float(expected.any())
+        np.testing.assert_allclose(mine.sum(axis=1), total, rtol=0.0, atol=tolerances.ROUNDING)
+    return ours
+
+
+@settings(max_examples=80)
+@given(
+    st.data(),
+    graphs(max_states=3, max_arcs=5),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 1e-5, 0.1, 1.0]),
+    st.sampled_from(BACKENDS),
+)
+def test_occupancies_equal_the_shares_of_all_paths(data, fsa, num_frames, leaky, backend):
+    scores = data.draw(score_matrices(num_frames))
+    init = np.array(data.draw(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3)))[: fsa.num_states]
+    init[0] += 0.25
+    with np.errstate(divide="ignore"):
+        table = replace(compile_table(fsa, FEW_PDFS), leaky_log_prob=np.log(init / init.sum()))
+    expected = enumerate_paths(fsa, scores, FEW_PDFS, init=table.leaky_log_prob, leaky=leaky)
+    arcs, states = occupancies(table, scores, leaky, backend)
+    assert arcs.shape == (num_frames, fsa.num_arcs) and states.shape == (num_frames + 1, fsa.num_states)
+    np.testing.assert_allclose(arcs, expected.arc_occupancy, rtol=0.0, atol=tolerances.ENUMERATION)
+    np.testing.assert_allclose(states, expected.state_occupancy, rtol=0.0, atol=tolerances.ENUMERATION)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_cpu_agrees_with_the_oracle_at_every_scale(kind, scale, dtype):
+    for seed in range(3):
+        table, leaky = table_and_leak(kind, seed)
+        scores = (scale * np.random.default_rng(seed).normal(size=(40, NUM_PDFS))).astype(dtype)
+        assert_agrees(table, scores, leaky)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("height", [30.0, 1000.0])
+def test_cpu_agrees_with_the_oracle_on_one_hot_scores_and_on_minus_infinity(kind, height):
+    rng = np.random.default_rng(1)
+    table, leaky = table_and_leak(kind)
+    hot = rng.integers(NUM_PDFS, size=(40, 1))
+    scores = np.where(np.arange(NUM_PDFS) == hot, height, -height)
+    assert_agrees(table, scores, leaky)
+    scores[rng.random(scores.shape) < 0.05] = -np.inf
+    assert_agrees(table, scores, leaky)
+
+
+def two_lobes():
+    """Two rings that never meet: state 1 spends pdf 0, state 2 pdf 1; the start leads to both by pdf 2."""
+    return compile_table(Fsa(3, [0, 0, 1, 2], [1, 2, 1, 2], [2, 2, 0, 1], np.zeros(4), [-np.inf, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize("gap", [20.0, 600.0, 660.0, 740.0, 921.0, 5000.0, 1e6])
+@pytest.mark.parametrize("frames", [1, 100])
+def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, frames):
+    """One lobe falls behind by exp(-gap) and later gets ahead: what underflows must be added up in logs."""
+    scores = np.zeros((240, 3))
+    scores[1 : 1 + frames, 1] = -gap / frames
+    scores[120 : 120 + frames, 0] = -2 * gap / frames
+    arcs, states = assert_agrees(two_lobes(), scores, 0.0)
+    assert arcs[110, 3] == pytest.approx(1.0, abs=tolerances.SURE_OCCUPANCY)
+    assert states[110, 2] == pytest.approx(1.0, abs=tolerances.SURE_OCCUPANCY)
+
+
+def test_what_is_nearly_lost_keeps_its_proportions():
+    """Beside a lobe at exp(-630) two are at the least float there is, in which 0.4 nats cannot be told; they win."""
+    rings = [1, 2, 3]
+    fsa = Fsa(4, [0, 0, 0, *rings, 0], [*rings, *rings, 0], [3, 3, 3, 0, 1, 2, 4], np.zeros(7), np.zeros(4))
+    scores = np.zeros((6, 5))
+    scores[0, 4] = -np.inf
+    scores[1, :3] = -630.0, -744.4, -744.0
+    scores[2, 0] = -2000.0
+    _, states = assert_agrees(compile_table(fsa), scores, 0.0)
+    share = 1.0 / (1.0 + np.exp(-0.4))
+    np.testing.assert_allclose(states[3:, 3], share, rtol=0.0, atol=tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize("gap", [600.0, 660.0, 740.0, 5000.0])
+@pytest.mark.parametrize("leaky", [1e-5, 1.0])
+def test_a_leak_that_collects_next_to_nothing_is_not_lost(gap, leaky):
+    """All the leak lands in one lobe, whose scores then fall: what leaks from there is below any float."""
+    table = replace(two_lobes(), leaky_log_prob=np.array([-np.inf, 0.0, -np.inf]))
+    scores = np.zeros((12, 3))
+    scores[3, 0] = scores[7, 1] = -gap
+    assert_agrees(table, scores, leaky)
+    scores[3, 0], scores[3, 2] = -2 * gap, gap
+    assert_agrees(table, scores, leaky)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_of_the_occupancies_are_the_other_occupancies(kind, backend):
+    """Arcs by pdf give equation (7), arcs by source the state before a frame, and by destination the next without leaks."""
+    table, leaky = table_and_leak(kind)
+    scores = 3 * np.random.default_rng(2).normal(size=(1, 30, NUM_PDFS))
+    result = forward_backward(TableBatch.pack([table]), scores, leaky_hmm_coefficient=leaky, backend=backend)
+    arcs, states, view = result.arc_occupancy(0), result.state_occupancy(0), table.by_src
+    by_pdf, by_src, by_dst = np.zeros((30, NUM_PDFS)), np.zeros((30, table.num_states)), np.zeros_like(states)
+    for e, arc in enumerate(view.arc):
+        by_pdf[:, table.active_pdfs[view.column[e]]] += arcs[:, arc]
+        by_src[:, view.src[e]] += arcs[:, arc]
+        by_dst[1:, view.dst[e]] += arcs[:, arc]
+    np.testing.assert_allclose(by_pdf, result.occupancy[0], rtol=0.0, atol=tolerances.FLOAT64)
+    np.testing.assert_allclose(by_src, states[:-1], rtol=0.0, atol=tolerances.ROUNDING)
+    if leaky == 0.0:
+        np.testing.assert_allclose(by_dst[1:], states[1:], rtol=0.0, atol=tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, "frame of -inf", "too short"])
+def test_impossible_sequences_have_no_occupancy(backend, spoiled):
+    table, _ = table_and_leak("numerator")
+    scores = np.random.default_rng(3).normal(size=(20, NUM_PDFS))
+    if isinstance(spoiled, float):
+        scores[4] = spoiled
+    elif spoiled == "too short":
+        scores = scores[:2]
+    else:
+        scores[4] = -np.inf
+    arcs, states = occupancies(table, scores, 0.0, backend)
+    assert not arcs.any() and not states.any()
+    counts = np.zeros(table.num_arcs)
+    module = {"cpu": cpu_arcs, "reference": reference}[backend]
+    module.add_arc_occupancy(TableBatch.pack([table]), scores[None], np.array([len(scores)]), 0.0, [counts])
+    assert not counts.any()
+
+
+def test_occupancies_are_of_the_kind_of_the_scores():
+    table, _ = table_and_leak("exact")
+    batch, scores = TableBatch.pack([table]), np.zeros((1, 8, NUM_PDFS), np.float16)
+    for given_scores, kind in ((scores, np.ndarray), (torch.from_numpy(scores), torch.Tensor)):
+        result = forward_backward(batch, given_scores)
+        for found in (result.arc_occupancy(0), result.state_occupancy(0)):
+            assert isinstance(found, kind) and str(found.dtype).endswith("float64")
+
+
+def counted(batch, scores, lengths, leaky):
+    counts = [np.zeros(batch.table(n).num_arcs) for n in range(batch.size)]
+    cpu_arcs.add_arc_occupancy(batch, scores, lengths, leaky, counts)
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["leaky", "exact"])
+def test_counts_of_arcs_are_sums_over_frames_and_add_to_what_is_there(kind):
+    table, leaky = table_and_leak(kind)
+    scores = np.random.default_rng(4).normal(size=(3, 30, NUM_PDFS)).astype(np.float32)
+    lengths, before = np.array([30, 12, 0]), np.arange(table.num_arcs, dtype=np.float64)
+    counts = [before.copy() for _ in range(3)]
+    cpu_arcs.add_arc_occupancy(TableBatch.share(table, 3), scores, lengths, leaky, counts)
+    for n, length in enumerate(lengths):
+        arcs, _ = occupancies(table, scores[n, :length], leaky, "reference")
+        np.testing.assert_allclose(counts[n], before + arcs.sum(axis=0), rtol=0.0, atol=tolerances.FLOAT64)
+
+
+def test_counts_of_arcs_have_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads():
+    scores = 50 * np.random.default_rng(5).normal(size=(5, 30, NUM_PDFS))
+    lengths, before = np.array([30, 7, 21, 30, 1]), get_num_threads()
+    tables = [table_and_leak("leaky", n)[0] for n in range(5)]
+    alone = [
+        counted(TableBatch.pack([tables[n]]), scores[n : n + 1], lengths[n : n + 1], 0.1)[0] for n in range(5)
+    ]
+    try:
+        for count in (1, 3):
+            set_num_threads(count)
+            together = counted(TableBatch.pack(tables), scores, lengths, 0.1)
+            assert [row.tobytes() for row in together] == [row.tobytes() for row in alone]
+    finally:
+        set_num_threads(before)
+
+
+def test_counts_of_arcs_need_no_array_of_frames_by_arcs():
+    fsa = connected_graph(6, num_states=20, num_arcs=4000, num_pdfs=NUM_PDFS)
+    batch, scores = TableBatch.pack([compile_table(fsa, NUM_PDFS)]), np.zeros((1, 400, NUM_PDFS))
+    counted(batch, scores, np.array([400]), 0.0)
+    tracemalloc.start()
+    counted(batch, scores, np.array([400]), 0.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 400 * fsa.num_arcs * 8 / 10
+
+
+def weighted_problem(scale=1.0):
+    fsas = [connected_graph(n, num_states=4, num_arcs=9, num_pdfs=5) for n in range(3)]
+    batch = TableBatch.pack([DenominatorGraph(fsa, 5).table for fsa in fsas])
+    weights = torch.cat([torch.from_numpy(fsa.log_prob.copy()) for fsa in fsas])
+    generator = torch.Generator().manual_seed(0)
+    scores = scale * torch.randn(3, 6, 5, generator=generator, dtype=torch.float64)
+    return batch, scores, weights
+
+
+@pytest.mark.parametrize("wanted", ["weights", "scores", "both", "neither"])
+def test_gradients_come_to_those_who_want_them_and_are_right(wanted):
+    batch, scores, weights = weighted_problem()
+    weights.requires_grad_(wanted in ("weights", "both"))
+    scores.requires_grad_(wanted in ("scores", "both"))
+
+    def function(y, w):
+        return total_log_prob(batch, y, [6, 3, 5], arc_log_probs=w, leaky_hmm_coefficient=0.1)
+
+    plain = total_log_prob(batch, scores.detach(), [6, 3, 5], leaky_hmm_coefficient=0.1)
+    value = function(scores, weights)
+    torch.testing.assert_close(value.detach(), plain, rtol=tolerances.ROUNDING, atol=0.0)
+    assert value.requires_grad == (wanted != "neither")
+    if wanted != "neither":
+        assert torch.autograd.gradcheck(function, (scores, weights))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("leaky", [0.0, 0.1])
+def test_arc_gradients_are_expected_counts_at_every_scale(scale, leaky):
+    batch, scores, weights = weighted_problem(scale)
+    weights.requires_grad_()
+    factors = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    value = total_log_prob(batch, scores, [6, 3, 5], arc_log_probs=weights, leaky_hmm_coefficient=leaky)
+    (value * factors).sum().backward()
+    result = forward_backward(batch, scores, [6, 3, 5], leaky_hmm_coefficient=leaky, backend="reference")
+    expected = torch.cat([factors[n] * result.arc_occupancy(n).sum(dim=0) for n in range(3)])
+    torch.testing.assert_close(weights.grad, expected, rtol=0.0, atol=tolerances.FLOAT64)
+
+
+def test_an_arc_of_weight_zero_has_no_gradient():
+    """Both ways: an arc whose new weight is -inf, and graphs of which all arcs are."""
+    batch, scores, weights = weighted_problem()
+    weights[[2, 9, 10]] = -torch.inf
+    weights[18:] = -torch.inf
+    weights.requires_grad_()
+    value = total_log_prob(batch, scores, [6, 3, 5], arc_log_probs=weights)
+    value.sum().backward()
+    assert value[2] == -torch.inf and not weights.grad[18:].any()
+    assert not weights.grad[[2, 9, 10]].any()
+    torch.testing.assert_close(weights.grad[:9].sum(), torch.tensor(6.0, dtype=torch.float64))
+
+
+def test_sequences_without_frames_have_zero_gradients():
+    batch, _, weights = weighted_problem()
+    scores = torch.zeros(3, 0, 5, dtype=torch.float64, requires_grad=True)
+    weights.requires_grad_()
+    total_log_prob(batch, scores, arc_log_probs=weights).sum().backward()
+    assert scores.grad.shape == scores.shape and not weights.grad.any()

@@ -1,0 +1,164 @@
+"""`LFMMILoss(boost=b)`: the denominator sees y - b a(t, p), a the numerator's occupancy, which counts as a constant."""
+
+import pytest
+import tolerances
+import torch
+from loss_inputs import (
+    LENGTHS,
+    SIZE,
+    WIDTH,
+    close,
+    make_denominator,
+    make_graphs,
+    make_loss,
+    make_output,
+    real_frames,
+)
+
+from fsachain import TableBatch, compile_table, forward_backward, total_log_prob
+from fsachain.errors import ConfigError
+from fsachain.loss import lfmmi_operator
+
+BOOST = 0.4
+
+
+def make_numerators():
+    return TableBatch.pack([compile_table(fsa, WIDTH) for fsa in make_graphs()])
+
+
+def oracle(output, boost, leaky=0.1):
+    """Numerator, and denominator of the boosted scores, both by the oracle in float64."""
+    y = output.detach().double()
+    num = forward_backward(make_numerators(), y, LENGTHS, backend="reference")
+    den = forward_backward(
+        make_denominator().batch(SIZE),
+        y - boost * num.occupancy,
+        LENGTHS,
+        leaky_hmm_coefficient=leaky,
+        backend="reference",
+    )
+    return num, den
+
+
+@pytest.mark.parametrize("leaky", [0.0, 1e-5, 0.5])
+def test_value_and_gradient_are_those_of_the_boosted_scores(leaky):
+    """A weight of zero leaves log Z as it is and takes the gradient away."""
+    weights = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
+    options = {"denominator_scale": 0.7, "l2_regularize": 0.05, "leaky_hmm_coefficient": leaky}
+    loss, output = make_loss("boosted", **options), make_output(scale=5.0)
+    loss(output, LENGTHS, make_graphs(), weights=weights).backward()
+    num, den = oracle(output, BOOST, leaky)
+    record = loss.last_record
+    close(record.num_log_prob, num.log_prob)
+    close(record.den_log_prob, den.log_prob)
+    close(record.objf_ok, (weights * (num.log_prob - 0.7 * den.log_prob)).sum())
+    expected = num.occupancy - 0.7 * den.occupancy - 0.05 * output.detach() * real_frames()
+    close(-output.grad * record.weight_ok, weights.view(-1, 1, 1) * expected)
+
+
+def test_the_gradient_is_that_of_the_composition_with_a_detached_occupancy():
+    loss, output = make_loss("boosted", out_of_range_regularize=0.0), make_output()
+    loss(output, LENGTHS, make_graphs()).backward()
+    y = output.detach().clone().requires_grad_()
+    numerators, denominator = make_numerators(), make_denominator().batch(SIZE)
+    occupancy = forward_backward(numerators, y.detach(), LENGTHS).occupancy
+    num = total_log_prob(numerators, y, LENGTHS)
+    den = total_log_prob(denominator, y - BOOST * occupancy, LENGTHS, leaky_hmm_coefficient=0.1)
+    (-(num - den).sum() / sum(LENGTHS)).backward()
+    close(output.grad, y.grad, tolerances.FLOAT64)
+
+
+def test_without_boost_not_a_bit_differs_from_the_plain_loss():
+    results = []
+    for options in ({}, {"boost": 0.0}):
+        output = make_output(dtype=torch.float32)
+        value = make_loss(l2_regularize=0.01, **options)(output, LENGTHS, make_graphs())
+        value.backward()
+        results.append((value.detach(), output.grad))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+def test_a_vanishing_boost_tends_to_the_plain_loss():
+    """To first order objf grows by boost times the frames that the denominator is expected to have right."""
+    accuracy = make_loss("MBR").objective(make_output(), LENGTHS, make_graphs()).objf_ok
+    plain = make_loss().objective(make_output(), LENGTHS, make_graphs()).objf_ok
+    assert accuracy > 5.0
+    for boost in (1e-3, 1e-4):
+        boosted = make_loss("boosted", boost=boost).objective(make_output(), LENGTHS, make_graphs()).objf_ok
+        close((boosted - plain) / boost, accuracy, tolerances.SECOND_ORDER * boost)
+
+
+def test_objf_lies_between_plain_and_plain_plus_boost_times_frames():
+    plain = make_loss().objective(make_output(scale=3.0), LENGTHS, make_graphs())
+    boosted = make_loss("boosted").objective(make_output(scale=3.0), LENGTHS, make_graphs())
+    gain = plain.den_log_prob - boosted.den_log_prob
+    assert (gain > 0.0).all() and (gain < BOOST * torch.tensor(LENGTHS)).all()
+    assert torch.equal(plain.num_log_prob, boosted.num_log_prob)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
+def test_num_minus_den_is_met_per_frame_at_every_scale(scale, dtype):
+    loss, output = make_loss("boosted", out_of_range_regularize=0.0), make_output(scale=scale, dtype=dtype)
+    loss(output, LENGTHS, make_graphs()).backward()
+    num, den = oracle(output, BOOST)
+    record = loss.last_record
+    difference = (record.num_log_prob - record.den_log_prob) - (num.log_prob - den.log_prob)
+    assert (difference.abs() / torch.tensor(LENGTHS)).max() <= tolerances.OBJF_PER_FRAME
+    limit = 2 * tolerances.OCCUPANCY / sum(LENGTHS) + torch.finfo(dtype).eps
+    close(-output.grad.double(), (num.occupancy - den.occupancy) / sum(LENGTHS), limit)
+
+
+def test_the_branch_gets_the_numerators_occupancy_whatever_the_boost():
+    grads = []
+    for kind in ("LF-MMI", "boosted"):
+        branch = make_output(seed=1)
+        loss = make_loss(kind, xent_regularize=0.3)
+        weights = [1.0, 0.5, 2.0, 0.0]
+        loss(make_output(), LENGTHS, make_graphs(), weights=weights, xent_log_probs=branch).backward()
+        grads.append((branch.grad, loss.last_record.xent_objf))
+    for plain, boosted in zip(*grads, strict=True):
+        close(plain, boosted, tolerances.FLOAT64)
+
+
+def test_the_network_output_is_left_alone():
+    output = make_output(dtype=torch.float32)
+    kept = output.detach().clone()
+    make_loss("boosted")(output, LENGTHS, make_graphs()).backward()
+    assert torch.equal(output.detach(), kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_torch_compile_keeps_the_loss_whole(dtype):
+    """fullgraph=True raises at the first graph break."""
+    loss, numerators = make_loss("boosted", xent_regularize=0.1), make_numerators()
+    net = torch.nn.Linear(WIDTH, WIDTH, dtype=dtype)
+
+    def step(x):
+        y = net(x)
+        return loss(y, LENGTHS, numerators, xent_log_probs=y.log_softmax(dim=2))
+
+    torch._dynamo.reset()
+    results = []
+    for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        net.zero_grad()
+        value = call(make_output(dtype=dtype).detach())
+        value.backward()
+        results.append((value.detach(), net.weight.grad.clone(), loss.last_record.den_log_prob))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_the_operator_keeps_the_rules_of_torch(with_gradient):
+    numerators, loss = make_numerators(), make_loss("boosted")
+    keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
+    ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
+    options = [0.1, 1.0, 0.1, 0.1, BOOST]
+    output = make_output().requires_grad_(with_gradient)
+    arguments = (output, torch.tensor(LENGTHS), ones, torch.zeros(0), *keys, which, options)
+    torch.library.opcheck(lfmmi_operator.lfmmi, (*arguments, with_gradient, True))
+
+
+def test_a_boost_must_not_be_negative():
+    with pytest.raises(ConfigError, match=r"boost = -0.1; expected a finite number >= 0"):
+        make_loss("boosted", boost=-0.1)

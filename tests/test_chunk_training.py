@@ -1,0 +1,283 @@
+"""Chunks in training: cut with context, so that the network computes what it computes for the whole utterance."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fsachain import (
+    ContextTree,
+    DataError,
+    DenominatorGraph,
+    LFMMILoss,
+    Topology,
+    build_denominator,
+    compile_table,
+    estimate_phone_lm,
+)
+from fsachain.data.dataset import Example, collate, cut_example
+from fsachain.data.windows import OutputWindow, WindowBatch
+from fsachain.decode.align import CtmEntry, FrameTiming, align_utterance, aligned_phones
+from fsachain.errors import ConfigError
+from fsachain.graph.chunks import chunk_windows, make_chunks
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.supervision import AlignedPhone, build_supervision
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
+from fsachain.train.source import BatchSource, supervise
+from fsachain.train.stats import EpochSums
+from fsachain.train.step import Stepper
+
+NUM_FEATURES = 3
+LEXICON = Lexicon.from_entries([("no", 1.0, ["N", "OW"]), ("own", 1.0, ["OW", "N"])])
+TREE = ContextTree.monophone(LEXICON.phones, Topology.chain())
+
+
+@st.composite
+def networks(draw) -> TdnnfConfig:
+    strides = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    subsampling = draw(st.integers(1, 4))
+    return TdnnfConfig(
+        NUM_FEATURES,
+        TREE.num_pdfs,
+        channels=4,
+        bottleneck=draw(st.sampled_from([0, 3])),
+        time_strides=tuple(strides),
+        input_kernel=draw(st.integers(subsampling, 6)),
+        subsampling=subsampling,
+        subsampling_layer=draw(st.integers(0, len(strides))),
+        prefinal=0,
+    )
+
+
+def example_of(num_frames: int, seed: int, name: str = "u1") -> Example:
+    features = np.random.default_rng(seed).normal(size=(num_frames, NUM_FEATURES)).astype(np.float32)
+    return Example(name, "anna", ("no",), features)
+
+
+def network_of(config: TdnnfConfig, seed: int) -> Tdnnf:
+    torch.manual_seed(seed)
+    return Tdnnf(config).double().eval()
+
+
+def cut(example: Example, config: TdnnfConfig, start: int, end: int) -> Example:
+    weights = np.ones(end - start, np.float32)
+    return cut_example(
+        example, start, weights, subsampling=config.subsampling, context=config.context, name="chunk"
+    )
+
+
+@given(
+    config=networks(),
+    num_frames=st.integers(1, 90),
+    place=st.tuples(st.floats(0, 1), st.integers(1, 9)),
+    seed=st.integers(0, 9),
+)
+@torch.no_grad()
+def test_outputs_of_a_chunk_are_those_of_the_whole_utterance(config, num_frames, place, seed):
+    example, network = example_of(num_frames, seed), network_of(config, seed)
+    outputs = -(-num_frames // config.subsampling)
+    start = int(place[0] * (outputs - 1))
+    end = min(outputs, start + place[1])
+    chunk = collate([cut(example, config, start, end)])
+    whole = collate([example])
+    expected = network(whole.features.double(), whole.lengths).nnet_output[:, start:end]
+    found = chunk.windows.crop(network(chunk.features.double(), chunk.lengths).nnet_output)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerances.NETWORK_FLOAT64)
+
+
+@given(config=networks(), seed=st.integers(0, 3))
+def test_context_is_as_far_as_an_output_sees_and_no_farther(config, seed):
+    network = network_of(config, seed)
+    before, after = config.context
+    middle = -(-(before + 1) // config.subsampling)
+    first = config.subsampling * middle
+    num_frames = first + config.subsampling + after + 5
+    features = torch.from_numpy(example_of(num_frames, seed).features[None]).double().requires_grad_()
+    for module in network.modules():
+        if isinstance(module, torch.nn.Conv1d):
+            torch.nn.init.uniform_(
+                module.weight, 0.1, 1.0
+            )  # positive: nothing cancels and no rectifier is shut
+            if module.bias is not None:
+                torch.nn.init.constant_(module.bias, 50.0)
+    network(features, torch.tensor([num_frames])).nnet_output[0, middle].sum().backward()
+    seen = features.grad[0].abs().sum(1).nonzero().flatten().tolist()
+    last = first + config.subsampling - 1  # of the input frames that the output owns
+    assert set(seen) <= set(range(first - before, last + after + 1))
+    assert before == 0 or min(seen) == first - before
+    assert after == 0 or max(seen) == last + after
+
+
+def test_a_chunk_outside_of_its_utterance_is_refused():
+    config = TdnnfConfig(NUM_FEATURES, 4)
+    with pytest.raises(
+        DataError, match=r"chunk 'chunk' of the output frames \[8, 11\): utterance 'u1' has 10"
+    ):
+        cut(example_of(30, 0), config, 8, 11)
+
+
+def test_windows_of_unequal_length_are_padded_with_zeros():
+    windows = WindowBatch.collate(
+        [OutputWindow(2, np.array([1.0, 0.5], np.float32)), OutputWindow(0, np.array([0.25], np.float32))]
+    )
+    outputs = torch.arange(2 * 5 * 3, dtype=torch.float32).view(2, 5, 3)
+    found = windows.crop(outputs)
+    assert found.shape == (2, 2, 3)
+    assert torch.equal(found[0], outputs[0, 2:4])
+    assert torch.equal(found[1], torch.stack([outputs[1, 0], torch.zeros(3)]))
+    assert windows.frame_weights.tolist() == [[1.0, 0.5], [0.25, 0.0]]
+    assert windows.lengths.tolist() == [2, 1]
+
+
+def test_a_batch_of_chunks_and_whole_utterances_is_refused():
+    config = TdnnfConfig(NUM_FEATURES, 4)
+    example = example_of(30, 0)
+    with pytest.raises(DataError, match="2 examples, 1 of them chunks"):
+        collate([example, cut(example, config, 0, 5)])
+
+
+@pytest.fixture(scope="module")
+def denominator() -> DenominatorGraph:
+    ids = [[LEXICON.phone_id(name) for name in names] for names in (["SIL", "N", "OW"], ["OW", "N", "SIL"])]
+    model = estimate_phone_lm(ids * 3, ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    return DenominatorGraph(build_denominator(model, TREE), TREE.num_pdfs)
+
+
+CONFIG = TdnnfConfig(
+    NUM_FEATURES, TREE.num_pdfs, channels=8, bottleneck=0, time_strides=(1, 2), prefinal=0, dropout=0.0
+)
+
+
+def aligned_utterance(num_frames: int, seed: int, normalization, width: int):
+    """An example, and its chunks with their numerators."""
+    example = example_of(num_frames, seed)
+    silence, n, ow = (LEXICON.phone_id(name) for name in ("SIL", "N", "OW"))
+    edges = [0, num_frames // 4, num_frames // 2, num_frames]
+    rows = zip((silence, n, ow), edges[:-1], edges[1:], strict=True)
+    phones = [AlignedPhone(*row) for row in rows]
+    supervision = build_supervision(phones, num_frames, TREE, time_offset=1, name=example.id)
+    count = -(-supervision.num_frames // width)
+    windows = chunk_windows(supervision.num_frames, width, count)
+    return example, make_chunks(supervision, windows, normalization=normalization)
+
+
+def cut_all(example, chunks):
+    context = CONFIG.context
+    return [
+        cut_example(example, c.start, c.frame_weights, subsampling=3, context=context, name=c.id)
+        for c in chunks
+    ]
+
+
+def step_of(denominator, network) -> tuple[Stepper, LFMMILoss]:
+    loss = LFMMILoss(denominator, leaky_hmm_coefficient=0.0)
+    return Stepper(network, loss, torch.optim.SGD(network.parameters(), lr=0.0), 1e9), loss
+
+
+def gradients(network) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in network.parameters()]
+
+
+def test_one_chunk_of_all_frames_trains_as_the_utterance_does(denominator):
+    example, chunks = aligned_utterance(61, 1, denominator.normalization_fsa(), width=50)
+    assert len(chunks) == 1
+    torch.manual_seed(1)
+    network = Tdnnf(CONFIG)
+    stepper, _ = step_of(denominator, network)
+    table = compile_table(chunks[0].fsa, TREE.num_pdfs)
+    losses, grads = [], []
+    for examples in ([example], cut_all(example, chunks)):
+        sums = EpochSums()
+        losses.append(stepper.step(supervise(examples, {e.id: table for e in examples}), sums).loss)
+        grads.append(gradients(network))
+        assert not sums.excluded
+    assert losses[0] == losses[1]
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+
+
+def test_frames_of_weight_zero_give_no_gradient(denominator):
+    example, chunks = aligned_utterance(90, 2, denominator.normalization_fsa(), width=12)
+    cuts = cut_all(example, chunks)
+    tables = {c.id: compile_table(c.fsa, TREE.num_pdfs) for c in chunks}
+    silenced = [
+        cut_example(example, c.start, 0 * c.frame_weights, subsampling=3, context=CONFIG.context, name=c.id)
+        for c in chunks
+    ]
+    torch.manual_seed(1)
+    network = Tdnnf(CONFIG)
+    stepper, loss = step_of(denominator, network)
+    stepper.step(supervise(cuts, tables), EpochSums())
+    assert any(grad.any() for grad in gradients(network))
+    objf = loss.last_record.objf
+    outcome = stepper.step(supervise(silenced, tables), EpochSums())
+    assert outcome.grad_norm == 0.0
+    assert loss.last_record.objf == objf  # the weights are of derivatives only
+
+
+def test_source_takes_chunks_and_names_those_whose_numerator_has_another_length(denominator):
+    example, chunks = aligned_utterance(90, 2, denominator.normalization_fsa(), width=12)
+    cuts = cut_all(example, chunks)
+    tables = {c.id: compile_table(c.fsa, TREE.num_pdfs) for c in chunks}
+    other = aligned_utterance(90, 2, denominator.normalization_fsa(), width=15)[1][0]
+    tables[cuts[0].id] = compile_table(other.fsa, TREE.num_pdfs)
+    lengths = Tdnnf(CONFIG).output_lengths
+    source = BatchSource([cuts], tables, lengths, batch_size=2, seed=0)
+    assert [str(entry) for entry in source.excluded] == ["u1-000000-000012: needs 15 output frames, has 12"]
+    batches = list(source.batches(0))
+    assert sum(len(item.batch.ids) for item in batches) == len(chunks) - 1
+    assert all(item.batch.windows.lengths.tolist() == [12] * len(item.batch.ids) for item in batches)
+
+
+TIMING = FrameTiming(subsampling=3, time_offset=1, frame_shift=0.01)
+
+
+@given(num_frames=st.integers(4, 60), seed=st.integers(0, 99))
+def test_the_phones_of_an_alignment_touch_and_fill_the_utterance(num_frames, seed):
+    """So that a supervision can be built from them with no tolerance at all, and holds the aligned path."""
+    outputs = -(-num_frames // 3)
+    scores = np.random.default_rng(seed).normal(size=(outputs, TREE.num_pdfs)).astype(np.float32)
+    found = align_utterance(scores, build_numerator(["no"], LEXICON, TREE), LEXICON.phones, TIMING, name="u1")
+    assume(found is not None)
+    phones = aligned_phones(found.phones, LEXICON.phones, TIMING.frame_shift)
+    assert phones[0].start == 0
+    assert all(before.end == after.start for before, after in pairwise(phones))
+    assert num_frames <= phones[-1].end < num_frames + 3
+    exact = build_supervision(
+        phones, num_frames, TREE, left_tolerance=0, right_tolerance=0, time_offset=TIMING.time_offset
+    )
+    assert exact.num_frames == outputs
+    assert exact.fsa.num_arcs == outputs  # one path
+
+
+def test_times_of_a_copy_are_divided_by_its_speed():
+    entries = [CtmEntry("u1", 0.0, 0.45, "N"), CtmEntry("u1", 0.45, 0.27, "OW")]
+    n, ow = LEXICON.phone_id("N"), LEXICON.phone_id("OW")
+    assert aligned_phones(entries, LEXICON.phones, 0.01) == [(n, 0, 45), (ow, 45, 72)]
+    assert aligned_phones(entries, LEXICON.phones, 0.9 * 0.01) == [(n, 0, 50), (ow, 50, 80)]
+
+
+def test_an_unknown_phone_of_an_alignment_is_named_with_its_utterance():
+    with pytest.raises(DataError, match=r"utterance 'u1': aligned phone 0 is 'XX', .* the 3 phones"):
+        aligned_phones([CtmEntry("u1", 0.0, 0.1, "XX")], LEXICON.phones, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"left_tolerance": -1}, "supervision.left_tolerance: -1 is negative"),
+        ({"overlap_frames": -1}, "supervision.overlap_frames: -1 is negative"),
+        ({"chunk_frames": 30, "overlap_frames": 30}, "supervision.chunk_frames: 30 is not more"),
+        ({"chunk_frames": 0}, "supervision.chunk_frames: 0 is not more"),
+    ],
+)
+def test_options_of_supervision_are_checked(options, message):
+    pytest.importorskip("yaml", reason="the configuration needs fsachain[recipes]")
+    from fsachain.cli.config import SupervisionConfig
+
+    with pytest.raises(ConfigError, match=message):
+        SupervisionConfig(**options)

@@ -1,0 +1,492 @@
+"""Expected accuracy and its derivatives: against every path, against differences, at any magnitude; and `MBRLoss`."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from enumeration import all_paths, log_sum
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_inputs import (
+    LENGTHS,
+    SIZE,
+    WIDTH,
+    close,
+    make_denominator,
+    make_graphs,
+    make_loss,
+    make_output,
+    real_frames,
+)
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+
+from fsachain import (
+    DenominatorGraph,
+    Fsa,
+    TableBatch,
+    compile_table,
+    forward_backward,
+    get_num_threads,
+    set_num_threads,
+)
+from fsachain.backends import cpu_mbr, cpu_mbr_log, cpu_mbr_scaled
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.loss import mbr_operator
+from fsachain.loss.mbr import MBRLoss, expected_accuracy
+
+NUM_PDFS = 3
+BACKENDS = ["reference", "cpu"]
+LEAKS = [0.0, 1e-5, 0.5]
+SCALES = [1.0, 30.0, 80.0, 1000.0]
+
+
+def differentiated(batch, scores, accuracy, lengths=None, leaky=0.0, backend="auto"):
+    """E[A], d E[A] / d scores and d E[A] / d accuracy."""
+    y, a = (torch.as_tensor(array).clone().requires_grad_() for array in (scores, accuracy))
+    values = expected_accuracy(batch, y, a, lengths, leaky_hmm_coefficient=leaky, backend=backend)
+    values.sum().backward()
+    return values.detach(), y.grad, a.grad
+
+
+def enumerated(fsa, scores, accuracy, **options):
+    """The same three and log Z, each path by itself."""
+    paths = all_paths(fsa, scores, **options)
+    log_prob = log_sum([score for score, _ in paths])
+    pdfs = [[int(fsa.pdf[arc]) for arc in arcs] for _, arcs in paths]
+    shares = [math.exp(score - log_prob) for score, _ in paths]
+    right = [sum(accuracy[t, pdf] for t, pdf in enumerate(path)) for path in pdfs]
+    mean = math.fsum(share * value for share, value in zip(shares, right, strict=True))
+    gradient, occupancy = np.zeros_like(scores), np.zeros_like(scores)
+    for path, share, value in zip(pdfs, shares, right, strict=True):
+        for t, pdf in enumerate(path):
+            gradient[t, pdf] += share * (value - mean)
+            occupancy[t, pdf] += share
+    return (mean if paths else -math.inf), gradient, occupancy
+
+
+def check_against_paths(table, fsa, scores, accuracy, leaky):
+    ends = {"initial": table.initial_log_prob, "final": table.final_log_prob}
+    mean, gradient, occupancy = enumerated(
+        fsa, scores, accuracy, init=table.leaky_log_prob, leaky=leaky, **ends
+    )
+    for backend in BACKENDS:
+        batch = TableBatch.pack([table])
+        values, by_score, by_accuracy = differentiated(
+            batch, scores[None], accuracy[None], leaky=leaky, backend=backend
+        )
+        assert float(values[0]) == pytest.approx(mean, abs=tolerances.ENUMERATION)
+        close(by_score[0], gradient, tolerances.ENUMERATION)
+        close(by_accuracy[0], occupancy, tolerances.ENUMERATION)
+
+
+def accuracies(num_frames):
+    size = num_frames * NUM_PDFS
+    return st.lists(st.floats(-1.0, 2.0), min_size=size, max_size=size).map(
+        lambda values: np.array(values).reshape(num_frames, NUM_PDFS)
+    )
+
+
+@settings(max_examples=60)
+@given(st.data(), graphs(), st.integers(0, 4))
+def test_expected_accuracy_and_its_derivatives_equal_path_enumeration(data, fsa, num_frames):
+    scores, accuracy = data.draw(score_matrices(num_frames)), data.draw(accuracies(num_frames))
+    check_against_paths(compile_table(fsa, NUM_PDFS), fsa, scores, accuracy, 0.0)
+
+
+@settings(max_examples=60)
+@given(st.data(), graphs(max_states=3, max_arcs=5), st.integers(0, 3), st.sampled_from([1e-5, 0.5, 1.0]))
+def test_leaks_add_nothing_to_the_accuracy_of_a_path(data, fsa, num_frames, leaky):
+    scores, accuracy = data.draw(score_matrices(num_frames)), data.draw(accuracies(num_frames))
+    shares = st.lists(st.floats(0.0, 1.0), min_size=fsa.num_states, max_size=fsa.num_states)
+    init = np.array(data.draw(shares))
+    init[0] += 0.25
+    with np.errstate(divide="ignore"):
+        table = replace(compile_table(fsa, NUM_PDFS), leaky_log_prob=np.log(init / init.sum()))
+    check_against_paths(table, fsa, scores, accuracy, leaky)
+
+
+def case(scale=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(7)
+    scores = scale * make_output(seed=3).detach()
+    return scores.to(dtype), torch.rand(scores.shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("leaky", LEAKS)
+def test_the_gradient_is_the_change_of_the_occupancy_towards_the_accuracy(backend, leaky):
+    """d E[A] / d y = d occupancy(y + e a) / d e at e = 0, since both are second derivatives of log Z(y + e a)."""
+    batch, (scores, accuracy), step = make_denominator().batch(SIZE), case(), 1e-4
+    ends = [
+        forward_backward(
+            batch, scores + e * accuracy, LENGTHS, leaky_hmm_coefficient=leaky, backend="reference"
+        )
+        for e in (step, -step)
+    ]
+    values, gradient, occupancy = differentiated(batch, scores, accuracy, LENGTHS, leaky, backend)
+    close(gradient, (ends[0].occupancy - ends[1].occupancy) / (2 * step), tolerances.DIFFERENCE)
+    close(values, (ends[0].log_prob - ends[1].log_prob) / (2 * step), tolerances.DIFFERENCE)
+    close(values, (occupancy * accuracy).sum(dim=(1, 2)), tolerances.FLOAT64)
+    assert gradient.abs().max() > 0.05
+
+
+@pytest.mark.parametrize("leaky", LEAKS)
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+def test_gradcheck_in_scores_and_accuracy(kind, leaky):
+    tables = [DenominatorGraph(connected_graph(n, 4, 9, 5), 5).table for n in range(3)]
+    batch = TableBatch.share(tables[0], 3) if kind == "shared" else TableBatch.pack(tables)
+    scores, accuracy = torch.rand(2, 3, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda y, a: expected_accuracy(batch, y, a, [6, 3, 5], leaky_hmm_coefficient=leaky),
+        (scores.requires_grad_(), accuracy.requires_grad_()),
+    )
+
+
+def test_the_gradient_of_each_frame_sums_to_zero():
+    """A constant added to all scores of a frame changes no path's share."""
+    _, gradient, occupancy = differentiated(make_denominator().batch(SIZE), *case(30.0), LENGTHS, 0.1)
+    close(gradient.sum(dim=2), 0 * gradient[:, :, 0], tolerances.ROUNDING)
+    close(occupancy.sum(dim=2), real_frames()[:, :, 0], tolerances.ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("leaky", LEAKS)
+def test_the_oracle_is_met_at_every_scale(leaky, scale, dtype):
+    scores, accuracy = case(scale, dtype)
+    for batch in (
+        make_denominator().batch(SIZE),
+        TableBatch.pack([make_denominator(n).table for n in range(SIZE)]),
+    ):
+        got = differentiated(batch, scores, accuracy, LENGTHS, leaky)
+        want = differentiated(batch, scores.double(), accuracy.double(), LENGTHS, leaky, "reference")
+        assert got[1].dtype == got[2].dtype == dtype and got[0].dtype == torch.float64
+        limit = (
+            tolerances.FLOAT64 if dtype == torch.float64 else tolerances.OCCUPANCY + torch.finfo(dtype).eps
+        )
+        close(got[0], want[0], tolerances.FLOAT64)
+        for ours, theirs in zip(got[1:], want[1:], strict=True):
+            close(ours, theirs, limit)
+
+
+@pytest.mark.parametrize("leaky", LEAKS)
+def test_one_hot_scores_and_rows_of_minus_infinity_are_exact(leaky):
+    """Scores of +-30, one pdf at a time; a frame in which all pdfs but one cannot be; a pdf that never can."""
+    scores, accuracy = case()
+    hot = torch.where(scores == scores.max(dim=2, keepdim=True).values, 30.0, -30.0).double()
+    hot[:, 4, 1:] = -torch.inf
+    hot[:, :, 5] = -torch.inf
+    batch = make_denominator().batch(SIZE)
+    got = differentiated(batch, hot, accuracy, LENGTHS, leaky)
+    want = differentiated(batch, hot, accuracy, LENGTHS, leaky, "reference")
+    assert want[0].isfinite().any()
+    for ours, theirs in zip(got, want, strict=True):
+        close(ours, theirs, tolerances.FLOAT64)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Names of the kernels that run, in order."""
+    ran = []
+    for name, module in (("scaled", cpu_mbr_scaled), ("logs", cpu_mbr_log)):
+        for direction in ("forward", "backward"):
+            original = getattr(module, direction)
+            spy = lambda *a, original=original, label=(name, direction): (ran.append(label), original(*a))[1]  # noqa: E731
+            monkeypatch.setattr(module, direction, spy)
+    return ran
+
+
+def two_lobes():
+    """Two parts that never meet: one has pdf 0 alone, the other pdf 1 or 2 in each frame."""
+    arcs = [(0, 1, 0), (1, 1, 0), (0, 2, 1), (2, 2, 1), (2, 2, 2)]
+    src, dst, pdf = zip(*arcs, strict=True)
+    return Fsa(3, src, dst, pdf, [-0.5] * len(arcs), [-math.inf, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("swing", "expected"), [(3.0, "scaled"), (1000.0, "logs")])
+def test_the_data_decide_the_arithmetic(swing, expected, kernels):
+    """The part that wins in the end is 4 x swing behind after four frames: far below the smallest float, or not."""
+    scores, accuracy = torch.rand(
+        2, 1, 9, NUM_PDFS, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    scores[0, :4, 1:] -= swing
+    scores[0, 5:, 0] -= 2 * swing
+    batch = TableBatch.pack([compile_table(two_lobes(), NUM_PDFS)])
+    got = differentiated(batch, scores, accuracy)
+    assert kernels[0] == ("scaled", "forward") and kernels[-1] == (expected, "backward")
+    want = differentiated(batch, scores, accuracy, backend="reference")
+    assert want[1][0, 2, 1:].abs().min() > 0.01
+    for ours, theirs in zip(got, want, strict=True):
+        close(ours, theirs, tolerances.FLOAT64)
+
+
+def test_a_leak_into_every_state_keeps_even_large_scores_out_of_logs(kernels):
+    differentiated(make_denominator().batch(SIZE), *case(1000.0), LENGTHS, 1e-5)
+    assert set(kernels) == {("scaled", "forward"), ("scaled", "backward")}
+
+
+@pytest.mark.parametrize("leaky", LEAKS)
+def test_logs_and_probabilities_agree_where_both_are_exact(leaky, monkeypatch):
+    batch = make_denominator().batch(SIZE)
+    scaled = differentiated(batch, *case(), LENGTHS, leaky)
+    monkeypatch.setattr(cpu_mbr, "SMALLEST", math.inf)
+    logs = differentiated(batch, *case(), LENGTHS, leaky)
+    for ours, theirs in zip(scaled, logs, strict=True):
+        close(ours, theirs, tolerances.FLOAT64)
+    assert not torch.equal(scaled[1], logs[1])
+
+
+@pytest.mark.parametrize("smallest", [cpu_mbr.SMALLEST, math.inf], ids=["probabilities", "logs"])
+def test_alphas_made_anew_change_no_bit(smallest, monkeypatch):
+    """Memory for the alphas of all frames, and for those of every sqrt(T)-th."""
+    monkeypatch.setattr(cpu_mbr, "SMALLEST", smallest)
+    batch = make_denominator().batch(SIZE)
+    kept = differentiated(batch, *case(), LENGTHS, 0.1)
+    monkeypatch.setattr(cpu_mbr, "MAX_HISTORY", 0)
+    anew = differentiated(batch, *case(), LENGTHS, 0.1)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, anew, strict=True))
+
+
+def test_memory_for_alphas_grows_with_the_root_of_the_frames(monkeypatch):
+    monkeypatch.setattr(cpu_mbr, "MAX_HISTORY", 0)
+    spans = []
+    keeper = cpu_mbr._Keeper(900, (5,), lambda span, *_: spans.append(span), np.zeros(2))
+    assert keeper._history.shape[1] + len(keeper._kept) == 31 + 29
+    assert spans == [(first, first + 30) for first in range(0, 900, 30)]
+
+
+@pytest.mark.parametrize("leaky", LEAKS)
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_the_oracle_is_met_over_1500_frames(scale, leaky):
+    generator = torch.Generator().manual_seed(0)
+    scores, accuracy = torch.rand(2, 1, 1500, WIDTH, generator=generator, dtype=torch.float64)
+    got, want = (
+        differentiated(make_denominator().batch(1), scale * scores, accuracy, None, leaky, backend)[:2]
+        for backend in ("cpu", "reference")
+    )
+    assert 600.0 < got[0] < 900.0
+    for ours, theirs in zip(got, want, strict=True):
+        close(ours, theirs, tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize("smallest", [cpu_mbr.SMALLEST, math.inf], ids=["probabilities", "logs"])
+def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(smallest, monkeypatch):
+    monkeypatch.setattr(cpu_mbr, "SMALLEST", smallest)
+    graph, (scores, accuracy) = make_denominator(), case(dtype=torch.float32)
+    together = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, 0.1)
+    before = get_num_threads()
+    for threads in (1, 2, 3):
+        set_num_threads(threads)
+        again = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, 0.1)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, again, strict=True))
+    set_num_threads(before)
+    for n in range(SIZE):
+        one = slice(n, n + 1)
+        alone = differentiated(graph.batch(1), scores[one], accuracy[one], LENGTHS[one], 0.1)
+        assert all(torch.equal(ours[one], theirs) for ours, theirs in zip(together, alone, strict=True))
+
+
+BROKEN = ["too short", "no finals", "score NaN", "score +inf", "score -inf", "accuracy NaN", "accuracy inf"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind, backend):
+    lengths, (scores, accuracy) = list(LENGTHS), case()
+    fsas = [left_to_right_graph(n, 5, WIDTH) for n in range(SIZE)]
+    clean = differentiated(
+        TableBatch.pack([compile_table(fsa, WIDTH) for fsa in fsas]), scores, accuracy, lengths, 0.0, backend
+    )
+    if kind == "too short":
+        lengths[1] = 2
+    elif kind == "no finals":
+        fsa = fsas[1]
+        fsas[1] = Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, [-math.inf] * fsa.num_states)
+    else:
+        where, value = kind.split()
+        (scores if where == "score" else accuracy)[1, 3] = float(value)
+    batch = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in fsas])
+    spoilt = differentiated(batch, scores, accuracy, lengths, 0.0, backend)
+    no_path = kind in ("too short", "no finals", "score -inf")
+    assert spoilt[0][1] == -torch.inf if no_path else spoilt[0][1].isnan()
+    assert not spoilt[1][1].any() and not spoilt[2][1].any()
+    others = [0, 2, 3]
+    assert all(torch.equal(ours[others], theirs[others]) for ours, theirs in zip(spoilt, clean, strict=True))
+
+
+@pytest.mark.parametrize("filling", [math.nan, math.inf, 1e30])
+def test_padding_has_no_say_and_no_gradient(filling):
+    scores, accuracy = case(dtype=torch.float32)
+    clean = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
+    for tensor in (scores, accuracy):
+        tensor.masked_fill_(~real_frames(), filling)
+    filled = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(filled, clean, strict=True))
+    assert not filled[1][~real_frames().expand_as(scores)].any()
+
+
+def test_no_backward_recursion_runs_without_a_gradient(kernels):
+    batch = make_denominator().batch(SIZE)
+    plain = expected_accuracy(batch, *case(), LENGTHS, leaky_hmm_coefficient=0.1)
+    assert {direction for _, direction in kernels} == {"forward"}
+    close(plain, differentiated(batch, *case(), LENGTHS, 0.1)[0], tolerances.FLOAT64)
+    kernels.clear()
+    make_loss("MBR").objective(make_output(), LENGTHS, make_graphs())
+    assert {direction for _, direction in kernels} == {"forward"}
+
+
+def test_differentiating_twice_raises():
+    scores, accuracy = (tensor.requires_grad_() for tensor in case())
+    value = expected_accuracy(make_denominator().batch(SIZE), scores, accuracy, LENGTHS).sum()
+    for tensor in (scores, accuracy):
+        (first,) = torch.autograd.grad(value, tensor, create_graph=True)
+        with pytest.raises(RuntimeError):
+            torch.autograd.grad(first.square().sum(), scores)
+    loss_value = make_loss("MBR")(scores, LENGTHS, make_graphs()) ** 2
+    (first,) = torch.autograd.grad(loss_value, scores, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.square().sum(), scores)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"scores": np.zeros((1, 4, 3))}, ShapeError, "scores is a ndarray; expected a torch tensor"),
+        ({"accuracy": [1.0]}, ShapeError, "accuracy is a list; expected a torch tensor"),
+        (
+            {"accuracy": torch.zeros(1, 4, 2)},
+            ShapeError,
+            r"accuracy has shape \[1, 4, 2\] .* shape \[1, 4, 3\]",
+        ),
+        ({"accuracy": torch.zeros(1, 4, 3).int()}, ShapeError, "dtype torch.int32; expected floating-point"),
+        ({"leaky_hmm_coefficient": 2.0}, ConfigError, "leaky_hmm_coefficient = 2.0"),
+        ({"backend": "cuda"}, BackendUnavailable, "cuda"),
+    ],
+)
+def test_malformed_arguments_are_refused(changed, error, match):
+    batch = TableBatch.pack([compile_table(two_lobes(), NUM_PDFS)])
+    arguments = {"scores": torch.zeros(1, 4, 3), "accuracy": torch.zeros(1, 4, 3)} | changed
+    with pytest.raises(error, match=match):
+        expected_accuracy(batch, **arguments)
+
+
+def operator_arguments():
+    denominator, loss = make_denominator().batch(SIZE), make_loss("MBR")
+    numerators = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in make_graphs()])
+    scores, accuracy = (tensor.requires_grad_() for tensor in case())
+    frames, key = torch.tensor(LENGTHS), torch.from_numpy(denominator.key)
+    ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
+    keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
+    mbr = (scores, frames, ones, torch.zeros(0), *keys, which, [0.1, 0.1, 0.1], True, True)
+    return {
+        "expected_accuracy": (
+            mbr_operator.expected_accuracy,
+            (scores, accuracy, frames, key, 0.1, "auto", True, True),
+        ),
+        "mbr": (mbr_operator.mbr, mbr),
+    }, (denominator, loss, numerators)
+
+
+@pytest.mark.parametrize("name", ["expected_accuracy", "mbr"])
+def test_operators_keep_the_rules_of_torch(name):
+    operators, _alive = operator_arguments()
+    operator, arguments = operators[name]
+    torch.library.opcheck(operator, arguments)
+
+
+def reference_loss(output, weights, leaky):
+    """From the oracle: E[A] [N], its gradient times weights, the numerators, log Z [N] of the denominator."""
+    numerators = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in make_graphs()])
+    num = forward_backward(numerators, output, LENGTHS, backend="reference")
+    den = make_denominator().batch(SIZE)
+    values, gradient, _ = differentiated(den, output, num.occupancy, LENGTHS, leaky, "reference")
+    den_log_prob = forward_backward(
+        den, output, LENGTHS, leaky_hmm_coefficient=leaky, backend="reference"
+    ).log_prob
+    return values, weights.view(-1, 1, 1) * gradient, num, den_log_prob
+
+
+def test_every_field_of_the_record_follows_its_formula():
+    options = {"l2_regularize": 0.01, "out_of_range_regularize": 0.2, "xent_regularize": 0.3}
+    loss, output = make_loss("MBR", **options), make_output(scale=20.0)
+    weights = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
+    xent = make_output(seed=1).detach().log_softmax(dim=2)
+    value = loss(output, LENGTHS, make_graphs(), weights=weights, xent_log_probs=xent)
+    expected, _, num, den = reference_loss(output.detach(), weights, 0.1)
+    record, y, per_sequence = loss.last_record, output.detach() * real_frames(), weights.view(-1, 1, 1)
+    close(record.expected_accuracy, expected)
+    assert ((record.expected_accuracy > 0) & (record.expected_accuracy < torch.tensor(LENGTHS))).all()
+    close(record.num_log_prob, num.log_prob)
+    close(record.den_log_prob, den)
+    close(record.objf_ok, (weights * expected).sum())
+    close(record.objf, record.objf_ok)
+    close(record.l2_term, -0.5 * 0.01 * (per_sequence * y**2).sum())
+    close(record.out_of_range_term, -0.5 * 0.2 * (per_sequence * (y.abs() - 30).clamp(min=0) ** 2).sum())
+    close(record.xent_objf, (per_sequence * num.occupancy * xent).sum())
+    close(record.weight_ok, (weights * torch.tensor(LENGTHS)).sum())
+    total = record.objf_ok + record.l2_term + record.out_of_range_term + 0.3 * record.xent_objf
+    close(value.detach(), -total / record.weight_ok, tolerances.ROUNDING)
+
+
+@pytest.mark.parametrize("leaky", LEAKS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_gradient_of_the_loss_is_that_of_the_expected_accuracy(leaky, dtype):
+    loss = make_loss("MBR", leaky_hmm_coefficient=leaky, out_of_range_regularize=0.0)
+    output, weights = make_output(dtype=dtype), torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
+    loss(output, LENGTHS, make_graphs(), weights=weights).backward()
+    _, gradient, _, _ = reference_loss(output.detach().double(), weights, leaky)
+    limit = tolerances.LOSS_TERM if dtype == torch.float64 else tolerances.OCCUPANCY + torch.finfo(dtype).eps
+    assert output.grad.dtype == dtype
+    close(-output.grad.double(), gradient / loss.last_record.weight_ok, limit)
+
+
+def test_a_second_backward_over_a_retained_graph_gives_the_same():
+    output = make_output()
+    value = make_loss("MBR")(output, LENGTHS, make_graphs())
+    first, second = (torch.autograd.grad(value, output, retain_graph=True)[0] for _ in range(2))
+    assert first.any() and torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_torch_compile_keeps_the_loss_whole(dtype):
+    """fullgraph=True raises at the first graph break."""
+    loss = make_loss("MBR", l2_regularize=0.01, xent_regularize=0.1)
+    numerators = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in make_graphs()])
+    net = torch.nn.Linear(WIDTH, WIDTH, dtype=dtype)
+
+    def step(x):
+        y = net(x)
+        return loss(y, LENGTHS, numerators, xent_log_probs=y.log_softmax(dim=2))
+
+    torch._dynamo.reset()
+    results = []
+    for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        net.zero_grad()
+        value = call(make_output(dtype=dtype).detach())
+        value.backward()
+        results.append((value.detach(), net.weight.grad.clone(), loss.last_record.expected_accuracy))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+def test_training_on_the_loss_raises_the_expected_accuracy():
+    """Step by step, from one frame in seven right to three in four."""
+    loss = make_loss("MBR", out_of_range_regularize=0.0)
+    output = make_output(dtype=torch.float32)
+    optimizer = torch.optim.SGD([output], lr=100.0)
+    shares = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(output, LENGTHS, make_graphs()).backward()
+        optimizer.step()
+        shares.append(float(loss.last_record.objf_ok / loss.last_record.weight_ok))
+    assert shares[0] < 0.16 and shares[-1] > 0.75
+    assert all(later > earlier - tolerances.OCCUPANCY for earlier, later in pairwise(shares))
+
+
+def test_options_are_checked_and_shown():
+    with pytest.raises(ConfigError, match="l2_regularize = -1"):
+        MBRLoss(make_denominator(), l2_regularize=-1.0)
+    assert "9 pdfs, leaky 0.1" in repr(make_loss("MBR"))

@@ -1,0 +1,305 @@
+"""Single paths: the best, the n best pdf sequences, samples; against the oracle, and the oracle against all paths."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from enumeration import all_walks, enumerate_paths, log_sum, ranked_pdf_sequences
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+
+from fsachain import (
+    ConfigError,
+    DenominatorGraph,
+    Fsa,
+    ShapeError,
+    TableBatch,
+    best_path,
+    compile_table,
+    forward_backward,
+    get_num_threads,
+    n_best,
+    sample_paths,
+    set_num_threads,
+)
+
+NUM_PDFS = 9
+BACKENDS = ["cpu", "reference"]
+SCALES = [1.0, 30.0, 80.0, 1000.0]
+
+
+def pack(*fsas):
+    return TableBatch.pack([compile_table(fsa, NUM_PDFS) for fsa in fsas])
+
+
+def scores_of(kind, size, seed=0):
+    """Normal scores at a scale, one-hot ones, or with a few of them -inf."""
+    rng = np.random.default_rng(seed)
+    if isinstance(kind, float):
+        return kind * rng.normal(size=size)
+    if kind == "one-hot":
+        hot = rng.integers(size[-1], size=(*size[:-1], 1))
+        return np.where(np.arange(size[-1]) == hot, 30.0, -30.0)
+    return np.where(rng.random(size) < 0.02, -np.inf, rng.normal(size=size))
+
+
+SCORE_KINDS = [*SCALES, "one-hot", "some -inf"]
+
+
+def path_score(fsa, scores, arcs, states):
+    assert (fsa.src[arcs] == states[:-1]).all() and (fsa.dst[arcs] == states[1:]).all()
+    assert states[0] == fsa.start
+    steps = scores[np.arange(len(arcs)), fsa.pdf[arcs]].astype(np.float64)
+    return float((fsa.log_prob[arcs] + steps).sum() + fsa.final_log_prob[states[-1]])
+
+
+@pytest.mark.parametrize("kind", SCORE_KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_best_paths_are_paths_of_the_best_score_at_every_magnitude(kind, dtype):
+    fsas = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(6)]
+    scores, lengths = scores_of(kind, (6, 40, NUM_PDFS)).astype(dtype), [40, 23, 40, 1, 0, 40]
+    ours, exact = (best_path(pack(*fsas), scores, lengths, backend=backend) for backend in BACKENDS)
+    np.testing.assert_allclose(ours.score, exact.score, rtol=tolerances.ROUNDING)
+    assert np.isfinite(ours.score[0])
+    for n in np.flatnonzero(np.isfinite(ours.score)):
+        score = path_score(fsas[n], scores[n], ours.arcs[n], ours.states[n])
+        assert ours.score[n] == pytest.approx(score, rel=tolerances.ROUNDING, abs=tolerances.ROUNDING)
+        assert len(ours.arcs[n]) == lengths[n] and (ours.pdfs[n] == fsas[n].pdf[ours.arcs[n]]).all()
+
+
+@settings(max_examples=80)
+@given(st.data(), graphs(), st.integers(0, 4), st.integers(1, 12), st.sampled_from(BACKENDS))
+def test_n_best_equals_the_head_of_all_pdf_sequences(data, fsa, num_frames, n, backend):
+    scores = data.draw(score_matrices(num_frames))
+    ranked = ranked_pdf_sequences(fsa, scores)
+    found = n_best(TableBatch.pack([compile_table(fsa, 3)]), scores[None], n, backend=backend)
+    count = min(n, len(ranked))
+    assert found.pdfs[0].shape == (count, num_frames) and (found.score[0, count:] == -np.inf).all()
+    by_pdfs = {pdfs: score for score, pdfs in ranked}
+    listed = [tuple(pdfs) for pdfs in found.pdfs[0].tolist()]
+    assert len(set(listed)) == count
+    for k, pdfs in enumerate(listed):
+        # The k-th best score is that of the k-th in the list, which only rounding may have exchanged with its equals.
+        assert found.score[0, k] == pytest.approx(ranked[k][0], abs=tolerances.ENUMERATION)
+        assert found.score[0, k] == pytest.approx(by_pdfs[pdfs], abs=tolerances.ENUMERATION)
+        score = path_score(fsa, scores, found.arcs[0][k], found.states[0][k])
+        assert found.score[0, k] == pytest.approx(score, abs=tolerances.ENUMERATION)
+        assert (fsa.pdf[found.arcs[0][k]] == pdfs).all()
+
+
+@settings(max_examples=60)
+@given(st.data(), graphs(), st.integers(0, 4), st.integers(1, 12), st.sampled_from(BACKENDS))
+def test_equal_scores_come_in_the_order_of_their_pdfs(data, fsa, num_frames, n, backend):
+    """Weights and scores are small integers, which add up without rounding."""
+    whole = [float(np.clip(np.round(w), -3, 3)) if w > -np.inf else w for w in fsa.log_prob]
+    final = [float(np.round(w)) if w > -np.inf else w for w in fsa.final_log_prob]
+    fsa = Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, whole, final, fsa.start)
+    flat = data.draw(st.lists(st.integers(-1, 1), min_size=3 * num_frames, max_size=3 * num_frames))
+    scores = np.array(flat, dtype=np.float64).reshape(num_frames, 3)
+    found = n_best(TableBatch.pack([compile_table(fsa, 3)]), scores[None], n, backend=backend)
+    expected = ranked_pdf_sequences(fsa, scores)[:n]
+    assert found.score[0, : len(expected)].tolist() == [score for score, _ in expected]
+    assert [tuple(pdfs) for pdfs in found.pdfs[0].tolist()] == [pdfs for _, pdfs in expected]
+
+
+@pytest.mark.parametrize("kind", SCORE_KINDS)
+@pytest.mark.parametrize("make", [connected_graph, left_to_right_graph])
+def test_n_best_agrees_with_the_oracle_at_every_magnitude(kind, make):
+    batch, scores = pack(*map(make, range(3))), scores_of(kind, (3, 12, NUM_PDFS))
+    ours, exact = (n_best(batch, scores, 20, backend=backend) for backend in BACKENDS)
+    np.testing.assert_allclose(ours.score, exact.score, rtol=tolerances.ROUNDING)
+    assert np.isfinite(ours.score[:, 0]).any()
+    for mine, theirs in zip(ours.pdfs, exact.pdfs, strict=True):
+        assert mine.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("kind", SCORE_KINDS)
+def test_one_best_is_the_best_path_and_more_only_add_to_it(kind):
+    fsas = [left_to_right_graph(n, 20) if n % 2 else connected_graph(n) for n in range(4)]
+    scores, lengths = scores_of(kind, (4, 150, NUM_PDFS)), [150, 149, 40, 150]
+    path = best_path(pack(*fsas), scores, lengths)
+    few, many = (n_best(pack(*fsas), scores, n, lengths) for n in (1, 100))
+    np.testing.assert_allclose(few.score[:, 0], path.score, rtol=tolerances.ROUNDING)
+    assert (few.score[:, 0] == many.score[:, 0]).all() and not (np.diff(many.score[0]) > 0.0).any()
+    for n, one in enumerate(few.pdfs):
+        assert one.tolist() == many.pdfs[n][:1].tolist()
+        assert len(np.unique(many.pdfs[n], axis=0)) == len(many.pdfs[n])
+        if len(one) and isinstance(kind, float):  # without ties
+            assert one[0].tolist() == path.pdfs[n].tolist()
+
+
+def test_n_best_among_more_equals_than_can_be_looked_at():
+    """9^60 sequences of one score: the search goes straight to the first, then to the next."""
+    fsa = Fsa(1, [0] * NUM_PDFS, [0] * NUM_PDFS, np.arange(NUM_PDFS), np.full(NUM_PDFS, -0.1), [0.0])
+    found = n_best(pack(fsa), np.full((1, 60, NUM_PDFS), 0.3), 30)
+    expected = np.zeros((30, 60), dtype=np.int32)
+    expected[:, -1], expected[:, -2] = np.arange(30) % NUM_PDFS, np.arange(30) // NUM_PDFS
+    expected[27:, -2] = 3
+    assert found.pdfs[0].tolist() == expected.tolist()
+    np.testing.assert_allclose(found.score[0], 60 * 0.2, rtol=tolerances.ROUNDING)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_n_best_of_impossible_and_of_empty_sequences(backend):
+    batch = pack(*[left_to_right_graph(0)] * 4, connected_graph(0))
+    scores = np.random.default_rng(0).normal(size=(5, 10, NUM_PDFS))
+    scores[1, 3], scores[2, 3] = np.nan, np.inf
+    found = n_best(batch, scores, 3, [2, 10, 10, 10, 0], backend=backend)
+    assert (found.score[0] == -np.inf).all() and np.isnan(found.score[1:3]).all()
+    assert [len(paths) for paths in found.arcs] == [0, 0, 0, 3, 1]
+    assert [paths.shape for paths in found.states] == [(0, 3), (0, 11), (0, 11), (3, 11), (1, 1)]
+    assert found.score[4, 0] == connected_graph(0).final_log_prob[0] and found.states[4][0, 0] == 0
+
+
+def samples(batch, scores, size, lengths=None, leaky=0.0, seed=7, backend="cpu"):
+    return sample_paths(batch, scores, size, lengths, seed=seed, leaky_hmm_coefficient=leaky, backend=backend)
+
+
+def as_bytes(drawn, n):
+    return [part[n].tobytes() for part in (drawn.pdfs, drawn.states, drawn.arcs, drawn.jumps)]
+
+
+@pytest.mark.parametrize("kind", SCORE_KINDS)
+@pytest.mark.parametrize("leaky", [0.0, 1e-5, 0.1, 1.0])
+def test_samples_are_those_of_the_oracle_at_every_magnitude(kind, leaky):
+    tables = [DenominatorGraph(connected_graph(n), NUM_PDFS).table for n in range(3)]
+    batch, scores = TableBatch.pack(tables), scores_of(kind, (3, 20, NUM_PDFS))
+    ours, exact = (samples(batch, scores, 10, [20, 11, 0], leaky, backend=backend) for backend in BACKENDS)
+    assert ours.ok[[0, 2]].all() and (ours.ok == exact.ok).all()
+    for n in range(3):
+        assert as_bytes(ours, n) == as_bytes(exact, n)
+
+
+@pytest.mark.parametrize("kind", [1.0, "some -inf"])
+@pytest.mark.parametrize("leaky", [0.0, 0.1, 1.0])
+def test_frequencies_match_the_occupancies(kind, leaky):
+    size, frames = 20_000, 15
+    batch = DenominatorGraph(connected_graph(0), NUM_PDFS).batch(1)
+    table, scores = batch.table(0), scores_of(kind, (1, frames, NUM_PDFS))
+    drawn = samples(batch, scores, size, leaky=leaky)
+    exact = forward_backward(batch, scores, leaky_hmm_coefficient=leaky, backend="reference")
+    for found, expected in (
+        (drawn.arcs[0], exact.arc_occupancy(0)),
+        (drawn.states[0], exact.state_occupancy(0)),
+        (drawn.pdfs[0], exact.occupancy[0]),
+    ):
+        shares = [np.bincount(column, minlength=expected.shape[1]) / size for column in found.T]
+        assert (np.abs(shares - expected) <= tolerances.drawn_share(expected, size)).all()
+    view = table.by_src
+    src, dst = np.empty((2, table.num_arcs), dtype=np.int64)
+    src[view.arc], dst[view.arc] = view.src, view.dst
+    arcs, states, jumps = drawn.arcs[0], drawn.states[0], drawn.jumps[0]
+    assert (src[arcs] == states[:, :-1]).all()
+    assert (jumps[:, 1:] | (dst[arcs] == states[:, 1:])).all()
+    assert jumps.any() == (leaky > 0.0)
+
+
+@pytest.mark.parametrize("leaky", [0.0, 0.3])
+def test_whole_paths_are_drawn_by_their_probability(leaky):
+    """Jumps included: every path of a small acceptor is written out with its own."""
+    fsa, size = connected_graph(1, num_states=3, num_arcs=7, num_pdfs=3), 20_000
+    denominator = DenominatorGraph(fsa, 3, initial="start", final="fsa")
+    scores = np.random.default_rng(2).normal(size=(3, 3))
+    walks = all_walks(fsa, scores, init=denominator.table.leaky_log_prob, leaky=leaky)
+    log_z = log_sum([walk[0] for walk in walks])
+    expected = Counter()
+    for score, arcs, states, jumps in walks:
+        expected[arcs, states, jumps] += math.exp(score - log_z)
+    drawn = samples(denominator.batch(1), scores[None], size, leaky=leaky)
+    found = Counter(
+        tuple(tuple(row) for row in rows)
+        for rows in zip(
+            drawn.arcs[0].tolist(), drawn.states[0].tolist(), drawn.jumps[0].tolist(), strict=True
+        )
+    )
+    assert set(found) <= set(expected) and len(found) > 5
+    for path, probability in expected.items():
+        assert abs(found[path] / size - probability) <= tolerances.drawn_share(probability, size)
+
+
+def test_a_jump_at_the_end_may_save_a_path():
+    """State 1 alone is final and no arc leads there; init is all on it."""
+    table = replace(
+        compile_table(Fsa(2, [0], [0], [0], [0.0], [-np.inf, 0.0])), leaky_log_prob=np.array([-np.inf, 0.0])
+    )
+    drawn = samples(TableBatch.pack([table]), np.zeros((1, 4, 1)), 5, leaky=0.1)
+    assert drawn.states[0].tolist() == [[0, 0, 0, 0, 1]] * 5
+    assert drawn.jumps[0].tolist() == [[False] * 4 + [True]] * 5
+
+
+def test_one_seed_gives_one_set_of_paths_whatever_the_batch_and_the_threads():
+    tables = [DenominatorGraph(connected_graph(n), NUM_PDFS).table for n in range(4)]
+    scores, lengths = 3 * np.random.default_rng(4).normal(size=(4, 25, NUM_PDFS)), [25, 3, 14, 25]
+    before, batch = get_num_threads(), TableBatch.pack(tables)
+    alone = [
+        as_bytes(samples(TableBatch.pack([tables[n]]), scores[n : n + 1], 50, lengths[n : n + 1], 0.1), 0)
+        for n in range(4)
+    ]
+    try:
+        for count in (1, 3):
+            set_num_threads(count)
+            together = samples(batch, scores, 50, lengths, 0.1)
+            assert [as_bytes(together, n) for n in range(4)] == alone
+    finally:
+        set_num_threads(before)
+    padded = np.concatenate([scores, np.full((4, 5, NUM_PDFS), np.nan)], axis=1)
+    assert as_bytes(samples(batch, padded, 50, lengths, 0.1), 2) == alone[2]
+    more = samples(batch, scores, 80, lengths, 0.1)
+    assert all((more.arcs[n][:50] == together.arcs[n]).all() for n in range(4))
+
+
+def test_seeds_of_their_own_make_equal_sequences_differ():
+    batch = DenominatorGraph(connected_graph(0), NUM_PDFS).batch(3)
+    scores = np.zeros((3, 20, NUM_PDFS))
+    same, own = samples(batch, scores, 20), samples(batch, scores, 20, seed=[7, 8, 9])
+    assert as_bytes(same, 0) == as_bytes(same, 1) == as_bytes(own, 0)
+    assert as_bytes(own, 0) != as_bytes(own, 1) != as_bytes(own, 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_impossible_sequences_have_no_samples(backend):
+    scores = np.random.default_rng(5).normal(size=(4, 10, NUM_PDFS)).astype(np.float32)
+    scores[1, 3], scores[2, 3] = np.nan, -np.inf
+    batch = pack(*[left_to_right_graph(0)] * 4)
+    drawn = samples(batch, torch.from_numpy(scores), 6, [2, 10, 10, 10], backend=backend)
+    assert isinstance(drawn.ok, torch.Tensor) and drawn.ok.tolist() == [False, False, False, True]
+    assert [paths.shape for paths in drawn.arcs] == [(0, 2), (0, 10), (0, 10), (6, 10)]
+    assert [paths.shape for paths in drawn.jumps] == [(0, 3), (0, 11), (0, 11), (6, 11)]
+
+
+def test_state_occupancies_of_the_enumeration_are_those_of_its_paths():
+    """The oracle of the oracle: without leaks the states are the ends of the arcs."""
+    fsa, scores = connected_graph(2, num_states=3, num_arcs=7, num_pdfs=3), np.zeros((3, 3))
+    expected = enumerate_paths(fsa, scores, 3)
+    ends = np.zeros((3, 3))
+    for arc in range(fsa.num_arcs):
+        ends[:, fsa.dst[arc]] += expected.arc_occupancy[:, arc]
+    np.testing.assert_allclose(expected.state_occupancy[1:], ends, rtol=0.0, atol=tolerances.ROUNDING)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "3"])
+def test_numbers_of_paths_are_checked_by_name(value):
+    batch, scores = pack(connected_graph(0)), np.zeros((1, 4, NUM_PDFS))
+    with pytest.raises(ConfigError, match=f"^n = {value!r}; expected an integer >= 1"):
+        n_best(batch, scores, value)
+    with pytest.raises(ConfigError, match=f"^num_samples = {value!r}; expected an integer >= 1"):
+        sample_paths(batch, scores, value, seed=0)
+
+
+def test_seeds_and_leaks_are_checked_by_name():
+    batch, scores = pack(connected_graph(0)), np.zeros((1, 4, NUM_PDFS))
+    for seed in (-1, 0.5, None, [-2]):
+        with pytest.raises(ConfigError, match=r"seed = .*; expected an integer >= 0"):
+            sample_paths(batch, scores, 3, seed=seed)
+    with pytest.raises(ShapeError, match=r"seed has shape \[2\]; expected one integer or 1 of them"):
+        sample_paths(batch, scores, 3, seed=[1, 2])
+    with pytest.raises(ConfigError, match=r"leaky_hmm_coefficient = 0\.1, but the table of sequence 0"):
+        sample_paths(batch, scores, 3, seed=1, leaky_hmm_coefficient=0.1)
+    for function in (lambda y: n_best(batch, y, 2), lambda y: sample_paths(batch, y, 2, seed=0)):
+        with pytest.raises(ShapeError, match=r"scores has shape \[4, 9\]; expected \[N, T, P\]"):
+            function(scores[0])

@@ -1,0 +1,414 @@
+"""Numerators with times from an alignment: exactly the paths that keep the limits, and chunks of them."""
+
+import math
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import tolerances
+from enumeration import all_paths, log_sum
+from graph_paths import Scorer, log_add
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fsachain import (
+    ConfigError,
+    ContextTree,
+    DenominatorGraph,
+    GraphError,
+    Lexicon,
+    TableBatch,
+    Topology,
+    build_denominator,
+    build_numerator,
+    compile_table,
+    estimate_phone_lm,
+    forward_backward,
+)
+from fsachain.graph.chunks import (
+    chunk_windows,
+    holds_chunks,
+    load_chunks,
+    make_chunks,
+    num_chunks,
+    save_chunks,
+)
+from fsachain.graph.numerator_files import save_numerators
+from fsachain.graph.supervision import AlignedPhone, build_supervision
+
+PHONES = ("SIL", "A", "B")
+TOPOLOGIES = {
+    "chain": Topology.chain(),
+    "one pdf": Topology.chain_one_pdf(),
+    "two states": Topology.left_to_right(2),
+    "ctc": Topology.ctc(),
+}
+TREES = {name: ContextTree.monophone(PHONES, topology) for name, topology in TOPOLOGIES.items()} | {
+    "biphone": ContextTree.biphone(PHONES, Topology.chain(), context_independent=("SIL",))
+}
+EVERYTHING = 10**6
+MANY = ("chain", "two states", "biphone")  # trees whose pdfs tell where a phone begins
+
+
+@st.composite
+def alignments(draw, max_phones=4, max_frames=24):
+    """Phones that touch and fill [0, T), T input frames, and T."""
+    count = draw(st.integers(1, max_phones))
+    num_frames = draw(st.integers(count, max_frames))
+    inner = st.lists(st.integers(1, num_frames - 1), unique=True, min_size=count - 1, max_size=count - 1)
+    edges = [0, *sorted(draw(inner)), num_frames] if num_frames > 1 else [0, 1]
+    ids = draw(st.lists(st.integers(1, len(PHONES)), min_size=count, max_size=count))
+    return [AlignedPhone(*row) for row in zip(ids, edges[:-1], edges[1:], strict=True)], num_frames
+
+
+def end_to_end(phones, tree):
+    """The numerator of one word that is said so, without silence and without times."""
+    names = [PHONES[phone.phone - 1] for phone in phones]
+    lexicon = Lexicon.from_entries([("word", 1.0, names)], silence=None, phones=PHONES)
+    return build_numerator(["word"], lexicon, tree)
+
+
+def log_z(fsa, scores, backend="reference"):
+    batch = TableBatch.pack([compile_table(fsa, scores.shape[1])])
+    return float(forward_backward(batch, scores[None], backend=backend).log_prob[0])
+
+
+def random_scores(num_frames, tree, seed, scale=1.0):
+    return scale * np.random.default_rng(seed).normal(size=(num_frames, tree.num_pdfs))
+
+
+def supervise(phones, num_frames, tree, **options):
+    """The supervision, or None where there is no path."""
+    try:
+        return build_supervision(phones, num_frames, tree, **options)
+    except GraphError as error:
+        assert "have no path through" in str(error) or "no aligned phone lies near" in str(error)
+        return None
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@given(aligned=alignments(), subsampling=st.integers(1, 4), seed=st.integers(0, 99))
+def test_a_tolerance_that_covers_everything_gives_the_end_to_end_numerator(tree, aligned, subsampling, seed):
+    phones, num_frames = aligned
+    found = supervise(
+        phones,
+        num_frames,
+        tree,
+        left_tolerance=EVERYTHING,
+        right_tolerance=EVERYTHING,
+        subsampling=subsampling,
+    )
+    outputs = math.ceil(num_frames / subsampling)
+    scores = random_scores(outputs, tree, seed)
+    expected = log_z(end_to_end(phones, tree).fsa, scores)
+    if found is None:
+        assert expected == -math.inf
+        return
+    assert found.num_frames == outputs
+    assert log_z(found.fsa, scores) == pytest.approx(expected, rel=tolerances.FLOAT64, abs=tolerances.FLOAT64)
+
+
+def keeps_times(segments, phones, centres, left, right):
+    """The definition: every frame of a phone is centred within its span and the tolerances."""
+    spoken = [segment for segment in segments if segment.phone]
+    assert [segment.phone for segment in spoken] == [phone.phone for phone in phones]
+    for segment, phone in zip(spoken, phones, strict=True):
+        frames = centres[segment.first_frame : segment.first_frame + segment.num_frames]
+        if not all(phone.start - left <= centre < phone.end + right for centre in frames):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@given(
+    aligned=alignments(max_frames=18),
+    tolerance=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    offset=st.integers(0, 2),
+    seed=st.integers(0, 99),
+)
+def test_log_z_is_the_sum_over_the_end_to_end_paths_that_keep_the_times(
+    tree, aligned, tolerance, offset, seed
+):
+    phones, num_frames = aligned
+    left, right = tolerance
+    found = supervise(
+        phones, num_frames, tree, left_tolerance=left, right_tolerance=right, time_offset=offset
+    )
+    outputs = math.ceil(num_frames / 3)
+    scores = random_scores(outputs, tree, seed)
+    numerator = end_to_end(phones, tree)
+    centres = [min(3 * frame + offset, num_frames - 1) for frame in range(outputs)]
+    kept = [
+        score
+        for score, arcs in all_paths(numerator.fsa, scores)
+        if keeps_times(numerator.phone_segments(arcs), phones, centres, left, right)
+    ]
+    if found is None:
+        assert not kept
+    else:
+        expected = log_sum(kept)
+        assert log_z(found.fsa, scores) == pytest.approx(expected, abs=tolerances.ENUMERATION)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@given(aligned=alignments())
+def test_every_state_lies_on_a_path_and_has_one_frame(tree, aligned):
+    found = supervise(*aligned, tree)
+    assume(found is not None)
+    fsa, frame = found.fsa, found.state_frame
+    np.testing.assert_array_equal(frame[fsa.dst], frame[fsa.src] + 1)
+    assert (np.diff(frame) >= 0).all()
+    assert (frame[0], frame[-1]) == (0, found.num_frames)
+    trimmed = fsa.trim()
+    assert (trimmed.num_states, trimmed.num_arcs) == (fsa.num_states, fsa.num_arcs)
+    assert not fsa.log_prob.any()
+
+
+def digit_like(count, length=7):
+    """`count` phones of `length` input frames each."""
+    return [AlignedPhone(2 + i % 2, length * i, length * (i + 1)) for i in range(count)], count * length
+
+
+def test_arcs_grow_linearly_with_the_frames():
+    sizes = [build_supervision(*digit_like(3 * n), TREES["biphone"]).fsa.num_arcs for n in (4, 5, 6, 104)]
+    step = sizes[1] - sizes[0]
+    assert sizes[2] - sizes[1] == step
+    assert sizes[3] == sizes[0] + 100 * step
+
+
+def language(fsa, num_frames, num_pdfs):
+    """pdf sequence -> how many paths spell it."""
+    counts = {}
+    for _, arcs in all_paths(fsa, np.zeros((num_frames, num_pdfs))):
+        spelt = tuple(fsa.pdf[list(arcs)].tolist())
+        counts[spelt] = counts.get(spelt, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@given(aligned=alignments(max_frames=18), cut=st.tuples(st.integers(0, 5), st.integers(1, 6)))
+def test_a_chunk_spells_every_cut_path_once_and_nothing_else(tree, aligned, cut):
+    found = supervise(*aligned, tree)
+    assume(found is not None)
+    start, end = min(cut[0], found.num_frames - 1), min(sum(cut), found.num_frames)
+    whole = language(found.fsa, found.num_frames, tree.num_pdfs)
+    chunk = found.chunk(start, end)
+    assert language(chunk, end - start, tree.num_pdfs) == {spelt[start:end]: 1 for spelt in whole}
+    assert chunk.trim().num_arcs == chunk.num_arcs
+
+
+@pytest.mark.parametrize("name", MANY)
+@given(aligned=alignments(), seed=st.integers(0, 99))
+def test_the_chunk_of_all_frames_is_the_supervision(name, aligned, seed):
+    tree = TREES[name]
+    found = supervise(*aligned, tree)
+    assume(found is not None)
+    scores = random_scores(found.num_frames, tree, seed)
+    chunk = found.chunk(0, found.num_frames)
+    assert log_z(chunk, scores) == pytest.approx(log_z(found.fsa, scores), abs=tolerances.ENUMERATION)
+
+
+def denominator_of(tree):
+    sequences = [[1, 2, 3, 1], [2, 2, 3, 3], [1, 3, 3, 2, 2, 1, 1], [3, 1, 2], [3, 2, 1, 3]]
+    model = estimate_phone_lm(sequences, ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    return DenominatorGraph(build_denominator(model, tree), tree.num_pdfs)
+
+
+DENOMINATORS = {name: denominator_of(TREES[name]) for name in ("chain", "one pdf", "biphone")}
+
+
+@pytest.mark.parametrize("name", DENOMINATORS)
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+@given(aligned=alignments(), cut=st.tuples(st.integers(0, 5), st.integers(1, 8)), seed=st.integers(0, 99))
+def test_objf_of_a_normalized_chunk_is_at_most_zero(name, scale, aligned, cut, seed):
+    """One pdf per phone too: there a pdf sequence has several paths in the denominator, but one in a chunk."""
+    tree, denominator = TREES[name], DENOMINATORS[name]
+    found = supervise(*aligned, tree)
+    assume(found is not None)
+    start, end = min(cut[0], found.num_frames - 1), min(sum(cut), found.num_frames)
+    chunk = found.chunk(start, end, normalization=denominator.normalization_fsa())
+    scores = random_scores(end - start, tree, seed, scale)
+    den = float(forward_backward(denominator.batch(1), scores[None], leaky_hmm_coefficient=0.0).log_prob[0])
+    assert log_z(chunk, scores) <= den + tolerances.FLOAT64 * max(1.0, abs(den))
+
+
+def test_a_normalized_chunk_weighs_its_paths_as_the_denominator_does():
+    tree, denominator = TREES["biphone"], DENOMINATORS["biphone"]
+    found = build_supervision(*digit_like(6), tree)
+    normalization = denominator.normalization_fsa()
+    chunk = found.chunk(4, 9, normalization=normalization)
+    inside, score = Scorer(normalization, log_add), Scorer(chunk, log_add)
+    spelt = language(found.chunk(4, 9), 5, tree.num_pdfs)
+    assert len(spelt) > 5
+    for pdfs in spelt:
+        assert score(pdfs) == pytest.approx(inside(pdfs), abs=tolerances.ENUMERATION)
+
+
+def test_the_frame_in_the_middle_of_a_phone_that_both_neighbours_repeat_counts_once():
+    """Three equal phones: at the cut the utterance may stand in any of them, and all go on alike."""
+    phones = [AlignedPhone(2, 0, 6), AlignedPhone(2, 6, 12), AlignedPhone(2, 12, 18)]
+    tree = TREES["chain"]
+    found = build_supervision(phones, 18, tree)
+    more = (tree.pdf(2, 1),)
+    assert (found.state_frame == 2).sum() > 1
+    assert language(found.chunk(2, 3), 1, tree.num_pdfs)[more] == 1
+
+
+def test_output_frames_at_the_edge_of_the_tolerance_are_allowed_up_to_it():
+    """Spans [0, 9) and [9, 18): with tolerance 3 the first phone may last to input frame 11, the second begin at 6."""
+    phones = [AlignedPhone(2, 0, 9), AlignedPhone(3, 9, 18)]
+    found = build_supervision(phones, 18, TREES["chain"], left_tolerance=3, right_tolerance=3)
+    starts = found.arc_is_start & (found.arc_phone == 3)
+    assert sorted({int(frame) for frame in found.state_frame[found.fsa.src[starts]]}) == [2, 3, 4]
+    # The same with output frames centred one input frame later: frame 3 is at 10, frame 4 at 13.
+    found = build_supervision(phones, 18, TREES["chain"], left_tolerance=3, right_tolerance=3, time_offset=1)
+    starts = found.arc_is_start & (found.arc_phone == 3)
+    assert sorted({int(frame) for frame in found.state_frame[found.fsa.src[starts]]}) == [2, 3, 4]
+    found = build_supervision(phones, 18, TREES["chain"], left_tolerance=1, right_tolerance=2, time_offset=1)
+    starts = found.arc_is_start & (found.arc_phone == 3)
+    assert sorted({int(frame) for frame in found.state_frame[found.fsa.src[starts]]}) == [3, 4]
+
+
+def test_gaps_within_the_tolerance_are_closed_and_the_last_phone_may_end_with_its_output_frame():
+    phones = [AlignedPhone(2, 0, 6), AlignedPhone(3, 10, 21)]
+    assert build_supervision(phones, 19, TREES["chain"]).num_frames == 7
+
+
+def spans(*rows):
+    return [AlignedPhone(*row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("phones", "options", "error", "message"),
+    [
+        ([], {}, GraphError, "the alignment is empty"),
+        (spans((4, 0, 30)), {}, GraphError, r"phone 0 has id 4: expected one in \[1, 3\]"),
+        (spans((2, 0, 9), (3, 9, 9)), {}, GraphError, r"phone 1 has the span \[9, 9\)"),
+        (spans((2, -3, 30)), {}, GraphError, r"span \[-3, 30\)"),
+        (spans((2, 10, 30), (3, 0, 30)), {}, GraphError, r"span \[0, 30\) after \[10, 30\)"),
+        (spans((2, 0, 34)), {}, GraphError, "ends at input frame 34, the utterance at 30"),
+        (spans((2, 0, 12)), {}, GraphError, "no aligned phone lies near input frame 18 "),
+        (
+            spans(*((2, i, i + 1) for i in range(30))),
+            {},
+            GraphError,
+            "the 30 aligned phones have no path through 10",
+        ),
+        (spans((2, 0, 30)), {"left_tolerance": -1}, ConfigError, "left_tolerance = -1"),
+        (spans((2, 0, 30)), {"right_tolerance": -2}, ConfigError, "right_tolerance = -2"),
+        (spans((2, 0, 30)), {"subsampling": 0}, ConfigError, "subsampling = 0"),
+        (spans((2, 0, 30)), {"time_offset": -1}, ConfigError, "time_offset = -1"),
+    ],
+)
+def test_an_alignment_that_cannot_be_used_is_refused_with_the_utterance(phones, options, error, message):
+    with pytest.raises(error, match=rf"\Autterance 'u7': .*{message}"):
+        build_supervision(phones, 30, TREES["chain"], name="u7", **options)
+
+
+def test_an_utterance_without_frames_is_refused():
+    with pytest.raises(GraphError, match="utterance 'u7': num_input_frames = 0"):
+        build_supervision(spans((2, 0, 3)), 0, TREES["chain"], name="u7")
+
+
+@pytest.mark.parametrize("cut", [(-1, 3), (3, 3), (2, 11), (10, 12)])
+def test_a_chunk_outside_of_the_utterance_is_refused(cut):
+    found = build_supervision(spans((2, 0, 30)), 30, TREES["chain"], name="u7")
+    with pytest.raises(GraphError, match=r"utterance 'u7': chunk of .* 0 <= start < end <= 10"):
+        found.chunk(*cut)
+
+
+def test_a_chunk_that_the_denominator_never_saw_is_refused():
+    model = estimate_phone_lm([[1, 2]], ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    tree = TREES["chain"]
+    normalization = DenominatorGraph(build_denominator(model, tree), tree.num_pdfs).normalization_fsa()
+    found = build_supervision(spans((3, 0, 30)), 30, tree, name="u7")
+    with pytest.raises(GraphError, match=r"'u7': the normalization accepts no path of the .* \[2, 5\)"):
+        found.chunk(2, 5, normalization=normalization)
+
+
+@given(num_frames=st.integers(1, 400), width=st.integers(1, 120), share=st.floats(0.0, 0.9))
+def test_windows_have_one_width_cover_every_frame_and_share_the_overlap(num_frames, width, share):
+    overlap = int(share * width)
+    count = num_chunks(num_frames, width, overlap)
+    windows = chunk_windows(num_frames, width, count)
+    assert len(windows) == count
+    if num_frames <= width:
+        assert windows == [(0, num_frames)]
+        return
+    assert windows[0][0] == 0
+    assert windows[-1][1] == num_frames
+    assert all(end - start == width for start, end in windows)
+    for before, after in pairwise(windows):
+        assert before[1] - after[0] >= overlap
+    assert (count - 1) * (width - overlap) + overlap < num_frames  # one chunk less would not do
+
+
+@given(aligned=alignments(max_frames=40), width=st.integers(1, 8), extra=st.integers(0, 2))
+def test_every_frame_counts_once_over_all_chunks(aligned, width, extra):
+    found = supervise(*aligned, TREES["chain"])
+    assume(found is not None)
+    windows = chunk_windows(found.num_frames, width, num_chunks(found.num_frames, width) + extra)
+    total = np.zeros(found.num_frames)
+    for chunk in make_chunks(found, windows):
+        total[chunk.start : chunk.end] += chunk.frame_weights
+    np.testing.assert_allclose(total, 1.0, atol=tolerances.FEW_FLOAT32_TERMS)
+
+
+def test_an_utterance_no_longer_than_a_chunk_is_one_chunk():
+    found = build_supervision(*digit_like(4), TREES["chain"], name="u7")
+    (chunk,) = make_chunks(found, chunk_windows(found.num_frames, 50, num_chunks(found.num_frames, 50)))
+    assert (chunk.id, chunk.of_frames) == ("u7-000000-000010", 10)
+    assert (chunk.frame_weights == 1.0).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: num_chunks(10, 0), ConfigError, "width = 0"),
+        (lambda: num_chunks(10, 5, 5), ConfigError, "overlap = 5"),
+        (lambda: chunk_windows(10, 4, 2), GraphError, "2 chunks of 4 frames do not cover"),
+        (lambda: chunk_windows(0, 4, 1), GraphError, "utterance of 0 frames"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_chunks_survive_one_file(tmp_path):
+    tree = TREES["biphone"]
+    normalization = DENOMINATORS["biphone"].normalization_fsa()
+    copies = {}
+    for name, count in (("u1", 9), ("ü 2", 4)):
+        lists = []
+        for prefix in ("", "sp0.9-"):
+            found = build_supervision(*digit_like(count), tree, name=prefix + name)
+            windows = chunk_windows(found.num_frames, 8, 3)
+            lists.append(make_chunks(found, windows, normalization=normalization))
+        copies[name] = lists
+    path = tmp_path / "chunks.npz"
+    save_chunks(path, copies)
+    loaded = load_chunks(path)
+    assert list(loaded) == list(copies)
+    assert holds_chunks(path)
+    for name, lists in copies.items():
+        assert [len(one) for one in loaded[name]] == [3, 3]
+        for ours, theirs in zip(chain.from_iterable(lists), chain.from_iterable(loaded[name]), strict=True):
+            assert (ours.id, ours.of_frames) == (theirs.id, theirs.of_frames)
+            np.testing.assert_array_equal(ours.frame_weights, theirs.frame_weights)
+            for part in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
+                np.testing.assert_array_equal(getattr(ours.fsa, part), getattr(theirs.fsa, part))
+    save_chunks(path, {})
+    assert load_chunks(path) == {}
+
+
+def test_a_file_that_holds_no_chunks_is_refused(tmp_path):
+    path = tmp_path / "numerators.npz"
+    save_numerators(path, {"u1": end_to_end(spans((2, 0, 3)), TREES["chain"])})
+    assert not holds_chunks(path)
+    with pytest.raises(GraphError, match="format 'fsachain-numerators-1'"):
+        load_chunks(path)
+    path.write_bytes(b"nothing")
+    assert not holds_chunks(path)
+    with pytest.raises(GraphError, match="no archive of chunks"):
+        load_chunks(path)

@@ -1,0 +1,233 @@
+"""Other programs on the same graphs and scores, where they are installed: PyChain, k2 and GTN.
+
+Each adapter prepares graphs outside the timed call, which takes scores [N, T, P] to log Z and its gradient, in one thread.
+What a peer computes differs: PyChain clamps scores to +-30 and keeps no sequence exact in float32; k2 prunes denominators
+to a beam, since its exact intersection takes gigabytes. None of the three is a dependency; torch's CTC loss, which always is
+there, stands in the table `ctc`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fsachain.batch import TableBatch
+from fsachain.fsa import Fsa
+from fsachain.table import compile_table
+from tools.bench import calls
+from tools.bench.limit import Name, work_of
+from tools.bench.row import HEADER, Comparison, Line, Row, Table
+from tools.bench.tables import LEAK, as_jobs, pack_numerators
+from tools.bench.timing import take_turns
+from tools.bench.workloads import Sizes, Workloads
+
+DENOMINATORS = 8  # sequences; some peers need gigabytes for more
+EXACT, BEAM = 1e6, 10.0  # output beams of k2
+Call = Callable[[], object]
+Maker = Callable[[Any, Sequence[Fsa], calls.Scores], Call]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How to run a peer. `task` is "leaky", "exact" or "numerators"; `make(module, graphs, scores)` gives the call."""
+
+    name: str
+    module: str
+    task: str
+    make: Maker
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A peer that cannot be imported, and why."""
+
+    module: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"  {self.module} is not timed: {self.reason}"
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"name": self.module, "absent": self.reason}
+
+
+def compared(work: Workloads, sizes: Sizes) -> Table:
+    """Every peer that is installed, each next to ours in the same rounds."""
+    modules, rows = _installed()
+    for task in ("leaky", "exact", "numerators", "ctc"):
+        batch, graphs, width, leak = _task(work, sizes, task)
+        scores = calls.random_scores(batch.size, sizes.frames, width)
+        found = [peer for peer in ADAPTERS if peer.module in modules and peer.task == task]
+        jobs: dict[Name, Call] = {
+            (peer.name, 1): peer.make(modules[peer.module], graphs, scores) for peer in found
+        }
+        if jobs:
+            ours = (f"fsachain, {task}, B {batch.size}", 1)
+            times = take_turns(
+                as_jobs({ours: calls.backend_call(batch, scores, leak), **jobs}), sizes.seconds
+            )
+            count = work_of(batch, sizes.frames, width).evaluations
+            ratios = tuple(Comparison(name[0], times[ours].over(times[name])) for name in jobs)
+            rows.append(Row(*ours, count, times[ours], ratios))
+            rows += [Row(*name, count, times[name]) for name in jobs]
+    return Table("peers on the same graphs", HEADER, rows)
+
+
+def _installed() -> tuple[dict[str, Any], list[Line]]:
+    modules: dict[str, Any] = {}
+    absent: list[Line] = []
+    for name in dict.fromkeys(peer.module for peer in ADAPTERS):
+        try:
+            modules[name] = import_module(name)
+        except ImportError as error:
+            absent.append(Absent(name, str(error)))
+    return modules, absent
+
+
+def _task(work: Workloads, sizes: Sizes, task: str) -> tuple[TableBatch, Sequence[Fsa], int, float]:
+    """The batch, its graphs, the number of pdfs and the leak."""
+    if task in ("leaky", "exact"):
+        graph = work.denominator
+        graphs = [graph.fsa] * DENOMINATORS
+        return graph.batch(len(graphs)), graphs, graph.num_pdfs, LEAK if task == "leaky" else 0.0
+    if task == "numerators":
+        return pack_numerators(work, work.numerator_pdfs), work.numerators, work.numerator_pdfs, 0.0
+    tables = [compile_table(graph, sizes.labels) for graph in work.ctc]
+    return TableBatch.pack(tables), work.ctc, sizes.labels, 0.0
+
+
+def _leaf(scores: calls.Scores) -> torch.Tensor:
+    return torch.from_numpy(scores).requires_grad_()
+
+
+def pychain_leaky(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+    """PyChain's denominator: probabilities, leaky HMM, all states final; one graph for all sequences."""
+    graph = module.graph.ChainGraph(_simple_fst(graphs[0]), initial_mode="leaky", final_mode="ones")
+    return _pychain(module, module.graph.ChainGraphBatch(graph, batch_size=len(graphs)), scores)
+
+
+def pychain_logs(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+    """PyChain's numerator: logs, no leak, a graph for each sequence."""
+    several = [module.graph.ChainGraph(_simple_fst(fsa), log_domain=True) for fsa in graphs]
+    batch = module.graph.ChainGraphBatch(
+        several,
+        max_num_transitions=max(fsa.num_arcs for fsa in graphs),
+        max_num_states=max(fsa.num_states for fsa in graphs),
+    )
+    return _pychain(module, batch, scores)
+
+
+def _pychain(module: Any, batch: Any, scores: calls.Scores) -> Call:
+    leaf, lengths = _leaf(scores), torch.full((len(scores),), scores.shape[1])
+
+    def step() -> torch.Tensor:
+        leaf.grad = None
+        module.loss.ChainFunction.apply(leaf, lengths, batch, LEAK).sum().backward()
+        return leaf
+
+    return step
+
+
+def _simple_fst(fsa: Fsa) -> Any:
+    """The acceptor as PyChain's OpenFst module reads it, labels pdf + 1."""
+    simplefst = import_module("simplefst")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "graph.fst"
+        fsa.write(path)
+        return simplefst.StdVectorFst.read(str(path))
+
+
+def k2_beam(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+    """k2's intersection pruned to a beam of 10, as its MMI recipes use it."""
+    return _k2(module, graphs, scores, BEAM)
+
+
+def k2_exact(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+    """k2's intersection with a beam that keeps everything."""
+    return _k2(module, graphs, scores, EXACT)
+
+
+def _k2(module: Any, graphs: Sequence[Fsa], scores: calls.Scores, beam: float) -> Call:
+    fsas = module.create_fsa_vec(
+        [module.arc_sort(module.Fsa(torch.from_numpy(k2_arcs(fsa)))) for fsa in graphs]
+    )
+    leaf = _leaf(scores)
+    segments = torch.tensor([[n, 0, scores.shape[1]] for n in range(len(scores))], dtype=torch.int32)
+
+    def step() -> torch.Tensor:
+        leaf.grad = None
+        lattice = module.intersect_dense(fsas, module.DenseFsaVec(leaf, segments), output_beam=beam)
+        lattice.get_tot_scores(use_double_scores=False, log_semiring=True).sum().backward()
+        return leaf
+
+    return step
+
+
+def k2_arcs(fsa: Fsa) -> npt.NDArray[np.int32]:
+    """The rows source, destination, label, bits of the float32 score that `k2.Fsa` is made of.
+
+    k2 starts in state 0, so the start changes places with it. Its one final state is the last, and arcs into that carry
+    label -1 and the final weights; other labels are pdfs. Rows are sorted by source.
+    """
+    number = np.arange(fsa.num_states)
+    number[[0, fsa.start]] = number[[fsa.start, 0]]
+    finals = np.flatnonzero(np.isfinite(fsa.final_log_prob))
+    end, no_label = np.full(len(finals), fsa.num_states), np.full(len(finals), -1)
+    src = np.concatenate([number[fsa.src], number[finals]])
+    dst = np.concatenate([number[fsa.dst], end])
+    label = np.concatenate([fsa.pdf, no_label])
+    score = np.concatenate([fsa.log_prob, fsa.final_log_prob[finals]]).astype(np.float32)
+    order = np.argsort(src, kind="stable")
+    return np.stack([src, dst, label, score.view(np.int32)], axis=1)[order].astype(np.int32)
+
+
+def gtn_loop(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+    """GTN, one sequence after another: intersection with a chain of all scores, forward score, gradient."""
+    acceptors = [gtn_graph(module, fsa) for fsa in graphs]
+    _, frames, pdfs = scores.shape
+
+    def step() -> list[npt.NDArray[np.float32]]:
+        gradients = []
+        for acceptor, own in zip(acceptors, scores, strict=True):
+            emissions = module.linear_graph(frames, pdfs, True)
+            emissions.set_weights(np.ascontiguousarray(own))
+            module.backward(module.forward_score(module.intersect(acceptor, emissions)))
+            gradients.append(emissions.grad().weights_to_numpy())
+        return gradients
+
+    return step
+
+
+def gtn_graph(module: Any, fsa: Fsa) -> Any:
+    """The acceptor as a GTN graph, sorted for `intersect`; GTN has no final weights, so all must be 0 or -inf."""
+    if fsa.final_log_prob[np.isfinite(fsa.final_log_prob)].any():
+        raise ValueError("final_log_prob holds other values than 0 and -inf; GTN has no final weights")
+    graph = module.Graph(False)
+    for state, final in enumerate(fsa.final_log_prob.tolist()):
+        graph.add_node(state == fsa.start, final == 0.0)
+    columns = fsa.src.tolist(), fsa.dst.tolist(), fsa.pdf.tolist(), fsa.log_prob.tolist()
+    for src, dst, pdf, log_prob in zip(*columns, strict=True):
+        graph.add_arc(src, dst, pdf, pdf, log_prob)
+    graph.arc_sort(True)
+    return graph
+
+
+ADAPTERS = (
+    Adapter("PyChain, leaky", "pychain", "leaky", pychain_leaky),
+    Adapter("k2, beam 10", "k2", "exact", k2_beam),
+    Adapter("PyChain, log domain", "pychain", "numerators", pychain_logs),
+    Adapter("k2, exact", "k2", "numerators", k2_exact),
+    Adapter("GTN, loop", "gtn", "numerators", gtn_loop),
+    Adapter("PyChain, log domain", "pychain", "ctc", pychain_logs),
+    Adapter("k2, exact", "k2", "ctc", k2_exact),
+    Adapter("GTN, loop", "gtn", "ctc", gtn_loop),
+)
