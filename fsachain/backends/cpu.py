@@ -88,7 +88,7 @@ def add_occupancy(
 ) -> tuple[Floats, Bools]:
     """Add weights[n] x occupancy to out [N, T, P]; log Z [N] and ok [N]; see `reference.add_occupancy`.
 
-    Alphas of all frames are kept if they fit `memory_budget` bytes (None: a quarter of the free memory); else about
+    Alphas of all frames are kept if they fit `memory_budget` bytes (None: a 32nd of the free memory); else about
     2 sqrt(T) of T are kept and the others computed again, which changes no bit of the result.
     """
     budget = SHARE_OF_FREE_MEMORY * free_bytes() if memory_budget is None else memory_budget
@@ -257,11 +257,11 @@ def _is_certain(group: _Group) -> Bools:
     """Whether nothing that matters was lost: equation (13), or for wide numbers that no exponent came near zero's."""
     record, lengths = group.memory.record, group.frames.lengths
     if is_wide(group.form):
-        reach = (record.extent / np.log(2.0) + group.table.reach + 2.0) * (lengths + 2)
+        reach = (record.extent[0] / np.log(2.0) + group.table.reach + 2.0) * (lengths + 2)
         enough = reach < -ZERO_EXPONENT[group.dtype.itemsize] / 4
     else:
-        enough = np.maximum(record.lowest, record.leaked) >= SMALLEST[group.dtype]
-    return enough | np.isnan(record.extent)
+        enough = np.maximum(record.lowest[0], record.leaked[0]) >= SMALLEST[group.dtype]
+    return enough | np.isnan(record.extent[0])
 
 
 def _log_job(batch: TableBatch, job: _Job, n: int, log_z: Floats) -> Callable[[], None]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from fsachain.backends.cpu_arithmetic import least_lane, sum_lanes
-from fsachain.backends.cpu_frames import ALONG, ALONG_FORM
-from fsachain.backends.cpu_lanes import by_type, load, load_from, splat, store, store_from
+from fsachain.backends.cpu_frames import ALONG, ALONG_FORM, pdf_probabilities
+from fsachain.backends.cpu_lanes import by_type, load, load_from, splat, store
 from fsachain.backends.cpu_numbers import (
     add,
     is_wide_type,
@@ -19,6 +19,7 @@ from fsachain.backends.cpu_numbers import (
     least_positive,
     multiply,
     multiply_add,
+    probability,
     read,
     scaled,
     tidy,
@@ -27,10 +28,10 @@ from fsachain.backends.cpu_numbers import (
     write,
     zero,
 )
-from fsachain.backends.jit import jit
+from fsachain.backends.jit import jit_on_views
 
 
-@jit
+@jit_on_views
 def _sum_rows(form: Any, rows: Any, count: int) -> Any:
     """The sum of the numbers in rows 0 to count - 1, one after another."""
     total = zero(form, rows)
@@ -39,7 +40,7 @@ def _sum_rows(form: Any, rows: Any, count: int) -> Any:
     return total
 
 
-@jit
+@jit_on_views
 def _sum_along(form: Any, rows: Any, count: int) -> Any:
     """The same, ALONG rows side by side."""
     partial = splat(ALONG_FORM, rows.dtype.type(0))
@@ -60,7 +61,7 @@ def sum_rows(form: Any, rows: Any, count: Any) -> Any:
     return lambda form, rows, count: _sum_along(form, rows, count)
 
 
-@jit
+@jit_on_views
 def _least_along(form: Any, rows: Any, count: int) -> Any:
     least = splat(ALONG_FORM, rows.dtype.type(1))
     whole = count - count % ALONG
@@ -80,12 +81,87 @@ def _least_row(form: Any, rows: Any, count: Any) -> Any:
     return lambda form, rows, count: _least_along(form, rows, count)
 
 
-@jit
-def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
-    """Equation (2), after `weigh`; row [3, 1] = the sum over states, a number; and the least alpha that is not 0."""
-    num_states = arcs.num_states
+@jit_on_views
+def _clear_each(form: Any, rows: Any, count: int) -> None:
+    for i in range(count):
+        write(form, rows, i, zero(form, rows))
+
+
+@jit_on_views
+def _clear_along(form: Any, rows: Any, count: int) -> None:
+    for i in range(-(-count // ALONG)):
+        store(rows, i, splat(ALONG_FORM, rows.dtype.type(0)))
+
+
+@by_type
+def _clear_rows(form: Any, rows: Any, count: Any) -> Any:
+    """Zero in `count` rows at least."""
+    if is_wide_type(form):
+        return lambda form, rows, count: _clear_each(form, rows, count)
+    return lambda form, rows, count: _clear_along(form, rows, count)
+
+
+@jit_on_views
+def _scale_each(form: Any, after: Any, count: int, work: Any) -> None:
+    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
+    for j in range(count):
+        write(form, work.pairs, j, add(scaled(read(form, after, j), scale), leak))
+
+
+@jit_on_views
+def _scale_along(form: Any, after: Any, count: int, work: Any) -> None:
+    leak, scale = splat(ALONG_FORM, work.leak[0, 0]), splat(ALONG_FORM, work.beta_scale[0, 0])
+    for j in range(-(-count // ALONG)):
+        store(work.pairs, j, scaled(load(ALONG_FORM, after, j), scale) + leak)
+
+
+@by_type
+def _scale_betas(form: Any, after: Any, count: Any, work: Any) -> Any:
+    """work.pairs [S] = the betas of the frame after, with the leak into it."""
+    if is_wide_type(form):
+        return lambda form, after, count, work: _scale_each(form, after, count, work)
+    return lambda form, after, count, work: _scale_along(form, after, count, work)
+
+
+@jit_on_views
+def _mask_each(form: Any, table: Any, alpha: Any, now: Any) -> None:
+    num_states = len(table.initial[0])
+    leaks = len(table.final[0]) > num_states
     for i in range(num_states):
-        write(form, now, i, zero(form, now))
+        passed = read(form, alpha, i)
+        if leaks:
+            passed = multiply_add(weight(form, table.init, i), read(form, alpha, num_states), passed)
+        write(form, now, i, where_positive(passed, tidy(read(form, now, i)), zero(form, now)))
+
+
+@jit_on_views
+def _mask_along(alpha: Any, now: Any, count: int) -> None:
+    nothing = splat(ALONG_FORM, now.dtype.type(0))
+    for i in range(-(-count // ALONG)):
+        beta = load(ALONG_FORM, now, i)
+        store(now, i, where_positive(load(ALONG_FORM, alpha, i), beta, nothing))
+
+
+@by_type
+def _mask_betas(form: Any, table: Any, alpha: Any, now: Any) -> Any:
+    """Zero the betas of states that no path has reached, and tidy the others."""
+
+    def plain(form, table, alpha, now):  # type: ignore[no-untyped-def]
+        if len(table.final[0]) > len(table.initial[0]):
+            _mask_each(form, table, alpha, now)
+        else:
+            _mask_along(alpha, now, len(table.initial[0]))
+
+    return (
+        (lambda form, table, alpha, now: _mask_each(form, table, alpha, now)) if is_wide_type(form) else plain
+    )
+
+
+@jit_on_views
+def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
+    """Equation (2) with `arc_probabilities`; row [3, 1] = the sum over states, a number; and the least alpha not 0."""
+    num_states = arcs.num_states
+    _clear_rows(form, now, num_states)
     for e in range(len(arcs.src)):
         j = arcs.dst[e]
         alpha = multiply_add(read(form, probs, e), read(form, before, arcs.src[e]), read(form, now, j))
@@ -95,31 +171,34 @@ def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: An
     store(row, 2, _least_row(form, now, num_states))
 
 
-@jit
-def _weigh_each(form: Any, arcs: Any, probs: Any) -> None:
+@jit_on_views
+def _probabilities_each(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    pdf_probabilities(form, columns, scale, work, probs)
     for e in range(len(arcs.src)):
         write(form, probs, e, multiply(weight(form, arcs.weight, e), read(form, probs, e)))
 
 
-@jit
-def _weigh_along(form: Any, arcs: Any, probs: Any) -> None:
-    weights = arcs.weight[0]
-    whole = len(weights) - len(weights) % ALONG
-    for e in range(0, whole, ALONG):
-        store_from(probs, e, load_from(ALONG_FORM, weights, e) * load_from(ALONG_FORM, probs, e))
-    for e in range(whole, len(weights)):
-        store(probs, e, splat(form, weights[e]) * load(form, probs, e))
+@jit_on_views
+def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
+    for row in range(-(-len(arcs.src) // ALONG)):
+        p = probability(ALONG_FORM, load(ALONG_FORM, work.scores, row), shift, n)
+        store(probs, row, p * load(ALONG_FORM, arcs.weight[0], row))
 
 
 @by_type
-def weigh(form: Any, arcs: Any, probs: Any) -> Any:
-    """probs [A], one for the pdf of each arc, times the arcs' weights."""
+def arc_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+    """probs [A] = weight x exp(y - shift) 2**-n as numbers, one for each arc, n the integer scale [1, 1]."""
     if is_wide_type(form):
-        return lambda form, arcs, probs: _weigh_each(form, arcs, probs)
-    return lambda form, arcs, probs: _weigh_along(form, arcs, probs)
+        return lambda form, arcs, columns, scale, work, probs: _probabilities_each(
+            form, arcs, columns, scale, work, probs
+        )
+    return lambda form, arcs, columns, scale, work, probs: _probabilities_along(
+        form, arcs, columns, scale, work, probs
+    )
 
 
-@jit
+@jit_on_views
 def _tidy_wide(form: Any, rows: Any, count: int) -> None:
     for i in range(count):
         write(form, rows, i, tidy(read(form, rows, i)))
@@ -132,27 +211,20 @@ def _tidy_rows(form: Any, rows: Any, count: Any) -> Any:
     return lambda form, rows, count: None
 
 
-@jit
+@jit_on_views
 def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """Equation (5) and (6): betas, arc occupancies; the sums of occupancies, of betas, and of betas over init."""
-    arcs, alpha = table.arcs, alphas[0]
+    arcs, alpha = table.arcs, alphas[1]
     num_states, num_arcs = arcs.num_states, len(arcs.src)
-    leaks = len(table.final[0]) > num_states
-    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
-    nothing = zero(form, now)
-    for i in range(len(table.final[0])):
-        write(form, now, i, nothing)
-    for j in range(num_states):
-        write(form, work.pairs, j, add(scaled(read(form, after, j), scale), leak))
+    _clear_rows(form, now, len(table.final[0]))
+    _scale_betas(form, after, num_states, work)
     for e in range(num_arcs):
         i = arcs.src[e]
         onward = multiply(read(form, probs, e), read(form, work.pairs, arcs.dst[e]))
         write(form, now, i, add(read(form, now, i), onward))
         write(form, work.occupancy, e, multiply(read(form, alpha, i), onward))
-    leaked = read(form, now, num_states) if leaks else nothing
-    for i in range(num_states):
-        passed = read(form, alpha, i)
-        if leaks:
-            passed = multiply_add(weight(form, table.init, i), read(form, alpha, num_states), passed)
-        write(form, now, i, where_positive(passed, tidy(read(form, now, i)), nothing))
+    leaked = zero(form, now)
+    if len(table.final[0]) > num_states:
+        leaked = read(form, now, num_states)
+    _mask_betas(form, table, alpha, now)
     return tidy(sum_rows(form, work.occupancy, num_arcs)), sum_rows(form, now, num_states), leaked

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsachain.backends.cpu_lanes import fill, load, store
+from fsachain.backends.cpu_lanes import fill, load, prefetch, store
 from fsachain.backends.cpu_numbers import (
     add,
     lanes_of,
@@ -23,10 +23,10 @@ from fsachain.backends.cpu_numbers import (
     write,
     zero,
 )
-from fsachain.backends.jit import jit
+from fsachain.backends.jit import jit_on_views
 
 
-@jit
+@jit_on_views
 def gather_pairs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
     """Equation (2); row [3, W] = the sum over states, a number; and the least alpha that is not 0."""
     total = zero(form, before)
@@ -48,10 +48,10 @@ def gather_pairs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: A
     store(row, 2, least)
 
 
-@jit
+@jit_on_views
 def occupy_pairs(form: Any, arcs: Any, alphas: Any, after: Any, probs: Any, work: Any) -> Any:
     """Equations (6), (7): occupancy rows and their sum, and the pairs' rows exp(y) b(t + 1, dst), from which betas come."""
-    alpha, alpha_after = alphas
+    before, alpha, alpha_after = alphas
     leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
     total = zero(form, alpha)
     for k in range(len(arcs.column_pairs) - 1):
@@ -59,6 +59,7 @@ def occupy_pairs(form: Any, arcs: Any, alphas: Any, after: Any, probs: Any, work
         gamma = zero(form, alpha)
         for q in range(arcs.column_pairs[k], arcs.column_pairs[k + 1]):
             j = arcs.column_dst[q]
+            prefetch(before, min(q, len(before) - 1) * before.shape[1])
             beta = add(scaled(read(form, after, j), scale), leak)
             onward = multiply(beta, p)
             write(form, work.pairs, q, onward)
@@ -77,10 +78,10 @@ def occupy_pairs(form: Any, arcs: Any, alphas: Any, after: Any, probs: Any, work
     return tidy(total)
 
 
-@jit
+@jit_on_views
 def spread_pairs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """Equation (5) and (6), (7): betas, occupancy rows; the sums of occupancies, of betas, and of betas over init."""
-    arcs, alpha, num_states = table.arcs, alphas[0], len(table.initial[0])
+    arcs, alpha, num_states = table.arcs, alphas[1], len(table.initial[0])
     occupied = occupy_pairs(form, arcs, alphas, after, probs, work)
     leaks = len(table.final[0]) > num_states
     total, leaked = zero(form, now), zero(form, now)

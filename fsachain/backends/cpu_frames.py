@@ -16,7 +16,7 @@ from fsachain.backends.cpu_arithmetic import (
     sum_lanes,
     where_more,
 )
-from fsachain.backends.cpu_lanes import by_type, fill, load, splat, store
+from fsachain.backends.cpu_lanes import by_type, fill, load, prefetch, splat, store
 from fsachain.backends.cpu_numbers import (
     is_wide_type,
     lanes_of,
@@ -28,7 +28,7 @@ from fsachain.backends.cpu_numbers import (
     write,
 )
 from fsachain.backends.cpu_tiles import tile_in, tile_out
-from fsachain.backends.jit import jit
+from fsachain.backends.jit import jit_on_views
 
 ALONG = 8  # pdfs or states side by side where a single sequence has no others beside it
 ALONG_FORM = (0,) * ALONG
@@ -75,7 +75,7 @@ def count_rows(columns: Columns, width: int) -> int:
     return max(len(columns.tiles) * width, len(columns.active))
 
 
-@jit
+@jit_on_views
 def _offsets(frames: Any, t: int, offsets: Any) -> None:
     """offsets[g]: where frame t of each sequence begins in the flat scores; its last frame where it has ended."""
     _, num_frames, num_pdfs = frames.scores.shape
@@ -84,7 +84,7 @@ def _offsets(frames: Any, t: int, offsets: Any) -> None:
         offsets[g] = (frames.lanes[g] * num_frames + frame) * num_pdfs
 
 
-@jit
+@jit_on_views
 def _copy_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
     _offsets(frames, t, offsets)
     for index in range(len(frames.columns.tiles)):
@@ -95,14 +95,16 @@ def _copy_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None
                 rows[frames.columns.place[k], g] = -np.inf
 
 
-@jit
+@jit_on_views
 def _copy_single(frames: Any, t: int, rows: Any) -> None:
     y, active = frames.scores[frames.lanes[0], t], frames.columns.active
+    following = frames.scores[frames.lanes[0], min(t + 1, frames.scores.shape[1] - 1)]
     for k in range(len(active)):
         rows[k, 0] = y[active[k]]
+        prefetch(following, active[k])
 
 
-@jit
+@jit_on_views
 def _copy_entries(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
     for g in range(len(form)):
         if t < frames.lengths[g]:
@@ -131,7 +133,7 @@ def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any
     return lambda form, frames, t, rows, offsets: _copy_entries(form, frames, t, rows, offsets)
 
 
-@jit
+@jit_on_views
 def _extremes(form: Any, rows: Any, places: Any, extremes: Any) -> None:
     """extremes [3, W]: the maximum of the rows `places` (0 where it is -inf), the least finite value, NaN if not legal."""
     top = fill(load(form, extremes, 0), -np.inf)
@@ -140,7 +142,7 @@ def _extremes(form: Any, rows: Any, places: Any, extremes: Any) -> None:
     for place in places:
         y = load(form, rows, place)
         top = larger(top, y)
-        low = where_more(y, fill(top, -np.inf), smaller(y, low), low)
+        low = smaller(where_more(y, fill(top, -np.inf), y, fill(top, np.inf)), low)
         illegal = fma(larger(lowest, y), zero, illegal)  # +inf x 0 and NaN x 0 are NaN
     top = where_more(top, fill(top, -np.inf), top, zero)
     store(extremes, 0, top)
@@ -148,7 +150,7 @@ def _extremes(form: Any, rows: Any, places: Any, extremes: Any) -> None:
     store(extremes, 2, illegal)
 
 
-@jit
+@jit_on_views
 def _extremes_along(form: Any, rows: Any, count: int, extremes: Any) -> None:
     """The same for one sequence, ALONG pdfs side by side; rows beyond `count` are filled up with -inf."""
     for k in range(count, len(rows)):
@@ -170,14 +172,14 @@ def _find_extremes(form: Any, columns: Any, rows: Any, extremes: Any) -> Any:
     return lambda form, columns, rows, extremes: _extremes(form, rows, columns.place, extremes)
 
 
-@jit
+@jit_on_views
 def load_scores(form: Any, frames: Any, t: int, work: Any) -> None:
     """Rows of scores of frame t on the active pdfs, -inf past a sequence's end, and their extremes."""
     _copy_scores(form, frames, t, work.scores, work.offsets)
     _find_extremes(form, frames.columns, work.scores, work.extremes)
 
 
-@jit
+@jit_on_views
 def _probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     lanes = lanes_of(form)
     shift = shift_of(form, load(lanes, work.extremes, 0))
@@ -186,7 +188,7 @@ def _probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs:
         write(form, probs, k, probability(form, load(lanes, work.scores, columns.place[k]), shift, n))
 
 
-@jit
+@jit_on_views
 def _probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
     for k in range(-(-len(columns.active) // ALONG)):
@@ -194,7 +196,7 @@ def _probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: 
 
 
 @by_type
-def make_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+def pdf_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs [K] = exp(y - shift) 2**-n as numbers, n the integers scale [1, W]."""
     if not is_wide_type(form) and form.count == 1:
         return lambda form, columns, scale, work, probs: _probabilities_along(
@@ -203,7 +205,7 @@ def make_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: An
     return lambda form, columns, scale, work, probs: _probabilities_by_row(form, columns, scale, work, probs)
 
 
-@jit
+@jit_on_views
 def _shares_by_row(form: Any, columns: Any, inverse: Any, work: Any) -> None:
     lanes = lanes_of(form)
     factor = load(lanes, work.factors, 0)
@@ -217,7 +219,7 @@ def _shares_by_row(form: Any, columns: Any, inverse: Any, work: Any) -> None:
         store(work.scores, columns.place[k], where_more(used, nothing, share, nothing))
 
 
-@jit
+@jit_on_views
 def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
     factor = splat(ALONG_FORM, work.factors[0, 0] * sum_lanes(inverse))
     for k in range(-(-len(columns.active) // ALONG)):
@@ -231,21 +233,23 @@ def _make_shares(form: Any, columns: Any, inverse: Any, work: Any) -> Any:
     return lambda form, columns, inverse, work: _shares_by_row(form, columns, inverse, work)
 
 
-@jit
+@jit_on_views
 def _add_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any, out: Any) -> None:
     _offsets(frames, t, offsets)
     for index in range(len(frames.columns.tiles)):
         tile_out(form, rows, np.int64(index * len(form)), out, offsets, frames.columns.tiles[index])
 
 
-@jit
+@jit_on_views
 def _add_single(frames: Any, t: int, rows: Any, out: Any) -> None:
     into, active = out[frames.lanes[0], t], frames.columns.active
+    following = out[frames.lanes[0], max(t - 1, 0)]
     for k in range(len(active)):
         into[active[k]] += rows[k, 0]
+        prefetch(following, active[k])
 
 
-@jit
+@jit_on_views
 def _add_entries(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -> None:
     for g in range(len(form)):
         if t < frames.lengths[g] and factors[0, g] != 0.0:
@@ -270,7 +274,7 @@ def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) ->
     return lambda form, frames, t, rows, work, out: _add_entries(form, frames, t, rows, work.factors, out)
 
 
-@jit
+@jit_on_views
 def scatter(form: Any, frames: Any, t: int, total: Any, work: Any, out: Any) -> None:
     """out[n, t, p] += factor of the sequence x occupancy / total; where the factor is 0 nothing changes."""
     _make_shares(form, frames.columns, reciprocal(total), work)

@@ -13,10 +13,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, overload, register_model
+
+LINE = 64  # bytes of a cache line
 
 
 class Lanes(types.Type):
@@ -81,9 +86,15 @@ def _row_address(
     return _address(context, builder, array, (types.intp, position), lanes)
 
 
-# The arrays of the kernels begin at multiples of 64 bytes (`cpu_work.aligned`), so that no row straddles two lines.
+def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """`size` bytes that begin at a cache line, as arrays must whose rows are loaded: no row then straddles two lines."""
+    raw = np.empty(size + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    return raw[start : start + size]
+
+
 def _bytes(lanes: Lanes) -> int:
-    return min(64, lanes.dtype.bitwidth // 8 * lanes.width)
+    return min(LINE, lanes.dtype.bitwidth // 8 * lanes.width)
 
 
 @intrinsic
@@ -99,6 +110,23 @@ def load(typing: Any, form: Any, array: Any, row: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typing: Any, array: Any, position: Any) -> Any:
+    """Have the cache line brought near in which an entry of a contiguous array stands, counted through all its axes."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lane = Lanes(array.dtype, 1)
+        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), lane)
+        byte, i32 = builder.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(32)
+        function = ir.FunctionType(ir.VoidType(), [byte.type, i32, i32, i32])
+        call = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+        # To be read, of middling locality (the second-level cache), data.
+        builder.call(call, [byte, ir.Constant(i32, 0), ir.Constant(i32, 2), ir.Constant(i32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(array, position), code
+
+
+@intrinsic
 def load_from(typing: Any, form: Any, array: Any, position: Any) -> Any:
     """W entries of a contiguous array from `position` on, at any address: here the lanes are entries, not sequences."""
     lanes = Lanes(array.dtype, form.count)
@@ -108,18 +136,6 @@ def load_from(typing: Any, form: Any, array: Any, position: Any) -> Any:
         return builder.load(address, align=array.dtype.bitwidth // 8)
 
     return lanes(form, array, position), code
-
-
-@intrinsic
-def store_from(typing: Any, array: Any, position: Any, value: Any) -> Any:
-    """Write W entries from `position` on."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), value)
-        builder.store(arguments[2], address, align=array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(array, position, value), code
 
 
 @intrinsic
@@ -180,7 +196,7 @@ def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
     parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in _parameters(choose)]
     choose_bare.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function = for_compiled_code if function is None else function
-    overload(function)(choose_bare)
+    overload(function, jit_options={"_nrt": False})(choose_bare)  # as `jit_on_views`
     return function
 
 

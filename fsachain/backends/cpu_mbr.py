@@ -1,12 +1,13 @@
 """State-level minimum Bayes risk on the CPU: which kernel each sequence runs through, decided by its data, and threads.
 
 Sequences run in float64 probabilities (`cpu_mbr_scaled`), in groups where they share a graph. Equation (13) is checked on
-the way; a sequence that fails it runs again in logs (`cpu_mbr_log`). Where the alphas of all frames take more than
-`MAX_HISTORY`, those of every sqrt(T)-th frame are kept and the others are computed anew: the same bits, 1.2 times the time.
+the way; a sequence that fails it runs again in logs (`cpu_mbr_log`). Where the alphas of all frames take more than the
+memory budget, those of every sqrt(T)-th frame are kept and the others are computed anew: the same bits, 1.2 times the time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from fsachain.backends import cpu_mbr_log, cpu_mbr_scaled
 from fsachain.backends.cpu_mbr_scaled import LOG_Z, LOWEST, MEAN, NUM_SUMS
 from fsachain.backends.cpu_tables import LogTable, log_table
+from fsachain.backends.cpu_work import SHARE_OF_FREE_MEMORY, free_bytes
 from fsachain.backends.threads import get_num_threads, run_all
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
@@ -29,12 +31,12 @@ Result = tuple[Floats, Floats, npt.NDArray[np.bool_]]
 Span = tuple[int, int]
 
 MAX_LANES = 16
-MAX_HISTORY = 2**28  # bytes of each thread
-SMALLEST = 1e-285  # as in `cpu_scaled`: products below it may have been flushed to zero, and what was flushed may matter
+# Equation (13): products below it may have been flushed to zero, and what was flushed may matter.
+SMALLEST = 1e-285
 
 
 class _Table(NamedTuple):
-    """Probabilities relative to their maximum, as in `cpu_tables.ScaledTable`; float64."""
+    """Probabilities relative to their maximum; float64."""
 
     dst_offsets: Index
     dst_src: Index
@@ -54,7 +56,7 @@ class _Table(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What a call works on; `weights` is None where no derivative is wanted."""
+    """What a call works on; `weights` is None where no derivative is wanted. `budget`: bytes for each thread."""
 
     scores: Scores
     accuracy: Scores
@@ -63,6 +65,7 @@ class _Job(NamedTuple):
     weights: Floats | None
     out: npt.NDArray[np.floating]
     occupancy: npt.NDArray[np.floating]
+    budget: float
 
 
 _tables: WeakKeyDictionary[TransitionTable, _Table] = WeakKeyDictionary()
@@ -73,7 +76,7 @@ def expected_accuracy(
 ) -> Result:
     """log Z, E[A] and ok of every sequence; see `reference_mbr.expected_accuracy`."""
     nowhere = np.empty((0, 0, 0))
-    return _run(batch, _Job(scores, accuracy, lengths, leaky, None, nowhere, nowhere))
+    return _run(batch, _Job(scores, accuracy, lengths, leaky, None, nowhere, nowhere, 0.0))
 
 
 def set_accuracy_gradient(
@@ -85,9 +88,15 @@ def set_accuracy_gradient(
     weights: Floats,
     out: npt.NDArray[np.floating],
     occupancy: npt.NDArray[np.floating],
+    memory_budget: float | None = None,
 ) -> Result:
-    """The same, and derivatives into `out` and `occupancy`; see `reference_mbr.set_accuracy_gradient`."""
-    return _run(batch, _Job(scores, accuracy, lengths, leaky, weights, out, occupancy))
+    """The same, and derivatives into `out` and `occupancy`; see `reference_mbr.set_accuracy_gradient`.
+
+    `memory_budget` is as in `cpu.add_occupancy`.
+    """
+    budget = SHARE_OF_FREE_MEMORY * free_bytes() if memory_budget is None else memory_budget
+    each = budget / get_num_threads()
+    return _run(batch, _Job(scores, accuracy, lengths, leaky, weights, out, occupancy, each))
 
 
 def _run(batch: TableBatch, job: _Job) -> Result:
@@ -139,7 +148,7 @@ def _scaled(
     if job.weights is None:
         forward((0, int(lengths.max())), np.empty((2, 2, *shape)), sums)
         return sums, _is_certain(sums, sums[LOWEST])
-    keeper = _Keeper(int(lengths.max()), shape, forward, sums)
+    keeper = _Keeper(int(lengths.max()), shape, forward, sums, job.budget)
     possible = np.isfinite(sums[LOG_Z]) & np.isfinite(sums[MEAN])
     weights = np.where(possible, job.weights[lanes], 0.0)
     carried, lowest = np.zeros((2, *shape)), np.ones(width)
@@ -174,7 +183,7 @@ def _logs(table: LogTable, job: _Job, n: int) -> tuple[float, float]:
     if not weight:
         forward((0, frames), np.empty((2, 2, num_states)), sums)
     else:
-        keeper = _Keeper(frames, (num_states,), forward, sums)
+        keeper = _Keeper(frames, (num_states,), forward, sums, job.budget)
         carried = np.empty((2, num_states))
         if np.isfinite(sums).all():
             keeper.run_backward(backward)
@@ -185,7 +194,7 @@ class _Keeper:
     """Runs the forward recursion and keeps the alphas, all of them or those of some frames, for the backward recursion.
 
     forward(span, history [2, rows, ...], sums) fills the rows of frames span[0] to span[1], the first one given but for
-    frame 0.
+    frame 0. All alphas are kept if they take no more than `budget` bytes.
     """
 
     def __init__(
@@ -194,10 +203,11 @@ class _Keeper:
         shape: tuple[int, ...],
         forward: Callable[[Span, Floats, Floats], None],
         sums: Floats,
+        budget: float,
     ) -> None:
         row = 16 * int(np.prod(shape))
-        fits = (num_frames + 1) * row <= MAX_HISTORY
-        step = max(num_frames, 1) if fits else int(np.ceil(np.sqrt(num_frames)))
+        fits = (num_frames + 1) * row <= budget
+        step = max(num_frames if fits else math.ceil(math.sqrt(num_frames)), 1)
         self._spans = [(first, min(first + step, num_frames)) for first in range(0, max(num_frames, 1), step)]
         self._forward, self._sums = forward, sums
         self._history = np.empty((2, step + 1, *shape))

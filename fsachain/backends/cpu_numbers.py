@@ -73,7 +73,7 @@ def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]
 
 def is_wide_type(first: Any) -> bool:
     """For the numba type of a form or a number."""
-    return isinstance(first, types.BaseTuple) and not isinstance(list(first)[0], types.Integer)
+    return isinstance(first, types.BaseTuple) and not all(isinstance(x, types.Integer) for x in first)
 
 
 def _by_kind(plain: Callable[..., Any], wide: Callable[..., Any]) -> Any:
@@ -165,6 +165,11 @@ def _wide_where_lane(x: Any, mask: Any, other: Any) -> Any:
     return where_more(mask, zero, x[0], other[0]), where_more(mask, zero, x[1], other[1])
 
 
+def _plain_bound(form: Any, factor: Any, y: Any, shift: Any, scale: Any) -> Any:
+    p = probability(form, y, shift, scale - scale)
+    return factor * smaller(p, p * power_of_two(p, fill(scale, 0) - scale))
+
+
 def _plain_least(x: Any, least: Any) -> Any:
     return smaller(where_more(x, fill(x, 0.0), x, least), least)
 
@@ -207,5 +212,9 @@ ratio = _by_kind(
 where_lane = _by_kind(_plain_where_lane, _wide_where_lane)
 # `value` where x is not 0, else `other`.
 where_positive = _by_kind(_plain_where_positive, _wide_where_positive)
+# factor exp(y - shift), or that times 2**-scale where it is less; 1 for wide numbers.
+bound = _by_kind(_plain_bound, lambda form, factor, y, shift, scale: fill(factor, 1.0))
+# factor x as lanes; 1 for wide numbers.
+bound_sum = _by_kind(lambda x, factor: x * fill(x, factor), lambda x, factor: fill(x[0], 1.0))
 # The lesser of the lanes `least` and x where x is not 0; wide numbers are never too small.
 least_positive = _by_kind(_plain_least, lambda x, least: least)

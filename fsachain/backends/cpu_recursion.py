@@ -18,12 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cpu_by_arc import gather_arcs, spread_arcs, weigh
+from fsachain.backends.cpu_arithmetic import larger, smaller, where_more
+from fsachain.backends.cpu_by_arc import arc_probabilities, gather_arcs, spread_arcs
 from fsachain.backends.cpu_by_pair import gather_pairs, spread_pairs
-from fsachain.backends.cpu_frames import load_scores, make_probabilities, scatter
-from fsachain.backends.cpu_lanes import by_type, fill, load, store
+from fsachain.backends.cpu_frames import load_scores, pdf_probabilities, scatter
+from fsachain.backends.cpu_lanes import by_type, fill, load, load_from, store
 from fsachain.backends.cpu_numbers import (
     add,
+    bound,
+    bound_sum,
     lanes_of,
     multiply,
     multiply_add,
@@ -39,24 +42,24 @@ from fsachain.backends.cpu_numbers import (
     zero,
 )
 from fsachain.backends.cpu_tables import ArcList
-from fsachain.backends.jit import jit
+from fsachain.backends.jit import jit_on_views
 
 
 class Record(NamedTuple):
     """What the forward pass leaves beside the alphas, for W lanes; a row of numbers has R W entries, R = 1 or 2.
 
-    shift [T, W] and scale [T + 1, W]: see above. z and z_scale [W]: the stored Z of (4) is z 2**z_scale. lowest [W]: the
-    least product of an alpha, a probability and a weight that are not zero. leaked [W]: the least alpha that the leak alone
-    gives. extent [W]: the largest absolute value of a finite score; NaN where a score is not legal.
+    shift [T, W] and scale [T + 1, W]: see above. z and z_scale [W]: the stored Z of (4) is z 2**z_scale. lowest [1, W]: the
+    least product of an alpha, a probability and a weight that are not zero. leaked [1, W]: the least alpha that the leak
+    alone gives. extent [1, W]: the largest absolute value of a finite score; NaN where a score is not legal.
     """
 
     shift: npt.NDArray[np.floating]
     scale: npt.NDArray[np.integer]
     z: npt.NDArray[np.floating]
     z_scale: npt.NDArray[np.integer]
-    lowest: npt.NDArray[np.float64]
-    leaked: npt.NDArray[np.float64]
-    extent: npt.NDArray[np.float64]
+    lowest: npt.NDArray[np.floating]
+    leaked: npt.NDArray[np.floating]
+    extent: npt.NDArray[np.floating]
 
 
 class Workspace(NamedTuple):
@@ -65,7 +68,8 @@ class Workspace(NamedTuple):
     history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
     them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores [K, W] or as many rows as the tiles have,
-    extremes [3, W], row [3, W], factors [1, W], offsets [W]. Where W = 1, K is rounded up to ALONG.
+    extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W]. Where W = 1,
+    sizes are rounded up to multiples of ALONG; and K stands for the arcs where these have their own (`ArcList`).
     """
 
     history: npt.NDArray[np.floating]
@@ -78,6 +82,8 @@ class Workspace(NamedTuple):
     scores: npt.NDArray[np.floating]
     extremes: npt.NDArray[np.floating]
     row: npt.NDArray[np.floating]
+    exponents: npt.NDArray[np.integer]
+    frames: npt.NDArray[np.floating]
     factors: npt.NDArray[np.floating]
     offsets: npt.NDArray[np.int64]
 
@@ -90,10 +96,14 @@ def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -
 
 
 @by_type
-def _weigh(form: Any, arcs: Any, probs: Any) -> Any:
-    if arcs.instance_class is ArcList:
-        return lambda form, arcs, probs: weigh(form, arcs, probs)
-    return lambda form, arcs, probs: None
+def _make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+    if table.types[table.fields.index("arcs")].instance_class is ArcList:
+        return lambda form, table, columns, scale, work, probs: arc_probabilities(
+            form, table.arcs, columns, scale, work, probs
+        )
+    return lambda form, table, columns, scale, work, probs: pdf_probabilities(
+        form, columns, scale, work, probs
+    )
 
 
 @by_type
@@ -107,7 +117,7 @@ def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any
     )
 
 
-@jit
+@jit_on_views
 def _begin(form: Any, table: Any, now: Any, row: Any) -> None:
     """Equation (1), with the same results in `row` as `_gather`."""
     total = zero(form, now)
@@ -119,22 +129,30 @@ def _begin(form: Any, table: Any, now: Any, row: Any) -> None:
     store(row, 2, fill(load(lanes_of(form), row, 0), 1.0))
 
 
-@jit
-def _bound(table: Any, frames: Any, t: int, work: Any, record: Any) -> None:
+@jit_on_views
+def _bound(form: Any, table: Any, t: int, work: Any, record: Any) -> None:
     """Take frame t, just loaded, into `lowest` and `extent`."""
-    least_weight = table.least[1]
-    for g in range(len(frames.lengths)):
-        if t < frames.lengths[g]:
-            top, low = float(work.extremes[0, g]), float(work.extremes[1, g])
-            if work.extremes[2, g] != 0.0:
-                record.extent[g] = np.nan
-            elif record.extent[g] == record.extent[g]:
-                record.extent[g] = max(record.extent[g], abs(top), abs(low))
-            product = float(work.row[2, g]) * math.exp(low - top) * least_weight
-            record.lowest[g] = min(record.lowest[g], product * min(1.0, 2.0 ** -float(record.scale[t, g])))
+    lanes = lanes_of(form)
+    step = work.extremes.shape[1]
+    top, low = load(lanes, work.extremes, 0), load_from(lanes, work.extremes, step)
+    nothing = fill(top, 0.0)
+    largest = larger(larger(top, nothing - top), larger(low, nothing - low))
+    # The last one, NaN for a score that is not legal, goes on from frame to frame: see `larger`.
+    store(record.extent, 0, larger(largest, load(lanes, record.extent, 0)) + load_from(lanes, work.extremes, 2 * step))
+    least = load(lanes, work.row, 2) * fill(top, table.least[1])
+    product = bound(form, least, low, top, load(lanes, record.scale, t))
+    _lower(lanes, record.lowest, product, t + 1, work)
 
 
-@jit
+@jit_on_views
+def _lower(lanes: Any, rows: Any, value: Any, t: int, work: Any) -> None:
+    """rows [1, W] = the lesser of themselves and `value`, for sequences of at least t frames."""
+    least = load(lanes, rows, 0)
+    goes_on = load(lanes, work.frames, 0)
+    store(rows, 0, where_more(goes_on, fill(goes_on, t - 0.5), smaller(value, least), least))
+
+
+@jit_on_views
 def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: Any, record: Any) -> None:
     """Equations (3) and, for the sequences that end here, (4): after `_gather` made the alphas of time t."""
     num_states = len(table.initial[0])
@@ -142,32 +160,32 @@ def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: 
     store(record.scale, t, scale_of(total))
     if len(table.final[0]) > num_states:
         write(form, now, num_states, tidy(multiply(weight(form, c, 0), total)))
+    _lower(lanes_of(form), record.leaked, bound_sum(total, c[0][0] * table.init_everywhere), t, work)
     ends = False
     for g in range(len(frames.lengths)):
         ends |= frames.lengths[g] == t
-        if t <= frames.lengths[g]:
-            leaked = float(work.row[0, g]) * float(c[0][0]) * table.init_everywhere
-            record.leaked[g] = min(record.leaked[g], leaked)
     if ends:
         z = zero(form, now)
         for i in range(len(table.final[0])):
             z = multiply_add(weight(form, table.final, i), read(form, now, i), z)
         significand, n = parts_of(tidy(z))
         store(work.row, 0, significand)
-        store(work.beta_scale, 0, n)
+        store(work.exponents, 0, n)
         for g in range(len(frames.lengths)):
             if frames.lengths[g] == t:
-                record.z[g], record.z_scale[g] = work.row[0, g], work.beta_scale[0, g]
-                record.lowest[g] = min(record.lowest[g], float(work.row[2, g]) * table.least[3])
-                record.leaked[g] = min(record.leaked[g], float(work.row[0, g]))
+                record.z[g], record.z_scale[g] = work.row[0, g], work.exponents[0, g]
+                record.lowest[0, g] = min(record.lowest[0, g], work.row[2, g] * table.least[3])
+                record.leaked[0, g] = min(record.leaked[0, g], work.row[0, g])
 
 
-@jit
+@jit_on_views
 def forward(
     form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, record: Any
 ) -> None:
     """Equations (1)-(4) for frames first to last - 1; history row 0 holds the alphas of time `first`, unless that is 0."""
     lanes, history, probs = lanes_of(form), work.history, work.probs
+    for g in range(len(frames.lengths)):
+        work.frames[0, g] = frames.lengths[g]
     if first == 0:
         record.lowest[:] = table.least[0] if c[0][0] == 0 else min(table.least[0], c[0][0] * table.least[2])
         record.leaked[:] = 1.0
@@ -176,22 +194,21 @@ def forward(
         _finish(form, table, c, frames, 0, history[0], work, record)
     for t in range(first, last):
         load_scores(lanes, frames, t, work)
-        _bound(table, frames, t, work, record)
+        _bound(form, table, t, work, record)
         store(record.shift, t, shift_of(form, load(lanes, work.extremes, 0)))
         p = probs[(t - first) % len(probs)]
-        make_probabilities(form, frames.columns, record.scale[t : t + 1], work, p)
-        _weigh(form, table.arcs, p)
+        _make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, p)
         before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
         _gather(form, table.arcs, before, p, now, work.row)
         _finish(form, table, c, frames, t + 1, now, work, record)
 
 
-@jit
+@jit_on_views
 def conclude(table: Any, frames: Any, record: Any, log_z: Any) -> None:
     """log_z [W] from what the forward pass took off; -inf for no path, NaN for an illegal score."""
     initial, arcs, final = table.log_scale
     for g in range(len(frames.lengths)):
-        if record.extent[g] != record.extent[g]:
+        if record.extent[0, g] != record.extent[0, g]:
             log_z[g] = np.nan
         elif not record.z[g] > 0.0:
             log_z[g] = -np.inf
@@ -204,14 +221,14 @@ def conclude(table: Any, frames: Any, record: Any, log_z: Any) -> None:
             log_z[g] = math.log(record.z[g]) + scales * math.log(2.0) + shifts + weights
 
 
-@jit
+@jit_on_views
 def clear(form: Any, rows: Any) -> None:
     """Zero in every row of numbers."""
     for i in range(len(rows)):
         write(form, rows, i, zero(form, rows))
 
 
-@jit
+@jit_on_views
 def _keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
     """Keep the exponent of the sum of betas, and the leak of (5) at that scale."""
     scale = scale_of(tidy(total))
@@ -219,7 +236,7 @@ def _keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
     write(form, work.leak, 0, scaled(multiply(weight(form, c, 0), tidy(leaked)), scale))
 
 
-@jit
+@jit_on_views
 def _end(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: Any) -> None:
     """Equation (5) at the end of the sequences of t frames: their betas become the final weights."""
     ends = False
@@ -237,7 +254,7 @@ def _end(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: An
         _keep_beta(form, c, total, leaked, work)
 
 
-@jit
+@jit_on_views
 def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, out: Any) -> None:
     """Equations (5)-(7) for frames last - 1 to first, whose alphas `forward` left in history rows 0 to last - first.
 
@@ -246,7 +263,8 @@ def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, 
     """
     for t in range(last - 1, first - 1, -1):
         after, now = work.beta[(t + 1) % 2], work.beta[t % 2]
-        alphas = work.history[t - first], work.history[t + 1 - first]
+        row = t - first
+        alphas = work.history[max(row - 1, 0)], work.history[row], work.history[row + 1]
         _end(form, table, c, frames, t + 1, after, work)
         occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
         scatter(form, frames, t, occupied, work, out)

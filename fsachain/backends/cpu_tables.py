@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends.cpu_frames import ALONG
+from fsachain.backends.cpu_lanes import aligned_bytes
 from fsachain.backends.cpu_numbers import Form, is_wide, weights
 from fsachain.fsa import Floats
 from fsachain.table import TransitionTable
@@ -184,8 +186,17 @@ def _arc_list(
         num_states=table.num_states,
         src=arcs.src[order].astype(np.uint32),
         dst=arcs.dst[order].astype(np.uint32),
-        weight=weights(form, arcs.log_prob[order], dtype),
+        weight=_filled_up(weights(form, arcs.log_prob[order], dtype)),
     )
+
+
+def _filled_up(both: Weights) -> Weights:
+    """The same in memory that begins at a line, with zeros up to the next multiple of ALONG."""
+    mantissas, exponents = both
+    count = -(-len(mantissas) // ALONG) * ALONG
+    rows = aligned_bytes(count * mantissas.itemsize).view(mantissas.dtype)
+    rows[: len(mantissas)], rows[len(mantissas) :] = mantissas, 0.0
+    return rows, exponents
 
 
 def _by_pdf_and_rank(arcs: _Arcs) -> npt.NDArray[np.int64]:

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cpu_frames import ALONG, Columns, count_rows
+from fsachain.backends.cpu_lanes import LINE, aligned_bytes
 from fsachain.backends.cpu_numbers import Form, is_wide, width_of
 from fsachain.backends.cpu_recursion import Record, Workspace
 from fsachain.backends.cpu_tables import ArcRows, KernelTable
 
 Bytes = npt.NDArray[np.uint8]
 
-LINE = 64  # bytes of a cache line
-SHARE_OF_FREE_MEMORY = 0.25
+SHARE_OF_FREE_MEMORY = 1 / 32
 KEPT_BYTES = 64 << 20  # a larger buffer is given back after the call
 
 _lock = Lock()
@@ -75,13 +75,13 @@ class Shape(NamedTuple):
 
 
 def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
-    """The sizes of a group that runs through `table`."""
+    """The sizes of a group that runs through `table`; those of a single sequence are rounded up to multiples of ALONG."""
     width = width_of(form)
-    num_states, num_pdfs = len(table.initial[0]), len(table.active)
+    num_states = len(table.initial[0])
     pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else num_states
-    padded = num_pdfs if width > 1 else -(-num_pdfs // ALONG) * ALONG
-    rows = max(padded, count_rows(columns, width))
-    return Shape(num_states, len(table.final[0]), padded, pairs, rows, form, dtype)
+    sizes = num_states, len(table.final[0]), len(table.active), pairs, count_rows(columns, width)
+    step = ALONG if width == 1 else 1
+    return Shape(*(-(-size // step) * step for size in sizes), form, dtype)
 
 
 def free_bytes() -> int:
@@ -102,7 +102,8 @@ def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
     frame = shape.row * shape.dtype.itemsize
     if ((frames + 1) * shape.alphas + frames * shape.pdfs) * frame <= budget:
         return Plan(frames, max(frames, 1))
-    return Plan(frames, math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs))))
+    segment = math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs)))
+    return Plan(frames, max(segment, 1))
 
 
 class Memory(NamedTuple):
@@ -133,7 +134,7 @@ class _Place(NamedTuple):
 def _layout(shape: Shape, plan: Plan, kept: int) -> tuple[tuple[_Place, ...], int]:
     """Where the arrays of `Memory` lie in a buffer, in the order of their fields, and its size."""
     alphas, row, width, kind = shape.alphas, shape.row, shape.width, shape.dtype
-    integers, double = np.dtype(f"i{kind.itemsize}"), np.dtype(np.float64)
+    integers = np.dtype(f"i{kind.itemsize}")
     segments = 0 if plan.is_whole or kept == 1 else len(plan.starts)
     sizes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
         ((kept + 1, alphas, row), kind),  # history
@@ -146,15 +147,17 @@ def _layout(shape: Shape, plan: Plan, kept: int) -> tuple[tuple[_Place, ...], in
         ((shape.score_rows, width), kind),  # scores
         ((3, max(width, ALONG)), kind),  # extremes
         ((3, width), kind),  # row
+        ((1, width), integers),  # exponents
+        ((1, width), kind),  # frames
         ((1, width), kind),  # factors
         ((width,), np.dtype(np.int64)),  # offsets
         ((plan.frames, width), kind),  # shift
         ((plan.frames + 1, width), integers),  # scale
         ((width,), kind),  # z
         ((width,), integers),  # z_scale
-        ((width,), double),  # lowest
-        ((width,), double),  # leaked
-        ((width,), double),  # extent
+        ((1, width), kind),  # lowest
+        ((1, width), kind),  # leaked
+        ((1, width), kind),  # extent
         ((segments, alphas, row), kind),  # checkpoints
     )
     places, offset = [], 0
@@ -179,11 +182,19 @@ def _borrowed(size: int) -> Iterator[Bytes]:
         if buffer is None and _buffers:
             _buffers.pop()  # too small: the larger one takes its place
     if buffer is None:
-        raw = np.empty(size + LINE, np.uint8)
-        start = -raw.ctypes.data % LINE
-        buffer = raw[start : start + size]
+        buffer = aligned_bytes(size)
     try:
         yield buffer
     finally:
         with _lock:
             _buffers.append(buffer)
+
+
+def _after_fork() -> None:
+    # A forked child has none of the parent's other threads, one of which may have held the lock.
+    global _lock
+    _lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -47,6 +47,14 @@ def jit(function: Callable[..., Any]) -> Any:
     return with_cache(numba.njit(nogil=True, error_model="numpy")(function))
 
 
+def jit_on_views(function: Callable[..., Any]) -> Any:
+    """`jit` for kernels that make no arrays but views of their arguments, so that no references need be counted.
+
+    Counting all arrays of a tuple in every call would take as long as a frame of a small graph.
+    """
+    return with_cache(numba.njit(nogil=True, error_model="numpy", _nrt=False)(function))
+
+
 def with_cache(dispatcher: Any) -> Any:
     """The same for what `numba.njit` returned with options of its own."""
     if not _config.DISABLE_JIT:  # else it is the function itself
