@@ -27,13 +27,25 @@ Normalised form. Backends that work with probabilities instead of logs keep, for
     (11) w(t)     = sum_i a'(t, i) b'(t, i);   w(t) exp(A(t) + B'(t)) = 1 for every t, because (5) divides by Z once
     (12) gamma    = a'(t, i) exp(log_prob) exp(y[t, pdf] - m(t)) b(t+1, j) / (their sum over all arcs),   m(t) any number
 
-(12) makes each frame's occupancies sum to one by construction. What such a backend loses is what falls below the
-smallest float: an absolute error of at most tiny per product, all factors being at most 1. The share of Z that passes
-through state i before frame t is a'(t, i) b'(t, i) / w(t) <= (lost a'(t, i)) / w(t). Hence nothing that matters was lost if
+(12) makes each frame's occupancies sum to one by construction. Such a backend loses digits of a product that falls below the
+smallest normal float. A sequence is safe if all its alphas keep theirs,
 
-    (13) n(t) w(t) >> A tiny   for every t,   n(t) the sum or maximum by which frame t was normalised,
+    (13) the least nonzero a(t, i) x the least nonzero probability of frame t x the least weight >> tiny,   for every t,
 
-which is checked for each sequence from its own data; where it fails the sequence is computed again in a wider range.
+or if a leak reaches every state and n(t) c min_i init(i) >> tiny, n(t) the sum of the stored a(t, .), since then no state
+has less. What a beta loses is then less than tiny times the largest beta of a state that a path has reached, which is
+nothing beside w(t): hence betas of other states are put to zero. (13) is known when the alphas are, and is checked for
+each sequence from its own data; where it fails the sequence is computed again with numbers of a wider range.
+
+More from the same rows. A state is passed between frames; ahead(t, .) is (8) run backwards; paths are drawn with beta:
+
+    (14) state_occupancy(t, i) = exp(alpha'(t, i) + beta'(t, i)),   for t = 0..T; rows sum to one
+    (15) ahead(T, i)   = final(i),   ahead(t, i) = max over arcs i->j of  log_prob + y[t, pdf] + ahead(t+1, j);
+         the best pdf sequence that begins with t given pdfs has the score max_i delta(t, i) + ahead(t, i), delta over paths
+         with these pdfs
+    (16) P(first state i)   ~ exp(initial(i) + beta(0, i))
+    (17) P(no leak at t, i) = exp(beta'(t, i) - beta(t, i));   a leak leads to k with P(k) ~ exp(log init(k) + beta'(t, k))
+    (18) P(arc i->j at t)   ~ exp(log_prob + y[t, pdf] + beta(t+1, j))
 
 After Povey et al., Interspeech 2016 (leaky HMM, denominator), and Hadian et al., Interspeech 2018 (numerators with
 self-loops, end to end).

@@ -17,7 +17,7 @@ from loss_inputs import (
 
 from fsachain import TableBatch, compile_table, forward_backward, total_log_prob
 from fsachain.errors import ConfigError
-from fsachain.loss import lfmmi_operator
+from fsachain.loss import lfmmi_operator, operators
 
 BOOST = 0.4
 
@@ -153,7 +153,7 @@ def test_the_operator_keeps_the_rules_of_torch(with_gradient):
     numerators, loss = make_numerators(), make_loss("boosted")
     keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
     ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
-    options = [0.1, 1.0, 0.1, 0.1, BOOST]
+    options = [0.1, 1.0, 0.1, 0.1, BOOST, operators.DEFAULT_BUDGET]
     output = make_output().requires_grad_(with_gradient)
     arguments = (output, torch.tensor(LENGTHS), ones, torch.zeros(0), *keys, which, options)
     torch.library.opcheck(lfmmi_operator.lfmmi, (*arguments, with_gradient, True))

@@ -23,6 +23,7 @@ from fsachain import (
     forward_backward,
     get_num_threads,
     set_num_threads,
+    total_log_prob,
 )
 from fsachain.loss import lfmmi_operator, operator_parts, operators
 
@@ -60,7 +61,8 @@ def step(seed):
 
 def of_log_prob(scores, with_occupancy):
     batch = DenominatorGraph(connected_graph(0), WIDTH).batch(SIZE)
-    arguments = scores, torch.tensor(LENGTHS), torch.from_numpy(batch.key), 0.1, "auto", with_occupancy
+    key, budget = torch.from_numpy(batch.key), operators.DEFAULT_BUDGET
+    arguments = scores, torch.tensor(LENGTHS), key, 0.1, "auto", with_occupancy, budget
     return operators.log_prob, arguments, batch
 
 
@@ -71,8 +73,8 @@ def of_weighted(scores, layout):
     counts = torch.tensor([table.num_arcs] * len(batch.tables))
     weights = weights.to(scores.dtype).requires_grad_(scores.requires_grad)
     rows = SIZE if layout == "shared" else 1
-    key = torch.from_numpy(batch.key)
-    arguments = scores, weights, torch.tensor(LENGTHS), key, counts, 0.1, "auto", rows
+    key, budget = torch.from_numpy(batch.key), 0.0
+    arguments = scores, weights, torch.tensor(LENGTHS), key, counts, 0.1, "auto", rows, True, budget
     return operators.weighted_log_prob, arguments, batch
 
 
@@ -86,7 +88,7 @@ def of_lfmmi(scores, wanted):
         torch.from_numpy(numerators.key),
         torch.from_numpy(loss._batches[0].key),
         torch.zeros(SIZE, dtype=torch.int64),
-        [0.1, 1.0, 0.1, 0.1, 0.5],
+        [0.1, 1.0, 0.1, 0.1, 0.5, operators.DEFAULT_BUDGET],
         *wanted,
     )
     return lfmmi_operator.lfmmi, arguments, (loss, numerators)
@@ -130,6 +132,29 @@ def test_operators_keep_the_rules_of_torch(make, option, wants, dtype):
 def test_backward_operators_keep_the_rules_of_torch(which, dtype):
     operator, arguments, _ = of_backwards(make_scores(dtype=dtype), which)
     torch.library.opcheck(operator, arguments)
+
+
+def functions():
+    """Scalars of the scores: in the network's output alone, squared, beside a branch that torch can differentiate twice."""
+    loss, branch, numerators = make_loss(), make_loss(xent_regularize=0.1), make_numerators()
+    batch = DenominatorGraph(connected_graph(0), WIDTH).batch(SIZE)
+    weights = torch.from_numpy(connected_graph(0).log_prob.copy()).requires_grad_()
+    return {
+        "loss": lambda y: loss(y, LENGTHS, numerators),
+        "loss squared": lambda y: loss(y, LENGTHS, numerators) ** 2,
+        "loss and branch": lambda y: branch(y, LENGTHS, numerators, xent_log_probs=y.log_softmax(2)),
+        "total": lambda y: total_log_prob(batch, y, LENGTHS).sum(),
+        "total of the square": lambda y: total_log_prob(batch, y**2, LENGTHS).sum(),
+        "weighted": lambda y: total_log_prob(batch, y, LENGTHS, arc_log_probs=weights).sum(),
+    }
+
+
+@pytest.mark.parametrize("name", functions())
+def test_differentiating_twice_raises_whatever_else_the_function_holds(name):
+    scores = make_scores().requires_grad_()
+    (first,) = torch.autograd.grad(functions()[name](scores), scores, create_graph=True)
+    with pytest.raises(RuntimeError, match="fsachain gives first derivatives only"):
+        torch.autograd.grad(first.square().sum(), scores)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")
@@ -195,6 +220,34 @@ def test_a_fork_while_another_thread_computes_gives_a_child_that_computes():
     """The child has one thread, whatever the parent's pool was doing, and its loss has the parent's bits."""
     here = Path(__file__).resolve().parent
     code = FORK_WHILE_BUSY.format(paths=[str(here), str(here.parent)])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+
+
+FORK_WHILE_LOCKED = """
+import os, signal, sys
+sys.path[:0] = {paths}
+import test_integration as t
+from fsachain import set_num_threads
+from fsachain.backends import {module}
+set_num_threads(2)
+expected = t.step(0)
+with {module}._lock:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if t.step(0) == expected else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+print("done")
+"""
+
+
+@needs_fork
+@pytest.mark.parametrize("module", ["cpu_work", "threads"])
+def test_a_lock_that_is_held_during_a_fork_is_free_in_the_child(module):
+    """Nobody in the child would ever give it back; a child that waits for it is ended by its alarm."""
+    here = Path(__file__).resolve().parent
+    code = FORK_WHILE_LOCKED.format(paths=[str(here), str(here.parent)], module=module)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
 

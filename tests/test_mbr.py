@@ -35,7 +35,7 @@ from fsachain import (
 )
 from fsachain.backends import cpu_mbr, cpu_mbr_log, cpu_mbr_scaled
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss import mbr_operator
+from fsachain.loss import mbr_operator, operators
 from fsachain.loss.mbr import MBRLoss, expected_accuracy
 
 NUM_PDFS = 3
@@ -239,23 +239,26 @@ def test_logs_and_probabilities_agree_where_both_are_exact(leaky, monkeypatch):
     assert not torch.equal(scaled[1], logs[1])
 
 
-@pytest.mark.parametrize("smallest", [cpu_mbr.SMALLEST, math.inf], ids=["probabilities", "logs"])
-def test_alphas_made_anew_change_no_bit(smallest, monkeypatch):
-    """Memory for the alphas of all frames, and for those of every sqrt(T)-th."""
-    monkeypatch.setattr(cpu_mbr, "SMALLEST", smallest)
-    batch = make_denominator().batch(SIZE)
-    kept = differentiated(batch, *case(), LENGTHS, 0.1)
-    monkeypatch.setattr(cpu_mbr, "MAX_HISTORY", 0)
-    anew = differentiated(batch, *case(), LENGTHS, 0.1)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(kept, anew, strict=True))
-
-
-def test_memory_for_alphas_grows_with_the_root_of_the_frames(monkeypatch):
-    monkeypatch.setattr(cpu_mbr, "MAX_HISTORY", 0)
+def keeper(budget, num_frames=900):
     spans = []
-    keeper = cpu_mbr._Keeper(900, (5,), lambda span, *_: spans.append(span), np.zeros(2))
-    assert keeper._history.shape[1] + len(keeper._kept) == 31 + 29
+    made = cpu_mbr._Keeper(num_frames, (5,), lambda span, *_: spans.append(span), np.zeros(2), budget)
+    return made._history.shape[1] + len(made._kept), spans
+
+
+def test_memory_for_alphas_grows_with_the_root_of_the_frames():
+    rows, spans = keeper(0.0)
+    assert rows == 31 + 29
     assert spans == [(first, first + 30) for first in range(0, 900, 30)]
+
+
+def test_all_alphas_are_kept_where_they_just_fit_the_budget():
+    """Two float64 numbers, alpha and u, for each of 5 states and 901 frames."""
+    assert keeper(901 * 5 * 16.0) == (901, [(0, 900)])
+    assert keeper(901 * 5 * 16.0 - 1.0)[0] == 60
+
+
+def test_a_sequence_without_frames_has_one_empty_span_whatever_the_budget():
+    assert keeper(0.0, 0)[1] == keeper(math.inf, 0)[1] == [(0, 0)]
 
 
 @pytest.mark.parametrize("leaky", LEAKS)
@@ -373,27 +376,29 @@ def test_malformed_arguments_are_refused(changed, error, match):
         expected_accuracy(batch, **arguments)
 
 
-def operator_arguments():
+def operator_arguments(first, second):
+    """Of both operators, which return what the two flags say."""
     denominator, loss = make_denominator().batch(SIZE), make_loss("MBR")
     numerators = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in make_graphs()])
-    scores, accuracy = (tensor.requires_grad_() for tensor in case())
+    scores, accuracy = case()
     frames, key = torch.tensor(LENGTHS), torch.from_numpy(denominator.key)
     ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
     keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
-    mbr = (scores, frames, ones, torch.zeros(0), *keys, which, [0.1, 0.1, 0.1], True, True)
+    budget = operators.DEFAULT_BUDGET
+    options = [0.1, 0.1, 0.1, budget]
+    mbr = (scores.requires_grad_(first), frames, ones, torch.zeros(0), *keys, which, options, first, second)
+    expected = (scores, accuracy.requires_grad_(second), frames, key, 0.1, "auto", first, second, budget)
     return {
-        "expected_accuracy": (
-            mbr_operator.expected_accuracy,
-            (scores, accuracy, frames, key, 0.1, "auto", True, True),
-        ),
+        "expected_accuracy": (mbr_operator.expected_accuracy, expected),
         "mbr": (mbr_operator.mbr, mbr),
     }, (denominator, loss, numerators)
 
 
 @pytest.mark.parametrize("name", ["expected_accuracy", "mbr"])
-def test_operators_keep_the_rules_of_torch(name):
-    operators, _alive = operator_arguments()
-    operator, arguments = operators[name]
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, False)])
+def test_operators_keep_the_rules_of_torch(name, wanted):
+    both, _alive = operator_arguments(*wanted)
+    operator, arguments = both[name]
     torch.library.opcheck(operator, arguments)
 
 

@@ -26,11 +26,10 @@ from fsachain.backends.cpu_numbers import (
     width_of,
 )
 from fsachain.backends.cpu_penalty import add_penalties as add_penalties_of_one
-from fsachain.backends.cpu_recursion import backward, clear, conclude, forward
+from fsachain.backends.cpu_run import run
 from fsachain.backends.cpu_tables import ArcList, ArcRows, KernelTable, kernel_table, log_table
 from fsachain.backends.cpu_work import (
     SHARE_OF_FREE_MEMORY,
-    Memory,
     Plan,
     free_bytes,
     make_plan,
@@ -55,13 +54,13 @@ SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
 
 
 class _Job(NamedTuple):
-    """What a call works on; `weights` and `out` are None where only log Z is wanted. `budget`: bytes for each thread."""
+    """What a call works on; `out` is empty where only log Z is wanted. `budget`: bytes for each thread."""
 
     scores: Scores
     lengths: Lengths
     leaky: float
-    weights: Floats | None
-    out: npt.NDArray[np.floating] | None
+    weights: Floats
+    out: npt.NDArray[np.floating]
     budget: float
 
 
@@ -74,7 +73,9 @@ class _Numbers(NamedTuple):
 
 def log_probs(batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float) -> tuple[Floats, Bools]:
     """log Z [N] and ok [N]; see `reference.log_probs`."""
-    return _run(batch, _Job(scores, lengths, leaky, None, None, 0.0))
+    return _run(
+        batch, _Job(scores, lengths, leaky, np.zeros(batch.size), np.empty((0, 0, 0), scores.dtype), 0.0)
+    )
 
 
 def add_occupancy(
@@ -173,23 +174,6 @@ def _group_job(
     return run
 
 
-class _Group(NamedTuple):
-    """Sequences that run side by side, with what the kernels are given."""
-
-    table: KernelTable
-    form: Form
-    dtype: np.dtype[Any]
-    leak: Any
-    frames: Frames
-    plan: Plan
-    memory: Memory
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The first arguments of every pass."""
-        return self.form, self.table, self.leak, self.frames
-
-
 def _in_numbers(
     table: KernelTable, job: _Job, dtype: np.dtype[Any], form: Form, lanes: npt.NDArray[np.int64]
 ) -> tuple[Floats, Bools]:
@@ -197,29 +181,17 @@ def _in_numbers(
     width = width_of(form)
     columns = make_columns(table.active, width, job.scores.shape[2])
     shape = shape_of(table, columns, form, dtype)
-    padded = lanes if len(lanes) == width else np.resize(lanes, width)
-    lengths = np.where(np.arange(width) < len(lanes), job.lengths[padded], -1)
+    padded, lengths, factors = lanes, job.lengths[lanes], job.weights[lanes]
+    if len(lanes) < width:
+        padded, factors = np.resize(lanes, width), np.resize(factors, width)
+        lengths = np.concatenate([lengths, np.full(width - len(lanes), -1)])
     count = int(lengths.max())
-    whole = Plan(count, max(count, 1))
-    plan = whole if job.out is None else make_plan(shape, count, job.budget)
-    with memory_for(shape, plan, 1 if job.out is None else plan.segment) as memory:
-        group = _Group(
-            table,
-            form,
-            dtype,
-            _leak(form, job.leaky, dtype),
-            Frames(job.scores, padded, lengths, columns),
-            plan,
-            memory,
-        )
-        _alphas(group)
-        log_z, certain = np.full(width, -np.inf), _is_certain(group)
-        conclude(table, group.frames, memory.record, log_z)
-        if job.out is not None and job.weights is not None:
-            used = np.where(certain & np.isfinite(log_z) & (lengths > 0), job.weights[padded], 0.0)
-            memory.work.factors[0] = used
-            if used.any():
-                _betas(group, job.out)
+    plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
+    limit = -ZERO_EXPONENT[dtype.itemsize] / 4 if is_wide(form) else SMALLEST[dtype]
+    log_z, certain = np.empty(width), np.empty(width, np.bool_)
+    with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
+        leak, frames = _leak(form, job.leaky, dtype), Frames(job.scores, padded, lengths, columns)
+        run(form, table, leak, frames, plan.segment, memory, limit, factors, log_z, certain, job.out)
     return log_z[: len(lanes)], certain[: len(lanes)]
 
 
@@ -227,41 +199,6 @@ def _in_numbers(
 def _leak(form: Form, coefficient: float, dtype: np.dtype[Any]) -> Any:
     with np.errstate(divide="ignore"):
         return weights(form, np.log(np.array([coefficient])), dtype)
-
-
-def _alphas(group: _Group) -> None:
-    """The forward pass; leaves the alphas of the last segment, and those before each segment where there are several."""
-    history, count = group.memory.work.history, group.plan.frames
-    for index, first in enumerate(group.plan.starts):
-        if index > 0:
-            history[0] = history[group.plan.segment]
-            group.memory.checkpoints[index] = history[0]
-        last = min(first + group.plan.segment, count)
-        forward(*group.arguments, first, last, group.memory.work, group.memory.record)
-
-
-def _betas(group: _Group, out: npt.NDArray[np.floating]) -> None:
-    """The backward pass, with a forward pass before it in all segments but the last."""
-    work, starts = group.memory.work, group.plan.starts
-    for beta in work.beta:
-        clear(group.form, beta)
-    for index in range(len(starts) - 1, -1, -1):
-        first, last = starts[index], min(starts[index] + group.plan.segment, group.plan.frames)
-        if index < len(starts) - 1:
-            work.history[0] = group.memory.checkpoints[index]
-            forward(*group.arguments, first, last, work, group.memory.record)
-        backward(*group.arguments, first, last, work, out)
-
-
-def _is_certain(group: _Group) -> Bools:
-    """Whether nothing that matters was lost: equation (13), or for wide numbers that no exponent came near zero's."""
-    record, lengths = group.memory.record, group.frames.lengths
-    if is_wide(group.form):
-        reach = (record.extent[0] / np.log(2.0) + group.table.reach + 2.0) * (lengths + 2)
-        enough = reach < -ZERO_EXPONENT[group.dtype.itemsize] / 4
-    else:
-        enough = np.maximum(record.lowest[0], record.leaked[0]) >= SMALLEST[group.dtype]
-    return enough | np.isnan(record.extent[0])
 
 
 def _log_job(batch: TableBatch, job: _Job, n: int, log_z: Floats) -> Callable[[], None]:
@@ -275,10 +212,10 @@ def _in_logs(table: TransitionTable, job: _Job, n: int) -> float:
     """The same for one sequence in logs, always certain."""
     data, scores = log_table(table), job.scores[n, : job.lengths[n]]
     log_c = float(np.log(job.leaky)) if job.leaky > 0.0 else -np.inf
-    frames = len(scores) + 1 if job.out is not None else min(2, len(scores) + 1)
+    frames = len(scores) + 1 if len(job.out) else min(2, len(scores) + 1)
     history = np.empty((frames, max(table.num_states, len(table.active_pdfs))))
     log_z = float(cpu_log.forward(data, log_c, scores, history))
-    if job.out is not None and job.weights is not None and np.isfinite(log_z):
+    if len(job.out) and np.isfinite(log_z):
         cpu_log.backward(data, log_c, scores, history)
         occupancy = history[: len(scores), : len(table.active_pdfs)]
         job.out[n, : len(scores), table.active_pdfs] += (job.weights[n] * occupancy).T

@@ -21,6 +21,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, overload, register_model
 
+from fsachain.backends.jit import NO_COUNTS
+
 LINE = 64  # bytes of a cache line
 
 
@@ -196,7 +198,8 @@ def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
     parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in _parameters(choose)]
     choose_bare.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function = for_compiled_code if function is None else function
-    overload(function, jit_options={"_nrt": False})(choose_bare)  # as `jit_on_views`
+    options: Any = NO_COUNTS
+    overload(function, jit_options=options)(choose_bare)
     return function
 
 

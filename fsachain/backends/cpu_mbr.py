@@ -2,7 +2,8 @@
 
 Sequences run in float64 probabilities (`cpu_mbr_scaled`), in groups where they share a graph. Equation (13) is checked on
 the way; a sequence that fails it runs again in logs (`cpu_mbr_log`). Where the alphas of all frames take more than the
-memory budget, those of every sqrt(T)-th frame are kept and the others are computed anew: the same bits, 1.2 times the time.
+memory budget, those of every sqrt(T)-th frame are kept and the others are computed anew: the same bits, 1.1 to 1.5 times
+the time.
 """
 
 from __future__ import annotations

@@ -73,7 +73,10 @@ def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]
 
 def is_wide_type(first: Any) -> bool:
     """For the numba type of a form or a number."""
-    return isinstance(first, types.BaseTuple) and not all(isinstance(x, types.Integer) for x in first)
+    if not isinstance(first, types.BaseTuple):
+        return False
+    elements: Any = first  # which numba can iterate over
+    return not all(isinstance(element, types.Integer) for element in elements)
 
 
 def _by_kind(plain: Callable[..., Any], wide: Callable[..., Any]) -> Any:

@@ -5,18 +5,14 @@ with s(t) the exponent of tot(t), frame t multiplies by exp(y - shift) 2**-s(t),
 
     alpha(t, i) = log(stored a(t, i)) + sum over u < t of (shift(u) + s(u) log 2).
 
-The leak is one more state, as `cpu_tables.KernelTable` explains. Betas are kept only where the alpha is not zero, since they
-are of no use elsewhere: their scale is then set by states that matter. How a frame runs over the arcs depends on the layout
-of the table: `cpu_by_pair` or `cpu_by_arc`.
+The leak is one more state, as `cpu_tables.KernelTable` explains; the arrays are those of `cpu_work`. Betas are kept only
+where the alpha is not zero, since they are of no use elsewhere: their scale is then set by states that matter. How a
+frame runs over the arcs depends on the layout of the table: `cpu_by_pair` or `cpu_by_arc`.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from fsachain.backends.cpu_arithmetic import larger, smaller, where_more
 from fsachain.backends.cpu_by_arc import arc_probabilities, gather_arcs, spread_arcs
@@ -43,49 +39,6 @@ from fsachain.backends.cpu_numbers import (
 )
 from fsachain.backends.cpu_tables import ArcList
 from fsachain.backends.jit import jit_on_views
-
-
-class Record(NamedTuple):
-    """What the forward pass leaves beside the alphas, for W lanes; a row of numbers has R W entries, R = 1 or 2.
-
-    shift [T, W] and scale [T + 1, W]: see above. z and z_scale [W]: the stored Z of (4) is z 2**z_scale. lowest [1, W]: the
-    least product of an alpha, a probability and a weight that are not zero. leaked [1, W]: the least alpha that the leak
-    alone gives. extent [1, W]: the largest absolute value of a finite score; NaN where a score is not legal.
-    """
-
-    shift: npt.NDArray[np.floating]
-    scale: npt.NDArray[np.integer]
-    z: npt.NDArray[np.floating]
-    z_scale: npt.NDArray[np.integer]
-    lowest: npt.NDArray[np.floating]
-    leaked: npt.NDArray[np.floating]
-    extent: npt.NDArray[np.floating]
-
-
-class Workspace(NamedTuple):
-    """Memory of the passes; S' = S, or S + 1 with a leak.
-
-    history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
-    beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
-    them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores [K, W] or as many rows as the tiles have,
-    extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W]. Where W = 1,
-    sizes are rounded up to multiples of ALONG; and K stands for the arcs where these have their own (`ArcList`).
-    """
-
-    history: npt.NDArray[np.floating]
-    probs: npt.NDArray[np.floating]
-    beta: npt.NDArray[np.floating]
-    leak: npt.NDArray[np.floating]
-    beta_scale: npt.NDArray[np.integer]
-    pairs: npt.NDArray[np.floating]
-    occupancy: npt.NDArray[np.floating]
-    scores: npt.NDArray[np.floating]
-    extremes: npt.NDArray[np.floating]
-    row: npt.NDArray[np.floating]
-    exponents: npt.NDArray[np.integer]
-    frames: npt.NDArray[np.floating]
-    factors: npt.NDArray[np.floating]
-    offsets: npt.NDArray[np.int64]
 
 
 @by_type
@@ -138,7 +91,11 @@ def _bound(form: Any, table: Any, t: int, work: Any, record: Any) -> None:
     nothing = fill(top, 0.0)
     largest = larger(larger(top, nothing - top), larger(low, nothing - low))
     # The last one, NaN for a score that is not legal, goes on from frame to frame: see `larger`.
-    store(record.extent, 0, larger(largest, load(lanes, record.extent, 0)) + load_from(lanes, work.extremes, 2 * step))
+    store(
+        record.extent,
+        0,
+        larger(largest, load(lanes, record.extent, 0)) + load_from(lanes, work.extremes, 2 * step),
+    )
     least = load(lanes, work.row, 2) * fill(top, table.least[1])
     product = bound(form, least, low, top, load(lanes, record.scale, t))
     _lower(lanes, record.lowest, product, t + 1, work)
@@ -201,31 +158,6 @@ def forward(
         before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
         _gather(form, table.arcs, before, p, now, work.row)
         _finish(form, table, c, frames, t + 1, now, work, record)
-
-
-@jit_on_views
-def conclude(table: Any, frames: Any, record: Any, log_z: Any) -> None:
-    """log_z [W] from what the forward pass took off; -inf for no path, NaN for an illegal score."""
-    initial, arcs, final = table.log_scale
-    for g in range(len(frames.lengths)):
-        if record.extent[0, g] != record.extent[0, g]:
-            log_z[g] = np.nan
-        elif not record.z[g] > 0.0:
-            log_z[g] = -np.inf
-        else:
-            shifts, scales = 0.0, float(record.z_scale[g])
-            for t in range(frames.lengths[g]):
-                shifts += record.shift[t, g]
-                scales += record.scale[t, g]
-            weights = initial + arcs * frames.lengths[g] + final
-            log_z[g] = math.log(record.z[g]) + scales * math.log(2.0) + shifts + weights
-
-
-@jit_on_views
-def clear(form: Any, rows: Any) -> None:
-    """Zero in every row of numbers."""
-    for i in range(len(rows)):
-        write(form, rows, i, zero(form, rows))
 
 
 @jit_on_views

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from fsachain.backends.cpu_frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu_lanes import LINE, aligned_bytes
 from fsachain.backends.cpu_numbers import Form, is_wide, width_of
-from fsachain.backends.cpu_recursion import Record, Workspace
 from fsachain.backends.cpu_tables import ArcRows, KernelTable
 
 Bytes = npt.NDArray[np.uint8]
@@ -81,7 +80,8 @@ def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[A
     pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else num_states
     sizes = num_states, len(table.final[0]), len(table.active), pairs, count_rows(columns, width)
     step = ALONG if width == 1 else 1
-    return Shape(*(-(-size // step) * step for size in sizes), form, dtype)
+    states, alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
+    return Shape(states, alphas, pdfs, pairs, rows, form, dtype)
 
 
 def free_bytes() -> int:
@@ -104,6 +104,50 @@ def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
         return Plan(frames, max(frames, 1))
     segment = math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs)))
     return Plan(frames, max(segment, 1))
+
+
+class Record(NamedTuple):
+    """What the forward pass leaves beside the alphas, for W lanes; a row of numbers has R W entries, R = 1 or 2.
+
+    shift [T, W] and scale [T + 1, W]: see `cpu_recursion`. z and z_scale [W]: the stored Z of (4) is z 2**z_scale.
+    lowest [1, W]: the least product of an alpha, a probability and a weight that are not zero. leaked [1, W]: the least
+    alpha that the leak alone gives. extent [1, W]: the largest absolute value of a finite score; NaN where a score is not
+    legal.
+    """
+
+    shift: npt.NDArray[np.floating]
+    scale: npt.NDArray[np.integer]
+    z: npt.NDArray[np.floating]
+    z_scale: npt.NDArray[np.integer]
+    lowest: npt.NDArray[np.floating]
+    leaked: npt.NDArray[np.floating]
+    extent: npt.NDArray[np.floating]
+
+
+class Workspace(NamedTuple):
+    """Memory of the passes; S' = S, or S + 1 with a leak.
+
+    history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
+    beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
+    them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores [K, W] or as many rows as the tiles have,
+    extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W]. Where
+    W = 1, sizes are rounded up to multiples of ALONG; and K stands for the arcs where these have their own (`ArcList`).
+    """
+
+    history: npt.NDArray[np.floating]
+    probs: npt.NDArray[np.floating]
+    beta: npt.NDArray[np.floating]
+    leak: npt.NDArray[np.floating]
+    beta_scale: npt.NDArray[np.integer]
+    pairs: npt.NDArray[np.floating]
+    occupancy: npt.NDArray[np.floating]
+    scores: npt.NDArray[np.floating]
+    extremes: npt.NDArray[np.floating]
+    row: npt.NDArray[np.floating]
+    exponents: npt.NDArray[np.integer]
+    frames: npt.NDArray[np.floating]
+    factors: npt.NDArray[np.floating]
+    offsets: npt.NDArray[np.int64]
 
 
 class Memory(NamedTuple):

@@ -34,6 +34,7 @@ class Prepared(NamedTuple):
 
     backend, arcs, paths: the modules that compute sums over paths, occupancies of arcs and states, and single paths.
     scores: float32 or float64 numpy [N, T, P]; lengths: int64 [N]; like: makes results of the caller's kind.
+    memory_budget: bytes for alphas, None for the backend's own choice.
     """
 
     backend: Any
@@ -42,6 +43,7 @@ class Prepared(NamedTuple):
     scores: npt.NDArray[np.floating]
     lengths: npt.NDArray[np.int64]
     like: Callable[[npt.NDArray[Any]], Any]
+    memory_budget: float | None
 
 
 def available_backends() -> dict[str, str]:
@@ -57,6 +59,7 @@ def forward_backward(
     *,
     leaky_hmm_coefficient: float = 0.0,
     backend: BackendName = "auto",
+    memory_budget: float | None = None,
 ) -> ForwardBackward:
     """log Z and occupancies of every sequence: equations (1)-(7) of `fsachain.recursion`.
 
@@ -67,23 +70,30 @@ def forward_backward(
         lengths: [N] integers on the host, 0 <= lengths[n] <= T; None takes all T frames. What lies beyond is ignored.
         leaky_hmm_coefficient: c in [0, 1]; above 0 the tables must carry `leaky_log_prob`, as a `DenominatorGraph`'s do.
         backend: "auto" follows the scores' device.
+        memory_budget: bytes, beside scores and occupancy, for the alphas of all frames while `occupancy` is made; None: a
+            share of the free memory, infinity: no limit. Where they need more, about 2 sqrt(T) of T are kept and the others
+            computed again: no bit of the result changes, and it takes at most 1.6 times as long. `log_prob` alone keeps
+            none, `arc_occupancy` and `state_occupancy` all of one sequence, the "reference" backend everything, whatever
+            this is (docs/numerics.md, Memory).
 
     Returns:
         `ForwardBackward`; a sequence with no path of exactly lengths[n] frames has log_prob -inf and ok False.
 
     Raises:
         ShapeError: an argument of the wrong shape or dtype.
-        ConfigError: leaky_hmm_coefficient out of range, or tables without init.
+        ConfigError: leaky_hmm_coefficient out of range, tables without init, or a memory_budget below 0.
         BackendUnavailable: the backend cannot run here.
     """
-    ready = prepare(batch, scores, lengths, backend)
+    ready = prepare(batch, scores, lengths, backend, memory_budget)
     check_leak(batch, leaky_hmm_coefficient)
     log_prob, ok = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky_hmm_coefficient)
 
     def occupancy() -> Any:
         out = np.zeros(ready.scores.shape, dtype=ready.scores.dtype)
         ones = np.ones(batch.size)
-        ready.backend.add_occupancy(batch, ready.scores, ready.lengths, leaky_hmm_coefficient, ones, out)
+        ready.backend.add_occupancy(
+            batch, ready.scores, ready.lengths, leaky_hmm_coefficient, ones, out, memory_budget
+        )
         return ready.like(out)
 
     def of_one(function: Callable[..., Any], n: int) -> Any:
@@ -120,8 +130,11 @@ def best_path(
     )
 
 
-def prepare(batch: TableBatch, scores: Any, lengths: Any, backend: str) -> Prepared:
+def prepare(
+    batch: TableBatch, scores: Any, lengths: Any, backend: str, memory_budget: float | None = None
+) -> Prepared:
     """Check and convert the arguments that every recursion shares."""
+    check_budget(memory_budget)
     if not isinstance(batch, TableBatch):
         raise ShapeError(
             f"batch is a {type(batch).__name__}; expected a TableBatch (see TableBatch.pack and TableBatch.share)"
@@ -139,7 +152,8 @@ def prepare(batch: TableBatch, scores: Any, lengths: Any, backend: str) -> Prepa
                 f"scores has {array.shape[2]} pdfs (shape {list(array.shape)}); "
                 f"expected at least {table.num_pdfs} for {batch.names[n]}"
             )
-    return Prepared(*_choose(backend), array, check_lengths(lengths, batch, array.shape[1]), like)
+    frames = check_lengths(lengths, batch, array.shape[1])
+    return Prepared(*_choose(backend), array, frames, like, memory_budget)
 
 
 def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArray[np.int64]:
@@ -158,6 +172,14 @@ def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArr
             f"lengths[{n}] = {array[n]} ({batch.names[n]}); expected 0 to {num_frames}, the frames of scores"
         )
     return array.astype(np.int64)
+
+
+def check_budget(memory_budget: float | None) -> None:
+    """Raise unless it is a number of bytes, infinity, or None."""
+    if memory_budget is not None and not memory_budget >= 0.0:
+        raise ConfigError(
+            f"memory_budget = {memory_budget}; expected bytes, a number >= 0, or None for a share of the free memory"
+        )
 
 
 def check_leak(batch: TableBatch, coefficient: float) -> None:

@@ -27,6 +27,7 @@ from numba.core.serialize import dumps
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
+NO_COUNTS: dict[str, Any] = {"_nrt": False}  # for code that makes no arrays
 DIGEST = 32  # bytes of sha256
 
 _config: Any = numba.config  # its names are made at run time
@@ -52,7 +53,8 @@ def jit_on_views(function: Callable[..., Any]) -> Any:
 
     Counting all arrays of a tuple in every call would take as long as a frame of a small graph.
     """
-    return with_cache(numba.njit(nogil=True, error_model="numpy", _nrt=False)(function))
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", **NO_COUNTS}
+    return with_cache(numba.njit(**options)(function))
 
 
 def with_cache(dispatcher: Any) -> Any:

@@ -148,8 +148,12 @@ def add_occupancy(
     leaky: float,
     weights: Array,
     out: npt.NDArray[np.floating],
+    memory_budget: float | None = None,
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Add weights[n] x occupancy(t, p) of equation (7) to out [N, T, P]; returns log Z [N] and ok [N]."""
+    """Add weights[n] x occupancy(t, p) of equation (7) to out [N, T, P]; returns log Z [N] and ok [N].
+
+    `memory_budget` is for the other backends: the oracle keeps all alphas, betas and occupancies of arcs of one sequence.
+    """
     log_prob, ok = log_probs(batch, scores, lengths, leaky)
     for n in np.flatnonzero(ok):
         table = batch.table(int(n))

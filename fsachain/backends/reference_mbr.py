@@ -62,11 +62,12 @@ def set_accuracy_gradient(
     weights: Array,
     out: npt.NDArray[np.floating],
     occupancy: npt.NDArray[np.floating],
+    memory_budget: float | None = None,
 ) -> Result:
     """The same; writes weights[n] times the two derivatives of (M6) to out and occupancy [N, T, P].
 
     Only active pdfs of real frames of ok sequences of nonzero weight are written. `occupancy` may be empty: then it is
-    left alone.
+    left alone. `memory_budget` is for the other backends: the oracle keeps everything.
     """
     result, found = _run(batch, scores, accuracy, lengths, leaky)
     for n in [n for n in found if weights[n]]:

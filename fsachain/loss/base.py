@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fsachain.backends.dispatch import check_budget
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, ShapeError
@@ -46,6 +47,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         l2_regularize: float,
         out_of_range_regularize: float,
         xent_regularize: float,
+        memory_budget: float | None,
     ) -> None:
         super().__init__()
         self.denominators = (
@@ -66,6 +68,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
         self.l2_regularize = check_factor("l2_regularize", l2_regularize)
         self.out_of_range_regularize = check_factor("out_of_range_regularize", out_of_range_regularize)
         self.xent_regularize = check_factor("xent_regularize", xent_regularize)
+        check_budget(memory_budget)
+        self.memory_budget = memory_budget
         self.last_record = None
         self._batches = [graph.batch(1, [name]) for name, graph in self.denominators.items()]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fsachain.denominator import DenominatorGraph
 from fsachain.loss.base import Call, SequenceLoss, check_factor
 from fsachain.loss.lfmmi_operator import lfmmi
+from fsachain.loss.operators import budget_number
 from fsachain.loss.record import EXCLUDED_OBJF, LFMMIRecord, common_fields
 
 
@@ -41,6 +42,7 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         xent_regularize: float = 0.0,
         denominator_scale: float = 1.0,
         boost: float = 0.0,
+        memory_budget: float | None = None,
     ) -> None:
         """Set up the loss.
 
@@ -52,9 +54,13 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
             xent_regularize: factor of the cross-entropy branch; 0.1 is usual.
             denominator_scale: s.
             boost: b >= 0, in nats for each frame that a path of the denominator has right; 0.05 to 0.1 is usual.
+            memory_budget: bytes, beside scores and gradient, for the alphas of all frames, of the numerators and then of
+                the denominators; None: a share of the free memory, infinity: no limit. Where they need more, about 2 sqrt(T)
+                of T are kept and the others computed again: no bit of the loss or its gradient changes, and it takes at
+                most 1.6 times as long.
 
         Raises:
-            ConfigError: a negative factor, no denominator, or denominators that differ in their number of pdfs.
+            ConfigError: a negative factor or budget, no denominator, or denominators that differ in their number of pdfs.
         """
         super().__init__(
             denominator,
@@ -62,13 +68,15 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
             l2_regularize=l2_regularize,
             out_of_range_regularize=out_of_range_regularize,
             xent_regularize=xent_regularize,
+            memory_budget=memory_budget,
         )
         self.denominator_scale = check_factor("denominator_scale", denominator_scale)
         self.boost = check_factor("boost", boost)
 
     def _options(self) -> list[float]:
         penalties = [self.l2_regularize, self.out_of_range_regularize]
-        return [self.leaky_hmm_coefficient, self.denominator_scale, *penalties, self.boost]
+        budget = budget_number(self.memory_budget)
+        return [self.leaky_hmm_coefficient, self.denominator_scale, *penalties, self.boost, budget]
 
     def _operate(self, *arguments: Any) -> tuple[Tensor, ...]:
         return lfmmi(*arguments)

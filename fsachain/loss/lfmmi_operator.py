@@ -10,7 +10,7 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.loss import operator_parts as parts
-from fsachain.loss.operators import new_buffer
+from fsachain.loss.operators import budget_of, new_buffer
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,18 +31,18 @@ def lfmmi(
     """The weighted sums over ok sequences, before division by their frames.
 
     Args:
-        options: leaky-HMM coefficient, denominator scale, l2 and out-of-range factors, boost; the others are those of
-            `operator_parts`.
+        options: leaky-HMM coefficient, denominator scale, l2 and out-of-range factors, boost, memory budget (see
+            `operators.budget_number`); the other arguments are those of `operator_parts`.
 
     Returns:
         total = objf_ok + l2_term + out_of_range_term (float64, the only result with a gradient); log Z [N] of numerator
         and denominator; ok [N]; l2_term; out_of_range_term; d total / d nnet_output [N, T, P]; w_n times the numerator's
         occupancy [N, T, P]. The last two are empty unless asked for.
     """
-    leaky, scale, l2, out_of_range, boost = options
+    leaky, scale, l2, out_of_range, boost, memory_budget = options
     numerators = find_batch(int(numerator_key.item()))
     parts.check_weights(weights.numpy(), numerators)
-    ready = dispatch.prepare(numerators, nnet_output, lengths, "auto")
+    ready = dispatch.prepare(numerators, nnet_output, lengths, "auto", budget_of(memory_budget))
     gradient = new_buffer(nnet_output, with_gradient or with_numerator)
     if boost:
         boosted, num, num_ok = _boost(ready, numerators, boost, weights, gradient)

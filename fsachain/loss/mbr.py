@@ -14,6 +14,7 @@ from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ShapeError
 from fsachain.loss import mbr_operator
 from fsachain.loss.base import Call, SequenceLoss
+from fsachain.loss.operators import budget_number
 from fsachain.loss.record import MBRRecord, common_fields
 
 
@@ -40,6 +41,7 @@ class MBRLoss(SequenceLoss[MBRRecord]):
         l2_regularize: float = 0.0,
         out_of_range_regularize: float = 0.01,
         xent_regularize: float = 0.0,
+        memory_budget: float | None = None,
     ) -> None:
         """Set up the loss.
 
@@ -49,9 +51,13 @@ class MBRLoss(SequenceLoss[MBRRecord]):
             l2_regularize: l2 >= 0; 5e-5 is usual.
             out_of_range_regularize: o >= 0, holds scores near [-30, 30].
             xent_regularize: factor of the cross-entropy branch; 0.1 is usual.
+            memory_budget: bytes, beside scores, accuracy and gradient, for the alphas of all frames, of the numerators and
+                then of the denominators; None: a share of the free memory, infinity: no limit. Where they need more, about
+                2 sqrt(T) of T are kept and the others computed again: no bit of the loss or its gradient changes, and it
+                takes at most 1.6 times as long.
 
         Raises:
-            ConfigError: a negative factor, no denominator, or denominators that differ in their number of pdfs.
+            ConfigError: a negative factor or budget, no denominator, or denominators that differ in their number of pdfs.
         """
         super().__init__(
             denominator,
@@ -59,10 +65,12 @@ class MBRLoss(SequenceLoss[MBRRecord]):
             l2_regularize=l2_regularize,
             out_of_range_regularize=out_of_range_regularize,
             xent_regularize=xent_regularize,
+            memory_budget=memory_budget,
         )
 
     def _options(self) -> list[float]:
-        return [self.leaky_hmm_coefficient, self.l2_regularize, self.out_of_range_regularize]
+        penalties = [self.l2_regularize, self.out_of_range_regularize]
+        return [self.leaky_hmm_coefficient, *penalties, budget_number(self.memory_budget)]
 
     def _operate(self, *arguments: Any) -> tuple[Tensor, ...]:
         return mbr_operator.mbr(*arguments)
@@ -81,6 +89,7 @@ def expected_accuracy(
     *,
     leaky_hmm_coefficient: float = 0.0,
     backend: BackendName = "auto",
+    memory_budget: float | None = None,
 ) -> Tensor:
     """E[A] of every sequence, A(path) being the sum over frames t of accuracy(t, pdf of the path at t).
 
@@ -94,6 +103,7 @@ def expected_accuracy(
         lengths: [N] integers on the host; None takes all T frames.
         leaky_hmm_coefficient: c in [0, 1]; above 0 the tables must carry `leaky_log_prob`. A leak adds nothing to A.
         backend: "auto" follows the scores' device.
+        memory_budget: bytes for the alphas of all frames, as for `forward_backward`; no bit of the results depends on it.
 
     Returns:
         float64 [N]; -inf (no path) and NaN (illegal score, or an accuracy of an active pdf that is not finite) have zero
@@ -116,5 +126,12 @@ def expected_accuracy(
     wanted = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (scores, accuracy))
     key = torch.from_numpy(batch.key)
     return mbr_operator.expected_accuracy(
-        scores, accuracy, frames, key, leaky_hmm_coefficient, backend, *wanted
+        scores,
+        accuracy,
+        frames,
+        key,
+        leaky_hmm_coefficient,
+        backend,
+        *wanted,
+        budget_number(memory_budget),
     )[0]

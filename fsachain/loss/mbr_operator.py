@@ -12,7 +12,7 @@ from torch import Tensor
 from fsachain.backends import cpu, cpu_mbr, dispatch, reference, reference_mbr
 from fsachain.batch import TableBatch, find_batch
 from fsachain.loss import operator_parts as parts
-from fsachain.loss.operators import new_buffer, scale_rows
+from fsachain.loss.operators import budget_of, new_buffer, scale_rows
 
 # The recursions (M1)-(M6) of each backend.
 _RECURSIONS: dict[Any, Any] = {cpu: cpu_mbr, reference: reference_mbr}
@@ -28,13 +28,15 @@ def expected_accuracy(
     backend: str,
     with_gradient: bool,
     with_occupancy: bool,
+    memory_budget: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """E[A] [N] in float64, -inf or NaN where a sequence is not ok; its derivatives by scores and accuracy [N, T, P].
 
-    The derivatives are empty unless asked for; if the second is, the first is made too.
+    The derivatives are empty unless asked for; if the second is, the first is made too. memory_budget: see
+    `operators.budget_number`.
     """
     batch = find_batch(int(batch_key.item()))
-    ready = dispatch.prepare(batch, scores, lengths, backend)
+    ready = dispatch.prepare(batch, scores, lengths, backend, budget_of(memory_budget))
     dispatch.check_leak(batch, leaky)
     gradient, occupancy = (
         new_buffer(scores, with_gradient or with_occupancy),
@@ -63,27 +65,28 @@ def _run(
     if not len(gradient):
         result = recursions.expected_accuracy(*inputs)
     else:
-        result = recursions.set_accuracy_gradient(*inputs, weights, gradient.numpy(), occupancy.numpy())
+        buffers = gradient.numpy(), occupancy.numpy()
+        result = recursions.set_accuracy_gradient(*inputs, weights, *buffers, ready.memory_budget)
     log_z, values, ok = result
     return log_z, values, ok
 
 
 @expected_accuracy.register_fake
-def _(scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_occupancy):  # type: ignore[no-untyped-def]
+def _(scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_occupancy, memory_budget):  # type: ignore[no-untyped-def]
     values = scores.new_empty(scores.shape[0], dtype=torch.float64)
     gradient = new_buffer(scores, with_gradient or with_occupancy)
     return values, gradient, new_buffer(accuracy, with_occupancy)
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], output[2], inputs[0].new_empty(0), inputs[1].new_empty(0))
+    ctx.save_for_backward(output[1], output[2], inputs[0], inputs[1])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
     gradient, occupancy, like, like_accuracy = ctx.saved_tensors
     by_accuracy = scale_rows(occupancy, factors, like_accuracy) if len(occupancy) else None
-    return scale_rows(gradient, factors, like), by_accuracy, *[None] * 6
+    return scale_rows(gradient, factors, like), by_accuracy, *[None] * 7
 
 
 expected_accuracy.register_autograd(_backward, setup_context=_save)
@@ -105,15 +108,16 @@ def mbr(
     """The weighted sums over ok sequences, before division by their frames; the accuracy is the numerators' occupancy.
 
     Args:
-        options: leaky-HMM coefficient, l2 and out-of-range factors; the others are those of `operator_parts`.
+        options: leaky-HMM coefficient, l2 and out-of-range factors, memory budget (see `operators.budget_number`); the
+            other arguments are those of `operator_parts`.
 
     Returns:
         As `lfmmi`, with sum_n w_n E_n[A] for objf_ok; then E_n[A] [N], -inf or NaN where a sequence is not ok.
     """
-    leaky, l2, out_of_range = options
+    leaky, l2, out_of_range, memory_budget = options
     numerators = find_batch(int(numerator_key.item()))
     parts.check_weights(weights.numpy(), numerators)
-    ready = dispatch.prepare(numerators, nnet_output, lengths, "auto")
+    ready = dispatch.prepare(numerators, nnet_output, lengths, "auto", budget_of(memory_budget))
     accuracy = new_buffer(nnet_output, True)
     num, num_ok = parts.log_probs(ready, numerators, 0.0, np.ones(len(accuracy)), accuracy)
     gradient = new_buffer(nnet_output, with_gradient)

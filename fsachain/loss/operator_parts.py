@@ -18,7 +18,7 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.errors import ConfigError
-from fsachain.loss.operators import new_buffer
+from fsachain.loss.operators import new_buffer, refuse_second_derivative
 
 OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 NUM_ARGUMENTS = 10
@@ -45,7 +45,7 @@ def log_probs(
         log_prob, ok = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky)
     else:
         log_prob, ok = ready.backend.add_occupancy(
-            batch, ready.scores, ready.lengths, leaky, weights, out.numpy()
+            batch, ready.scores, ready.lengths, leaky, weights, out.numpy(), ready.memory_budget
         )
     return log_prob, ok
 
@@ -124,8 +124,11 @@ def _(gradient, factor, like):  # type: ignore[no-untyped-def]
     return torch.empty_like(gradient, dtype=like.dtype)
 
 
+scale_gradient.register_autograd(refuse_second_derivative)
+
+
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[6], inputs[0].new_empty(0))
+    ctx.save_for_backward(output[6], inputs[0])
     ctx.mark_non_differentiable(*output[1:])
 
 

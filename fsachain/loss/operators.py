@@ -14,6 +14,24 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 
+# Operators take the memory budget as a number, since it also stands in lists of options: any below 0 is None.
+DEFAULT_BUDGET = -1.0
+
+
+def budget_number(memory_budget: float | None) -> float:
+    """The memory budget as operators take it.
+
+    Raises:
+        ConfigError: it is negative or NaN.
+    """
+    dispatch.check_budget(memory_budget)
+    return DEFAULT_BUDGET if memory_budget is None else float(memory_budget)
+
+
+def budget_of(number: float) -> float | None:
+    """What `budget_number` was given."""
+    return None if number < 0.0 else number
+
 
 def _occupancy_type(scores: Tensor) -> torch.dtype:
     return torch.float64 if scores.dtype == torch.float64 else torch.float32
@@ -27,31 +45,53 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
 
 @torch.library.custom_op("fsachain::log_prob", mutates_args=())
 def log_prob(
-    scores: Tensor, lengths: Tensor, batch_key: Tensor, leaky: float, backend: str, with_occupancy: bool
+    scores: Tensor,
+    lengths: Tensor,
+    batch_key: Tensor,
+    leaky: float,
+    backend: str,
+    with_occupancy: bool,
+    memory_budget: float,
 ) -> tuple[Tensor, Tensor]:
-    """log Z [N] in float64 and occupancy [N, T, P] (empty unless asked for); -inf or NaN where a sequence is not ok."""
+    """log Z [N] in float64 and occupancy [N, T, P] (empty unless asked for); -inf or NaN where a sequence is not ok.
+
+    memory_budget: see `budget_number`.
+    """
     batch = find_batch(int(batch_key.item()))
-    ready = dispatch.prepare(batch, scores, lengths, backend)
+    ready = dispatch.prepare(batch, scores, lengths, backend, budget_of(memory_budget))
     dispatch.check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
     if with_occupancy:
         ones = np.ones(batch.size)
-        values, _ = ready.backend.add_occupancy(batch, ready.scores, ready.lengths, leaky, ones, out.numpy())
+        values, _ = ready.backend.add_occupancy(
+            batch, ready.scores, ready.lengths, leaky, ones, out.numpy(), ready.memory_budget
+        )
     else:
         values, _ = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky)
     return torch.from_numpy(values), out
 
 
 @log_prob.register_fake
-def _(scores, lengths, batch_key, leaky, backend, with_occupancy):  # type: ignore[no-untyped-def]
+def _(scores, lengths, batch_key, leaky, backend, with_occupancy, memory_budget):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[0], dtype=torch.float64), new_buffer(scores, with_occupancy)
+
+
+def refuse_second_derivative(ctx, *_):  # type: ignore[no-untyped-def]
+    """The derivative of an operator that gives first derivatives.
+
+    It is reached because these operators take the scores themselves as `like`: their results depend on them, and a second
+    differentiation that passed over that would give a part of the truth.
+    """
+    raise RuntimeError("fsachain gives first derivatives only; expected its losses to be differentiated once")
 
 
 @torch.library.custom_op("fsachain::scale_rows", mutates_args=())
 def scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
-    """values [N, T, P] times factors [N] in the dtype of `like`; rows that are all zero stay zero whatever the factor."""
+    """values [N, T, P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
     scaled = values * factors.to(values.dtype).view(-1, 1, 1)
-    return torch.where(values == 0, 0, scaled).to(like.dtype)
+    for n in torch.nonzero(~torch.isfinite(factors)).flatten().tolist():
+        scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
+    return scaled.to(like.dtype)
 
 
 @scale_rows.register_fake
@@ -59,14 +99,17 @@ def _(values, factors, like):  # type: ignore[no-untyped-def]
     return torch.empty_like(values, dtype=like.dtype)
 
 
+scale_rows.register_autograd(refuse_second_derivative)
+
+
 def _save_log_prob(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], inputs[0].new_empty(0))
+    ctx.save_for_backward(output[1], inputs[0])
     ctx.mark_non_differentiable(output[1])
 
 
 def _log_prob_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
     occupancy, like = ctx.saved_tensors
-    return scale_rows(occupancy, gradient, like), None, None, None, None, None
+    return scale_rows(occupancy, gradient, like), *[None] * 6
 
 
 log_prob.register_autograd(_log_prob_backward, setup_context=_save_log_prob)
@@ -82,7 +125,8 @@ def weighted_log_prob(
     leaky: float,
     backend: str,
     rows: int,
-    with_occupancy: bool = True,
+    with_occupancy: bool,
+    memory_budget: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """log Z [N], occupancy [N, T, P] and the sums over frames of gamma, for arc weights given as one vector.
 
@@ -92,16 +136,17 @@ def weighted_log_prob(
         rows: rows of the last result, which has a column for each entry of arc_log_probs: N for a shared graph; one for
             graphs of their own, whose sums stand one after another; none where these sums are not wanted.
         with_occupancy: else the second result is empty.
+        memory_budget: see `budget_number`; for occupancies, not for the sums of gamma.
     """
     batch = find_batch(int(batch_key.item()))
     weighted = _with_arc_log_probs(batch, arc_log_probs)
-    ready = dispatch.prepare(weighted, scores, lengths, backend)
+    ready = dispatch.prepare(weighted, scores, lengths, backend, budget_of(memory_budget))
     dispatch.check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
     if with_occupancy:
         ones = np.ones(batch.size)
         values, _ = ready.backend.add_occupancy(
-            weighted, ready.scores, ready.lengths, leaky, ones, out.numpy()
+            weighted, ready.scores, ready.lengths, leaky, ones, out.numpy(), ready.memory_budget
         )
     else:
         values, _ = ready.backend.log_probs(weighted, ready.scores, ready.lengths, leaky)
@@ -123,7 +168,7 @@ def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
 
 
 @weighted_log_prob.register_fake
-def _(scores, arc_log_probs, lengths, batch_key, arc_counts, leaky, backend, rows, with_occupancy=True):  # type: ignore[no-untyped-def]
+def _(scores, arc_log_probs, lengths, key, counts, leaky, backend, rows, with_occupancy, memory_budget):  # type: ignore[no-untyped-def]
     values = scores.new_empty(scores.shape[0], dtype=torch.float64)
     arcs = scores.new_empty(rows, arc_log_probs.shape[0], dtype=torch.float64)
     return values, new_buffer(scores, with_occupancy), arcs
@@ -141,8 +186,11 @@ def _(arcs, factors, arc_counts, like):  # type: ignore[no-untyped-def]
     return torch.empty_like(like)
 
 
+arc_gradient.register_autograd(refuse_second_derivative)
+
+
 def _save_weighted(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], output[2], inputs[0].new_empty(0), inputs[1], inputs[4])
+    ctx.save_for_backward(output[1], output[2], inputs[0], inputs[1], inputs[4])
     ctx.mark_non_differentiable(output[1], output[2])
 
 
@@ -150,7 +198,7 @@ def _weighted_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
     occupancy, arcs, like, weights, counts = ctx.saved_tensors
     by_score = scale_rows(occupancy, gradient, like) if len(occupancy) else None
     by_arc = arc_gradient(arcs, gradient, counts, weights) if len(arcs) else None
-    return by_score, by_arc, *[None] * 7
+    return by_score, by_arc, *[None] * 8
 
 
 weighted_log_prob.register_autograd(_weighted_backward, setup_context=_save_weighted)

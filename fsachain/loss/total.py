@@ -21,6 +21,7 @@ def total_log_prob(
     leaky_hmm_coefficient: float = 0.0,
     arc_log_probs: Tensor | None = None,
     backend: BackendName = "auto",
+    memory_budget: float | None = None,
 ) -> Tensor:
     """log Z of every sequence, equation (4); its derivative by the scores is the occupancy, equation (7).
 
@@ -33,6 +34,8 @@ def total_log_prob(
             weights one after another. Their gradient is the expected number of times that each arc is taken; the leak's
             init stays as it was compiled.
         backend: "auto" follows the scores' device.
+        memory_budget: bytes, beside scores and gradient, for the alphas of all frames, as for `forward_backward`; no bit of
+            the results depends on it. The gradient of arc_log_probs keeps all alphas of one sequence for each thread.
 
     Returns:
         float64 [N]; -inf (no path) and NaN (illegal score) have zero gradient. Differentiating twice raises.
@@ -45,10 +48,11 @@ def total_log_prob(
             f"scores is a {type(scores).__name__}; expected a torch tensor (numpy: use forward_backward)"
         )
     frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
-    key = torch.from_numpy(batch.key)
+    key, budget = torch.from_numpy(batch.key), operators.budget_number(memory_budget)
     if arc_log_probs is None:
         differentiable = torch.is_grad_enabled() and scores.requires_grad
-        return operators.log_prob(scores, frames, key, leaky_hmm_coefficient, backend, differentiable)[0]
+        options = leaky_hmm_coefficient, backend, differentiable, budget
+        return operators.log_prob(scores, frames, key, *options)[0]
     counts = [table.num_arcs for table in batch.tables]
     if arc_log_probs.shape != (sum(counts),):
         raise ShapeError(
@@ -68,4 +72,5 @@ def total_log_prob(
         backend,
         rows,
         with_gradient and scores.requires_grad,
+        budget,
     )[0]

@@ -1,9 +1,10 @@
 """The memory of a large batch beside its scores and gradient, measured in a process of its own.
 
-    python -m tools.bench.peak FOLDER STATES ARCS PDFS SEQUENCES FRAMES     what `memory` runs; FOLDER may be ""
+    python -m tools.bench.peak FOLDER STATES ARCS PDFS SEQUENCES FRAMES [BYTES]
 
-The process fills scores and gradient, runs a few frames so that the kernels are compiled, resets the system's mark of the
-most memory that it held, and runs the batch once.
+is what `memory` runs, without a memory budget; FOLDER may be "". With BYTES, 0 to inf, for that budget. The process fills
+scores and gradient, runs a few frames so that the kernels are compiled, resets the system's mark of the most memory that it
+held, and runs the batch once.
 """
 
 from __future__ import annotations
@@ -61,17 +62,17 @@ def memory(work: Workloads, sizes: Sizes) -> Table:
     return Table(f"memory of a large batch, leak {LEAK:g}, default budget", HEADER, rows)
 
 
-def measure(folder: Path | None, sizes: Sizes) -> Peak:
-    """Run the large batch once in this process."""
+def measure(folder: Path | None, sizes: Sizes, memory_budget: float | None = None) -> Peak:
+    """Run the large batch once in this process, with the default budget or another."""
     size, frames = sizes.large[3:]
     graph = large_denominator(folder, sizes)
     batch = graph.batch(size)
     scores = np.random.default_rng(3).standard_normal((size, frames, graph.num_pdfs), dtype=np.float32)
     out, weights = np.ones_like(scores), np.ones(size)
-    cpu.add_occupancy(batch, scores[:, :FEW_FRAMES], np.full(size, FEW_FRAMES), LEAK, weights, out)
+    cpu.add_occupancy(batch, scores, np.full(size, FEW_FRAMES), LEAK, weights, out)
     RESET.write_text("5", encoding="ascii")  # the mark falls to what is held now
     before, started = _held("VmRSS"), time.perf_counter()
-    cpu.add_occupancy(batch, scores, np.full(size, frames), LEAK, weights, out)
+    cpu.add_occupancy(batch, scores, np.full(size, frames), LEAK, weights, out, memory_budget)
     seconds = time.perf_counter() - started
     return Peak(
         name=f"{'den10k' if folder else 'random'}, B {size}, T {frames}",
@@ -91,6 +92,7 @@ def _held(field: str) -> int:
 
 if __name__ == "__main__":
     name, *numbers = sys.argv[1:]
-    states, arcs, pdfs, sequences, frames = map(int, numbers)
+    states, arcs, pdfs, sequences, frames = map(int, numbers[:5])
     large = replace(Sizes(), large=(states, arcs, pdfs, sequences, frames))
-    print(json.dumps(measure(Path(name) if name else None, large).record()))
+    budget = float(numbers[5]) if len(numbers) > 5 else None
+    print(json.dumps(measure(Path(name) if name else None, large, budget).record()))
