@@ -32,10 +32,11 @@ smallest normal float. A sequence is safe if all its alphas keep theirs,
 
     (13) the least nonzero a(t, i) x the least nonzero probability of frame t x the least weight >> tiny,   for every t,
 
-or if a leak reaches every state and n(t) c min_i init(i) >> tiny, n(t) the sum of the stored a(t, .), since then no state
-has less. What a beta loses is then less than tiny times the largest beta of a state that a path has reached, which is
-nothing beside w(t): hence betas of other states are put to zero. (13) is known when the alphas are, and is checked for
-each sequence from its own data; where it fails the sequence is computed again with numbers of a wider range.
+since what a beta loses is then less than tiny times the largest beta of a state that a path has reached, which is nothing
+beside w(t); betas of other states are put to zero. It is safe as well if a leak reaches every state and
+n(t) c min_i init(i) >> tiny, n(t) the sum of the stored a(t, .): by (5) no beta is less than c min_i init(i) times the
+largest, so w(t) is no less than that. Both are known when the alphas are, and are checked for each sequence from its own
+data; where both fail the sequence is computed again with numbers of a wider range.
 
 More from the same rows. A state is passed between frames; ahead(t, .) is (8) run backwards; paths are drawn with beta:
 
