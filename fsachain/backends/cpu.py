@@ -179,7 +179,7 @@ def _in_numbers(
 ) -> tuple[Floats, Bools]:
     """log Z of the lanes and whether each is certain; adds the occupancy of those that are."""
     width = width_of(form)
-    columns = make_columns(table.active, width, job.scores.shape[2])
+    columns = make_columns(table.active, table.runs, width, job.scores.shape[2])
     shape = shape_of(table, columns, form, dtype)
     padded, lengths, factors = lanes, job.lengths[lanes], job.weights[lanes]
     if len(lanes) < width:

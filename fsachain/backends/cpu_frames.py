@@ -37,10 +37,12 @@ ALONG_FORM = (0,) * ALONG
 class Columns(NamedTuple):
     """Where the active pdfs lie.
 
-    active [K]: in the scores. tiles: the first pdfs of W x W tiles; place [K]: in the rows of all tiles; k without tiles.
+    active [K]: in the scores; equal ones in runs that begin at `runs`, whose last entry is K. tiles: the first pdfs of
+    W x W tiles; place [K]: in the rows of all tiles; k without tiles.
     """
 
     active: npt.NDArray[np.uint32]
+    runs: npt.NDArray[np.uint32]
     tiles: npt.NDArray[np.int64]
     place: npt.NDArray[np.uint32]
 
@@ -54,10 +56,12 @@ class Frames(NamedTuple):
     columns: Columns
 
 
-def make_columns(active: npt.NDArray[np.uint32], width: int, num_pdfs: int) -> Columns:
+def make_columns(
+    active: npt.NDArray[np.uint32], runs: npt.NDArray[np.uint32], width: int, num_pdfs: int
+) -> Columns:
     """Columns for `width` lanes and scores of `num_pdfs` pdfs; tiles where both are wide enough."""
     if width == 1 or num_pdfs < width or not len(active):
-        return Columns(active, np.empty(0, np.int64), np.arange(len(active), dtype=np.uint32))
+        return Columns(active, runs, np.empty(0, np.int64), np.arange(len(active), dtype=np.uint32))
     tiles: list[int] = []
     place = np.empty(len(active), np.uint32)
     k = 0
@@ -67,7 +71,7 @@ def make_columns(active: npt.NDArray[np.uint32], width: int, num_pdfs: int) -> C
         place[k:after] = len(tiles) * width + active[k:after] - start
         tiles.append(start)
         k = after
-    return Columns(active, np.array(tiles), place)
+    return Columns(active, runs, np.array(tiles), place)
 
 
 def count_rows(columns: Columns, width: int) -> int:
@@ -242,11 +246,14 @@ def _add_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any, out: Any
 
 @jit_on_views
 def _add_single(frames: Any, t: int, rows: Any, out: Any) -> None:
-    into, active = out[frames.lanes[0], t], frames.columns.active
+    into, active, runs = out[frames.lanes[0], t], frames.columns.active, frames.columns.runs
     following = out[frames.lanes[0], max(t - 1, 0)]
-    for k in range(len(active)):
-        into[active[k]] += rows[k, 0]
-        prefetch(following, active[k])
+    for run in range(len(runs) - 1):
+        pdf, total = active[runs[run]], rows.dtype.type(0)
+        for k in range(runs[run], runs[run + 1]):
+            total += rows[k, 0]
+        into[pdf] += total
+        prefetch(following, pdf)
 
 
 @jit_on_views

@@ -64,12 +64,14 @@ class KernelTable(NamedTuple):
     With a leak there is one state more, the last: its alpha is c tot(t), and its arcs, one for each pair, are the arcs of
     all states weighted by init. Weights are relative to their maximum where numbers are plain; the logs of the maxima
     are in `log_scale` (of initial, arcs, final). `least` has the least nonzero weights of initial, arcs, init and final
-    before they are rounded to the table's type, in which they may be zero; `init_everywhere` is the least init, 0
+    before they are rounded to the table's type, in which they may be zero; `runs` are the positions in `active` at which
+    another pdf begins, and its length; `init_everywhere` is the least init, 0
     where a leak misses a state; `reach` is the largest exponent of any weight.
     """
 
     arcs: ArcRows | ArcList
     active: Index
+    runs: Index
     initial: Weights
     init: Weights
     final: Weights
@@ -150,6 +152,7 @@ def _make(
     return KernelTable(
         arcs=rows,
         active=active,
+        runs=np.append(np.flatnonzero(np.diff(active, prepend=-1)), len(active)).astype(np.uint32),
         initial=weights(form, table.initial_log_prob - initial_scale, dtype),
         init=weights(form, init, dtype),
         final=weights(form, np.append(table.final_log_prob, through) - final_scale, dtype),
