@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fsachain.backends import cpu_log
 from fsachain.backends.cpu_frames import Frames, make_columns
+from fsachain.backends.cpu_log_table import log_table
 from fsachain.backends.cpu_numbers import (
     ZERO_EXPONENT,
     Form,
@@ -27,7 +28,7 @@ from fsachain.backends.cpu_numbers import (
 )
 from fsachain.backends.cpu_penalty import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu_run import run
-from fsachain.backends.cpu_tables import ArcList, ArcRows, KernelTable, kernel_table, log_table
+from fsachain.backends.cpu_tables import ArcList, ArcRows, KernelTable, kernel_table
 from fsachain.backends.cpu_work import (
     SHARE_OF_FREE_MEMORY,
     Plan,

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends import cpu_mbr_log, cpu_mbr_scaled
+from fsachain.backends.cpu_log_table import LogTable, log_table
 from fsachain.backends.cpu_mbr_scaled import LOG_Z, LOWEST, MEAN, NUM_SUMS
-from fsachain.backends.cpu_tables import LogTable, log_table
 from fsachain.backends.cpu_work import SHARE_OF_FREE_MEMORY, free_bytes
 from fsachain.backends.threads import get_num_threads, run_all
 from fsachain.batch import TableBatch

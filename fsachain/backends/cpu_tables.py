@@ -81,26 +81,7 @@ class KernelTable(NamedTuple):
     reach: float
 
 
-class LogTable(NamedTuple):
-    """The arcs by destination and by source with their log-probabilities; `zeros` is as long as any sum."""
-
-    dst_offsets: Index
-    dst_src: Index
-    dst_column: Index
-    dst_log_prob: Floats
-    src_offsets: Index
-    src_dst: Index
-    src_column: Index
-    src_log_prob: Floats
-    active: Index
-    initial: Floats
-    init: Floats
-    final: Floats
-    zeros: Floats
-
-
 _kernel: WeakKeyDictionary[TransitionTable, dict[Any, KernelTable]] = WeakKeyDictionary()
-_logs: WeakKeyDictionary[TransitionTable, LogTable] = WeakKeyDictionary()
 
 
 def kernel_table(
@@ -264,28 +245,6 @@ def _with_leak(table: TransitionTable) -> _Arcs:
         np.concatenate([view.column, column]),
         np.concatenate([view.log_prob, log_prob]),
     )
-
-
-def log_table(table: TransitionTable) -> LogTable:
-    """`table` for the kernels that work with logs."""
-    if table not in _logs:
-        by_dst, by_src = table.by_dst, table.by_src
-        _logs[table] = LogTable(
-            dst_offsets=by_dst.offsets.astype(np.uint32),
-            dst_src=by_dst.src.astype(np.uint32),
-            dst_column=by_dst.column.astype(np.uint32),
-            dst_log_prob=by_dst.log_prob,
-            src_offsets=by_src.offsets.astype(np.uint32),
-            src_dst=by_src.dst.astype(np.uint32),
-            src_column=by_src.column.astype(np.uint32),
-            src_log_prob=by_src.log_prob,
-            active=table.active_pdfs.astype(np.uint32),
-            initial=table.initial_log_prob,
-            init=table.leak_target,
-            final=table.final_log_prob,
-            zeros=np.zeros(max(table.num_states, table.num_arcs)),
-        )
-    return _logs[table]
 
 
 def _offsets(rows: npt.NDArray[Any], count: int) -> Index:
