@@ -437,3 +437,21 @@ def test_every_number_of_pdfs_and_of_sequences_side_by_side_is_right(width):
         lengths = [6 - n % 4 for n in range(width)]
         batch = TableBatch.share(compile_table(graph, num_pdfs), width)
         assert_agrees(batch, scores, lengths)
+
+
+@pytest.mark.parametrize("kind", ["read-only", "at an odd address", "in another order of bytes"])
+def test_scores_that_compiled_code_cannot_read_are_copied(kind):
+    table = compile_table(connected_graph(5))
+    scores = np.random.default_rng(2).normal(size=(2, 20, NUM_PDFS)).astype(np.float32)
+    odd = np.empty(scores.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(scores.shape)
+    odd[:] = scores
+    other = {
+        "read-only": scores.copy(),
+        "at an odd address": odd,
+        "in another order of bytes": scores.astype(">f4"),
+    }
+    other[kind].flags.writeable = kind != "read-only"
+    batch = TableBatch.share(table, 2)
+    expected, found = forward_backward(batch, scores), forward_backward(batch, other[kind])
+    np.testing.assert_array_equal(found.log_prob, expected.log_prob)
+    np.testing.assert_array_equal(found.occupancy, expected.occupancy)

@@ -233,4 +233,6 @@ def _torch_from(array: npt.NDArray[Any]) -> Any:
 
 
 def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(array, dtype=np.float64 if array.itemsize == 8 else np.float32)
+    """In the order and at addresses that compiled code reads; writable too, since read-only is another type for it."""
+    dtype = np.float64 if array.itemsize == 8 else np.float32
+    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
