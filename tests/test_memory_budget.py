@@ -16,7 +16,7 @@ from fsachain import (
     set_num_threads,
     total_log_prob,
 )
-from fsachain.backends import cpu, cpu_mbr
+from fsachain.backends import cpu, cpu_mbr, cpu_work
 from fsachain.errors import ConfigError
 from fsachain.loss.mbr import expected_accuracy
 
@@ -138,8 +138,7 @@ def test_no_bit_depends_on_the_budget(entry, layout, leaky, dtype, scale, segmen
 @of_every_entry
 def test_no_budget_asked_for_is_a_share_of_the_free_memory(entry, segments, monkeypatch):
     for free, is_whole in ((0, False), (1 << 40, True)):
-        for module in (cpu, cpu_mbr):
-            monkeypatch.setattr(module, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(cpu_work, "free_bytes", lambda free=free: free)
         segments.plain.clear(), segments.mbr.clear()
         ENTRIES[entry](make_output(), None, "shared", 0.1)
         cuts = segments.plain + segments.mbr

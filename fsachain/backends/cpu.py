@@ -30,15 +30,14 @@ from fsachain.backends.cpu_penalty import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu_run import run
 from fsachain.backends.cpu_tables import ArcList, ArcRows, KernelTable, kernel_table
 from fsachain.backends.cpu_work import (
-    SHARE_OF_FREE_MEMORY,
     Plan,
-    free_bytes,
     make_plan,
     memory_for,
     shape_of,
+    thread_budget,
     trim,
 )
-from fsachain.backends.threads import get_num_threads, run_all
+from fsachain.backends.threads import run_all
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
 from fsachain.table import TransitionTable
@@ -93,8 +92,7 @@ def add_occupancy(
     Alphas of all frames are kept if they fit `memory_budget` bytes (None: a 32nd of the free memory); else about
     2 sqrt(T) of T are kept and the others computed again, which changes no bit of the result.
     """
-    budget = SHARE_OF_FREE_MEMORY * free_bytes() if memory_budget is None else memory_budget
-    return _run(batch, _Job(scores, lengths, leaky, weights, out, budget / get_num_threads()))
+    return _run(batch, _Job(scores, lengths, leaky, weights, out, thread_budget(memory_budget)))
 
 
 def add_penalties(

@@ -1,8 +1,8 @@
 """One frame of equations (2) and (5)-(7) on a graph that one sequence has for itself: arc after arc.
 
 Such graphs have few arcs for each state, and rows of one number; loops over the arcs of a state would spend their time on
-branches. Every arc is added to its destination's alpha or its source's beta where these stand in memory, in an order in
-which arcs that follow each other have different ends: the i-th arcs of all states, then the next.
+branches. Every arc is added to its destination's alpha or its source's beta where these stand in memory, in the order of
+`cpu_tables.ArcList`; what a state or a scale needs then is done for ALONG states side by side.
 """
 
 from __future__ import annotations

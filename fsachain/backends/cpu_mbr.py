@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fsachain.backends import cpu_mbr_log, cpu_mbr_scaled
 from fsachain.backends.cpu_log_table import LogTable, log_table
 from fsachain.backends.cpu_mbr_scaled import LOG_Z, LOWEST, MEAN, NUM_SUMS
-from fsachain.backends.cpu_work import SHARE_OF_FREE_MEMORY, free_bytes
+from fsachain.backends.cpu_work import thread_budget
 from fsachain.backends.threads import get_num_threads, run_all
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
@@ -95,8 +95,7 @@ def set_accuracy_gradient(
 
     `memory_budget` is as in `cpu.add_occupancy`.
     """
-    budget = SHARE_OF_FREE_MEMORY * free_bytes() if memory_budget is None else memory_budget
-    each = budget / get_num_threads()
+    each = thread_budget(memory_budget)
     return _run(batch, _Job(scores, accuracy, lengths, leaky, weights, out, occupancy, each))
 
 

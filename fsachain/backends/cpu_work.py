@@ -18,6 +18,7 @@ from fsachain.backends.cpu_frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu_lanes import LINE, aligned_bytes
 from fsachain.backends.cpu_numbers import Form, is_wide, width_of
 from fsachain.backends.cpu_tables import ArcRows, KernelTable
+from fsachain.backends.threads import get_num_threads
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -51,10 +52,9 @@ class Plan(NamedTuple):
 class Shape(NamedTuple):
     """Sizes of one group's work.
 
-    states; those with an alpha, one more with a leak; active pdfs; pairs; rows of scores; the numbers.
+    alphas: states, one more with a leak; active pdfs; pairs; rows of scores; the numbers.
     """
 
-    states: int
     alphas: int
     pdfs: int
     pairs: int
@@ -76,12 +76,11 @@ class Shape(NamedTuple):
 def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
     """The sizes of a group that runs through `table`; those of a single sequence are rounded up to multiples of ALONG."""
     width = width_of(form)
-    num_states = len(table.initial[0])
-    pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else num_states
-    sizes = num_states, len(table.final[0]), len(table.active), pairs, count_rows(columns, width)
+    pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial[0])
+    sizes = len(table.final[0]), len(table.active), pairs, count_rows(columns, width)
     step = ALONG if width == 1 else 1
-    states, alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
-    return Shape(states, alphas, pdfs, pairs, rows, form, dtype)
+    alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
+    return Shape(alphas, pdfs, pairs, rows, form, dtype)
 
 
 def free_bytes() -> int:
@@ -95,6 +94,12 @@ def free_bytes() -> int:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, OSError, ValueError):
             return 4 << 30
+
+
+def thread_budget(memory_budget: float | None) -> float:
+    """Bytes for each thread of a call that may take `memory_budget`; None: a 32nd of the free memory."""
+    total = SHARE_OF_FREE_MEMORY * free_bytes() if memory_budget is None else memory_budget
+    return total / get_num_threads()
 
 
 def make_plan(shape: Shape, frames: int, budget: float) -> Plan:

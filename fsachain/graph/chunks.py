@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.fsa_arrays import join, join_fsas, split_fsas
+from fsachain.graph.fsa_arrays import join, join_fsas, read_archive, split_fsas
 from fsachain.graph.supervision import Supervision
 
 NPZ_FORMAT = "fsachain-chunks-1"
@@ -144,17 +144,7 @@ def load_chunks(path: str | os.PathLike[str]) -> dict[str, list[list[Chunk]]]:
     Raises:
         GraphError: the file is not such an archive.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        if arrays["format"].item() != NPZ_FORMAT:
-            raise GraphError(f"{path}: format {arrays['format'].item()!r}, expected {NPZ_FORMAT!r}")
-        return _split(arrays)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, GraphError):
-            raise
-        reason = error if zipfile.is_zipfile(path) else "no npz file, or cut short"
-        raise GraphError(f"{path}: no archive of chunks written by fsachain ({reason})") from error
+    return read_archive(path, NPZ_FORMAT, _split, "no archive of chunks written by fsachain")
 
 
 def holds_chunks(path: str | os.PathLike[str]) -> bool:

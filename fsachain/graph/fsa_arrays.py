@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
+
+Contents = TypeVar("Contents")
 
 _ARC_ARRAYS = ("src", "dst", "pdf", "log_prob")
 
@@ -39,3 +44,27 @@ def split_fsas(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Fsa]:
         fsas.append(Fsa(num_states, src, dst, pdf, log_prob, final, start))
         state, arc = state + num_states, arc + num_arcs
     return fsas
+
+
+def read_archive(
+    path: str | os.PathLike[str],
+    expected: str,
+    make: Callable[[dict[str, npt.NDArray[Any]]], Contents],
+    complaint: str,
+) -> Contents:
+    """What `make` makes of the arrays of an npz file whose array "format" is `expected`.
+
+    Raises:
+        GraphError: "path: complaint (reason)" if the file is not such an archive.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        if arrays["format"].item() != expected:
+            raise GraphError(f"{path}: format {arrays['format'].item()!r}, expected {expected!r}")
+        return make(arrays)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, GraphError):
+            raise
+        reason = error if zipfile.is_zipfile(path) else "no npz file, or cut short"
+        raise GraphError(f"{path}: {complaint} ({reason})") from error

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fsachain.errors import GraphError
-from fsachain.graph.fsa_arrays import join, join_fsas, split_fsas
+from fsachain.graph.fsa_arrays import join, join_fsas, read_archive, split_fsas
 from fsachain.graph.numerator import Numerator
 
 NPZ_FORMAT = "fsachain-numerators-1"
@@ -39,17 +37,7 @@ def load_numerators(path: str | os.PathLike[str]) -> dict[str, Numerator]:
     Raises:
         GraphError: the file is not such an archive.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        if arrays["format"].item() != NPZ_FORMAT:
-            raise GraphError(f"{path}: format {arrays['format'].item()!r}, expected {NPZ_FORMAT!r}")
-        return _split(arrays)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, GraphError):
-            raise
-        reason = error if zipfile.is_zipfile(path) else "no npz file, or cut short"
-        raise GraphError(f"{path}: not a numerator archive written by fsachain ({reason})") from error
+    return read_archive(path, NPZ_FORMAT, _split, "not a numerator archive written by fsachain")
 
 
 def _split(arrays: dict[str, np.ndarray]) -> dict[str, Numerator]:
