@@ -27,6 +27,13 @@ STEPS = (
     "supervise",
     "score",
     "info",
+    "num-tables",
+    "tie-tree",
+    "equivalent",
+    "random-paths",
+    "dot",
+    "determinize",
+    "minimize",
 )
 
 
@@ -58,7 +65,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_every_step_is_a_command() -> None:
-    assert set(STEPS) == set(app.commands)
+    assert {*STEPS, "kaldi"} == set(app.commands)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -124,7 +131,7 @@ def test_wrong_usage_has_its_own_exit_status(fsachain) -> None:
 def test_interruption_has_its_own_exit_status(
     fsachain, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fsachain.cli.steps.lang.make_lang", interrupt)

@@ -1,10 +1,15 @@
 """The tree numbers pdfs as Kaldi does, and maps (phone, left, class) to a pdf and back."""
 
+import itertools
+
 import pytest
+from context_trees import full_tree, split_triphone
 
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
+from fsachain.graph.decisions import DecisionTree, Leaf, Table
 from fsachain.graph.lexicon_files import read_phones
+from fsachain.graph.pdf_numbering import BiphoneCounts
 from fsachain.graph.topology import Topology
 
 PHONES = ("SIL", "A", "B", "C")
@@ -140,3 +145,125 @@ def test_refuses_a_file_that_is_no_tree(tmp_path):
     path.write_text("not json")
     with pytest.raises(GraphError, match="not a context tree"):
         ContextTree.load(path)
+
+
+def lm6_counts(folder):
+    biphones, monophones = {}, {}
+    for line in (folder / "phone-stats.txt").read_text().splitlines():
+        *phones, count = map(int, line.split())
+        if len(phones) == 2:
+            biphones[tuple(phones)] = count
+        else:
+            monophones[phones[0]] = count
+    return BiphoneCounts(biphones, monophones)
+
+
+def test_tied_biphone_pdfs_are_kaldis(shared):
+    """All 1,722 pairs of a tree that gmm-init-biphone made with thresholds 50 and 20."""
+    folder = shared / "golden/kaldi/lm/lm6_biphone_tied"
+    tree = ContextTree.tied_biphone(
+        read_phones(folder / "phones.txt"),
+        CHAIN,
+        lm6_counts(folder),
+        min_biphone_count=50,
+        min_monophone_count=20,
+    )
+    rows = [line.split() for line in (folder / "pdf_map.txt").read_text().splitlines() if line[0].isdecimal()]
+    assert len(rows) == 41 * 42
+    for left, phone, forward, self_loop in (map(int, row) for row in rows):
+        assert (tree.pdf(phone, 0, left), tree.pdf(phone, 1, left)) == (forward, self_loop)
+    assert tree.num_pdfs == 1092
+
+
+SEQUENCES = [[1, 2, 3, 2, 3, 1], [2, 3, 4, 1], [1, 2, 3]]
+
+
+def test_counts_are_of_pairs_and_of_phones():
+    counts = BiphoneCounts.of(SEQUENCES)
+    assert counts.monophones == {1: 4, 2: 4, 3: 4, 4: 1}
+    assert counts.biphones == {
+        (0, 1): 2,
+        (1, 2): 2,
+        (2, 3): 4,
+        (3, 2): 1,
+        (3, 1): 1,
+        (0, 2): 1,
+        (3, 4): 1,
+        (4, 1): 1,
+    }
+
+
+def test_rare_pairs_share_their_phones_pdfs_and_rare_phones_share_one_set():
+    """SIL is context independent and comes first; A after C is frequent; B is a phone of enough frames; C is rare."""
+    counts = BiphoneCounts({(4, 2): 5, (2, 3): 1}, {1: 9, 2: 6, 3: 3, 4: 2})
+    tree = ContextTree.tied_biphone(
+        PHONES, CHAIN, counts, min_biphone_count=5, min_monophone_count=2, context_independent=("SIL",)
+    )
+    pdfs = {phone: [tree.pdf(phone, 0, left) for left in range(5)] for phone in range(1, 5)}
+    assert pdfs[1] == [0] * 5
+    assert pdfs[2] == [2, 4, 4, 4, 6]
+    assert pdfs[3] == [8, 10, 10, 10, 10]
+    assert pdfs[4] == [12, 14, 14, 14, 14]
+    assert tree.num_pdfs == 16
+
+
+def test_rare_phones_of_several_sets_share_their_pdfs():
+    tree = ContextTree.tied_biphone(
+        PHONES, Topology.chain_one_pdf(), BiphoneCounts({}, {}), min_biphone_count=1
+    )
+    assert [tree.pdf(phone, 0, 0) for phone in range(1, 5)] == [0, 2, 3, 4]
+    assert {tree.pdf(phone, 0, left) for phone in range(1, 5) for left in range(1, 5)} == {1}
+    context = tree.describe(1)
+    assert (context.phones, context.lefts) == ((1, 2, 3, 4), (1, 2, 3, 4))
+
+
+WIDE = {
+    "tied": ContextTree.tied_biphone(PHONES, CHAIN, BiphoneCounts.of(SEQUENCES), min_biphone_count=2),
+    "triphone": full_tree(PHONES, CHAIN, 3, 1),
+    "split triphone": split_triphone(PHONES, Topology.chain_one_pdf()),
+}
+
+
+@pytest.mark.parametrize("tree", WIDE.values(), ids=WIDE)
+def test_decision_trees_come_back_from_their_file(tree, tmp_path):
+    tree.save(tmp_path / "tree.json")
+    again = ContextTree.load(tmp_path / "tree.json")
+    assert again.equals(tree) and again.num_pdfs == tree.num_pdfs
+    assert not again.equals(ContextTree.biphone(PHONES, CHAIN))
+
+
+@pytest.mark.parametrize("tree", WIDE.values(), ids=WIDE)
+def test_every_window_finds_itself_in_the_description_of_its_pdf(tree):
+    values = [range(1 if place == tree.central_position else 0, 5) for place in range(tree.context_width)]
+    for window in itertools.product(*values):
+        for pdf_class in range(tree.topology.num_pdf_classes):
+            context = tree.describe(tree.pdf_in(window, pdf_class))
+            assert window[tree.central_position] in context.phones
+            assert not context.lefts or window[tree.central_position - 1] in context.lefts
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DecisionTree(()), "nodes is empty"),
+        (lambda: DecisionTree((Table(0, (0,)),)), r"nodes\[0\] leads to node 0"),
+        (lambda: DecisionTree((Leaf(-1),)), "leaf of pdf -1"),
+        (lambda: ContextTree(PHONES, CHAIN, 3, ((1,), (2,), (3,), (4,))), "or a decision tree"),
+        (
+            lambda: ContextTree(
+                PHONES,
+                CHAIN,
+                2,
+                ((1,), (2,), (3,), (4,)),
+                frozenset(),
+                DecisionTree((Table(2, (1,)), Leaf(0))),
+            ),
+            "ask for the place 2 of a window of 2",
+        ),
+        (lambda: WIDE["triphone"].pdf_in((1, 2), 0), "expected 3 phones"),
+        (lambda: WIDE["triphone"].pdf_in((1, 0, 2), 0), r"no pdf for class 0 of the phones \(1, 0, 2\)"),
+    ],
+)
+def test_decision_trees_that_cannot_be_are_refused(make, message):
+    with pytest.raises(GraphError, match=message):
+        make()

@@ -8,11 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 import tolerances
+from context_trees import full_tree, split_triphone, tree_of
 from graph_paths import log_add, pdf_sequences
 
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import expand_arcs, expand_phones
+from fsachain.graph.expand import expand_acceptor, expand_arcs, expand_phones
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.graph.transducer import Transducer
 
@@ -57,6 +58,27 @@ def total(graph, labels):
     return rest(graph.start, 0)
 
 
+def windows(phones, tree):
+    """The window of each phone; 0 beyond the ends."""
+    after = tree.context_width - 1 - tree.central_position
+    padded = (0,) * tree.central_position + tuple(phones) + (0,) * after
+    return [padded[i : i + tree.context_width] for i in range(len(phones))]
+
+
+def accepted(graph, num_frames):
+    """All label sequences of `num_frames` labels that some path of `graph` spells; epsilon arcs form no cycle."""
+    found, stack = set(), [(graph.start, ())]
+    while stack:
+        state, labels = stack.pop()
+        if len(labels) == num_frames and graph.final_log_prob[state] > -math.inf:
+            found.add(labels)
+        for arc in np.flatnonzero(graph.src == state):
+            label = (int(graph.ilabel[arc]),) if graph.ilabel[arc] else ()
+            if len(labels) + len(label) <= num_frames:
+                stack.append((int(graph.dst[arc]), labels + label))
+    return found
+
+
 def oracle(phone_graph, tree, num_frames, self_loop_scale, transition_scale):
     """pdf sequence -> log score, by writing out phone strings and durations."""
     scores = defaultdict(lambda: -math.inf)
@@ -68,8 +90,8 @@ def oracle(phone_graph, tree, num_frames, self_loop_scale, transition_scale):
                 continue
             slots = [
                 (state, pair)
-                for left, phone in zip((0, *phones), phones, strict=False)
-                for state, pair in zip(states, tree.hmm_pdfs(phone, left), strict=True)
+                for window in windows(phones, tree)
+                for state, pair in zip(states, tree.window_pdfs(window), strict=True)
             ]
             for extra in itertools.product(range(num_frames), repeat=len(slots)):
                 if len(slots) + sum(extra) != num_frames:
@@ -99,6 +121,13 @@ TREES = {
     "no self-loop": ContextTree.monophone(
         PHONES, Topology((HmmState(0, None, -0.1), HmmState(1, 1, -0.9, -0.4)))
     ),
+    "right biphone": full_tree(PHONES, Topology.chain(), 2, 0),
+    "triphone": full_tree(PHONES, Topology.chain_one_pdf(), 3, 1),
+    "triphone, two states": full_tree(PHONES, Topology.left_to_right(2), 3, 1),
+    "two phones to the left": full_tree(PHONES, Topology.chain_one_pdf(), 3, 2),
+    "two phones to the right": full_tree(PHONES, Topology.chain(), 3, 0),
+    "quinphone": full_tree(PHONES, Topology.chain_one_pdf(), 5, 2),
+    "tied triphone": split_triphone(PHONES, Topology.chain_one_pdf()),
 }
 
 
@@ -109,10 +138,8 @@ def test_every_pdf_sequence_scores_as_its_phones_and_durations_say(phone_graph, 
     """Log-sums over all paths agree, so no pdf sequence gains or loses a path, epsilons or not."""
     expansion = expand_arcs(phone_graph, tree, self_loop_scale=scales[0], transition_scale=scales[1])
     expected = oracle(phone_graph, tree, NUM_FRAMES, *scales)
-    if tree.num_pdfs <= 6:
-        assert {
-            p for p in pdf_sequences(tree.num_pdfs, NUM_FRAMES) if spelled(expansion, p) > -math.inf
-        } == set(expected)
+    spellings = {tuple(label - 1 for label in labels) for labels in accepted(expansion.graph, NUM_FRAMES)}
+    assert spellings == set(expected)
     for pdfs, score in expected.items():
         assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)
 
@@ -218,3 +245,31 @@ class TestOpenFst:
             Transducer.from_openfst(pywrapfst.VectorFst())
         with pytest.raises(GraphError, match="arc type 'log'"):
             Transducer.from_openfst(pywrapfst.VectorFst("log"))
+
+
+@pytest.mark.parametrize("name", ["right biphone", "triphone", "quinphone", "tied triphone"])
+def test_acceptors_stay_free_of_epsilon_in_wide_trees(name):
+    """What waits for its right phone is spent by the first arcs; arcs know their phone and tag all the same."""
+    arcs = [(0, 1, 1, 1, -0.5), (1, 2, 2, 2, 0.0), (2, 2, 1, 1, -0.1), (1, 1, 1, 1, -0.25)]
+    graph = transducer(arcs, {1: -0.2, 2: -1.0}, 3)
+    tree = TREES[name]
+    expansion = expand_acceptor(graph, tree, self_loop_scale=0.0, transition_scale=0.0, tags=[7, 8, 9, 10])
+    assert np.all(expansion.graph.ilabel > 0)
+    expected = oracle(graph, tree, NUM_FRAMES, 0.0, 0.0)
+    assert accepted(expansion.graph, NUM_FRAMES) == {tuple(pdf + 1 for pdf in pdfs) for pdfs in expected}
+    for pdfs, score in expected.items():
+        assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)
+    phone_of_tag = {7: 1, 8: 2, 9: 1, 10: 1}
+    assert [phone_of_tag[tag] for tag in expansion.arc_tag] == expansion.arc_phone
+    for label, phone in zip(expansion.graph.ilabel.tolist(), expansion.arc_phone, strict=True):
+        assert phone in tree.describe(label - 1).phones
+
+
+def test_a_wide_tree_that_asks_for_the_left_phone_alone_is_a_biphone_tree():
+    biphone = TREES["biphone"]
+    wide = tree_of(PHONES, Topology.chain_one_pdf(), 4, 1, lambda w, c: biphone.pdf(w[1], c, w[0]))
+    for graph in (LINEAR, LOOP, EPSILONS):
+        narrow_paths = oracle(graph, biphone, NUM_FRAMES, 1.0, 1.0)
+        expansion = expand_arcs(graph, wide, self_loop_scale=1.0, transition_scale=1.0)
+        for pdfs, score in narrow_paths.items():
+            assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)

@@ -17,13 +17,18 @@ PACKAGE = ROOT / "fsachain"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"kernels", "errors"}),
     frozenset({"core"}),
-    frozenset({"graph", "backends"}),
+    frozenset({"graph", "backends", "kaldi"}),
     frozenset({"loss", "nn", "data"}),
     frozenset({"train", "decode", "plot"}),
     frozenset({"cli"}),
 )
-# The methods of Fsa that read and write files delegate to the borders inside the method.
-UPWARD_BY_NAME = {("fsachain.fsa", "fsachain.graph.openfst"), ("fsachain.fsa", "fsachain.att")}
+# The methods of Fsa that read and write files, and the one of TableBatch that copies to a device, delegate to the borders
+# inside the method.
+UPWARD_BY_NAME = {
+    ("fsachain.fsa", "fsachain.graph.openfst"),
+    ("fsachain.fsa", "fsachain.att"),
+    ("fsachain.batch", "fsachain.backends.cuda_call"),
+}
 # Third-party packages that a layer may import at module level; the others are imported where they are used.
 NUMERICAL = frozenset({"numpy", "scipy"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
@@ -31,6 +36,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "core": NUMERICAL,
     "graph": NUMERICAL,
+    "kaldi": NUMERICAL,
     "backends": NUMERICAL | {"numba", "llvmlite"},  # llvmlite is what numba is made with
     "loss": NUMERICAL | {"torch"},
     "nn": NUMERICAL | {"torch"},

@@ -18,8 +18,9 @@ from fsachain.graph.numerator import Segment, build_numerator
 from fsachain.graph.numerator_files import load_numerators, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import Topology
+from fsachain.kaldi.tree import read_context_tree
 
-CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm8_onesent"]
+CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
 ENTRIES = [
     ("at", 1.0, ["A", "T"]),
     ("tat", 1.0, ["T", "A", "T"]),
@@ -40,7 +41,7 @@ def read_case(shared, case):
     folder = shared / "golden/kaldi/lm" / case
     lexicon = Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")
     lines = [line.split() for line in (folder / "test_text.txt").read_text().splitlines()]
-    return folder, lexicon, ContextTree.monophone(lexicon.phones, Topology.chain()), lines
+    return folder, lexicon, read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones), lines
 
 
 def assert_same_scores(ours: Fsa, theirs: Fsa, count=25):

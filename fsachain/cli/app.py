@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsachain.cli.graph_commands import GRAPH_COMMANDS, num_tables, tie_tree
+from fsachain.cli.kaldi_commands import kaldi
 from fsachain.cli.looking import info, score
 from fsachain.cli.options import (
     INPUT_FILE,
     INPUT_FOLDER,
+    INPUT_PATH,
     OUTPUT,
     cache_option,
     commands_option,
@@ -40,8 +43,12 @@ def app() -> None:
 @app.command()
 @click.argument("lexicon", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
+@click.option(
+    "--text", type=INPUT_FILE, help="Transcripts whose phones are counted for a tied-biphone context."
+)
 @config_option
-def lang(lexicon: Path, out: Path, experiment: Experiment) -> None:
+@seed_option
+def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int) -> None:
     """Number the words, phones and pdfs of a lexicon.
 
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
@@ -49,8 +56,10 @@ def lang(lexicon: Path, out: Path, experiment: Experiment) -> None:
     Out: folder OUT with lexicon.json, tree.json, words.txt and phones.txt.
     """
     from fsachain.cli.steps.lang import make_lang
+    from fsachain.decode.wer import read_text
 
-    made = make_lang(lexicon, out, experiment.lang)
+    said = () if text is None else read_text(text).values()
+    made = make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)
     click.echo(f"{made} -> {out}")
 
 
@@ -119,12 +128,12 @@ def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, allow_comman
 
 @app.command()
 @click.argument("data", type=INPUT_FOLDER)
-@click.argument("numerators", type=INPUT_FILE)
+@click.argument("numerators", type=INPUT_PATH)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @click.option("--den", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
 @click.option(
-    "--dev", type=(INPUT_FOLDER, INPUT_FILE), help="Data directory and numerators evaluated each epoch."
+    "--dev", type=(INPUT_FOLDER, INPUT_PATH), help="Data directory and numerators evaluated each epoch."
 )
 @config_option
 @cache_option
@@ -133,14 +142,14 @@ def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, allow_comman
 def train(**arguments: Any) -> None:
     """Train a network with LF-MMI; a run that was broken off continues where it stood.
 
-    In: DATA, a Kaldi data directory, and NUMERATORS, made from it by `fsachain num-graphs` (flat start) or
-    `fsachain supervise` (chunks with times); the sections features, cmvn, perturbation, augment, network, loss
-    and train of the configuration.
+    In: DATA, a Kaldi data directory, and NUMERATORS, made from it by `fsachain num-graphs` or
+    `fsachain num-tables` (flat start) or `fsachain supervise` (chunks with times); the sections features, cmvn,
+    perturbation, augment, network, loss and train of the configuration.
 
     Out: folder OUT with model.safetensors, checkpoints and the log train.jsonl.
     """
     from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.training import FINAL_MODEL, TrainingSet, read_training_set, train_model
+    from fsachain.cli.steps.training import FINAL_MODEL, read_flat_set, read_training_set, train_model
     from fsachain.data.kaldi_dir import DataDir
 
     def read(data: Path) -> DataDir:
@@ -152,7 +161,7 @@ def train(**arguments: Any) -> None:
         read_training_set(read(arguments["data"]), arguments["numerators"]),
         arguments["den"],
         arguments["out"],
-        dev=TrainingSet.read(read(arguments["dev"][0]), arguments["dev"][1]) if arguments["dev"] else None,
+        dev=read_flat_set(read(arguments["dev"][0]), arguments["dev"][1]) if arguments["dev"] else None,
         cache=arguments["cache"],
         num_workers=arguments["workers"],
     )
@@ -279,5 +288,5 @@ def supervise(data: Path, alignment: Path, out: Path, **arguments: Any) -> None:
     click.echo(f"{summary} -> {out}")
 
 
-app.add_command(score)
-app.add_command(info)
+for command in (score, info, num_tables, tie_tree, *GRAPH_COMMANDS, kaldi):
+    app.add_command(command)

@@ -17,7 +17,7 @@ from fsachain.nn.tdnnf import TdnnfConfig
 from fsachain.train.config import TrainConfig, from_dict, load_yaml, to_dict
 
 TOPOLOGIES = ("chain", "chain-one-pdf", "left-to-right-3", "ctc")
-CONTEXTS = ("monophone", "biphone")
+CONTEXTS = ("monophone", "biphone", "tied-biphone")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class LangConfig:
         silence_prob: probability of silence at each such place.
         oov: word of the lexicon that stands for all words it lacks; None refuses such words.
         topology: "chain", "chain-one-pdf", "left-to-right-3" or "ctc".
-        context: "monophone", or "biphone": pdfs depend on the phone before; silence stays independent of it.
+        context: "monophone"; "biphone": pdfs depend on the phone before; or "tied-biphone": rare pairs share pdfs.
+            Silence stays independent of the phone before.
+        min_biphone_count, min_monophone_count: for "tied-biphone"; see `ContextTree.tied_biphone`.
     """
 
     silence: str | None = "SIL"
@@ -37,6 +39,8 @@ class LangConfig:
     oov: str | None = None
     topology: str = "chain"
     context: str = "monophone"
+    min_biphone_count: int = 100
+    min_monophone_count: int = 20
 
     def __post_init__(self) -> None:
         if self.topology not in TOPOLOGIES:

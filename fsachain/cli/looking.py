@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fsachain.cli.options import INPUT_FILE, OUTPUT
+from fsachain.cli.options import INPUT_FILE, INPUT_PATH, OUTPUT
 
 
 @click.command()
@@ -39,13 +39,14 @@ def score(reference: Path, hypothesis: Path, utt2spk: Path | None, out: Path | N
 
 
 @click.command()
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", type=INPUT_PATH)
 def info(path: Path) -> None:
-    """Describe a file: OpenFst graph, numerators, model, language folder or data directory.
+    """Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.
 
     In: PATH.
 
-    Out: a few lines, printed.
+    Out: a few lines, printed. Of a graph: states, arcs, pdfs, self-loops, cycles, final states, shortest path, sums
+    of its states, memory and work per frame.
     """
     from fsachain.cli.steps.inspect import describe_path
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 INPUT_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+INPUT_PATH = click.Path(exists=True, path_type=Path)
 OUTPUT = click.Path(path_type=Path)
 
 config_option = click.option(
@@ -27,6 +28,9 @@ seed_option = click.option(
 )
 workers_option = click.option(
     "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Threads or processes."
+)
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that work at once."
 )
 cache_option = click.option("--cache", type=OUTPUT, help="Folder that keeps features between runs.")
 commands_option = click.option(

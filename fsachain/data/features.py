@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from fsachain.data.audio import Perturbation, read_audio
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.errors import ConfigError, DataError, require
+from fsachain.kaldi.archive import read_value
+from fsachain.kaldi.values import read_matrix
 
 # Kaldi's features take samples as 16-bit integers; log energies shift by a constant otherwise.
 _SAMPLE_SCALE = 32768.0
@@ -121,15 +123,19 @@ def utterance_features(
 
 
 def read_kaldi_matrix(utterance: Utterance, num_features: int) -> NDArray[np.float32]:
-    """The matrix at the utterance's `feats` address, compressed or not.
+    """The matrix at the utterance's `feats` address, compressed or not, or from the command that stands there.
 
     Raises:
         DataError: it cannot be read or has not `num_features` columns.
     """
-    kaldi_native_io = require("kaldi_native_io", extra="recipes")
+    address = utterance.feats or ""
     try:
-        matrix = np.array(kaldi_native_io.FloatMatrix.read(utterance.feats).numpy(), np.float32)
-    except RuntimeError as error:
+        if address.rstrip().endswith("|"):  # a command, which the reader of the directory was told to accept
+            kaldi_native_io = require("kaldi_native_io", extra="recipes")
+            matrix = np.array(kaldi_native_io.FloatMatrix.read(address).numpy(), np.float32)
+        else:
+            matrix = read_value(address, read_matrix).astype(np.float32)
+    except (RuntimeError, DataError) as error:
         raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}") from error
     if matrix.ndim != 2 or matrix.shape[1] != num_features:
         raise DataError(

@@ -7,7 +7,7 @@ import numpy as np
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import expand_arcs
+from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lumping import lump
 from fsachain.graph.transducer import Transducer
 
@@ -42,5 +42,5 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
         model.log_prob,
         model.final_log_prob,
     )
-    graph = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
+    graph = expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
     return lump(graph.input_fsa())

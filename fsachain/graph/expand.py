@@ -3,7 +3,8 @@
 A node of the result says: state of the phone graph, what the future must know of the past (left phone), and
 which HMM state of which phone is being spent. Epsilon arcs of the phone graph are kept; they spend no frame
 and keep the left phone. Self-loops sit only where a phone was just spent, so that no pdf sequence gets a
-second path through an epsilon.
+second path through an epsilon. Trees that look further than one phone to the left are unrolled to units first
+(`graph/wide_context.py`), which then need no context.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.transducer import Transducer
+from fsachain.graph.wide_context import UnitGraph, in_context
 
 START, BETWEEN, BLANK = -1, -2, -3  # in place of an HMM state: at the start, after an epsilon, in a blank
 HmmPdfs = tuple[tuple[int, int], ...]
@@ -91,6 +93,34 @@ def expand_arcs(
     Raises:
         GraphError: an input label beyond the phones of the tree.
     """
+    _check_phones(phones, tree)
+    if tree.is_narrow:
+        return _Expander(phones, tree, self_loop_scale, transition_scale, tags).run()
+    return _expand_units(in_context(phones, tree, tags), self_loop_scale, transition_scale)
+
+
+def expand_acceptor(
+    phones: Transducer,
+    tree: ContextTree,
+    *,
+    self_loop_scale: float,
+    transition_scale: float,
+    tags: Sequence[int] | None = None,
+) -> Expansion:
+    """`expand_arcs` of an acceptor without epsilon arcs: the result has none either, and no output labels to keep.
+
+    A tree that looks to the right makes a transducer read its first phones before a frame is spent. An acceptor
+    has nothing to say meanwhile, so its first frame stands for all of them.
+    """
+    _check_phones(phones, tree)
+    if tree.is_narrow:
+        return _Expander(phones, tree, self_loop_scale, transition_scale, tags).run()
+    units = in_context(phones, tree, tags)
+    units.spend_at_once()
+    return _expand_units(units, self_loop_scale, transition_scale)
+
+
+def _check_phones(phones: Transducer, tree: ContextTree) -> None:
     bad = np.flatnonzero((phones.ilabel < 0) | (phones.ilabel > tree.num_phones))
     if bad.size:
         arc = int(bad[0])
@@ -98,7 +128,11 @@ def expand_arcs(
             f"arc {arc} (state {phones.src[arc]} -> {phones.dst[arc]}) has phone {phones.ilabel[arc]}: "
             f"expected a phone id in [1, {tree.num_phones}], or 0 for epsilon"
         )
-    return _Expander(phones, tree, self_loop_scale, transition_scale, tags).run()
+
+
+def _expand_units(units: UnitGraph, self_loop_scale: float, transition_scale: float) -> Expansion:
+    expansion = _Expander(units.graph, units, self_loop_scale, transition_scale, units.tags).run()
+    return expansion._replace(arc_phone=[units.phone_of[unit] for unit in expansion.arc_phone])
 
 
 class _Expander:
@@ -107,7 +141,7 @@ class _Expander:
     def __init__(
         self,
         phones: Transducer,
-        tree: ContextTree,
+        tree: ContextTree | UnitGraph,
         self_loop_scale: float,
         transition_scale: float,
         tags: Sequence[int] | None,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import expand_arcs
+from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.product import product
 from fsachain.graph.transducer import Transducer
@@ -107,7 +107,7 @@ def build_numerator(
             f"lexicon has {len(lexicon.phones)} phones, the tree {tree.num_phones}: expected the same list"
         )
     phones, tags = transcript_acceptor(words, lexicon, name=name)
-    expansion = expand_arcs(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=tags)
+    expansion = expand_acceptor(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=tags)
     fsa = expansion.graph.input_fsa()
     origin = np.arange(fsa.num_arcs)
     if normalization is not None:

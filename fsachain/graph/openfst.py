@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fsachain.errors import GraphError, require
+from fsachain.errors import DataError, GraphError, require
 from fsachain.fsa import Fsa
 from fsachain.graph.transducer import Transducer
+from fsachain.kaldi.fst import MAGIC, can_read, read_arcs
+from fsachain.kaldi.stream import open_file
 
 _TROPICAL = "standard"
 _LOG = ("log", "log64")
-_MAGIC = (2125659606).to_bytes(4, "little")  # how every OpenFst binary file begins
 
 
 def from_openfst(fst: Any, source: str | None = None) -> Fsa:
@@ -45,12 +45,7 @@ def from_openfst(fst: Any, source: str | None = None) -> Fsa:
         raise GraphError(f"{where}: arc type {fst.arc_type()!r}; expected one of {(_TROPICAL, *_LOG)}")
     if fst.start() < 0:
         raise GraphError(f"{where}: no states or no start state; expected at least a start state")
-    arcs = Transducer.from_openfst(fst)
-    _check_arcs(arcs, where)
-    _check_finals(arcs.final_log_prob, where)
-    # + 0.0 turns the -0.0 that a cost of 0 becomes into 0.0.
-    log_prob, final_log_prob = arcs.log_prob + 0.0, arcs.final_log_prob + 0.0
-    return Fsa(arcs.num_states, arcs.src, arcs.dst, arcs.ilabel - 1, log_prob, final_log_prob, arcs.start)
+    return Transducer.from_openfst(fst).acceptor(where)
 
 
 def to_openfst(fsa: Fsa) -> Any:
@@ -83,10 +78,15 @@ def to_openfst(fsa: Fsa) -> Any:
 def read(path: str | os.PathLike[str]) -> Fsa:
     """Read the OpenFst binary file at `path`; see `from_openfst` for what it may hold.
 
+    Vector, const and compact acceptor files of single-precision weights need no pywrapfst.
+
     Raises:
         GraphError: there is no such file, it is no FST or is cut short, or `from_openfst` refuses it.
     """
-    return from_openfst(read_fst(path), source=os.fspath(path))
+    arcs = _read_known(os.fspath(path))
+    if arcs is None:
+        return from_openfst(_read_other(os.fspath(path)), source=os.fspath(path))
+    return arcs.acceptor(os.fspath(path))
 
 
 def write(fsa: Fsa, path: str | os.PathLike[str]) -> None:
@@ -104,13 +104,26 @@ def read_fst(path: str | os.PathLike[str]) -> Any:
     Raises:
         GraphError: there is no such file, it is no FST or is cut short.
     """
-    pywrapfst = require("pywrapfst", extra="graph")
     name = os.fspath(path)
+    _read_known(name)  # OpenFst would reserve what a header claims, and end the process where it cannot
+    return _read_other(name)
+
+
+def _read_known(name: str) -> Transducer | None:
+    """The arcs of a file of a kind that `fsachain.kaldi.fst` reads; None for other kinds of FST."""
     if not Path(name).is_file():
         raise GraphError(f"{name}: no such file; expected an OpenFst binary file")
-    with Path(name).open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:  # OpenFst itself would print to stderr before it gives up
+    try:
+        cursor = open_file(name)
+        if cursor.peek(len(MAGIC)) != MAGIC:
             raise GraphError(f"{name}: not an OpenFst binary file (it does not begin as one)")
+        return read_arcs(cursor) if can_read(cursor) else None
+    except DataError as error:
+        raise GraphError(f"{name}: not an OpenFst binary file, or cut short ({error})") from error
+
+
+def _read_other(name: str) -> Any:
+    pywrapfst = require("pywrapfst", extra="graph")
     try:
         return pywrapfst.Fst.read(name)
     except pywrapfst.FstError as error:
@@ -131,31 +144,3 @@ def write_fst(fst: Any, path: str | os.PathLike[str]) -> None:
         fst.write(os.fspath(path))
     except (pywrapfst.FstError, OSError) as error:
         raise GraphError(f"{os.fspath(path)}: cannot be written ({error})") from error
-
-
-def _check_arcs(arcs: Transducer, where: str) -> None:
-    """Refuse the first arc that an `Fsa` cannot hold; arcs are numbered within their state, as in OpenFst."""
-    cost = 0.0 - arcs.log_prob
-    checks: tuple[tuple[npt.NDArray[np.bool_], str], ...] = (
-        (arcs.ilabel != arcs.olabel, "expected an acceptor: equal input and output labels"),
-        (arcs.ilabel <= 0, "expected labels >= 1 (pdf + 1); remove epsilons (label 0) first"),
-        (np.isnan(cost) | (cost == -np.inf), "expected a finite cost or Infinity"),
-        ((arcs.dst < 0) | (arcs.dst >= arcs.num_states), f"expected a destination in [0, {arcs.num_states})"),
-    )
-    for is_bad, expected in checks:
-        if is_bad.any():
-            arc = int(np.argmax(is_bad))
-            src = int(arcs.src[arc])
-            number = arc - int(np.searchsorted(arcs.src, src))
-            came = (
-                f"labels {arcs.ilabel[arc]}:{arcs.olabel[arc]}, cost {cost[arc]:g}, to state {arcs.dst[arc]}"
-            )
-            raise GraphError(f"{where}: state {src}, arc {number} has {came}; {expected}")
-
-
-def _check_finals(final_log_prob: npt.NDArray[np.float64], where: str) -> None:
-    bad = np.flatnonzero(np.isnan(final_log_prob) | (final_log_prob == np.inf))
-    if bad.size:
-        state = int(bad[0])
-        cost = f"final cost {-final_log_prob[state]:g}"
-        raise GraphError(f"{where}: state {state} has {cost}; expected a finite cost or Infinity")

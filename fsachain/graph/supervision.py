@@ -26,7 +26,7 @@ import numpy.typing as npt
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import Expansion, expand_arcs
+from fsachain.graph.expand import Expansion, expand_acceptor
 from fsachain.graph.product import product
 from fsachain.graph.transducer import Transducer
 
@@ -179,7 +179,7 @@ def build_supervision(
     end = np.searchsorted(centres, spans[:, 1] + right_tolerance)
     if tree.blank_pdf is None:
         _check_covered(first, end, centres, phones, name)
-    expansion = expand_arcs(
+    expansion = expand_acceptor(
         _linear([phone.phone for phone in phones]),
         tree,
         self_loop_scale=0.0,

@@ -19,7 +19,7 @@ from fsachain.fsa import Fsa
 
 _MAGIC = 2125659606
 _EXPANDED_AND_MUTABLE = 3
-_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
+ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Transducer:
             pieces.append(data[offset : offset + 16 * count])
             counts[state] = count
             offset += 16 * count
-        arcs = np.frombuffer(b"".join(pieces), dtype=_ARC)
+        arcs = np.frombuffer(b"".join(pieces), dtype=ARC)
         src = np.repeat(np.arange(num_states, dtype=np.int32), counts)
         log_prob = -arcs["cost"].astype(np.float64)
         return cls(num_states, start, src, arcs["dst"], arcs["ilabel"], arcs["olabel"], log_prob, -finals)
@@ -93,11 +93,27 @@ class Transducer:
             self.start,
         )
 
+    def acceptor(self, where: str) -> Fsa:
+        """The acceptor of a transducer whose labels are pdf + 1 on both sides; arcs keep their order.
+
+        Raises:
+            GraphError: an epsilon or negative label, different labels on the two sides of an arc, a weight of
+                NaN or cost -Infinity, a destination or start that is no state. The message begins with `where`
+                and names state and arc.
+        """
+        if not 0 <= self.start < self.num_states:
+            raise GraphError(f"{where}: no states or no start state; expected at least a start state")
+        _check_arcs(self, where)
+        _check_finals(self.final_log_prob, where)
+        # + 0.0 turns the -0.0 that a cost of 0 becomes into 0.0.
+        log_prob, final_log_prob = self.log_prob + 0.0, self.final_log_prob + 0.0
+        return Fsa(self.num_states, self.src, self.dst, self.ilabel - 1, log_prob, final_log_prob, self.start)
+
     def to_openfst(self) -> Any:
         """The same transducer as a pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""
         pywrapfst = require("pywrapfst", extra="graph")
         order = np.argsort(self.src, kind="stable")
-        arcs = np.empty(len(order), dtype=_ARC)
+        arcs = np.empty(len(order), dtype=ARC)
         arcs["ilabel"], arcs["olabel"] = self.ilabel[order], self.olabel[order]
         arcs["cost"], arcs["dst"] = -self.log_prob[order], self.dst[order]
         body = arcs.tobytes()
@@ -110,3 +126,31 @@ class Transducer:
             pieces.append(body[16 * first : 16 * end])
             first = end
         return pywrapfst.VectorFst.read_from_string(b"".join(pieces))
+
+
+def _check_arcs(arcs: Transducer, where: str) -> None:
+    """Refuse the first arc that an `Fsa` cannot hold; arcs are numbered within their state, as in OpenFst."""
+    cost = 0.0 - arcs.log_prob
+    checks: tuple[tuple[npt.NDArray[np.bool_], str], ...] = (
+        (arcs.ilabel != arcs.olabel, "expected an acceptor: equal input and output labels"),
+        (arcs.ilabel <= 0, "expected labels >= 1 (pdf + 1); remove epsilons (label 0) first"),
+        (np.isnan(cost) | (cost == -np.inf), "expected a finite cost or Infinity"),
+        ((arcs.dst < 0) | (arcs.dst >= arcs.num_states), f"expected a destination in [0, {arcs.num_states})"),
+    )
+    for is_bad, expected in checks:
+        if is_bad.any():
+            arc = int(np.argmax(is_bad))
+            src = int(arcs.src[arc])
+            number = arc - int(np.searchsorted(arcs.src, src))
+            came = (
+                f"labels {arcs.ilabel[arc]}:{arcs.olabel[arc]}, cost {cost[arc]:g}, to state {arcs.dst[arc]}"
+            )
+            raise GraphError(f"{where}: state {src}, arc {number} has {came}; {expected}")
+
+
+def _check_finals(final_log_prob: npt.NDArray[np.float64], where: str) -> None:
+    bad = np.flatnonzero(np.isnan(final_log_prob) | (final_log_prob == np.inf))
+    if bad.size:
+        state = int(bad[0])
+        cost = f"final cost {-final_log_prob[state]:g}"
+        raise GraphError(f"{where}: state {state} has {cost}; expected a finite cost or Infinity")

@@ -1,6 +1,6 @@
 """Print how well every stored value of other programs is met, the worst line last.
 
-    python -m tools.golden.table [--shared DIR] [--backend cpu]
+    python -m tools.golden.table [--shared DIR] [--backend cpu|reference|cuda]
 
 The exit status is 1 if a line is over what is allowed, 2 if there are no values to compare with.
 """
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shared", type=Path, default=SHARED, help="folder with golden/ and data/")
-    parser.add_argument("--backend", default="cpu", choices=["cpu", "reference"])
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "reference", "cuda"])
     options = parser.parse_args(arguments)
     rows = [row for case in all_cases(options.shared) for row in case.rows(options.backend)]
     if not rows:

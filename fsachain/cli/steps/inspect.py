@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa
+from fsachain.graph.facts import graph_facts
+from fsachain.graph.shards import SUFFIX
 
 _SAFETENSORS = ".safetensors"
 
@@ -19,17 +19,21 @@ def describe_path(path: Path) -> str:
     Raises:
         FsachainError: it is of no known kind, or damaged.
     """
+    if path.suffix == SUFFIX or (path.is_dir() and any(path.glob(f"*{SUFFIX}"))):
+        return describe_shards(path)
     if path.is_dir():
         return describe_folder(path)
     if path.suffix == ".fst":
-        return describe_fsa(Fsa.read(path))
+        return str(graph_facts(Fsa.read(path)))
     if path.suffix == ".npz":
         from fsachain.graph.chunks import holds_chunks
 
         return describe_chunks(path) if holds_chunks(path) else describe_numerators(path)
     if path.suffix == _SAFETENSORS:
         return describe_model(path)
-    raise DataError(f"{path}: expected a file that ends in .fst, .npz or {_SAFETENSORS}, or a folder")
+    raise DataError(
+        f"{path}: expected a file that ends in .fst, .npz, {SUFFIX} or {_SAFETENSORS}, or a folder"
+    )
 
 
 def describe_folder(path: Path) -> str:
@@ -55,15 +59,17 @@ def describe_folder(path: Path) -> str:
     return f"data directory: {len(data)} utterances, {num_words} words, {len(speakers)} speakers"
 
 
-def describe_fsa(fsa: Fsa) -> str:
-    """States, arcs, pdfs, and the shortest path of an acceptor."""
-    num_final = int(np.count_nonzero(np.isfinite(fsa.final_log_prob)))
-    pdfs = f"pdfs {fsa.pdf.min()} to {fsa.pdf.max()}" if fsa.num_arcs else "no pdfs"
-    return "\n".join(
-        [
-            f"acceptor: {fsa.num_states} states, {num_final} of them final, {fsa.num_arcs} arcs, {pdfs}",
-            f"start state {fsa.start}, shortest path {fsa.min_frames():g} frames",
-        ]
+def describe_shards(path: Path) -> str:
+    """Number and size of the compiled tables of one folder or file."""
+    from fsachain.graph.shards import TableShards
+    from fsachain.table_file import TableFile
+
+    files = TableShards(path).files if path.is_dir() else [TableFile(path)]
+    num_bytes = sum(Path(file.path).stat().st_size for file in files)
+    excluded = sum(len(file.facts.get("excluded", ())) for file in files)
+    return (
+        f"compiled tables: {sum(map(len, files))} in {len(files)} files, {num_bytes:,} bytes, {excluded} utterances "
+        "excluded"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from fsachain.cli.config import LangConfig
 from fsachain.errors import DataError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lm_phones import lm_phones
+from fsachain.graph.pdf_numbering import BiphoneCounts
 from fsachain.graph.topology import Topology
 
 LEXICON = "lexicon.json"
@@ -37,25 +40,42 @@ class Lang:
         )
 
 
-def make_lang(lexicon_path: Path, out: Path, config: LangConfig) -> Lang:
+def make_lang(
+    lexicon_path: Path,
+    out: Path,
+    config: LangConfig,
+    *,
+    transcripts: Iterable[Sequence[str]] = (),
+    seed: int = 1,
+) -> Lang:
     """Read a lexicon, number its pdfs, and write both to the folder `out`.
 
     Args:
         lexicon_path: Kaldi's lexicon.txt or lexiconp.txt.
         out: folder for lexicon.json, tree.json, words.txt and phones.txt (the last two to be read by people).
         config: silence, topology and context.
+        transcripts: counted for the context "tied-biphone"; words that the lexicon refuses are left out.
+        seed: of the pronunciations and silences drawn for the counts.
+
+    Raises:
+        DataError: no transcript with known words, where one is needed.
     """
     lexicon = Lexicon.read(
         lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
     )
-    lang = Lang(lexicon, _tree(lexicon, config))
+    lang = Lang(lexicon, _tree(lexicon, config, transcripts, seed))
+    save_lang(lang, out)
+    return lang
+
+
+def save_lang(lang: Lang, out: Path) -> None:
+    """Write the language folder `out`, which `load_lang` reads."""
     out.mkdir(parents=True, exist_ok=True)
-    lexicon.save(out / LEXICON)
+    lang.lexicon.save(out / LEXICON)
     lang.tree.save(out / TREE)
-    for name, symbols in (("words.txt", lexicon.words), ("phones.txt", lexicon.phones)):
+    for name, symbols in (("words.txt", lang.lexicon.words), ("phones.txt", lang.lexicon.phones)):
         lines = [f"{symbol} {number}\n" for number, symbol in enumerate(("<eps>", *symbols))]
         (out / name).write_text("".join(lines), encoding="utf-8")
-    return lang
 
 
 def load_lang(folder: Path) -> Lang:
@@ -70,7 +90,9 @@ def load_lang(folder: Path) -> Lang:
     return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE))
 
 
-def _tree(lexicon: Lexicon, config: LangConfig) -> ContextTree:
+def _tree(
+    lexicon: Lexicon, config: LangConfig, transcripts: Iterable[Sequence[str]], seed: int
+) -> ContextTree:
     topologies = {
         "chain": Topology.chain,
         "chain-one-pdf": Topology.chain_one_pdf,
@@ -81,4 +103,19 @@ def _tree(lexicon: Lexicon, config: LangConfig) -> ContextTree:
     if config.context == "monophone":
         return ContextTree.monophone(lexicon.phones, topology)
     independent = () if lexicon.silence is None else (lexicon.silence,)
-    return ContextTree.biphone(lexicon.phones, topology, context_independent=independent)
+    if config.context == "biphone":
+        return ContextTree.biphone(lexicon.phones, topology, context_independent=independent)
+    known = set(lexicon.words)
+    usable = [words for words in transcripts if words and (lexicon.oov or known.issuperset(words))]
+    if not usable:
+        raise DataError(
+            "lang.context: tied-biphone counts phones; expected transcripts of known words (--text)"
+        )
+    return ContextTree.tied_biphone(
+        lexicon.phones,
+        topology,
+        BiphoneCounts.of(lm_phones(usable, lexicon, seed=seed)),
+        min_biphone_count=config.min_biphone_count,
+        min_monophone_count=config.min_monophone_count,
+        context_independent=independent,
+    )

@@ -67,7 +67,7 @@ def make_supervision(
     Raises:
         DataError: no utterance is left, or the alignment has a line that cannot be read.
     """
-    spoken = _by_utterance(read_ctm(alignment))
+    spoken = by_utterance(read_ctm(alignment))
     builder = _Builder(experiment, lang, normalization)
     copies = perturbations(experiment.perturbation, experiment.train.seed)
     lengths = [
@@ -155,7 +155,7 @@ def _clip(phones: Sequence[AlignedPhone], num_frames: int, slack: int) -> list[A
     return [AlignedPhone(p.phone, min(p.start, num_frames - 1), min(p.end, num_frames)) for p in phones]
 
 
-def _by_utterance(entries: Sequence[CtmEntry]) -> dict[str, list[CtmEntry]]:
+def by_utterance(entries: Sequence[CtmEntry]) -> dict[str, list[CtmEntry]]:
     """The entries of each utterance, in order of time."""
     ordered = sorted(entries, key=lambda entry: (entry.utterance, entry.start))
     return {name: list(group) for name, group in groupby(ordered, key=lambda entry: entry.utterance)}

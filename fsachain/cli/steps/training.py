@@ -20,6 +20,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.numerator_files import load_numerators
+from fsachain.graph.shards import TableShards
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import TransitionTable, compile_table
@@ -122,16 +123,60 @@ class ChunkedSet:
         return {chunk.id: compile_table(chunk.fsa, num_pdfs, name=chunk.id) for chunk in every}
 
 
+@dataclass(frozen=True)
+class CompiledSet(TrainingSet):
+    """Utterances and shards of compiled numerators; `numerators` is empty.
+
+    Attributes:
+        shards: tables by utterance id, mapped into memory.
+    """
+
+    shards: TableShards
+
+    @classmethod
+    def read(cls, data: DataDir, numerators: Path) -> CompiledSet:
+        """The utterances with the shards that `make_shards` wrote for them; errors as for `TrainingSet.read`."""
+        shards = TableShards(numerators)
+        for utterance in data:
+            if utterance.id in shards and not shards.says(utterance.id, utterance.words):
+                raise DataError(
+                    f"{numerators}: the transcript of {utterance.id!r} has changed since its numerator was made; "
+                    "build the numerators anew"
+                )
+        return cls(data, {}, shards)
+
+    def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
+        """The tables by the ids of the utterances and of their copies, whose ids have a prefix.
+
+        Raises:
+            DataError: a table was made for a tree of another number of pdfs.
+        """
+        for name, table in self.shards.items():
+            if table.num_pdfs != num_pdfs:
+                raise DataError(
+                    f"{self.shards.folder}: the numerator of {name!r} was made for {table.num_pdfs} pdfs; expected "
+                    f"{num_pdfs}; compile the numerators anew"
+                )
+        return {prefix + name: table for prefix in prefixes for name, table in self.shards.items()}
+
+
 def read_training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedSet:
-    """The utterances with what `make_numerators` or `make_supervision` wrote for them.
+    """The utterances with what `make_numerators`, `make_shards` (a folder) or `make_supervision` wrote for them.
 
     Raises:
         GraphError: the file holds neither.
         DataError: as `TrainingSet.read`.
     """
+    if numerators.is_dir():
+        return CompiledSet.read(data, numerators)
     if holds_chunks(numerators):
         return ChunkedSet(data, load_chunks(numerators), numerators)
     return TrainingSet.read(data, numerators)
+
+
+def read_flat_set(data: DataDir, numerators: Path) -> TrainingSet:
+    """The utterances with whole numerators, from a file or a folder of shards; errors as `read_training_set`."""
+    return CompiledSet.read(data, numerators) if numerators.is_dir() else TrainingSet.read(data, numerators)
 
 
 def perturbations(config: PerturbationConfig, seed: int) -> list[Perturbation]:

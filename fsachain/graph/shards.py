@@ -1,0 +1,258 @@
+"""Numerators of a whole corpus, compiled, in files of a few thousand tables each, made by any number of workers.
+
+Each shard is a piece of work of its own and is written in one go, so a job that was killed goes on with the
+shards that are missing. A shard knows by a fingerprint what it was made of; if text, lexicon, tree or normalization
+have changed, it is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import build_numerator
+from fsachain.table import TransitionTable, compile_table
+from fsachain.table_file import VERSION, TableFile, write_tables
+
+SUFFIX = ".tables"
+DEFAULT_SHARD_SIZE = 2000
+Transcripts = Sequence[tuple[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True, eq=False)
+class NumeratorMaker:
+    """What turns a transcript into a compiled numerator.
+
+    Attributes:
+        lexicon, tree: as for `build_numerator`.
+        normalization: `DenominatorGraph.normalization_fsa()`, or None.
+    """
+
+    lexicon: Lexicon
+    tree: ContextTree
+    normalization: Fsa | None = None
+
+    def table(self, name: str, words: Sequence[str]) -> TransitionTable:
+        """The compiled numerator; errors as for `build_numerator`."""
+        numerator = build_numerator(
+            words, self.lexicon, self.tree, normalization=self.normalization, name=name
+        )
+        return compile_table(numerator.fsa, self.tree.num_pdfs, name=name)
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What `make_shards` did.
+
+    Attributes:
+        num_tables: in all shards.
+        num_shards, num_reused: shards in all, and those that were there already.
+        excluded: why an utterance has no table.
+    """
+
+    num_tables: int
+    num_shards: int
+    num_reused: int
+    excluded: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.num_tables} numerators in {self.num_shards} shards ({self.num_reused} were there), "
+            f"{len(self.excluded)} utterances excluded"
+        )
+        return "\n  ".join([head, *self.excluded.values()])
+
+
+def make_shards(
+    transcripts: Transcripts,
+    maker: NumeratorMaker,
+    out: str | os.PathLike[str],
+    *,
+    shard_size: int = DEFAULT_SHARD_SIZE,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ShardSummary:
+    """Compile the numerators of `transcripts` into shards in the folder `out`.
+
+    Args:
+        transcripts: (utterance, words), in the order of the shards.
+        maker: lexicon, tree, normalization.
+        out: folder, made if absent. Shards of an earlier run that nothing has changed for stay.
+        shard_size: utterances per shard.
+        jobs: processes; 1 works in this one.
+        executor: used instead of processes of our own; its workers must see the folder.
+        progress: called with (utterances done, utterances in all) as shards come in.
+
+    Raises:
+        ConfigError: jobs or shard_size below 1.
+        DataError: an utterance occurs twice.
+    """
+    if jobs < 1 or shard_size < 1:
+        raise ConfigError(f"jobs = {jobs}, shard_size = {shard_size}: expected at least 1 each")
+    if len({name for name, _ in transcripts}) < len(transcripts):
+        raise DataError("transcripts: an utterance occurs twice; expected unique ids")
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = pickle.dumps(maker)
+    origin = _fingerprint(maker)
+    shards = {
+        folder / f"{number:05d}{SUFFIX}": tuple(transcripts[first : first + shard_size])
+        for number, first in enumerate(range(0, len(transcripts), shard_size))
+    }
+    for path in folder.glob(f"*{SUFFIX}*"):
+        if (
+            path not in shards
+        ):  # of an earlier run with more utterances, or half written by one that was killed
+            path.unlink()
+    prints = {path: _shard_fingerprint(origin, part) for path, part in shards.items()}
+    missing = [path for path in shards if not _is_sound(path, prints[path])]
+    done, total = len(transcripts) - sum(len(shards[path]) for path in missing), len(transcripts)
+    if progress is not None:
+        progress(done, total)
+    with _workers(jobs, executor, len(missing)) as pool:
+        work = [(packed, shards[path], str(path), prints[path]) for path in missing]
+        for count in map(_make, work) if pool is None else _as_they_come(pool, work):
+            done += count
+            if progress is not None:
+                progress(done, total)
+    files = [TableFile(path) for path in shards]
+    excluded = {name: reason for file in files for name, reason in file.facts["excluded"].items()}
+    return ShardSummary(sum(map(len, files)), len(shards), len(shards) - len(missing), excluded)
+
+
+class TableShards(Mapping[str, TransitionTable]):
+    """The tables of all shards in a folder, by utterance.
+
+    Raises:
+        DataError: there is no shard, one is damaged, or an utterance is in two of them.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.files = [TableFile(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
+        if not self.files:
+            raise DataError(f"{self.folder}: no shards of compiled tables (*{SUFFIX})")
+        self._homes = {name: file for file in self.files for name in file}
+        if len(self._homes) < sum(map(len, self.files)):
+            raise DataError(f"{self.folder}: an utterance is in two shards; make them anew")
+
+    def says(self, name: str, words: Sequence[str]) -> bool:
+        """Whether the table of an utterance was made of these words."""
+        return bool(self._homes[name].facts["words"][name] == words_checksum(words))
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __getitem__(self, name: str) -> TransitionTable:
+        return self._homes[name][name]
+
+
+def words_checksum(words: Sequence[str]) -> int:
+    """CRC-32 of a transcript, which a shard keeps for each table."""
+    return zlib.crc32(" ".join(words).encode())
+
+
+def _fingerprint(maker: NumeratorMaker) -> str:
+    """Hash of all that a table depends on beside its transcript."""
+    lexicon, tree = maker.lexicon, maker.tree
+    content: list[Any] = [
+        VERSION,
+        tree.phones,
+        tree.topology,
+        tree.context_width,
+        tree.central_position,
+        tree.shared,
+    ]
+    content += [
+        sorted(tree.context_independent),
+        None if tree.decisions is None else tree.decisions.to_list(),
+    ]
+    content += [
+        lexicon.words,
+        lexicon.phones,
+        lexicon.pronunciations,
+        lexicon.silence,
+        lexicon.silence_prob,
+        lexicon.oov,
+    ]
+    digest = hashlib.sha256(repr(content).encode())
+    if maker.normalization is not None:
+        fsa = maker.normalization
+        digest.update(repr((fsa.num_states, fsa.start)).encode())
+        for array in (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, fsa.final_log_prob):
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _shard_fingerprint(origin: str, transcripts: Transcripts) -> str:
+    return hashlib.sha256(json.dumps([origin, list(transcripts)]).encode()).hexdigest()
+
+
+def _is_sound(path: Path, fingerprint: str) -> bool:
+    try:
+        return bool(TableFile(path).facts.get("fingerprint") == fingerprint)
+    except DataError:
+        return False
+
+
+@lru_cache(maxsize=1)
+def _unpacked(packed: bytes) -> NumeratorMaker:
+    """The maker, once for all shards of a worker, so that the normalization is indexed once."""
+    maker: NumeratorMaker = pickle.loads(packed)
+    return maker
+
+
+def _make(work: tuple[bytes, Transcripts, str, str]) -> int:
+    """Write one shard; the number of utterances that went in, excluded or not."""
+    packed, transcripts, path, fingerprint = work
+    maker = _unpacked(packed)
+    tables: dict[str, TransitionTable] = {}
+    excluded: dict[str, str] = {}
+    for name, words in transcripts:
+        try:
+            tables[name] = maker.table(name, words)
+        except GraphError as error:
+            excluded[name] = str(error)
+    said = {name: words_checksum(words) for name, words in transcripts if name in tables}
+    write_tables(path, tables, {"fingerprint": fingerprint, "excluded": excluded, "words": said})
+    return len(transcripts)
+
+
+@contextmanager
+def _workers(jobs: int, executor: Executor | None, num_shards: int) -> Iterator[Executor | None]:
+    if executor is not None or jobs == 1 or num_shards <= 1:
+        yield executor
+        return
+    with ProcessPoolExecutor(min(jobs, num_shards)) as pool:
+        yield pool
+
+
+def _as_they_come(pool: Executor, work: Sequence[Any]) -> Iterator[int]:
+    futures = [pool.submit(_make, one) for one in work]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()

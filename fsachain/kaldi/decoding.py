@@ -1,0 +1,65 @@
+"""Kaldi's decoding graphs and grammars for our models: HCLG over pdfs, G over the ids of our lexicon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fsachain.errors import DataError
+from fsachain.graph.transducer import Transducer
+from fsachain.kaldi.symbols import BACK_OFF
+from fsachain.kaldi.transitions import TransitionModel
+
+
+def pdf_graph(hclg: Transducer, model: TransitionModel) -> Transducer:
+    """HCLG with pdf + 1 in place of transition ids, as `fsachain.decode.decoder.Decoder` takes it.
+
+    Kaldi's decoders look each transition id up at each frame; here that is done once. Costs, output labels and
+    epsilons stay. `pdf_graph(...).to_openfst()` is the argument of `Decoder`.
+
+    Args:
+        hclg: read with `read_fst`; from mkgraph.sh or compile-train-graphs.
+        model: the transition model that the graph was made with.
+
+    Raises:
+        DataError: an input label that is no transition id of the model.
+    """
+    table = model.transitions.pdf.astype(np.int64) + 1  # entry 0, epsilon, is -1 + 1
+    bad = np.flatnonzero((hclg.ilabel < 0) | (hclg.ilabel >= len(table)))
+    if bad.size:
+        raise DataError(
+            f"arc {bad[0]} has input label {hclg.ilabel[bad[0]]}; {model.name} has the transition ids 1 to {len(table) - 1}"
+        )
+    return replace(hclg, ilabel=table[hclg.ilabel].astype(np.int32))
+
+
+def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[str]) -> Transducer:
+    """G.fst with the word ids of a lexicon in place of those of words.txt, and epsilon for `#0`.
+
+    `grammar_over(...).to_openfst()` is the argument `grammar` of `build_decoding_graph`.
+
+    Args:
+        grammar: read with `read_fst`.
+        symbols: `read_symbols("words.txt")`.
+        words: `lexicon.words`.
+
+    Raises:
+        DataError: a label without a word, or a word that the lexicon lacks.
+    """
+    ids = {word: index + 1 for index, word in enumerate(words)}
+    used = np.union1d(grammar.ilabel, grammar.olabel)
+    if used.size and (used[0] < 0 or used[-1] > len(symbols)):
+        raise DataError(
+            f"the grammar has labels {used[0]} to {used[-1]}; words.txt has ids 1 to {len(symbols)}"
+        )
+    table = np.zeros(len(symbols) + 1, dtype=np.int32)
+    for label in used[used > 0].tolist():
+        name = symbols[label - 1]
+        if name != BACK_OFF and name not in ids:
+            raise DataError(
+                f"the grammar has the word {name!r}, which is not among the {len(ids)} words of the lexicon"
+            )
+        table[label] = ids.get(name, 0)
+    return replace(grammar, ilabel=table[grammar.ilabel], olabel=table[grammar.olabel])

@@ -1,0 +1,243 @@
+"""The bytes of a Kaldi file, read with bounds: basic types in binary and text form.
+
+Kaldi marks binary content by a zero byte and `B`; without the mark it is text. Binary numbers carry their own
+width in one byte before them (negative: unsigned), tokens end in one space. Text is tokens between white
+space. A `Cursor` reads either form by the same calls, so a parser is written once.
+
+Nothing here trusts a count in a file: bytes are taken from what is there, and what is missing is an error that
+names the file and the offset. Hence memory stays below a small multiple of the file's own size.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import mmap
+import os
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import DataError
+
+BINARY_MARK = b"\0B"
+MAX_UNPACKED_BYTES = 1 << 32  # of a compressed file: a small file can claim to unpack to anything
+LONGEST_TOKEN = 4096
+_SPACE = re.compile(rb"\s*")
+_TOKEN = re.compile(rb"\S{1,%d}" % LONGEST_TOKEN)
+_PIECE = 1 << 22
+
+
+class Cursor:
+    """A place in the bytes of one file.
+
+    Attributes:
+        data: all bytes.
+        name: of the file, for messages.
+        position: offset of the next byte.
+        binary: whether content is read in binary form; `detect_binary` sets it.
+    """
+
+    def __init__(self, data: memoryview | bytes, name: str, position: int = 0) -> None:
+        self.data = memoryview(data)
+        self.name = name
+        self.position = position
+        self.binary = False
+
+    def fail(self, message: str, position: int | None = None) -> NoReturn:
+        """Raise DataError with file and offset (where the cursor stands unless `position` is given)."""
+        raise DataError(f"{self.name}, byte {self.position if position is None else position}: {message}")
+
+    @property
+    def left(self) -> int:
+        """Bytes from here to the end."""
+        return len(self.data) - self.position
+
+    def take(self, count: int, what: str) -> memoryview:
+        """The next `count` bytes; an error where the file ends before."""
+        if not 0 <= count <= self.left:
+            self.fail(f"{what} takes {count} bytes, {self.left} are left")
+        begin = self.position
+        self.position += count
+        return self.data[begin : self.position]
+
+    def peek(self, count: int) -> bytes:
+        """The next `count` bytes, or as many as are left, without moving."""
+        return bytes(self.data[self.position : self.position + count])
+
+    def array(self, dtype: npt.DTypeLike, count: int, what: str) -> npt.NDArray[Any]:
+        """A copy of `count` packed elements."""
+        kind = np.dtype(dtype)
+        return np.frombuffer(self.take(count * kind.itemsize, what), dtype=kind).copy()
+
+    def detect_binary(self) -> None:
+        """Take the binary mark if it is there, and read in that form from now on."""
+        self.binary = self.peek(2) == BINARY_MARK
+        if self.binary:
+            self.position += 2
+
+    def skip_space(self) -> None:
+        """Move to the next byte that is not white space."""
+        self.position = _SPACE.match(self.data, self.position).end()  # type: ignore[union-attr]
+
+    def token(self, what: str = "a token") -> str:
+        """The next token and the white space that ends it."""
+        if not self.binary:
+            self.skip_space()
+        begin = self.position
+        found = _TOKEN.match(self.data, begin)
+        if found is None or len(found[0]) == LONGEST_TOKEN:
+            self.fail(f"expected {what}, {'nothing' if found is None else 'a token too long'} is here")
+        self.position = min(found.end() + 1, len(self.data))
+        try:
+            return str(found[0], "utf-8")
+        except UnicodeDecodeError:
+            self.fail(f"expected {what}, found {bytes(found[0][:16])!r}", begin)
+
+    def expect(self, *tokens: str) -> str:
+        """The next token, which is one of `tokens`."""
+        begin = self.position
+        found = self.token(" or ".join(tokens))
+        if found not in tokens:
+            self.fail(f"expected {' or '.join(tokens)}, found {found[:40]!r}", begin)
+        return found
+
+    def peek_token(self) -> str:
+        """The next token, without moving; empty at the end of the file."""
+        begin = self.position
+        if not self.left or (not self.binary and not bytes(self.data[begin : begin + 256]).strip()):
+            return ""
+        found = self.token()
+        self.position = begin
+        return found
+
+    def integer(self, what: str, lowest: int = -(2**31), highest: int = 2**31 - 1) -> int:
+        """One integer in [lowest, highest]."""
+        begin = self.position
+        if self.binary:
+            width = self.take(1, what)[0]
+            if width not in (4, 8, 252, 248):
+                self.fail(f"{what}: expected an integer, its width byte is {width}", begin)
+            unsigned = width > 128
+            value = int.from_bytes(
+                self.take(256 - width if unsigned else width, what), "little", signed=not unsigned
+            )
+        else:
+            text = self.token(what)
+            try:
+                value = int(text)
+            except ValueError:
+                self.fail(f"{what}: expected an integer, found {text[:40]!r}", begin)
+        if not lowest <= value <= highest:
+            self.fail(f"{what} = {value}: expected {lowest} to {highest}", begin)
+        return value
+
+    def real(self, what: str) -> float:
+        """One float or double; NaN is refused."""
+        begin = self.position
+        if self.binary:
+            width = self.take(1, what)[0]
+            if width not in (4, 8):
+                self.fail(f"{what}: expected a real number, its width byte is {width}", begin)
+            value = float(struct.unpack("<f" if width == 4 else "<d", self.take(width, what))[0])
+        else:
+            text = self.token(what)
+            try:
+                value = float(text)
+            except ValueError:
+                self.fail(f"{what}: expected a real number, found {text[:40]!r}", begin)
+        if math.isnan(value):
+            self.fail(f"{what} is NaN", begin)
+        return value
+
+    def boolean(self, what: str) -> bool:
+        """T or F."""
+        begin = self.position
+        text = bytes(self.take(1, what)).decode("latin-1") if self.binary else self.token(what)
+        if text not in ("T", "F"):
+            self.fail(f"{what}: expected T or F, found {text[:40]!r}", begin)
+        return text == "T"
+
+    def integers(self, what: str) -> npt.NDArray[np.int64]:
+        """A vector of integers: a width, a count and the packed elements; in text `[ 1 2 3 ]`."""
+        if not self.binary:
+            return self._bracketed(what)
+        width = self.take(1, what)[0]
+        if width not in (1, 2, 4, 8):
+            self.fail(f"{what}: expected a vector of integers, its width byte is {width}", self.position - 1)
+        count = int.from_bytes(self.take(4, what), "little", signed=True)
+        return self.array(f"<i{width}" if width > 1 else "u1", count, what).astype(np.int64)
+
+    def _bracketed(self, what: str) -> npt.NDArray[np.int64]:
+        begin = self.position
+        self.expect("[")
+        values = []
+        while (text := self.token(what)) != "]":
+            try:
+                values.append(int(text))
+            except ValueError:
+                self.fail(f"{what}: expected integers up to a ], found {text[:40]!r}", begin)
+        return self.int64(values, what, begin)
+
+    def int64(self, values: list[int], what: str, begin: int) -> npt.NDArray[np.int64]:
+        """`values` as an array; an error, with offset `begin`, where 64 bits do not hold one of them."""
+        try:
+            return np.array(values, dtype=np.int64)
+        except OverflowError:
+            self.fail(f"{what}: an integer beyond 64 bits", begin)
+
+    def line(self) -> str:
+        """The rest of the line as text, without its end."""
+        begin = self.position
+        stop = begin
+        while True:
+            piece = bytes(self.data[stop : stop + _PIECE])
+            found = piece.find(b"\n")
+            if found >= 0 or not piece:
+                break
+            stop += len(piece)
+        end = stop + max(found, 0)
+        self.position = min(end + 1, len(self.data))
+        try:
+            return bytes(self.data[begin:end]).decode("utf-8").strip()
+        except UnicodeDecodeError:
+            self.fail("expected a line of UTF-8 text", begin)
+
+
+def open_file(path: str | os.PathLike[str]) -> Cursor:
+    """The bytes of a file, mapped into memory; `.gz` is unpacked, up to `MAX_UNPACKED_BYTES`.
+
+    Raises:
+        DataError: there is no such file, it is damaged or too large, or it is a shell command: those are never run.
+    """
+    name = os.fspath(path)
+    if name.strip().startswith("|") or name.strip().endswith("|"):
+        raise DataError(f"{name}: a shell command; expected a file (commands in tables are not run)")
+    try:
+        if name.endswith(".gz"):
+            return Cursor(_unpacked(name), name)
+        with Path(name).open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return Cursor(b"", name)
+            return Cursor(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), name)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{name}: cannot be read ({reason})") from error
+
+
+def _unpacked(name: str) -> bytes:
+    pieces, size = [], 0
+    with gzip.open(name, "rb") as file:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_UNPACKED_BYTES:
+                raise DataError(
+                    f"{name}: unpacks to more than {MAX_UNPACKED_BYTES} bytes; unpack it yourself"
+                )
+    return b"".join(pieces)

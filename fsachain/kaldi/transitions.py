@@ -1,0 +1,234 @@
+"""Kaldi's transition model: what a transition id is, and the `Topology` behind it.
+
+Format: Kaldi's hmm/transition-model.cc. A transition id counts from 1 over the
+transitions of all (phone, HMM state, pdfs), in the order of the file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import DataError, GraphError
+from fsachain.graph.topology import HmmState, Topology
+from fsachain.kaldi.stream import open_file
+from fsachain.kaldi.topology import State, parse_topology
+from fsachain.kaldi.values import read_vector
+
+LOG_TOLERANCE = 1e-4  # log-probabilities are float32 and may have been text
+
+
+class Tuple(NamedTuple):
+    """What some transitions share: phone id, HMM state, pdf of the first and of further frames."""
+
+    phone: int
+    hmm_state: int
+    forward_pdf: int
+    self_loop_pdf: int
+
+
+class Transitions(NamedTuple):
+    """By transition id (entry 0 is unused): int32 arrays and booleans; `entry` counts `tuples` from 0."""
+
+    entry: npt.NDArray[np.int32]
+    phone: npt.NDArray[np.int32]
+    hmm_state: npt.NDArray[np.int32]
+    pdf: npt.NDArray[np.int32]
+    is_self_loop: npt.NDArray[np.bool_]
+    is_final: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class TransitionModel:
+    """Topology, tuples and log-probabilities of a Kaldi model.
+
+    Attributes:
+        states: for each phone id of the topology, its states.
+        tuples: in the order that numbers transition ids.
+        log_probs: float [1 + transition ids], entry 0 unused.
+        name: of the file.
+    """
+
+    states: dict[int, tuple[State, ...]]
+    tuples: tuple[Tuple, ...]
+    log_probs: npt.NDArray[np.floating]
+    name: str
+
+    @property
+    def num_phones(self) -> int:
+        """The largest phone id."""
+        return max(self.states)
+
+    @property
+    def num_pdfs(self) -> int:
+        """One more than the largest pdf."""
+        return max(max(entry.forward_pdf, entry.self_loop_pdf) for entry in self.tuples) + 1
+
+    @cached_property
+    def transitions(self) -> Transitions:
+        """What each transition id means."""
+        rows: list[tuple[int, int, int, int, bool, bool]] = [(-1, 0, 0, -1, False, False)]
+        for number, entry in enumerate(self.tuples):
+            states = self.states[entry.phone]
+            for target, _ in states[entry.hmm_state].transitions:
+                loop = target == entry.hmm_state
+                pdf = entry.self_loop_pdf if loop else entry.forward_pdf
+                rows.append((number, entry.phone, entry.hmm_state, pdf, loop, target == len(states) - 1))
+        numbers, phone, state, pdfs, loops, finals = zip(*rows, strict=True)
+        return Transitions(
+            np.array(numbers, dtype=np.int32),
+            np.array(phone, dtype=np.int32),
+            np.array(state, dtype=np.int32),
+            np.array(pdfs, dtype=np.int32),
+            np.array(loops),
+            np.array(finals),
+        )
+
+    def pdfs(self, alignment: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+        """Pdf of each frame of an alignment of transition ids.
+
+        Raises:
+            DataError: a number that is no transition id.
+        """
+        return self.transitions.pdf[self._ids(alignment)]
+
+    def phones(self, alignment: Sequence[int] | npt.NDArray[np.integer]) -> list[tuple[int, int, int]]:
+        """(phone id, first frame, frame after the last) of each phone of an alignment of transition ids.
+
+        A phone begins where the last ended: with a transition out of its final state, and the self-loops that
+        Kaldi's reordered graphs put after it.
+
+        Raises:
+            DataError: a number that is no transition id.
+        """
+        ids = self._ids(alignment)
+        if not len(ids):
+            return []
+        table = self.transitions
+        phone, loop, final = table.phone[ids], table.is_self_loop[ids], table.is_final[ids]
+        cut = np.zeros(len(ids), dtype=np.bool_)
+        cut[0] = True
+        if _is_reordered(
+            table.entry[ids], loop
+        ):  # the transition that leaves comes first, its state's self-loops behind it
+            left = np.maximum.accumulate(np.where(~loop, np.arange(len(ids)), -1))
+            ended = (left >= 0) & final[np.maximum(left, 0)]
+            cut[1:] = ended[:-1] & ~loop[1:]
+        else:
+            cut[1:] = final[:-1]
+        cut[1:] |= phone[1:] != phone[:-1]
+        first = np.flatnonzero(cut)
+        ends = np.append(first[1:], len(ids))
+        return list(zip(phone[first].tolist(), first.tolist(), ends.tolist(), strict=True))
+
+    def _ids(self, alignment: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        ids = np.asarray(alignment, dtype=np.int64)
+        bad = np.flatnonzero((ids < 1) | (ids >= len(self.transitions.pdf)))
+        if bad.size:
+            raise DataError(
+                f"frame {bad[0]} has {ids[bad[0]]}: expected a transition id of {self.name}, 1 to "
+                f"{len(self.transitions.pdf) - 1}"
+            )
+        return ids
+
+    def topology(self) -> Topology:
+        """The topology of all phones, with the model's transition probabilities.
+
+        Raises:
+            GraphError: phones of different topologies, states that skip or do more than stay and go on, or
+                transition probabilities that differ from phone to phone: `Topology` has one for all.
+        """
+        first = self.states[self.tuples[0].phone]
+        for phone, states in self.states.items():
+            if states != first:
+                raise GraphError(
+                    f"{self.name}: phone {phone} has another topology than others; expected one for all"
+                )
+        loops, leaves = self._log_probs_by_state(len(first) - 1)
+        hmm_states = []
+        for number, state in enumerate(first[:-1]):
+            targets = sorted(target for target, _ in state.transitions)
+            if state.forward_class < 0 or targets not in ([number, number + 1], [number + 1]):
+                raise GraphError(
+                    f"{self.name}: state {number} goes to {targets}; expected itself and the next, or the next alone"
+                )
+            loop_class = state.self_loop_class if len(targets) == 2 else None
+            loop = loops[number] if len(targets) == 2 else 0.0
+            hmm_states.append(
+                HmmState(state.forward_class, loop_class, min(leaves[number], 0.0), min(loop, 0.0))
+            )
+        return Topology(tuple(hmm_states))
+
+    def _log_probs_by_state(self, num_states: int) -> tuple[list[float], list[float]]:
+        table = self.transitions
+        found: list[list[float]] = []
+        for loop in (True, False):
+            by_state = []
+            for state in range(num_states):
+                values = self.log_probs[
+                    (table.hmm_state == state) & (table.is_self_loop == loop) & (table.pdf >= 0)
+                ]
+                if values.size and float(np.ptp(values)) > LOG_TOLERANCE:
+                    raise GraphError(
+                        f"{self.name}: transition log-probabilities of state {state} reach from {values.min():g} to "
+                        f"{values.max():g}; expected one for all phones (chain models have those of the topology)"
+                    )
+                by_state.append(_double(values))
+            found.append(by_state)
+        return found[0], found[1]
+
+
+def _is_reordered(entry: npt.NDArray[np.int32], loop: npt.NDArray[np.bool_]) -> bool:
+    """Whether self-loops stand behind the transition that leaves their state; the first change of state tells."""
+    changes = np.flatnonzero((entry[1:] != entry[:-1]) & (loop[1:] | loop[:-1]))
+    return bool(loop[changes[0]]) if changes.size else not loop[0]
+
+
+def _double(values: npt.NDArray[np.floating]) -> float:
+    """The log-probability that float32 values stand for: log 0.5 in full precision if it is that."""
+    if not values.size:
+        return 0.0
+    prob = round(math.exp(float(values[0])), 6)
+    value = math.log(prob) if prob > 0 else float(values[0])
+    return value if abs(value - float(values[0])) <= LOG_TOLERANCE else float(values[0])
+
+
+def read_transition_model(path: str | os.PathLike[str]) -> TransitionModel:
+    """Read `0.trans_mdl`, or the transition model that `final.mdl` begins with; what follows it is not read.
+
+    Raises:
+        DataError: no transition model, cut short, or with counts that do not fit each other.
+    """
+    cursor = open_file(path)
+    cursor.detect_binary()
+    cursor.expect("<TransitionModel>")
+    states = parse_topology(cursor)
+    kind = cursor.expect("<Tuples>", "<Triples>")
+    tuples = []
+    for _ in range(cursor.integer("number of tuples", 1)):
+        begin = cursor.position
+        numbers = [cursor.integer("field of a tuple", 0) for _ in range(4 if kind == "<Tuples>" else 3)]
+        entry = Tuple(*numbers, *numbers[2:3]) if kind == "<Triples>" else Tuple(*numbers)
+        if entry.phone not in states or entry.hmm_state >= len(states[entry.phone]) - 1:
+            cursor.fail(f"state {entry.hmm_state} of phone {entry.phone}, which the topology lacks", begin)
+        tuples.append(entry)
+    cursor.expect(kind.replace("<", "</"))
+    cursor.expect("<LogProbs>")
+    begin = cursor.position
+    log_probs = read_vector(cursor)
+    cursor.expect("</LogProbs>")
+    cursor.expect("</TransitionModel>")
+    model = TransitionModel(states, tuple(tuples), log_probs, cursor.name)
+    if len(log_probs) != len(model.transitions.pdf):
+        cursor.fail(
+            f"{len(log_probs)} log-probabilities; expected {len(model.transitions.pdf)}, one more than transitions",
+            begin,
+        )
+    return model

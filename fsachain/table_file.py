@@ -1,0 +1,266 @@
+"""Many compiled tables in one file, mapped into memory: any table by its name, without reading the others.
+
+Layout, little-endian, every part at a multiple of 8 bytes:
+
+    header     64 bytes: mark, version, place and size of the index, its CRC-32, number of tables
+    bodies     the arrays of one table after another
+    index      per table place, size, CRC-32 and sizes; all names and the facts, as JSON
+
+The arrays of a table are views of the file: nothing is copied until somebody writes, which they forbid. A table is
+checked when it is first asked for: its CRC-32, and that every number in it points into the table, so that a
+damaged file cannot send a kernel out of its arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import DataError
+from fsachain.table import ArcView, TransitionTable
+
+VERSION = 1
+_MARK = b"fsachain tables\n"
+_HEADER = struct.Struct(
+    "<16sIIQQQ16x"
+)  # mark, version, CRC of the index, its place and size, number of tables
+_ENTRY = np.dtype(
+    [
+        ("place", "<u8"),
+        ("size", "<u8"),
+        ("crc", "<u4"),
+        ("has_leak", "<u4"),
+        ("num_states", "<i8"),
+        ("num_arcs", "<i8"),
+        ("num_pdfs", "<i8"),
+        ("num_columns", "<i8"),
+        ("num_kept", "<i8"),
+    ]
+)
+_VIEWS = ("by_dst", "by_src", "by_column")
+_INT32 = np.dtype("<i4")
+_INT64 = np.dtype("<i8")
+_FLOAT64 = np.dtype("<f8")
+_CHUNK = 8
+
+
+def write_tables(
+    path: str | os.PathLike[str],
+    tables: Mapping[str, TransitionTable] | Iterable[tuple[str, TransitionTable]],
+    facts: Mapping[str, Any] | None = None,
+) -> int:
+    """Write tables to exactly `path`; returns their number. Readers see the old file, or all of the new one.
+
+    Args:
+        path: the file; its folder exists.
+        tables: by name, such as the utterance; taken one at a time.
+        facts: what JSON can hold, kept beside the tables: where they come from, say.
+
+    Raises:
+        DataError: a name occurs twice.
+    """
+    target = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            count = _write(
+                file, tables.items() if isinstance(tables, Mapping) else tables, facts or {}, target
+            )
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+    return count
+
+
+def _write(
+    file: Any, tables: Iterable[tuple[str, TransitionTable]], facts: Mapping[str, Any], path: Path
+) -> int:
+    file.write(bytes(_HEADER.size))
+    place, names, entries = _HEADER.size, dict[str, None](), []
+    for name, table in tables:
+        if name in names:
+            raise DataError(f"{path}: the table {name!r} is given twice")
+        names[name] = None
+        body = b"".join(_padded(array) for array in _arrays(table))
+        sizes = (
+            table.num_states,
+            table.num_arcs,
+            table.num_pdfs,
+            len(table.active_pdfs),
+            len(table.by_dst.arc),
+        )
+        has_leak = int(table.leaky_log_prob is not None)
+        entries.append((place, len(body), zlib.crc32(body), has_leak, *sizes))
+        file.write(body)
+        place += len(body)
+    text = json.dumps({"names": list(names), "facts": dict(facts)}, ensure_ascii=False).encode("utf-8")
+    index = np.array(entries, dtype=_ENTRY).tobytes() + text
+    file.write(index)
+    file.seek(0)
+    file.write(_HEADER.pack(_MARK, VERSION, zlib.crc32(index), place, len(index), len(entries)))
+    file.flush()
+    os.fsync(file.fileno())
+    return len(entries)
+
+
+def _arrays(table: TransitionTable) -> Iterator[npt.NDArray[Any]]:
+    """The arrays of a table in the order of the file."""
+    yield np.asarray(table.active_pdfs, _INT32)
+    for name in _VIEWS:
+        view: ArcView = getattr(table, name)
+        yield np.asarray(view.offsets, _INT64)
+        for field in ("src", "dst", "column", "arc"):
+            yield np.asarray(getattr(view, field), _INT32)
+        yield np.asarray(view.log_prob, _FLOAT64)
+    yield np.asarray(table.initial_log_prob, _FLOAT64)
+    yield np.asarray(table.final_log_prob, _FLOAT64)
+    if table.leaky_log_prob is not None:
+        yield np.asarray(table.leaky_log_prob, _FLOAT64)
+
+
+def _padded(array: npt.NDArray[Any]) -> bytes:
+    data = array.tobytes()
+    return data + bytes(-len(data) % _CHUNK)
+
+
+class TableFile(Mapping[str, TransitionTable]):
+    """The tables of a file by name, in its order. Picklable: a copy in another process opens the file anew.
+
+    Attributes:
+        path: the file.
+        facts: what `write_tables` was given.
+
+    Raises:
+        DataError: the file is no such file, of another version, cut short or damaged; a KeyError for a name
+            that is not in it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            with Path(self.path).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < _HEADER.size:
+                    raise DataError(f"{self.path}: {size} bytes are no file of compiled tables")
+                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
+        mark, version, crc, place, length, count = _HEADER.unpack_from(self._data, 0)
+        if mark != _MARK:
+            raise DataError(f"{self.path}: no file of compiled tables (it does not begin as one)")
+        if version != VERSION:
+            raise DataError(
+                f"{self.path}: version {version} of the format; expected {VERSION}, compile the tables anew"
+            )
+        index = self._data[place : place + length]
+        if place + length != size or count * _ENTRY.itemsize > length or zlib.crc32(index) != crc:
+            raise DataError(
+                f"{self.path}: the index of {count} tables at byte {place} is damaged or cut short"
+            )
+        self._entries = np.frombuffer(index[: count * _ENTRY.itemsize], dtype=_ENTRY)
+        record = json.loads(bytes(index[count * _ENTRY.itemsize :]).decode("utf-8"))
+        self.facts: dict[str, Any] = record["facts"]
+        self._numbers = {name: number for number, name in enumerate(record["names"])}
+        self._loaded: dict[int, TransitionTable] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableFile, (self.path,)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._numbers
+
+    def __getitem__(self, name: str) -> TransitionTable:
+        number = self._numbers[name]
+        table = self._loaded.get(number)
+        if table is None:
+            table = self._loaded[number] = self._read(number, name)
+        return table
+
+    def _read(self, number: int, name: str) -> TransitionTable:
+        entry = self._entries[number]
+        place, size = int(entry["place"]), int(entry["size"])
+        body = self._data[place : place + size]
+        if len(body) != size or zlib.crc32(body) != entry["crc"]:
+            raise DataError(f"{self.path}, byte {place}: the table {name!r} is damaged")
+        try:
+            table = _parse(body, entry)
+            _check(table)
+        except ValueError as error:
+            raise DataError(f"{self.path}, byte {place}: the table {name!r} is damaged ({error})") from error
+        return table
+
+
+class _Parts:
+    """Takes arrays off the front of a body."""
+
+    def __init__(self, body: memoryview) -> None:
+        self.body, self.place = body, 0
+
+    def take(self, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+        if not 0 <= count * dtype.itemsize <= len(self.body) - self.place:
+            raise ValueError(f"{count} numbers do not fit")
+        array = np.frombuffer(self.body, dtype, count, self.place)
+        self.place += count * dtype.itemsize + -count * dtype.itemsize % _CHUNK
+        return array
+
+
+def _parse(body: memoryview, entry: Any) -> TransitionTable:
+    parts = _Parts(body)
+    num_states, columns, kept = (int(entry[name]) for name in ("num_states", "num_columns", "num_kept"))
+    active = parts.take(_INT32, columns)
+    by_dst, by_src, by_column = (_view(parts, rows, kept) for rows in (num_states, num_states, columns))
+    vectors = [parts.take(_FLOAT64, num_states) for _ in range(2 + bool(entry["has_leak"]))]
+    return TransitionTable(
+        num_states,
+        int(entry["num_arcs"]),
+        int(entry["num_pdfs"]),
+        active,
+        by_dst,
+        by_src,
+        by_column,
+        vectors[0],
+        vectors[1],
+        vectors[2] if len(vectors) > 2 else None,
+    )
+
+
+def _view(parts: _Parts, rows: int, kept: int) -> ArcView:
+    offsets = parts.take(_INT64, rows + 1)
+    src, dst, column, arc = (parts.take(_INT32, kept) for _ in range(4))
+    return ArcView(offsets, src, dst, column, parts.take(_FLOAT64, kept), arc)
+
+
+def _check(table: TransitionTable) -> None:
+    """Every index points into the table."""
+    _inside(table.active_pdfs, table.num_pdfs, "active_pdfs")
+    for name in _VIEWS:
+        view: ArcView = getattr(table, name)
+        _inside(view.src, table.num_states, f"{name}.src")
+        _inside(view.dst, table.num_states, f"{name}.dst")
+        _inside(view.column, len(table.active_pdfs), f"{name}.column")
+        _inside(view.arc, table.num_arcs, f"{name}.arc")
+        offsets = view.offsets
+        if offsets[0] != 0 or offsets[-1] != len(view.arc) or np.any(offsets[1:] < offsets[:-1]):
+            raise ValueError(f"{name}.offsets do not share out the arcs")
+
+
+def _inside(values: npt.NDArray[Any], end: int, name: str) -> None:
+    if values.size and not 0 <= values.min() <= values.max() < end:
+        raise ValueError(f"{name} reaches from {values.min()} to {values.max()}; expected [0, {end})")

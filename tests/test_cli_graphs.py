@@ -1,0 +1,258 @@
+"""Commands on graphs and on Kaldi's files: they do what their functions do, and their files fit together."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tolerances
+
+pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
+pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
+
+from graph_paths import sample_paths
+
+from fsachain import DenominatorGraph, Fsa
+from fsachain.cli import main
+from fsachain.cli.kaldi_commands import kaldi
+from fsachain.cli.steps.lang import load_lang
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lexicon_files import read_phones
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.shards import TableShards
+from fsachain.kaldi.archive import read_table
+from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.values import read_matrix
+from fsachain.kaldi.writing import write_matrices
+
+TEXT = "u1 yes no\nu2 no\nu3 no no yes\nu4 yes no no\nu5 yes yes\n"
+
+
+@pytest.fixture
+def fsachain(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def built(fsachain, tmp_path) -> Path:
+    """A corpus of tones, a language folder, a denominator."""
+    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "text").write_text(TEXT)
+    (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 6)))
+    assert fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang")[0] == 0
+    assert fsachain("phone-lm", data / "text", tmp_path / "phone_lm.fst", "--lang", tmp_path / "lang")[0] == 0
+    assert (
+        fsachain("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", "--lang", tmp_path / "lang")[0]
+        == 0
+    )
+    return tmp_path
+
+
+def test_a_tied_language_is_made_by_counts(fsachain, built):
+    (built / "tied.yaml").write_text(
+        "lang: {context: tied-biphone, min_biphone_count: 3, min_monophone_count: 2}\n"
+    )
+    arguments = ("lang", built / "lexicon.txt", built / "tied", "--config", built / "tied.yaml")
+    status, _, err = fsachain(*arguments)
+    assert status == 1 and "--text" in err
+    assert fsachain(*arguments, "--text", built / "data/text")[0] == 0
+    tree = load_lang(built / "tied").tree
+    ids = {phone: n + 1 for n, phone in enumerate(tree.phones)}
+    after = [tree.pdf(ids["OW"], 0, left) for left in range(len(ids) + 1)]
+    assert len(set(after)) == 3  # none; N, which stands before every OW; all others
+    assert tree.pdf(ids["OW"], 0, ids["N"]) not in {after[ids["Y"]], after[0]}
+
+
+def test_equal_and_different_graphs_have_their_own_exit_status(fsachain, built):
+    den, norm = built / "den/den.fst", built / "den/normalization.fst"
+    status, out, _ = fsachain("equivalent", den, den, "--semiring", "log")
+    assert status == 0 and out.startswith("no difference found: 200 sequences")
+    status, out, _ = fsachain("equivalent", den, norm, "--semiring", "log", "--count", 20)
+    assert status == 1 and out.startswith("different: 40 sequences")
+    assert fsachain("equivalent", den, den)[0] == 2  # the semiring is named
+
+
+def test_small_graphs_are_drawn_walked_and_made_smaller(fsachain, tmp_path):
+    fsa = Fsa(4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 0, 1, 1], np.log([0.5, 0.5, 1, 1]), [-np.inf] * 3 + [0.0])
+    graph = tmp_path / "graph.fst"
+    fsa.write(graph)
+    assert fsachain("dot", graph)[1].count("->") == 5
+    status, out, _ = fsachain("random-paths", graph, "--count", 3)
+    assert status == 0 and [line.split("\t")[1] for line in out.splitlines()] == ["0 1"] * 3
+    assert float(out.split()[0]) == pytest.approx(0.0, abs=tolerances.GRAPH_COST)
+    det, least = tmp_path / "det.fst", tmp_path / "small" / "min.fst"
+    assert fsachain("determinize", graph, det, "--semiring", "log")[0] == 0
+    status, out, _ = fsachain("minimize", det, least, "--semiring", "log")
+    assert status == 0 and out.startswith("3 states, 2 arcs")
+    assert fsachain("equivalent", graph, least, "--semiring", "log")[0] == 0
+    status, _, err = fsachain("minimize", graph, least, "--semiring", "log")
+    assert status == 1 and "determinize it first" in err
+    status, out, _ = fsachain("info", graph)
+    assert status == 0 and "not deterministic" in out and "shortest path 2 frames" in out
+
+
+def test_compiled_numerators_go_on_where_they_were(fsachain, built):
+    arguments = (
+        "num-tables",
+        built / "data",
+        built / "tables",
+        "--lang",
+        built / "lang",
+        "--den",
+        built / "den",
+    )
+    status, out, _ = fsachain(*arguments, "--shard-size", 2, "--jobs", 2)
+    assert status == 0 and out.startswith("5 numerators in 3 shards (0 were there), 0 utterances excluded")
+    (built / "tables/00001.tables").unlink()
+    assert "3 shards (2 were there)" in fsachain(*arguments, "--shard-size", 2)[1]
+    assert list(TableShards(built / "tables")) == [f"u{n}" for n in range(1, 6)]
+    for path in (built / "tables", built / "tables/00000.tables"):
+        status, out, _ = fsachain("info", path)
+        assert status == 0 and out.startswith("compiled tables: ")
+
+
+@pytest.fixture
+def recorded(built) -> Path:
+    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    rng = np.random.default_rng(0)
+    for n in range(1, 6):
+        soundfile.write(built / f"data/{n}.wav", 0.1 * rng.normal(size=8000), 8000)
+    (built / "small.yaml").write_text(
+        "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"
+        "train: {num_epochs: 1}\ncmvn: {scope: none}\n"
+    )
+    return built
+
+
+def test_shards_train_a_model_whose_alignment_ties_a_tree(fsachain, recorded):
+    """num-tables, train, align, tie-tree; and a tree of another language is refused by name."""
+    folder, config = recorded, ("--config", recorded / "small.yaml")
+    lang, den = ("--lang", folder / "lang"), ("--den", folder / "den")
+    assert fsachain("num-tables", folder / "data", folder / "tables", *lang, *den)[0] == 0
+    status, _, err = fsachain(
+        "train", folder / "data", folder / "tables", folder / "exp", *lang, *den, *config
+    )
+    assert status == 0, err
+    model = folder / "exp/model.safetensors"
+    assert fsachain("align", model, folder / "data", folder / "ali", *lang, *den)[0] == 0
+    status, out, err = fsachain(
+        "tie-tree", folder / "data", folder / "ali/phones.ctm", folder / "tied", *lang, *config,
+        "--num-pdfs", 9, "--min-frames", 2,
+    )  # fmt: skip
+    assert status == 0, err
+    tied = load_lang(folder / "tied")
+    assert tied.tree.num_pdfs == 9 and tied.tree.context_width == 2
+    assert "9 pdfs, tied from" in out and "5 utterances" in out
+    assert tied.lexicon.words == load_lang(folder / "lang").lexicon.words
+    (folder / "data/text").write_text(TEXT.replace("u2 no", "u2 yes"))
+    status, _, err = fsachain(
+        "train", folder / "data", folder / "tables", folder / "new", *lang, *den, *config
+    )
+    assert status == 1 and "the transcript of 'u2' has changed" in err
+    assert fsachain("kaldi", "outputs", model, folder / "data", folder / "kaldi/out.ark")[0] == 0
+    found = dict(read_table(folder / "kaldi/out.scp", read_matrix))
+    assert {name: matrix.shape for name, matrix in found.items()} == {f"u{n}": (34, 12) for n in range(1, 6)}
+
+
+@pytest.mark.parametrize("command", sorted(kaldi.commands))
+def test_help_of_kaldi_commands_says_what_comes_in_and_what_goes_out(fsachain, command):
+    status, out, _ = fsachain("kaldi", command, "--help")
+    assert status == 0 and "In: " in out and "Out: " in out
+
+
+class TestKaldi:
+    """The files of a Kaldi directory, through the commands."""
+
+    @pytest.fixture
+    def case(self, shared) -> Path:
+        return shared / "golden/kaldi/lm/lm1_tiny"
+
+    def test_directory_and_denominator_become_folders_of_ours(self, fsachain, case, tmp_path):
+        lang, den = tmp_path / "lang", tmp_path / "den"
+        status, out, err = fsachain("kaldi", "lang", case / "lexiconp.txt", case, lang)
+        assert status == 0, err
+        phones = read_phones(case / "phones.txt")
+        assert load_lang(lang).tree.equals(read_context_tree(case / "tree", case / "0.trans_mdl", phones))
+        assert "18 pdfs" in out
+        assert fsachain("kaldi", "den", case / "den.fst", den, "--lang", lang)[0] == 0
+        assert fsachain("equivalent", den / "den.fst", case / "den.fst", "--semiring", "log")[0] == 0
+        data = tmp_path / "data"
+        data.mkdir()
+        (data / "text").write_text((case / "test_text.txt").read_text())
+        (data / "wav.scp").write_text("".join(f"t{n} absent.wav\n" for n in range(4)))
+        status, out, _ = fsachain("num-graphs", data, tmp_path / "num.npz", "--lang", lang, "--den", den)
+        assert status == 0 and out.startswith("4 numerators")
+
+    def test_a_directory_without_its_files_is_refused_by_name(self, fsachain, case, tmp_path):
+        status, _, err = fsachain("kaldi", "lang", case / "lexiconp.txt", tmp_path, tmp_path / "lang")
+        assert status == 1 and "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl" in err
+
+    def test_objectives_of_examples_are_those_of_their_graphs(self, fsachain, case, tmp_path):
+        import torch
+
+        from fsachain import LFMMILoss, compile_table
+        from fsachain.data.kaldi_examples import read_examples
+
+        examples = list(read_examples(case / "egs/cegs.ark"))
+        rng = np.random.default_rng(0)
+        outputs = {
+            e.example.id: rng.normal(size=(e.example.window.length, e.num_pdfs)).astype(np.float32)
+            for e in examples
+        }
+        write_matrices(tmp_path / "out.ark", outputs)
+        status, out, err = fsachain(
+            "kaldi", "objf", case / "egs/cegs.ark", tmp_path / "out.ark", case / "den.fst"
+        )
+        assert status == 0, err
+        lines = [line.split("\t") for line in out.splitlines()]
+        assert [line[0] for line in lines[1:-1]] == [e.example.id for e in examples]
+        denominator = DenominatorGraph(Fsa.read(case / "den.fst"), examples[0].num_pdfs)
+        loss = LFMMILoss(denominator, leaky_hmm_coefficient=0.1, out_of_range_regularize=0.0)
+        for line, example in zip(lines[1:-1], examples, strict=True):
+            scores = outputs[example.example.id]
+            record = loss.objective(
+                torch.from_numpy(scores)[None],
+                [len(scores)],
+                [compile_table(example.numerator, example.num_pdfs)],
+            )
+            expected = float(record.objf) / len(scores)
+            assert float(line[5]) == pytest.approx(expected, abs=tolerances.FOUR_DECIMALS)
+            assert line[6] == "ok" and expected < 0
+        del outputs["t1"]
+        write_matrices(tmp_path / "out.ark", outputs)
+        status, _, err = fsachain(
+            "kaldi", "objf", case / "egs/cegs.ark", tmp_path / "out.ark", case / "den.fst"
+        )
+        assert status == 1 and "no outputs for the example 't1'" in err
+
+    def test_outputs_are_decoded_with_a_graph_of_kaldi(self, fsachain, case, tmp_path):
+        pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
+        from fsachain.kaldi.archive import read_archive
+        from fsachain.kaldi.fst import read_fst
+
+        lexicon = Lexicon.read(case / "lexiconp.txt", phones=case / "phones.txt")
+        tree = read_context_tree(case / "tree", case / "0.trans_mdl", lexicon.phones)
+        said = dict(line.split(" ", 1) for line in (case / "test_text.txt").read_text().splitlines())
+        (name, graph), *_ = read_archive(case / "graphs.ark", read_fst)
+        graph.to_openfst().write(str(tmp_path / "HCLG.fst"))
+        numerator = build_numerator(said[name].split(), lexicon, tree)
+        (path,) = sample_paths(numerator.fsa, 1, seed=1)
+        scores = np.full((len(path), tree.num_pdfs), -20.0)
+        scores[np.arange(len(path)), numerator.fsa.pdf[path]] = 0.0
+        write_matrices(tmp_path / "out.ark", {name: scores})
+        status, _, err = fsachain(
+            "kaldi", "decode", tmp_path / "out.scp", tmp_path / "HCLG.fst", case / "0.trans_mdl", case / "words.txt",
+            tmp_path / "hyp",
+        )  # fmt: skip
+        assert status == 0, err
+        assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]

@@ -1,0 +1,233 @@
+"""Looking at graphs, walking them at random, comparing them, and making them smaller by OpenFst."""
+
+import math
+
+import numpy as np
+import pytest
+import tolerances
+from graph_paths import Scorer, log_add, pdf_sequences
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from random_graphs import connected_graph, graphs, left_to_right_graph
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.dot import to_dot
+from fsachain.graph.facts import graph_facts
+from fsachain.graph.random_paths import SequenceScorer, equivalent, random_paths
+from fsachain.table import compile_table
+
+DIAMOND = Fsa(
+    5,
+    [0, 0, 1, 2, 3, 3],
+    [1, 2, 3, 3, 3, 4],
+    [0, 0, 1, 1, 5, 2],
+    np.log([0.5, 0.5, 1, 1, 0.25, 0.5]),
+    [-np.inf, -np.inf, -np.inf, math.log(0.25), 0.0],
+)
+
+
+def test_facts_of_a_graph_counted_by_hand():
+    facts = graph_facts(DIAMOND)
+    assert (facts.num_states, facts.num_arcs, facts.num_finals) == (5, 6, 2)
+    assert (facts.num_pdfs, facts.largest_pdf, facts.num_self_loops) == (4, 5, 1)
+    assert (facts.num_cycles, facts.num_cyclic_states, facts.num_useful_states) == (1, 1, 5)
+    assert (facts.num_parallel_arcs, facts.is_deterministic, facts.min_frames) == (0, False, 2)
+    assert (facts.least_sum, facts.largest_sum) == pytest.approx((1.0, 1.0), abs=tolerances.ROUNDING)
+    assert facts.arcs_per_frame == 12
+    view = compile_table(DIAMOND).by_dst
+    assert facts.table_bytes > 3 * sum(
+        part.nbytes for part in (view.src, view.dst, view.column, view.log_prob)
+    )
+
+
+def test_facts_of_two_cycles_a_dead_state_and_parallel_arcs():
+    """0 <-> 1 and a loop on 2; 3 leads nowhere; the arc 1 -> 2 is double, once with weight zero."""
+    fsa = Fsa(
+        4,
+        [0, 1, 1, 1, 2, 0, 3],
+        [1, 0, 2, 2, 2, 3, 3],
+        [0] * 7,
+        [0, 0, 0, -np.inf, 0, 0, -np.inf],
+        [-np.inf, -np.inf, 0, -np.inf],
+    )
+    facts = graph_facts(fsa)
+    assert (facts.num_cycles, facts.num_cyclic_states, facts.num_useful_states) == (2, 3, 3)
+    assert (facts.num_parallel_arcs, facts.num_self_loops, facts.is_deterministic) == (1, 2, False)
+    assert "2 self-loops, 3 states on cycles, in groups: 2, 1 states on no path" in str(facts)
+
+
+@given(fsa=graphs(), seed=st.integers(0, 5))
+def test_random_paths_are_accepted_paths(fsa, seed):
+    if fsa.min_frames() == math.inf:
+        with pytest.raises(GraphError, match="accepts no sequence"):
+            random_paths(fsa, 1)
+        return
+    for path in random_paths(fsa, 5, seed=seed, mean_frames=4):
+        assert len(path) <= 2 * 4 + fsa.num_states
+        states = [fsa.start, *fsa.dst[path].tolist()]
+        assert fsa.src[path].tolist() == states[:-1]
+        assert np.all(fsa.log_prob[path] > -math.inf) and fsa.final_log_prob[states[-1]] > -math.inf
+
+
+def test_random_paths_reach_every_arc_and_repeat_by_seed():
+    fsa = connected_graph(1)
+    paths = random_paths(fsa, 200, seed=4, mean_frames=20)
+    assert set(np.concatenate(paths).tolist()) == set(range(fsa.num_arcs))
+    again = random_paths(fsa, 200, seed=4, mean_frames=20)
+    assert all(np.array_equal(a, b) for a, b in zip(paths, again, strict=True))
+    assert 10 < np.mean([len(path) for path in paths]) < 45
+    with pytest.raises(ConfigError, match="mean_frames = 0"):
+        random_paths(fsa, 1, mean_frames=0)
+
+
+@pytest.mark.parametrize(("semiring", "combine"), [("log", log_add), ("tropical", max)])
+@given(fsa=graphs())
+def test_scores_of_sequences_are_those_of_all_their_paths(semiring, combine, fsa):
+    ours, oracle = SequenceScorer(fsa, semiring), Scorer(fsa, combine)
+    for pdfs in pdf_sequences(3, 3):
+        assert ours(pdfs) == pytest.approx(oracle(pdfs), abs=tolerances.ENUMERATION)
+
+
+def renumbered(fsa, seed=0):
+    rng = np.random.default_rng(seed)
+    states, arcs = rng.permutation(fsa.num_states), rng.permutation(fsa.num_arcs)
+    final = np.empty(fsa.num_states)
+    final[states] = fsa.final_log_prob
+    return Fsa(
+        fsa.num_states,
+        states[fsa.src][arcs],
+        states[fsa.dst][arcs],
+        fsa.pdf[arcs],
+        fsa.log_prob[arcs],
+        final,
+        int(states[fsa.start]),
+    )
+
+
+def test_the_same_graph_in_another_order_is_equivalent():
+    fsa = connected_graph(2)
+    found = equivalent(fsa, renumbered(fsa), count=30, mean_frames=10)
+    assert found and found.num_sequences == 60
+    assert str(found).startswith("no difference found: 60 sequences")
+
+
+@pytest.mark.parametrize("change", ["weight", "pdf", "extra arc", "final"])
+def test_a_difference_is_found_and_shown(change):
+    fsa = connected_graph(3)
+    log_prob, pdf, final = fsa.log_prob.copy(), fsa.pdf.copy(), fsa.final_log_prob.copy()
+    src, dst = fsa.src, fsa.dst
+    if change == "weight":
+        log_prob[5] += 0.1
+    elif change == "pdf":
+        pdf[5] = 11
+    elif change == "final":
+        final[0] -= 0.5
+    else:
+        src, dst, pdf, log_prob = (
+            np.append(src, 1),
+            np.append(dst, 4),
+            np.append(pdf, 12),
+            np.append(log_prob, 0.0),
+        )
+    other = Fsa(fsa.num_states, src, dst, pdf, log_prob, final, fsa.start)
+    for pair in ((fsa, other), (other, fsa)):
+        found = equivalent(*pair, count=100, mean_frames=10)
+        assert not found and str(found).startswith("different:")
+        scores = [Scorer(one, log_add)(found.worst_sequence) for one in pair]
+        assert found.scores == pytest.approx(scores, abs=tolerances.ENUMERATION)
+        if change in ("pdf", "extra arc"):
+            assert found.worst_difference == math.inf
+
+
+def test_log_and_tropical_disagree_where_paths_are_parallel():
+    once = Fsa(2, [0], [1], [3], [math.log(0.75)], [-np.inf, 0.0])
+    twice = Fsa(2, [0, 0], [1, 1], [3, 3], np.log([0.25, 0.5]), [-np.inf, 0.0])
+    assert equivalent(once, twice, semiring="log")
+    assert not equivalent(once, twice, semiring="tropical")
+    with pytest.raises(ConfigError, match="semiring = 'real': expected one of log, tropical"):
+        equivalent(once, twice, semiring="real")
+
+
+def test_dot_text_has_every_arc_and_final_state():
+    text = to_dot(DIAMOND, ["a", 'q"', "c", "d", "e", "f\\"])
+    assert text.startswith("digraph fsa {") and text.count("->") == 1 + DIAMOND.num_arcs
+    assert text.count("doublecircle") == 2
+    assert '  1 -> 3 [label = "q\\" / 0"];' in text
+    assert '  3 -> 3 [label = "f\\\\ / -1.386"];' in text
+    with pytest.raises(GraphError, match="pdf_names has 2 names; the graph has pdfs up to 5"):
+        to_dot(DIAMOND, ["a", "b"])
+    with pytest.raises(GraphError, match="3001 states: expected at most 2000"):
+        to_dot(left_to_right_graph(0, 3001))
+
+
+class TestOpenFst:
+    """Determinisation and minimisation keep the scores of the semiring that is named."""
+
+    pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
+
+    @pytest.mark.parametrize(("semiring", "combine"), [("log", log_add), ("tropical", max)])
+    @given(fsa=graphs())
+    def test_small_graphs_keep_every_score(self, semiring, combine, fsa):
+        from fsachain.graph.algorithms import determinize, minimize
+
+        try:
+            found = determinize(fsa, semiring=semiring)
+            assert graph_facts(found).is_deterministic
+            smaller = minimize(found, semiring=semiring)
+            assert smaller.num_states <= found.num_states
+        except GraphError as error:
+            assume(False)
+            raise AssertionError from error
+        oracle, scores = Scorer(fsa, combine), [Scorer(graph, combine) for graph in (found, smaller)]
+        for frames in range(4):
+            for pdfs in pdf_sequences(3, frames):
+                for score in scores:
+                    assert score(pdfs) == pytest.approx(oracle(pdfs), abs=tolerances.GRAPH_COST)
+
+    def test_the_diamond_becomes_a_line_with_the_weight_of_its_semiring(self):
+        from fsachain.graph.algorithms import determinize, minimize
+
+        acyclic = Fsa(
+            4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 0, 1, 1], np.log([0.5, 0.5, 1, 1]), [-np.inf] * 3 + [0.0]
+        )
+        for semiring, total in (("log", 0.0), ("tropical", math.log(0.5))):
+            line = minimize(determinize(acyclic, semiring=semiring), semiring=semiring)
+            assert (line.num_states, line.num_arcs) == (3, 2)
+            assert Scorer(line)([0, 1]) == pytest.approx(total, abs=tolerances.GRAPH_COST)
+
+    def test_kaldis_denominator_is_minimal_already_up_to_its_quantisation(self, shared):
+        from fsachain.graph.algorithms import minimize
+
+        den = Fsa.read(shared / "golden/kaldi/lm/lm2_tri_mono/den.fst")
+        smaller = minimize(den, semiring="log")
+        assert smaller.num_states <= den.num_states
+        assert equivalent(den, smaller, count=20, semiring="tropical", tolerance=1e-3, mean_frames=20)
+
+    @pytest.mark.parametrize(
+        ("fsa", "call", "message"),
+        [
+            (
+                Fsa(2, [0, 0, 0], [0, 1, 1], [0, 0, 1], [0.0] * 3, [-np.inf, 0.0]),
+                "determinize",
+                "may not end",
+            ),
+            (DIAMOND, "minimize", "determinize it first"),
+            (Fsa(1, [0], [0], [0], [1.0], [0.0]), "minimize", "a cycle gains weight"),
+            (Fsa(1, [], [], [], [], [-np.inf]), "determinize", "accepts no sequence"),
+        ],
+    )
+    @pytest.mark.parametrize("semiring", ["log", "tropical"])
+    def test_what_would_not_end_is_refused(self, fsa, call, message, semiring):
+        from fsachain.graph import algorithms
+
+        with pytest.raises(GraphError, match=message):
+            getattr(algorithms, call)(fsa, semiring=semiring)
+
+    def test_a_cycle_of_probability_one_has_no_sum_but_a_best_path(self):
+        from fsachain.graph.algorithms import minimize
+
+        loop = Fsa(1, [0], [0], [0], [0.0], [0.0])
+        assert minimize(loop, semiring="tropical").num_states == 1
+        with pytest.raises(GraphError, match="in the log semiring"):
+            minimize(loop, semiring="log")

@@ -1,0 +1,435 @@
+"""Kaldi's own files are read as Kaldi meant them, binary and text, and ours are read by others."""
+
+import gzip
+
+import kaldi_bytes as kb
+import numpy as np
+import pytest
+import tolerances
+
+from fsachain.data.kaldi_examples import read_examples
+from fsachain.errors import DataError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.lexicon_files import read_phones
+from fsachain.graph.topology import Topology
+from fsachain.kaldi.archive import read_table, read_value
+from fsachain.kaldi.examples import read_example
+from fsachain.kaldi.fst import read_fsa, read_fst
+from fsachain.kaldi.stream import Cursor, open_file
+from fsachain.kaldi.symbols import read_symbols
+from fsachain.kaldi.topology import read_topology
+from fsachain.kaldi.transitions import read_transition_model
+from fsachain.kaldi.tree import read_context_tree, read_tree
+from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
+from fsachain.kaldi.writing import write_matrices
+
+CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
+kaldi_native_io = pytest.importorskip("kaldi_native_io", reason="the recipes extra is not installed")
+
+
+@pytest.fixture(params=CASES)
+def case(request, shared):
+    return shared / "golden/kaldi/lm" / request.param
+
+
+def pdf_map(case):
+    """(pdfs by (left or None, phone), rows by transition id) of Kaldi's own print-out."""
+    pdfs, rows = {}, {}
+    for line in (case / "pdf_map.txt").read_text().splitlines():
+        fields = line.split()
+        if fields[0] == "T":
+            rows[int(fields[1])] = [*map(int, fields[2:6]), float(fields[6])]
+        elif fields[0] != "#":
+            *context, forward, loop = map(int, fields)
+            pdfs[(None, *context)[-2:]] = (forward, loop)
+    return pdfs, rows
+
+
+def test_tree_and_model_give_every_context_kaldis_pdfs(case):
+    tree = read_context_tree(case / "tree", case / "0.trans_mdl", read_phones(case / "phones.txt"))
+    pdfs, _ = pdf_map(case)
+    assert len(pdfs) == tree.num_phones * (1 if tree.context_width == 1 else tree.num_phones + 1)
+    for (left, phone), expected in pdfs.items():
+        assert (tree.pdf(phone, 0, left or 0), tree.pdf(phone, 1, left or 0)) == expected
+    info = dict(line.split() for line in (case / "tree_info.txt").read_text().splitlines())
+    assert tree.num_pdfs == int(info["num-pdfs"])
+    assert (tree.context_width, tree.central_position) == (
+        int(info["context-width"]),
+        int(info["central-position"]),
+    )
+
+
+def test_transition_ids_mean_what_kaldi_prints(case):
+    model = read_transition_model(case / "0.trans_mdl")
+    _, rows = pdf_map(case)
+    table = model.transitions
+    assert len(table.pdf) == len(rows) + 1
+    for number, (phone, state, pdf, loop, log_prob) in rows.items():
+        assert (table.phone[number], table.hmm_state[number], table.pdf[number]) == (phone, state, pdf)
+        assert table.is_self_loop[number] == bool(loop)
+        assert model.log_probs[number] == pytest.approx(log_prob, abs=tolerances.FLOAT32_ROUNDING)
+    assert model.topology() == Topology.chain()
+
+
+def test_text_and_binary_forms_hold_the_same(case):
+    phones = read_phones(case / "phones.txt")
+    binary = read_context_tree(case / "tree", case / "0.trans_mdl", phones)
+    assert read_context_tree(case / "tree.txt", case / "trans_mdl.txt", phones).equals(binary)
+    assert read_topology(case / "topo") == read_transition_model(case / "0.trans_mdl").states
+
+
+def test_tree_and_model_of_different_directories_are_refused(shared):
+    folder = shared / "golden/kaldi/lm"
+    phones = read_phones(folder / "lm2_tri_mono/phones.txt")
+    with pytest.raises(DataError, match="do not belong together"):
+        read_context_tree(folder / "lm8_onesent/tree", folder / "lm2_tri_mono/0.trans_mdl", phones)
+    with pytest.raises(DataError, match="9 phones; expected 20"):
+        read_context_tree(folder / "lm1_tiny/tree", folder / "lm1_tiny/0.trans_mdl", phones)
+
+
+def test_fst_files_are_what_openfst_reads(case):
+    pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
+    names = [
+        "L.fst",
+        "den.fst",
+        "normalization.fst",
+        "phone_lm.fst",
+        "sup/t0.graph.fst",
+        "sup/t0.supnorm.fst",
+    ]
+    for path in [case / name for name in names if (case / name).is_file()]:
+        found, fst = read_fst(open_file(path)), pywrapfst.Fst.read(str(path))
+        assert (found.num_states, found.start) == (fst.num_states(), fst.start())
+        arcs = [
+            (s, a.nextstate, a.ilabel, a.olabel, np.float32(str(a.weight)))
+            for s in fst.states()
+            for a in fst.arcs(s)
+        ]
+        columns = (found.src, found.dst, found.ilabel, found.olabel, 0.0 - found.log_prob)
+        assert arcs == list(zip(*(column.tolist() for column in columns), strict=True))
+        assert (-found.final_log_prob).tolist() == [np.float32(str(fst.final(s))) for s in fst.states()]
+
+
+def test_archives_of_fsts_in_all_the_forms_kaldi_writes(case, tmp_path):
+    graphs = dict(read_table(case / "graphs.ark", read_fst))
+    for key, graph in graphs.items():
+        alone = read_fst(open_file(case / f"sup/{key}.graph.fst"))
+        assert np.array_equal(graph.dst, alone.dst) and np.array_equal(graph.log_prob, alone.log_prob)
+    lines = []
+    for (
+        key,
+        graph,
+    ) in graphs.items():  # Kaldi's text form: the key, then a line for each arc, then an empty line
+        lines.append(f"{key} ")
+        columns = (graph.src, graph.dst, graph.ilabel, graph.olabel, -graph.log_prob)
+        lines += ["\t".join(map(str, row)) for row in zip(*(c.tolist() for c in columns), strict=True)]
+        finals = -graph.final_log_prob
+        lines += [f"{s}\t{finals[s]}" for s in np.flatnonzero(np.isfinite(finals))] + [""]
+    (tmp_path / "text.ark").write_text("\n".join(lines) + "\n")
+    text = dict(read_table(f"ark,t:{tmp_path / 'text.ark'}", read_fst))
+    assert list(text) == list(graphs)
+    for key, graph in graphs.items():
+        for name in ("src", "dst", "ilabel", "olabel", "log_prob", "final_log_prob"):
+            assert np.array_equal(getattr(text[key], name), getattr(graph, name)), name
+
+
+@pytest.mark.parametrize("aligned", [False, True], ids=["packed", "aligned"])
+def test_const_fsts_are_read_as_vector_fsts(aligned, tmp_path):
+    arcs = [[(1, 1, 0.5, 1), (2, 2, 0.25, 0)], [(3, 3, 0.0, 1)]]
+    (tmp_path / "const.fst").write_bytes(kb.const_fst(arcs, [np.inf, 1.5], aligned=aligned))
+    fsa = read_fsa(open_file(tmp_path / "const.fst"))
+    assert (fsa.src.tolist(), fsa.dst.tolist(), fsa.pdf.tolist()) == ([0, 0, 1], [1, 0, 1], [0, 1, 2])
+    assert fsa.log_prob.tolist() == [-0.5, -0.25, 0.0]
+    assert fsa.final_log_prob.tolist() == [-np.inf, -1.5]
+
+
+@pytest.mark.parametrize("name", ["lm1_tiny", "lm3_4gram_mono"])
+def test_end_to_end_examples_hold_the_supervision_that_kaldi_extracts(shared, name):
+    """Features, graphs and times of cegs.ark against Kaldi's text of the features and FSTs of its copy."""
+    folder = shared / "golden/kaldi/lm" / name / "egs"
+    features = dict(read_table(folder / "feats.txt", read_matrix))
+    facts = {line.split()[0]: line for line in (folder / "info.txt").read_text().splitlines()}
+    found = dict(read_table(folder / "cegs.ark", read_example))
+    assert set(found) == set(facts)
+    for key, example in found.items():
+        (part,), (output,) = example.inputs, example.outputs
+        assert part.features.shape == (len(part.indexes), 3) and f"{part.features.shape[0]} x 3" in facts[key]
+        assert f"frames_per_sequence={output.frames_per_sequence} label_dim={output.label_dim}" in facts[key]
+        inside = part.indexes[:, 1].clip(0, len(features[key]) - 1)
+        assert np.abs(part.features - features[key][inside]).max() <= tolerances.FOUR_DECIMALS * 10
+        expected = Fsa.read(folder / f"{key}.egs.fst")
+        for field in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
+            assert np.array_equal(getattr(output.fsas[0], field), getattr(expected, field)), field
+    for ours in read_examples(folder / "cegs.ark"):
+        output = found[ours.example.id].outputs[0]
+        assert (ours.subsampling, ours.num_pdfs) == (3, output.label_dim)
+        assert ours.example.window.length == output.frames_per_sequence
+        first = ours.example.window.first * ours.subsampling + 1  # where a Tdnnf centres its first output
+        expected = features[ours.example.id][0]  # time 0, on which the first output is centred
+        assert np.abs(ours.example.features[first] - expected).max() <= tolerances.FOUR_DECIMALS * 10
+
+
+def test_merged_examples_come_apart_into_their_sequences(tmp_path):
+    """Rows of two sequences take turns; context of two frames before the first output is kept."""
+    times = range(-4, 8)
+    indexes = [(n, t, 0) for t in times for n in range(2)]
+    features = np.array([[10.0 * n + t] for n, t, _ in indexes])
+    outputs = [(n, t, 0) for t in (0, 3, 6) for n in range(2)]
+    one = kb.const_fst([[(1, 1, 0.0, 0)]], [0.0])
+    two = kb.const_fst([[(4, 4, 0.0, 0)]], [0.5])
+    weights = b"<DW> \1" + (6).to_bytes(4, "little") + bytes([255, 0, 255, 51, 255, 255])
+    data = b"a \0B" + kb.chain_example(features, indexes, outputs, 2, one + two, weights)
+    with gzip.open(tmp_path / "cegs.1.ark.gz", "wb") as file:
+        file.write(data)
+    first, second = read_examples(tmp_path / "cegs.1.ark.gz", time_offset=0)
+    assert (first.example.id, second.example.id) == ("a-0", "a-1")
+    assert first.example.features[:, 0].tolist() == list(range(-3, 8))
+    ahead, _ = read_examples(tmp_path / "cegs.1.ark.gz", time_offset=5)  # more than the context there is
+    assert ahead.example.features[:, 0].tolist() == [-4, *range(-4, 8)]
+    assert ahead.example.features[3 * ahead.example.window.first + 5, 0] == 0
+    assert second.example.features[:, 0].tolist() == [10 + t for t in range(-3, 8)]
+    assert (first.example.window.first, first.weight) == (1, 0.5)
+    assert first.example.window.frame_weights.tolist() == [1, 1, 1]
+    assert second.example.window.frame_weights == pytest.approx([0, 0.2, 1], abs=tolerances.FLOAT32_ROUNDING)
+    assert (first.numerator.pdf.tolist(), second.numerator.pdf.tolist()) == ([0], [3])
+
+
+def as_text(example) -> str:
+    """A chain example in Kaldi's text form."""
+    (part,), (output,) = example.inputs, example.outputs
+
+    def indexes(rows):
+        return f"<I1V> {len(rows)} " + " ".join(f"<I1> {n} {t} {x}" for n, t, x in rows.tolist()) + " "
+
+    rows = "\n  ".join(" ".join(map(repr, row)) for row in part.features.tolist())
+    (fsa,) = output.fsas
+    arcs = sorted(
+        zip(
+            fsa.src.tolist(),
+            fsa.dst.tolist(),
+            (fsa.pdf + 1).tolist(),
+            (0.0 - fsa.log_prob).tolist(),
+            strict=True,
+        ),
+        key=lambda arc: arc[0],
+    )
+    lines = [f"{src}\t{dst}\t{label}\t{label}\t{cost!r}" for src, dst, label, cost in arcs]
+    lines += [f"{s}\t{-float(fsa.final_log_prob[s])!r}" for s in np.flatnonzero(fsa.final_log_prob > -np.inf)]
+    return "\n".join(
+        [
+            f"<Nnet3ChainEg> <NumInputs> 1 \n<NnetIo> input {indexes(part.indexes)} [\n  {rows} ]",
+            f"</NnetIo> \n<NumOutputs> 1 \n<NnetChainSup> output {indexes(output.indexes)}<Supervision> <Weight> 1 "
+            f"<NumSequences> 1 <FramesPerSeq> {output.frames_per_sequence} <LabelDim> {output.label_dim} <End2End> T "
+            "<Fsts> ",
+            *lines,
+            "",
+            f"</Fsts> </Supervision> <DW2>  [ {' '.join(map(repr, output.deriv_weights.tolist()))} ]",
+            "</NnetChainSup> \n</Nnet3ChainEg> \n",
+        ]
+    )
+
+
+def test_examples_in_text_form_hold_the_same(shared, tmp_path):
+    """As `nnet3-chain-copy-egs ark:- ark,t:-` writes them."""
+    binary = dict(read_table(shared / "golden/kaldi/lm/lm1_tiny/egs/cegs.ark", read_example))
+    (tmp_path / "text.ark").write_text("".join(f"{key} {as_text(e)}" for key, e in binary.items()))
+    text = dict(read_table(tmp_path / "text.ark", read_example))
+    assert list(text) == list(binary)
+    for key, example in binary.items():
+        (ours,), (theirs,) = text[key].inputs, example.inputs
+        assert np.array_equal(ours.indexes, theirs.indexes) and np.array_equal(ours.features, theirs.features)
+        (ours,), (theirs,) = text[key].outputs, example.outputs
+        assert np.array_equal(ours.deriv_weights, theirs.deriv_weights)
+        for field in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
+            assert np.array_equal(getattr(ours.fsas[0], field), getattr(theirs.fsas[0], field)), field
+
+
+def test_addresses_of_fsts_that_another_program_wrote_are_read(shared, tmp_path):
+    kaldifst = pytest.importorskip("kaldifst", reason="the recipes extra is not installed")
+    den = shared / "golden/kaldi/lm/lm1_tiny/den.fst"
+    with kaldifst.VectorFstWriter(f"ark,scp:{tmp_path / 'f.ark'},{tmp_path / 'f.scp'}") as writer:
+        for key in ("a", "b"):
+            writer.write(key, kaldifst.StdVectorFst.read(str(den)))
+    expected = Fsa.read(den)
+    for table in ("f.ark", "f.scp"):
+        found = dict(read_table(tmp_path / table, read_fsa))
+        assert list(found) == ["a", "b"]
+        assert all(np.array_equal(fsa.log_prob, expected.log_prob) for fsa in found.values())
+
+
+METHODS = ["kAutomaticMethod", "kSpeechFeature", "kTwoByteAuto", "kTwoByteSignedInteger", "kOneByteAuto"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_compressed_matrices_unpack_as_in_kaldi(method, tmp_path):
+    path = tmp_path / "c.ark"
+    values = np.random.default_rng(1).normal(size=(40, 7)).astype(np.float32)
+    with kaldi_native_io.CompressedMatrixWriter(f"ark:{path}") as writer:
+        writer.write("a", values, getattr(kaldi_native_io.CompressionMethod, method))
+    with kaldi_native_io.SequentialFloatMatrixReader(f"ark:{path}") as reader:
+        expected = {key: np.array(value) for key, value in reader}["a"]
+    assert dict(read_table(path, read_matrix))["a"] == pytest.approx(
+        expected, abs=tolerances.FEW_FLOAT32_TERMS
+    )
+
+
+WRITERS = {
+    "alignment": ("Int32VectorWriter", [3, 1, 4, 1, 5], read_alignment),
+    "empty alignment": ("Int32VectorWriter", [], read_alignment),
+    "vector": ("FloatVectorWriter", np.array([0.5, -2.0], np.float32), read_vector),
+    "double vector": ("DoubleVectorWriter", np.array([0.5, -2.0]), read_vector),
+    "double matrix": ("DoubleMatrixWriter", np.array([[0.5, -2.0], [1.0, 4.0]]), read_matrix),
+    "posterior": ("PosteriorWriter", [[(1, 0.5), (7, 0.25)], [], [(2, 1.0)]], read_posterior),
+}
+
+
+@pytest.mark.parametrize("form", ["ark", "ark,t"], ids=["binary", "text"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_values_that_another_program_wrote_are_read(kind, form, tmp_path):
+    writer_name, value, read = WRITERS[kind]
+    with getattr(kaldi_native_io, writer_name)(
+        f"{form},scp:{tmp_path / 'v.ark'},{tmp_path / 'v.scp'}"
+    ) as writer:
+        writer.write("first", value)
+        writer.write("second", value)
+    for table in ("v.ark", "v.scp"):
+        found = dict(read_table(tmp_path / table, read))
+        assert list(found) == ["first", "second"]
+        for got in found.values():
+            assert got == value if kind == "posterior" else np.array_equal(got, value)
+
+
+def test_our_archive_of_outputs_is_read_by_another_program(tmp_path):
+    rng = np.random.default_rng(2)
+    outputs = {f"utterance-{n}": rng.normal(size=(n + 1, 5)) for n in range(4)}
+    assert write_matrices(tmp_path / "out.ark", outputs) == 4
+    for kind in ("ark", "scp"):
+        with kaldi_native_io.SequentialFloatMatrixReader(f"{kind}:{tmp_path / 'out'}.{kind}") as reader:
+            found = {key: np.array(value) for key, value in reader}
+        assert list(found) == list(outputs)
+        assert all(np.array_equal(found[key], outputs[key].astype(np.float32)) for key in outputs)
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("matrices", "message"),
+    [
+        ({"a b": np.ones((1, 1))}, "without white space"),
+        ({"a": np.ones(3)}, r"shape \[3\]"),
+        ({"a": np.array([[np.nan]])}, "NaN or"),
+    ],
+)
+def test_what_is_no_network_output_is_not_written(matrices, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        write_matrices(tmp_path / "out.ark", matrices)
+    assert not (tmp_path / "out.ark").exists()
+
+
+def test_ranges_of_addresses_include_their_last_row(tmp_path):
+    values = np.arange(12.0).reshape(4, 3)
+    write_matrices(tmp_path / "m.ark", {"a": values})
+    address = (tmp_path / "m.scp").read_text().split()[1]
+    assert np.array_equal(read_value(f"{address}[1:2]", read_matrix), values[1:3])
+    assert np.array_equal(read_value(f"{address}[:,0:1]", read_matrix), values[:, :2])
+    with pytest.raises(DataError, match=r"range 2:4 lies not in 0:3"):
+        read_value(f"{address}[2:4]", read_matrix)
+
+
+def test_paths_in_an_scp_file_are_relative_to_it(tmp_path):
+    write_matrices(tmp_path / "m.ark", {"a": np.ones((1, 2))})
+    (tmp_path / "moved.scp").write_text("a m.ark:2\n")
+    assert dict(read_table(tmp_path / "moved.scp", read_matrix))["a"].shape == (1, 2)
+
+
+def test_commands_in_tables_are_not_run(tmp_path):
+    (tmp_path / "bad.scp").write_text(f"a touch {tmp_path / 'ran'} |\n")
+    with pytest.raises(DataError, match=r"bad\.scp:1: .*shell command"):
+        list(read_table(tmp_path / "bad.scp", read_matrix))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_alignments_come_apart_into_phones(shared):
+    """Two frames of phone 3, one of phone 3 again, three of phone 1; with self-loops after and before leaving."""
+    model = read_transition_model(shared / "golden/kaldi/lm/lm1_tiny/0.trans_mdl")
+    loop, leave = {p: 2 * p - 1 for p in (1, 3)}, {p: 2 * p for p in (1, 3)}
+    reordered = [leave[3], loop[3], leave[3], leave[1], loop[1], loop[1]]
+    plain = [loop[3], leave[3], leave[3], loop[1], loop[1], leave[1]]
+    expected = [(3, 0, 2), (3, 2, 3), (1, 3, 6)]
+    assert model.phones(reordered) == expected
+    assert model.phones(plain) == expected
+    assert model.pdfs(reordered).tolist() == [4, 5, 4, 0, 1, 1]
+    with pytest.raises(DataError, match=r"frame 1 has 19: expected a transition id of .*1 to 18"):
+        model.pdfs([1, 19])
+
+
+def test_symbols_are_in_id_order_and_refused_with_gaps(shared, tmp_path):
+    words = read_symbols(shared / "golden/kaldi/lm/lm1_tiny/words.txt")
+    lines = (shared / "golden/kaldi/lm/lm1_tiny/words.txt").read_text().split()
+    assert all(
+        words[int(number) - 1] == name
+        for name, number in zip(lines[::2], lines[1::2], strict=True)
+        if int(number)
+    )
+    (tmp_path / "words.txt").write_text("<eps> 0\na 1\nb 3\n")
+    with pytest.raises(DataError, match="without gaps"):
+        read_symbols(tmp_path / "words.txt")
+
+
+SILENCE_WITH_SKIPS = """<Topology> <TopologyEntry> <ForPhones> 1 </ForPhones>
+<State> 0 <PdfClass> 0 <Transition> 0 0.5 <Transition> 2 0.5 </State>
+<State> 1 <PdfClass> 1 <Transition> 1 0.75 <Transition> 2 0.25 </State> <State> 2 </State>
+</TopologyEntry> </Topology> """
+
+
+def test_what_our_topology_cannot_be_is_refused_by_state(tmp_path):
+    model = f"<TransitionModel> {SILENCE_WITH_SKIPS}<Triples> 2 1 0 0 1 1 1 </Triples> <LogProbs> [ 0 -1 -1 -1 -1 ]\n"
+    (tmp_path / "0.trans_mdl").write_text(model + "</LogProbs> </TransitionModel> ")
+    with pytest.raises(GraphError, match=r"state 0 goes to \[0, 2\]"):
+        read_transition_model(tmp_path / "0.trans_mdl").topology()
+
+
+def test_a_split_tree_is_read_in_both_forms(tmp_path):
+    """A triphone tree: is the left phone 1 or 2? if so, is the class 0? else by the right phone."""
+    text = (
+        "ContextDependency 3 1 ToPdf SE 0 [ 1 2 ]\n{ TE -1 2 ( CE 0 CE 1 )\n SE 2 [ 1 ]\n{ CE 2 CE 3 }\n}\n"
+        "EndContextDependency "
+    )
+    binary = b"\0BContextDependency " + kb.i4(3) + kb.i4(1) + b"ToPdf SE " + kb.i4(0)
+    binary += (
+        b"\4\2\0\0\0\1\0\0\0\2\0\0\0{ TE " + kb.i4(-1) + b"\xfc\2\0\0\0( CE " + kb.i4(0) + b"CE " + kb.i4(1)
+    )
+    binary += (
+        b") SE "
+        + kb.i4(2)
+        + b"\4\1\0\0\0\1\0\0\0{ CE "
+        + kb.i4(2)
+        + b"CE "
+        + kb.i4(3)
+        + b"} } EndContextDependency "
+    )
+    (tmp_path / "text").write_text(text)
+    (tmp_path / "binary").write_bytes(binary)
+    found = read_tree(tmp_path / "text")
+    assert read_tree(tmp_path / "binary") == found
+    assert (found.context_width, found.central_position) == (3, 1)
+    answers = [
+        found.decisions.pdf(window, c)
+        for window, c in (((1, 9, 9), 0), ((2, 9, 9), 1), ((0, 9, 1), 0), ((3, 9, 2), 1))
+    ]
+    assert answers == [0, 1, 2, 3]
+    assert found.decisions.pdf((1, 9, 9), 2) is None
+
+
+def test_an_unknown_fst_type_says_what_to_do():
+    data = (
+        b"\xd6\xfd\xb2~"
+        + (6).to_bytes(4, "little")
+        + b"vector"
+        + (8).to_bytes(4, "little")
+        + b"lattice4"
+        + bytes(40)
+    )
+    with pytest.raises(
+        DataError, match=r"x, byte 0: FST of type 'vector' over 'lattice4' arcs; expected one of"
+    ):
+        read_fst(Cursor(data, "x"))
