@@ -71,19 +71,19 @@ def measure(folder: Path | None, sizes: Sizes, memory_budget: float | None = Non
     out, weights = np.ones_like(scores), np.ones(size)
     cpu.add_occupancy(batch, scores, np.full(size, FEW_FRAMES), LEAK, weights, out)
     RESET.write_text("5", encoding="ascii")  # the mark falls to what is held now
-    before, started = _held("VmRSS"), time.perf_counter()
+    before, started = held("VmRSS"), time.perf_counter()
     cpu.add_occupancy(batch, scores, np.full(size, frames), LEAK, weights, out, memory_budget)
     seconds = time.perf_counter() - started
     return Peak(
         name=f"{'den10k' if folder else 'random'}, B {size}, T {frames}",
-        peak=_held("VmHWM") - before,
+        peak=held("VmHWM") - before,
         alphas=4 * (frames + 1) * graph.table.num_states * size,
         seconds=seconds,
         evaluations=frames * size * len(graph.table.by_dst.arc),
     )
 
 
-def _held(field: str) -> int:
+def held(field: str) -> int:
     """Bytes of this process: VmRSS now, VmHWM at most."""
     lines = STATUS.read_text(encoding="ascii").splitlines()
     (line,) = (line for line in lines if line.startswith(f"{field}:"))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tools.bench import growth, loss_tables, machine, peak, peers, tables, workloads
+from tools.bench import growth, loss_tables, machine, peak, peers, tables, transducer, workloads
 from tools.bench.workloads import Sizes, Workloads
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
@@ -31,6 +31,7 @@ MAKERS = {
     "step": loss_tables.training_step,
     "memory": peak.memory,
     "growth": growth.growth,
+    "transducer": transducer.transducer,
     "peers": peers.compared,
 }
 

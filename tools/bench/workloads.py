@@ -24,6 +24,7 @@ class Sizes:
         large: states, arcs, pdfs, sequences and frames where the memory of a large graph is measured; the first three are
             for a seeded graph, den10k has its own.
         states, arcs, pdfs: of a seeded denominator. numerator_states, numerator_pdfs, labels, label_length: likewise.
+        transducer: sequences, frames, labels and classes of the transducer table.
         growth: the smallest and the largest frames, arcs and sequences of the slopes.
         threads: how many threads rows have, one row for each.
         seconds: time for each group of rows.
@@ -42,6 +43,7 @@ class Sizes:
     numerator_pdfs: int = 2000
     labels: int = 500
     label_length: int = 40
+    transducer: tuple[int, int, int, int] = (8, 200, 50, 500)
     growth: tuple[tuple[int, int], ...] = ((15, 1500), (1000, 100_000), (16, 1600))
     threads: tuple[int, ...] = (1, 2)
     seconds: float = 1.5

@@ -1,0 +1,196 @@
+"""Numba kernels for equations (20)-(23): one sequence at a time, the nodes of an anti-diagonal side by side in lanes.
+
+All nodes with t + u = r stand in row r, (t, u) in column PAD + u, so that an arc leads from a row to a later one and, over
+all lanes at once, from columns to the same columns or to the next. Every alpha is a float64 log: right at any magnitude.
+Lanes off the grid hold -inf, because no arc leads there; the one that follows a row's last is the next row's first, so one
+block more stands after the last row. A sequence is worked on by itself, so its bits do not depend on
+the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fsachain.backends.cpu_arithmetic import larger, where_more
+from fsachain.backends.cpu_lanes import fill, load, load_from, splat, store
+from fsachain.backends.grid_lanes import exp_or_zero, log_of_sum
+from fsachain.backends.jit import jit_on_views
+
+PAD = 8  # lanes, and columns before the first label
+FORM = (0,) * PAD
+
+
+@jit_on_views
+def _extent(arc: Any, box: Any, size: Any) -> Any:
+    """As `grid.usable_extent`."""
+    frames = min(size[2] - arc[0] - arc[2] + 1, box[3] - size[0])
+    return max(frames, 0), max(min(size[3] - arc[1] + 1, box[4] - size[1]), 0)
+
+
+@jit_on_views
+def _skew(arc: Any, box: Any, size: Any, values: Any, rows: Any, columns: int) -> bool:
+    """Scores of one kind from their box into rows, -inf elsewhere; whether none of them is NaN or +inf."""
+    nothing = splat(FORM, -np.inf)
+    for i in range((size[2] + size[3] + 1) * columns // PAD):
+        store(rows, i, nothing)
+    frames, labels = _extent(arc, box, size)
+    illegal = 0.0
+    for t in range(frames):
+        source = box[0] + (size[0] + t) * box[1] + size[1] * box[2]
+        target = t * columns + PAD
+        for _ in range(labels):
+            score = np.float64(values[source])
+            rows[target] = score
+            illegal += max(score, -1e300) * 0.0  # max(NaN, x) is NaN here, and +inf x 0 is NaN
+            source += box[2]
+            target += columns + 1
+    return illegal == 0.0
+
+
+@jit_on_views
+def _unskew(arc: Any, box: Any, size: Any, rows: Any, values: Any, columns: int) -> None:
+    """Occupancies of one kind from rows into their box."""
+    frames, labels = _extent(arc, box, size)
+    for t in range(frames):
+        target = box[0] + (size[0] + t) * box[1] + size[1] * box[2]
+        source = t * columns + PAD
+        for _ in range(labels):
+            values[target] = rows[source]
+            target += box[2]
+            source += columns + 1
+
+
+@jit_on_views
+def _clear(box: Any, values: Any) -> None:
+    for t in range(box[3]):
+        position = box[0] + t * box[1]
+        for _ in range(box[4]):
+            values[position] = 0.0
+            position += box[2]
+
+
+@jit_on_views
+def _columns(size: Any, r: int) -> Any:
+    """The blocks of PAD columns that row r has nodes in: first and last + 1."""
+    return (max(r - size[2], 0) + PAD) // PAD, (min(r, size[3]) + PAD) // PAD + 1
+
+
+@jit_on_views
+def _alphas(arcs: Any, size: Any, scores: Any, alpha: Any, columns: int) -> None:
+    """Equation (20): alpha, rows [(T + U + 1) columns + PAD], from the scores, [K] of the same."""
+    nothing = splat(FORM, -np.inf)
+    zero = fill(nothing, 0.0)
+    num_rows = size[2] + size[3] + 1
+    for i in range(num_rows * columns // PAD + 1):
+        store(alpha, i, nothing)
+    alpha[PAD] = 0.0
+    for r in range(1, num_rows):
+        first, last = _columns(size, r)
+        for block in range(first, last):
+            top = nothing
+            for k in range(len(arcs)):
+                before = r - arcs[k, 0] - arcs[k, 1]
+                if before >= 0:
+                    source = before * columns + block * PAD - arcs[k, 1]
+                    x = load_from(FORM, alpha, source) + load_from(FORM, scores[k], source)
+                    top = larger(x, top)
+            shift = where_more(top, nothing, top, zero)
+            total = zero
+            for k in range(len(arcs)):
+                before = r - arcs[k, 0] - arcs[k, 1]
+                if before >= 0:
+                    source = before * columns + block * PAD - arcs[k, 1]
+                    x = load_from(FORM, alpha, source) + load_from(FORM, scores[k], source)
+                    total = total + exp_or_zero(FORM, x - shift)
+            value = shift + log_of_sum(FORM, total)
+            store(alpha, r * columns // PAD + block, where_more(total, zero, value, nothing))
+
+
+@jit_on_views
+def _occupancies(arcs: Any, size: Any, scores: Any, alpha: Any, nodes: Any, columns: int) -> None:
+    """Equation (22): scores give way to g; nodes, rows [(T + U + 1) columns + PAD], to n."""
+    zero = splat(FORM, 0.0)
+    num_rows = size[2] + size[3] + 1
+    for i in range(num_rows * columns // PAD + 1):
+        store(nodes, i, zero)
+    nodes[(num_rows - 1) * columns + PAD + size[3]] = 1.0
+    for r in range(num_rows - 2, -1, -1):
+        first, last = _columns(size, r)
+        for block in range(first, last):
+            row = r * columns // PAD + block
+            here, total = load(FORM, alpha, row), zero
+            for k in range(len(arcs)):
+                after = r + arcs[k, 0] + arcs[k, 1]
+                if after < num_rows:
+                    target = after * columns + block * PAD + arcs[k, 1]
+                    ahead = load_from(FORM, nodes, target)
+                    x = here + load(FORM, scores[k], row) - load_from(FORM, alpha, target)
+                    g = ahead * exp_or_zero(FORM, x)
+                    store(scores[k], row, g)
+                    total = total + g
+            store(nodes, row, total)
+
+
+@jit_on_views
+def _load_scores(batch: Any, n: int, values: Any, scores: Any, columns: int) -> bool:
+    arcs, sizes, boxes = batch
+    legal = True
+    for k in range(len(arcs)):
+        legal &= _skew(arcs[k], boxes[n, k], sizes[n], values, scores[k], columns)
+    return legal
+
+
+@jit_on_views
+def log_prob(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
+    """log Z (21) of sequence n; work [K + 2, rows x columns + PAD] float64 then holds scores and alphas."""
+    arcs, sizes, _ = batch
+    if not _load_scores(batch, n, values, work, columns):
+        return np.nan
+    alpha = work[len(arcs)]
+    _alphas(arcs, sizes[n], work, alpha, columns)
+    return alpha[(sizes[n, 2] + sizes[n, 3]) * columns + PAD + sizes[n, 3]]
+
+
+@jit_on_views
+def forward_backward(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
+    """log Z of sequence n; its scores in `values` give way to occupancies, to zeros if log Z is not finite."""
+    arcs, sizes, boxes = batch
+    result = log_prob(batch, n, values, work, columns)
+    for k in range(len(arcs)):
+        _clear(boxes[n, k], values)
+    if -np.inf < result < np.inf:
+        _occupancies(arcs, sizes[n], work, work[len(arcs)], work[len(arcs) + 1], columns)
+        for k in range(len(arcs)):
+            _unskew(arcs[k], boxes[n, k], sizes[n], work[k], values, columns)
+    return result
+
+
+@jit_on_views
+def best_path(batch: Any, n: int, values: Any, work: Any, columns: int, path: Any) -> Any:
+    """The best path (23): its score, and how many rows (k, t, u) of `path` [T + U, 3] it fills from the end."""
+    arcs, sizes, _ = batch
+    size = sizes[n]
+    if not _load_scores(batch, n, values, work, columns):
+        return np.nan, 0
+    best, back = work[len(arcs)], work[len(arcs) + 1]
+    for t in range(size[2] + 1):
+        for u in range(size[3] + 1):
+            here = (t + u) * columns + PAD + u
+            best[here], back[here] = 0.0 if t + u == 0 else -np.inf, -1.0
+            for k in range(len(arcs)):
+                if t >= arcs[k, 0] and u >= arcs[k, 1]:
+                    source = here - (arcs[k, 0] + arcs[k, 1]) * columns - arcs[k, 1]
+                    candidate = best[source] + work[k, source]
+                    if candidate > best[here]:
+                        best[here], back[here] = candidate, k
+    t, u, used = size[2], size[3], 0
+    score = best[(t + u) * columns + PAD + u]
+    if score > -np.inf:
+        while t + u > 0:
+            k = int(back[(t + u) * columns + PAD + u])
+            t, u = t - arcs[k, 0], u - arcs[k, 1]
+            used += 1
+            path[len(path) - used, 0], path[len(path) - used, 1], path[len(path) - used, 2] = k, t, u
+    return score, used

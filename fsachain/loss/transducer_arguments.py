@@ -1,0 +1,202 @@
+"""The arguments of the transducer losses, checked, and where their rows and cells lie.
+
+Rows are nodes' logits: padded [N, T, U + 1, V]; packed [sum of T_n (U_n + 1), V], frame by frame; or pruned [N, T, R, V],
+of which row (n, t, r) is the node (t, ranges[n, t, r]).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.grid import TOPOLOGIES, Ints, Rows
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+class Given(NamedTuple):
+    """What the operators take beside the logits, as int64 tensors on the host.
+
+    targets [N, U]; sizes [N, 4]: first frame and label, last frame T_n and label U_n; ranges: [N, T, R] of pruned logits,
+    [0, 0, 0] otherwise; classes [K]: of the kinds of arcs, -1 for targets.
+    """
+
+    targets: Tensor
+    sizes: Tensor
+    ranges: Tensor
+    classes: Tensor
+
+
+def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
+    """Raise unless `logits` is a CPU tensor of floating-point numbers with one of these numbers of dimensions."""
+    if not isinstance(logits, Tensor):
+        raise ShapeError(f"{name} is a {type(logits).__name__}; expected a torch tensor")
+    if not logits.is_floating_point():
+        raise ShapeError(f"{name} has dtype {logits.dtype}; expected float16, bfloat16, float32 or float64")
+    if logits.ndim not in dimensions:
+        wanted = " or ".join(str(count) for count in dimensions)
+        raise ShapeError(f"{name} has shape {list(logits.shape)}; expected {wanted} dimensions")
+    if logits.device.type != "cpu":
+        raise BackendUnavailable(
+            f"{name} is on {logits.device}; transducer losses run on the CPU only so far"
+        )
+
+
+def integers(values: Any, name: str, device: torch.device) -> Tensor:
+    """Lists, arrays and tensors of integers as an int64 tensor on the host.
+
+    Raises:
+        ShapeError: not integers, or on another device than the logits and not on the host.
+    """
+    tensor = torch.as_tensor(values)
+    if tensor.device.type != "cpu" and tensor.device != device:
+        raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
+    # An empty list becomes a tensor of floats.
+    is_typed = tensor.numel() > 0 or isinstance(values, Tensor | np.ndarray)
+    if is_typed and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
+        raise ShapeError(f"{name} has dtype {tensor.dtype}; expected integers")
+    return tensor.to("cpu", torch.int64)
+
+
+def class_index(value: int, width: int, name: str) -> int:
+    """A class counted from 0; negative ones count from the end, as torchaudio's blank -1."""
+    if not -width <= value < width:
+        raise ConfigError(f"{name} = {value}; expected a class of {width}, or one counted from the end")
+    return value % width
+
+
+def check_choice(value: str, name: str, choices: Any) -> None:
+    """Raise unless the option has one of these values."""
+    if value not in choices:
+        raise ConfigError(f"{name} = {value!r}; expected one of {list(choices)}")
+
+
+def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False) -> Tensor:
+    """-log Z [N], its mean or its sum; with `zero_infinity` what is not finite counts as 0."""
+    losses = torch.where(torch.isfinite(log_prob), -log_prob, 0) if zero_infinity else -log_prob
+    check_choice(reduction, "reduction", REDUCTIONS)
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def check_topology(rnnt_type: str) -> None:
+    """Raise unless it is one of the names of (26)."""
+    check_choice(rnnt_type, "rnnt_type", TOPOLOGIES)
+
+
+def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any, classes: list[int]) -> Given:
+    """The arguments of a loss over padded or packed logits, as tensors; values are checked by `make_rows`."""
+    frames = integers(logit_lengths, "logit_lengths", logits.device)
+    labels = integers(target_lengths, "target_lengths", logits.device)
+    if frames.ndim != 1 or labels.shape != frames.shape:
+        raise ShapeError(
+            f"logit_lengths and target_lengths have shapes {list(frames.shape)} and {list(labels.shape)}; "
+            "expected [N] both"
+        )
+    sizes = torch.stack([torch.zeros_like(frames), torch.zeros_like(frames), frames, labels], dim=1)
+    return Given(
+        integers(targets, "targets", logits.device),
+        sizes,
+        torch.zeros(0, 0, 0, dtype=torch.int64),
+        torch.tensor(classes),
+    )
+
+
+def make_rows(shape: list[int], call: Given, delays: list[float], sigma: float) -> Rows:
+    """Where rows of logits of this shape and the cells of their scores lie; the values of the arguments are checked.
+
+    Raises:
+        ShapeError: a length or target out of range, shapes that do not fit; the message names the sequence.
+    """
+    sizes, targets = call.sizes.numpy(), call.targets.numpy()
+    _check_targets(targets, sizes, shape)
+    count, ranges = len(sizes), call.ranges.numpy()
+    sequences = np.empty((count, 8), np.int64)
+    sequences[:, 4:6] = sizes[:, 2:]
+    if len(shape) == 2:
+        per_frame = sizes[:, 3] + 1
+        ends = np.cumsum(sizes[:, 2] * per_frame)
+        if int(ends[-1]) != shape[0]:
+            raise ShapeError(
+                f"logits has {shape[0]} rows (shape {shape}); expected {int(ends[-1])}, "
+                "the sum of logit_lengths x (target_lengths + 1)"
+            )
+        first_row = ends - sizes[:, 2] * per_frame
+        sequences[:, :4] = np.stack([first_row, per_frame, sizes[:, 2], per_frame], axis=1)
+        sequences[:, 6], sequences[:, 7] = first_row, per_frame
+    else:
+        _check_padded(sizes, shape, "logits")
+        numbers = np.arange(count) * shape[1]
+        cells = targets.shape[1] + 1 if ranges.size else shape[2]
+        if int(sizes[:, 3].max()) >= cells:
+            raise ShapeError(
+                f"logits has shape {shape}; expected U + 1 = {int(sizes[:, 3].max()) + 1} or more "
+                "in its third dimension, one more than the largest of target_lengths"
+            )
+        sequences[:, 0], sequences[:, 1], sequences[:, 2:4] = numbers * shape[2], shape[2], shape[1:3]
+        sequences[:, 6], sequences[:, 7] = numbers * cells, cells
+    first = np.zeros((count, int(sequences[:, 2].max())), np.int64)
+    if ranges.size:
+        first = _check_ranges(ranges, shape, targets.shape[1])
+    charges = np.array([delays, [sigma] * len(delays)])
+    return Rows(sequences, first, np.ascontiguousarray(targets), call.classes.numpy(), charges)
+
+
+def check_frames(sizes: Tensor, encoder: list[int], predictor: list[int]) -> None:
+    """Raise unless encoder_out and predictor_out, of these shapes, hold all frames and labels of the sizes [N, 4]."""
+    if encoder[0] != predictor[0]:
+        raise ShapeError(
+            f"encoder_out and predictor_out have shapes {encoder} and {predictor}; expected one N"
+        )
+    _check_padded(sizes.numpy(), encoder, "encoder_out")
+    for n in np.flatnonzero(sizes[:, 3].numpy() >= predictor[1]).tolist():
+        raise ShapeError(
+            f"target_lengths[{n}] = {int(sizes[n, 3])}; expected 0 to {predictor[1] - 1}, as predictor_out {predictor}"
+        )
+
+
+def _check_padded(sizes: Ints, shape: list[int], name: str) -> None:
+    if shape[0] != len(sizes):
+        raise ShapeError(f"{name} has {shape[0]} sequences (shape {shape}); expected {len(sizes)}")
+    for n in np.flatnonzero(sizes[:, 2] > shape[1]).tolist():
+        raise ShapeError(
+            f"logit_lengths[{n}] = {sizes[n, 2]}; expected 0 to {shape[1]}, the frames of {name} {shape}"
+        )
+
+
+def _check_targets(targets: Ints, sizes: Ints, shape: list[int]) -> None:
+    if not len(sizes):
+        raise ShapeError("the batch is empty; expected at least one sequence")
+    if targets.ndim != 2 or len(targets) != len(sizes):
+        raise ShapeError(f"targets has shape {list(targets.shape)}; expected [{len(sizes)}, U]")
+    for column, name, most in ((2, "logit_lengths", None), (3, "target_lengths", targets.shape[1])):
+        values = sizes[:, column]
+        bad = values < sizes[:, column - 2] if most is None else (values < sizes[:, 1]) | (values > most)
+        for n in np.flatnonzero(bad).tolist():
+            least = sizes[n, column - 2]
+            limit = f"{least} or more" if most is None else f"{least} to {most}, the labels of targets"
+            raise ShapeError(f"{name}[{n}] = {values[n]}; expected {limit}")
+    real = np.arange(targets.shape[1]) < sizes[:, 3:4]
+    wrong = real & ((targets < 0) | (targets >= shape[-1]))
+    for n, u in np.argwhere(wrong).tolist():
+        raise ShapeError(f"targets[{n}, {u}] = {targets[n, u]}; expected a class, 0 to {shape[-1] - 1}")
+
+
+def _check_ranges(ranges: Ints, shape: list[int], labels: int) -> Ints:
+    if list(ranges.shape) != shape[:3]:
+        raise ShapeError(
+            f"ranges has shape {list(ranges.shape)}; expected {shape[:3]} as logits (shape {shape})"
+        )
+    first = np.ascontiguousarray(ranges[:, :, 0])
+    steps = first[:, :, None] + np.arange(shape[2])
+    if (ranges != steps).any() or first.min() < 0 or first.max() + shape[2] > labels + 1:
+        raise ShapeError(
+            f"ranges is not made of {shape[2]} successive labels of 0 to {labels} for each frame; "
+            "expected what get_rnnt_prune_ranges returns"
+        )
+    return first

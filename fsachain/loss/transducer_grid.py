@@ -1,0 +1,168 @@
+"""log Z of grids whose scores are given: those of each kind of arc in one tensor, or px and py by fast_rnnt's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsachain.backends.dispatch import BackendName
+from fsachain.backends.grid_dispatch import grid_backend
+from fsachain.errors import ShapeError
+from fsachain.grid import FREE, MODIFIED, GridBatch
+from fsachain.loss.operators import scale_rows
+from fsachain.loss.transducer_arguments import check_logits, integers
+
+
+def _wide(*tensors: Tensor) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def score_batch(shape: list[int], sizes: Tensor, arcs: Tensor) -> GridBatch:
+    """The grids whose scores are [N, K, T, U], C-contiguous."""
+    count, kinds, frames, labels = shape
+    boxes = np.empty((count, kinds, 5), np.int64)
+    boxes[:, :, 0] = np.arange(count * kinds).reshape(count, kinds) * (frames * labels)
+    boxes[:, :, 1:] = labels, 1, frames, labels
+    return GridBatch(np.ascontiguousarray(arcs.numpy()), np.ascontiguousarray(sizes.numpy()), boxes)
+
+
+@torch.library.custom_op("fsachain::grid", mutates_args=())
+def grid(
+    scores: Tensor, sizes: Tensor, arcs: Tensor, backend: str, with_occupancy: bool
+) -> tuple[Tensor, Tensor]:
+    """log Z [N] and g (22), as the scores [N, K, T, U], empty unless asked for; sizes [N, 4], arcs [K, 3]: `GridBatch`."""
+    values = scores.detach().to(_wide(scores)).contiguous().clone()
+    batch, ours = score_batch(list(scores.shape), sizes, arcs), grid_backend(backend)
+    run = ours.forward_backward if with_occupancy else ours.log_probs
+    log_prob = torch.from_numpy(run(batch, values.view(-1).numpy()))
+    return log_prob, values if with_occupancy else values.new_empty(0, 0, 0, 0)
+
+
+@grid.register_fake
+def _(scores, sizes, arcs, backend, with_occupancy):  # type: ignore[no-untyped-def]
+    shape = scores.shape if with_occupancy else (0, 0, 0, 0)
+    return torch.empty(scores.shape[0], dtype=torch.float64), torch.empty(shape, dtype=_wide(scores))
+
+
+def _save_grid(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(output[1], inputs[0])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _grid_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    occupancy, like = ctx.saved_tensors
+    return scale_rows(occupancy.flatten(1, 2), gradient, like).view(like.shape), *[None] * 4
+
+
+grid.register_autograd(_grid_backward, setup_context=_save_grid)
+
+
+@torch.library.custom_op("fsachain::mutual_information", mutates_args=())
+def mutual_information(
+    px: Tensor, py: Tensor, boundary: Tensor, backend: str, with_occupancy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log Z [B], and the occupancies of px and py, empty unless asked for; see `mutual_information_recursion`."""
+    kind = torch.promote_types(_wide(px), _wide(py))
+    values = torch.cat([py.detach().flatten().to(kind), px.detach().flatten().to(kind)])
+    batch, ours = _px_py_batch(px, py, boundary), grid_backend(backend)
+    if not with_occupancy:
+        nothing = values.new_empty(0, 0, 0)
+        return torch.from_numpy(ours.log_probs(batch, values.numpy())), nothing, nothing.clone()
+    log_prob = ours.forward_backward(batch, values.numpy())
+    of_py, of_px = values.split([py.numel(), px.numel()])
+    return torch.from_numpy(log_prob), of_px.view(px.shape).clone(), of_py.view(py.shape).clone()
+
+
+def _px_py_batch(px: Tensor, py: Tensor, boundary: Tensor) -> GridBatch:
+    size, labels, last = px.shape
+    frames = py.shape[2]
+    boxes = np.empty((size, 2, 5), np.int64)
+    numbers = np.arange(size)
+    boxes[:, 0, 0] = numbers * ((labels + 1) * frames)
+    boxes[:, 0, 1:] = 1, frames, frames, labels + 1
+    boxes[:, 1, 0] = py.numel() + numbers * (labels * last)
+    boxes[:, 1, 1:] = 1, last, last, labels
+    spans = boundary.numpy() if len(boundary) else np.array([[0, 0, labels, frames]] * size)
+    _check_boundary(spans, labels, frames)
+    sizes = np.stack([spans[:, 1], spans[:, 0], spans[:, 3] - spans[:, 1], spans[:, 2] - spans[:, 0]], axis=1)
+    return GridBatch(np.array(FREE if last > frames else MODIFIED), np.ascontiguousarray(sizes), boxes)
+
+
+def _check_boundary(spans: Any, labels: int, frames: int) -> None:
+    low, high = spans[:, :2], spans[:, 2:]
+    bad = ((low < 0) | (low > high) | (high > [labels, frames])).any(axis=1)
+    for n in np.flatnonzero(bad).tolist():
+        raise ShapeError(
+            f"boundary[{n}] = {spans[n].tolist()}; expected [s_begin, t_begin, s_end, t_end] with "
+            f"0 <= s_begin <= s_end <= {labels} and 0 <= t_begin <= t_end <= {frames}"
+        )
+
+
+@mutual_information.register_fake
+def _(px, py, boundary, backend, with_occupancy):  # type: ignore[no-untyped-def]
+    kind = torch.promote_types(_wide(px), _wide(py))
+    shapes = [x.shape if with_occupancy else (0, 0, 0) for x in (px, py)]
+    log_prob = torch.empty(px.shape[0], dtype=torch.float64)
+    return log_prob, *(torch.empty(shape, dtype=kind) for shape in shapes)
+
+
+def _save_mutual(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(output[1], output[2], inputs[0], inputs[1])
+    ctx.mark_non_differentiable(output[1], output[2])
+
+
+def _mutual_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
+    of_px, of_py, px, py = ctx.saved_tensors
+    return scale_rows(of_px, gradient, px), scale_rows(of_py, gradient, py), None, None, None
+
+
+mutual_information.register_autograd(_mutual_backward, setup_context=_save_mutual)
+
+
+def mutual_information_recursion(
+    px: Tensor,
+    py: Tensor,
+    boundary: Any = None,
+    return_grad: bool = False,
+    *,
+    backend: BackendName = "auto",
+) -> Any:
+    """The sum over monotonic paths of B grids, by the names and arguments of fast_rnnt; (20)-(22) of `fsachain.grid`.
+
+    Args:
+        px: [B, S, T + 1]: log-scores of symbol s at frame t, which may be T; or [B, S, T], the modified kind: a symbol
+            takes a frame.
+        py: [B, S + 1, T]: log-scores of going on to the next frame.
+        boundary: [B, 4] integers: s_begin, t_begin, s_end, t_end, from which node to which paths lead; None: 0, 0, S, T.
+        return_grad: whether the occupancies come with the sums.
+
+    Returns:
+        float64 [B], differentiable in px and py; with `return_grad` the pair (that, (px_grad, py_grad)), shaped as px and
+        py: d sum / d px and d sum / d py, without history.
+
+    Raises:
+        ShapeError: shapes that do not fit, or a boundary out of range.
+    """
+    check_logits(px, "px", (3,))
+    check_logits(py, "py", (3,))
+    size, labels, last = px.shape
+    if not size:
+        raise ShapeError("the batch is empty; expected at least one sequence")
+    if py.shape[:2] != (size, labels + 1) or last - py.shape[2] not in (0, 1):
+        raise ShapeError(
+            f"px and py have shapes {list(px.shape)} and {list(py.shape)}; "
+            "expected [B, S, T + 1] or [B, S, T], and [B, S + 1, T]"
+        )
+    spans = (
+        torch.zeros(0, 4, dtype=torch.int64)
+        if boundary is None
+        else integers(boundary, "boundary", px.device)
+    )
+    if boundary is not None and spans.shape != (size, 4):
+        raise ShapeError(f"boundary has shape {list(spans.shape)}; expected [{size}, 4]")
+    differentiable = torch.is_grad_enabled() and (px.requires_grad or py.requires_grad)
+    scores, of_px, of_py = mutual_information(px, py, spans, backend, differentiable or return_grad)
+    return (scores, (of_px, of_py)) if return_grad else scores

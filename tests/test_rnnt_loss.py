@@ -1,0 +1,395 @@
+"""`rnnt_loss`: values, gradients, options, and inputs that must not change anything."""
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from conftest import SHARED
+from rnnt_inputs import (
+    BLANK,
+    FRAMES,
+    LABELS,
+    TYPES,
+    arc_scores,
+    losses_by_loops,
+    make_logits,
+    make_targets,
+    pack,
+)
+
+from fsachain import Fsa, RNNTLoss, TableBatch, compile_table, rnnt_loss, total_log_prob
+from fsachain.backends import threads
+from fsachain.loss.transducer_operators import rnnt, rnnt_gradient
+from tools.bench import peak, transducer
+
+# optimized_transducer's kind with one symbol for each frame ends with a blank: test_transducer_lattice has it.
+GOLDEN = sorted((SHARED / "golden" / "peers").glob("rnnt_*[!m].npz"))
+of_every_type = pytest.mark.parametrize("rnnt_type", TYPES)
+POSSIBLE = [9, 6, 7, 4]  # frames with which the modified topologies have a path as well
+
+
+def close(left, right, limit=tolerances.FLOAT64):
+    torch.testing.assert_close(left.double(), right.double(), rtol=limit, atol=limit)
+
+
+def run(logits, frames=POSSIBLE, **options):
+    return rnnt_loss(logits, make_targets(), frames, LABELS, BLANK, reduction="none", **options)
+
+
+def gradient_of(logits, *arguments, **options):
+    logits = logits.detach().requires_grad_()
+    rnnt_loss(logits, *arguments, reduction="sum", **options).backward()
+    return logits.grad
+
+
+@pytest.mark.parametrize(
+    "path", GOLDEN or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))], ids=lambda p: p and p.stem
+)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_values_of_other_programs_are_met(path, backend):
+    file = np.load(path)
+    names = {"rnnt_type": str, "delay_penalty": float, "fastemit_lambda": float}
+    options = {name: kind(file[name]) for name, kind in names.items() if name in file}
+    logits = torch.tensor(file["logits"], requires_grad=True)
+    sizes = file["targets"], file["logit_lengths"], file["target_lengths"]
+    clamp = float(file.get("clamp", -1.0))
+    losses = rnnt_loss(logits, *sizes, int(file["blank"]), clamp, "none", backend=backend, **options)
+    losses.sum().backward()
+    # warprnnt_numba multiplies the loss that it reports by 1 + lambda; its gradient is that of the plain one.
+    reported = 1.0 + options.get("fastemit_lambda", 0.0) if "numba" in path.stem else 1.0
+    np.testing.assert_allclose(reported * losses.detach(), file["costs"], rtol=tolerances.PEER_COST_RELATIVE)
+    np.testing.assert_allclose(logits.grad, file["grad_logits"], rtol=0, atol=tolerances.PEER_RNNT_GRADIENT)
+
+
+@of_every_type
+@pytest.mark.parametrize("delay_penalty", [0.0, 0.3])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_value_and_gradient_are_those_of_plain_loops(rnnt_type, delay_penalty, backend):
+    ours, theirs = make_logits(3.0), make_logits(3.0)
+    options = {"rnnt_type": rnnt_type, "delay_penalty": delay_penalty}
+    losses = run(ours, backend=backend, **options)
+    expected = losses_by_loops(theirs, make_targets(), POSSIBLE, **options)
+    close(losses, expected)
+    weights = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    (weights * losses).sum().backward()
+    (weights * expected).sum().backward()
+    close(ours.grad, theirs.grad)
+
+
+@of_every_type
+def test_gradcheck(rnnt_type):
+    logits = make_logits(seed=3)[:, :5, :3, :5].detach().requires_grad_()
+
+    def loss(x):
+        return rnnt_loss(x, [[1, 4]] * 4, [5, 4, 3, 2], [2, 1, 0, 2], reduction="none", rnnt_type=rnnt_type)
+
+    assert torch.autograd.gradcheck(loss, logits)
+
+
+@of_every_type
+@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
+def test_float32_keeps_the_contract_at_any_magnitude(rnnt_type, scale):
+    logits = make_logits(scale, dtype=torch.float32)
+    wide = logits.detach().double().requires_grad_()
+    losses, expected = run(logits, rnnt_type=rnnt_type), run(wide, rnnt_type=rnnt_type, backend="reference")
+    for ours, theirs in zip(losses.tolist(), expected.tolist(), strict=True):
+        assert abs(ours - theirs) <= tolerances.log_prob_tolerance(theirs)
+    losses.sum().backward()
+    expected.sum().backward()
+    close(logits.grad, wide.grad, tolerances.OCCUPANCY)
+    close(logits.grad.double().sum(3), torch.zeros(()).expand(logits.shape[:3]), tolerances.ROW_SUM)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 64, 127, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_of_any_width(width, dtype):
+    """Vocabularies below, at and beyond the lanes of a register, with and without a remainder."""
+    logits = make_logits(5.0, dtype=dtype, width=width)
+    targets, blank = make_targets(width=width), width // 2
+    wide = logits.detach().double().requires_grad_()
+    ours = rnnt_loss(logits, targets, FRAMES, LABELS, blank, reduction="sum")
+    expected = rnnt_loss(wide, targets, FRAMES, LABELS, blank, reduction="sum", backend="reference")
+    ours.backward()
+    expected.backward()
+    limit = tolerances.FLOAT64 if dtype == torch.float64 else tolerances.FEW_FLOAT32_TERMS
+    close(ours, expected, limit)
+    close(logits.grad, wide.grad, limit)
+
+
+@of_every_type
+def test_the_loss_of_a_regular_lattice_is_that_of_the_same_lattice_as_an_acceptor(rnnt_type):
+    """Nodes as states, arcs as pdfs of their own; labels of the regular kind take a frame of score 0 there."""
+    logits, targets = make_logits(2.0), make_targets()
+    losses = run(logits, rnnt_type=rnnt_type)
+    for n, (num_frames, num_labels) in enumerate(zip(POSSIBLE, LABELS, strict=True)):
+        log_probs = logits[n, :num_frames].detach().log_softmax(2)
+        blanks, labels = arc_scores(log_probs, targets[n], num_labels, rnnt_type)
+        step = 0 if rnnt_type == "regular" else 1
+        node = np.arange((num_frames + 1) * (num_labels + 1)).reshape(num_frames + 1, num_labels + 1)
+        src = np.concatenate([node[:-1].ravel(), node[:-1, :-1].ravel()])
+        dst = np.concatenate([node[1:].ravel(), node[step : num_frames + step, 1:].ravel()])
+        weights = torch.cat([blanks.flatten(), labels.flatten()]).numpy()
+        final = np.where(node.ravel() == node[-1, -1], 0.0, -np.inf)
+        fsa = Fsa(node.size, src, dst, np.zeros(len(src), int), weights, final)
+        steps = num_frames + num_labels if rnnt_type == "regular" else num_frames
+        table = TableBatch.pack([compile_table(fsa, 1)])
+        log_z = total_log_prob(table, torch.zeros(1, steps, 1, dtype=torch.float64))
+        close(-log_z[0], losses[n])
+
+
+@of_every_type
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_softmax_inside_and_outside_give_the_same_gradient(rnnt_type, dtype):
+    inside, outside = make_logits(2.0, dtype=dtype), make_logits(2.0, dtype=dtype)
+    first = run(inside, rnnt_type=rnnt_type, fastemit_lambda=0.2)
+    second = run(outside.log_softmax(3), fused_log_softmax=False, rnnt_type=rnnt_type, fastemit_lambda=0.2)
+    limit = tolerances.FLOAT64 if dtype == torch.float64 else tolerances.FEW_FLOAT32_TERMS
+    close(first, second, limit)
+    first.sum().backward()
+    second.sum().backward()
+    close(inside.grad, outside.grad, limit)
+
+
+def test_the_gradient_by_log_probs_counts_arcs():
+    """Minus the expected number of blanks is -T_n for each sequence, that of labels -U_n, and nothing else is used."""
+    log_probs = make_logits().detach().log_softmax(3).requires_grad_()
+    targets = torch.full((4, 5), 7)
+    losses = rnnt_loss(log_probs, targets, FRAMES, LABELS, BLANK, reduction="sum", fused_log_softmax=False)
+    losses.backward()
+    counts = log_probs.grad.sum((1, 2))
+    close(counts[:, BLANK], -torch.tensor(FRAMES))
+    close(counts[:, 7], -torch.tensor(LABELS))
+    close(counts.sum(1), -torch.tensor(FRAMES) - torch.tensor(LABELS))
+
+
+@of_every_type
+def test_packed_logits_give_the_bits_of_padded_ones(rnnt_type):
+    padded = make_logits(dtype=torch.float32)
+    packed = pack(padded, POSSIBLE).detach().requires_grad_()
+    first, second = run(padded, rnnt_type=rnnt_type), run(packed, rnnt_type=rnnt_type)
+    assert torch.equal(first, second)
+    first.sum().backward()
+    second.sum().backward()
+    assert torch.equal(pack(padded.grad, POSSIBLE), packed.grad)
+
+
+def test_fastemit_counts_labels_more_and_leaves_the_loss():
+    """dL/dx_v = p_v (g_blank + (1 + lambda) g_label) - g_blank [v = blank] - (1 + lambda) g_label [v = label]."""
+    logits, factor = make_logits(2.0), 0.5
+    targets = make_targets() % BLANK  # none is the blank, whose entry would count both
+    sizes = targets, POSSIBLE, LABELS, BLANK
+    loss = rnnt_loss(logits, *sizes, reduction="sum", fastemit_lambda=factor)
+    assert torch.equal(loss, rnnt_loss(logits, *sizes, reduction="sum"))
+    loss.backward()
+    log_probs = logits.detach().log_softmax(3).requires_grad_()
+    rnnt_loss(log_probs, *sizes, reduction="sum", fused_log_softmax=False).backward()
+    counts = -log_probs.grad
+    of_blank = torch.zeros_like(counts)
+    of_blank[..., BLANK] = counts[..., BLANK]
+    scaled = of_blank + (1 + factor) * (counts - of_blank)
+    expected = logits.detach().softmax(3) * scaled.sum(3, keepdim=True) - scaled
+    close(logits.grad, expected)
+    close(logits.grad.sum(3), torch.zeros(()).expand(logits.shape[:3]))
+
+
+def test_clamp_limits_each_entry_before_the_incoming_gradient():
+    logits, limit = make_logits(2.0), 0.03
+    plain = gradient_of(logits, make_targets(), POSSIBLE, LABELS, BLANK, fastemit_lambda=0.3)
+    logits.grad = None
+    options = {"fastemit_lambda": 0.3}
+    losses = rnnt_loss(logits, make_targets(), POSSIBLE, LABELS, BLANK, limit, "sum", **options)
+    (10.0 * losses).backward()
+    close(logits.grad, 10.0 * plain.clamp(-limit, limit))
+    assert (plain.abs() > limit).any()
+
+
+def test_reductions_and_the_module_agree():
+    logits = make_logits()
+    each = run(logits)
+    for reduction, expected in (("mean", each.mean()), ("sum", each.sum()), ("none", each)):
+        loss = RNNTLoss(BLANK, reduction=reduction, rnnt_type="regular")
+        assert torch.equal(loss(logits, make_targets(), POSSIBLE, LABELS), expected)
+    assert each.dtype == torch.float64
+    assert "blank=4" in repr(RNNTLoss(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_halves_are_computed_in_float32(dtype, inplace):
+    logits = make_logits(2.0, dtype=dtype)
+    wide = logits.detach().float().requires_grad_()
+    losses, expected = run(logits, inplace=inplace), run(wide)
+    assert torch.equal(losses, expected)
+    losses.sum().backward()
+    expected.sum().backward()
+    assert logits.grad.dtype == dtype
+    assert torch.equal(logits.grad, wide.grad.to(dtype))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_gradient_in_place_has_the_same_bits_and_the_logits_memory(packed):
+    logits = make_logits(2.0, dtype=torch.float32, width=37)
+    given = (pack(logits, POSSIBLE) if packed else logits).detach()
+    expected = gradient_of(given, make_targets(), POSSIBLE, LABELS, BLANK)
+    own = given.clone().requires_grad_()
+    loss = rnnt_loss(own, make_targets(), POSSIBLE, LABELS, BLANK, reduction="sum", inplace=True)
+    loss.backward(retain_graph=True)
+    assert torch.equal(own.grad, expected) and torch.equal(own.detach(), expected)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_gradient_in_place_goes_on_through_the_layer_before():
+    layer, given, gradients = (
+        torch.nn.Linear(7, 11).double(),
+        torch.randn(4, 9, 6, 7, dtype=torch.float64),
+        [],
+    )
+    for inplace in (False, True):
+        loss = rnnt_loss(layer(given), make_targets(), POSSIBLE, LABELS, BLANK, inplace=inplace)
+        gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
+    for first, second in zip(*gradients, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_padding_changes_no_bit_and_has_no_gradient():
+    logits, results = make_logits(dtype=torch.float32), []
+    for filler in (torch.nan, torch.inf, 0.0):
+        x, targets = logits.detach().clone(), make_targets()
+        for n, (num_frames, num_labels) in enumerate(zip(POSSIBLE, LABELS, strict=True)):
+            x[n, num_frames:] = filler
+            x[n, :, num_labels + 1 :] = filler
+            targets[n, num_labels:] = -100
+        x.requires_grad_()
+        losses = rnnt_loss(x, targets, POSSIBLE, LABELS, BLANK, reduction="none")
+        losses.sum().backward()
+        results.append((losses.detach(), x.grad))
+        assert not x.grad[1, 6:].any() and not x.grad[0, :, 4:].any()
+    for losses, gradient in results[1:]:
+        assert torch.equal(losses, results[0][0]) and torch.equal(gradient, results[0][1])
+
+
+def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads():
+    logits = make_logits(dtype=torch.float32, width=37)
+    whole = gradient_of(logits, make_targets(), POSSIBLE, LABELS, BLANK)
+    before = threads.get_num_threads()
+    try:
+        for count in (1, 3):
+            threads.set_num_threads(count)
+            again = gradient_of(logits, make_targets(), POSSIBLE, LABELS, BLANK)
+            assert torch.equal(again, whole)
+    finally:
+        threads.set_num_threads(before)
+    for n in range(4):
+        part = slice(n, n + 1)
+        alone = gradient_of(logits[part], make_targets()[part], POSSIBLE[part], LABELS[part], BLANK)
+        assert torch.equal(alone, whole[part])
+
+
+@pytest.mark.parametrize("kind", ["too many labels", "NaN", "+inf", "a node of -inf", "no frames"])
+def test_a_sequence_that_cannot_be_aligned_harms_no_other(kind):
+    logits, frames = make_logits(dtype=torch.float32).detach(), list(POSSIBLE)
+    if kind == "too many labels":
+        frames[1] = 4
+    elif kind == "no frames":
+        frames[1] = 0
+    elif kind == "a node of -inf":
+        logits[1, 3] = -torch.inf
+    else:
+        logits[1, 3, 2, 5] = torch.nan if kind == "NaN" else torch.inf
+    logits.requires_grad_()
+    options = {"rnnt_type": "modified"}
+    losses = run(logits, frames, **options)
+    clean = make_logits(dtype=torch.float32)
+    expected = run(clean, POSSIBLE, **options)
+    losses.mean().backward()
+    expected[[0, 2, 3]].sum().div(4).backward()
+    assert torch.equal(losses[[0, 2, 3]], expected[[0, 2, 3]])
+    assert torch.isnan(losses[1]) if kind in ("NaN", "+inf") else losses[1] == torch.inf
+    assert torch.equal(logits.grad, clean.grad)
+    total = rnnt_loss(
+        logits, make_targets(), frames, LABELS, BLANK, reduction="sum", zero_infinity=True, **options
+    )
+    close(total, expected[[0, 2, 3]].sum())
+
+
+def test_some_logits_of_minus_infinity_are_classes_that_cannot_be():
+    logits = make_logits()
+    with torch.no_grad():
+        logits[:, :, :, 6] = -torch.inf
+    targets = make_targets().clone()
+    targets[targets == 6] = 5
+    losses = rnnt_loss(logits, targets, POSSIBLE, LABELS, BLANK, reduction="none")
+    narrow = torch.cat([logits[..., :6], logits[..., 7:]], dim=3)
+    shifted = targets - (targets > 6).long()
+    close(losses, rnnt_loss(narrow, shifted, POSSIBLE, LABELS, BLANK, reduction="none"))
+    losses.sum().backward()
+    assert torch.isfinite(logits.grad).all() and not logits.grad[..., 6].any()
+
+
+def test_one_frame_and_no_labels():
+    logits = torch.tensor([[[[0.0, 1.0, 2.0]]]], requires_grad=True)
+    loss = rnnt_loss(logits, torch.zeros(1, 0, dtype=torch.int32), [1], [0], blank=1)
+    close(loss, -logits.log_softmax(3)[0, 0, 0, 1], tolerances.FEW_FLOAT32_TERMS)
+    loss.backward()
+    expected = logits.detach().softmax(3) - torch.tensor([0.0, 1.0, 0.0])
+    close(logits.grad, expected, tolerances.FLOAT32_ROUNDING)
+
+
+def test_backward_twice_gives_the_same_and_a_second_derivative_raises():
+    logits = make_logits()
+    loss = run(logits).sum()
+    (first,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, logits, create_graph=True)
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        second.sum().backward()
+
+
+def test_layout_does_not_matter():
+    logits = make_logits()
+    turned = logits.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    assert not turned.is_contiguous()
+    first, second = run(logits), run(turned)
+    assert torch.equal(first, second)
+    first.sum().backward()
+    second.sum().backward()
+    assert torch.equal(logits.grad, turned.grad)
+
+
+def test_opcheck_of_the_operators():
+    sizes = torch.tensor([[0, 0, t, u] for t, u in zip(POSSIBLE, LABELS, strict=True)])
+    given = make_targets(), sizes, torch.zeros(0, 0, 0, dtype=torch.int64), torch.tensor([BLANK, -1])
+    arcs = torch.tensor([[1, 0, 0], [0, 1, 1]])
+    options = [0.0, 0.1], 0.0, 0.0, float("inf"), False, False, False, "auto"
+    for with_gradient in (True, False):
+        torch.library.opcheck(rnnt, (make_logits().detach(), *given, arcs, *options, with_gradient))
+    torch.library.opcheck(rnnt, (make_logits(), *given, arcs, *options, True))
+    _, stats, occupancy = rnnt(make_logits().detach(), *given, arcs, *options, True)
+    factors = torch.ones(4, dtype=torch.float64)
+    arguments = stats, occupancy, *given, factors, float("inf"), "softmax auto"
+    torch.library.opcheck(rnnt_gradient, (make_logits().detach(), *arguments))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_compiled_code_has_one_graph_and_the_same_values(inplace):
+    targets, frames, labels = make_targets(), torch.tensor(POSSIBLE), torch.tensor(LABELS)
+
+    def loss(x):
+        return rnnt_loss(2.0 * x, targets, frames, labels, BLANK, inplace=inplace)
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    ours, expected = make_logits(), make_logits()
+    first, second = compiled(ours), loss(expected)
+    first.backward()
+    second.backward()
+    assert torch.equal(first, second)
+    assert torch.equal(ours.grad, expected.grad)
+
+
+@pytest.mark.skipif(not peak.RESET.exists(), reason="the system does not tell how much memory a process held")
+def test_loss_and_gradient_in_place_take_two_percent_of_the_logits():
+    """Of arrays; the process may hold more by what is loaded on first use, which is less than a copy of the logits."""
+    extra = transducer.measure((8, 200, 50, 500))
+    assert extra.arrays <= 0.02 * extra.logits
+    assert extra.process <= 0.1 * extra.logits

@@ -1,0 +1,383 @@
+"""The simple, smoothed and pruned transducer losses, and which labels are kept."""
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from conftest import SHARED
+from rnnt_inputs import BLANK, TYPES, losses_by_loops, make_logits, make_targets
+
+from fsachain import (
+    do_rnnt_pruning,
+    get_rnnt_prune_ranges,
+    mutual_information_recursion,
+    rnnt_loss,
+    rnnt_loss_pruned,
+    rnnt_loss_simple,
+    rnnt_loss_smoothed,
+)
+from fsachain.loss.pruned_normalizer import pair_normalizer, pair_normalizer_gradient
+from fsachain.loss.pruned_scores import checked_symbols
+from fsachain.loss.transducer_grid import grid, mutual_information
+
+PEERS = SHARED / "golden" / "peers"
+golden = pytest.mark.skipif(not PEERS.is_dir(), reason="no ../shared")
+of_both = pytest.mark.parametrize("name", ["regular_dp0.0", "regular_dp0.05"])
+of_every_type = pytest.mark.parametrize("rnnt_type", TYPES)
+FRAMES, LABELS = [9, 6, 7, 4], [3, 5, 0, 1]
+BOUNDARY = [[0, 0, u, t] for t, u in zip(FRAMES, LABELS, strict=True)]
+
+
+def close(left, right, limit=tolerances.FLOAT64):
+    torch.testing.assert_close(
+        torch.as_tensor(left).double(), torch.as_tensor(right).double(), rtol=limit, atol=limit
+    )
+
+
+def near(ours, theirs, limit):
+    np.testing.assert_allclose(ours.detach(), theirs, rtol=0, atol=limit)
+
+
+def am_lm(scale=1.0, dtype=torch.float64, width=11, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    am = scale * torch.randn(4, 9, width, generator=generator, dtype=torch.float64)
+    lm = scale * torch.randn(4, 6, width, generator=generator, dtype=torch.float64)
+    return am.to(dtype).requires_grad_(), lm.to(dtype).requires_grad_()
+
+
+def load(name):
+    file = np.load(PEERS / f"fastrnnt_{name}.npz")
+    tensors = {key: torch.tensor(file[key]) for key in file.files if file[key].ndim}
+    return file, tensors
+
+
+@golden
+@pytest.mark.parametrize("kind", ["regular", "modified"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_recursion_of_fast_rnnt(kind, backend):
+    file = np.load(PEERS / f"fastrnnt_mutual_information_{kind}.npz")
+    px, py = (torch.tensor(file[name], requires_grad=True) for name in ("px", "py"))
+    scores, (of_px, of_py) = mutual_information_recursion(
+        px, py, file["boundary"], return_grad=True, backend=backend
+    )
+    (scores * torch.tensor(file["out_grad"])).sum().backward()
+    near(scores, file["scores"], tolerances.FAST_RNNT_COST)
+    for ours, theirs in ((of_px, "px_occ"), (of_py, "py_occ"), (px.grad, "px_grad"), (py.grad, "py_grad")):
+        near(ours, file[theirs], tolerances.PEER_RNNT_GRADIENT)
+
+
+@golden
+@of_both
+def test_the_simple_loss_of_fast_rnnt(name):
+    file, given = load(name)
+    am, lm = given["am"].requires_grad_(), given["lm"].requires_grad_()
+    loss, (of_px, of_py) = rnnt_loss_simple(
+        lm,
+        am,
+        given["symbols"],
+        int(file["termination_symbol"]),
+        given["boundary"],
+        str(file["rnnt_type"]),
+        float(file["delay_penalty"]),
+        "none",
+        return_grad=True,
+    )
+    loss.sum().backward()
+    near(loss, file["simple_loss"], tolerances.FAST_RNNT_COST)
+    pairs = (of_px, "px_occ"), (of_py, "py_occ"), (am.grad, "grad_am"), (lm.grad, "grad_lm")
+    for ours, theirs in pairs:
+        near(ours, file[f"simple_{theirs}"], tolerances.PEER_RNNT_GRADIENT)
+
+
+@golden
+@of_both
+def test_the_smoothed_loss_of_fast_rnnt(name):
+    file, given = load(name)
+    am, lm = given["am"].requires_grad_(), given["lm"].requires_grad_()
+    loss = rnnt_loss_smoothed(
+        lm,
+        am,
+        given["symbols"],
+        int(file["termination_symbol"]),
+        float(file["smoothed_lm_only_scale"]),
+        float(file["smoothed_am_only_scale"]),
+        given["boundary"],
+        delay_penalty=float(file["delay_penalty"]),
+        reduction="none",
+    )
+    loss.sum().backward()
+    near(loss, file["smoothed_loss"], tolerances.FAST_RNNT_COST)
+    near(am.grad, file["smoothed_grad_am"], tolerances.PEER_RNNT_GRADIENT)
+    near(lm.grad, file["smoothed_grad_lm"], tolerances.PEER_RNNT_GRADIENT)
+
+
+@golden
+@of_both
+@pytest.mark.parametrize("s_range", [3, 5])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_pruned_loss_of_fast_rnnt(name, s_range, backend):
+    file, given = load(name)
+    logits = given[f"s{s_range}_logits"].requires_grad_()
+    loss = rnnt_loss_pruned(
+        logits,
+        given["symbols"],
+        given[f"s{s_range}_ranges"],
+        int(file["termination_symbol"]),
+        given["boundary"],
+        delay_penalty=float(file["delay_penalty"]),
+        reduction="none",
+        backend=backend,
+    )
+    loss.sum().backward()
+    near(loss, file[f"s{s_range}_loss"], tolerances.FAST_RNNT_COST)
+    near(logits.grad, file[f"s{s_range}_grad_logits"], tolerances.PEER_RNNT_GRADIENT)
+
+
+@golden
+@of_both
+@pytest.mark.parametrize("s_range", [3, 5])
+def test_the_ranges_of_fast_rnnt(name, s_range):
+    """None of these choices is a near-tie: the ranges must be equal."""
+    file, given = load(name)
+    occupancies = given["simple_px_occ"], given["simple_py_occ"]
+    ranges = get_rnnt_prune_ranges(*occupancies, given["boundary"], s_range)
+    np.testing.assert_array_equal(ranges, file[f"s{s_range}_ranges"])
+
+
+@of_every_type
+@pytest.mark.parametrize("delay_penalty", [0.0, 0.2])
+def test_the_simple_loss_is_that_of_the_sum_of_am_and_lm(rnnt_type, delay_penalty):
+    options = {"rnnt_type": rnnt_type, "delay_penalty": delay_penalty}
+    am, lm = am_lm(2.0)
+    loss = rnnt_loss_simple(lm, am, make_targets(), BLANK, BOUNDARY, reduction="none", **options)
+    ours = torch.autograd.grad(loss.sum(), (am, lm))
+    expected = losses_by_loops(am.unsqueeze(2) + lm.unsqueeze(1), make_targets(), FRAMES, LABELS, **options)
+    close(loss, expected)
+    for mine, yours in zip(ours, torch.autograd.grad(expected.sum(), (am, lm)), strict=True):
+        close(mine, yours)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
+def test_the_simple_loss_is_right_at_any_magnitude(scale):
+    """A product of matrices of exponentials would be 0 for most pairs at scale 80."""
+    am, lm = am_lm(scale, torch.float32)
+    loss = rnnt_loss_simple(lm, am, make_targets(), BLANK, BOUNDARY, reduction="none")
+    loss.sum().backward()
+    wide_am, wide_lm = (x.detach().double().requires_grad_() for x in (am, lm))
+    logits = wide_am.unsqueeze(2) + wide_lm.unsqueeze(1)
+    expected = rnnt_loss(logits, make_targets(), FRAMES, LABELS, BLANK, reduction="none", backend="reference")
+    expected.sum().backward()
+    for ours, theirs in zip(loss.tolist(), expected.tolist(), strict=True):
+        assert abs(ours - theirs) <= tolerances.log_prob_tolerance(theirs)
+    # Sums am + lm are rounded in float32, unlike those of the logits here.
+    limit = tolerances.OCCUPANCY * max(1.0, scale / 30.0)
+    close(am.grad, wide_am.grad, limit)
+    close(lm.grad, wide_lm.grad, limit)
+
+
+@of_every_type
+@pytest.mark.parametrize("scales", [(0.0, 0.0), (0.25, 0.1), (0.6, 0.4), (0.0, 1.0)])
+def test_the_smoothed_scores_are_mixtures(rnnt_type, scales):
+    am, lm = am_lm()
+    loss = rnnt_loss_smoothed(lm, am, make_targets(), BLANK, *scales, BOUNDARY, rnnt_type, reduction="none")
+    unigram = lm.softmax(2).mean((0, 1)).log()
+    joint = (am.unsqueeze(2) + lm.unsqueeze(1)).log_softmax(3)
+    of_lm = lm.log_softmax(2).unsqueeze(1)
+    of_am = (am + unigram).log_softmax(2).unsqueeze(2)
+    mixed = (1 - sum(scales)) * joint + scales[0] * of_lm + scales[1] * of_am
+    # The mixture is not normalised, so it goes in as it is.
+    expected = rnnt_loss(
+        mixed,
+        make_targets(),
+        FRAMES,
+        LABELS,
+        BLANK,
+        reduction="none",
+        fused_log_softmax=False,
+        rnnt_type=rnnt_type,
+    )
+    close(loss, expected)
+    ours = torch.autograd.grad(loss.sum(), (am, lm))
+    for mine, yours in zip(ours, torch.autograd.grad(expected.sum(), (am, lm)), strict=True):
+        close(mine, yours)
+
+
+def joiner_logits(ranges, seed=0):
+    """A joiner's output at the labels of these ranges; the same for one node in all ranges."""
+    full = make_logits(seed=seed).detach()
+    index = ranges.unsqueeze(3).expand(-1, -1, -1, full.shape[3])
+    return full.gather(2, index).requires_grad_()
+
+
+@of_every_type
+@pytest.mark.parametrize("delay_penalty", [0.0, 0.2])
+def test_a_range_of_all_labels_is_the_full_loss(rnnt_type, delay_penalty):
+    options = {"rnnt_type": rnnt_type, "delay_penalty": delay_penalty, "reduction": "none"}
+    am, lm = am_lm()
+    _, occupancies = rnnt_loss_simple(lm, am, make_targets(), BLANK, BOUNDARY, rnnt_type, return_grad=True)
+    ranges = get_rnnt_prune_ranges(*occupancies, BOUNDARY, 99)
+    assert ranges.shape == (4, 9, 6) and not ranges[:, :, 0].any()
+    logits, full = joiner_logits(ranges), make_logits()
+    loss = rnnt_loss_pruned(logits, make_targets(), ranges, BLANK, BOUNDARY, **options)
+    expected = rnnt_loss(full, make_targets(), FRAMES, LABELS, BLANK, **options)
+    assert torch.equal(loss, expected)
+    loss.sum().backward()
+    expected.sum().backward()
+    assert torch.equal(logits.grad, full.grad)
+
+
+@of_every_type
+def test_a_pruned_loss_is_that_of_logits_of_minus_infinity_elsewhere(rnnt_type):
+    am, lm = am_lm(3.0)
+    _, occupancies = rnnt_loss_simple(lm, am, make_targets(), BLANK, BOUNDARY, rnnt_type, return_grad=True)
+    ranges = get_rnnt_prune_ranges(*occupancies, BOUNDARY, 3)
+    logits = joiner_logits(ranges)
+    loss = rnnt_loss_pruned(logits, make_targets(), ranges, BLANK, BOUNDARY, rnnt_type, reduction="none")
+    full = torch.full((4, 9, 6, 11), -torch.inf, dtype=torch.float64)
+    index = ranges.unsqueeze(3).expand(-1, -1, -1, 11)
+    full = full.scatter(2, index, logits.detach().log_softmax(3))
+    expected = rnnt_loss(
+        full,
+        make_targets(),
+        FRAMES,
+        LABELS,
+        BLANK,
+        reduction="none",
+        fused_log_softmax=False,
+        rnnt_type=rnnt_type,
+    )
+    close(loss, expected)
+    assert torch.isfinite(loss).all()
+    whole = make_logits()
+    assert (
+        loss >= rnnt_loss(whole, make_targets(), FRAMES, LABELS, BLANK, reduction="none", rnnt_type=rnnt_type)
+    ).all()
+
+
+@of_every_type
+def test_ranges_leave_a_path_and_never_fall(rnnt_type):
+    am, lm = am_lm(5.0)
+    for s_range in (2, 3, 4):
+        _, occupancies = rnnt_loss_simple(
+            lm, am, make_targets(), BLANK, BOUNDARY, rnnt_type, return_grad=True
+        )
+        ranges = get_rnnt_prune_ranges(*occupancies, BOUNDARY, s_range)
+        steps = ranges[:, 1:, 0] - ranges[:, :-1, 0]
+        most = s_range - 1 if rnnt_type == "regular" else 1
+        assert steps.min() >= 0 and steps.max() <= most
+        assert not ranges[:, 0, 0].any() and ranges.max() <= 5
+        for n, (t, u) in enumerate(zip(FRAMES, LABELS, strict=True)):
+            assert ranges[n, t - 1, 0] == max(u - s_range + 1, 0)
+
+
+def test_pruning_picks_the_nodes_of_the_ranges():
+    am, lm = am_lm()
+    ranges = torch.tensor([0, 1, 2, 2, 3, 3, 3, 3, 3]).view(1, 9, 1).expand(4, -1, -1) + torch.arange(3)
+    of_am, of_lm = do_rnnt_pruning(am, lm, ranges)
+    assert of_am.shape == of_lm.shape == (4, 9, 3, 11)
+    for n, t, r in ((0, 0, 0), (3, 4, 1), (2, 8, 2)):
+        assert torch.equal(of_am[n, t, r], am[n, t])
+        assert torch.equal(of_lm[n, t, r], lm[n, ranges[n, t, r]])
+
+
+@of_every_type
+def test_padding_of_nan_changes_no_bit_and_gets_no_gradient(rnnt_type):
+    results = []
+    for filler in (0.0, torch.nan):
+        am, lm = (x.detach() for x in am_lm(dtype=torch.float32))
+        symbols = make_targets()
+        for n, (t, u) in enumerate(zip(FRAMES, LABELS, strict=True)):
+            am[n, t:], lm[n, u + 1 :] = filler, filler
+            symbols[n, u:] = -1
+        am.requires_grad_()
+        lm.requires_grad_()
+        loss = rnnt_loss_simple(lm, am, symbols, BLANK, BOUNDARY, rnnt_type)
+        loss.backward()
+        smooth = rnnt_loss_smoothed(lm, am, symbols, BLANK, 0.0, 0.1, BOUNDARY, rnnt_type)
+        assert torch.isfinite(smooth)
+        results.append((loss.detach(), am.grad, lm.grad))
+    for first, second in zip(*results, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_an_illegal_score_harms_no_other_sequence(wrong):
+    am, lm = (x.detach() for x in am_lm(dtype=torch.float32))
+    am[1, 2, 3] = wrong
+    am.requires_grad_()
+    lm.requires_grad_()
+    loss = rnnt_loss_simple(lm, am, make_targets(), BLANK, BOUNDARY, reduction="none")
+    loss.sum().backward()
+    clean_am, clean_lm = am_lm(dtype=torch.float32)
+    clean = rnnt_loss_simple(clean_lm, clean_am, make_targets(), BLANK, BOUNDARY, reduction="none")
+    clean[[0, 2, 3]].sum().backward()
+    assert torch.isnan(loss[1]) and torch.equal(loss[[0, 2, 3]], clean[[0, 2, 3]])
+    assert torch.equal(am.grad, clean_am.grad) and torch.equal(lm.grad, clean_lm.grad)
+
+
+def test_normalizers_of_impossible_classes_and_nodes():
+    am, lm = am_lm()
+    with torch.no_grad():
+        am[:, :, 3] = -torch.inf
+        lm[:, 2] = -torch.inf
+    result = pair_normalizer(am, lm)
+    expected = (am.unsqueeze(1) + lm.unsqueeze(2)).logsumexp(3)
+    close(result.detach(), expected.detach())
+    weights = torch.rand(4, 6, 9, dtype=torch.float64)
+    weights[:, 2] = 0  # a node of -inf has no derivative
+    by_am, by_lm = torch.autograd.grad(result, (am, lm), weights)
+    assert torch.isfinite(by_am).all() and torch.isfinite(by_lm).all()
+    close(by_am.sum((1, 2)), weights.sum((1, 2)))
+    assert not by_am[:, :, 3].any() and not by_lm[:, 2].any()
+
+
+def test_paths_may_begin_at_any_node():
+    px, py = torch.randn(1, 5, 9, dtype=torch.float64), torch.randn(1, 6, 8, dtype=torch.float64)
+    inner = mutual_information_recursion(px, py, [[1, 2, 4, 7]])
+    cut = mutual_information_recursion(px[:, 1:4, 2:8], py[:, 1:5, 2:7])
+    assert torch.equal(inner, cut)
+
+
+def test_gradcheck():
+    px = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    py = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
+    boundary = [[0, 0, 3, 5], [1, 1, 2, 4]]
+    assert torch.autograd.gradcheck(lambda x, y: mutual_information_recursion(x, y, boundary), (px, py))
+    am, lm = (x.detach()[:2, :4, :5].requires_grad_() for x in am_lm())
+    assert torch.autograd.gradcheck(pair_normalizer, (am, lm))
+
+
+def test_opcheck_of_the_operators():
+    px, py = torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 4, 5, requires_grad=True)
+    torch.library.opcheck(mutual_information, (px, py, torch.zeros(0, 4, dtype=torch.int64), "auto", True))
+    scores = torch.randn(2, 2, 6, 4, requires_grad=True)
+    sizes = torch.tensor([[0, 0, 6, 3], [0, 0, 4, 2]])
+    torch.library.opcheck(grid, (scores, sizes, torch.tensor([[1, 0, 0], [0, 1, 1]]), "auto", True))
+    am, lm = am_lm()
+    torch.library.opcheck(pair_normalizer, (am, lm))
+    torch.library.opcheck(checked_symbols, (make_targets(), torch.tensor(BOUNDARY), 5, 11))
+    factors = torch.randn(4, 6, 9, dtype=torch.float64)
+    torch.library.opcheck(pair_normalizer_gradient, (am.detach(), lm.detach(), factors))
+
+
+@pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])
+def test_compiled_code_has_one_graph_and_the_same_values(loss):
+    symbols, boundary = make_targets(), torch.tensor(BOUNDARY)
+    compiled = torch.compile(
+        lambda am, lm: loss(lm, am, symbols, BLANK, boundary=boundary), backend="aot_eager", fullgraph=True
+    )
+    am, lm = am_lm()
+    first, second = compiled(am, lm), loss(lm, am, symbols, BLANK, boundary=boundary)
+    close(first, second)
+    for ours, theirs in zip(
+        torch.autograd.grad(first, (am, lm)), torch.autograd.grad(second, (am, lm)), strict=True
+    ):
+        close(ours, theirs)
+
+
+def test_a_second_derivative_raises():
+    am, lm = am_lm()
+    loss = rnnt_loss_simple(lm, am, make_targets(), BLANK, BOUNDARY)
+    (first,) = torch.autograd.grad(loss, am, create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        first.sum().backward()

@@ -1,0 +1,179 @@
+"""The recursion over the (t, u) grid: the oracle against paths one by one, the CPU against the oracle."""
+
+import numpy as np
+import pytest
+import tolerances
+from hypothesis import given
+from hypothesis import strategies as st
+from random_grids import TOPOLOGIES, enumerate_grid, make_grids
+
+from fsachain.backends import grid_cpu, reference_grid, threads
+from fsachain.backends.grid_dispatch import grid_backend
+from fsachain.errors import BackendUnavailable
+from fsachain.grid import GridBatch, dense_boxes, grid_sizes
+
+of_every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
+SCALES = [1.0, 30.0, 80.0, 1000.0]
+
+
+@of_every_topology
+@given(
+    num_frames=st.integers(0, 5),
+    num_labels=st.integers(0, 4),
+    seed=st.integers(0, 99),
+    impossible=st.sampled_from([0.0, 0.3]),
+)
+def test_the_oracle_is_the_sum_over_all_paths(topology, num_frames, num_labels, seed, impossible):
+    arcs = TOPOLOGIES[topology]
+    batch, values = make_grids(arcs, [num_frames], [num_labels], seed=seed, impossible=impossible)
+    scores = values.reshape(len(arcs), num_frames + 1, num_labels + 1)
+    log_z, occupancy, best, path = enumerate_grid(arcs, scores, num_frames, num_labels)
+    score, rows = reference_grid.best_paths(batch, values)
+    found = reference_grid.forward_backward(batch, values)
+    np.testing.assert_allclose(found, log_z, atol=tolerances.ENUMERATION)
+    np.testing.assert_allclose(values.reshape(scores.shape), occupancy, atol=tolerances.ENUMERATION)
+    np.testing.assert_allclose(score, best, atol=tolerances.ENUMERATION)
+    assert rows[0].tolist() == [list(arc) for arc in path]
+
+
+@of_every_topology
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_cpu_agrees_with_the_oracle_at_any_magnitude(topology, scale, dtype):
+    frames, labels = [23, 1, 40, 0, 17, 0, 9], [7, 0, 16, 3, 8, 0, 15]
+    for seed, impossible in enumerate((0.0, 0.1)):
+        batch, values = make_grids(TOPOLOGIES[topology], frames, labels, scale, seed, dtype, impossible)
+        ours, theirs = values.copy(), values.astype(np.float64)
+        for mine, yours in zip(
+            grid_cpu.best_paths(batch, values), reference_grid.best_paths(batch, theirs), strict=True
+        ):
+            assert all(np.array_equal(x, y) for x, y in zip(mine, yours, strict=True))
+        without = grid_cpu.log_probs(batch, values)
+        log_z, expected = (
+            grid_cpu.forward_backward(batch, ours),
+            reference_grid.forward_backward(batch, theirs),
+        )
+        np.testing.assert_array_equal(without, log_z)
+        np.testing.assert_allclose(log_z, expected, rtol=tolerances.FLOAT64, atol=tolerances.FLOAT64)
+        limit = tolerances.SURE_OCCUPANCY if dtype == np.float32 else tolerances.SHIFTED_OCCUPANCY
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=limit)
+
+
+@of_every_topology
+def test_scores_of_one_hot_logits_keep_their_probabilities(topology):
+    """A path that outweighs all others by e^60 at each arc: log Z is its score, and no occupancy is NaN."""
+    arcs = TOPOLOGIES[topology]
+    batch, values = make_grids(arcs, [30], [12], seed=5)
+    values = np.where(values > 0, 30.0, -30.0)
+    best, _ = grid_cpu.best_paths(batch, values)
+    ours, theirs = values.copy(), values.copy()
+    log_z, expected = grid_cpu.forward_backward(batch, ours), reference_grid.forward_backward(batch, theirs)
+    assert log_z >= best
+    np.testing.assert_allclose(log_z, expected, rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerances.SHIFTED_OCCUPANCY)
+
+
+def test_occupancies_of_an_antidiagonal_sum_to_one():
+    """Each arc of the regular grid leads from one anti-diagonal to the next, so every path has one arc there."""
+    batch, values = make_grids(TOPOLOGIES["regular"], [31], [13], 30.0)
+    grid_cpu.forward_backward(batch, values)
+    nodes = values.reshape(2, 32, 14).sum(axis=0)
+    t, u = np.indices(nodes.shape)
+    sums = np.bincount((t + u).ravel(), nodes.ravel())[: 31 + 13]
+    np.testing.assert_allclose(sums, 1.0, atol=tolerances.FLOAT64)
+
+
+def _padded(batch, values, filler, frames=6, labels=5):
+    """The same grids in boxes that hold more than the grids, the rest is `filler`."""
+    count, kinds = batch.boxes.shape[:2]
+    shape = (kinds, count, batch.boxes[0, 0, 3], batch.boxes[0, 0, 4])
+    wide = np.full((kinds, count, shape[2] + frames, shape[3] + labels), filler, values.dtype)
+    wide[:, :, : shape[2], : shape[3]] = values.reshape(shape)
+    for n, (_, _, last_frame, last_label) in enumerate(batch.sizes):
+        wide[:, n, last_frame + 1 :] = filler
+        wide[:, n, :, last_label + 1 :] = filler
+    return batch._replace(boxes=dense_boxes(count, kinds, *wide.shape[2:])), wide
+
+
+@of_every_topology
+@pytest.mark.parametrize("filler", [np.nan, np.inf, 1e30])
+def test_padding_changes_no_bit_and_gets_no_occupancy(topology, filler):
+    batch, values = make_grids(TOPOLOGIES[topology], [9, 4, 12], [3, 5, 0])
+    padded, wide = _padded(batch, values, filler)
+    exact = _padded(batch, values, 0.0)[1].reshape(-1)
+    flat = wide.reshape(-1)
+    np.testing.assert_array_equal(
+        grid_cpu.forward_backward(padded, flat), grid_cpu.forward_backward(batch, values)
+    )
+    grid_cpu.forward_backward(padded, exact)
+    np.testing.assert_array_equal(flat, exact)
+
+
+@given(st.data())
+def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(data):
+    arcs = TOPOLOGIES[data.draw(st.sampled_from(sorted(TOPOLOGIES)))]
+    frames = data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=6))
+    labels = data.draw(st.lists(st.integers(0, 10), min_size=len(frames), max_size=len(frames)))
+    batch, values = make_grids(arcs, frames, labels)
+    together = values.copy()
+    log_z = grid_cpu.forward_backward(batch, together)
+    n = data.draw(st.integers(0, len(frames) - 1))
+    alone = values.copy()
+    single = GridBatch(batch.arcs, batch.sizes[n : n + 1], batch.boxes[n : n + 1])
+    assert grid_cpu.forward_backward(single, alone)[0] == log_z[n] or np.isneginf(log_z[n])
+    shape = (len(arcs), len(frames), -1)
+    np.testing.assert_array_equal(alone.reshape(shape)[:, n], together.reshape(shape)[:, n])
+
+
+def test_no_bit_depends_on_the_number_of_threads():
+    batch, values = make_grids(TOPOLOGIES["regular"], [30, 20, 25, 9], [9, 4, 12, 7])
+    before, results = threads.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            threads.set_num_threads(count)
+            ours = values.copy()
+            results.append((grid_cpu.forward_backward(batch, ours), ours))
+    finally:
+        threads.set_num_threads(before)
+    for one, several in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, several)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_an_illegal_score_makes_its_sequence_nan_and_no_other(wrong, backend):
+    batch, values = make_grids(TOPOLOGIES["regular"], [6, 6], [2, 2])
+    clean = values.copy()
+    values.reshape(2, 2, 7, 3)[0, 1, 3, 1] = wrong
+    ours = grid_backend(backend)
+    spoilt, whole = ours.forward_backward(batch, values), ours.forward_backward(batch, clean)
+    assert np.isnan(spoilt[1]) and spoilt[0] == whole[0]
+    assert not values.reshape(2, 2, 7, 3)[:, 1].any()
+    np.testing.assert_array_equal(values.reshape(2, 2, 7, 3)[:, 0], clean.reshape(2, 2, 7, 3)[:, 0])
+
+
+def test_scores_that_no_arc_uses_may_be_anything():
+    """A label at the last label, a blank at the last frame, and a regular label there lead out of the grid."""
+    batch, values = make_grids(TOPOLOGIES["regular"], [4], [3])
+    clean, scores = values.copy(), values.reshape(2, 5, 4)
+    scores[1, :, 3] = np.nan
+    scores[:, 4] = np.nan
+    assert grid_cpu.forward_backward(batch, values) == grid_cpu.forward_backward(batch, clean)
+    assert np.isfinite(values).all()
+
+
+def test_grids_may_begin_within_their_boxes():
+    arcs = TOPOLOGIES["free"]
+    batch, values = make_grids(arcs, [9], [6])
+    inner = batch._replace(sizes=np.array([[2, 1, 5, 3]]))
+    scores = values.reshape(2, 10, 7)[:, 2:8, 1:5].copy()
+    small = GridBatch(batch.arcs, grid_sizes([5], [3]), dense_boxes(1, 2, 6, 4))
+    flat = scores.reshape(-1)
+    assert grid_cpu.forward_backward(inner, values) == grid_cpu.forward_backward(small, flat)
+    np.testing.assert_array_equal(values.reshape(2, 10, 7)[:, 2:8, 1:5], flat.reshape(scores.shape))
+    assert values.sum() == pytest.approx(flat.sum(), abs=tolerances.ROUNDING)
+
+
+def test_an_unknown_backend_is_named():
+    with pytest.raises(BackendUnavailable, match="'cuda' has no transducer grid; available: cpu, reference"):
+        grid_backend("cuda")
