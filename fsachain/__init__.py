@@ -29,6 +29,7 @@ _HOMES = {
     ],
     "fsachain.fsa": ["Fsa"],
     "fsachain.graph.context": ["ContextTree"],
+    "fsachain.graph.ctc": ["ctc_graph"],
     "fsachain.graph.denominator": ["build_denominator"],
     "fsachain.graph.lexicon": ["Lexicon"],
     "fsachain.graph.lm_phones": ["lm_phones"],
@@ -36,10 +37,34 @@ _HOMES = {
     "fsachain.graph.phone_lm": ["estimate_phone_lm"],
     "fsachain.graph.topology": ["Topology"],
     "fsachain.graph.supervision": ["AlignedPhone", "Supervision", "build_supervision"],
+    "fsachain.loss.ctc": ["CTCLoss", "ctc_loss"],
     "fsachain.loss.lfmmi": ["LFMMILoss"],
     "fsachain.loss.mbr": ["MBRLoss", "expected_accuracy"],
     "fsachain.loss.record": ["LFMMIRecord", "MBRRecord"],
+    "fsachain.loss.pruned": [
+        "do_rnnt_pruning",
+        "get_rnnt_prune_ranges",
+        "rnnt_loss_pruned",
+        "rnnt_loss_simple",
+        "rnnt_loss_smoothed",
+    ],
+    "fsachain.loss.rnnt": ["RNNTLoss", "rnnt_loss"],
     "fsachain.loss.total": ["total_log_prob"],
+    "fsachain.loss.transducer_chunks": ["transducer_loss"],
+    "fsachain.loss.transducer_grid": ["mutual_information_recursion"],
+    "fsachain.loss.transducer_lattice": [
+        "TransducerAlignment",
+        "TransducerLattice",
+        "TransducerOccupancy",
+        "rnnt_lattice",
+    ],
+    "fsachain.loss.transducer_variants": [
+        "hat_lattice",
+        "hat_loss",
+        "multi_blank_loss",
+        "tdt_lattice",
+        "tdt_loss",
+    ],
     "fsachain.table": ["TransitionTable", "compile_table"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -47,6 +72,7 @@ __all__ = [
     "AlignedPhone",
     "BackendUnavailable",
     "BestPath",
+    "CTCLoss",
     "ConfigError",
     "ContextTree",
     "DataError",
@@ -63,11 +89,15 @@ __all__ = [
     "MissingExtraError",
     "NBest",
     "Numerator",
+    "RNNTLoss",
     "SampledPaths",
     "ShapeError",
     "Supervision",
     "TableBatch",
     "Topology",
+    "TransducerAlignment",
+    "TransducerLattice",
+    "TransducerOccupancy",
     "TransitionTable",
     "available_backends",
     "best_path",
@@ -75,15 +105,31 @@ __all__ = [
     "build_numerator",
     "build_supervision",
     "compile_table",
+    "ctc_graph",
+    "ctc_loss",
+    "do_rnnt_pruning",
     "estimate_phone_lm",
     "expected_accuracy",
     "forward_backward",
     "get_num_threads",
+    "get_rnnt_prune_ranges",
+    "hat_lattice",
+    "hat_loss",
     "lm_phones",
+    "multi_blank_loss",
+    "mutual_information_recursion",
     "n_best",
+    "rnnt_lattice",
+    "rnnt_loss",
+    "rnnt_loss_pruned",
+    "rnnt_loss_simple",
+    "rnnt_loss_smoothed",
     "sample_paths",
     "set_num_threads",
+    "tdt_lattice",
+    "tdt_loss",
     "total_log_prob",
+    "transducer_loss",
 ]
 
 if TYPE_CHECKING:
@@ -104,6 +150,7 @@ if TYPE_CHECKING:
     )
     from fsachain.fsa import Fsa
     from fsachain.graph.context import ContextTree
+    from fsachain.graph.ctc import ctc_graph
     from fsachain.graph.denominator import build_denominator
     from fsachain.graph.lexicon import Lexicon
     from fsachain.graph.lm_phones import lm_phones
@@ -111,10 +158,34 @@ if TYPE_CHECKING:
     from fsachain.graph.phone_lm import estimate_phone_lm
     from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
     from fsachain.graph.topology import Topology
+    from fsachain.loss.ctc import CTCLoss, ctc_loss
     from fsachain.loss.lfmmi import LFMMILoss
     from fsachain.loss.mbr import MBRLoss, expected_accuracy
+    from fsachain.loss.pruned import (
+        do_rnnt_pruning,
+        get_rnnt_prune_ranges,
+        rnnt_loss_pruned,
+        rnnt_loss_simple,
+        rnnt_loss_smoothed,
+    )
     from fsachain.loss.record import LFMMIRecord, MBRRecord
+    from fsachain.loss.rnnt import RNNTLoss, rnnt_loss
     from fsachain.loss.total import total_log_prob
+    from fsachain.loss.transducer_chunks import transducer_loss
+    from fsachain.loss.transducer_grid import mutual_information_recursion
+    from fsachain.loss.transducer_lattice import (
+        TransducerAlignment,
+        TransducerLattice,
+        TransducerOccupancy,
+        rnnt_lattice,
+    )
+    from fsachain.loss.transducer_variants import (
+        hat_lattice,
+        hat_loss,
+        multi_blank_loss,
+        tdt_lattice,
+        tdt_loss,
+    )
     from fsachain.table import TransitionTable, compile_table
 
 

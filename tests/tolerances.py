@@ -48,6 +48,8 @@ PEER_COST_RELATIVE = 1e-6
 PEER_FSA_GRADIENT = 1e-4
 PEER_CLAMP_GRADIENT = 2e-4
 PEER_CTC_GRADIENT = 5e-4
+PEER_RNNT_GRADIENT = 5e-5  # also of float32 gradients of transducer losses against float64
+FAST_RNNT_COST = 2e-5  # absolute
 
 LUMPED_PATH = 1e-9  # merging states of equal futures or proportional pasts is exact but for rounding
 GRAPH_COST = 1e-4  # float32 costs of an OpenFst path, added up

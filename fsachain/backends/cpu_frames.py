@@ -16,6 +16,7 @@ from fsachain.backends.cpu_arithmetic import (
     sum_lanes,
     where_more,
 )
+from fsachain.backends.cpu_ctc_frames import CtcFrames, add_own, copy_own
 from fsachain.backends.cpu_lanes import by_type, fill, load, prefetch, splat, store
 from fsachain.backends.cpu_numbers import (
     is_wide_type,
@@ -123,6 +124,8 @@ def _copy_entries(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> No
 @by_type
 def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any:
     """rows[place[k], g] = the score of active pdf k, -inf past a sequence's end."""
+    if frames.instance_class is CtcFrames:
+        return lambda form, frames, t, rows, offsets: copy_own(form, frames, t, rows)
     if form.count == 1:  # and no frame past its end
         return lambda form, frames, t, rows, offsets: _copy_single(frames, t, rows)
 
@@ -267,6 +270,8 @@ def _add_entries(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: A
 
 @by_type
 def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) -> Any:
+    if frames.instance_class is CtcFrames:
+        return lambda form, frames, t, rows, work, out: add_own(form, frames, t, rows, work.factors, out)
     if form.count == 1:
         return lambda form, frames, t, rows, work, out: _add_single(frames, t, rows, out)
 

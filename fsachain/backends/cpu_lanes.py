@@ -152,6 +152,18 @@ def store(typing: Any, array: Any, row: Any, value: Any) -> Any:
     return types.void(array, row, value), code
 
 
+@intrinsic
+def store_to(typing: Any, array: Any, position: Any, value: Any) -> Any:
+    """Write lanes over W entries of a contiguous array from `position` on, at any address: see `load_from`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), value)
+        builder.store(arguments[2], address, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, position, value), code
+
+
 def _spread(context: Any, builder: Any, lanes: Lanes, value: Any) -> Any:
     nothing = ir.Constant(context.get_value_type(lanes), ir.Undefined)
     single = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))

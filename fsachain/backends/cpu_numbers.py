@@ -95,6 +95,13 @@ def _zero_exponent(n: Any) -> Any:
     return lambda n: fill(n, value)
 
 
+@by_type
+def _entry(form: Any, array: Any, e: Any) -> Any:
+    if array.ndim == 2:
+        return lambda form, array, e: load(form, array, e)
+    return lambda form, array, e: splat(form, array[e])
+
+
 def _wide_zero(form: Any, array: Any) -> Any:
     zero = splat(form[0], array.dtype.type(0))
     return zero, _zero_exponent(as_integers(zero))
@@ -181,10 +188,10 @@ lanes_of = _by_kind(lambda form: form, lambda form: form[0])
 zero = _by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero)
 read = _by_kind(lambda form, array, row: load(form, array, row), _wide_read)
 write = _by_kind(lambda form, array, row, x: store(array, row, x), _wide_write)
-# Entry e of a pair of arrays made by `weights`, in every lane.
+# Entry e of a pair of arrays made by `weights`, in every lane; row e where each lane has weights of its own.
 weight = _by_kind(
-    lambda form, weights, e: splat(form, weights[0][e]),
-    lambda form, weights, e: (splat(form[0], weights[0][e]), splat(form[0], weights[1][e])),
+    lambda form, weights, e: _entry(form, weights[0], e),
+    lambda form, weights, e: (_entry(form[0], weights[0], e), _entry(form[0], weights[1], e)),
 )
 # By how much scores are shifted so that the largest is exp(0); wide numbers need no shift.
 shift_of = _by_kind(lambda form, largest: largest, lambda form, largest: fill(largest, 0.0))

@@ -10,6 +10,7 @@ import torch
 
 from fsachain.backends import cpu
 from fsachain.batch import TableBatch
+from fsachain.loss.ctc import Inputs, ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.total import total_log_prob
 from tools.bench import yardstick
@@ -73,6 +74,23 @@ def ctc_through_graphs(batch: TableBatch, scores: Scores) -> Callable[[], torch.
     def step() -> torch.Tensor:
         logits.grad = None
         (-total_log_prob(batch, logits.log_softmax(2)).sum()).backward()
+        return logits
+
+    return step
+
+
+def ctc_through_loss(
+    targets: npt.NDArray[np.int64], scores: Scores, inputs: Inputs
+) -> Callable[[], torch.Tensor]:
+    """The same through `ctc_loss`: from the logits themselves, or from log-probabilities that torch makes of them."""
+    logits = torch.from_numpy(scores).requires_grad_()
+    labels = torch.from_numpy(targets)
+    lengths = torch.full((len(scores),), scores.shape[1]), torch.full((len(scores),), targets.shape[1])
+
+    def step() -> torch.Tensor:
+        logits.grad = None
+        y = (logits if inputs == "logits" else logits.log_softmax(2)).transpose(0, 1)
+        ctc_loss(y, labels, *lengths, reduction="sum", inputs=inputs).backward()
         return logits
 
     return step

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.table import compile_table
 from tools.bench import calls, digits
-from tools.bench.limit import against_limit, work_of, yardsticks
+from tools.bench.limit import Name, against_limit, work_of, yardsticks
 from tools.bench.row import HEADER, Comparison, Row, Table
 from tools.bench.tables import LEAK, as_jobs, pack_numerators, per_thread
 from tools.bench.timing import Times, take_turns
@@ -22,21 +24,29 @@ def whole_loss(work: Workloads, sizes: Sizes) -> Table:
 
 
 def ctc(work: Workloads, sizes: Sizes) -> Table:
-    """The CTC loss through our graphs and through torch, log-softmax and gradient to the logits included."""
+    """The CTC loss from logits to their gradient: `ctc_loss`, graphs through `total_log_prob`, torch's."""
     batch = TableBatch.pack([compile_table(graph, sizes.labels) for graph in work.ctc])
     scores = calls.random_scores(batch.size, sizes.frames, sizes.labels)
-    ours, peer = f"B {batch.size}, total_log_prob", f"B {batch.size}, torch ctc_loss"
-    jobs = {
-        **per_thread(ours, calls.ctc_through_graphs(batch, scores), sizes),
-        **per_thread(peer, calls.ctc_through_torch(work.targets, scores), sizes),
+    start = f"B {batch.size}, "
+    made = {
+        f"{start}ctc_loss, logits": calls.ctc_through_loss(work.targets, scores, "logits"),
+        f"{start}ctc_loss, log_softmax": calls.ctc_through_loss(work.targets, scores, "log_probs"),
+        f"{start}total_log_prob": calls.ctc_through_graphs(batch, scores),
+        f"{start}torch ctc_loss": calls.ctc_through_torch(work.targets, scores),
     }
+    *ours, peer = made
+    jobs: dict[Name, Callable[[], object]] = {}
+    for name, call in made.items():
+        jobs |= per_thread(name, call, sizes)
     times = take_turns(as_jobs({**jobs, **yardsticks()}), sizes.seconds)
     least = work_of(batch, sizes.frames, sizes.labels)
     rows = []
     for threads in sizes.threads:
-        mine, theirs = times[ours, threads], times[peer, threads]
-        ratios = against_limit(times, (ours, threads), least), Comparison(peer, mine.over(theirs))
-        rows.append(Row(ours, threads, least.evaluations, mine, ratios))
+        theirs = times[peer, threads]
+        for name in ours:
+            mine = times[name, threads]
+            ratios = against_limit(times, (name, threads), least), Comparison(peer, mine.over(theirs))
+            rows.append(Row(name, threads, least.evaluations, mine, ratios))
         rows.append(Row(peer, threads, least.evaluations, theirs))
     return Table("CTC, log-softmax included", HEADER, rows)
 

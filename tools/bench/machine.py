@@ -34,11 +34,13 @@ def one_line(facts: dict[str, Any]) -> str:
     return f"Python {facts['python']}, {versions}; {facts['cpu']}, {facts['cores']} cores{load}"
 
 
-def save(facts: dict[str, Any], tables: dict[str, list[dict[str, Any]]], folder: Path) -> Path:
-    """Write cpu-<date>.json, replacing an earlier one of that day."""
+def save(
+    facts: dict[str, Any], tables: dict[str, list[dict[str, Any]]], folder: Path, kind: str = "cpu"
+) -> Path:
+    """Write <kind>-<date>.json, replacing an earlier one of that day."""
     date = datetime.now(UTC).date().isoformat()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"cpu-{date}.json"
+    path = folder / f"{kind}-{date}.json"
     record = {"device": facts, "date": date, "commit": commit(), "tables": tables}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path

@@ -1,0 +1,259 @@
+"""CTC problems: checked arguments of a batch, and the backend that solves them.
+
+The graphs of a batch have one shape; a target decides only which class stands for its k-th label, which arcs are missing
+between equal labels, and where it ends. So sequences with different targets run side by side, each with columns of its own:
+
+    column 0           the blank
+    column k           the k-th label, 1 <= k <= U
+
+With a delay penalty the first frame of a label has a score of its own: columns 2 k - 1 and 2 k are then the first and the
+further frames of the k-th label. The score of a column at frame t is y[t, class] - log_prior[class], for a first frame
++ delay_penalty x ((T_n - 1) / 2 - t): late labels cost, and the mean over t is zero (Yao et al., ICASSP 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import BackendUnavailable, ConfigError, DataError, ShapeError
+from fsachain.fsa import Floats, Fsa
+from fsachain.graph.ctc import CtcTopology, ctc_arcs, differs_from_previous, final_log_probs
+
+Integers = npt.NDArray[np.int64]
+
+_HOMES = {"cpu": "fsachain.backends.cpu_ctc", "reference": "fsachain.backends.reference_ctc"}
+
+
+class Rows(NamedTuple):
+    """Arrays [N, T, C] whose classes lie side by side, in any order of sequences and frames.
+
+    flat: all numbers; entry (n, t, p) stands at n stride_n + t stride_t + p.
+    """
+
+    flat: npt.NDArray[np.floating]
+    strides: tuple[int, int]
+    shape: tuple[int, int, int]
+
+    def sequence(self, n: int) -> npt.NDArray[np.floating]:
+        """[T, C], a view."""
+        size = self.flat.itemsize
+        strides = self.strides[1] * size, size
+        return np.lib.stride_tricks.as_strided(
+            self.flat[n * self.strides[0] :], self.shape[1:], strides, writeable=True
+        )
+
+
+@dataclass(frozen=True)
+class CtcProblem:
+    """N targets and how they are spelled; made by `make_problem`.
+
+    Attributes:
+        labels: int64 [N, U], U the largest target; entries beyond a target are 0.
+        differs: bool [N, U + 1], see `fsachain.graph.ctc.differs_from_previous`.
+        label_counts, frame_counts: int64 [N].
+        blank, num_classes: the blank's class, and C.
+        topology: see `fsachain.graph.ctc`.
+        log_prior: float64 [C]; empty for none.
+        delay_penalty: in nats for each frame.
+    """
+
+    labels: Integers
+    differs: npt.NDArray[np.bool_]
+    label_counts: Integers
+    frame_counts: Integers
+    blank: int
+    num_classes: int
+    topology: CtcTopology
+    log_prior: Floats
+    delay_penalty: float
+
+    @property
+    def repeats_apart(self) -> bool:
+        """Further frames of a label have columns of their own; only some topologies have such frames."""
+        return self.delay_penalty != 0.0 and self.topology in ("standard", "compact")
+
+    @property
+    def is_probability(self) -> bool:
+        """Scores that are normalised give at most one; under "compact" only if no label follows itself."""
+        return not self.log_prior.size and self.delay_penalty == 0.0
+
+
+class CtcColumns(NamedTuple):
+    """What each column of some sequences reads: classes [K, W], how many there are [W], what is taken off [K, W].
+
+    slope [K]: the delay penalty of the columns that have one. K is the same for all; columns beyond a sequence's own are
+    impossible.
+    """
+
+    classes: Integers
+    counts: Integers
+    offset: Floats
+    slope: Floats
+
+
+def columns_of(problem: CtcProblem, lanes: Integers, num_labels: int) -> CtcColumns:
+    """The columns of sequences `lanes` [W], for graphs of `num_labels` labels or fewer."""
+    labels = np.zeros((len(lanes), num_labels), np.int64)
+    own = problem.labels[lanes, :num_labels]
+    labels[:, : own.shape[1]] = own
+    classes = np.concatenate([np.full((len(lanes), 1), problem.blank), labels], axis=1).T
+    counts, step = problem.label_counts[lanes] + 1, 1
+    if problem.repeats_apart:
+        classes, counts, step = np.repeat(classes, 2, axis=0)[1:], 2 * counts - 1, 2
+    slope = np.zeros(len(classes))
+    slope[1::step] = problem.delay_penalty
+    offset = problem.log_prior[classes] if problem.log_prior.size else np.zeros(classes.shape)
+    return CtcColumns(np.ascontiguousarray(classes), counts, np.ascontiguousarray(offset), slope)
+
+
+def column_shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> Fsa:
+    """The graph of all targets of `num_labels` labels; pdfs are columns, no label follows itself."""
+    arcs = ctc_arcs(num_labels, topology)
+    final = final_log_probs(num_labels, topology)
+    column = arcs.label
+    if repeats_apart:
+        column = np.where(arcs.label > 0, 2 * arcs.label - 1 + arcs.repeats, 0)
+    return Fsa(arcs.num_states, arcs.src, arcs.dst, column, np.zeros(len(column)), final)
+
+
+def column_graph(problem: CtcProblem, n: int) -> Fsa:
+    """The graph of sequence n, pdfs are its columns."""
+    count = int(problem.label_counts[n])
+    fsa = column_shape(count, problem.topology, problem.repeats_apart)
+    arcs = ctc_arcs(count, problem.topology)
+    missing = arcs.must_differ(problem.topology) & ~problem.differs[n, arcs.label]
+    log_prob = np.where(missing, -np.inf, 0.0)
+    return Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, log_prob, fsa.final_log_prob)
+
+
+def column_scores(problem: CtcProblem, scores: Rows, n: int) -> Floats:
+    """[T_n, K]: what the graph of sequence n reads, float64."""
+    frames = int(problem.frame_counts[n])
+    columns = columns_of(problem, np.array([n]), int(problem.label_counts[n]))
+    late = (frames - 1) / 2.0 - np.arange(frames)[:, None]
+    own = scores.sequence(n)[:frames, columns.classes[:, 0]].astype(np.float64)
+    return np.asarray(own - columns.offset[:, 0] + columns.slope * late)
+
+
+def write_gradient(
+    problem: CtcProblem, scores: Rows, statistics: Floats, n: int, factor: float, occupancy: Floats, out: Rows
+) -> None:
+    """Sequence n of out = factor x (softmax - occupancy [T_n, K] by column); without statistics 0 is the softmax."""
+    frames = len(occupancy)
+    into, columns = out.sequence(n)[:frames], columns_of(problem, np.array([n]), int(problem.label_counts[n]))
+    gradient = np.zeros((frames, problem.num_classes))
+    if statistics.size:
+        top, total = statistics[:, n, :frames, None]
+        gradient = np.exp(scores.sequence(n)[:frames] - top) / total
+    np.subtract.at(gradient.T, columns.classes[:, 0], occupancy.T)
+    into[:] = factor * gradient
+
+
+def backend_of(name: str, device: str) -> Any:
+    """The module with `log_probs` and `gradient` for scores on `device` ("cpu", "cuda:0", ...).
+
+    Raises:
+        BackendUnavailable: there is none.
+    """
+    if device != "cpu":
+        raise BackendUnavailable(
+            f"backend {name!r} takes CTC scores of the host, these are on {device}; expected backend 'auto'"
+        )
+    if name not in ("auto", *_HOMES):
+        raise BackendUnavailable(
+            f"backend {name!r} has no CTC for scores on {device}; expected auto, cpu or reference"
+        )
+    return import_module(_HOMES["cpu" if name == "auto" else name])
+
+
+def make_problem(
+    targets: npt.NDArray[Any],
+    frame_counts: npt.NDArray[Any],
+    label_counts: npt.NDArray[Any],
+    shape: tuple[int, int, int],
+    blank: int,
+    topology: CtcTopology,
+    log_prior: Floats,
+    delay_penalty: float,
+    names: Sequence[str],
+) -> CtcProblem:
+    """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are; shape: N, T, C."""
+    size, num_frames, num_classes = shape
+    if not size:
+        raise ShapeError("log_probs has no sequences; expected at least one")
+    if not 0 <= blank < num_classes:
+        raise ConfigError(f"blank = {blank}; expected a class of log_probs, 0 to {num_classes - 1}")
+    frames = _check_counts("input_lengths", frame_counts, size, num_frames, "the frames of log_probs", names)
+    ctc_arcs(0, topology)
+    if log_prior.size and (log_prior.shape != (num_classes,) or not np.isfinite(log_prior).all()):
+        raise ShapeError(
+            f"log_priors has shape {list(log_prior.shape)}; expected {num_classes} finite numbers"
+        )
+    if not np.isfinite(delay_penalty):
+        raise ConfigError(f"delay_penalty = {delay_penalty}; expected a finite number")
+    labels, counts = _padded_labels(targets, label_counts, size, names)
+    real = np.arange(labels.shape[1]) < counts[:, None]
+    bad = np.argwhere(real & ((labels < 0) | (labels >= num_classes) | (labels == blank)))
+    if bad.size:
+        n, k = bad[0]
+        raise DataError(
+            f"{names[n]}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other than the "
+            f"blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as there "
+            "are labels with the blank"
+        )
+    labels = np.where(real, labels, 0)
+    return CtcProblem(
+        labels,
+        differs_from_previous(labels),
+        counts,
+        frames,
+        blank,
+        num_classes,
+        topology,
+        log_prior,
+        float(delay_penalty),
+    )
+
+
+def _check_counts(
+    argument: str, counts: npt.NDArray[Any], size: int, most: int, what: str, names: Sequence[str]
+) -> Integers:
+    if counts.shape != (size,) or counts.dtype.kind not in "iu":
+        raise ShapeError(
+            f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers"
+        )
+    bad = np.flatnonzero((counts < 0) | (counts > most))
+    if bad.size:
+        n = int(bad[0])
+        raise ShapeError(f"{names[n]}: {argument}[{n}] = {counts[n]}; expected 0 to {most}, {what}")
+    return counts.astype(np.int64)
+
+
+def _padded_labels(
+    targets: npt.NDArray[Any], label_counts: npt.NDArray[Any], size: int, names: Sequence[str]
+) -> tuple[Integers, Integers]:
+    """Labels [N, U] and their counts, from [N, S] or one after another."""
+    if targets.dtype.kind not in "iu" and targets.size:
+        raise ShapeError(f"targets has dtype {targets.dtype}; expected integers")
+    padded = targets.ndim == 2 and len(targets) == size
+    if not padded and targets.ndim != 1:
+        raise ShapeError(
+            f"targets has shape {list(targets.shape)}; expected [{size}, S], or all labels one after another"
+        )
+    most = targets.shape[-1]
+    counts = _check_counts("target_lengths", label_counts, size, most, "the labels of targets", names)
+    if padded:
+        return targets[:, : int(counts.max())].astype(np.int64), counts
+    if counts.sum() != len(targets):
+        raise ShapeError(
+            f"target_lengths add up to {counts.sum()}; expected {len(targets)}, as many labels as targets has"
+        )
+    labels = np.zeros((size, int(counts.max())), np.int64)
+    labels[np.arange(labels.shape[1]) < counts[:, None]] = targets
+    return labels, counts

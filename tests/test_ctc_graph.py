@@ -1,0 +1,87 @@
+"""CTC graphs: the frame sequences that spell a target, counted."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import ROUNDING
+
+from fsachain import ConfigError, GraphError, TableBatch, compile_table, ctc_graph, forward_backward
+
+TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
+CLASSES = 3
+
+
+def runs(frames):
+    return [(label, len(list(run))) for label, run in itertools.groupby(frames)]
+
+
+def ways_to_spell(target, frames, blank, topology):
+    """In how many ways the frames spell the target, straight from the definitions."""
+    if topology in ("minimal", "selfless"):
+        plain = [label for label in frames if label != blank]
+        lasts = any(label != blank and length > 1 for label, length in runs(frames))
+        return int(plain == list(target) and not (topology == "selfless" and lasts))
+    if topology == "standard":
+        return int([label for label, _ in runs(frames) if label != blank] == list(target))
+    # compact: a run of r frames is cut into k labels in (r - 1 over k - 1) ways.
+    counts = {(): 1}
+    for label, length in runs(frames):
+        if label != blank:
+            longer = {}
+            for spelled, ways in counts.items():
+                for k in range(1, length + 1):
+                    key = (*spelled, *[label] * k)
+                    longer[key] = longer.get(key, 0) + ways * math.comb(length - 1, k - 1)
+            counts = longer
+    return counts.get(tuple(target), 0)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("target", [(), (1,), (2, 1), (1, 1), (1, 1, 2, 2)])
+def test_each_frame_sequence_has_as_many_paths_as_ways_to_spell_the_target(topology, target):
+    batch = TableBatch.share(compile_table(ctc_graph(target, 0, topology), CLASSES), 1)
+    for frames in itertools.chain.from_iterable(
+        itertools.product(range(CLASSES), repeat=n) for n in range(1, 6)
+    ):
+        scores = np.full((1, len(frames), CLASSES), -np.inf)
+        scores[0, np.arange(len(frames)), frames] = 0.0
+        log_prob = forward_backward(batch, scores, backend="reference").log_prob[0]
+        expected = ways_to_spell(target, frames, 0, topology)
+        assert math.exp(log_prob) == pytest.approx(expected, abs=ROUNDING), frames
+
+
+@given(st.lists(st.sampled_from([0, 1, 3]), max_size=6), st.sampled_from(TOPOLOGIES))
+def test_the_fewest_frames_are_the_labels_and_the_blanks_between_equal_ones(target, topology):
+    separated = topology in ("standard", "selfless")
+    blanks = sum(a == b for a, b in itertools.pairwise(target)) if separated else 0
+    assert ctc_graph(target, 2, topology).min_frames() == len(target) + blanks
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_renaming_classes_renames_pdfs_and_nothing_else(topology):
+    plain, renamed = ctc_graph([1, 1, 2], 0, topology), ctc_graph([5, 5, 0], 7, topology)
+    new_name = np.array([7, 5, 0])
+    np.testing.assert_array_equal(renamed.pdf, new_name[plain.pdf])
+    np.testing.assert_array_equal(renamed.src, plain.src)
+    np.testing.assert_array_equal(renamed.dst, plain.dst)
+    np.testing.assert_array_equal(renamed.final_log_prob, plain.final_log_prob)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([1, 0], 0), GraphError, r"targets\[1\] = 0; expected labels >= 0 other than the blank, 0"),
+        (([-1], 0), GraphError, r"targets\[0\] = -1"),
+        (([1.5], 0), GraphError, "dtype float64; expected a list of integers"),
+        (([[1]], 0), GraphError, r"shape \[1, 1\]"),
+        (([1], -1), ConfigError, "blank = -1"),
+        (([1], 0, "monotonic"), ConfigError, "topology = 'monotonic'; expected one of"),
+    ],
+)
+def test_what_is_no_target_is_an_error(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ctc_graph(*arguments)
