@@ -154,12 +154,7 @@ class _Expander:
         self.last_hmm_state = len(states) - 1
         self.leave_log_prob = [transition_scale * state.leave_log_prob for state in states]
         self.loop = [self_loop_scale * state.loop_log_prob for state in states]
-        self.leaving: list[list[tuple[int, int, int, float, int]]] = [[] for _ in range(phones.num_states)]
-        columns = [
-            c.tolist() for c in (phones.src, phones.dst, phones.ilabel, phones.olabel, phones.log_prob)
-        ]
-        for src, *arc in zip(*columns, [-1] * len(columns[0]) if tags is None else tags, strict=True):
-            self.leaving[src].append((arc[0], arc[1], arc[2], arc[3], arc[4]))
+        self.leaving = phones.leaving(tags)
         self.numbers: dict[_Node, int] = {}
         self.nodes: list[_Node] = []
         self.arcs: list[tuple[int, int, int, int, float, int, int, bool]] = []

@@ -102,13 +102,46 @@ def build_numerator(
     where = "" if name is None else f"utterance {name!r}: "
     if not words:
         raise GraphError(f"{where}the transcript is empty: a numerator needs at least one word")
+    phones, tags = transcript_acceptor(words, lexicon, name=name)
+    return numerator_of_phones(
+        phones, tags, tuple(words), lexicon, tree, normalization=normalization, name=name
+    )
+
+
+def numerator_of_phones(
+    phones: Transducer,
+    word_of_arc: Sequence[int],
+    words: tuple[str, ...],
+    lexicon: Lexicon,
+    tree: ContextTree,
+    *,
+    normalization: Fsa | None = None,
+    name: str | None = None,
+) -> Numerator:
+    """The numerator graph of an epsilon-free acceptor over phone ids.
+
+    Args:
+        phones: label = phone id of the lexicon.
+        word_of_arc: position in `words` of the word that each arc belongs to; -1: none.
+        words: the words that arcs may belong to.
+        lexicon: names the phones.
+        tree: context and topology, over the lexicon's phones.
+        normalization: as for `build_numerator`.
+        name: utterance id, for error messages.
+
+    Raises:
+        GraphError: phones that differ from the tree's, a path without phones alone, or no path that the normalization
+            accepts.
+    """
+    where = "" if name is None else f"utterance {name!r}: "
     if lexicon.phones != tree.phones:
         raise GraphError(
             f"lexicon has {len(lexicon.phones)} phones, the tree {tree.num_phones}: expected the same list"
         )
-    phones, tags = transcript_acceptor(words, lexicon, name=name)
-    expansion = expand_acceptor(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=tags)
+    expansion = expand_acceptor(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=word_of_arc)
     fsa = expansion.graph.input_fsa()
+    if not fsa.num_arcs:
+        raise GraphError(f"{where}no path has a phone: a numerator needs at least one word or phone")
     origin = np.arange(fsa.num_arcs)
     if normalization is not None:
         fsa, origin = product(fsa, normalization)
@@ -116,7 +149,7 @@ def build_numerator(
             raise GraphError(f"{where}the normalization accepts no path of {' '.join(words)!r}")
     return Numerator(
         fsa,
-        tuple(words),
+        words,
         np.array(expansion.arc_phone, dtype=np.int32)[origin],
         np.array(expansion.arc_tag, dtype=np.int32)[origin],
         np.array(expansion.arc_is_start, dtype=np.bool_)[origin],

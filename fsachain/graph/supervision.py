@@ -23,12 +23,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import Expansion, expand_acceptor
 from fsachain.graph.product import product
 from fsachain.graph.transducer import Transducer
+from fsachain.graph.unrolling import FrameTimes, Unrolled, unroll
 
 DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
 Ints = npt.NDArray[np.int64]
@@ -163,20 +164,11 @@ def build_supervision(
         GraphError: no phones, unknown phones, phones out of order, an alignment that does not fit the length
             of the utterance, or no path: more phones than the frames around them can hold.
     """
-    for option, value, least in (
-        ("left_tolerance", left_tolerance, 0),
-        ("right_tolerance", right_tolerance, 0),
-        ("time_offset", time_offset, 0),
-        ("subsampling", subsampling, 1),
-    ):
-        if value < least:
-            raise ConfigError(f"utterance {name!r}: {option} = {value}: expected at least {least}")
+    times = FrameTimes(left_tolerance, right_tolerance, subsampling, time_offset)
+    times.check(name)
     _check_alignment(phones, num_input_frames, subsampling, tree, name)
-    num_frames = -(-num_input_frames // subsampling)
-    centres = np.minimum(subsampling * np.arange(num_frames) + time_offset, num_input_frames - 1)
     spans = np.array([(phone.start, phone.end) for phone in phones])
-    first = np.searchsorted(centres, spans[:, 0] - left_tolerance)
-    end = np.searchsorted(centres, spans[:, 1] + right_tolerance)
+    centres, first, end = times.limits(spans, num_input_frames)
     if tree.blank_pdf is None:
         _check_covered(first, end, centres, phones, name)
     expansion = expand_acceptor(
@@ -186,15 +178,28 @@ def build_supervision(
         transition_scale=0.0,
         tags=range(len(phones)),
     )
-    # The tag -1 of a blank finds the entry behind those of the phones: any frame.
-    limits = np.append(first, 0).tolist(), np.append(end, num_frames).tolist()
-    found = _unroll(expansion, limits, num_frames, name)
+    found = unroll(expansion, first, end, len(centres))
     if found is None:
         raise GraphError(
-            f"utterance {name!r}: the {len(phones)} aligned phones have no path through {num_frames} output "
+            f"utterance {name!r}: the {len(phones)} aligned phones have no path through {len(centres)} output "
             f"frames within tolerances of {left_tolerance} and {right_tolerance} input frames; widen them"
         )
-    return found
+    return supervision_of(expansion, found, name)
+
+
+def supervision_of(expansion: Expansion, unrolled: Unrolled, name: str) -> Supervision:
+    """An expansion and its paths through the frames of an utterance as a `Supervision`; weights become one."""
+    fsa = unrolled.fsa
+    if fsa.log_prob.any():
+        fsa = Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, np.zeros(fsa.num_arcs), _final_of(unrolled), 0)
+    phone = np.array(expansion.arc_phone, dtype=np.int32)[unrolled.origin]
+    starts = np.array(expansion.arc_is_start, dtype=np.bool_)[unrolled.origin]
+    num_frames = int(unrolled.state_frame[-1])
+    return Supervision(fsa, unrolled.state_frame, phone, starts, num_frames, name)
+
+
+def _final_of(unrolled: Unrolled) -> npt.NDArray[np.float64]:
+    return np.where(unrolled.state_frame == unrolled.state_frame[-1], 0.0, -np.inf)
 
 
 def _check_alignment(
@@ -245,55 +250,3 @@ def _linear(phones: list[int]) -> Transducer:
     labels = np.array(phones, dtype=np.int32)
     final = np.where(states == count, 0.0, -np.inf)
     return Transducer(count + 1, 0, states[:-1], states[1:], labels, labels, np.zeros(count), final)
-
-
-def _unroll(
-    expansion: Expansion, limits: tuple[list[int], list[int]], num_frames: int, name: str
-) -> Supervision | None:
-    """Paths of exactly `num_frames` arcs that keep the limits, frame by frame; None if there is none.
-
-    Args:
-        expansion: the numerator without times; the tag of an arc is its place in `limits`.
-        limits: first output frame of each tag, and the frame after its last.
-        num_frames: output frames.
-        name: utterance id.
-    """
-    graph = expansion.graph
-    first, end = limits
-    leaving: list[list[tuple[int, int, int, int]]] = [[] for _ in range(graph.num_states)]
-    columns = (graph.src.tolist(), graph.dst.tolist(), expansion.arc_tag)
-    for arc, (src, dst, tag) in enumerate(zip(*columns, strict=True)):
-        leaving[src].append((arc, dst, first[tag], end[tag]))
-    layer, layers = {graph.start: 0}, [1]
-    num_states = 1
-    arcs: list[tuple[int, int, int]] = []  # src, dst, arc of the expansion
-    for frame in range(num_frames):
-        following: dict[int, int] = {}
-        for state, number in layer.items():
-            for arc, dst, begin, stop in leaving[state]:
-                if begin <= frame < stop:
-                    target = following.get(dst)
-                    if target is None:
-                        target = following[dst] = num_states
-                        num_states += 1
-                    arcs.append((number, target, arc))
-        layer = following
-        layers.append(len(layer))
-    keep = [False] * num_states
-    for state, number in layer.items():
-        keep[number] = graph.final_log_prob[state] > -np.inf
-    for src, dst, _ in reversed(arcs):  # in order of time, so one pass backwards finds every useful state
-        keep[src] = keep[src] or keep[dst]
-    if not keep[0]:
-        return None
-    kept = np.array([arc for arc in arcs if keep[arc[1]]], dtype=np.int64)
-    useful = np.array(keep)
-    new = np.cumsum(useful) - 1
-    frames = np.repeat(np.arange(num_frames + 1), layers)[useful].astype(np.int32)
-    final = np.where(frames == num_frames, 0.0, -np.inf)
-    origin = kept[:, 2]
-    pdf = graph.ilabel[origin] - 1
-    fsa = Fsa(len(final), new[kept[:, 0]], new[kept[:, 1]], pdf, np.zeros(len(kept)), final, 0)
-    phone = np.array(expansion.arc_phone, dtype=np.int32)[origin]
-    starts = np.array(expansion.arc_is_start, dtype=np.bool_)[origin]
-    return Supervision(fsa, frames, phone, starts, num_frames, name)

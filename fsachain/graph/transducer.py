@@ -8,6 +8,7 @@ at this crossing.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,15 @@ class Transducer:
     olabel: npt.NDArray[np.integer]
     log_prob: npt.NDArray[np.float64]
     final_log_prob: npt.NDArray[np.float64]
+
+    def leaving(self, tags: Sequence[int] | None) -> list[list[tuple[int, int, int, float, int]]]:
+        """The arcs that leave each state: dst, ilabel, olabel, log_prob, and the arc's tag, -1 where there are no tags."""
+        result: list[list[tuple[int, int, int, float, int]]] = [[] for _ in range(self.num_states)]
+        columns = (self.src, self.dst, self.ilabel, self.olabel, self.log_prob)
+        own = [-1] * len(self.src) if tags is None else tags
+        for src, *arc in zip(*(column.tolist() for column in columns), own, strict=True):
+            result[src].append((arc[0], arc[1], arc[2], arc[3], arc[4]))
+        return result
 
     @classmethod
     def from_openfst(cls, fst: Any) -> Transducer:

@@ -112,12 +112,7 @@ class _Unroller:
         self.waiting = tree.context_width - 1 - tree.central_position
         self.final = phones.final_log_prob.tolist()
         self.units = UnitGraph(tree.topology)
-        self.leaving: list[list[tuple[int, int, int, float, int]]] = [[] for _ in range(phones.num_states)]
-        columns = [
-            c.tolist() for c in (phones.src, phones.dst, phones.ilabel, phones.olabel, phones.log_prob)
-        ]
-        for src, *arc in zip(*columns, [-1] * len(columns[0]) if tags is None else tags, strict=True):
-            self.leaving[src].append((arc[0], arc[1], arc[2], arc[3], arc[4]))
+        self.leaving = phones.leaving(tags)
         self.numbers: dict[_Node, int] = {}
         self.nodes: list[_Node] = []
         self.arcs: list[_Arc] = []

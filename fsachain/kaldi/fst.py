@@ -28,7 +28,9 @@ _CONST_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("num_arcs", "<u4")
 _COMPACT = np.dtype([("label", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
+    """What an OpenFst file says of itself; none of it is to be trusted."""
+
     kind: str
     arc_type: str
     flags: int
@@ -53,12 +55,12 @@ def read_arcs(cursor: Cursor) -> Transducer:
     begin = cursor.position
     if cursor.peek(4) != MAGIC:
         return _read_text(cursor)
-    header = _read_header(cursor)
+    header = read_header(cursor)
     readers = {"vector": _read_vector, "const": _read_const, "compact_acceptor": _read_compact_acceptor}
     if header.kind not in readers or header.arc_type not in _ARC_TYPES:
         cursor.fail(
             f"FST of type {header.kind!r} over {header.arc_type!r} arcs; expected one of {', '.join(readers)} over "
-            f"{' or '.join(_ARC_TYPES)} (convert it with fstconvert, or lattices with lattice-copy)",
+            f"{' or '.join(_ARC_TYPES)} (convert it with fstconvert; lattices are read by read_lattice)",
             begin,
         )
     return readers[header.kind](cursor, header)
@@ -82,7 +84,7 @@ def can_read(cursor: Cursor) -> bool:
     """Whether the file begins as an FST of a kind that `read_fst` knows."""
     if cursor.peek(4) != MAGIC:
         return False
-    header = _read_header(Cursor(cursor.data, cursor.name, cursor.position))
+    header = read_header(Cursor(cursor.data, cursor.name, cursor.position))
     return header.kind in ("vector", "const", "compact_acceptor") and header.arc_type in _ARC_TYPES
 
 
@@ -91,7 +93,8 @@ def _string(cursor: Cursor, what: str) -> str:
     return bytes(cursor.take(size, what)).decode("latin-1")
 
 
-def _read_header(cursor: Cursor) -> _Header:
+def read_header(cursor: Cursor) -> Header:
+    """The header of an OpenFst file; symbol tables behind it are passed over."""
     cursor.take(4, "magic number")
     kind, arc_type = _string(cursor, "FST type"), _string(cursor, "arc type")
     _, flags, _ = struct.unpack("<iiQ", cursor.take(16, "FST header"))
@@ -99,7 +102,7 @@ def _read_header(cursor: Cursor) -> _Header:
     for flag in (_HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS):
         if flags & flag:
             _skip_symbols(cursor)
-    return _Header(kind, arc_type, flags, start, num_states, num_arcs)
+    return Header(kind, arc_type, flags, start, num_states, num_arcs)
 
 
 def _skip_symbols(cursor: Cursor) -> None:
@@ -116,12 +119,12 @@ def _skip_symbols(cursor: Cursor) -> None:
         cursor.take(8, "key of a symbol")
 
 
-def _check_size(cursor: Cursor, header: _Header, bytes_per_state: int) -> None:
+def _check_size(cursor: Cursor, header: Header, bytes_per_state: int) -> None:
     if not 0 <= header.num_states * bytes_per_state <= cursor.left:
         cursor.fail(f"FST of {header.num_states} states, {cursor.left} bytes are left")
 
 
-def _read_vector(cursor: Cursor, header: _Header) -> Transducer:
+def _read_vector(cursor: Cursor, header: Header) -> Transducer:
     state = struct.Struct("<fq")
     _check_size(cursor, header, state.size)
     finals = np.empty(header.num_states)
@@ -143,7 +146,7 @@ def _read_vector(cursor: Cursor, header: _Header) -> Transducer:
     return _transducer(header, finals, counts, arcs)
 
 
-def _read_const(cursor: Cursor, header: _Header) -> Transducer:
+def _read_const(cursor: Cursor, header: Header) -> Transducer:
     _align(cursor, header)
     _check_size(cursor, header, _CONST_STATE.itemsize)
     states = cursor.array(_CONST_STATE, header.num_states, "states of a const FST")
@@ -155,7 +158,7 @@ def _read_const(cursor: Cursor, header: _Header) -> Transducer:
     return _transducer(header, states["final"].astype(np.float64), counts, arcs)
 
 
-def _read_compact_acceptor(cursor: Cursor, header: _Header) -> Transducer:
+def _read_compact_acceptor(cursor: Cursor, header: Header) -> Transducer:
     """A final weight is an element without label and destination, before the arcs of its state."""
     _align(cursor, header)
     _check_size(cursor, header, 4)
@@ -179,13 +182,13 @@ def _read_compact_acceptor(cursor: Cursor, header: _Header) -> Transducer:
     return _transducer(header, finals, np.bincount(owner[~is_final], minlength=header.num_states), arcs)
 
 
-def _align(cursor: Cursor, header: _Header) -> None:
+def _align(cursor: Cursor, header: Header) -> None:
     if header.flags & _IS_ALIGNED:
         cursor.take(-cursor.position % _ALIGNMENT, "padding of an aligned FST")
 
 
 def _transducer(
-    header: _Header,
+    header: Header,
     finals: npt.NDArray[np.float64],
     counts: npt.NDArray[np.int64],
     arcs: npt.NDArray[Any],
@@ -248,7 +251,7 @@ def _of_rows(
     final = np.full(num_states, np.inf)
     final[list(finals)] = list(finals.values())
     counts = np.bincount([row[0] for row in rows], minlength=num_states).astype(np.int64)
-    return _transducer(_Header("text", "standard", 0, start, num_states, len(rows)), final, counts, arcs)
+    return _transducer(Header("text", "standard", 0, start, num_states, len(rows)), final, counts, arcs)
 
 
 def _checked(cursor: Cursor, begin: int, arcs: Transducer) -> Transducer:

@@ -1,0 +1,201 @@
+"""Numerators of what is not one transcript: alternatives, gaps, unknown words, keywords among anything.
+
+A pattern is a sequence of items. An item is
+
+    a word             all its pronunciations
+    an acceptor        over phones (label = phone id - 1): a loop of phones, a phone language model, a spelling
+    OneOf              one of several patterns, each with a probability; the empty one may be among them
+
+so that several transcripts are `[OneOf([(0.7, a), (0.3, b)])]`, a gap is `optional([loop])`, a keyword somewhere is
+`[optional([loop]), *keyword, optional([loop])]`, and a word nobody could write down is `loop`. As long as no item
+gives one phone sequence more than probability one, no numerator does, and objf stays at or below 0 when the
+normalization is composed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import NO_WORD, Numerator, numerator_of_phones
+from fsachain.graph.spelling import NO_TAG, spell
+from fsachain.graph.transducer import Transducer
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several patterns.
+
+    Attributes:
+        alternatives: pairs (probability, pattern); probabilities are above 0, finite, and used as they stand.
+    """
+
+    alternatives: Sequence[tuple[float, Pattern]]
+
+    def __post_init__(self) -> None:
+        if not self.alternatives:
+            raise GraphError(
+                "OneOf has no alternatives; expected at least one pair of probability and pattern"
+            )
+        for number, (prob, _) in enumerate(self.alternatives):
+            if not 0 < prob < math.inf:
+                raise GraphError(
+                    f"OneOf: alternatives[{number}] has probability {prob}; expected one above 0"
+                )
+
+
+Item = Union[str, Fsa, OneOf]  # noqa: UP007 (OneOf refers to it by name)
+Pattern = Sequence[Item]
+
+
+def optional(pattern: Pattern, prob: float = 0.5) -> OneOf:
+    """The pattern with probability `prob`, else nothing.
+
+    Raises:
+        ConfigError: a probability outside (0, 1).
+    """
+    if not 0 < prob < 1:
+        raise ConfigError(f"prob = {prob}: expected one in (0, 1)")
+    return OneOf([(prob, pattern), (1 - prob, [])])
+
+
+def phone_loop(phones: Sequence[int], *, stop_prob: float = 0.1) -> Fsa:
+    """Any sequence of one phone or more: n of them have probability stop_prob (1 - stop_prob)^(n - 1) / K^n.
+
+    Args:
+        phones: the K phone ids that the loop knows. Silence, which is optional around the loop anyway, may be among them.
+        stop_prob: one over the mean number of phones.
+
+    Raises:
+        ConfigError: a probability outside (0, 1).
+        GraphError: no phones, a phone below 1, or one twice.
+    """
+    if not 0 < stop_prob < 1:
+        raise ConfigError(f"stop_prob = {stop_prob}: expected one in (0, 1)")
+    ids = np.array(phones, dtype=np.int64)
+    if ids.ndim != 1 or not ids.size or ids.min() < 1 or len(np.unique(ids)) < len(ids):
+        raise GraphError(f"phones = {list(phones)}: expected distinct phone ids of at least 1")
+    first, more = -math.log(len(ids)), math.log1p(-stop_prob) - math.log(len(ids))
+    src = np.repeat([0, 1], len(ids))
+    weights = np.repeat([first, more], len(ids))
+    pdf = np.tile(ids - 1, 2)
+    final = np.array([-math.inf, math.log(stop_prob)])
+    return Fsa(2, src, np.ones(len(src), dtype=np.int64), pdf, weights, final)
+
+
+def build_pattern_numerator(
+    pattern: Pattern,
+    lexicon: Lexicon,
+    tree: ContextTree,
+    *,
+    normalization: Fsa | None = None,
+    name: str | None = None,
+) -> Numerator:
+    """The numerator graph of a pattern; for a plain sequence of words it accepts what `build_numerator` does.
+
+    Args:
+        pattern: its items, see this module.
+        lexicon: pronunciations and optional silence, which may stand between any two items.
+        tree: context and topology, over the lexicon's phones.
+        normalization: as for `build_numerator`.
+        name: utterance id, for error messages.
+
+    Returns:
+        Its `words` are those of the pattern from left to right, alternatives one after another; a path has some of them.
+
+    Raises:
+        GraphError: as `build_numerator`; a pattern that accepts the empty sequence of phones alone.
+    """
+    writer = _Writer(lexicon, name)
+    end = writer.write(pattern, 0)
+    final = np.full(writer.num_states, -math.inf)
+    final[end] = 0.0
+    columns = list(zip(*writer.arcs, strict=True)) or [()] * 4
+    src, dst, label = (np.array(column, dtype=np.int32) for column in columns[:3])
+    graph = Transducer(writer.num_states, 0, src, dst, label, label, np.array(columns[3]), final)
+    return numerator_of_words(
+        graph, lexicon, tree, parts=writer.parts, normalization=normalization, name=name
+    )
+
+
+def numerator_of_words(
+    words: Transducer,
+    lexicon: Lexicon,
+    tree: ContextTree,
+    *,
+    parts: Sequence[Fsa] = (),
+    normalization: Fsa | None = None,
+    name: str | None = None,
+) -> Numerator:
+    """The numerator graph of a graph of words, such as an OpenFst file or AT&T text over word ids.
+
+    Args:
+        words: as for `fsachain.graph.spelling.spell`.
+        lexicon: pronunciations and optional silence.
+        tree: context and topology, over the lexicon's phones.
+        parts: as for `spell`.
+        normalization: as for `build_numerator`.
+        name: utterance id, for error messages.
+
+    Returns:
+        Its `words` are those of the arcs of `words`, in their order.
+
+    Raises:
+        GraphError: as `build_numerator` and `spell`.
+    """
+    where = "" if name is None else f"utterance {name!r}: "
+    try:
+        phones, tags = spell(words, lexicon, parts)
+    except GraphError as error:
+        raise GraphError(f"{where}{error}") from error
+    is_word = (words.ilabel > 0) & (words.ilabel <= len(lexicon.words))
+    position = np.where(is_word, np.cumsum(is_word) - 1, NO_WORD).tolist()
+    names = tuple(lexicon.words[label - 1] for label in words.ilabel[is_word].tolist())
+    places = [NO_WORD if tag == NO_TAG else position[tag] for tag in tags]
+    return numerator_of_phones(phones, places, names, lexicon, tree, normalization=normalization, name=name)
+
+
+class _Writer:
+    """Patterns as arcs between numbered states; epsilon arcs join alternatives."""
+
+    def __init__(self, lexicon: Lexicon, name: str | None) -> None:
+        self.lexicon, self.name = lexicon, name
+        self.num_states = 1
+        self.arcs: list[tuple[int, int, int, float]] = []
+        self.parts: list[Fsa] = []
+
+    def state(self) -> int:
+        self.num_states += 1
+        return self.num_states - 1
+
+    def write(self, pattern: Pattern, state: int) -> int:
+        """Write `pattern` from `state` on; returns where it ends."""
+        if isinstance(pattern, str):
+            raise GraphError(f"pattern = {pattern!r}: expected a sequence of items, such as text.split()")
+        for item in pattern:
+            end = self.state()
+            if isinstance(item, OneOf):
+                for prob, alternative in item.alternatives:
+                    begin = self.state()
+                    self.arcs.append((state, begin, 0, math.log(prob)))
+                    self.arcs.append((self.write(alternative, begin), end, 0, 0.0))
+            else:
+                self.arcs.append((state, end, self.label(item), 0.0))
+            state = end
+        return state
+
+    def label(self, item: str | Fsa) -> int:
+        if isinstance(item, Fsa):
+            self.parts.append(item)
+            return len(self.lexicon.words) + len(self.parts)
+        if not isinstance(item, str):
+            raise GraphError(f"pattern has the item {item!r}: expected a word, an Fsa over phones or OneOf")
+        return self.lexicon.word_id(item, name=self.name)

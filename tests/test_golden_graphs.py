@@ -1,0 +1,32 @@
+"""Our phone models, denominators and numerators are Kaldi's in size and score, line by line of the parity table."""
+
+from dataclasses import replace
+
+import pytest
+from conftest import SHARED
+
+from tools.golden import graphs
+
+
+@pytest.mark.parametrize(
+    "folder",
+    graphs.cases(SHARED) or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))],
+    ids=lambda folder: getattr(folder, "name", ""),
+)
+def test_graphs_of_kaldi_are_met(folder):
+    rows = list(graphs.rows(folder, num_paths=20))
+    assert [row.graph for row in rows][:2] == ["phone LM", "denominator"]
+    assert len(rows) == 4
+    assert not [row for row in rows if not row.agrees]
+
+
+@pytest.mark.parametrize("change", [{"difference": 0.2}, {"states": (103, 100)}, {"arcs": (103, 100)}])
+def test_a_line_agrees_only_within_its_allowance(change):
+    row = graphs.GraphRow("case", "denominator", (102, 100), (102, 100), 0.1, 0.1, graphs.SIZE)
+    assert row.agrees
+    assert not replace(row, **change).agrees
+
+
+def test_the_table_says_when_there_is_nothing_to_compare(tmp_path, capsys):
+    assert graphs.main(["--shared", str(tmp_path)]) == 2
+    assert "no golden values found" in capsys.readouterr().err

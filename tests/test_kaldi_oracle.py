@@ -1,0 +1,91 @@
+"""Numerators of drawn lexicons, topologies and transcripts are those that Kaldi's own code compiles; `make test-kaldi`.
+
+The code is in the kaldi-hmm-gmm wheel, which needs an environment of its own; FSACHAIN_KALDI_PYTHON names its interpreter.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tolerances
+from graph_paths import Scorer, sample_paths
+
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.topology import Topology
+from fsachain.kaldi.stream import Cursor
+from fsachain.kaldi.topology import parse_topology
+from tools.golden.oracle import Job, lexicon_transducer, topology_text, training_graphs
+
+TOPOLOGIES = {
+    "chain": Topology.chain(),
+    "one pdf": Topology.chain_one_pdf(),
+    "three states": Topology.left_to_right(3),
+}
+PHONES = ("SIL", "A", "B", "C", "D")
+
+
+def drawn_job(topology, seed, sets):
+    """Words of one to four phones, some with two pronunciations, homophones among them."""
+    rng = np.random.default_rng(seed)
+    entries = []
+    for word in range(6):
+        ways = {
+            tuple(rng.choice(PHONES[1:], size=rng.integers(1, 5)).tolist()) for _ in range(rng.integers(1, 3))
+        }
+        entries += [(f"w{word}", prob, way) for prob, way in zip((1.0, 0.4), sorted(ways), strict=False)]
+    lexicon = Lexicon.from_entries(entries, phones=PHONES, silence_prob=float(rng.uniform(0.1, 0.9)))
+    transcripts = [rng.choice(lexicon.words, size=size).tolist() for size in (1, 2, 3, 5)]
+    return Job(lexicon, topology, sets, transcripts)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+@pytest.mark.parametrize(
+    "sets", [[[1], [2], [3], [4], [5]], [[1], [2, 3], [4], [5]]], ids=["own pdfs", "shared pdfs"]
+)
+def test_numerators_score_as_kaldi_compiles_them(topology, sets, tmp_path):
+    python = os.environ.get("FSACHAIN_KALDI_PYTHON")
+    if python is None:
+        pytest.skip("FSACHAIN_KALDI_PYTHON names no interpreter with kaldi-hmm-gmm; run make test-kaldi")
+    jobs = [drawn_job(topology, seed, sets) for seed in range(4)]
+    for job, graphs in zip(jobs, training_graphs(Path(python), jobs, tmp_path), strict=True):
+        shared = [tuple(PHONES[phone - 1] for phone in phones) for phones in sets if len(phones) > 1]
+        tree = ContextTree.monophone(PHONES, topology, shared=shared)
+        for words, theirs in zip(job.transcripts, graphs, strict=True):
+            ours = build_numerator(words, job.lexicon, tree).fsa
+            score, expected = Scorer(ours), Scorer(theirs)
+            for graph in (ours, theirs):
+                for path in sample_paths(graph, 15, seed=6):
+                    pdfs = graph.pdf[path]
+                    assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_the_topology_that_kaldi_gets_is_ours(topology):
+    states = parse_topology(Cursor(topology_text(topology, 2).encode(), "topo"))
+    assert list(states) == [1, 2]
+    for state, ours in zip(states[1], topology.states, strict=False):
+        assert (state.forward_class, state.self_loop_class) == (ours.entry_class, ours.loop_class)
+        assert [prob for _, prob in state.transitions] == pytest.approx([0.5, 0.5])
+
+
+def test_the_lexicon_that_kaldi_gets_is_kaldis(shared):
+    """L.fst of a golden case, arc for arc but for the numbers of states."""
+    from fsachain.kaldi.archive import read_value
+    from fsachain.kaldi.fst import read_fst
+    from fsachain.kaldi.symbols import read_symbols
+
+    folder = shared / "golden/kaldi/lm/lm1_tiny"
+    lexicon = Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")
+    words = read_symbols(folder / "words.txt")
+    ours, theirs = lexicon_transducer(lexicon), read_value(folder / "L.fst", read_fst)
+
+    def arcs(fst, names):
+        return sorted(
+            (int(i), names[o - 1] if o else "", round(float(w), 3))
+            for i, o, w in zip(fst.ilabel, fst.olabel, fst.log_prob, strict=True)
+        )
+
+    assert arcs(ours, lexicon.words) == arcs(theirs, words)

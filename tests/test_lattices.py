@@ -1,0 +1,318 @@
+"""Lattices of Kaldi are read in every form, and become numerators whose paths are those of the lattice."""
+
+import itertools
+import math
+
+import lattice_bytes
+import numpy as np
+import pytest
+import tolerances
+from enumeration import log_sum
+from graph_paths import Scorer, log_add
+from hypothesis import given
+from hypothesis import strategies as st
+from test_kaldi_fuzz import check, damage
+
+from fsachain.denominator import DenominatorGraph
+from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.graph.denominator import build_denominator
+from fsachain.graph.lexicon_files import read_phones
+from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.supervision import AlignedPhone, build_supervision
+from fsachain.kaldi.archive import read_table
+from fsachain.kaldi.lattice import read_lattice
+from fsachain.kaldi.lattice_graphs import lattice_pdfs, phone_lattice
+from fsachain.kaldi.stream import Cursor
+from fsachain.kaldi.transitions import read_transition_model
+from fsachain.kaldi.tree import read_context_tree
+
+
+@pytest.fixture(scope="module")
+def kaldi(shared):
+    """The smallest golden case: its transition model and tree."""
+    folder = shared / "golden/kaldi/lm/lm1_tiny"
+    model = read_transition_model(folder / "0.trans_mdl")
+    tree = read_context_tree(folder / "tree", folder / "0.trans_mdl", read_phones(folder / "phones.txt"))
+    return model, tree
+
+
+def spoken(model, phone, frames):
+    """Transition ids of one phone as Kaldi's reordered graphs have them: leave, then self-loops."""
+    table = model.transitions
+    ids = np.flatnonzero(table.phone == phone)
+    leave = next(int(i) for i in ids if not table.is_self_loop[i])
+    loop = next(int(i) for i in ids if table.is_self_loop[i])
+    return [leave, *[loop] * (frames - 1)]
+
+
+def two_ways(model):
+    """Phones 2 3 or 2 4 in five frames, with a boundary inside the string of an arc, and a final string."""
+    strings = [spoken(model, 2, 2), spoken(model, 3, 2) + spoken(model, 2, 1), spoken(model, 4, 3)]
+    arcs = [
+        [(1, strings[0], 0.5, 10.0, 1)],
+        [(2, strings[1][:2], 1.0, 3.0, 2), (3, strings[2], 2.0, 1.0, 3)],
+        [],
+        [],
+    ]
+    return arcs, [None, None, (0.25, 0.0, strings[1][2:]), (0.0, 0.0, ())]
+
+
+def chained(arcs, finals):
+    """The same lattice with one transition id on each arc."""
+    plain, ends = [[] for _ in arcs], [final and (*final[:2], ()) for final in finals]
+    for src, leaving in enumerate(arcs):
+        for word, string, graph, acoustic, dst in leaving:
+            state = src
+            for position, label in enumerate(string):
+                last = position == len(string) - 1
+                target = dst if last else len(plain)
+                if not last:
+                    plain.append([])
+                    ends.append(None)
+                weight = (graph, acoustic) if position == 0 else (0.0, 0.0)
+                plain[state].append((word if position == 0 else 0, [label], *weight, target))
+                state = target
+    for state, final in enumerate(finals):
+        if final and final[2]:
+            plain[state].append((0, list(final[2]), *final[:2], len(plain)))
+            plain.append([])
+            ends[state] = None
+            ends.append((0.0, 0.0, ()))
+    return plain, ends
+
+
+def paths(lattice):
+    """(transition ids, words, graph cost, acoustic cost) of every path, sorted."""
+    found, partial = [], [(lattice.start, (), (), 0.0, 0.0)]
+    while partial:
+        state, ids, words, graph, acoustic = partial.pop()
+        if lattice.final_graph_cost[state] < math.inf:
+            ends = graph + lattice.final_graph_cost[state], acoustic + lattice.final_acoustic_cost[state]
+            found.append((ids, words, *ends))
+        for arc in np.flatnonzero(lattice.src == state):
+            step = tuple(int(i) for i in lattice.transition[arc : arc + 1] if i)
+            said = tuple(int(w) for w in lattice.word[arc : arc + 1] if w)
+            costs = graph + lattice.graph_cost[arc], acoustic + lattice.acoustic_cost[arc]
+            partial.append((int(lattice.dst[arc]), ids + step, words + said, *costs))
+    return sorted(found)
+
+
+def sequences(fsa, num_frames):
+    """All sequences of the pdfs that the acceptor knows."""
+    return itertools.product(np.unique(fsa.pdf).tolist(), repeat=num_frames)
+
+
+def forms(model):
+    compact, plain = two_ways(model), chained(*two_ways(model))
+    return {
+        "compact binary": lattice_bytes.binary(*compact),
+        "compact text": lattice_bytes.text(*compact),
+        "plain binary": lattice_bytes.binary(*plain, compact=False),
+        "plain text": lattice_bytes.text(*plain, compact=False),
+    }
+
+
+def read_bytes(content):
+    return read_lattice(Cursor(content, "lattice"))
+
+
+FORMS = ["compact binary", "compact text", "plain binary", "plain text"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_the_same_paths(kaldi, form, tmp_path):
+    model, _ = kaldi
+    strings = [spoken(model, 2, 2), spoken(model, 3, 2), spoken(model, 2, 1), spoken(model, 4, 3)]
+    expected = sorted(
+        [
+            (tuple(strings[0] + strings[1] + strings[2]), (1, 2), 1.75, 13.0),
+            (tuple(strings[0] + strings[3]), (1, 3), 2.5, 11.0),
+        ]
+    )
+    path = tmp_path / "lat.ark"
+    path.write_bytes(b"".join(name + b" " + forms(model)[form] for name in (b"a", b"b")))
+    found = dict(read_table(path, read_lattice))
+    assert list(found) == ["a", "b"]
+    for lattice in found.values():
+        assert paths(lattice) == expected
+
+
+def test_a_lattice_that_kaldis_own_classes_wrote_is_read(kaldi, tmp_path):
+    kaldifst = pytest.importorskip("kaldifst")
+    model, _ = kaldi
+    arcs, finals = chained(*two_ways(model))
+    theirs = kaldifst.Lattice()
+    for _ in arcs:
+        theirs.add_state()
+    theirs.start = 0
+    for state, (leaving, final) in enumerate(zip(arcs, finals, strict=True)):
+        for word, string, graph, acoustic, dst in leaving:
+            weight = kaldifst.LatticeWeight(graph, acoustic)
+            theirs.add_arc(state, kaldifst.LatticeArc(string[0], word, weight, dst))
+        if final:
+            theirs.set_final(state, kaldifst.LatticeWeight(*final[:2]))
+    theirs.write(str(tmp_path / "lattice"))
+    content = (tmp_path / "lattice").read_bytes()
+    assert paths(read_bytes(content)) == paths(read_bytes(forms(model)["compact binary"]))
+
+
+@given(form=st.sampled_from(FORMS), data=st.data())
+def test_damaged_lattices_are_errors_or_values(form, data, kaldi, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "damaged.ark"
+    check(
+        path,
+        damage(data.draw, b"a " + forms(kaldi[0])[form]),
+        lambda path: list(read_table(path, read_lattice)),
+    )
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "binary" in form])
+def test_every_cut_of_a_binary_lattice_is_an_error(form, kaldi):
+    """Text has no such mark of its end: what a cut leaves may be a lattice, in Kaldi too."""
+    content = forms(kaldi[0])[form]
+    for end in range(len(content)):
+        with pytest.raises(DataError):
+            read_bytes(content[:end])
+
+
+@pytest.mark.parametrize("claim", ["states", "arcs", "string"])
+def test_a_claim_of_a_header_allocates_nothing(claim, tmp_path):
+    content = bytearray(lattice_bytes.binary([[(1, [1], 0.0, 0.0, 1)], []], [None, (0.0, 0.0, ())]))
+    header = 4 + 4 + 6 + 4 + 16 + 16
+    place = {"states": header + 8, "arcs": header + 24 + 12, "string": header + 24 + 20 + 16}[claim]
+    content[place : place + 4] = b"\xff\xff\xff\x7f"
+    with pytest.raises(DataError, match=r"byte \d+: .*2147483647|byte \d+: .*8589934588"):
+        read_bytes(bytes(content))
+    check(tmp_path / "claim.x", b"a " + bytes(content), lambda path: list(read_table(path, read_lattice)))
+
+
+def test_other_fsts_and_other_states_are_refused():
+    with pytest.raises(DataError, match="expected a lattice"):
+        read_bytes(lattice_bytes.binary([[]], [None]).replace(b"compactlattice44", b"compactlattice45"))
+    with pytest.raises(DataError, match="leads to state 7 of 1"):
+        read_bytes(lattice_bytes.binary([[(1, [1], 0.0, 0.0, 7)]], [None]))
+    with pytest.raises(DataError, match="start state 3"):
+        read_bytes(lattice_bytes.binary([[]], [None], start=3))
+
+
+@pytest.mark.parametrize(("lm_scale", "acoustic_scale"), [(1.0, 0.0), (0.5, 0.1), (0.0, 0.0)])
+def test_the_pdf_acceptor_scores_each_path_by_its_scaled_costs(kaldi, lm_scale, acoustic_scale):
+    model, _ = kaldi
+    lattice = read_bytes(forms(model)["compact binary"])
+    fsa = lattice_pdfs(lattice, model, lm_scale=lm_scale, acoustic_scale=acoustic_scale)
+    score = Scorer(fsa, log_add)
+    total = -math.inf
+    for ids, _, graph, acoustic in paths(lattice):
+        expected = -lm_scale * graph - acoustic_scale * acoustic
+        assert score(model.pdfs(ids)) == pytest.approx(expected, abs=tolerances.ENUMERATION)
+        total = log_add(total, expected)
+    everything = [score(pdfs) for pdfs in sequences(fsa, 5)]
+    assert log_sum(everything) == pytest.approx(total, abs=tolerances.ENUMERATION)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_phones_and_times_are_those_of_the_alignment_of_each_path(kaldi, form):
+    """And the weights of all paths are their scaled costs, divided by the sum."""
+    model, _ = kaldi
+    lattice = read_bytes(forms(model)[form])
+    found = phone_lattice(lattice, model, lm_scale=0.5, subsampling=3)
+    graph = found.phones
+    rows, partial = [], [(graph.start, (), 0.0)]
+    while partial:
+        state, said, weight = partial.pop()
+        if graph.final_log_prob[state] > -math.inf:
+            rows.append((said, weight + graph.final_log_prob[state]))
+        for arc in np.flatnonzero(graph.src == state):
+            phone = (int(graph.ilabel[arc]), *found.spans[arc].tolist())
+            partial.append((int(graph.dst[arc]), (*said, phone), weight + graph.log_prob[arc]))
+    expected = {
+        tuple((phone, 3 * first, 3 * last) for phone, first, last in model.phones(ids)): -0.5 * cost
+        for ids, _, cost, _ in paths(lattice)
+    }
+    total = log_sum(expected.values())
+    assert sorted(said for said, _ in rows) == sorted(expected)
+    for said, weight in rows:
+        assert weight == pytest.approx(expected[said] - total, abs=tolerances.ENUMERATION)
+
+
+def test_a_lattice_of_one_path_is_the_supervision_of_its_alignment(kaldi):
+    model, tree = kaldi
+    ids = spoken(model, 2, 3) + spoken(model, 3, 2) + spoken(model, 3, 2)
+    lattice = read_bytes(lattice_bytes.binary([[(1, ids, 0.5, 9.0, 1)], []], [None, (0.0, 0.0, ())]))
+    ours = phone_lattice(lattice, model).supervision(21, tree, left_tolerance=3, right_tolerance=3)
+    aligned = [AlignedPhone(phone, 3 * first, 3 * last) for phone, first, last in model.phones(ids)]
+    theirs = build_supervision(aligned, 21, tree, left_tolerance=3, right_tolerance=3)
+    for name in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
+        np.testing.assert_array_equal(getattr(ours.fsa, name), getattr(theirs.fsa, name))
+    np.testing.assert_array_equal(ours.arc_phone, theirs.arc_phone)
+    np.testing.assert_array_equal(ours.state_frame, theirs.state_frame)
+
+
+@pytest.mark.parametrize("tolerance", [0, 3])
+def test_a_numerator_sums_the_paths_of_the_lattice_within_the_tolerance(kaldi, tolerance):
+    """Each path of phones by itself is a supervision; the numerator is their weighted sum, sequence by sequence."""
+    model, tree = kaldi
+    lattice = read_bytes(forms(model)["compact binary"])
+    phones = phone_lattice(lattice, model, lm_scale=1.0)
+    times = {"left_tolerance": tolerance, "right_tolerance": tolerance}
+    numerator = phones.numerator(15, tree, **times)
+    score = Scorer(numerator, log_add)
+    singles = []
+    costs = [graph for _, _, graph, _ in paths(lattice)]
+    for ids, _, graph, _ in paths(lattice):
+        aligned = [AlignedPhone(phone, 3 * first, 3 * last) for phone, first, last in model.phones(ids)]
+        weight = -graph - log_sum([-cost for cost in costs])
+        singles.append((weight, Scorer(build_supervision(aligned, 15, tree, **times).fsa, log_add)))
+    accepted = 0
+    for pdfs in sequences(numerator, 5):
+        expected = log_sum([weight + single(pdfs) for weight, single in singles])
+        assert score(pdfs) == pytest.approx(expected, abs=tolerances.ENUMERATION)
+        accepted += expected > -math.inf
+    assert accepted == 2 if tolerance == 0 else accepted > 2
+
+
+def test_the_supervision_of_a_lattice_can_be_cut_and_has_each_sequence_once(kaldi):
+    model, tree = kaldi
+    supervision = phone_lattice(read_bytes(forms(model)["plain text"]), model).supervision(15, tree)
+    score = Scorer(supervision.chunk(0, 5), log_add)
+    inside = Scorer(supervision.fsa)
+    for pdfs in sequences(supervision.fsa, 5):
+        assert score(pdfs) == inside(pdfs)
+    assert supervision.chunk(1, 4).min_frames() == 3
+
+
+def test_with_the_normalization_no_sequence_outweighs_the_denominator(kaldi):
+    model, tree = kaldi
+    phone_lm = estimate_phone_lm([[2, 3, 2, 4], [2, 4, 3], [3, 2, 1]], 2, 0, 2)
+    normalization = DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs).normalization_fsa()
+    phones = phone_lattice(read_bytes(forms(model)["compact text"]), model)
+    numerator = phones.numerator(15, tree, normalization=normalization)
+    score, inside = Scorer(numerator, log_add), Scorer(normalization, log_add)
+    seen = 0
+    for pdfs in sequences(numerator, 5):
+        assert score(pdfs) <= inside(pdfs) + tolerances.ENUMERATION
+        seen += score(pdfs) > -math.inf
+    assert seen
+
+
+def test_wrong_lattices_are_refused_by_name(kaldi):
+    model, tree = kaldi
+    good = phone_lattice(read_bytes(forms(model)["plain text"]), model, name="utt7")
+    with pytest.raises(GraphError, match=r"'utt7'.*ends at input frame 15, the utterance at 40"):
+        good.supervision(40, tree)
+    with pytest.raises(ConfigError, match="'utt7': left_tolerance = -1"):
+        good.supervision(15, tree, left_tolerance=-1)
+    with pytest.raises(ConfigError, match="lm_scale = -1"):
+        phone_lattice(read_bytes(forms(model)["plain text"]), model, lm_scale=-1)
+    loop = spoken(model, 2, 2)[1]
+    for ids, message in (([10**6], "has transition id 1000000"), ([loop], "begins with a self-loop")):
+        lattice = read_bytes(lattice_bytes.binary([[(1, ids, 0.0, 0.0, 1)], []], [None, (0.0, 0.0, ())]))
+        with pytest.raises(DataError, match=message):
+            phone_lattice(lattice, model)
+    uneven = [[(1, loop_free(model, 1), 0.0, 0.0, 1), (1, loop_free(model, 2), 0.0, 0.0, 1)], []]
+    with pytest.raises(DataError, match="behind 1 and behind 2"):
+        phone_lattice(read_bytes(lattice_bytes.binary(uneven, [None, (0.0, 0.0, ())])), model)
+
+
+def loop_free(model, phones):
+    return spoken(model, 2, 1) * phones

@@ -1,0 +1,321 @@
+"""Numerators of alternatives, gaps, loops and graphs of words accept what is written down here word by word."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import tolerances
+from graph_paths import Scorer, log_add, pdf_sequences, sample_paths
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsachain.denominator import DenominatorGraph
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.denominator import build_denominator
+from fsachain.graph.epsilons import remove_epsilons
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import NO_WORD, build_numerator
+from fsachain.graph.patterns import (
+    OneOf,
+    build_pattern_numerator,
+    numerator_of_words,
+    optional,
+    phone_loop,
+)
+from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.spelling import phone_model_of_words, spell
+from fsachain.graph.topology import Topology
+from fsachain.graph.transducer import Transducer
+from fsachain.kaldi.archive import read_value
+from fsachain.kaldi.fst import read_fst
+
+ENTRIES = [("a", 1.0, ["A"]), ("ab", 0.6, ["A", "B"]), ("ab", 0.4, ["B"]), ("b", 1.0, ["B"])]
+LEXICON = Lexicon.from_entries(ENTRIES, silence_prob=0.3)
+SILENT = Lexicon.from_entries(ENTRIES, silence=None)
+TREE = ContextTree.monophone(LEXICON.phones, Topology.chain())
+SIL, A, B = (LEXICON.phone_id(name) for name in ("SIL", "A", "B"))
+LOOP = phone_loop([A, B], stop_prob=0.25)
+LONGEST = 4
+
+
+def strings_of(fsa):
+    """Phone strings of up to `LONGEST` phones of an acceptor over phones, with their probabilities."""
+    score = Scorer(fsa, log_add)
+    found = {}
+    for length in range(LONGEST + 1):
+        for string in itertools.product(range(len(LEXICON.phones)), repeat=length):
+            if score(string) > -math.inf:
+                found[tuple(label + 1 for label in string)] = math.exp(score(string))
+    return found
+
+
+def choices(pattern):
+    """(probability, flat items) of each way to take the alternatives of a pattern."""
+    if not pattern:
+        return [(1.0, ())]
+    item, rest = pattern[0], choices(pattern[1:])
+    if isinstance(item, OneOf):
+        heads = [(prob * p, items) for prob, inner in item.alternatives for p, items in choices(inner)]
+    else:
+        heads = [(1.0, (item,))]
+    return [(p * q, head + tail) for p, head in heads for q, tail in rest]
+
+
+def join(left, right):
+    joined = {}
+    for (a, p), (b, q) in itertools.product(left.items(), right.items()):
+        if len(a) + len(b) <= LONGEST:
+            joined[a + b] = joined.get(a + b, 0.0) + p * q
+    return joined
+
+
+def language(pattern, lexicon=LEXICON):
+    """Phone strings of a pattern with their probabilities, silence at all places, written down without any graph."""
+    place = {(): 1.0}
+    if lexicon.silence is not None:
+        place = {(): 1 - lexicon.silence_prob, (lexicon.silence_phone,): lexicon.silence_prob}
+    total = {}
+    for prob, items in choices(pattern):
+        strings = dict(place)
+        for item in items:
+            if isinstance(item, Fsa):
+                said = strings_of(item)
+            else:
+                said = dict(lexicon.pronunciations_of(item))
+            strings = join(join(strings, said), place)
+        for string, p in strings.items():
+            total[string] = total.get(string, 0.0) + prob * p
+    return total
+
+
+def words_of(pattern):
+    """What a pattern is to `spell`, through the numerator's own writer."""
+    from fsachain.graph.patterns import _Writer
+
+    writer = _Writer(LEXICON, None)
+    end = writer.write(pattern, 0)
+    src, dst, label, log_prob = zip(*writer.arcs, strict=True)
+    final = np.full(writer.num_states, -math.inf)
+    final[end] = 0.0
+    labels = np.array(label)
+    graph = Transducer(
+        writer.num_states, 0, np.array(src), np.array(dst), labels, labels, np.array(log_prob), final
+    )
+    return graph, writer.parts
+
+
+PATTERNS = {
+    "words": ["a", "ab"],
+    "transcripts with weights": [OneOf([(0.7, ["ab"]), (0.3, ["a", "b"])])],
+    "a gap inside": ["a", optional([LOOP], 0.4), "b"],
+    "partial: anything before and after": [optional([LOOP]), "ab", optional([LOOP])],
+    "a word nobody knows": ["a", LOOP],
+    "nested": [OneOf([(0.5, []), (0.5, ["a", OneOf([(0.2, ["b"]), (0.8, [])])])]), "ab"],
+    "two empty ways": [optional(["a"]), optional(["b"]), "a"],
+}
+
+
+def assert_language(pattern, lexicon):
+    graph, parts = words_of(pattern)
+    phones, _ = spell(graph, lexicon, parts)
+    assert (phones.ilabel > 0).all()
+    found, expected = strings_of(phones.input_fsa()), language(pattern, lexicon)
+    assert found.keys() == expected.keys()
+    for string, prob in expected.items():
+        assert found[string] == pytest.approx(prob, abs=tolerances.ENUMERATION)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_phone_strings_and_their_weights_are_those_written_down(pattern):
+    assert_language(pattern, LEXICON)
+
+
+def test_without_a_silence_phone_there_is_none():
+    assert_language(["a", OneOf([(0.7, ["ab"]), (0.3, ["b", "a"])])], SILENT)
+
+
+def test_a_plain_pattern_is_the_transcripts_numerator():
+    words = ["ab", "a", "b"]
+    ours, theirs = build_pattern_numerator(words, LEXICON, TREE), build_numerator(words, LEXICON, TREE)
+    assert ours.words == theirs.words
+    score, expected = Scorer(ours.fsa, log_add), Scorer(theirs.fsa, log_add)
+    for fsa in (ours.fsa, theirs.fsa):
+        for path in sample_paths(fsa, 40, seed=1):
+            assert score(fsa.pdf[path]) == pytest.approx(expected(fsa.pdf[path]), abs=tolerances.ENUMERATION)
+
+
+def test_two_transcripts_are_the_weighted_log_sum_of_their_numerators():
+    both = build_pattern_numerator([OneOf([(0.7, ["ab", "a"]), (0.3, ["b", "b"])])], LEXICON, TREE).fsa
+    singles = [
+        (math.log(prob), Scorer(build_numerator(words, LEXICON, TREE).fsa, log_add))
+        for prob, words in ((0.7, ["ab", "a"]), (0.3, ["b", "b"]))
+    ]
+    score = Scorer(both, log_add)
+    for path in sample_paths(both, 60, seed=2):
+        pdfs = both.pdf[path]
+        expected = log_add(*(weight + single(pdfs) for weight, single in singles))
+        assert score(pdfs) == pytest.approx(expected, abs=tolerances.ENUMERATION)
+
+
+def test_arcs_remember_the_words_of_the_alternative_they_belong_to():
+    numerator = build_pattern_numerator(["b", OneOf([(0.5, ["a"]), (0.5, ["ab"])]), LOOP], LEXICON, TREE)
+    assert numerator.words == ("b", "a", "ab")
+    for path in sample_paths(numerator.fsa, 40, seed=3):
+        said = [numerator.words[w] for w in dict.fromkeys(numerator.arc_word[path].tolist()) if w != NO_WORD]
+        assert said in (["b", "a"], ["b", "ab"])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_with_the_normalization_no_sequence_outweighs_the_denominator(pattern):
+    """So that objf is at most 0."""
+    model = estimate_phone_lm([[SIL, A, B, A, SIL], [A, A, B, B, SIL, B], [B, A], [SIL, B]], 2, 0, 2)
+    normalization = DenominatorGraph(build_denominator(model, TREE), TREE.num_pdfs).normalization_fsa()
+    fsa = build_pattern_numerator(pattern, LEXICON, TREE, normalization=normalization).fsa
+    score, inside = Scorer(fsa, log_add), Scorer(normalization, log_add)
+    seen = 0
+    for pdfs in pdf_sequences(TREE.num_pdfs, 4):
+        assert score(pdfs) <= inside(pdfs) + tolerances.ENUMERATION
+        seen += score(pdfs) > -math.inf
+    assert seen
+
+
+@pytest.mark.parametrize("name", ["words.fst", "words.txt"])
+def test_a_graph_of_words_from_openfst_or_text_is_a_numerator(name, tmp_path):
+    """`a` or `ab`, then any number of `b`: a cycle too."""
+    costs = {1: 0.2, 2: 1.5, 3: 0.7}
+    text = f"0 1 1 1 {costs[1]}\n0 1 2 2 {costs[2]}\n1 1 3 3 {costs[3]}\n1 0.25\n"
+    path = tmp_path / name
+    path.write_text(text)
+    if name.endswith(".fst"):
+        Fsa.from_text(text).write(path)
+    words = read_value(path, read_fst)
+    numerator = numerator_of_words(words, LEXICON, TREE)
+    assert numerator.words == ("a", "ab", "b")
+    score = Scorer(numerator.fsa, log_add)
+    singles = []
+    for first, repeats in itertools.product((1, 2), range(4)):
+        weight = -costs[first] - repeats * costs[3] - 0.25
+        said = [LEXICON.words[first - 1], *["b"] * repeats]
+        singles.append((weight, Scorer(build_numerator(said, LEXICON, TREE).fsa, log_add)))
+    for path in sample_paths(numerator.fsa, 60, seed=4, max_frames=4):
+        pdfs = numerator.fsa.pdf[path]
+        expected = -math.inf
+        for weight, single in singles:
+            expected = log_add(expected, weight + single(pdfs))
+        assert score(pdfs) == pytest.approx(expected, abs=tolerances.FEW_FLOAT32_TERMS)
+
+
+def test_a_phone_language_model_may_be_the_filler():
+    model = estimate_phone_lm([[A, B, B], [B, A]], 2, 0, 2)
+    phones, _ = spell(*words_of([model])[:1], LEXICON, [model])
+    expected = language([model])
+    for string, prob in strings_of(phones.input_fsa()).items():
+        assert prob == pytest.approx(expected[string], abs=tolerances.ENUMERATION)
+
+
+def test_a_word_model_becomes_a_phone_model_of_the_same_weights():
+    """Every phone string has the sum over the word sequences, silences and pronunciations that give it."""
+    words = estimate_phone_lm([[1, 2], [2, 3], [3]], 2, 0, 2)
+    found = strings_of(phone_model_of_words(words, LEXICON))
+    expected = {}
+    word_score = Scorer(words, log_add)
+    for length in range(1, LONGEST + 1):
+        for ids in itertools.product(range(3), repeat=length):
+            if word_score(ids) == -math.inf:
+                continue
+            for string, prob in language([LEXICON.words[i] for i in ids]).items():
+                expected[string] = expected.get(string, 0.0) + math.exp(word_score(ids)) * prob
+    assert found.keys() == expected.keys()
+    for string, prob in expected.items():
+        assert found[string] == pytest.approx(prob, abs=tolerances.ENUMERATION)
+
+
+def test_the_loop_gives_each_string_its_probability():
+    for string, prob in strings_of(LOOP).items():
+        assert prob == pytest.approx(
+            0.25 * 0.75 ** (len(string) - 1) / 2 ** len(string), abs=tolerances.ENUMERATION
+        )
+    assert () not in strings_of(LOOP) and len(strings_of(LOOP)) == 2 + 4 + 8 + 16
+
+
+@st.composite
+def graphs_with_epsilons(draw):
+    """Epsilon arcs lead to higher states, others anywhere."""
+    size = draw(st.integers(1, 5))
+    states, weight = st.integers(0, size - 1), st.sampled_from([0.0, -0.5, -2.0, -math.inf])
+    arcs = draw(st.lists(st.tuples(states, states, st.integers(1, 2), weight), max_size=6))
+    pairs = draw(st.lists(st.tuples(states, states, weight), max_size=8))
+    arcs += [(min(a, b), max(a, b), 0, w) for a, b, w in pairs if a != b]
+    finals = draw(st.lists(weight, min_size=size, max_size=size))
+    columns = list(zip(*arcs, strict=True)) or [()] * 4
+    src, dst, label = (np.array(column, dtype=np.int64) for column in columns[:3])
+    weights = np.array(columns[3], dtype=np.float64)
+    return Transducer(size, draw(states), src, dst, label, label, weights, np.array(finals))
+
+
+def total_of(graph, labels, state, done=0):
+    """Log-sum over all paths from `state` that read labels[done:]; epsilons taken one by one."""
+    total = graph.final_log_prob[state] if done == len(labels) else -math.inf
+    for arc in np.flatnonzero((graph.src == state) & (graph.log_prob > -math.inf)):
+        label = graph.ilabel[arc]
+        if label == 0 or (done < len(labels) and label == labels[done]):
+            rest = total_of(graph, labels, int(graph.dst[arc]), done + (label > 0))
+            total = np.logaddexp(total, graph.log_prob[arc] + rest)
+    return total
+
+
+@given(graphs_with_epsilons())
+def test_removing_epsilons_changes_no_score(graph):
+    without, tags = remove_epsilons(graph, range(len(graph.src)))
+    assert (without.ilabel > 0).all()
+    np.testing.assert_array_equal(without.ilabel, graph.ilabel[tags])
+    score = Scorer(without.input_fsa(), log_add)
+    for length in range(4):
+        for labels in itertools.product((1, 2), repeat=length):
+            expected = total_of(graph, labels, graph.start)
+            assert score([label - 1 for label in labels]) == pytest.approx(
+                expected, abs=tolerances.ENUMERATION
+            )
+
+
+def test_a_cycle_of_epsilons_is_refused():
+    none = np.array([0, 0])
+    graph = Transducer(2, 0, np.array([0, 1]), np.array([1, 0]), none, none, np.zeros(2), np.zeros(2))
+    with pytest.raises(GraphError, match="cycle of epsilon arcs"):
+        remove_epsilons(graph, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: build_pattern_numerator("a b", LEXICON, TREE), "expected a sequence of items"),
+        (lambda: build_pattern_numerator(["x"], LEXICON, TREE, name="u1"), "utterance 'u1': word 'x'"),
+        (lambda: build_pattern_numerator([3], LEXICON, TREE), "item 3: expected a word"),
+        (lambda: build_pattern_numerator([], LEXICON, TREE, name="u1"), None),
+        (
+            lambda: build_pattern_numerator([phone_loop([9])], LEXICON, TREE, name="u1"),
+            "'u1': parts.0. has phone 9",
+        ),
+        (lambda: OneOf([]), "no alternatives"),
+        (lambda: OneOf([(0.0, ["a"])]), "probability 0.0"),
+        (lambda: phone_loop([A, A]), "distinct phone ids"),
+        (lambda: build_pattern_numerator(["a"], SILENT, TREE), "expected the same list"),
+    ],
+)
+def test_wrong_patterns_are_refused_by_name(make, message):
+    if message is None:  # only silence is left, which is a phone
+        assert make().words == ()
+        return
+    with pytest.raises(GraphError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("prob", [0.0, 1.0, math.nan])
+def test_probabilities_lie_between_0_and_1(prob):
+    with pytest.raises(ConfigError):
+        optional(["a"], prob)
+    with pytest.raises(ConfigError):
+        phone_loop([A], stop_prob=prob)
