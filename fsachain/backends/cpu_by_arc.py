@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsachain.backends.cpu_arithmetic import least_lane, sum_lanes
+from fsachain.backends.cpu_arithmetic import least_lane, sum_lanes, where_more
 from fsachain.backends.cpu_frames import ALONG, ALONG_FORM, pdf_probabilities
-from fsachain.backends.cpu_lanes import by_type, load, load_from, splat, store
+from fsachain.backends.cpu_lanes import by_type, fill, load, load_from, splat, store
 from fsachain.backends.cpu_numbers import (
     add,
     is_wide_type,
@@ -29,6 +29,10 @@ from fsachain.backends.cpu_numbers import (
     zero,
 )
 from fsachain.backends.jit import jit_on_views
+
+# Equation (19), in plain numbers, which are float64 here: what is less than this among alphas is put to zero, and betas are
+# raised by it. It is 2**74 times the least number there is, so that no rounding of such numbers can be seen beside it.
+FLOOR = 2.0**-1000
 
 
 @jit_on_views
@@ -62,23 +66,22 @@ def sum_rows(form: Any, rows: Any, count: Any) -> Any:
 
 
 @jit_on_views
-def _least_along(form: Any, rows: Any, count: int) -> Any:
+def _flush_along(form: Any, rows: Any, count: int) -> Any:
     least = splat(ALONG_FORM, rows.dtype.type(1))
-    whole = count - count % ALONG
-    for i in range(0, whole, ALONG):
-        least = least_positive(load_from(ALONG_FORM, rows, i), least)
-    result = splat(form, least_lane(least))
-    for i in range(whole, count):
-        result = least_positive(load(form, rows, i), result)
-    return result
+    floor, nothing = fill(least, FLOOR), fill(least, 0.0)
+    for i in range(-(-count // ALONG)):
+        x = load(ALONG_FORM, rows, i)
+        least = least_positive(x, least)
+        store(rows, i, where_more(floor, x, nothing, x))
+    return splat(form, least_lane(least))
 
 
 @by_type
-def _least_row(form: Any, rows: Any, count: Any) -> Any:
-    """The least number that is not 0, at most 1; 1 for wide numbers, which are never too small."""
+def _flush_rows(form: Any, rows: Any, count: Any) -> Any:
+    """For (19), put to 0 what is below FLOOR; the least number that was not 0, at most 1. Wide numbers are never small."""
     if is_wide_type(form):
         return lambda form, rows, count: splat(form[0], rows.dtype.type(1))
-    return lambda form, rows, count: _least_along(form, rows, count)
+    return lambda form, rows, count: _flush_along(form, rows, count)
 
 
 @jit_on_views
@@ -167,8 +170,8 @@ def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: An
         alpha = multiply_add(read(form, probs, e), read(form, before, arcs.src[e]), read(form, now, j))
         write(form, now, j, alpha)
     _tidy_rows(form, now, num_states)
+    store(row, 2, _flush_rows(form, now, num_states))
     write(form, row, 0, tidy(sum_rows(form, now, num_states)))
-    store(row, 2, _least_row(form, now, num_states))
 
 
 @jit_on_views
@@ -228,3 +231,24 @@ def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now:
         leaked = read(form, now, num_states)
     _mask_betas(form, table, alpha, now)
     return tidy(sum_rows(form, work.occupancy, num_arcs)), sum_rows(form, now, num_states), leaked
+
+
+@jit_on_views
+def _raise_along(rows: Any, count: int) -> None:
+    for i in range(-(-count // ALONG)):
+        x = load(ALONG_FORM, rows, i)
+        store(rows, i, x + fill(x, FLOOR))
+
+
+@jit_on_views
+def raise_betas(form: Any, table: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    """The betas of (19), without a leak, in plain numbers; returns their sum."""
+    arcs, num_states = table.arcs, table.arcs.num_states
+    _clear_rows(form, now, num_states)
+    _scale_betas(form, after, num_states, work)
+    for e in range(len(arcs.src)):
+        i = arcs.src[e]
+        onward = multiply_add(read(form, probs, e), read(form, work.pairs, arcs.dst[e]), read(form, now, i))
+        write(form, now, i, onward)
+    _raise_along(now, num_states)
+    return sum_rows(form, now, num_states)

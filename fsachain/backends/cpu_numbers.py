@@ -117,9 +117,9 @@ def _wide_write(form: Any, array: Any, row: Any, x: Any) -> None:
 
 
 def _plain_probability(form: Any, y: Any, shift: Any, scale: Any) -> Any:
-    # Neither -inf nor a difference beyond the integers can be reduced; exp(-1000) is 0 already.
-    q, n = exp_parts(form, larger(fill(y, -1000.0), y - shift))
-    return (q * power_of_two(q, n)) * power_of_two(q, fill(scale, 0) - scale)
+    # Neither -inf nor a difference beyond the integers can be reduced; exp(-2000) is 0 whatever the scale.
+    q, n = exp_parts(form, larger(fill(y, -2000.0), y - shift))
+    return q * power_of_two(q, n - scale)
 
 
 def _wide_probability(form: Any, y: Any, shift: Any, scale: Any) -> Any:

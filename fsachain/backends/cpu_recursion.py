@@ -7,7 +7,7 @@ with s(t) the exponent of tot(t), frame t multiplies by exp(y - shift) 2**-s(t),
 
 The leak is one more state, as `cpu_tables.KernelTable` explains; the arrays are those of `cpu_work`. Betas are kept only
 where the alpha is not zero, since they are of no use elsewhere: their scale is then set by states that matter. How a
-frame runs over the arcs depends on the layout of the table: `cpu_by_pair` or `cpu_by_arc`.
+frame runs over the arcs depends on the layout of the table: `cpu_by_pair`, `cpu_by_run` or `cpu_by_arc`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from fsachain.backends.cpu_arithmetic import larger, smaller, where_more
 from fsachain.backends.cpu_by_arc import arc_probabilities, gather_arcs, spread_arcs
 from fsachain.backends.cpu_by_pair import gather_pairs, spread_pairs
+from fsachain.backends.cpu_by_run import gather_runs, spread_runs
 from fsachain.backends.cpu_frames import load_scores, pdf_probabilities, scatter
 from fsachain.backends.cpu_lanes import by_type, fill, load, load_from, store
 from fsachain.backends.cpu_numbers import (
@@ -37,19 +38,24 @@ from fsachain.backends.cpu_numbers import (
     write,
     zero,
 )
-from fsachain.backends.cpu_tables import ArcList
+from fsachain.backends.cpu_tables import ArcList, ArcRuns
 from fsachain.backends.jit import jit_on_views
 
 
 @by_type
-def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> Any:
+def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, work: Any) -> Any:
     if arcs.instance_class is ArcList:
-        return lambda form, arcs, before, probs, now, row: gather_arcs(form, arcs, before, probs, now, row)
-    return lambda form, arcs, before, probs, now, row: gather_pairs(form, arcs, before, probs, now, row)
+        return lambda form, arcs, before, probs, now, work: gather_arcs(
+            form, arcs, before, probs, now, work.row
+        )
+    if arcs.instance_class is ArcRuns:
+        return lambda form, arcs, before, probs, now, work: gather_runs(form, arcs, before, probs, now, work)
+    return lambda form, arcs, before, probs, now, work: gather_pairs(form, arcs, before, probs, now, work.row)
 
 
 @by_type
-def _make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+def make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+    """probs = exp(y - shift) 2**-n of the scores in `work`: one for each pdf, or weighted for each arc of an `ArcList`."""
     if table.types[table.fields.index("arcs")].instance_class is ArcList:
         return lambda form, table, columns, scale, work, probs: arc_probabilities(
             form, table.arcs, columns, scale, work, probs
@@ -61,8 +67,13 @@ def _make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: A
 
 @by_type
 def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
-    if table.types[table.fields.index("arcs")].instance_class is ArcList:
+    layout = table.types[table.fields.index("arcs")].instance_class
+    if layout is ArcList:
         return lambda form, table, alphas, after, probs, now, work: spread_arcs(
+            form, table, alphas, after, probs, now, work
+        )
+    if layout is ArcRuns:
+        return lambda form, table, alphas, after, probs, now, work: spread_runs(
             form, table, alphas, after, probs, now, work
         )
     return lambda form, table, alphas, after, probs, now, work: spread_pairs(
@@ -154,14 +165,14 @@ def forward(
         _bound(form, table, t, work, record)
         store(record.shift, t, shift_of(form, load(lanes, work.extremes, 0)))
         p = probs[(t - first) % len(probs)]
-        _make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, p)
+        make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, p)
         before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
-        _gather(form, table.arcs, before, p, now, work.row)
+        _gather(form, table.arcs, before, p, now, work)
         _finish(form, table, c, frames, t + 1, now, work, record)
 
 
 @jit_on_views
-def _keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
+def keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
     """Keep the exponent of the sum of betas, and the leak of (5) at that scale."""
     scale = scale_of(tidy(total))
     store(work.beta_scale, 0, scale)
@@ -169,7 +180,7 @@ def _keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
 
 
 @jit_on_views
-def _end(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: Any) -> None:
+def end_betas(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: Any) -> None:
     """Equation (5) at the end of the sequences of t frames: their betas become the final weights."""
     ends = False
     for g in range(len(frames.lengths)):
@@ -183,7 +194,7 @@ def _end(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: An
             write(form, beta, i, x)
             total = add(total, x)
             leaked = multiply_add(weight(form, table.init, i), x, leaked)
-        _keep_beta(form, c, total, leaked, work)
+        keep_beta(form, c, total, leaked, work)
 
 
 @jit_on_views
@@ -197,7 +208,7 @@ def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, 
         after, now = work.beta[(t + 1) % 2], work.beta[t % 2]
         row = t - first
         alphas = work.history[max(row - 1, 0)], work.history[row], work.history[row + 1]
-        _end(form, table, c, frames, t + 1, after, work)
+        end_betas(form, table, c, frames, t + 1, after, work)
         occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
         scatter(form, frames, t, occupied, work, out)
-        _keep_beta(form, c, total, leaked, work)
+        keep_beta(form, c, total, leaked, work)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fsachain.backends.cpu_confirm import confirm
 from fsachain.backends.cpu_lanes import by_type
 from fsachain.backends.cpu_numbers import is_wide_type, write, zero
 from fsachain.backends.cpu_recursion import backward, forward
@@ -91,6 +92,7 @@ def run(
         forward(form, table, c, frames, index * segment, min((index + 1) * segment, count), work, record)
     _conclude(table, frames, record, log_z)
     _decide(form, table, frames, record, limit, certain)
+    confirm(form, table, c, frames, limit, work, record, certain)
     wanted = False
     for g in range(len(certain)):
         usable = certain[g] and math.isfinite(log_z[g]) and frames.lengths[g] > 0 and len(out) > 0

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fsachain.backends.cpu_frames import ALONG
 from fsachain.backends.cpu_lanes import aligned_bytes
 from fsachain.backends.cpu_numbers import Form, is_wide, weights
+from fsachain.backends.cpu_runs import Rows, in_runs
 from fsachain.fsa import Floats
 from fsachain.table import TransitionTable
 
@@ -45,6 +46,19 @@ class ArcRows(NamedTuple):
     src_weight: Weights
 
 
+class ArcRuns(NamedTuple):
+    """`rows`, and their sums over arcs once more: those of pairs, `into`, and those of states over arcs out, `back`.
+
+    The sums of pairs are kept in the rows of alphas, after the states and the leak; for the pairs in the order of the pdfs,
+    `kept` says in which row.
+    """
+
+    rows: ArcRows
+    into: Rows
+    kept: Index
+    back: Rows
+
+
 class ArcList(NamedTuple):
     """The arcs one after another; their pdfs are the table's `active`, one for each arc.
 
@@ -59,7 +73,7 @@ class ArcList(NamedTuple):
 
 
 class KernelTable(NamedTuple):
-    """What `cpu_recursion` reads; the arcs in one of two layouts.
+    """What `cpu_recursion` reads; the arcs in one of three layouts.
 
     With a leak there is one state more, the last: its alpha is c tot(t), and its arcs, one for each pair, are the arcs of
     all states weighted by init. Weights are relative to their maximum where numbers are plain; the logs of the maxima
@@ -69,7 +83,7 @@ class KernelTable(NamedTuple):
     where a leak misses a state; `reach` is the largest exponent of any weight.
     """
 
-    arcs: ArcRows | ArcList
+    arcs: ArcRows | ArcRuns | ArcList
     active: Index
     runs: Index
     initial: Weights
@@ -89,7 +103,7 @@ def kernel_table(
     dtype: np.dtype[Any],
     form: Form,
     leaks: bool,
-    layout: type[ArcRows] | type[ArcList],
+    layout: type[ArcRows] | type[ArcRuns] | type[ArcList],
 ) -> KernelTable:
     """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
     made = _kernel.setdefault(table, {})
@@ -98,12 +112,13 @@ def kernel_table(
         arcs = _with_leak(table) if leaks else _plain_arcs(table)
         arcs_scale = 0.0 if is_wide(form) else _largest(table.by_dst.log_prob)
         arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
-        rows: ArcRows | ArcList
-        if layout is ArcRows:
-            rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
-        else:
+        rows: ArcRows | ArcRuns | ArcList
+        if layout is ArcList:
             order = _by_pdf_and_rank(arcs)
             rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
+        else:
+            rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
+            rows = _arc_runs(rows) if layout is ArcRuns else rows
         active = table.active_pdfs[columns].astype(np.uint32)
         made[key] = _make(table, rows, active, arcs_scale, dtype, form, leaks)
     return made[key]
@@ -111,7 +126,7 @@ def kernel_table(
 
 def _make(
     table: TransitionTable,
-    rows: ArcRows | ArcList,
+    rows: ArcRows | ArcRuns | ArcList,
     active: Index,
     arcs_scale: float,
     dtype: np.dtype[Any],
@@ -221,6 +236,17 @@ def _arc_rows(table: TransitionTable, arcs: _Arcs, dtype: np.dtype[Any], form: F
         src_arcs=_offsets(src[by_src], num_states),
         src_pair=number[pair_of[by_src]].astype(np.uint32),
         src_weight=weights(form, log_prob[by_src], dtype),
+    )
+
+
+def _arc_runs(rows: ArcRows) -> ArcRuns:
+    into = in_runs(rows.pair_arcs, rows.arc_src, rows.arc_weight)
+    first = np.uint32(len(rows.state_pairs))
+    return ArcRuns(
+        rows,
+        into._replace(target=into.target + first),
+        np.argsort(rows.pair_column, kind="stable").astype(np.uint32) + first,
+        in_runs(rows.src_arcs, rows.src_pair, rows.src_weight),
     )
 
 

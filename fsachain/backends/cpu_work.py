@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fsachain.backends.cpu_frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu_lanes import LINE, aligned_bytes
 from fsachain.backends.cpu_numbers import Form, is_wide, width_of
-from fsachain.backends.cpu_tables import ArcRows, KernelTable
+from fsachain.backends.cpu_tables import ArcRows, ArcRuns, KernelTable
 from fsachain.backends.threads import get_num_threads
 
 Bytes = npt.NDArray[np.uint8]
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 class Shape(NamedTuple):
     """Sizes of one group's work.
 
-    alphas: states, one more with a leak; active pdfs; pairs; rows of scores; the numbers.
+    alphas: states, one more with a leak, and pairs if their sums are kept; active pdfs; pairs; rows of scores; the numbers.
     """
 
     alphas: int
@@ -76,8 +76,13 @@ class Shape(NamedTuple):
 def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
     """The sizes of a group that runs through `table`; those of a single sequence are rounded up to multiples of ALONG."""
     width = width_of(form)
-    pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial[0])
-    sizes = len(table.final[0]), len(table.active), pairs, count_rows(columns, width)
+    alphas = len(table.final[0])
+    if isinstance(table.arcs, ArcRuns):
+        pairs = len(table.arcs.kept)
+        alphas = len(table.arcs.rows.state_pairs) + pairs
+    else:
+        pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial[0])
+    sizes = alphas, len(table.active), pairs, count_rows(columns, width)
     step = ALONG if width == 1 else 1
     alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
     return Shape(alphas, pdfs, pairs, rows, form, dtype)
@@ -130,7 +135,7 @@ class Record(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory of the passes; S' = S, or S + 1 with a leak.
+    """Memory of the passes; S' = S, or S + 1 with a leak, or S + 1 + Q with `ArcRuns`.
 
     history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
