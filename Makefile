@@ -4,17 +4,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Kaldi's own code, which must not share an environment with newer versions of kaldifst.
+ORACLE := build/kaldi-oracle
+ORACLE_PACKAGES := kaldi-hmm-gmm==1.1.4 kaldifst==1.7.17
 PIP_FLAGS := --quiet --disable-pip-version-check --no-input
+# CuPy and NVRTC, by which kernels are compiled even where there is no GPU: cuda12 for drivers older than those of CUDA 13.
+CUDA ?= cuda13
 # Test workers and single-threaded kernels share the cores.
 TEST_WORKERS ?= 2
 CORPUS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench digits prompts clean
+.PHONY: help setup demo test test-kaldi check bench digits prompts cuda-report test-gpu bench-gpu gpu-report clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(STAMP)  ## create .venv and install the package with its pinned dependencies
 
@@ -22,7 +27,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fsachain needs Python 3.11 or newer, this is " + sys.version)'
 	@echo "creating $(VENV): the first time downloads PyTorch and OpenFst, which takes minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install $(PIP_FLAGS) -e '.[all,dev]'
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install $(PIP_FLAGS) -e '.[all,$(CUDA),dev]'
 	@touch $@
 
 demo: $(STAMP)  ## synthetic connected digits: train, decode and score, without a download
@@ -37,6 +42,15 @@ prompts: $(STAMP)  ## recorded telephone prompts, 606 words: make prompts CORPUS
 test: $(STAMP)  ## run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q $(ARGS)
 
+$(ORACLE)/.installed:
+	@$(PYTHON) -m venv $(ORACLE)
+	@$(ORACLE)/bin/python -m pip install $(PIP_FLAGS) $(ORACLE_PACKAGES)
+	@touch $@
+
+test-kaldi: $(STAMP) $(ORACLE)/.installed  ## compare graphs with Kaldi's own code, in an environment of its own
+	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/test_kaldi_oracle.py $(ARGS)
+	@$(BIN)/python -m tools.golden.graphs
+
 check: $(STAMP)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -45,6 +59,18 @@ check: $(STAMP)  ## format, lint, types and layers
 
 bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
 	@$(BIN)/python tools/bench_forward_backward.py $(ARGS)
+
+cuda-report: $(STAMP)  ## compile every kernel for every generation of GPUs; print registers and spills
+	@$(BIN)/python -m tools.cuda_compile $(ARGS)
+
+test-gpu: $(STAMP)  ## run the tests that need a GPU; elsewhere they are skipped
+	@$(BIN)/python -m pytest -q tests/gpu $(ARGS)
+
+bench-gpu: $(STAMP)  ## time the CUDA backend beside what the device allows
+	@$(BIN)/python tools/bench_gpu.py $(ARGS)
+
+gpu-report: $(STAMP)  ## all that only a GPU can tell, in at most eight minutes
+	@$(BIN)/python tools/gpu_report.py $(ARGS)
 
 clean:  ## remove build outputs and experiments; .venv stays
 	@rm -rf build dist *.egg-info exp .mypy_cache .ruff_cache .pytest_cache .hypothesis

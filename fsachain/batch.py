@@ -86,19 +86,28 @@ class TableBatch:
         return self.tables[0 if self.is_shared else n]
 
     def to(self, device: Any) -> TableBatch:
-        """The batch on `device`; tables for the CPU backends live on the host, so "cpu" is this very batch.
+        """This batch, its tables copied to `device` if that is a CUDA device: before the first use, or before a capture.
+
+        A batch is used with scores of any device: what is not there yet is copied by the first call, and stays as long as
+        this batch (a shared table: as long as the table) lives.
+
+        Args:
+            device: "cpu", "cuda" (the current device), "cuda:1", or a torch.device.
 
         Raises:
-            BackendUnavailable: a device for which there is no backend yet.
+            BackendUnavailable: there is no such device, or no backend for it.
         """
-        if str(device).split(":")[0] != "cpu":
-            raise BackendUnavailable(
-                f"device {str(device)!r}: no backend of this version runs there; expected 'cpu'"
-            )
+        name, _, index = str(device).partition(":")
+        if name not in ("cpu", "cuda") or not (index.isdecimal() or not index):
+            raise BackendUnavailable(f"device {str(device)!r}: no backend; expected 'cpu' or 'cuda'")
+        if name == "cuda":
+            from fsachain.backends.cuda_call import place_tables
+
+            place_tables(self, int(index) if index else None)
         return self
 
     def pin_memory(self) -> TableBatch:
-        """This batch: only tables that travel to a device gain from pinned memory, and the CPU backends need none."""
+        """This batch: what travels to a device goes through pinned memory of the library's own anyway."""
         return self
 
 

@@ -20,8 +20,8 @@ template <typename Real>
 FSACHAIN_DEVICE Real log_add(Real a, Real b) {
   const Real larger = a > b ? a : b;
   const Real smaller = a > b ? b : a;
-  // -inf is the zero of the semiring. The difference of two zeros is NaN, hence a branch of its own.
-  const bool both_log_zero = larger == -INFINITY;
+  // -inf is the zero of the semiring. The difference of two zeros is NaN, hence a branch of its own for equal operands.
+  const bool both_log_zero = larger == smaller && larger - larger != Real(0);
   if (both_log_zero) return larger;
 #ifdef __CUDACC__
   return larger + log1p(exp(smaller - larger));

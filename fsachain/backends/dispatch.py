@@ -1,55 +1,129 @@
-"""The public recursions: checks the arguments, recognises arrays of numpy, torch and cupy, and chooses the backend.
+"""The public recursions: checks the arguments and chooses the backend by name, or by where the scores live.
 
-This is the only file that knows about devices and about array libraries; neither torch nor cupy is imported here.
+Backends are chosen here and nowhere else. What the host's compute is called through `host_call`, kernels of a device through
+`cuda_call`; arrays of numpy, torch and cupy are told apart in `kinds`, and neither torch nor cupy is imported here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import cpu, cpu_arcs, cpu_paths, reference, reference_paths
+from fsachain.backends import (
+    cpu,
+    cpu_arcs,
+    cpu_ctc,
+    cpu_paths,
+    cuda_call,
+    cuda_cupy,
+    grid_cpu,
+    grid_cpu_rows,
+    kinds,
+    reference,
+    reference_ctc,
+    reference_grid,
+    reference_paths,
+)
+from fsachain.backends.arguments import check_budget, check_dtype, check_leak, check_lengths, check_scores
+from fsachain.backends.host_call import HostCall, Prepared, from_device
 from fsachain.backends.results import BestPath, ForwardBackward, pdfs_along, states_along
-from fsachain.backends.threads import run_all
 from fsachain.batch import TableBatch
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.errors import BackendUnavailable
 from fsachain.fsa import Ints
 
 BackendName = Literal["auto", "reference", "cpu", "cuda"]
-# The modules of each backend: sums over paths; occupancies of arcs and states; single paths.
-_BACKENDS: dict[str, tuple[Any, Any, Any]] = {
-    "reference": (reference, reference, reference_paths),
-    "cpu": (cpu, cpu_arcs, cpu_paths),
-}
-_CUDA_REASON = "this version has no CUDA kernels"
+Lanes = npt.NDArray[np.int64]
 
 
-class Prepared(NamedTuple):
-    """Checked arguments.
+class GridBackend(NamedTuple):
+    """The recursion (20)-(23) and the ways (24), (25) between logits and its scores; see `reference_grid`."""
 
-    backend, arcs, paths: the modules that compute sums over paths, occupancies of arcs and states, and single paths.
-    scores: float32 or float64 numpy [N, T, P]; lengths: int64 [N]; like: makes results of the caller's kind.
-    memory_budget: bytes for alphas, None for the backend's own choice.
-    """
+    log_probs: Callable[..., Any]
+    forward_backward: Callable[..., Any]
+    best_paths: Callable[..., Any]
+    softmax_scores: Callable[..., Any]
+    plain_scores: Callable[..., Any]
+    softmax_gradient: Callable[..., Any]
+    plain_gradient: Callable[..., Any]
 
-    backend: Any
+
+def _grid(recursion: Any, rows: Any) -> GridBackend:
+    homes = [recursion] * 3 + [rows] * 4
+    return GridBackend(*(getattr(home, name) for home, name in zip(homes, GridBackend._fields, strict=True)))
+
+
+class _Host(NamedTuple):
+    """The modules of a backend of the host: sums over paths; occupancies of arcs and states; single paths; CTC; the grid."""
+
+    sums: Any
     arcs: Any
     paths: Any
-    scores: npt.NDArray[np.floating]
-    lengths: npt.NDArray[np.int64]
-    like: Callable[[npt.NDArray[Any]], Any]
-    memory_budget: float | None
+    ctc: Any
+    grid: GridBackend
+
+
+_ON_HOST = {
+    "cpu": _Host(cpu, cpu_arcs, cpu_paths, cpu_ctc, _grid(grid_cpu, grid_cpu_rows)),
+    "reference": _Host(
+        reference, reference, reference_paths, reference_ctc, _grid(reference_grid, reference_grid)
+    ),
+}
+
+
+class Sums(Protocol):
+    """The recursions of a backend on the scores of one call; `sums` makes it.
+
+    Arrays are of the kind of the caller's scores and live where these live; `out` is float32 or, for float64 scores,
+    float64.
+    """
+
+    def log_probs(self, batch: TableBatch, leaky: float) -> tuple[Any, Any]:
+        """log Z, float64 [N], and ok, bool [N]; see `reference.log_probs`."""
+
+    def add_occupancy(self, batch: TableBatch, leaky: float, weights: Any, out: Any) -> tuple[Any, Any]:
+        """Add weights (float64 [N], None: ones) times occupancy to out [N, T, P]; log Z and ok."""
+
+    def best_paths(self, batch: TableBatch) -> tuple[Any, list[Ints]]:
+        """Scores of the best paths, float64 [N], and their arcs on the host."""
+
+    def zeros(self) -> Any:
+        """Zeros [N, T, P] for `out`."""
+
+
+class Recursions(Sums, Protocol):
+    """The same where the scores live, and what else losses need there; `recursions` makes it."""
+
+    @property
+    def lengths(self) -> Lanes:
+        """[N], on the host."""
+
+    def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:
+        """The two penalties, float64 [2], and their derivatives, unless `out` is empty; see `reference.add_penalties`."""
+
+    def constant(self, values: npt.NDArray[Any]) -> Any:
+        """Values of the host as an array of the caller's kind, not to be written to."""
+
+    def clear(self, buffer: Any, ok: Any) -> None:
+        """Put rows of a torch buffer [N, T, P] to 0 where ok [N] is False."""
+
+    def part(self, lanes: Lanes) -> Recursions:
+        """The same for some of the sequences."""
+
+    def with_scores(self, scores: Any) -> Recursions:
+        """The same for other scores of the same shape."""
 
 
 def available_backends() -> dict[str, str]:
     """Every backend with "available", or with the reason why it is absent."""
-    reason = _CUDA_REASON if find_spec("cupy") else f"{_CUDA_REASON}, and cupy is not installed"
-    return {"reference": "available", "cpu": "available", "cuda": reason}
+    return {
+        "reference": "available",
+        "cpu": "available",
+        "cuda": cuda_cupy.reason_unavailable() or "available",
+    }
 
 
 def forward_backward(
@@ -65,11 +139,12 @@ def forward_backward(
 
     Args:
         batch: the acceptors of N sequences.
-        scores: [N, T, P] float16, bfloat16, float32 or float64; numpy, torch or cupy, contiguous or not; natural-log
-            network outputs, any real numbers or -inf.
+        scores: [N, T, P] float16, bfloat16, float32 or float64; numpy, torch or cupy, on the host or on a CUDA device,
+            contiguous or not; natural-log network outputs, any real numbers or -inf.
         lengths: [N] integers on the host, 0 <= lengths[n] <= T; None takes all T frames. What lies beyond is ignored.
         leaky_hmm_coefficient: c in [0, 1]; above 0 the tables must carry `leaky_log_prob`, as a `DenominatorGraph`'s do.
-        backend: "auto" follows the scores' device.
+        backend: "auto" follows the scores' device, and then nothing waits for it; with another one the scores travel there
+            and the results back. `arc_occupancy` and `state_occupancy` are always computed on the host.
         memory_budget: bytes, beside scores and occupancy, for the alphas of all frames while `occupancy` is made; None: a
             share of the free memory, infinity: no limit. Where they need more, about 2 sqrt(T) of T are kept and the others
             computed again: no bit of the result changes, and it takes at most 1.6 times as long. `log_prob` alone keeps
@@ -84,155 +159,134 @@ def forward_backward(
         ConfigError: leaky_hmm_coefficient out of range, tables without init, or a memory_budget below 0.
         BackendUnavailable: the backend cannot run here.
     """
-    ready = prepare(batch, scores, lengths, backend, memory_budget)
+    call = sums(batch, scores, lengths, backend, memory_budget)
     check_leak(batch, leaky_hmm_coefficient)
-    log_prob, ok = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky_hmm_coefficient)
+    log_prob, ok = call.log_probs(batch, leaky_hmm_coefficient)
 
     def occupancy() -> Any:
-        out = np.zeros(ready.scores.shape, dtype=ready.scores.dtype)
-        ones = np.ones(batch.size)
-        ready.backend.add_occupancy(
-            batch, ready.scores, ready.lengths, leaky_hmm_coefficient, ones, out, memory_budget
-        )
-        return ready.like(out)
+        out = call.zeros()
+        call.add_occupancy(batch, leaky_hmm_coefficient, None, out)
+        return out
 
-    def of_one(function: Callable[..., Any], n: int) -> Any:
-        frames = ready.scores[n, : ready.lengths[n]]
-        return ready.like(function(batch.table(n), frames, leaky_hmm_coefficient))
+    def of_one(name: str, n: int) -> Any:
+        k = range(batch.size)[n]
+        alone, frames = TableBatch.pack([batch.table(k)]), None if lengths is None else [int(lengths[k])]
+        ready = prepare(alone, scores[k : k + 1], frames, backend)
+        only = ready.scores[0, : ready.lengths[0]]
+        return ready.like(getattr(ready.arcs, name)(batch.table(k), only, leaky_hmm_coefficient))
 
     return ForwardBackward(
-        ready.like(log_prob),
-        ready.like(ok),
-        occupancy,
-        partial(of_one, ready.arcs.arc_occupancy),
-        partial(of_one, ready.arcs.state_occupancy),
+        log_prob, ok, occupancy, partial(of_one, "arc_occupancy"), partial(of_one, "state_occupancy")
     )
 
 
 def best_path(
     batch: TableBatch, scores: Any, lengths: Any = None, *, backend: BackendName = "auto"
 ) -> BestPath:
-    """The best path of every sequence, equations (8) and (9); arguments and errors as for `forward_backward`."""
-    ready = prepare(batch, scores, lengths, backend)
-    score = np.empty(batch.size)
-    arcs: list[Ints] = [np.empty(0, dtype=np.int32)] * batch.size
+    """The best path of every sequence, equations (8) and (9); arguments and errors as for `forward_backward`.
 
-    def job(n: int) -> None:
-        score[n], arcs[n] = ready.backend.best_path(batch.table(n), ready.scores[n, : ready.lengths[n]])
-
-    run_all([partial(job, n) for n in range(batch.size)])
-    found = np.isfinite(score)
+    Paths come as numpy arrays: where the scores live on a device, the call waits for it.
+    """
+    score, arcs = sums(batch, scores, lengths, backend).best_paths(batch)
+    found = np.isfinite(kinds.as_numpy(kinds.on_host(score)))
     return BestPath(
-        ready.like(score),
+        score,
         [pdfs_along(batch.table(n), path) for n, path in enumerate(arcs)],
         [states_along(batch.table(n), path) if found[n] else path for n, path in enumerate(arcs)],
         arcs,
     )
 
 
+def sums(
+    batch: TableBatch, scores: Any, lengths: Any, backend: str, memory_budget: float | None = None
+) -> Sums:
+    """Check the arguments that every recursion shares, and choose the backend.
+
+    Raises:
+        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`.
+    """
+    home = kinds.home_of(scores)
+    name = home if backend == "auto" else backend
+    if name == home:
+        return recursions(batch, scores, lengths, memory_budget)
+    if name != "cuda":
+        return from_device(prepare(batch, scores, lengths, name, memory_budget), scores)
+    return cuda_call.from_host(*_checked(batch, scores, lengths, memory_budget), memory_budget)
+
+
+def recursions(
+    batch: TableBatch, scores: Any, lengths: Any, memory_budget: float | None = None
+) -> Recursions:
+    """The same for the backend of the place where the scores live."""
+    if kinds.home_of(scores) == "cpu":
+        return HostCall(prepare(batch, scores, lengths, "cpu", memory_budget))
+    return cuda_call.CudaCall(*_checked(batch, scores, lengths, memory_budget), memory_budget)
+
+
+def _checked(batch: TableBatch, scores: Any, lengths: Any, memory_budget: float | None) -> tuple[Any, Lanes]:
+    """The scores as an array of their library, and the lengths."""
+    check_budget(memory_budget)
+    array = scores if hasattr(scores, "dtype") else np.asarray(scores)
+    check_dtype(kinds.dtype_name(array))
+    check_scores(batch, tuple(array.shape))
+    return array, check_lengths(lengths, batch, array.shape[1])
+
+
 def prepare(
     batch: TableBatch, scores: Any, lengths: Any, backend: str, memory_budget: float | None = None
 ) -> Prepared:
-    """Check and convert the arguments that every recursion shares."""
+    """The checked arguments of a recursion that runs on the host, wherever the scores live.
+
+    What only the host computes is computed there also for scores of a device, and for backend "cuda": they are copied, for
+    which the host waits.
+
+    Raises:
+        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`.
+    """
     check_budget(memory_budget)
-    if not isinstance(batch, TableBatch):
-        raise ShapeError(
-            f"batch is a {type(batch).__name__}; expected a TableBatch (see TableBatch.pack and TableBatch.share)"
-        )
-    array, like = _to_numpy(scores)
-    if array.ndim != 3:
-        raise ShapeError(f"scores has shape {list(array.shape)}; expected [N, T, P]")
-    if len(array) != batch.size:
-        raise ShapeError(
-            f"scores has {len(array)} sequences (shape {list(array.shape)}); expected {batch.size} as in the batch"
-        )
-    for n, table in enumerate(batch.tables):
-        if table.num_pdfs > array.shape[2]:
-            raise ShapeError(
-                f"scores has {array.shape[2]} pdfs (shape {list(array.shape)}); "
-                f"expected at least {table.num_pdfs} for {batch.names[n]}"
-            )
+    array = kinds.scores_as_numpy(scores)
+    check_scores(batch, array.shape)
     frames = check_lengths(lengths, batch, array.shape[1])
-    return Prepared(*_choose(backend), array, frames, like, memory_budget)
+    modules = _ON_HOST["cpu"] if backend == "cuda" else _on_host(backend)
+    return Prepared(
+        modules.sums, modules.arcs, modules.paths, array, frames, kinds.back_to(scores), memory_budget
+    )
 
 
-def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArray[np.int64]:
-    """int64 [N] on the host, each in [0, num_frames]; None stands for num_frames everywhere."""
-    if lengths is None:
-        return np.full(batch.size, num_frames, dtype=np.int64)
-    array = np.asarray(lengths)
-    if array.shape != (batch.size,) or array.dtype.kind not in "iu":
-        raise ShapeError(
-            f"lengths has shape {list(array.shape)} and dtype {array.dtype}; expected {batch.size} integers"
+def computes_ctc_on_device(scores: Any, backend: str) -> bool:
+    """Whether CTC runs where these scores live, on a device; else it is for `ctc_backend`."""
+    return kinds.home_of(scores) == "cuda" and backend in ("auto", "cuda")
+
+
+def ctc_backend(name: str, scores: Any) -> Any:
+    """The module of the host with `log_probs` and `gradient` for scores of the host: see `cpu_ctc`.
+
+    Raises:
+        BackendUnavailable: there is none, or the scores are on a device.
+    """
+    if kinds.home_of(scores) != "cpu":
+        raise BackendUnavailable(
+            f"backend {name!r} takes CTC scores of the host, these are on {scores.device}; expected backend 'auto'"
         )
-    bad = np.flatnonzero((array < 0) | (array > num_frames))
-    if bad.size:
-        n = int(bad[0])
-        raise ShapeError(
-            f"lengths[{n}] = {array[n]} ({batch.names[n]}); expected 0 to {num_frames}, the frames of scores"
-        )
-    return array.astype(np.int64)
+    return _on_host(name, "CTC for scores of the host").ctc
 
 
-def check_budget(memory_budget: float | None) -> None:
-    """Raise unless it is a number of bytes, infinity, or None."""
-    if memory_budget is not None and not memory_budget >= 0.0:
-        raise ConfigError(
-            f"memory_budget = {memory_budget}; expected bytes, a number >= 0, or None for a share of the free memory"
-        )
+def grid_backend(name: str) -> GridBackend:
+    """What computes transducer grids; "auto" is the CPU's, since there is no other for devices yet.
+
+    Raises:
+        BackendUnavailable: there is none; the message names those that there are.
+    """
+    return _on_host(name, "transducer grid").grid
 
 
-def check_leak(batch: TableBatch, coefficient: float) -> None:
-    """Raise unless every table can leak with this coefficient."""
-    if not 0.0 <= coefficient <= 1.0:
-        raise ConfigError(f"leaky_hmm_coefficient = {coefficient}; expected a number in [0, 1]")
-    for n, table in enumerate(batch.tables):
-        if coefficient > 0.0 and table.leaky_log_prob is None:
-            raise ConfigError(
-                f"leaky_hmm_coefficient = {coefficient}, but the table of {batch.names[n]} has no leaky_log_prob; "
-                "expected tables of a DenominatorGraph, or coefficient 0"
-            )
-
-
-def _choose(name: str) -> tuple[Any, Any, Any]:
+def _on_host(name: str, what: str = "recursion of the host") -> _Host:
     if name == "auto":
-        return _BACKENDS["cpu"]
-    if name not in _BACKENDS:
-        states = available_backends()
-        reason = states.get(name, "no backend has this name")
-        usable = ", ".join(key for key, state in states.items() if state == "available")
-        raise BackendUnavailable(f"backend {name!r}: {reason}; available: {usable}")
-    return _BACKENDS[name]
-
-
-def _to_numpy(scores: Any) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
-    """The scores as float32 or float64 numpy, and a function that makes a result of the caller's kind from numpy."""
-    module = type(scores).__module__.split(".")[0]
-    if module == "torch":
-        if scores.device.type != "cpu":
-            raise BackendUnavailable(f"scores are on {scores.device}: {_CUDA_REASON}; expected a CPU tensor")
-        tensor = scores.detach()
-        if not tensor.is_floating_point():
-            raise ShapeError(
-                f"scores has dtype {scores.dtype}; expected float16, bfloat16, float32 or float64"
-            )
-        wide = tensor if tensor.element_size() == 8 else tensor.float()
-        return _contiguous(wide.numpy()), _torch_from
-    if module == "cupy":
-        raise BackendUnavailable(f"scores are a cupy array: {_CUDA_REASON}; expected numpy or a CPU tensor")
-    array = np.asarray(scores)
-    if array.dtype.kind != "f" or array.itemsize > 8:
-        raise ShapeError(f"scores has dtype {array.dtype}; expected float16, float32 or float64")
-    return _contiguous(array), lambda result: result
-
-
-def _torch_from(array: npt.NDArray[Any]) -> Any:
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """In the order and at addresses that compiled code reads; writable too, since read-only is another type for it."""
-    dtype = np.float64 if array.itemsize == 8 else np.float32
-    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+        return _ON_HOST["cpu"]
+    if name in _ON_HOST:
+        return _ON_HOST[name]
+    states = available_backends()
+    if name in states:
+        raise BackendUnavailable(f"backend {name!r} has no {what}; available: {', '.join(_ON_HOST)}")
+    usable = ", ".join(key for key, state in states.items() if state == "available")
+    raise BackendUnavailable(f"backend {name!r}: no backend has this name; available: {usable}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.backends.dispatch import BackendName, check_leak, prepare
+from fsachain.backends.arguments import check_leak
+from fsachain.backends.dispatch import BackendName, prepare
 from fsachain.backends.results import NBest, SampledPaths, pdfs_along, states_along
 from fsachain.backends.threads import run_all
 from fsachain.batch import TableBatch
@@ -34,7 +35,7 @@ def n_best(
         scores: [N, T, P] as for `forward_backward`.
         n: how many, at least 1.
         lengths: [N] integers on the host; None takes all T frames.
-        backend: "auto" follows the scores' device.
+        backend: "auto" or "cpu"; "reference" for the oracle. Scores of a device are copied to the host.
 
     Returns:
         `NBest`; a sequence with no path of exactly lengths[n] frames has none.
@@ -92,7 +93,7 @@ def sample_paths(
         lengths: [N] integers on the host; None takes all T frames.
         seed: an integer >= 0, or N of them.
         leaky_hmm_coefficient: c in [0, 1]; above 0 the tables must carry `leaky_log_prob`.
-        backend: "auto" follows the scores' device.
+        backend: "auto" or "cpu"; "reference" for the oracle. Scores of a device are copied to the host.
 
     Returns:
         `SampledPaths`; a sequence with no path of exactly lengths[n] frames has none and ok False.

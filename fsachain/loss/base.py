@@ -8,18 +8,19 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends.dispatch import check_budget
+from fsachain.backends.arguments import check_budget
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, ShapeError
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.loss.numerators import Numerators, pack_numerators
+from fsachain.loss.operator_parts import real_frames
 from fsachain.loss.record import LossRecord
 
 Record = TypeVar("Record", bound=LossRecord)
 
 
 class Call(NamedTuple):
-    """The arguments of one call, checked and as tensors on the host."""
+    """The checked arguments of one call: output, frame weights and branch on one device, the others as given."""
 
     nnet_output: Tensor
     lengths: Tensor
@@ -90,17 +91,18 @@ class SequenceLoss(nn.Module, Generic[Record]):
         """The loss of a batch, a float64 scalar.
 
         Args:
-            nnet_output: [N, T, P], float16 to float64: the scores y, not normalised.
+            nnet_output: [N, T, P], float16 to float64: the scores y, not normalised. Loss and record live on its device.
             lengths: [N] integers on the host: frames of each sequence.
             numerators: a `TableBatch`, or N `Fsa` or `TransitionTable`, packed here.
-            weights: [N] w_n >= 0; None: all one.
+            weights: [N] w_n >= 0; None: all one. Only weights on the host are checked: a device is not waited for.
             frame_weights: [N, T] factors of the derivatives only, as Kaldi's deriv_weights; no value changes.
-            xent_log_probs: [N, T, P] log-softmax output of the cross-entropy branch.
+            xent_log_probs: [N, T, P] log-softmax output of the cross-entropy branch, on the same device.
             denominator_of: [N] names, needed where there are several denominators.
 
         Raises:
             ShapeError: an argument of the wrong shape.
-            ConfigError: an unknown denominator name.
+            ConfigError: an unknown denominator name, or a negative weight.
+            BackendUnavailable: a device that cannot be used, or two devices.
         """
         call = self._check(
             nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
@@ -143,9 +145,12 @@ class SequenceLoss(nn.Module, Generic[Record]):
             with_gradient,
             call.xent_log_probs is not None,
         )
-        xent_objf = torch.zeros((), dtype=torch.float64)
+        xent_objf = torch.zeros((), dtype=torch.float64, device=call.nnet_output.device)
         if call.xent_log_probs is not None:
-            xent_objf = _xent_objf(results[7], call.xent_log_probs, call.frame_weights)
+            weights = call.frame_weights
+            if weights is not None:
+                weights = real_frames(weights, results[8])
+            xent_objf = _xent_objf(results[7], call.xent_log_probs, weights)
         return results[0], xent_objf, self._record(call, results, xent_objf.detach())
 
     def _options(self) -> list[float]:
@@ -153,7 +158,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         raise NotImplementedError
 
     def _operate(self, *arguments: Any) -> tuple[Tensor, ...]:
-        """The results of the loss's operator; the first eight are those of `lfmmi`."""
+        """The results of the loss's operator; the first ten are those of `lfmmi`."""
         raise NotImplementedError
 
     def _record(self, call: Call, results: tuple[Tensor, ...], xent_objf: Tensor) -> Record:
@@ -185,14 +190,17 @@ class SequenceLoss(nn.Module, Generic[Record]):
             raise ShapeError(f"frame_weights has shape {list(frame_weights.shape)}; expected {shape[:2]}")
         if xent_log_probs is not None and list(xent_log_probs.shape) != shape:
             raise ShapeError(f"xent_log_probs has shape {list(xent_log_probs.shape)}; expected {shape}")
+        if xent_log_probs is not None and xent_log_probs.device != nnet_output.device:
+            raise BackendUnavailable(
+                f"xent_log_probs is on {xent_log_probs.device}; expected {nnet_output.device} as nnet_output"
+            )
         if lengths is None:
             raise ShapeError(f"lengths is None; expected the frames of each sequence, {shape[:1]} integers")
         frames = torch.as_tensor(lengths)
         if list(frames.shape) != shape[:1]:
             raise ShapeError(f"lengths has shape {list(frames.shape)}; expected {shape[:1]}")
         if frame_weights is not None:
-            real = torch.arange(shape[1]) < frames.view(-1, 1)
-            frame_weights = torch.where(real, frame_weights, 0)
+            frame_weights = frame_weights.to(nnet_output.device, non_blocking=True)
         ones = torch.ones(shape[0], dtype=torch.float64)
         sequence_weights = ones if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         if list(sequence_weights.shape) != shape[:1]:

@@ -84,6 +84,6 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
     def _record(self, call: Call, results: tuple[Tensor, ...], xent_objf: Tensor) -> LFMMIRecord:
         num, den = results[1], results[2]
         values = num - self.denominator_scale * den
-        fields = common_fields(call.batch, call.weights, call.lengths, results, xent_objf, values)
+        fields = common_fields(call.batch, results, xent_objf, values)
         objf = fields["objf_ok"] + EXCLUDED_OBJF * (fields["weight"] - fields["weight_ok"])
         return LFMMIRecord(objf=objf, **fields)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -11,8 +9,6 @@ from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.loss import operator_parts as parts
 from fsachain.loss.operators import budget_of, new_buffer
-
-Floats = npt.NDArray[np.float64]
 
 
 @torch.library.custom_op("fsachain::lfmmi", mutates_args=())
@@ -27,7 +23,7 @@ def lfmmi(
     options: list[float],
     with_gradient: bool,
     with_numerator: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The weighted sums over ok sequences, before division by their frames.
 
     Args:
@@ -37,54 +33,57 @@ def lfmmi(
     Returns:
         total = objf_ok + l2_term + out_of_range_term (float64, the only result with a gradient); log Z [N] of numerator
         and denominator; ok [N]; l2_term; out_of_range_term; d total / d nnet_output [N, T, P]; w_n times the numerator's
-        occupancy [N, T, P]. The last two are empty unless asked for.
+        occupancy [N, T, P], these two empty unless asked for; T_n and w_n as float64 [N].
     """
     leaky, scale, l2, out_of_range, boost, memory_budget = options
     numerators = find_batch(int(numerator_key.item()))
-    parts.check_weights(weights.numpy(), numerators)
-    ready = dispatch.prepare(numerators, nnet_output, lengths, "auto", budget_of(memory_budget))
+    call = dispatch.recursions(numerators, nnet_output, lengths, budget_of(memory_budget))
+    factors = parts.placed_weights(weights, numerators, call, nnet_output.device)
     gradient = new_buffer(nnet_output, with_gradient or with_numerator)
+    boosted = call
     if boost:
-        boosted, num, num_ok = _boost(ready, numerators, boost, weights, gradient)
+        boosted, num, num_ok = _boost(call, numerators, nnet_output, boost, factors, gradient)
     else:
-        boosted = ready
-        num, num_ok = parts.log_probs(ready, numerators, 0.0, weights.numpy(), gradient)
+        num, num_ok = parts.log_probs(call, numerators, 0.0, factors, gradient)
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
-    signed = np.where(num_ok, -scale * weights.numpy(), 0.0)
+    signed = torch.where(num_ok, -scale * factors, 0.0)
 
     def denominator(
-        batch: TableBatch, part: dispatch.Prepared, lanes: parts.Lanes, out: Tensor
-    ) -> tuple[Floats]:
-        return (parts.log_probs(part, batch, leaky, signed[lanes], out)[0],)
+        batch: TableBatch, part: dispatch.Recursions, at: Tensor | None, out: Tensor
+    ) -> tuple[Tensor]:
+        return (parts.log_probs(part, batch, leaky, signed if at is None else signed[at], out)[0],)
 
-    den = np.empty((1, len(num)))
+    den = torch.empty_like(num).view(1, -1)
     parts.by_denominator(denominator_keys, denominator_of, boosted, denominator, gradient, den)
-    ok = num_ok & np.isfinite(den[0])
-    objf = (weights.numpy()[ok] * (num[ok] - scale * den[0, ok])).sum()
-    total, l2_term, range_term = parts.finish(
-        ready, objf, ok, weights.numpy(), (l2, out_of_range), frame_weights, (gradient, numerator)
-    )
-    logs = torch.from_numpy(num), torch.from_numpy(den[0])
-    return total, *logs, torch.from_numpy(ok), l2_term, range_term, gradient, numerator
+    ok = num_ok & torch.isfinite(den[0])
+    objf = torch.where(ok, factors * (num - scale * den[0]), 0.0).sum()
+    penalties = l2, out_of_range
+    terms = parts.finish(call, objf, ok, factors, penalties, frame_weights, (gradient, numerator))
+    values = num, den[0].clone(), ok, terms.l2_term, terms.out_of_range_term
+    return terms.total, *values, gradient, numerator, terms.frames, terms.weights
 
 
 def _boost(
-    ready: dispatch.Prepared, numerators: TableBatch, boost: float, weights: Tensor, gradient: Tensor
-) -> tuple[dispatch.Prepared, Floats, npt.NDArray[np.bool_]]:
-    """The arguments with scores y - boost a, a the numerators' occupancy; their log Z [N] and ok [N].
+    call: dispatch.Recursions,
+    numerators: TableBatch,
+    nnet_output: Tensor,
+    boost: float,
+    weights: Tensor,
+    gradient: Tensor,
+) -> tuple[dispatch.Recursions, Tensor, Tensor]:
+    """The recursions for scores y - boost a, a the numerators' occupancy; the numerators' log Z [N] and ok [N].
 
     Weights times a is written to `gradient` unless that is empty. One more buffer of the scores' size is made, in which
     occupancies become scores.
     """
-    scores = torch.from_numpy(ready.scores)
-    buffer = torch.zeros_like(scores)
-    num, num_ok = parts.log_probs(ready, numerators, 0.0, np.ones(len(weights)), buffer)
+    buffer = new_buffer(nnet_output, True)
+    num, num_ok = parts.log_probs(call, numerators, 0.0, None, buffer)
     if len(gradient):
         torch.mul(buffer, weights.to(buffer.dtype).view(-1, 1, 1), out=gradient)
-    buffer.mul_(-boost).add_(scores)
-    return ready._replace(scores=buffer.numpy()), num, num_ok
+    buffer.mul_(-boost).add_(nnet_output.detach())
+    return call.with_scores(buffer), num, num_ok
 
 
 @lfmmi.register_fake

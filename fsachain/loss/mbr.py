@@ -76,8 +76,8 @@ class MBRLoss(SequenceLoss[MBRRecord]):
         return mbr_operator.mbr(*arguments)
 
     def _record(self, call: Call, results: tuple[Tensor, ...], xent_objf: Tensor) -> MBRRecord:
-        expected = results[8]
-        fields = common_fields(call.batch, call.weights, call.lengths, results, xent_objf, expected)
+        expected = results[10]
+        fields = common_fields(call.batch, results, xent_objf, expected)
         return MBRRecord(objf=fields["objf_ok"], expected_accuracy=expected, **fields)
 
 
@@ -102,7 +102,7 @@ def expected_accuracy(
             occupancy, equation (7).
         lengths: [N] integers on the host; None takes all T frames.
         leaky_hmm_coefficient: c in [0, 1]; above 0 the tables must carry `leaky_log_prob`. A leak adds nothing to A.
-        backend: "auto" follows the scores' device.
+        backend: "auto" or "cpu"; "reference" for the oracle. Scores of a device are copied to the host, and results back.
         memory_budget: bytes for the alphas of all frames, as for `forward_backward`; no bit of the results depends on it.
 
     Returns:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fsachain.backends import cpu, cpu_mbr, dispatch, reference, reference_mbr
+from fsachain.backends.arguments import check_leak
+from fsachain.backends.host_call import HostCall, Prepared
 from fsachain.batch import TableBatch, find_batch
 from fsachain.loss import operator_parts as parts
-from fsachain.loss.operators import budget_of, new_buffer, scale_rows
+from fsachain.loss.operators import budget_of, by_host, new_buffer, scale_rows
 
 # The recursions (M1)-(M6) of each backend.
 _RECURSIONS: dict[Any, Any] = {cpu: cpu_mbr, reference: reference_mbr}
@@ -35,9 +37,13 @@ def expected_accuracy(
     The derivatives are empty unless asked for; if the second is, the first is made too. memory_budget: see
     `operators.budget_number`.
     """
+    if not scores.is_cpu:
+        inputs = scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_occupancy
+        results = by_host(expected_accuracy, scores.device, *inputs, memory_budget)
+        return results[0], results[1], results[2]
     batch = find_batch(int(batch_key.item()))
     ready = dispatch.prepare(batch, scores, lengths, backend, budget_of(memory_budget))
-    dispatch.check_leak(batch, leaky)
+    check_leak(batch, leaky)
     gradient, occupancy = (
         new_buffer(scores, with_gradient or with_occupancy),
         new_buffer(accuracy, with_occupancy),
@@ -52,7 +58,7 @@ def _wide(accuracy: Tensor) -> npt.NDArray[np.floating]:
 
 
 def _run(
-    ready: dispatch.Prepared,
+    ready: Prepared,
     batch: TableBatch,
     accuracy: npt.NDArray[np.floating],
     leaky: float,
@@ -104,7 +110,7 @@ def mbr(
     options: list[float],
     with_gradient: bool,
     with_numerator: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The weighted sums over ok sequences, before division by their frames; the accuracy is the numerators' occupancy.
 
     Args:
@@ -114,36 +120,44 @@ def mbr(
     Returns:
         As `lfmmi`, with sum_n w_n E_n[A] for objf_ok; then E_n[A] [N], -inf or NaN where a sequence is not ok.
     """
+    if not nnet_output.is_cpu:
+        tensors = (
+            nnet_output,
+            lengths,
+            weights,
+            frame_weights,
+            numerator_key,
+            denominator_keys,
+            denominator_of,
+        )
+        options_too = options, with_gradient, with_numerator
+        return by_host(mbr, nnet_output.device, *tensors, *options_too)  # type: ignore[return-value]
     leaky, l2, out_of_range, memory_budget = options
     numerators = find_batch(int(numerator_key.item()))
-    parts.check_weights(weights.numpy(), numerators)
-    ready = dispatch.prepare(numerators, nnet_output, lengths, "auto", budget_of(memory_budget))
+    call = HostCall(dispatch.prepare(numerators, nnet_output, lengths, "cpu", budget_of(memory_budget)))
+    factors = parts.placed_weights(weights, numerators, call, nnet_output.device)
     accuracy = new_buffer(nnet_output, True)
-    num, num_ok = parts.log_probs(ready, numerators, 0.0, np.ones(len(accuracy)), accuracy)
+    num, num_ok = parts.log_probs(call, numerators, 0.0, None, accuracy)
     gradient = new_buffer(nnet_output, with_gradient)
-    used = np.where(num_ok, weights.numpy(), 0.0)
+    used = torch.where(num_ok, factors, 0.0)
 
-    def denominator(
-        batch: TableBatch, part: dispatch.Prepared, lanes: parts.Lanes, out: Tensor
-    ) -> tuple[npt.NDArray[Any], ...]:
-        own = accuracy if len(lanes) == len(accuracy) else accuracy[lanes]
+    def denominator(batch: TableBatch, part: HostCall, at: Tensor | None, out: Tensor) -> tuple[Tensor, ...]:
+        own, its = (accuracy, used) if at is None else (accuracy[at], used[at])
         nowhere = new_buffer(accuracy, False)
-        return _run(part, batch, own.numpy(), leaky, used[lanes], out, nowhere)[:2]
+        values = _run(part.ready, batch, own.numpy(), leaky, its.numpy(), out, nowhere)[:2]
+        return tuple(torch.from_numpy(value) for value in values)
 
-    den, expected = results = np.empty((2, len(num)))
-    parts.by_denominator(denominator_keys, denominator_of, ready, denominator, gradient, results)
-    expected[~num_ok] = num[~num_ok]
-    ok = np.isfinite(expected)
-    numerator = new_buffer(nnet_output, False)
-    if with_numerator:
-        numerator = accuracy.mul_(weights.to(accuracy.dtype).view(-1, 1, 1))
-    objf = (weights.numpy()[ok] * expected[ok]).sum()
-    total, l2_term, range_term = parts.finish(
-        ready, objf, ok, weights.numpy(), (l2, out_of_range), frame_weights, (gradient, numerator)
-    )
-    logs = torch.from_numpy(num), torch.from_numpy(den.copy())
-    tail = torch.from_numpy(ok), l2_term, range_term, gradient, numerator, torch.from_numpy(expected.copy())
-    return total, *logs, *tail
+    results = torch.empty((2, len(num)), dtype=torch.float64)
+    parts.by_denominator(denominator_keys, denominator_of, call, denominator, gradient, results)
+    expected = torch.where(num_ok, results[1], num)
+    ok = torch.isfinite(expected)
+    scaled = accuracy.mul_(factors.to(accuracy.dtype).view(-1, 1, 1)) if with_numerator else None
+    numerator = new_buffer(nnet_output, False) if scaled is None else scaled
+    objf = torch.where(ok, factors * expected, 0.0).sum()
+    penalties = l2, out_of_range
+    terms = parts.finish(call, objf, ok, factors, penalties, frame_weights, (gradient, numerator))
+    values = num, results[0].clone(), ok, terms.l2_term, terms.out_of_range_term
+    return terms.total, *values, gradient, numerator, terms.frames, terms.weights, expected
 
 
 @mbr.register_fake

@@ -2,13 +2,14 @@
 
 Both take the same arguments: nnet_output [N, T, P]; lengths [N]; weights, float64 [N], w_n; frame_weights, [N, T] factors of
 the derivative or empty; the key of the numerators; a key for each denominator; denominator_of [N], which of them a sequence
-has; options; whether the gradient is wanted; whether the numerator's occupancy is.
+has; options; whether the gradient is wanted; whether the numerator's occupancy is. Scores, frame weights and results live on
+one device, weights there or on the host, the others on the host; nothing waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,40 +24,46 @@ from fsachain.loss.operators import new_buffer, refuse_second_derivative
 OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 NUM_ARGUMENTS = 10
 
-Floats = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.int64]
-# (batch, arguments, lanes, out): one float64 array [len(lanes)] for each result; derivatives are added to out [len, T, P]
-Recursion = Callable[[TableBatch, dispatch.Prepared, Lanes, Tensor], tuple[Floats, ...]]
+# (batch, recursions, at, out): one float64 tensor [L] for each result; derivatives are added to out [L, T, P]. `at` says
+# which of the N sequences these L are, as an index; None: all of them, in order.
+Recursion = Callable[[TableBatch, Any, Tensor | None, Tensor], tuple[Tensor, ...]]
 
 
-def check_weights(weights: Floats, batch: TableBatch) -> None:
-    """Raise unless every w_n is a finite number >= 0."""
-    bad = np.flatnonzero(~((weights >= 0.0) & np.isfinite(weights)))
+def placed_weights(
+    weights: Tensor, batch: TableBatch, call: dispatch.Recursions, device: torch.device
+) -> Tensor:
+    """The weights on the device of the scores.
+
+    Raises:
+        ConfigError: one is not a finite number >= 0; known only of weights on the host.
+    """
+    if not weights.is_cpu:
+        return weights
+    values = weights.numpy()
+    bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
     if bad.size:
         n = int(bad[0])
-        raise ConfigError(f"weights[{n}] = {weights[n]} ({batch.names[n]}); expected a finite number >= 0")
+        raise ConfigError(f"weights[{n}] = {values[n]} ({batch.names[n]}); expected a finite number >= 0")
+    return weights if device.type == "cpu" else call.constant(values)
 
 
 def log_probs(
-    ready: dispatch.Prepared, batch: TableBatch, leaky: float, weights: Floats, out: Tensor
-) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    call: dispatch.Recursions, batch: TableBatch, leaky: float, weights: Tensor | None, out: Tensor
+) -> tuple[Tensor, Tensor]:
     """log Z [N] and ok [N]; weights times occupancy is added to `out` unless that is empty: then no beta runs."""
-    if not len(out):
-        log_prob, ok = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky)
-    else:
-        log_prob, ok = ready.backend.add_occupancy(
-            batch, ready.scores, ready.lengths, leaky, weights, out.numpy(), ready.memory_budget
-        )
-    return log_prob, ok
+    if len(out):
+        return call.add_occupancy(batch, leaky, weights, out)
+    return call.log_probs(batch, leaky)
 
 
 def by_denominator(
     keys: Tensor,
     denominator_of: Tensor,
-    ready: dispatch.Prepared,
+    call: dispatch.Recursions,
     run: Recursion,
     out: Tensor,
-    results: Floats,
+    results: Tensor,
 ) -> None:
     """`run` for the sequences of each denominator; results [R, N] are filled, derivatives are added to `out`."""
     for index, key in enumerate(keys.tolist()):
@@ -64,53 +71,67 @@ def by_denominator(
         if not lanes.size:
             continue
         shared = TableBatch.share(find_batch(key).tables[0], len(lanes))
-        if len(lanes) == len(ready.scores):
-            results[:] = run(shared, ready, lanes, out)
+        if len(lanes) == results.shape[1]:
+            torch.stack(run(shared, call, None, out), out=results)
             continue
-        part = ready._replace(scores=ready.scores[lanes], lengths=ready.lengths[lanes])
-        own = torch.zeros_like(out[lanes] if len(out) else out)
-        results[:, lanes] = run(shared, part, lanes, own)
+        at = call.constant(lanes)
+        own = out.new_zeros((len(lanes), *out.shape[1:]) if len(out) else out.shape)
+        results[:, at] = torch.stack(run(shared, call.part(lanes), at, own))
         if len(out):
-            out[lanes] += own
+            out[at] += own
+
+
+class Terms(NamedTuple):
+    """What the losses share: float64 scalars, lengths [N] as float64, weights [N]."""
+
+    total: Tensor
+    l2_term: Tensor
+    out_of_range_term: Tensor
+    frames: Tensor
+    weights: Tensor
 
 
 def finish(
-    ready: dispatch.Prepared,
-    objf: float,
-    ok: npt.NDArray[np.bool_],
-    weights: Floats,
+    call: dispatch.Recursions,
+    objf: Tensor,
+    ok: Tensor,
+    weights: Tensor,
     penalties: tuple[float, float],
     frame_weights: Tensor,
     buffers: tuple[Tensor, Tensor],
-) -> list[Tensor]:
-    """total = objf + penalties, l2_term and out_of_range_term, float64 scalars.
+) -> Terms:
+    """Add the penalties, l2 and out-of-range factors, to objf.
 
     `buffers`, gradient and numerator occupancy, may be empty: rows of sequences that are not ok become 0, the penalties'
-    derivatives are added to the gradient, and frame weights multiply it. penalties: l2 and out-of-range factors.
+    derivatives are added to the gradient, and frame weights multiply it.
     """
     gradient, _ = buffers
     for buffer in buffers:
         if len(buffer):
-            buffer[torch.from_numpy(~ok)] = 0
-    terms = np.zeros(2)
+            call.clear(buffer, ok)
+    terms = objf.new_zeros(2)
     if any(penalties):
-        used = np.where(ok, weights, 0.0)
-        terms[:] = ready.backend.add_penalties(
-            ready.scores, ready.lengths, used, (*penalties, OUT_OF_RANGE), gradient.numpy()
-        )
+        terms = call.add_penalties(torch.where(ok, weights, 0.0), (*penalties, OUT_OF_RANGE), gradient)
+    frames = call.constant(call.lengths.astype(np.float64))
     if len(gradient) and frame_weights.numel():
-        gradient *= frame_weights.to(gradient.dtype).unsqueeze(2)
-    scalars = torch.from_numpy(np.append(objf + terms.sum(), terms)).unbind()
-    return [scalar.clone() for scalar in scalars]
+        gradient *= real_frames(frame_weights, frames).to(gradient.dtype).unsqueeze(2)
+    # Results of an operator are no views of one another or of what others use.
+    return Terms(objf + terms.sum(), terms[0].clone(), terms[1].clone(), frames.clone(), weights.clone())
+
+
+def real_frames(values: Tensor, frames: Tensor) -> Tensor:
+    """Values [N, T] with 0 beyond the lengths `frames` [N], where they may hold anything."""
+    times = torch.arange(values.shape[1], device=values.device)
+    return torch.where(times < frames.view(-1, 1), values, 0.0)
 
 
 def fake_results(nnet_output: Tensor, with_gradient: bool, with_numerator: bool) -> tuple[Tensor, ...]:
-    """Empty tensors as the eight results of `lfmmi`."""
+    """Empty tensors as the results of `lfmmi`."""
     scalars = [nnet_output.new_empty((), dtype=torch.float64) for _ in range(3)]
-    values = [nnet_output.new_empty(nnet_output.shape[0], dtype=torch.float64) for _ in range(2)]
+    values = [nnet_output.new_empty(nnet_output.shape[0], dtype=torch.float64) for _ in range(4)]
     ok = nnet_output.new_empty(nnet_output.shape[0], dtype=torch.bool)
     buffers = [new_buffer(nnet_output, wanted) for wanted in (with_gradient, with_numerator)]
-    return scalars[0], *values, ok, *scalars[1:], *buffers
+    return scalars[0], *values[:2], ok, *scalars[1:], *buffers, *values[2:]
 
 
 @torch.library.custom_op("fsachain::scale_gradient", mutates_args=())

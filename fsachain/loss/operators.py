@@ -3,15 +3,22 @@
 Operators take tensors only, so a `TableBatch` travels as its key. Everything that backward needs is computed in forward;
 each backward is an operator of its own without a derivative, so that a second differentiation raises instead of
 returning a part of the truth.
+
+Scores may live on a device; then everything does but keys, lengths and numbers of arcs, which the host needs, and nothing
+waits for the device. What only the host computes goes through `by_host`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fsachain.backends import dispatch
+from fsachain.backends.arguments import check_budget, check_leak
+from fsachain.backends.host_call import HostCall
 from fsachain.batch import TableBatch, find_batch
 
 # Operators take the memory budget as a number, since it also stands in lists of options: any below 0 is None.
@@ -24,7 +31,7 @@ def budget_number(memory_budget: float | None) -> float:
     Raises:
         ConfigError: it is negative or NaN.
     """
-    dispatch.check_budget(memory_budget)
+    check_budget(memory_budget)
     return DEFAULT_BUDGET if memory_budget is None else float(memory_budget)
 
 
@@ -43,6 +50,12 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
     return torch.zeros(shape, dtype=_occupancy_type(scores), device=scores.device)
 
 
+def by_host(operator: Any, device: torch.device, *arguments: Any) -> tuple[Tensor, ...]:
+    """The operator's results from copies of the arguments on the host, copied to `device`; the host waits."""
+    copies = (value.cpu() if isinstance(value, Tensor) else value for value in arguments)
+    return tuple(result.to(device) for result in operator(*copies))
+
+
 @torch.library.custom_op("fsachain::log_prob", mutates_args=())
 def log_prob(
     scores: Tensor,
@@ -58,17 +71,14 @@ def log_prob(
     memory_budget: see `budget_number`.
     """
     batch = find_batch(int(batch_key.item()))
-    ready = dispatch.prepare(batch, scores, lengths, backend, budget_of(memory_budget))
-    dispatch.check_leak(batch, leaky)
+    call = dispatch.sums(batch, scores, lengths, backend, budget_of(memory_budget))
+    check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
     if with_occupancy:
-        ones = np.ones(batch.size)
-        values, _ = ready.backend.add_occupancy(
-            batch, ready.scores, ready.lengths, leaky, ones, out.numpy(), ready.memory_budget
-        )
+        values, _ = call.add_occupancy(batch, leaky, None, out)
     else:
-        values, _ = ready.backend.log_probs(batch, ready.scores, ready.lengths, leaky)
-    return torch.from_numpy(values), out
+        values, _ = call.log_probs(batch, leaky)
+    return values, out
 
 
 @log_prob.register_fake
@@ -89,6 +99,8 @@ def refuse_second_derivative(ctx, *_):  # type: ignore[no-untyped-def]
 def scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
     """values [N, T, P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
     scaled = values * factors.to(values.dtype).view(-1, 1, 1)
+    if not factors.is_cpu:  # which nobody may ask where it is not finite
+        return scaled.masked_fill_(values == 0, 0).to(like.dtype)
     for n in torch.nonzero(~torch.isfinite(factors)).flatten().tolist():
         scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
     return scaled.to(like.dtype)
@@ -138,24 +150,26 @@ def weighted_log_prob(
         with_occupancy: else the second result is empty.
         memory_budget: see `budget_number`; for occupancies, not for the sums of gamma.
     """
+    if not scores.is_cpu:
+        inputs = scores, arc_log_probs, lengths, batch_key, arc_counts, leaky, backend
+        results = by_host(weighted_log_prob, scores.device, *inputs, rows, with_occupancy, memory_budget)
+        return results[0], results[1], results[2]
     batch = find_batch(int(batch_key.item()))
     weighted = _with_arc_log_probs(batch, arc_log_probs)
     ready = dispatch.prepare(weighted, scores, lengths, backend, budget_of(memory_budget))
-    dispatch.check_leak(batch, leaky)
+    call = HostCall(ready)
+    check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
     if with_occupancy:
-        ones = np.ones(batch.size)
-        values, _ = ready.backend.add_occupancy(
-            weighted, ready.scores, ready.lengths, leaky, ones, out.numpy(), ready.memory_budget
-        )
+        values, _ = call.add_occupancy(weighted, leaky, None, out)
     else:
-        values, _ = ready.backend.log_probs(weighted, ready.scores, ready.lengths, leaky)
+        values, _ = call.log_probs(weighted, leaky)
     arcs = torch.zeros(rows, len(arc_log_probs), dtype=torch.float64)
     if rows > 0:
         own = list(arcs) if batch.is_shared else torch.split(arcs[0], arc_counts.tolist())
         counts = [row.numpy() for row in own]
         ready.arcs.add_arc_occupancy(weighted, ready.scores, ready.lengths, leaky, counts)
-    return torch.from_numpy(values), out, arcs
+    return values, out, arcs
 
 
 def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
@@ -177,7 +191,11 @@ def _(scores, arc_log_probs, lengths, key, counts, leaky, backend, rows, with_oc
 @torch.library.custom_op("fsachain::arc_gradient", mutates_args=())
 def arc_gradient(arcs: Tensor, factors: Tensor, arc_counts: Tensor, like: Tensor) -> Tensor:
     """The sums of gamma, laid out as in `weighted_log_prob`, times the factors [N] of their sequences, added over rows."""
-    by_arc = factors.view(-1, 1) if len(arcs) == len(factors) else factors.repeat_interleave(arc_counts)
+    if len(arcs) == len(factors):
+        by_arc = factors.view(-1, 1)
+    else:
+        counts = arc_counts.to(factors.device)
+        by_arc = factors.repeat_interleave(counts, output_size=arcs.shape[1])
     return torch.where(arcs == 0, 0, arcs * by_arc).sum(dim=0).to(like.dtype)
 
 

@@ -48,7 +48,10 @@ class LossRecord:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Names of the sequences that left the objective: no path of their length, or an illegal score."""
+        """Names of the sequences that left the objective: no path of their length, or an illegal score.
+
+        Reading it waits for the device of the scores.
+        """
         return tuple(name for name, ok in zip(self.names, self.ok.tolist(), strict=True) if not ok)
 
 
@@ -76,18 +79,13 @@ class MBRRecord(LossRecord):
 
 
 def common_fields(
-    batch: TableBatch,
-    weights: Tensor,
-    frames: Tensor,
-    results: tuple[Tensor, ...],
-    xent_objf: Tensor,
-    values: Tensor,
+    batch: TableBatch, results: tuple[Tensor, ...], xent_objf: Tensor, values: Tensor
 ) -> dict[str, Any]:
     """All fields of `LossRecord` but objf, from an operator's results.
 
-    weights [N] and frames [N] are w_n and T_n; values [N] is what each sequence adds to objf_ok, times its weight.
+    values [N] is what each sequence adds to objf_ok, times its weight.
     """
-    _, num, den, ok, l2_term, range_term = results[:6]
+    _, num, den, ok, l2_term, range_term, _, _, frames, weights = results[:10]
     per_sequence = weights * frames
     return {
         "objf_ok": torch.where(ok, weights * values, 0.0).sum(),

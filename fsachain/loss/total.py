@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch
-from fsachain.errors import ShapeError
+from fsachain.errors import BackendUnavailable, ShapeError
 from fsachain.loss import operators
 
 
@@ -33,7 +33,8 @@ def total_log_prob(
         arc_log_probs: weights that replace the graphs' own, in arc order: [A] for a shared graph, else the graphs'
             weights one after another. Their gradient is the expected number of times that each arc is taken; the leak's
             init stays as it was compiled.
-        backend: "auto" follows the scores' device.
+        backend: "auto" follows the scores' device, where the result and the gradient live in any case. Weighted arcs are
+            always computed on the host, for which a device is waited for.
         memory_budget: bytes, beside scores and gradient, for the alphas of all frames, as for `forward_backward`; no bit of
             the results depends on it. The gradient of arc_log_probs keeps all alphas of one sequence for each thread.
 
@@ -57,6 +58,10 @@ def total_log_prob(
     if arc_log_probs.shape != (sum(counts),):
         raise ShapeError(
             f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{sum(counts)}], one for each arc"
+        )
+    if arc_log_probs.device != scores.device:
+        raise BackendUnavailable(
+            f"arc_log_probs is on {arc_log_probs.device}; expected {scores.device} as the scores"
         )
     with_gradient = torch.is_grad_enabled()
     rows = 0

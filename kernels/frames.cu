@@ -1,0 +1,200 @@
+// The border between the caller's arrays [N, T, P] and the recursions' rows of sequences, by frame and active pdf.
+//
+//   read_frames         scores -> probabilities of one kind of number; decides from the data which kind a sequence needs.
+//   write_occupancies   gamma of the pairs -> occupancies, equations (7) and (12).
+//
+// Both read and write neighbours together on either side: read_frames turns tiles of 32 by 32 in shared memory.
+
+#include "elements.cuh"
+#include "place.cuh"
+
+#ifndef OUT
+#define OUT float
+#endif
+
+namespace fsachain {
+
+static const int kTile = 32;
+static const int kTileFrames = kTile / kSequences;  // a tile's rows: so many frames of a group's sequences
+
+// What the scores of one frame of one sequence need; joined over the lanes of a warp.
+struct Extent {
+  double largest;
+  float reach;  // of |score|, in powers of two
+  bool legal;
+
+  DEVICE void join(double other_largest, float other_reach, bool other_legal) {
+    largest = max(largest, other_largest);
+    reach = max(reach, other_reach);
+    legal = legal && other_legal;
+  }
+};
+
+template <typename Real>
+DEVICE Extent extent_of(const Elements& scores, const ELEMENT* row, const int* pdfs, int columns) {
+  const double nothing = -static_cast<double>(infinity());
+  Extent extent = {nothing, 0.0f, true};
+  for (int i = lane_of_warp(); i < columns; i += 32) {
+    const Real y = number_of(scores.at(row, pdfs[i]));
+    const bool finite = y - y == Real(0);
+    extent.join(finite ? static_cast<double>(y) : nothing, finite ? static_cast<float>(fabs(y)) * 1.4426950f : 0.0f,
+                finite || y < Real(0));
+  }
+  for (int lanes = 16; lanes > 0; lanes /= 2)
+    extent.join(__shfl_xor_sync(0xffffffffu, extent.largest, lanes), __shfl_xor_sync(0xffffffffu, extent.reach, lanes),
+                __shfl_xor_sync(0xffffffffu, static_cast<int>(extent.legal), lanes) != 0);
+  return extent;
+}
+
+// exp(y) = m 2^e, m in [0.7, 1.5]: the rest of y beside e log 2 is exact to 2^-26 for any |e| < 2^23.
+DEVICE Wide::Value wide_exp(float y) {
+  if (y == -infinity()) return Wide::zero();
+  const float e = rintf(y * 1.44269504f);
+  const float rest = fmaf(-e, -1.90465421e-9f, fmaf(-e, 0.693147182f, y));
+  return Wide::tidy(Wide::make(expf(rest), static_cast<int>(e)));
+}
+
+#if KIND == 0
+// Plain probabilities are taken relative to a power of two near the frame's largest.
+DEVICE double offset_of(double largest) { return largest == -infinity() ? 0 : wide_exp(static_cast<float>(largest)).e; }
+DEVICE Value probability(double y, double offset) {
+  const Wide::Value x = wide_exp(static_cast<float>(y));
+  return x.m * power_of_two(max(x.e - static_cast<int>(offset), -127));
+}
+#elif KIND == 1
+DEVICE double offset_of(double) { return 0.0; }
+DEVICE Value probability(double y, double) { return wide_exp(static_cast<float>(y)); }
+#else
+DEVICE double offset_of(double largest) { return largest == -infinity() ? 0.0 : largest; }
+DEVICE Value probability(double y, double offset) { return y - offset; }
+#endif
+
+// Powers of two that a sequence of so many frames may gain or lose in one, so that no wide product comes near Wide::kZero.
+DEVICE float most_reach(int frames, long long table_reach) {
+  const float budget = static_cast<float>(1 << 27) / static_cast<float>(frames + 2);
+  return min(budget - static_cast<float>(table_reach), 8388608.0f);
+}
+
+}  // namespace fsachain
+
+// A block for a group and kTileFrames frames. `offsets` [T, lanes]: what was taken off the scores of a frame. `kinds` [N] is
+// raised to 2 for scores that wide numbers do not hold and to 3 for illegal ones; a maximum does not depend on the order.
+ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences, const int* lengths, int* kinds,
+                  const ELEMENT* first, long long by_sequence, long long by_frame, long long by_pdf,
+                  fsachain::Value* probs, double* offsets, int num_lanes, int begin, int end) {
+  using namespace fsachain;
+  const int tiles = (end - begin + kTileFrames - 1) / kTileFrames;
+  const long long index = blockIdx.x / tiles;
+  const int first_frame = begin + static_cast<int>(blockIdx.x % tiles) * kTileFrames;
+  const long long* group = groups + index * kGroupFields;
+  const int columns = static_cast<int>(group[kColumns]);
+  const Elements scores = {first, by_sequence, by_frame, by_pdf};
+  pdfs += group[kFirstColumn];
+
+  unsigned char* free = shared_memory;
+  double* row_offset = take<double>(free, kTile);
+  int* row_number = take<int>(free, kTile);  // the sequence, or -1 where there is nothing to read
+  Value* tile = take<Value>(free, kTile * (kTile + 1));
+  bool any = false;
+  if (threadIdx.x < kTile) {
+    const int row = threadIdx.x, frame = first_frame + row / kSequences;
+    const long long lane = index * kSequences + row % kSequences;
+    const int n = sequences[lane];
+    const bool runs = n >= 0 && atomicAdd(kinds + n, 0) == KIND;
+    any = runs;
+    row_number[row] = runs && frame < min(end, lengths[lane]) ? n : -1;
+  }
+  if (!__syncthreads_or(any)) return;
+
+  for (int row = warp_of_block(); row < kTile; row += warps_of_block()) {
+    const int n = row_number[row], frame = first_frame + row / kSequences;
+    const long long lane = index * kSequences + row % kSequences;
+    double offset = 0.0;
+    if (n >= 0) {
+      const Extent extent = extent_of<decltype(number_of(ELEMENT()))>(scores, scores.row(n, frame), pdfs, columns);
+      offset = offset_of(extent.legal ? extent.largest : 0.0);
+      if (lane_of_warp() == 0) {
+        offsets[static_cast<long long>(frame) * num_lanes + lane] = offset;
+        const bool too_wide = KIND < 2 && !(extent.reach <= most_reach(lengths[lane], group[kReach]));
+        if (!extent.legal || too_wide) {
+          atomicMax(kinds + n, extent.legal ? 2 : 3);
+          row_number[row] = -1;
+        }
+      }
+    }
+    if (lane_of_warp() == 0) row_offset[row] = offset;
+  }
+
+  Value* to = probs + group[kProbs] + static_cast<long long>(first_frame - begin) * columns * kSequences;
+  const long long frames = min(kTileFrames, end - first_frame);
+  for (int c = 0; c < columns; c += kTile) {
+    __syncthreads();
+    const int width = min(kTile, columns - c);
+    for (int row = warp_of_block(); row < kTile; row += warps_of_block()) {
+      const int n = row_number[row], i = lane_of_warp();
+      if (i >= width) continue;
+      Value value = Number::zero();
+      if (n >= 0)
+        value = probability(number_of(scores.at(scores.row(n, first_frame + row / kSequences), pdfs[c + i])),
+                            row_offset[row]);
+      tile[row * (kTile + 1) + i] = value;
+    }
+    __syncthreads();
+    const int block = width * kSequences;
+    for (int i = threadIdx.x; i < frames * block; i += blockDim.x) {
+      const int frame = i / block, rest = i % block, column = rest / kSequences, lane = rest % kSequences;
+      to[static_cast<long long>(frame) * columns * kSequences + static_cast<long long>(c) * kSequences + rest] =
+          tile[(frame * kSequences + lane) * (kTile + 1) + column];
+    }
+  }
+}
+
+// Adds weights[n] x occupancy to out [N, T, P]. A block of 32 threads for each sequence of a group and one frame; thread i of
+// a sequence has its pairs i, i + 32, ... for the sum (11) and its columns i, i + 32, ... .
+extern "C" __global__ void __launch_bounds__(1024, 1)
+write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_column, const int* column_ends,
+                  const int* sequences, const int* lengths, const int* kinds, const unsigned char* ok,
+                  const double* weights, const fsachain::Value* history, OUT* out, long long by_sequence,
+                  long long by_frame, long long by_pdf, int begin, int end) {
+  using namespace fsachain;
+  const long long index = blockIdx.x / (end - begin);
+  const int frame = begin + static_cast<int>(blockIdx.x % (end - begin));
+  const long long* group = groups + index * kGroupFields;
+  const int at = threadIdx.x % kSequences, worker = threadIdx.x / kSequences;
+  const long long lane = index * kSequences + at;
+  const int n = sequences[lane];
+  const bool runs = n >= 0 && frame < lengths[lane] && kinds[n] == KIND && ok[n] && weights[n] != 0.0;
+  if (!__syncthreads_or(runs)) return;
+
+  pdfs += group[kFirstColumn];
+  column_ends += group[kFirstColumn];
+  pairs_by_column += group[kFirstPairRow];
+  const int columns = static_cast<int>(group[kColumns]);
+  const int count = columns == 0 ? 0 : column_ends[columns - 1];
+  const Value* gamma = history + group[kHistory] + (frame - begin) * group[kPairs] * kSequences + at;
+
+  unsigned char* free = shared_memory;
+  Value* sums = take<Value>(free, kTile * kSequences);
+  Value sum = Number::zero();
+  if (runs)
+    for (int i = worker; i < count; i += kTile)
+      sum = Number::tidy(Number::sum(sum, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
+  sums[threadIdx.x] = sum;
+  for (int half = kTile / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (worker < half)
+      sums[threadIdx.x] = Number::tidy(Number::sum(sums[threadIdx.x], sums[threadIdx.x + half * kSequences]));
+  }
+  __syncthreads();
+  const Value total = sums[at];
+  if (!runs || Number::is_zero(total)) return;
+  OUT* row = out + n * by_sequence + frame * by_frame;
+  for (int c = worker; c < columns; c += kTile) {
+    Value occupied = Number::zero();
+    for (int i = c == 0 ? 0 : column_ends[c - 1]; i < column_ends[c]; ++i)
+      occupied = Number::tidy(
+          Number::sum(occupied, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
+    OUT* place = row + pdfs[c] * by_pdf;
+    *place = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), static_cast<double>(*place)));
+  }
+}

@@ -1,0 +1,111 @@
+// The penalties on large scores, one pass over them: sums of w y^2 and w (|y| - limit)_+^2 over the real frames of each
+// sequence, and the derivative of -1/2 l2 and -1/2 out_of_range times these, which is added to the gradient.
+//
+// Block (c, n) works on frames ROWS c .. ROWS c + ROWS - 1 of sequence n, a warp on a frame, its lanes along the pdfs. Which
+// thread adds what, and so every bit, depends on the sequence's own length and the number of pdfs alone. Sums are in float64;
+// where l2 is 0, a score within the limit costs a comparison and no float64 instruction.
+//
+// Shared memory: double parts[blockDim.x / 32].
+
+#include "block_sum.cuh"
+#include "elements.cuh"
+
+#ifndef OUT
+#define OUT float
+#endif
+#ifndef ROWS
+#define ROWS 32
+#endif
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+namespace fsachain {
+
+struct Penalty {
+  double l2, out_of_range, limit;
+};
+
+constexpr int kTogether = 4;  // loads of a lane that are under way at the same time
+
+// What one score costs; the derivative is added to `gradient` unless that is null. Infinite scores and NaN cost nothing.
+template <typename Real>
+__device__ __forceinline__ void add_score(Real y, const Penalty& penalty, double weight, double& squares, double& excesses,
+                                          OUT* gradient) {
+  const bool within = y >= -penalty.limit && y <= penalty.limit;
+  if (within && penalty.l2 == 0.0) return;
+  const double value = y;
+  if (!(value > -infinity() && value < infinity())) return;
+  const double excess = within ? 0.0 : value > 0.0 ? value - penalty.limit : value + penalty.limit;
+  squares = fma(value, value, squares);
+  excesses = fma(excess, excess, excesses);
+  if (gradient == nullptr) return;
+  const double derivative = fma(penalty.l2, value, penalty.out_of_range * excess);
+  *gradient = static_cast<OUT>(fma(-weight, derivative, static_cast<double>(*gradient)));
+}
+
+}  // namespace fsachain
+
+// sums [N][gridDim.x][2]: of each block of each sequence, without the weight; blocks past its end write nothing.
+extern "C" __global__ void __launch_bounds__(256)
+    penalties(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_pdfs,
+              const long long* lengths, const double* weights, double l2, double out_of_range, double limit, OUT* out,
+              long long out_by_sequence, long long out_by_frame, long long out_by_pdf, double* sums) {
+  using namespace fsachain;
+  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
+  const long long last = lengths[n] < first + ROWS ? lengths[n] : first + ROWS;
+  const double weight = weights[n];
+  if (first >= last || weight == 0.0) return;
+  const Elements elements{scores, by_sequence, by_frame, by_pdf};
+  const Penalty penalty{l2, out_of_range, limit};
+  double squares = 0.0, excesses = 0.0;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  for (long long t = first + warp; t < last; t += warps) {
+    const ELEMENT* row = elements.row(n, t);
+    OUT* into = out ? out + n * out_by_sequence + t * out_by_frame : nullptr;
+    for (long long begin = lane; begin < num_pdfs; begin += 32 * kTogether) {
+      ELEMENT held[kTogether];
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r)
+        if (begin + 32 * r < num_pdfs) held[r] = row[(begin + 32 * r) * by_pdf];
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        const long long p = begin + 32 * r;
+        if (p < num_pdfs)
+          add_score(number_of(held[r]), penalty, weight, squares, excesses, into ? into + p * out_by_pdf : nullptr);
+      }
+    }
+  }
+  double* parts = reinterpret_cast<double*>(shared_memory);
+  squares = block_sum(squares, parts);
+  excesses = block_sum(excesses, parts);
+  if (threadIdx.x == 0) {
+    double* place = sums + 2 * (n * gridDim.x + blockIdx.x);
+    place[0] = squares;
+    place[1] = excesses;
+  }
+}
+
+// terms [2] = -1/2 l2 and -1/2 out_of_range times the weighted sums over all sequences; one block.
+extern "C" __global__ void __launch_bounds__(256)
+    penalty_terms(const double* sums, long long num_blocks, long long num_sequences, const long long* lengths,
+                  const double* weights, double l2, double out_of_range, double* terms) {
+  using namespace fsachain;
+  double squares = 0.0, excesses = 0.0;
+  for (long long n = threadIdx.x; n < num_sequences; n += blockDim.x) {
+    if (weights[n] == 0.0) continue;
+    double own[2] = {0.0, 0.0};
+    for (long long c = 0; c * ROWS < lengths[n]; ++c) {
+      own[0] += sums[2 * (n * num_blocks + c)];
+      own[1] += sums[2 * (n * num_blocks + c) + 1];
+    }
+    squares = fma(weights[n], own[0], squares);
+    excesses = fma(weights[n], own[1], excesses);
+  }
+  double* parts = reinterpret_cast<double*>(shared_memory);
+  squares = block_sum(squares, parts);
+  excesses = block_sum(excesses, parts);
+  if (threadIdx.x == 0) {
+    terms[0] = -0.5 * l2 * squares;
+    terms[1] = -0.5 * out_of_range * excesses;
+  }
+}

@@ -1,0 +1,39 @@
+"""Arrays on a pretended device, as the CUDA drivers are given them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fsachain.backends.cuda_device import DeviceArray
+
+
+def on_device(device: Any, array: np.ndarray) -> DeviceArray:
+    """A contiguous copy of the array; uint16 stands for bfloat16, the upper halves of float32."""
+    (memory,) = device.upload([np.ascontiguousarray(array)])
+    strides = tuple(step // array.itemsize for step in np.ascontiguousarray(array).strides)
+    dtype = "bfloat16" if array.dtype == np.uint16 else str(array.dtype)
+    return DeviceArray(memory.pointer, dtype, array.shape, strides, memory)
+
+
+def strided(device: Any, array: np.ndarray) -> DeviceArray:
+    """The same values in an array of larger strides, of which the last is negative; what lies between is NaN."""
+    spread = np.full([2 * length + 1 for length in array.shape], np.nan, array.dtype)
+    view = spread[tuple(slice(1, None, 2) for _ in array.shape)][..., ::-1]
+    view[...] = array
+    (memory,) = device.upload([spread])
+    offset = view.__array_interface__["data"][0] - spread.__array_interface__["data"][0]
+    strides = tuple(step // array.itemsize for step in view.strides)
+    return DeviceArray(memory.pointer + offset, str(array.dtype), array.shape, strides, memory)
+
+
+def read(array: DeviceArray) -> np.ndarray:
+    """What a contiguous array of `on_device` holds now."""
+    return array.owner.read(array.dtype, array.shape)
+
+
+def upper_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 values cut to bfloat16: as uint16, and as float32 again."""
+    halves = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return halves, (halves.astype(np.uint32) << 16).view(np.float32)

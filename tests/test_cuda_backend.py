@@ -1,0 +1,418 @@
+"""The CUDA route from the public calls to the kernels and back, on the host, against the CPU backend or the oracle."""
+
+import dataclasses
+import itertools
+import math
+
+import fake_cupy
+import numpy as np
+import pretend_device
+import pytest
+import tolerances
+import torch
+from loss_inputs import KINDS, WIDTH, make_denominator, make_loss
+from pretend_device import needs_host_compiler, pretended
+from random_graphs import connected_graph, left_to_right_graph
+
+from fsachain import (
+    BackendUnavailable,
+    LFMMILoss,
+    MBRLoss,
+    ShapeError,
+    TableBatch,
+    best_path,
+    compile_table,
+    expected_accuracy,
+    forward_backward,
+    n_best,
+    sample_paths,
+    total_log_prob,
+)
+from fsachain.backends import cuda_call, kinds
+
+pytestmark = needs_host_compiler
+
+LENGTHS = [7, 4, 8]
+SIZE, FRAMES = len(LENGTHS), 8
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """What torch tensors live on in this test; nothing else is a device."""
+    with pretended(monkeypatch) as device:
+        yield device
+
+
+def make_scores(seed=0, dtype=torch.float32, scale=1.0, shape=(SIZE, FRAMES, WIDTH)):
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def is_padding():
+    return torch.arange(FRAMES) >= torch.tensor(LENGTHS).view(-1, 1)
+
+
+def make_graphs(seed=0):
+    return [left_to_right_graph(10 * seed + n, 3, WIDTH) for n in range(SIZE)]
+
+
+def make_batch(kind):
+    if kind == "shared":
+        return make_denominator().batch(SIZE)
+    return TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()], ["a", "b", "c"])
+
+
+def assert_like(found, exact, dtype=torch.float32):
+    """log Z and occupancy within the contract; ok the same."""
+    assert torch.equal(found.ok, torch.as_tensor(exact.ok))
+    for ours, oracle in zip(found.log_prob.tolist(), exact.log_prob.tolist(), strict=True):
+        assert ours == pytest.approx(oracle, abs=tolerances.log_prob_tolerance(oracle), nan_ok=True)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert found.occupancy.dtype == wide
+    exact_occupancy = torch.as_tensor(exact.occupancy)
+    torch.testing.assert_close(
+        found.occupancy.double(), exact_occupancy.double(), rtol=0, atol=tolerances.OCCUPANCY
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("kind", "leaky"), [("shared", 0.1), ("shared", 0.0), ("packed", 0.0)])
+def test_forward_backward_of_a_device_tensor_runs_its_kernels_and_equals_the_oracle(
+    device, kind, leaky, dtype
+):
+    batch, scores = make_batch(kind), make_scores(dtype=dtype)
+    exact = forward_backward(
+        batch, scores.double().numpy(), LENGTHS, leaky_hmm_coefficient=leaky, backend="reference"
+    )
+    found = forward_backward(batch, scores, LENGTHS, leaky_hmm_coefficient=leaky)
+    assert_like(found, exact, dtype)
+    names = {launch.kernel.text for launch in device.launches}
+    assert names == {"frames.cu", "forward_backward.cu"}
+
+
+@pytest.mark.parametrize("layout", ["time first", "every second pdf", "expanded", "reversed rows of numpy"])
+def test_scores_need_not_be_contiguous(device, layout):
+    batch = make_batch("packed")
+    scores = {
+        "time first": lambda: make_scores(shape=(FRAMES, SIZE, WIDTH)).transpose(0, 1),
+        "every second pdf": lambda: make_scores(shape=(SIZE, FRAMES, 2 * WIDTH))[:, :, ::2],
+        "expanded": lambda: make_scores(shape=(1, FRAMES, WIDTH)).expand(SIZE, -1, -1),
+        "reversed rows of numpy": lambda: make_scores(shape=(SIZE, FRAMES, 3 * WIDTH))[
+            :, :, WIDTH : 2 * WIDTH
+        ],
+    }[layout]()
+    assert not scores.is_contiguous()
+    exact = forward_backward(batch, scores.numpy(), LENGTHS, backend="reference")
+    assert_like(forward_backward(batch, scores, LENGTHS), exact)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_scores_of_a_device_go_to_a_backend_of_the_host_when_it_is_asked_for(device, backend):
+    batch, scores = make_batch("packed"), make_scores(dtype=torch.float64).requires_grad_()
+    found = forward_backward(batch, scores, LENGTHS, backend=backend)
+    exact = forward_backward(batch, scores.detach().numpy(), LENGTHS, backend="reference")
+    assert_like(found, exact, torch.float64)
+    total_log_prob(batch, scores, LENGTHS, backend=backend).sum().backward()
+    torch.testing.assert_close(
+        scores.grad, torch.from_numpy(exact.occupancy), rtol=0, atol=tolerances.FLOAT64
+    )
+    paths = best_path(batch, scores, LENGTHS, backend=backend)
+    assert isinstance(paths.score, torch.Tensor)
+    assert not device.launches
+
+
+def test_cupy_arrays_give_cupy_arrays(monkeypatch):
+    batch, scores = make_batch("shared"), make_scores()
+    exact = forward_backward(batch, scores, LENGTHS, leaky_hmm_coefficient=0.1, backend="reference")
+    with fake_cupy.installed(monkeypatch) as world:
+        monkeypatch.setattr(cuda_call, "find_device", lambda array: pretend_device.PretendCupyDevice())
+        found = forward_backward(
+            batch, world.module.asarray(scores.numpy()), LENGTHS, leaky_hmm_coefficient=0.1
+        )
+        results = found.log_prob, found.ok, found.occupancy, found.arc_occupancy(1)
+        assert {kinds.kind_of(result) for result in results} == {"cupy"}
+        for ours, oracle in zip(
+            results, (exact.log_prob, exact.ok, exact.occupancy, exact.arc_occupancy(1)), strict=True
+        ):
+            np.testing.assert_allclose(ours.get(), oracle.numpy(), rtol=0, atol=tolerances.OCCUPANCY)
+        assert kinds.kind_of(best_path(batch, world.module.asarray(scores.numpy()), LENGTHS).score) == "cupy"
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.clone], ids=["numpy", "torch"])
+def test_arrays_of_the_host_travel_to_the_device_and_results_back_when_cuda_is_asked_for(
+    monkeypatch, convert
+):
+    batch, scores = make_batch("packed"), make_scores()
+    exact = forward_backward(batch, scores, LENGTHS, backend="reference")
+    devices = []
+
+    def find_device(array):
+        assert kinds.kind_of(array) == "cupy"
+        devices.append(pretend_device.PretendCupyDevice())
+        return devices[-1]
+
+    with fake_cupy.installed(monkeypatch):
+        monkeypatch.setattr(cuda_call, "find_device", find_device)
+        found = forward_backward(batch, convert(scores), LENGTHS, backend="cuda")
+        assert {type(value) for value in (found.log_prob, found.ok, found.occupancy)} == {
+            type(convert(scores))
+        }
+        np.testing.assert_allclose(found.occupancy, exact.occupancy, rtol=0, atol=tolerances.OCCUPANCY)
+        np.testing.assert_allclose(found.log_prob, exact.log_prob, rtol=tolerances.LOG_PROB_RELATIVE)
+    assert any(device.launches for device in devices)
+
+
+def test_paths_of_a_device_equal_those_of_the_host(device):
+    batch, scores = make_batch("packed"), make_scores(scale=3.0)
+    scores[1, 2] = math.nan
+    host = best_path(batch, scores.numpy(), LENGTHS, backend="cpu")
+    found = best_path(batch, scores, LENGTHS)
+    assert found.score.tolist() == pytest.approx(host.score.tolist(), nan_ok=True)
+    for name in ("pdfs", "states", "arcs"):
+        for ours, theirs in zip(getattr(found, name), getattr(host, name), strict=True):
+            assert ours.dtype == theirs.dtype and (ours == theirs).all()
+    best, drawn = n_best(batch, scores, 2, LENGTHS), sample_paths(batch, scores, 4, LENGTHS, seed=1)
+    assert isinstance(best.score, torch.Tensor) and drawn.ok.tolist() == [True, False, True]
+    assert {launch.kernel.text for launch in device.launches} == {"best_path.cu"}
+
+
+def test_occupancies_of_arcs_and_states_of_a_device_tensor_equal_the_oracle(device):
+    batch, scores = make_batch("shared"), make_scores(dtype=torch.float64)
+    options = {"leaky_hmm_coefficient": 0.1}
+    found = forward_backward(batch, scores, LENGTHS, **options)
+    exact = forward_backward(batch, scores.numpy(), LENGTHS, backend="reference", **options)
+    for n, name in itertools.product(range(SIZE), ("arc_occupancy", "state_occupancy")):
+        ours, oracle = getattr(found, name)(n), torch.from_numpy(getattr(exact, name)(n))
+        torch.testing.assert_close(ours, oracle, rtol=0, atol=tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+def test_total_log_prob_and_its_gradients_equal_those_of_the_host(device, kind):
+    batch, leaky = make_batch(kind), {"shared": 0.1, "packed": 0.0}[kind]
+    results = []
+    for backend in ("cpu", "auto"):
+        scores = make_scores(dtype=torch.bfloat16).requires_grad_()
+        weights = torch.cat([torch.from_numpy(table.by_src.log_prob.copy()) for table in batch.tables])
+        weights.requires_grad_()
+        plain = total_log_prob(batch, scores, LENGTHS, leaky_hmm_coefficient=leaky, backend=backend)
+        weighted = total_log_prob(batch, scores, LENGTHS, leaky_hmm_coefficient=leaky, arc_log_probs=weights)
+        factors = torch.tensor([1.0, -2.0, 0.5])
+        ((plain + weighted) * factors).sum().backward()
+        results.append((plain.detach(), weighted.detach(), scores.grad.float(), weights.grad))
+    assert results[1][2].dtype == torch.float32
+    torch.testing.assert_close(results[1], results[0], rtol=1e-2, atol=tolerances.FEW_FLOAT32_TERMS)
+
+
+OPTIONS = {
+    "plain": {},
+    "exact": {"leaky_hmm_coefficient": 0.0},
+    "penalties": {"l2_regularize": 0.02, "out_of_range_regularize": 0.3},
+    "scaled": {"denominator_scale": 0.7, "xent_regularize": 0.2},
+    "boosted": {"boost": 0.4},
+    "small budget": {"memory_budget": 0.0},
+}
+
+
+def loss_of(loss, scores, graphs, lengths=LENGTHS, **arguments):
+    """Value, record and gradient by the scores."""
+    leaf = scores.clone().requires_grad_()
+    value = loss(leaf, lengths, graphs, **arguments)
+    value.backward()
+    return value.detach(), loss.last_record, leaf.grad
+
+
+def assert_same_loss(ours, theirs):
+    """Values of every field, within the contract per frame; gradients within float32."""
+    assert torch.equal(ours[1].ok, theirs[1].ok) and ours[1].excluded == theirs[1].excluded
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=tolerances.OBJF_PER_FRAME, equal_nan=True)
+    for field in dataclasses.fields(theirs[1]):
+        left, right = getattr(ours[1], field.name), getattr(theirs[1], field.name)
+        if isinstance(right, torch.Tensor) and right.dtype == torch.float64:
+            torch.testing.assert_close(
+                left, right, rtol=tolerances.LOG_PROB_RELATIVE, atol=tolerances.OCCUPANCY, equal_nan=True
+            )
+    torch.testing.assert_close(ours[2], theirs[2], rtol=0, atol=tolerances.OCCUPANCY)
+
+
+def on_both(monkeypatch, make, scores, graphs, lengths=LENGTHS, **arguments):
+    """What the loss gives through the kernels, and on the host."""
+    theirs = loss_of(make(), scores, graphs, lengths, **arguments)
+    with pretended(monkeypatch) as device:
+        ours = loss_of(make(), scores, graphs, lengths, **arguments)
+    assert {"frames.cu", "forward_backward.cu"} <= {launch.kernel.text for launch in device.launches}
+    return ours, theirs
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_loss_and_its_gradient_equal_those_of_the_host(monkeypatch, options):
+    scores, branch = make_scores(scale=20.0), make_scores(1).log_softmax(2)
+    arguments = {
+        "weights": [1.0, 0.5, 2.0],
+        "frame_weights": make_scores(2)[:, :, 0].masked_fill(is_padding(), math.nan),
+        "xent_log_probs": branch,
+    }
+    ours, theirs = on_both(
+        monkeypatch, lambda: make_loss(**OPTIONS[options]), scores, make_graphs(), **arguments
+    )
+    assert_same_loss(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_that_cannot_be_used_leaves_the_loss_of_a_device_too(monkeypatch, kind):
+    scores, lengths, graphs = make_scores(), list(LENGTHS), make_graphs()
+    if kind in ("too short", "no frames"):
+        lengths[1] = {"too short": 1, "no frames": 0}[kind]
+    elif kind == "no finals":
+        graphs[1] = dataclasses.replace(graphs[1], final_log_prob=[-math.inf] * graphs[1].num_states)
+    else:
+        scores[1, 1] = float(kind)
+    penalties = {"l2_regularize": 0.1, "out_of_range_regularize": 0.1}
+    ours, theirs = on_both(monkeypatch, lambda: make_loss(**penalties), scores, graphs, lengths)
+    assert ours[1].excluded == ("sequence 1",) and (ours[2][1] == 0).all()
+    assert_same_loss(ours, theirs)
+
+
+def test_a_score_that_only_the_denominator_reads_excludes_its_sequence(monkeypatch):
+    """The numerator's occupancy is in the gradient by then, and must leave it."""
+    scores, graphs = make_scores(), make_graphs()
+    used = set(graphs[1].pdf.tolist())
+    free = next(pdf for pdf in connected_graph(0).pdf.tolist() if pdf not in used)
+    scores[1, 1, free] = math.nan
+    branch = make_scores(1).log_softmax(2)
+    ours, theirs = on_both(
+        monkeypatch, lambda: make_loss(xent_regularize=0.1), scores, graphs, xent_log_probs=branch
+    )
+    assert ours[1].excluded == ("sequence 1",) and (ours[2][1] == 0).all()
+    assert torch.isfinite(ours[1].num_log_prob[1])
+    assert_same_loss(ours, theirs)
+
+
+@pytest.mark.parametrize("which", [["one", "two", "one"], ["two", "two", "two"]], ids=str)
+@pytest.mark.parametrize("kind", ["LF-MMI", "boosted"])
+def test_each_sequence_has_its_denominator_on_a_device_too(monkeypatch, kind, which):
+    def make():
+        return make_loss(kind, {"one": make_denominator(0), "two": make_denominator(3)})
+
+    ours, theirs = on_both(monkeypatch, make, make_scores(), make_graphs(), denominator_of=which)
+    assert_same_loss(ours, theirs)
+
+
+def test_all_excluded_on_a_device_gives_zero_and_zero_gradient(monkeypatch):
+    ours, _ = on_both(monkeypatch, make_loss, make_scores(), make_graphs(), [0, 1, 0])
+    assert ours[0] == 0 and (ours[2] == 0).all() and len(ours[1].excluded) == SIZE
+
+
+def test_without_a_gradient_no_backward_kernel_runs_on_a_device(device):
+    record = make_loss().objective(make_scores(), LENGTHS, make_graphs())
+    with torch.no_grad():
+        value = make_loss()(make_scores(), LENGTHS, make_graphs())
+    names = {launch.kernel.name for launch in device.launches}
+    assert not {"backward", "write_occupancies"} & names and "forward" in names
+    torch.testing.assert_close(-record.objf_ok / record.weight_ok, value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_minimum_bayes_risk_of_a_device_tensor_is_computed_by_the_host(device, dtype):
+    scores = make_scores(dtype=dtype)
+    loss = MBRLoss(make_denominator(), leaky_hmm_coefficient=0.1)
+    value, record, gradient = loss_of(loss, scores, make_graphs(), weights=[1.0, 0.5, 2.0])
+    assert record.ok.all() and gradient.dtype == dtype and torch.isfinite(value)
+    accuracy = make_scores(1).abs()
+    batch = make_batch("shared")
+    assert torch.isfinite(expected_accuracy(batch, scores.float(), accuracy, LENGTHS)).all()
+
+
+def test_the_loss_reads_nothing_on_the_host_of_what_lives_on_the_device(device, monkeypatch):
+    """Only integers (keys, lengths, which denominator) and the weights, which are the caller's on the host, are read."""
+    read, weights = [], torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
+    names = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__array__")
+    loss = make_loss(
+        "LF-MMI",
+        {"one": make_denominator(0), "two": make_denominator(3)},
+        l2_regularize=0.1,
+        xent_regularize=0.1,
+    )
+    scores, graphs = make_scores().requires_grad_(), make_graphs()
+    arguments = {
+        "weights": weights,
+        "frame_weights": torch.ones(SIZE, FRAMES),
+        "xent_log_probs": make_scores(1).log_softmax(2),
+        "denominator_of": ["one", "two", "one"],
+    }
+
+    def spying(name):
+        original = getattr(torch.Tensor, name)
+
+        def spy(tensor, *rest, **options):
+            read.append((name, tensor.dtype, tensor.data_ptr()))
+            return original(tensor, *rest, **options)
+
+        return spy
+
+    with monkeypatch.context() as patch:
+        for name in names:
+            patch.setattr(torch.Tensor, name, spying(name))
+        for value in (
+            loss(scores, LENGTHS, graphs, **arguments),
+            total_log_prob(make_batch("packed"), scores, LENGTHS).sum(),
+        ):
+            value.backward()
+    assert read
+    for name, dtype, pointer in read:
+        assert dtype == torch.int64 or pointer == weights.data_ptr(), f"{name} of a tensor of {dtype}"
+
+
+def test_weights_are_checked_on_the_host_only(device):
+    with pytest.raises(Exception, match=r"weights\[1\] = -1.0 \(sequence 1\); expected a finite number >= 0"):
+        make_loss()(make_scores(), LENGTHS, make_graphs(), weights=[1.0, -1.0, 1.0])
+
+
+def test_lengths_on_a_device_are_refused():
+    lengths = torch.tensor(LENGTHS).to("meta")
+    with pytest.raises(ShapeError, match="lengths are on meta; expected 3 integers on the host"):
+        forward_backward(make_batch("packed"), make_scores(), lengths)
+
+
+def test_a_branch_on_another_device_than_the_output_is_refused():
+    with pytest.raises(BackendUnavailable, match="xent_log_probs is on meta; expected cpu as nnet_output"):
+        make_loss()(make_scores(), LENGTHS, make_graphs(), xent_log_probs=make_scores().to("meta"))
+
+
+def test_scores_on_a_device_without_a_backend_are_refused():
+    with pytest.raises(BackendUnavailable, match="scores are on meta; expected a CPU or CUDA tensor"):
+        forward_backward(make_batch("packed"), make_scores().to("meta"), LENGTHS)
+
+
+@pytest.mark.parametrize("kind", ["shared", "packed"])
+def test_a_batch_is_placed_on_a_device_before_its_first_use(monkeypatch, kind):
+    batch, made, device = make_batch(kind), [], pretend_device.PretendDevice()
+    original = device.resident
+    monkeypatch.setattr(
+        device,
+        "resident",
+        lambda owner, key, make: original(owner, key, lambda: made.append(key) or make()),
+    )
+    monkeypatch.setattr(cuda_call.cuda_cupy, "device_of_index", lambda index: {1: device}[index])
+    assert batch.to("cuda:1") is batch and batch.to("cpu") is batch and batch.pin_memory() is batch
+    placed = len(made)
+    assert placed > 0
+    leaky = 0.1 if kind == "shared" else 0.0
+    with pretended(monkeypatch, device):
+        forward_backward(batch, make_scores(), LENGTHS, leaky_hmm_coefficient=leaky).occupancy  # noqa: B018
+    assert len(made) == placed
+
+
+def test_the_loss_compiles_to_one_graph_for_a_device(device):
+    torch._dynamo.reset()
+    loss, numerators = LFMMILoss(make_denominator()), make_batch("packed")
+    net = torch.nn.Linear(WIDTH, WIDTH)
+
+    def step(x):
+        return loss(net(x), torch.tensor(LENGTHS), numerators)
+
+    values = [
+        call(make_scores()).detach()
+        for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager"))
+    ]
+    torch.testing.assert_close(values[1], values[0], rtol=0, atol=tolerances.FEW_FLOAT32_TERMS)

@@ -1,0 +1,239 @@
+"""CTC on a device, its kernels run on the host: loss and gradient are torch's, and no bit depends on the rest of a batch."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from device_arrays import on_device, read, strided, upper_halves
+
+from fsachain.backends import reference_ctc
+from fsachain.backends.ctc import Rows, make_problem
+from fsachain.backends.cuda_ctc import Sizes, Targets, Task, ctc, template
+from fsachain.backends.cuda_device import DeviceArray
+from fsachain.graph.ctc import CtcTopology
+from tools.cuda_on_host import HostDevice, skip_reason
+
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+
+CLASSES = 7
+SMALL = Sizes(64, 32)  # a thread of the host stands for each
+# Repeats that need a blank between, one label twice apart, none, one too many for its frames, one that needs all of them.
+LABELS = [[1, 2, 2, 3, 1], [5], [], [1, 1, 1, 1], [4, 4, 6]]
+LENGTHS = np.array([9, 8, 3, 6, 4])
+BLANK = 0
+
+
+def padded(labels):
+    rows = np.full((len(labels), max(1, *map(len, labels))), 99)
+    for row, own in zip(rows, labels, strict=True):
+        row[: len(own)] = own
+    return rows.astype(np.int64)
+
+
+def random_logits(num_frames=9, classes=CLASSES, size=5, scale=2.0, seed=0):
+    return (scale * np.random.default_rng(seed).normal(size=(size, num_frames, classes))).astype(np.float32)
+
+
+def run(logits, labels=LABELS, lengths=LENGTHS, blank=BLANK, device=None, rows=None, **options):
+    """loss [N] and gradient [N, T, C]."""
+    device = device or HostDevice()
+    array = logits if isinstance(logits, DeviceArray) else on_device(device, logits)
+    given = on_device(device, padded(labels) if rows is None else rows)
+    dtype = np.float64 if array.dtype == "float64" else np.float32
+    gradient = on_device(device, np.full(array.shape, np.nan, dtype))
+    targets = Targets(given, np.array([len(own) for own in labels]))
+    loss = ctc(device, array, targets, np.asarray(lengths), Task(blank, **options), gradient, sizes=SMALL)
+    return loss.read(np.float64), read(gradient)
+
+
+def by_torch(logits, labels=LABELS, lengths=LENGTHS, blank=BLANK):
+    """The same by torch, in float64."""
+    leaf = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    counts = torch.tensor([len(own) for own in labels])
+    rows = torch.from_numpy(np.clip(padded(labels), 0, logits.shape[2] - 1))
+    loss = torch.nn.functional.ctc_loss(
+        leaf.log_softmax(2).transpose(0, 1), rows, torch.as_tensor(lengths), counts, blank, reduction="none"
+    )
+    finite = torch.isfinite(loss)
+    torch.where(finite, loss, 0.0).sum().backward()
+    gradient = torch.where(finite[:, None, None], leaf.grad, 0.0).numpy()
+    return loss.detach().numpy(), gradient
+
+
+def assert_close(found, expected):
+    np.testing.assert_allclose(
+        found[0], expected[0], rtol=tolerances.LOG_PROB_RELATIVE, atol=10 * tolerances.LOG_PROB_RELATIVE
+    )
+    np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=tolerances.OCCUPANCY)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("blank", [0, 3, 6])
+def test_loss_and_gradient_are_those_of_torch(blank, scale):
+    logits = random_logits(scale=scale)
+    labels = [[label + (label >= blank) - 1 if blank else label for label in own] for own in LABELS]
+    labels = [
+        [label % CLASSES if label % CLASSES != blank else (blank + 1) % CLASSES for label in own]
+        for own in labels
+    ]
+    found, expected = run(logits, labels, blank=blank), by_torch(logits, labels, blank=blank)
+    assert np.isinf(expected[0][3]) and np.isfinite(expected[0][[0, 1, 2, 4]]).all()
+    assert_close(found, expected)
+    assert (found[1][np.arange(9) >= LENGTHS[:, None]] == 0.0).all()
+    np.testing.assert_allclose(found[1].sum(axis=2), 0.0, atol=tolerances.OCCUPANCY)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.uint16])
+def test_every_type_of_logits_is_read(dtype):
+    values = random_logits()
+    given, same = upper_halves(values) if dtype == np.uint16 else [values.astype(dtype)] * 2
+    found = run(given)
+    assert found[1].dtype == (np.float64 if dtype == np.float64 else np.float32)
+    assert_close(found, by_torch(same))
+
+
+def test_more_classes_than_a_warp_holds_at_once():
+    logits = random_logits(4, 1300, 2)
+    labels, lengths = [[700, 3, 700], [1299]], [4, 2]
+    assert_close(run(logits, labels, lengths), by_torch(logits, labels, lengths))
+
+
+def test_targets_in_a_row_and_32_bit_targets_give_the_same_bits():
+    logits = random_logits()
+    expected = run(logits)
+    for rows in (
+        np.concatenate([np.array(own, np.int64) for own in LABELS]),
+        padded(LABELS).astype(np.int32),
+    ):
+        for one, other in zip(run(logits, rows=rows), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_sequence_has_the_same_bits_alone_and_in_any_batch():
+    """Beside a target of another length, whose acceptor is larger."""
+    logits = random_logits()
+    together = run(logits, [*LABELS[:4], [1, 2] * 6], [9, 8, 3, 6, 9])
+    for n in range(4):
+        alone = run(logits[n : n + 1], LABELS[n : n + 1], LENGTHS[n : n + 1])
+        np.testing.assert_array_equal(alone[0][0], together[0][n])
+        np.testing.assert_array_equal(alone[1][0], together[1][n])
+
+
+def test_strides_and_what_lies_in_padding_change_no_bit():
+    device, logits = HostDevice(), random_logits()
+    expected = run(logits)
+    spread = strided(device, logits)
+    logits[np.arange(9) >= LENGTHS[:, None]] = np.nan
+    for found in (run(spread, device=device), run(logits)):
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_illegal_logits_and_labels_touch_only_their_own_sequence():
+    """NaN in any class, +inf, a row of nothing but -inf, a label that is the blank or no class: NaN and no gradient."""
+    logits = random_logits(size=7)
+    logits[0, 2, 6] = np.nan
+    logits[1, 0, 1] = np.inf
+    logits[2, 3] = -np.inf
+    labels, lengths = [[1, 2]] * 3 + [[1, BLANK], [CLASSES], [-1], [1, 2]], np.full(7, 9)
+    loss, gradient = run(logits, labels, lengths)
+    assert np.isnan(loss[:6]).all() and not gradient[:6].any()
+    assert_close((loss[6:], gradient[6:]), by_torch(logits[6:], labels[6:], lengths[6:]))
+
+
+def test_a_class_that_cannot_happen_takes_its_paths_away():
+    logits = random_logits(size=2)
+    logits[0, :, 1] = -np.inf
+    logits[1, 4:, 0] = -np.inf
+    labels, lengths = [[1, 2], [1, 2]], [9, 9]
+    loss, gradient = run(logits, labels, lengths)
+    expected = by_torch(logits[1:], labels[1:], lengths[1:])
+    assert np.isinf(loss[0]) and loss[0] > 0 and not gradient[0].any()
+    np.testing.assert_allclose(loss[1], expected[0][0], rtol=tolerances.LOG_PROB_RELATIVE)
+
+
+def test_without_frames_only_the_empty_target_is_possible():
+    loss, gradient = run(random_logits(size=2), [[], [1]], [0, 0])
+    np.testing.assert_array_equal(loss, [0.0, np.inf])
+    assert not gradient.any()
+
+
+def test_a_sure_target_costs_nothing_and_never_less():
+    logits = np.full((1, 6, 4), -200.0, np.float32)
+    logits[0, np.arange(6), [0, 1, 0, 2, 2, 0]] = 200.0
+    loss, gradient = run(logits, [[1, 2]], [6])
+    assert 0.0 <= loss[0] <= tolerances.log_prob_tolerance(0.0)
+    np.testing.assert_allclose(gradient, 0.0, atol=tolerances.SURE_OCCUPANCY)
+
+
+def test_loss_alone_is_the_same_bits():
+    device, logits = HostDevice(), random_logits()
+    targets = Targets(on_device(device, padded(LABELS)), np.array([len(own) for own in LABELS]))
+    alone = ctc(device, on_device(device, logits), targets, LENGTHS, Task(BLANK), None, sizes=SMALL).read(
+        np.float64
+    )
+    np.testing.assert_array_equal(alone, run(logits)[0])
+
+
+def test_acceptors_depend_on_the_rounded_length_alone():
+    assert template(8) is template(8)
+    assert template(8).num_states == 2 * 8 + 2 and template(8).num_pdfs == 4 * 8 + 1
+    assert template(0).num_states == 2
+
+
+TOPOLOGIES = get_args(CtcTopology)
+
+
+def by_reference(scores, labels, lengths, blank, normalizes, topology, priors=None, delay=0.0):
+    """The same by the CTC of the reference backend."""
+    size, num_frames, num_classes = scores.shape
+    problem = make_problem(
+        np.where(padded(labels) == 99, 0, padded(labels)),
+        np.asarray(lengths),
+        np.array([len(own) for own in labels]),
+        scores.shape,
+        blank,
+        topology,
+        np.empty(0) if priors is None else priors,
+        delay,
+        [str(n) for n in range(size)],
+    )
+    rows = Rows(scores.astype(np.float64).reshape(-1), (num_frames * num_classes, num_classes), scores.shape)
+    statistics = np.zeros((2 if normalizes else 0, size, num_frames))
+    log_z, kinds = reference_ctc.log_probs(problem, rows, statistics, np.empty((0, 0)), 1)
+    losses = -log_z
+    if normalizes:
+        real = np.arange(num_frames) < np.asarray(lengths)[:, None]
+        sums = statistics[0] + np.log(np.where(real, statistics[1], 1.0))
+        losses = losses + np.where(real, sums, 0.0).sum(axis=1)
+    gradient = np.zeros(scores.size)
+    factors = np.isfinite(losses).astype(np.float64)
+    reference_ctc.gradient(problem, rows, statistics, kinds, factors, gradient, None)
+    return losses, gradient.reshape(scores.shape)
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_topology_prior_and_delay_is_that_of_the_reference(topology, normalizes):
+    scores = random_logits()
+    priors = np.random.default_rng(4).normal(size=CLASSES)
+    for log_priors, delay in ((None, 0.0), (priors, 0.0), (None, 0.3), (priors, -0.2)):
+        options = {"normalizes": normalizes, "topology": topology}
+        found = run(scores, log_priors=log_priors, delay_penalty=delay, **options)
+        expected = by_reference(scores, LABELS, LENGTHS, BLANK, normalizes, topology, log_priors, delay)
+        finite = np.isfinite(expected[0])
+        np.testing.assert_array_equal(np.isfinite(found[0]), finite)
+        atol = tolerances.log_prob_tolerance(0.0)
+        np.testing.assert_allclose(found[0][finite], expected[0][finite], rtol=0, atol=atol)
+        np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=tolerances.OCCUPANCY)
+
+
+def test_log_probabilities_that_sum_to_more_than_one_may_have_a_negative_loss():
+    loss, _ = run(np.ones((1, 4, 3), np.float32), [[1]], [4], normalizes=False)
+    assert loss[0] < -4.0
+    loss, gradient = run(np.full((1, 4, 3), 0.5, np.float32), [[1, 1, 1]], [4], normalizes=False)
+    assert np.isinf(loss[0]) and not gradient.any()

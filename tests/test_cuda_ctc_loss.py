@@ -1,0 +1,140 @@
+"""`ctc_loss` of scores on a device, its kernels run on the host: values, gradients and errors are those of the host."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import tolerances
+import torch
+from pretend_device import PretendDevice, needs_host_compiler, pretended
+
+from fsachain.errors import DataError, ShapeError
+from fsachain.graph.ctc import CtcTopology
+from fsachain.loss.ctc import CTCLoss, ctc_loss
+from fsachain.loss.ctc_device import ctc_on_device
+
+pytestmark = needs_host_compiler
+
+FRAMES, CLASSES = 8, 6
+TARGETS = torch.tensor([[1, 2, 2], [3, 0, 0], [5, 5, 5], [0, 0, 0]])
+TARGET_LENGTHS, LENGTHS = [3, 1, 3, 0], [8, 5, 4, 2]
+
+
+def random_scores(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(FRAMES, 4, CLASSES, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    )
+
+
+def both(monkeypatch, scores, *arguments, **options):
+    """Loss and gradient on the pretended device and on the host."""
+    found = []
+    for on_device in (True, False):
+        scores.grad = None
+        if on_device:
+            with pretended(monkeypatch) as device:
+                loss = ctc_loss(scores, *arguments, **options)
+                assert any(launch.kernel.text == "ctc.cu" for launch in device.launches)
+        else:
+            loss = ctc_loss(scores, *arguments, backend="reference", **options)
+        (loss * torch.arange(1, 1 + loss.numel()).view(loss.shape)).sum().backward()
+        found.append((loss.detach(), scores.grad.clone()))
+    return found
+
+
+def assert_equal(found, rounding=0.0):
+    (loss, gradient), (expected, expected_gradient) = found
+    assert loss.dtype == expected.dtype and gradient.dtype == expected_gradient.dtype
+    torch.testing.assert_close(loss, expected, rtol=0, atol=tolerances.log_prob_tolerance(0.0))
+    atol = tolerances.OCCUPANCY + rounding
+    torch.testing.assert_close(gradient, expected_gradient, rtol=rounding, atol=atol)
+
+
+@pytest.mark.parametrize("topology", get_args(CtcTopology))
+@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
+def test_losses_and_gradients_are_those_of_the_reference(monkeypatch, inputs, topology):
+    scores = random_scores()
+    if inputs == "log_probs":
+        scores = scores.detach().log_softmax(2).requires_grad_()
+    arguments = TARGETS, LENGTHS, TARGET_LENGTHS
+    options = {"inputs": inputs, "topology": topology, "reduction": "none", "zero_infinity": True}
+    assert_equal(both(monkeypatch, scores, *arguments, **options))
+    priors = torch.linspace(-1.0, 1.0, CLASSES)
+    assert_equal(both(monkeypatch, scores, *arguments, log_priors=priors, delay_penalty=0.2, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_every_type_and_reduction(monkeypatch, dtype, reduction):
+    arguments = TARGETS, LENGTHS, TARGET_LENGTHS
+    options = {"inputs": "logits", "reduction": reduction, "zero_infinity": True, "blank": 4}
+    found = both(monkeypatch, random_scores(dtype), *arguments, **options)
+    assert_equal(found, torch.finfo(dtype).eps)
+
+
+def test_targets_in_a_row_and_batch_first_scores(monkeypatch):
+    scores = random_scores().detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
+    flat = torch.tensor([1, 2, 2, 3, 5, 5, 5])
+    options = {"inputs": "logits", "reduction": "none", "zero_infinity": True}
+    found = both(monkeypatch, scores, flat, LENGTHS, TARGET_LENGTHS, **options)
+    assert found[0][0][2] == 0.0, "the third target does not fit its frames"
+    assert_equal(found)
+
+
+def test_an_infinite_loss_has_no_gradient_even_where_an_infinite_one_comes_in(monkeypatch):
+    scores = random_scores()
+    with pretended(monkeypatch):
+        loss = ctc_loss(scores, TARGETS, LENGTHS, TARGET_LENGTHS, inputs="logits", reduction="none")
+        loss.backward(torch.tensor([1.0, 1.0, float("nan"), 1.0]))
+    assert torch.isinf(loss[2]) and not scores.grad[:, 2].any() and torch.isfinite(scores.grad).all()
+
+
+def test_without_gradient_no_beta_runs(monkeypatch):
+    with pretended(monkeypatch) as device, torch.no_grad():
+        ctc_loss(random_scores(), TARGETS, LENGTHS, TARGET_LENGTHS, inputs="logits")
+        names = {launch.kernel.name for launch in device.launches}
+    assert "ctc_gradient_rows" not in names and not any("backward" in name for name in names)
+
+
+def test_bad_arguments_are_the_errors_of_the_host(monkeypatch):
+    scores = random_scores()
+    with pretended(monkeypatch):
+        with pytest.raises(DataError, match=r"b: targets\[1\]\[0\] = 9"):
+            ctc_loss(scores, [[1], [9], [1], [1]], [8] * 4, [1] * 4, inputs="logits", names=list("abcd"))
+        with pytest.raises(ShapeError, match=r"input_lengths\[2\] = 9"):
+            ctc_loss(scores, TARGETS, [8, 8, 9, 8], TARGET_LENGTHS, inputs="logits")
+        with pytest.raises(DataError, match=r"sequence \d: the probabilities of frame \d sum to"):
+            ctc_loss(scores, TARGETS, LENGTHS, TARGET_LENGTHS, unnormalized="error")
+    padded = scores.detach().log_softmax(2)
+    padded[2:, 3] = 7.0
+    with pretended(monkeypatch):
+        ctc_loss(padded, TARGETS, LENGTHS, TARGET_LENGTHS, unnormalized="error")
+
+
+def test_the_module_goes_the_same_way(monkeypatch):
+    scores = random_scores()
+    arguments = TARGETS, LENGTHS, TARGET_LENGTHS
+    expected = CTCLoss(zero_infinity=True, inputs="logits", backend="reference")(scores, *arguments)
+    with pretended(monkeypatch):
+        found = CTCLoss(zero_infinity=True, inputs="logits")(scores, *arguments)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerances.log_prob_tolerance(0.0))
+
+
+def test_the_operator_keeps_its_promises_to_torch(monkeypatch):
+    lengths = torch.tensor(LENGTHS), torch.tensor(TARGET_LENGTHS)
+    scores = random_scores(torch.float64)
+    arguments = scores, TARGETS, *lengths, torch.empty(0), 0, "logits", "standard", 0.0, "", True, -1.0
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    with pretended(monkeypatch, PretendDevice()):
+        torch.library.opcheck(ctc_on_device, arguments, test_utils=tests)
+
+
+def test_differentiating_twice_raises(monkeypatch):
+    scores = random_scores()
+    with pretended(monkeypatch):
+        loss = ctc_loss(scores, TARGETS, LENGTHS, TARGET_LENGTHS, inputs="logits", zero_infinity=True)
+        (gradient,) = torch.autograd.grad(loss, scores, create_graph=True)
+        with pytest.raises(RuntimeError):
+            gradient.sum().backward()

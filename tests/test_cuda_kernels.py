@@ -1,0 +1,504 @@
+"""The kernels of sums over paths, run on the host against the float64 oracle: every kind of number, place and division.
+
+The bits of a result must depend on table, kind and place alone: not on the batch, the sequences of a thread, the blocks of a
+team, the windows of frames, or on what fresh memory holds.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tolerances
+from device_arrays import on_device, read, strided, upper_halves
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+
+from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
+from fsachain.backends import cuda, cuda_plan, cuda_seats, reference
+from fsachain.backends.cuda_place import LOG, PLAIN, WIDE, Place, Seat
+from fsachain.backends.cuda_tables import Division, lay_out
+from tools.cuda_on_host import HostDevice, skip_reason
+
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+
+NUM_PDFS = 9
+LENGTHS = [8, 7, 0, 5, 8, 3]
+LEAK = 1e-3
+
+
+def on_chip(cluster=1, threads=64, lanes=2, longest=32, arcs=True):
+    return Place(True, cluster, threads, arcs, lanes, 32), Division((cluster,), 32, longest)
+
+
+def in_memory(shares=4, longest=3):
+    return Place(False, 1, 64, False, 1, 1), Division((shares,), 1, longest)
+
+
+PLACES = {
+    "one block": on_chip(),
+    "one sequence a thread": on_chip(lanes=1),
+    "four sequences a thread": on_chip(lanes=4),
+    "cluster of two, split states": on_chip(cluster=2, threads=32, longest=3),
+    "cluster of four": on_chip(cluster=4, lanes=4),
+    "256 threads, arcs in memory": on_chip(threads=256, arcs=False, lanes=1),
+    "in memory": in_memory(),
+}
+
+
+@contextmanager
+def seated(place, division):
+    """Shared graphs are computed in this place, with as many sequences a thread as it allows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            cuda_seats, "seat_of_shared", lambda table, *_: Seat(place, tuple(lay_out([table], division)))
+        )
+        patch.setattr(cuda, "lanes_for", lambda place, *_: place.max_lanes)
+        yield
+
+
+@pytest.fixture(scope="module")
+def device():
+    return HostDevice(multiprocessors=2)
+
+
+def denominator(seed=3, num_states=30, num_arcs=150):
+    return DenominatorGraph(connected_graph(seed, num_states, num_arcs), NUM_PDFS).table
+
+
+def fresh(table):
+    """An equal table, of which nothing is kept."""
+    return replace(table)
+
+
+def random_scores(size, num_frames, scale=1.0, seed=0):
+    return (scale * np.random.default_rng(seed).normal(size=(size, num_frames, NUM_PDFS))).astype(np.float32)
+
+
+def run(device, batch, array, lengths, leaky=0.0, budget=None, weights=None):
+    """log Z [N], ok [N] and weighted occupancy [N, T, P] of scores on the device."""
+    dtype = np.float64 if array.dtype == "float64" else np.float32
+    out = on_device(device, np.zeros(array.shape, dtype))
+    (on_it,) = device.upload([np.ones(batch.size) if weights is None else weights])
+    lengths = np.asarray(lengths, dtype=np.int64)
+    log_prob, ok = cuda.add_occupancy(device, batch, array, lengths, leaky, on_it, out, budget)
+    return log_prob.read(np.float64), ok.read(np.uint8).astype(bool), read(out)
+
+
+def expected(batch, scores, lengths, leaky=0.0):
+    log_prob, ok = reference.log_probs(batch, scores, np.asarray(lengths), leaky)
+    out = np.zeros(scores.shape)
+    reference.add_occupancy(batch, scores, np.asarray(lengths), leaky, np.ones(batch.size), out)
+    return log_prob, ok, out
+
+
+def assert_right(found, want, float64=False):
+    """The contract; padding and sequences that are not ok are exactly 0."""
+    np.testing.assert_array_equal(found[1], want[1])
+    for got, right in zip(found[0], want[0], strict=True):
+        if np.isfinite(right):
+            allowed = (
+                tolerances.FLOAT64 * max(1.0, abs(right)) if float64 else tolerances.log_prob_tolerance(right)
+            )
+            assert abs(got - right) <= allowed
+        else:
+            assert np.array_equal(got, right, equal_nan=True)
+    np.testing.assert_allclose(
+        found[2], want[2], rtol=0.0, atol=tolerances.FLOAT64 if float64 else tolerances.OCCUPANCY
+    )
+    empty = want[2].sum(axis=2) == 0.0
+    assert not found[2][empty].any()
+    np.testing.assert_allclose(found[2].sum(axis=2)[~empty], 1.0, rtol=0.0, atol=tolerances.ROW_SUM)
+
+
+def assert_same_bits(first, second):
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("leaky", [0.0, LEAK])
+@pytest.mark.parametrize("name", PLACES)
+def test_every_place_agrees_with_the_oracle(device, name, leaky):
+    batch = TableBatch.share(denominator(), len(LENGTHS))
+    scores = random_scores(batch.size, 8, scale=5.0)
+    with seated(*PLACES[name]):
+        found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
+    assert_right(found, expected(batch, scores, LENGTHS, leaky))
+
+
+@pytest.mark.parametrize("name", ["one block", "cluster of two, split states", "in memory"])
+def test_float64_scores_keep_their_digits(device, name):
+    batch = TableBatch.share(denominator(), len(LENGTHS))
+    scores = random_scores(batch.size, 8, scale=5.0).astype(np.float64)
+    with seated(*PLACES[name]):
+        found = run(device, batch, on_device(device, scores), LENGTHS, LEAK)
+    assert found[2].dtype == np.float64
+    assert_right(found, expected(batch, scores, LENGTHS, LEAK), float64=True)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0, 1e6])
+@pytest.mark.parametrize("leaky", [0.0, LEAK])
+def test_any_magnitude_of_scores(device, scale, leaky):
+    batch = TableBatch.share(denominator(), 3)
+    scores = random_scores(3, 8, scale)
+    with seated(*PLACES["one block"]):
+        found = run(device, batch, on_device(device, scores), [8, 8, 5], leaky)
+    assert_right(found, expected(batch, scores, [8, 8, 5], leaky))
+
+
+def test_scores_of_1e30_have_a_log_prob_and_an_occupancy(device):
+    """The oracle's own alphas have no digits left beside 1e30, so that only its log Z is compared."""
+    batch = TableBatch.share(denominator(), 3)
+    scores = random_scores(3, 8, 1e30)
+    with seated(*PLACES["one block"]):
+        log_prob, ok, occupancy = run(device, batch, on_device(device, scores), [8, 8, 8])
+    want = expected(batch, scores, [8, 8, 8])[0]
+    assert ok.all()
+    np.testing.assert_allclose(log_prob, want, rtol=tolerances.LOG_PROB_RELATIVE)
+    np.testing.assert_allclose(occupancy.sum(axis=2), 1.0, rtol=0.0, atol=tolerances.ROW_SUM)
+
+
+def test_scores_decide_the_kind_of_number_of_each_sequence(device):
+    """One-hot frames of +-30 and of +-1e5, a frame that kills all but one pdf, mild ones: each right, in one batch."""
+    batch = TableBatch.share(denominator(), 4)
+    scores = random_scores(4, 8)
+    scores[1] = np.where(np.arange(NUM_PDFS) == np.arange(8)[:, None] % NUM_PDFS, 30.0, -30.0)
+    scores[2] = np.where(np.arange(NUM_PDFS) == 4, 1e5, -1e5)
+    scores[3, 3] = -np.inf
+    scores[3, 3, 2] = 1.0
+    with seated(*PLACES["one block"]):
+        found = run(device, batch, on_device(device, scores), [8] * 4, LEAK)
+    assert_right(found, expected(batch, scores, [8] * 4, LEAK))
+
+
+def test_plain_numbers_that_lose_mass_hand_over_to_wide_ones(device):
+    """Two lobes between which only a leak of 1e-30 leads: plain alphas would fall below what (13) allows."""
+    ring = Fsa(4, [0, 1, 2, 3], [1, 0, 3, 2], [0, 1, 2, 3], [0.0] * 4, [0.0] * 4)
+    table = DenominatorGraph(ring, NUM_PDFS).table
+    table = replace(table, leaky_log_prob=np.log([0.25] * 4), initial_log_prob=np.log([0.25] * 4))
+    scores = np.full((2, 6, NUM_PDFS), -60.0, dtype=np.float32)
+    scores[0, ::2, 0] = scores[0, 1::2, 1] = 0.0
+    scores[1, :3, 0] = scores[1, 3:, 2] = 60.0
+    batch = TableBatch.share(table, 2)
+    with seated(*PLACES["one block"]):
+        found = run(device, batch, on_device(device, scores), [6, 6], 1e-30)
+    assert_right(found, expected(batch, scores, [6, 6], 1e-30))
+
+
+def test_illegal_scores_and_impossible_sequences_are_data(device):
+    batch = TableBatch.share(denominator(), len(LENGTHS))
+    scores = random_scores(batch.size, 8)
+    scores[0, 1, 2], scores[3, 0, 1] = np.nan, np.inf
+    scores[4, 2] = -np.inf
+    scores[1, 7:], scores[5, 3:] = np.nan, np.inf  # padding
+    for leaky in (0.0, LEAK):
+        with seated(*PLACES["four sequences a thread"]):
+            found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
+        assert found[1].tolist() == [False, True, leaky > 0 or bool(found[1][2]), False, False, True]
+        assert np.isnan(found[0][[0, 3]]).all()
+        assert found[0][4] == -np.inf
+        clean = np.where(np.isfinite(scores), scores, 0.0).astype(np.float32)
+        clean[4, 2] = -np.inf
+        want = expected(batch, clean, LENGTHS, leaky)
+        for illegal in (0, 3):
+            want[0][illegal], want[1][illegal], want[2][illegal] = np.nan, False, 0.0
+        assert_right(found, want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_scores_are_read_exactly(device, dtype):
+    batch = TableBatch.share(denominator(), 3)
+    scores = random_scores(3, 8, scale=3.0)
+    scores[2, 3, 4] = 1e6  # no float16
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            halves = scores.astype(np.float16)
+        exact = halves.astype(np.float32)
+    else:
+        halves, exact = upper_halves(scores)
+    with seated(*PLACES["one block"]):
+        found = run(device, batch, on_device(device, halves), [8, 7, 8], LEAK)
+    legal = replace_infinite(exact)
+    want = expected(batch, legal, [8, 7, 8], LEAK)
+    if dtype == "float16":
+        want[0][2], want[1][2], want[2][2] = np.nan, False, 0.0
+    assert_right(found, want)
+
+
+def replace_infinite(scores):
+    return np.where(np.isfinite(scores), scores, 0.0).astype(np.float32)
+
+
+def test_strides_change_nothing(device):
+    batch = TableBatch.share(denominator(), 3)
+    scores = random_scores(3, 8)
+    with seated(*PLACES["one block"]):
+        straight = run(device, batch, on_device(device, scores), [8, 7, 8], LEAK)
+        out = strided(device, np.zeros((3, 8, NUM_PDFS), dtype=np.float32))
+        (weights,) = device.upload([np.ones(3)])
+        cuda.add_occupancy(device, batch, strided(device, scores), np.array([8, 7, 8]), LEAK, weights, out)
+    spread = out.owner.read(np.float32, [2 * length + 1 for length in out.shape])
+    np.testing.assert_array_equal(spread[1::2, 1::2, 1::2][..., ::-1], straight[2])
+    assert np.isnan(spread[::2]).all()
+
+
+def test_weights_scale_and_add(device):
+    batch = TableBatch.share(denominator(), 3)
+    scores, lengths = random_scores(3, 8), [8, 7, 8]
+    with seated(*PLACES["one block"]):
+        plain = run(device, batch, on_device(device, scores), lengths, LEAK)
+        weighted = run(
+            device, batch, on_device(device, scores), lengths, LEAK, weights=np.array([2.0, 0.0, -0.5])
+        )
+    np.testing.assert_allclose(
+        weighted[2], plain[2] * np.array([2.0, 0.0, -0.5])[:, None, None], atol=tolerances.FLOAT32_ROUNDING
+    )
+    assert not weighted[2][1].any()
+
+
+@pytest.mark.parametrize("kind", [PLAIN, WIDE, LOG])
+@pytest.mark.parametrize("name", ["four sequences a thread", "in memory"])
+def test_windows_change_no_bit(device, kind, name):
+    batch = TableBatch.share(denominator(), len(LENGTHS))
+    scores = random_scores(batch.size, 8, scale=3.0)
+    leaky = LEAK if kind == PLAIN else 0.0
+    array = on_device(device, scores.astype(np.float64) if kind == LOG else scores)
+    with seated(*PLACES[name]):
+        whole = run(device, batch, array, LENGTHS, leaky, budget=np.inf)
+        launches = len(device.launches)
+        windows = run(device, batch, array, LENGTHS, leaky, budget=0.0)
+        assert len(device.launches) - launches > 30  # three windows at least
+    assert_same_bits(windows, whole)
+
+
+@pytest.mark.parametrize("name", ["four sequences a thread", "cluster of two, split states", "in memory"])
+def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(device, name):
+    """Also the last one, which needs another kind of number than the others."""
+    table = denominator()
+    scores = random_scores(len(LENGTHS), 8, scale=3.0)
+    scores[5] *= 1e6
+    batch = TableBatch.share(table, len(LENGTHS))
+    with seated(*PLACES[name]):
+        together = run(device, batch, on_device(device, scores), LENGTHS, LEAK)
+        for n in (1, 2, 5):
+            one, there = TableBatch.share(table, 1), on_device(device, scores[n : n + 1])
+            alone = run(device, one, there, LENGTHS[n : n + 1], LEAK)
+            assert_same_bits(alone, [part[n : n + 1] for part in together])
+
+
+@pytest.mark.parametrize("leaky", [0.0, LEAK])
+def test_sequences_of_a_thread_change_no_bit(device, leaky):
+    results = []
+    scores = random_scores(len(LENGTHS), 8, scale=3.0)
+    for lanes in (1, 2, 4):
+        batch = TableBatch.share(fresh(denominator()), len(LENGTHS))
+        with seated(*on_chip(lanes=lanes)):
+            results.append(run(device, batch, on_device(device, scores), LENGTHS, leaky))
+    assert_same_bits(results[1], results[0])
+    assert_same_bits(results[2], results[0])
+
+
+def test_blocks_of_a_team_change_no_bit():
+    """In memory 2, 3 or 4 blocks, or one, work through the four shares of a table."""
+    scores = random_scores(3, 6, scale=3.0)
+    results = []
+    for most in (1, 2, 3, 4):
+        device = HostDevice(multiprocessors=most)
+        batch = TableBatch.share(fresh(denominator()), 3)
+        with seated(*in_memory()), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fsachain.backends.cuda_run.RESIDENT_BLOCKS", 1)
+            results.append(run(device, batch, on_device(device, scores), [6, 5, 6], LEAK))
+        blocks = {launch.grid[0] for launch in device.launches if launch.kernel.name == "forward"}
+        assert blocks == {most}
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+@pytest.mark.parametrize("name", ["four sequences a thread", "cluster of two, split states", "in memory"])
+def test_what_memory_held_before_changes_no_bit(name):
+    """Fresh memory is full of NaN, or of zeros, or of a large number."""
+    scores = random_scores(len(LENGTHS), 8, scale=3.0)
+    results = []
+    for fill in (0xFF, 0x00, 0x4F):
+        device = HostDevice(fill=fill)
+        batch = TableBatch.share(fresh(denominator()), len(LENGTHS))
+        with seated(*PLACES[name]):
+            results.append(run(device, batch, on_device(device, scores), LENGTHS, LEAK, budget=4000.0))
+    assert_same_bits(results[1], results[0])
+    assert_same_bits(results[2], results[0])
+
+
+def numerators():
+    dead = Fsa(2, [0], [0], [0], [0.0], [-np.inf, 0.0])
+    single = Fsa(1, [0, 0], [0, 0], [3, 4], [-1.0, -1.0], [0.5])
+    no_arcs = Fsa(2, [], [], [], [], [0.25, -np.inf])
+    steep = Fsa(2, [0, 0, 1], [0, 1, 1], [0, 1, 2], [-800.0, 700.0, -1e-3], [-np.inf, 90.0])
+    fsas = [
+        left_to_right_graph(1),
+        connected_graph(2),
+        dead,
+        single,
+        no_arcs,
+        steep,
+        connected_graph(4, 40, 200),
+    ]
+    return [compile_table(fsa, NUM_PDFS) for fsa in fsas], [8, 7, 5, 8, 0, 3, 8]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_packed_tables_agree_with_the_oracle(device, scale):
+    tables, lengths = numerators()
+    batch = TableBatch.pack(tables)
+    scores = random_scores(batch.size, 8, scale)
+    assert_right(run(device, batch, on_device(device, scores), lengths), expected(batch, scores, lengths))
+
+
+def test_packed_tables_too_large_for_a_block_have_the_same_bits_beside_small_ones():
+    """With 12 kB of shared memory some of the tables are in memory; where a table is, it is in every batch."""
+    device = HostDevice(shared_bytes=12_000, multiprocessors=2)
+    tables, lengths = numerators()
+    batch = TableBatch.pack(tables)
+    scores = random_scores(batch.size, 8)
+    together = run(device, batch, on_device(device, scores), lengths)
+    assert_right(together, expected(batch, scores, lengths))
+    places = {
+        dict(launch.kernel.defines)["PLACE"] for launch in device.launches if launch.kernel.name == "backward"
+    }
+    assert places == {0, 1}
+    forms = {
+        dict(launch.kernel.defines)["EXPONENTS"]
+        for launch in device.launches
+        if launch.kernel.name == "forward"
+    }
+    assert forms == {0, 1}  # one table has weights that need exponents; the others do not pay for it
+    for n in (1, 6):
+        alone = TableBatch.pack([tables[n]])
+        found = run(device, alone, on_device(device, scores[n : n + 1]), lengths[n : n + 1])
+        assert_same_bits(found, [part[n : n + 1] for part in together])
+
+
+def test_a_table_is_laid_out_once_whatever_batches_it_comes_in(device):
+    """Also a batch that has a table twice is right, and a sequence's bits are those of its other batches."""
+    tables = [compile_table(left_to_right_graph(seed), NUM_PDFS) for seed in range(3)]
+    laid_out = []
+
+    def counted(some, division):
+        laid_out.append(len(some))
+        return lay_out(some, division)
+
+    scores = random_scores(4, 8)
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_seats, "lay_out", counted)
+        for order in ([0, 1, 0, 1], [1, 2, 0, 1], [2, 2, 1, 0]):
+            batch = TableBatch.pack([tables[number] for number in order])
+            results.append(run(device, batch, on_device(device, scores), [8, 7, 8, 5]))
+            assert_right(results[-1], expected(batch, scores, [8, 7, 8, 5]))
+    assert laid_out == [2, 1]
+    assert_same_bits([part[3] for part in results[0]], [part[3] for part in results[1]])
+
+
+def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():
+    tables, _ = numerators()
+    tables.append(denominator())
+    for division in (Division((1,) * 8, 32, 32), Division((2,) * 8, 1, 3)):
+        for table, one in zip(tables, lay_out(tables, division), strict=True):
+            (alone,) = lay_out([table], division._replace(shares=division.shares[:1]))
+            for name in ("pairs", "pdfs", "column_ends", "pairs_by_column", "vectors", "sizes"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(alone, name))
+            for name in (
+                "fields",
+                "slices",
+                "units",
+                "arc_index",
+                "arc_log",
+                "entry_index",
+                "entry_log",
+                "parts",
+            ):
+                for way in ("forward", "backward"):
+                    here, there = getattr(one, way), getattr(alone, way)
+                    np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
+
+
+def test_packed_tables_may_leak(device):
+    batch = TableBatch.pack([denominator(1), denominator(2, 12, 40)])
+    scores = random_scores(2, 8, scale=30.0)
+    found = run(device, batch, on_device(device, scores), [8, 6], LEAK)
+    assert_right(found, expected(batch, scores, [8, 6], LEAK))
+
+
+def test_states_with_many_arcs_and_pdfs_are_split(device):
+    """A hub with 300 arcs of each pdf and 90 of one, in units of 16 at most, is summed like any other."""
+    rng = np.random.default_rng(5)
+    spokes = np.arange(1, 41)
+    src = np.concatenate([np.repeat(spokes, 8), np.zeros(40, int)])
+    dst = np.concatenate([np.zeros(320, int), spokes])
+    pdf = np.concatenate([rng.integers(NUM_PDFS, size=230), np.full(90, 4), rng.integers(NUM_PDFS, size=40)])
+    hub = Fsa(41, src, dst, pdf, rng.normal(size=360) - 3.0, np.zeros(41))
+    batch = TableBatch.share(DenominatorGraph(hub, NUM_PDFS).table, 3)
+    scores = random_scores(3, 7)
+    for place in (on_chip(longest=16), on_chip(cluster=2, longest=2), in_memory(longest=16)):
+        cuda_seats._kept.pop(batch.tables[0], None)
+        with seated(*place):
+            found = run(device, batch, on_device(device, scores), [7, 7, 2], LEAK)
+        assert_right(found, expected(batch, scores, [7, 7, 2], LEAK))
+
+
+def test_log_probs_alone_equal_those_with_occupancies(device):
+    batch = TableBatch.share(denominator(), len(LENGTHS))
+    array = on_device(device, random_scores(batch.size, 8, scale=5.0))
+    with seated(*PLACES["one block"]):
+        log_prob, ok = cuda.log_probs(device, batch, array, np.array(LENGTHS), LEAK)
+        found = run(device, batch, array, LENGTHS, LEAK)
+    np.testing.assert_array_equal(log_prob.read(np.float64), found[0])
+    np.testing.assert_array_equal(ok.read(np.uint8).astype(bool), found[1])
+
+
+def test_a_batch_without_frames(device):
+    batch = TableBatch.pack([compile_table(connected_graph(2), NUM_PDFS)] * 2)
+    scores = np.zeros((2, 0, NUM_PDFS), dtype=np.float32)
+    found = run(device, batch, on_device(device, scores), [0, 0])
+    assert_right(found, expected(batch, scores, [0, 0]))
+
+
+@settings(max_examples=20)
+@given(graphs(num_pdfs=NUM_PDFS), st.integers(0, 4), st.data())
+def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
+    device = HostDevice(multiprocessors=2)
+    table = compile_table(fsa, NUM_PDFS)
+    scores = data.draw(score_matrices(num_frames, NUM_PDFS)).astype(np.float32)[None]
+    packed, shared = TableBatch.pack([table]), TableBatch.share(table, 1)
+    want = expected(packed, scores, [num_frames])
+    assert_right(run(device, packed, on_device(device, scores), [num_frames]), want)
+    with seated(*PLACES["cluster of two, split states"]):
+        assert_right(run(device, shared, on_device(device, scores), [num_frames]), want)
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "frame", "state", "budget", "frames"),
+    [
+        (100, 10, 5, 1010, 100),
+        (100, 10, 5, 600, 50),
+        (100, 10, 10, 0, 10),
+        (0, 10, 5, 0, 1),
+        (1, 10, 5, 0, 1),
+    ],
+)
+def test_windows_fill_the_budget(num_frames, frame, state, budget, frames):
+    assert cuda_plan.frames_of_window(num_frames, frame, state, budget) == frames
+
+
+def test_a_graph_is_on_chip_where_it_fits():
+    """Cluster, lanes and memory of a denominator follow the device's limits, not the batch."""
+    table = denominator(7, 300, 3000)
+    seats = {
+        shared: cuda_plan.seat_of_shared(table, HostDevice(shared_bytes=shared).limits, PLAIN, 8).place
+        for shared in (232_448, 40_000, 9_000, 2_000)
+    }
+    assert seats[232_448].on_chip and seats[232_448].cluster == 1 and seats[232_448].max_lanes == 4
+    assert seats[40_000].on_chip and seats[40_000].cluster > 1
+    assert not seats[2_000].on_chip

@@ -1,0 +1,253 @@
+"""The kernels of best paths, run on the host: the same bits as the CPU backend, however they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from device_arrays import on_device, strided, upper_halves
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+
+from fsachain import Fsa, TableBatch, best_path, compile_table
+from fsachain.backends.cuda_device import Limits
+from fsachain.backends.cuda_paths import best_paths, make_plan
+from tools.cuda_on_host import HostDevice, skip_reason
+
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+
+NUM_PDFS = 9
+SMALL = {"threads": 32}  # a thread of the host stands for each
+
+
+def pack(*fsas):
+    return TableBatch.pack([compile_table(fsa, NUM_PDFS) for fsa in fsas])
+
+
+def mixed_batch():
+    """Acceptors of different sizes, one without a path of its length, one without frames, one of a single state."""
+    dead = Fsa(2, [0], [0], [0], [0.0], [-np.inf, 0.0])
+    single = Fsa(1, [0, 0], [0, 0], [3, 4], [-1.0, -1.0], [0.5])
+    batch = pack(
+        left_to_right_graph(1), connected_graph(2), dead, single, connected_graph(3), connected_graph(4)
+    )
+    return batch, np.array([11, 12, 5, 12, 0, 3])
+
+
+def random_scores(batch, num_frames, scale=1.0, seed=0):
+    return (scale * np.random.default_rng(seed).normal(size=(batch.size, num_frames, NUM_PDFS))).astype(
+        np.float32
+    )
+
+
+def run(device, batch, array, lengths, plan=None, budget=None):
+    """score [N] and arcs [N, T]."""
+    size, num_frames, _ = array.shape
+    found = best_paths(device, batch, array, np.asarray(lengths), budget, plan)
+    return found.score.read(np.float64), found.arcs.read(np.int32, (size, num_frames))
+
+
+def assert_same(found, expected, lengths):
+    """Equal to what `best_path` returned, bit by bit, and -1 wherever there is no arc."""
+    score, arcs = found
+    np.testing.assert_array_equal(score, expected.score)
+    for n, path in enumerate(expected.arcs):
+        np.testing.assert_array_equal(arcs[n, : len(path)], path)
+        assert (arcs[n, len(path) :] == -1).all()
+        assert len(path) in (0, lengths[n])
+
+
+def changed(batch, lengths, **parts):
+    plan = make_plan(HostDevice().limits, batch, np.asarray(lengths))
+    return replace(plan, **{**SMALL, **parts})
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+def test_paths_and_scores_are_the_same_bits_as_on_the_cpu(scale):
+    batch, lengths = mixed_batch()
+    scores = random_scores(batch, 12, scale)
+    device = HostDevice()
+    found = run(device, batch, on_device(device, scores), lengths, changed(batch, lengths))
+    expected = best_path(batch, scores, lengths, backend="cpu")
+    assert np.isfinite(expected.score[:2]).all() and np.isneginf(expected.score[2])
+    assert_same(found, expected, lengths)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"lanes": 2},
+        {"lanes": 8},
+        {"lanes": 32},
+        {"threads": 64, "lanes": 4},
+        {"threads": 256},
+        {"on_chip": False},
+        {"back_type": "unsigned int", "back_bytes": 4},
+        {"every": 1},
+        {"every": 5, "lanes": 4},
+        {"every": 4, "on_chip": False},
+        {"every": 12},
+    ],
+    ids=str,
+)
+def test_no_bit_depends_on_how_the_kernels_run(parts):
+    """Scores are whole numbers, so that many paths are equally good and every tie must be decided alike."""
+    batch, lengths = mixed_batch()
+    scores = np.rint(random_scores(batch, 12))
+    device = HostDevice()
+    found = run(device, batch, on_device(device, scores), lengths, changed(batch, lengths, **parts))
+    assert_same(found, best_path(batch, scores, lengths, backend="cpu"), lengths)
+
+
+@settings(max_examples=25)
+@given(st.data(), graphs(), st.integers(0, 5), st.sampled_from([1, 4]), st.sampled_from([2, 64]))
+def test_any_acceptor_gives_the_path_of_the_oracle(data, fsa, num_frames, lanes, every):
+    """Weights and scores are sums of few binary digits, so that ties happen and are exact in any order of summation."""
+    scores = np.rint(data.draw(score_matrices(num_frames)))[None]
+    batch = TableBatch.share(compile_table(fsa, 3), 1)
+    device = HostDevice()
+    plan = replace(
+        make_plan(device.limits, batch, np.array([num_frames])), threads=32, lanes=lanes, every=every
+    )
+    found = run(device, batch, on_device(device, scores), [num_frames], plan)
+    assert_same(found, best_path(batch, scores, backend="cpu"), [num_frames])
+
+
+def test_a_shared_acceptor_serves_sequences_of_every_length():
+    table = compile_table(connected_graph(5, num_states=70, num_arcs=400), NUM_PDFS)
+    batch, lengths = TableBatch.share(table, 3), [9, 0, 4]
+    scores = random_scores(batch, 9)
+    device = HostDevice()
+    found = run(
+        device, batch, on_device(device, scores), lengths, changed(batch, lengths, threads=64, lanes=2)
+    )
+    assert_same(found, best_path(batch, scores, lengths, backend="cpu"), lengths)
+
+
+def test_more_active_pdfs_than_threads_hold_in_registers():
+    rng = np.random.default_rng(8)
+    ring = np.arange(150)
+    fsa = Fsa(150, ring, (ring + 1) % 150, rng.permutation(150), rng.normal(size=150), np.zeros(150))
+    batch, lengths = TableBatch.share(compile_table(fsa), 1), [4]
+    scores = rng.normal(size=(1, 4, 150)).astype(np.float32)
+    device = HostDevice()
+    plan = replace(make_plan(device.limits, batch, np.array(lengths)), threads=32)
+    found = run(device, batch, on_device(device, scores), lengths, plan)
+    assert_same(found, best_path(batch, scores, backend="cpu"), lengths)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint16])
+def test_every_type_of_scores_is_read(dtype):
+    batch, lengths = mixed_batch()
+    values = random_scores(batch, 12, 3.0).astype(np.float64 if dtype == np.float64 else np.float32)
+    given_scores, same = (
+        upper_halves(values) if dtype == np.uint16 else (values.astype(dtype), values.astype(dtype))
+    )
+    device = HostDevice()
+    found = run(device, batch, on_device(device, given_scores), lengths, changed(batch, lengths))
+    assert_same(found, best_path(batch, same, lengths, backend="cpu"), lengths)
+
+
+def test_strides_may_be_any_and_what_lies_between_is_not_read():
+    batch, lengths = mixed_batch()
+    scores = random_scores(batch, 12)
+    device = HostDevice()
+    found = run(device, batch, strided(device, scores), lengths, changed(batch, lengths, every=5))
+    assert_same(found, best_path(batch, scores, lengths, backend="cpu"), lengths)
+
+
+@pytest.mark.parametrize("every", [64, 4])
+def test_impossible_and_illegal_sequences_are_data(every):
+    """-inf takes paths away; NaN and +inf in an active pdf of a real frame are illegal; padding is not read."""
+    batch = pack(*(left_to_right_graph(n) for n in range(6)))
+    lengths = np.array([12, 12, 12, 12, 9, 12])
+    scores = random_scores(batch, 12)
+    scores[1, 7] = -np.inf
+    scores[2, 11, batch.table(2).active_pdfs[0]] = np.nan
+    scores[3, 0, batch.table(3).active_pdfs[-1]] = np.inf
+    scores[4, 9:] = np.nan
+    unused = np.setdiff1d(np.arange(NUM_PDFS), batch.table(5).active_pdfs)[0]
+    scores[5, :, unused] = np.nan
+    device = HostDevice()
+    found = run(device, batch, on_device(device, scores), lengths, changed(batch, lengths, every=every))
+    expected = best_path(batch, scores, lengths, backend="cpu")
+    assert np.isneginf(expected.score[1]) and np.isnan(expected.score[2:4]).all()
+    assert np.isfinite(expected.score[[0, 4, 5]]).all()
+    assert_same(found, expected, lengths)
+
+
+def test_what_memory_held_before_changes_no_bit():
+    batch, lengths = mixed_batch()
+    scores = random_scores(batch, 12)
+    found = []
+    for fill in (0xFF, 0x00):
+        device = HostDevice(fill=fill)
+        found.append(run(device, batch, on_device(device, scores), lengths, changed(batch, lengths, every=5)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def limits(shared_bytes):
+    return Limits((9, 0), 132, shared_bytes, 8)
+
+
+def test_the_plan_shares_states_with_many_arcs_among_threads():
+    numerator = TableBatch.pack([compile_table(left_to_right_graph(0, num_states=200))])
+    assert make_plan(limits(232_448), numerator, np.array([10])).lanes == 1
+    dense = TableBatch.share(compile_table(connected_graph(0, num_states=12, num_arcs=240)), 2)
+    plan = make_plan(limits(232_448), dense, np.array([10, 20]))
+    assert (plan.lanes, plan.threads, plan.back_bytes, plan.on_chip) == (8, 128, 1, True)
+
+
+def test_the_plan_leaves_shared_memory_where_two_frames_do_not_fit():
+    batch = TableBatch.share(compile_table(connected_graph(0)), 1)
+    need = 2 * 32 * 8 + 32 * 12 + 8 * 2 * (12 + 9)
+    assert make_plan(limits(need), batch, np.array([5])).on_chip
+    assert not make_plan(limits(need - 1), batch, np.array([5])).on_chip
+
+
+@pytest.mark.parametrize("frames", [1, 100, 20_000])
+@pytest.mark.parametrize("budget", [0.0, 1e3, 1e5, 1e7, np.inf])
+def test_windows_keep_back_pointers_and_marks_within_the_budget(frames, budget):
+    """Where no window fits, about sqrt(8 T) frames are kept, which needs the least."""
+    batch = TableBatch.share(compile_table(connected_graph(0)), 2)
+    every = make_plan(limits(232_448), batch, np.array([frames, 1]), budget).every
+    states = 2 * 12
+    if frames * states <= budget:
+        assert every == frames
+        return
+
+    def need(window):
+        return states * (window + 8 * (frames // window + 1))
+
+    least = min(need(window) for window in range(1, frames + 1))
+    assert need(every) <= max(budget, 1.02 * least + 16 * states)
+    assert need(every + every // 20 + 2) > budget, "a larger window would have fitted"
+
+
+def test_states_with_many_arcs_have_wider_back_pointers():
+    fsa = Fsa(1, [0] * 300, [0] * 300, [0] * 300, np.linspace(-3.0, 0.0, 300), [0.0])
+    batch, lengths = TableBatch.share(compile_table(fsa), 1), [3]
+    device = HostDevice()
+    plan = make_plan(device.limits, batch, np.array(lengths))
+    assert plan.back_bytes == 2
+    scores = np.zeros((1, 3, 1), np.float32)
+    _, arcs = run(device, batch, on_device(device, scores), lengths, replace(plan, threads=32))
+    assert (arcs == 299).all()
+
+
+def test_a_million_states_run_in_global_memory():
+    states = 1_000_000
+    ring = np.arange(states)
+    fsa = Fsa(
+        states, ring, (ring + 1) % states, ring % NUM_PDFS, np.zeros(states), np.where(ring == 2, 0.5, -9.0)
+    )
+    batch, lengths = TableBatch.share(compile_table(fsa), 1), [2]
+    scores = random_scores(batch, 2)
+    device = HostDevice()
+    plan = make_plan(device.limits, batch, np.array(lengths))
+    assert not plan.on_chip
+    found = run(device, batch, on_device(device, scores), lengths, replace(plan, threads=64))
+    assert_same(found, best_path(batch, scores, backend="cpu"), lengths)

@@ -1,0 +1,103 @@
+"""The kernels of the penalties, run on the host: terms and derivatives are those of the reference, in a fixed order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tolerances
+from device_arrays import on_device, read, strided, upper_halves
+
+from fsachain.backends import reference
+from fsachain.backends.cuda_penalty import add_penalties
+from tools.cuda_on_host import HostDevice, skip_reason
+
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+
+FACTORS = (0.01, 0.5, 30.0)
+LENGTHS = np.array([70, 33, 0, 32])
+WEIGHTS = np.array([1.0, 0.5, 2.0, 0.25])
+
+
+def large_scores(num_pdfs=140, dtype=np.float32, seed=0):
+    """Several blocks of frames and several loads of a lane; infinite scores, and NaN in what is padding."""
+    scores = (25.0 * np.random.default_rng(seed).normal(size=(4, 70, num_pdfs))).astype(dtype)
+    scores[0, 2, 1] = -np.inf
+    scores[1, 33:] = np.nan
+    return scores
+
+
+def run(device, array, out, lengths=LENGTHS, weights=WEIGHTS, factors=FACTORS, threads=64):
+    (on,) = device.upload([weights])
+    return add_penalties(device, array, lengths, on, factors, out, threads).read(np.float64)
+
+
+@pytest.mark.parametrize("factors", [FACTORS, (0.0, 0.5, 30.0), (0.01, 0.0, 30.0)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint16])
+def test_terms_and_derivatives_are_those_of_the_reference(dtype, factors):
+    given, same = upper_halves(large_scores()) if dtype == np.uint16 else [large_scores(dtype=dtype)] * 2
+    expected = np.ones(same.shape, np.float64 if dtype == np.float64 else np.float32)
+    terms = reference.add_penalties(same, LENGTHS, WEIGHTS, factors, expected)
+    device = HostDevice()
+    out = on_device(device, np.ones_like(expected))
+    found = run(device, on_device(device, given), out, factors=factors)
+    np.testing.assert_allclose(found, terms, rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(read(out), expected, rtol=tolerances.LOG_PROB_RELATIVE)
+    assert (read(out)[1, 33:] == 1.0).all() and (read(out)[2] == 1.0).all(), "padding was touched"
+    assert read(out)[0, 2, 1] == 1.0, "a score of -inf has no derivative"
+
+
+def test_terms_alone_are_the_same_bits():
+    device, scores = HostDevice(), large_scores()
+    out = on_device(device, np.zeros_like(scores))
+    with_out, alone = (run(device, on_device(device, scores), into) for into in (out, None))
+    np.testing.assert_array_equal(with_out, alone)
+
+
+def test_strides_change_no_bit():
+    device, scores = HostDevice(), large_scores()
+    plain, spread = (on_device(device, np.zeros_like(scores)), strided(device, np.zeros_like(scores)))
+    found = [
+        run(device, on_device(device, scores), plain),
+        run(device, strided(device, scores), spread),
+    ]
+    np.testing.assert_array_equal(*found)
+    inside = spread.owner.read(np.float32, [2 * length + 1 for length in scores.shape])
+    np.testing.assert_array_equal(inside[1::2, 1::2, 1::2][..., ::-1], read(plain))
+    assert np.isnan(inside[::2]).all() and np.isnan(inside[:, :, ::2]).all()
+
+
+def test_a_sequence_costs_the_same_bits_alone_and_in_any_batch():
+    device, scores = HostDevice(), large_scores()
+    together = np.zeros_like(scores)
+    out = on_device(device, together)
+    only_first = np.array([1.0, 0.0, 0.0, 0.0])
+    in_batch = run(device, on_device(device, scores), out, weights=only_first)
+    single = on_device(device, np.zeros_like(scores[:1]))
+    alone = run(device, on_device(device, scores[:1]), single, LENGTHS[:1], np.ones(1))
+    np.testing.assert_array_equal(in_batch, alone)
+    np.testing.assert_array_equal(read(out)[:1], read(single))
+
+
+def test_a_sequence_of_weight_zero_is_not_looked_at():
+    device, scores = HostDevice(), large_scores()
+    scores[0] = np.nan
+    out = on_device(device, np.zeros_like(scores))
+    terms = run(device, on_device(device, scores), out, weights=WEIGHTS * [0, 1, 1, 1])
+    assert np.isfinite(terms).all() and (terms < 0).all()
+    assert not read(out)[0].any()
+
+
+def test_without_frames_nothing_is_paid():
+    device = HostDevice()
+    terms = run(
+        device, on_device(device, np.empty((2, 0, 5), np.float32)), None, np.zeros(2, np.int64), np.ones(2)
+    )
+    np.testing.assert_array_equal(terms, [0.0, 0.0])
+
+
+def test_what_memory_held_before_changes_no_bit():
+    scores, found = large_scores(), []
+    for fill in (0xFF, 0x00):
+        device = HostDevice(fill=fill)
+        found.append(run(device, on_device(device, scores), None))
+    np.testing.assert_array_equal(*found)

@@ -1,0 +1,170 @@
+"""The recursion's kernels under sanitizers, launched by their driver: no race, no access beside a buffer, nothing unwritten.
+
+The kernels of best paths, penalties and CTC have their turn in `test_cuda_watched`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import tolerances
+from device_arrays import on_device
+from random_graphs import left_to_right_graph
+
+from fsachain import TableBatch, compile_table, forward_backward
+from fsachain.backends import cuda
+from fsachain.denominator import DenominatorGraph
+from tools.bench.workloads import connected
+from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason
+from tools.cuda_on_host.replay import Recording, one_of_each, record, replay, uninitialised_reads
+
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+
+NUM_PDFS = 20
+LENGTHS = np.array([4, 3, 4, 0, 1])
+# The third sequence needs logs, the others plain numbers where there is a leak and wide ones where there is none.
+SCALES = np.array([1.0, 200.0, 1e7, 1.0, 1.0])
+FRAMES = 4
+
+
+def shared(states: int, arcs: int) -> TableBatch:
+    fsa = connected(states, arcs, NUM_PDFS)
+    return DenominatorGraph(replace(fsa, pdf=fsa.dst % NUM_PDFS), NUM_PDFS).batch(len(LENGTHS))
+
+
+def own() -> TableBatch:
+    """Numerators of which some fit a block and one does not."""
+    large = connected(300, 700, NUM_PDFS)
+    graphs = [left_to_right_graph(n, 3, NUM_PDFS) for n in range(1, len(LENGTHS))]
+    return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in (large, *graphs)])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of the driver and what its kernels have to be.
+
+    Attributes:
+        make: the batch.
+        leaky: the leaky-HMM coefficient.
+        limits: of the device, small, so that small graphs go where large ones do.
+        used: values of macros which say that.
+        budget: bytes for the history.
+        is_own: each sequence has a table; else several blocks share the work on one.
+    """
+
+    make: Callable[[], TableBatch]
+    leaky: float
+    limits: dict[str, int]
+    used: dict[str, set[int]]
+    budget: float | None = None
+    is_own: bool = False
+
+
+CASES = {
+    "a cluster, with a leak": Case(
+        lambda: shared(80, 600),
+        0.1,
+        {"shared_bytes": 9500, "multiprocessors": 1},
+        {"PLACE": {0}, "KIND": {0, 2}, "LEAK": {1}},
+        budget=1.0,
+    ),
+    "a cluster, exact": Case(
+        lambda: shared(80, 600),
+        0.0,
+        {"shared_bytes": 9500, "multiprocessors": 1},
+        {"PLACE": {0}, "KIND": {1, 2}, "LEAK": {0}},
+    ),
+    "memory, blocks in a team": Case(
+        lambda: shared(1600, 4200),
+        0.1,
+        {"shared_bytes": 9500, "multiprocessors": 4},
+        {"PLACE": {1}, "KIND": {0, 2}, "LEAK": {1}},
+        budget=1.0,
+    ),
+    "a table for each sequence": Case(
+        own,
+        0.0,
+        {"shared_bytes": 12_000, "multiprocessors": 4},
+        {"PLACE": {0, 1}, "KIND": {1, 2}, "LEAK": {0}},
+        is_own=True,
+    ),
+}
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+def make_scores() -> np.ndarray:
+    normal = np.random.default_rng(11).normal(size=(len(LENGTHS), FRAMES, NUM_PDFS))
+    return (normal * SCALES[:, None, None]).astype(np.float32)
+
+
+def run(device: HostDevice, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """log Z and occupancies."""
+    batch, scores = case.make(), make_scores()
+    out = on_device(device, np.zeros_like(scores))
+    (ones,) = device.upload([np.ones(len(LENGTHS))])
+    there = on_device(device, scores)
+    log_prob, _ = cuda.add_occupancy(device, batch, there, LENGTHS, case.leaky, ones, out, case.budget)
+    return log_prob.read(np.float64), out.owner.read(np.float32, scores.shape)
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Blocks of 64 threads, since a barrier of 256 threads that a sanitizer watches takes milliseconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        kinds = (
+            "cuda_plan.OWN_THREADS",
+            "cuda_plan.MEMORY_THREADS",
+            "cuda_run.MEMORY_THREADS",
+            "cuda_run.THREADS",
+        )
+        for where in kinds:
+            patch.setattr(f"fsachain.backends.{where}", 64)
+        yield
+
+
+@cache
+def recordings_of(name: str) -> list[Recording]:
+    """The launches of a case, of which one of each kernel; its results are right."""
+    case = CASES[name]
+    device = HostDevice(**case.limits)
+    with record(device) as recordings, small_blocks():
+        log_prob, occupancy = run(device, case)
+    right = forward_backward(
+        case.make(), make_scores(), LENGTHS, leaky_hmm_coefficient=case.leaky, backend="reference"
+    )
+    np.testing.assert_allclose(log_prob, right.log_prob, rtol=tolerances.LOG_PROB_RELATIVE)
+    np.testing.assert_allclose(occupancy, right.occupancy, atol=tolerances.OCCUPANCY)
+    # A launch that changes nothing had nothing to do; the sanitizers shall see those that had.
+    busy = [r for r in recordings if any((a != b).any() for a, b in zip(r.before, r.after, strict=True))]
+    return one_of_each(busy)
+
+
+@each_case
+def test_the_case_is_what_it_is_made_for(name):
+    launches = [recording.launch for recording in recordings_of(name)]
+    names = {launch.kernel.name for launch in launches}
+    assert {"read_frames", "forward", "backward", "finish", "write_occupancies"} <= names
+    for macro, values in CASES[name].used.items():
+        assert {dict(n.kernel.defines)[macro] for n in launches if n.kernel.name == "backward"} == values
+    alone = {n.kernel.cluster == 1 and n.grid[0] == 1 for n in launches if n.kernel.name == "forward"}
+    assert CASES[name].is_own or alone == {False}
+
+
+@each_case
+@pytest.mark.parametrize("sanitizer", list(Sanitizer), ids=lambda sanitizer: sanitizer.name.lower())
+def test_a_sanitizer_finds_nothing_and_concurrent_threads_give_the_same_bits(name, sanitizer):
+    for recording in recordings_of(name):
+        replay(recording, sanitizer)
+
+
+@each_case
+def test_no_result_depends_on_what_memory_held_before(name):
+    case = CASES[name]
+    with small_blocks():
+        found = uninitialised_reads(lambda d: run(d, case), lambda fill: HostDevice(**case.limits, fill=fill))
+    assert found == []

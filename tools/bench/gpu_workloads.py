@@ -1,0 +1,84 @@
+"""What is timed on a device: sizes, and graphs that only a device is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fsachain.batch import TableBatch
+from fsachain.fsa import Fsa
+from fsachain.table import compile_table
+from tools.bench.workloads import Workloads, left_to_right
+
+
+@dataclass(frozen=True)
+class GpuSizes:
+    """How much is timed; the defaults are those of the targets.
+
+    Attributes:
+        long: sequences and frames of the long denominator.
+        numerators: sequences, frames and states, of which half can be left out: 1,000 arcs.
+        loss: sequences and frames of the whole loss.
+        ctc, classes: frames and classes; sequences and labels are the workload's.
+        bigram: units, sequences and frames of the denominator over pairs of units.
+        copy_bytes, product_side: of the two measurements of what the device can do.
+        seconds: time for each group of rows.
+    """
+
+    long: tuple[int, int] = (128, 700)
+    numerators: tuple[int, int, int] = (128, 700, 401)
+    loss: tuple[int, int] = (128, 150)
+    ctc: int = 150
+    classes: int = 500
+    bigram: tuple[int, int, int] = (500, 64, 500)
+    copy_bytes: int = 1 << 30
+    product_side: int = 8192
+    seconds: float = 2.0
+
+
+def numerator_batch(sizes: GpuSizes, num_pdfs: int) -> TableBatch:
+    """Seeded numerators: chains with a self-loop on each state, of which every second may be left out."""
+    generator = np.random.default_rng(5)
+    size, _, states = sizes.numerators
+    graphs = []
+    for _ in range(size):
+        pdfs = generator.integers(0, num_pdfs, states - 1)
+        graphs.append(left_to_right(pdfs, np.arange(states - 1) % 2 == 1, float(-np.log(3.0)), 1))
+    return TableBatch.pack([compile_table(graph, num_pdfs) for graph in graphs])
+
+
+def repeated_numerators(work: Workloads, size: int, num_pdfs: int) -> TableBatch:
+    """The workload's numerators over and over; pdfs beyond the output are folded into it, sizes stay."""
+    tables = []
+    for n in range(size):
+        graph = work.numerators[n % len(work.numerators)]
+        parts = graph.src, graph.dst, graph.pdf % num_pdfs, graph.log_prob, graph.final_log_prob
+        tables.append(compile_table(Fsa(graph.num_states, *parts, graph.start), num_pdfs))
+    return TableBatch.pack(tables)
+
+
+def bigram_denominator(units: int) -> Fsa:
+    """All pairs of units in CTC's topology: pdf 0 is the blank, unit u has pdf u + 1; every state is final.
+
+    State 0 starts and stands for blanks before the first unit; 1 + u is in unit u, 1 + units + u in a blank after it. From
+    both every unit can follow, but a unit follows itself only after a blank.
+    """
+    unit = np.arange(units)
+    inside, after = 1 + unit, 1 + units + unit
+    before, following = (grid.ravel() for grid in np.meshgrid(unit, unit, indexing="ij"))
+    other = before != following
+    parts = [
+        (np.zeros(1, int), np.zeros(1, int), np.zeros(1, int)),
+        (np.zeros(units, int), inside, 1 + unit),
+        (inside, inside, 1 + unit),
+        (inside, after, np.zeros(units, int)),
+        (after, after, np.zeros(units, int)),
+        (inside[before[other]], inside[following[other]], 1 + following[other]),
+        (after[before], inside[following], 1 + following),
+    ]
+    src, dst, pdf = (np.concatenate(column) for column in zip(*parts, strict=True))
+    weight = np.random.default_rng(6).random(len(src)) + 0.01
+    log_prob = np.log(weight / np.bincount(src, weight)[src])
+    num_states = 1 + 2 * units
+    return Fsa(num_states, src, dst, pdf, log_prob, np.zeros(num_states))

@@ -1,0 +1,206 @@
+"""Compiles every kernel as a GPU's user would, without a GPU: registers, shared memory and spills of each, by architecture.
+
+    python -m tools.cuda_compile [--main] [--architectures 75 80 90 100] [--json FILE]
+
+NVRTC comes with the extra cuda13 (or cuda12). What has been compiled is remembered in build/cuda_compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from fsachain.kernels import read_unit
+
+from fsachain.backends.cuda_cupy import OPTIONS
+from fsachain.backends.cuda_device import KernelSpec
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CACHE = REPOSITORY / "build" / "cuda_compile"
+Defines = tuple[tuple[str, int | str], ...]
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(\w+)' for 'sm_\w+'(.*?)(?=Compiling entry function|\Z)", re.DOTALL
+)
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+class CompileError(Exception):
+    """NVRTC refuses a text; the message is its log."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the compiler says about one kernel in one configuration.
+
+    Attributes:
+        text, name, defines: which kernel.
+        architecture: 90 for sm_90.
+        registers: of a thread.
+        shared_bytes: static shared memory of a block.
+        stack_bytes: local memory of a thread, spills included.
+        spill_bytes: stores and loads of registers that did not fit, in the text.
+    """
+
+    text: str
+    name: str
+    defines: Defines
+    architecture: int
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def skip_reason() -> str | None:
+    """Why nothing can be compiled; None where it can."""
+    if importlib.util.find_spec("cupy") is None:
+        return "cupy is not installed; pip install 'fsachain[cuda13]' brings it and NVRTC"
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # cupy raises what the missing library makes it raise
+        return f"NVRTC cannot be loaded ({str(error).splitlines()[0]})"
+    return None
+
+
+@cache
+def include_folders() -> tuple[str, ...]:
+    """Where the headers of CUDA and of its C++ library lie in the installed wheels."""
+    import cupy
+
+    found = [Path(cupy.__file__).parent / "_core" / "include" / "cupy" / "_cccl" / "libcudacxx"]
+    wheels = importlib.util.find_spec("nvidia")
+    for root in (wheels.submodule_search_locations or []) if wheels else []:
+        for part in ("cu13/include", "cuda_runtime/include"):
+            found.append(Path(root) / part)
+    return tuple(str(folder) for folder in found if folder.is_dir())
+
+
+def compile_text(name: str, source: str, defines: Defines, architecture: int) -> list[Entry]:
+    """Compile a text with what it includes, with the options that `cuda_cupy` and CuPy give.
+
+    Args:
+        name: of the text, for messages.
+        source: the text.
+        defines: macros (name, value) that stand before it.
+        architecture: such as 90.
+
+    Returns:
+        One entry for each kernel of the text.
+
+    Raises:
+        CompileError: the text does not compile.
+    """
+    from cupy.cuda import nvrtc
+
+    options = [*OPTIONS, "-ftz=true", "--ptxas-options=-v", f"--gpu-architecture=sm_{architecture}"]
+    options += [f"-D{key}={value}" for key, value in defines]
+    key = "\0".join((str(nvrtc.getVersion()), source, *options))
+    kept = CACHE / f"{Path(name).stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.log"
+    if kept.is_file():
+        return _entries(name, defines, architecture, kept.read_text())
+    program = nvrtc.createProgram(source, name, (), ())
+    try:
+        nvrtc.compileProgram(program, (*options, *(f"-I{folder}" for folder in include_folders())))
+        log = nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError:
+        message = f"{name} for sm_{architecture} with {dict(defines)}:\n{nvrtc.getProgramLog(program)}"
+        raise CompileError(message) from None
+    finally:
+        nvrtc.destroyProgram(program)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    kept.write_text(log)
+    return _entries(name, defines, architecture, log)
+
+
+def _entries(name: str, defines: Defines, architecture: int, log: str) -> list[Entry]:
+    entries = []
+    for kernel, properties in _ENTRY.findall(log):
+        stack, registers = _STACK.search(properties), _REGISTERS.search(properties)
+        if stack is None or registers is None:
+            raise CompileError(f"{name}: the log of the compiler does not tell what {kernel} needs:\n{log}")
+        shared = _SHARED.search(properties)
+        entries.append(
+            Entry(
+                name,
+                kernel,
+                defines,
+                architecture,
+                int(registers[1]),
+                int(shared[1]) if shared else 0,
+                int(stack[1]),
+                int(stack[2]) + int(stack[3]),
+            )
+        )
+    return entries
+
+
+def compile_kernels(kernels: Sequence[KernelSpec], architecture: int) -> list[Entry]:
+    """Compile kernels, each text once for each of its configurations; entries that are not asked for are left out.
+
+    Raises:
+        CompileError: see `compile_text`; or a text has no kernel of the name that is launched.
+    """
+    modules = sorted({(kernel.text, kernel.defines) for kernel in kernels}, key=repr)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        results = pool.map(lambda m: compile_text(m[0], read_unit(m[0]), m[1], architecture), modules)
+        found = {(entry.text, entry.name, entry.defines): entry for entries in results for entry in entries}
+    wanted = [(kernel.text, kernel.name, kernel.defines) for kernel in kernels]
+    for key in wanted:
+        if key not in found:
+            raise CompileError(f"{key[0]} for sm_{architecture} with {dict(key[2])} has no kernel {key[1]!r}")
+    return [found[key] for key in dict.fromkeys(wanted)]
+
+
+def table(entries: Sequence[Entry]) -> str:
+    """A line for each entry."""
+    lines = [
+        f"{'kernel':34} {'sm':>4} {'registers':>9} {'shared':>7} {'stack':>6} {'spills':>6}  configuration"
+    ]
+    for e in entries:
+        kernel = f"{Path(e.text).stem}: {e.name}"
+        configuration = " ".join(f"{key}={value}" for key, value in e.defines)
+        numbers = f"{e.architecture:4} {e.registers:9} {e.shared_bytes:7} {e.stack_bytes:6} {e.spill_bytes:6}"
+        lines.append(f"{kernel:34} {numbers}  {configuration}")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str]) -> int:
+    """Compile and print; 1 where registers were spilled."""
+    from tools.cuda_configurations import GPUS, all_kernels, main_kernels
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--main", action="store_true", help="only what float32 scores usually need")
+    parser.add_argument("--architectures", type=int, nargs="+", default=list(GPUS), choices=list(GPUS))
+    parser.add_argument("--json", type=Path, help="write all entries there too")
+    options = parser.parse_args(words)
+    if reason := skip_reason():
+        print(reason)
+        return 2
+    choose = main_kernels if options.main else all_kernels
+    entries: list[Entry] = []
+    for architecture in options.architectures:
+        entries += compile_kernels(choose(GPUS[architecture]), architecture)
+    print(table(entries))
+    spilled = [entry for entry in entries if entry.spill_bytes]
+    print(f"{len(entries)} kernels compiled, {len(spilled)} with spilled registers")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
+    return int(bool(spilled))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""Which kernels the CUDA backend compiles, and how: found by asking its drivers, with a device that only takes notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends import cuda, cuda_ctc, cuda_paths, cuda_penalty
+from fsachain.backends.cuda_device import Argument, DeviceArray, KernelSpec, Limits
+from fsachain.batch import TableBatch
+from fsachain.denominator import DenominatorGraph
+from fsachain.table import compile_table
+from tools.bench.workloads import connected, left_to_right
+
+# Compute capability, multiprocessors, shared memory of a block and cluster of GPUs of each generation that is compiled for:
+# T4, A100, H100 and H200, B200.
+GPUS = {
+    75: Limits((7, 5), 40, 65_536, 1),
+    80: Limits((8, 0), 108, 166_912, 1),
+    90: Limits((9, 0), 132, 232_448, 8),
+    100: Limits((10, 0), 148, 232_448, 8),
+}
+NUM_PDFS = 84
+FRAMES = 16  # as many as best paths in windows need
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+
+
+class DryMemory(NamedTuple):
+    """Memory that is not there."""
+
+    pointer: int
+    num_bytes: int
+
+
+@dataclass
+class DryDevice:
+    """A device that runs nothing and remembers which kernels it was asked for.
+
+    Attributes:
+        limits: what it pretends to have.
+        kernels: what was launched, in order.
+    """
+
+    limits: Limits
+    kernels: list[KernelSpec] = field(default_factory=list)
+
+    def empty(self, num_bytes: int) -> DryMemory:
+        """An address that nobody may use."""
+        return DryMemory(1 << 32, num_bytes)
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[DryMemory]:
+        """Copies nothing."""
+        return [self.empty(array.nbytes) for array in arrays]
+
+    def resident(
+        self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
+    ) -> list[DryMemory]:
+        """Copies nothing."""
+        return self.upload(make())
+
+    def launch(
+        self,
+        kernel: KernelSpec,
+        grid: int | tuple[int, int],
+        block: int,
+        shared_bytes: int,
+        arguments: Sequence[Argument],
+    ) -> None:
+        """Takes a note."""
+        self.kernels.append(kernel)
+
+    def array(self, dtype: str, *shape: int) -> DeviceArray:
+        """A contiguous array."""
+        strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+        memory = self.empty(int(np.prod(shape)) * ITEM_BYTES[dtype])
+        return DeviceArray(memory.pointer, dtype, shape, tuple(strides), memory)
+
+
+@cache
+def _denominator(states: int, arcs: int) -> DenominatorGraph:
+    """A state is entered by one pdf, as in graphs of phones: their plans differ from those of graphs with pdfs at random."""
+    fsa = connected(states, arcs, NUM_PDFS)
+    return DenominatorGraph(replace(fsa, pdf=fsa.dst % NUM_PDFS), NUM_PDFS)
+
+
+@cache
+def _numerators(states: int, size: int) -> TableBatch:
+    rng = np.random.default_rng(3)
+    graphs = [
+        left_to_right(rng.integers(0, NUM_PDFS, states), np.zeros(states, bool), -1.0, 1) for _ in range(size)
+    ]
+    return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs])
+
+
+# Graphs that sequences share, from a phone bigram to one that no chip holds; batches with and without idle processors.
+SHARED = ((40, 200), (1000, 12_000), (3000, 51_000), (9000, 90_000), (60_000, 120_000))
+USUAL, LARGE = SHARED[2], SHARED[4]
+BATCHES = (1, 128)
+# Graphs of one sequence each.
+OWN_STATES = (30, 20_000)
+
+
+def _recursion(device: DryDevice, batch: TableBatch, dtype: str, leaky: float) -> None:
+    size = batch.size
+    scores = device.array(dtype, size, FRAMES, NUM_PDFS)
+    out = device.array("float64" if dtype == "float64" else "float32", size, FRAMES, NUM_PDFS)
+    lengths = np.full(size, FRAMES, np.int64)
+    cuda.log_probs(device, batch, scores, lengths, leaky)
+    cuda.add_occupancy(device, batch, scores, lengths, leaky, device.array("float64", size), out, None)
+
+
+def _rest(device: DryDevice, dtype: str, labels: str) -> None:
+    """Best paths, penalties and CTC."""
+    wide = "float64" if dtype == "float64" else "float32"
+    for batch in (_denominator(*USUAL).batch(2), _denominator(*LARGE).batch(2), _numerators(30, 2)):
+        scores = device.array(dtype, batch.size, FRAMES, NUM_PDFS)
+        lengths = np.full(batch.size, FRAMES, np.int64)
+        for budget in (None, 1.0):
+            cuda_paths.best_paths(device, batch, scores, lengths, budget)
+    lengths = np.full(4, FRAMES, np.int64)
+    logits, gradient = device.array(dtype, 4, FRAMES, 500), device.array(wide, 4, FRAMES, 500)
+    targets = cuda_ctc.Targets(device.array(labels, 4, 5), np.full(4, 5, np.int64))
+    for out in (None, gradient):
+        cuda_penalty.add_penalties(device, logits, lengths, device.empty(32), (1.0, 1.0, 30.0), out)
+        cuda_ctc.ctc(device, logits, targets, lengths, cuda_ctc.Task(0), out)
+
+
+def main_kernels(limits: Limits) -> list[KernelSpec]:
+    """What float32 scores need: a leaky and an exact denominator of the usual size, numerators, and all else once."""
+    device = DryDevice(limits)
+    for leaky in (1e-5, 0.0):
+        _recursion(device, _denominator(*USUAL).batch(128), "float32", leaky)
+    _recursion(device, _denominator(*LARGE).batch(128), "float32", 1e-5)
+    _recursion(device, _numerators(OWN_STATES[0], 128), "float32", 0.0)
+    _rest(device, "float32", "int64")
+    return distinct(device.kernels)
+
+
+def all_kernels(limits: Limits) -> list[KernelSpec]:
+    """What scores of any type need, on graphs of all sizes, in small and in large batches."""
+    device = DryDevice(limits)
+    for dtype, labels in (
+        ("float32", "int64"),
+        ("float16", "int32"),
+        ("bfloat16", "int64"),
+        ("float64", "int32"),
+    ):
+        _rest(device, dtype, labels)
+        for size in BATCHES:
+            for shape in SHARED:
+                for leaky in (1e-5, 0.0):
+                    _recursion(device, _denominator(*shape).batch(size), dtype, leaky)
+            for states in OWN_STATES:
+                _recursion(device, _numerators(states, min(size, 4)), dtype, 0.0)
+    return distinct(device.kernels)
+
+
+def distinct(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:
+    """Each once, sorted."""
+    return sorted(set(kernels), key=repr)

@@ -1,0 +1,21 @@
+"""Runs CUDA kernels on the host: the same text, compiled by g++, with a thread of the host for each CUDA thread.
+
+`HostDevice` stands where a GPU would: the drivers of the backend do not know the difference. Races, deadlocks and wrong
+accesses are real, so that sanitizers find them: see `replay`.
+"""
+
+from tools.cuda_on_host.build import BuildError, Sanitizer, skip_reason
+from tools.cuda_on_host.device import HostDevice, HostError, Launch, Observer, Threads
+from tools.cuda_on_host.memory import HostMemory
+
+__all__ = [
+    "BuildError",
+    "HostDevice",
+    "HostError",
+    "HostMemory",
+    "Launch",
+    "Observer",
+    "Sanitizer",
+    "Threads",
+    "skip_reason",
+]
