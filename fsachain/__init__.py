@@ -28,15 +28,20 @@ _HOMES = {
         "ShapeError",
     ],
     "fsachain.fsa": ["Fsa"],
+    "fsachain.graph.algorithms": ["determinize", "minimize"],
     "fsachain.graph.context": ["ContextTree"],
     "fsachain.graph.ctc": ["ctc_graph"],
     "fsachain.graph.denominator": ["build_denominator"],
+    "fsachain.graph.facts": ["GraphFacts", "graph_facts"],
     "fsachain.graph.lexicon": ["Lexicon"],
     "fsachain.graph.lm_phones": ["lm_phones"],
     "fsachain.graph.numerator": ["Numerator", "build_numerator"],
+    "fsachain.graph.pdf_numbering": ["BiphoneCounts"],
     "fsachain.graph.phone_lm": ["estimate_phone_lm"],
-    "fsachain.graph.topology": ["Topology"],
+    "fsachain.graph.random_paths": ["equivalent", "random_paths"],
+    "fsachain.graph.shards": ["NumeratorMaker", "TableShards", "make_shards"],
     "fsachain.graph.supervision": ["AlignedPhone", "Supervision", "build_supervision"],
+    "fsachain.graph.topology": ["Topology"],
     "fsachain.loss.ctc": ["CTCLoss", "ctc_loss"],
     "fsachain.loss.lfmmi": ["LFMMILoss"],
     "fsachain.loss.mbr": ["MBRLoss", "expected_accuracy"],
@@ -72,6 +77,7 @@ __all__ = [
     "AlignedPhone",
     "BackendUnavailable",
     "BestPath",
+    "BiphoneCounts",
     "CTCLoss",
     "ConfigError",
     "ContextTree",
@@ -81,6 +87,7 @@ __all__ = [
     "Fsa",
     "FsachainError",
     "GraphError",
+    "GraphFacts",
     "LFMMILoss",
     "LFMMIRecord",
     "Lexicon",
@@ -89,11 +96,13 @@ __all__ = [
     "MissingExtraError",
     "NBest",
     "Numerator",
+    "NumeratorMaker",
     "RNNTLoss",
     "SampledPaths",
     "ShapeError",
     "Supervision",
     "TableBatch",
+    "TableShards",
     "Topology",
     "TransducerAlignment",
     "TransducerLattice",
@@ -107,18 +116,24 @@ __all__ = [
     "compile_table",
     "ctc_graph",
     "ctc_loss",
+    "determinize",
     "do_rnnt_pruning",
+    "equivalent",
     "estimate_phone_lm",
     "expected_accuracy",
     "forward_backward",
     "get_num_threads",
     "get_rnnt_prune_ranges",
+    "graph_facts",
     "hat_lattice",
     "hat_loss",
     "lm_phones",
+    "make_shards",
+    "minimize",
     "multi_blank_loss",
     "mutual_information_recursion",
     "n_best",
+    "random_paths",
     "rnnt_lattice",
     "rnnt_loss",
     "rnnt_loss_pruned",
@@ -149,13 +164,18 @@ if TYPE_CHECKING:
         ShapeError,
     )
     from fsachain.fsa import Fsa
+    from fsachain.graph.algorithms import determinize, minimize
     from fsachain.graph.context import ContextTree
     from fsachain.graph.ctc import ctc_graph
     from fsachain.graph.denominator import build_denominator
+    from fsachain.graph.facts import GraphFacts, graph_facts
     from fsachain.graph.lexicon import Lexicon
     from fsachain.graph.lm_phones import lm_phones
     from fsachain.graph.numerator import Numerator, build_numerator
+    from fsachain.graph.pdf_numbering import BiphoneCounts
     from fsachain.graph.phone_lm import estimate_phone_lm
+    from fsachain.graph.random_paths import equivalent, random_paths
+    from fsachain.graph.shards import NumeratorMaker, TableShards, make_shards
     from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
     from fsachain.graph.topology import Topology
     from fsachain.loss.ctc import CTCLoss, ctc_loss

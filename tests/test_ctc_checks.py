@@ -51,7 +51,8 @@ GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": 
         ({"delay_penalty": float("nan")}, ConfigError, "delay_penalty = nan"),
         ({"memory_budget": -1.0}, ConfigError, "memory_budget = -1.0"),
         ({"names": ["anna"]}, ShapeError, "names has 1 entries; expected 2"),
-        ({"backend": "tpu"}, BackendUnavailable, "backend 'tpu' has no CTC"),
+        ({"backend": "tpu"}, BackendUnavailable, "backend 'tpu': no backend has this name"),
+        ({"backend": "cuda"}, BackendUnavailable, "backend 'cuda' has no CTC .*; available: cpu, reference"),
         ({"log_probs": SCORES[:, :0]}, ShapeError, "log_probs has no sequences"),
         ({"log_probs": SCORES[0, 0]}, ShapeError, r"log_probs has shape \[5\]; expected \[T, N, C\]"),
         ({"log_probs": SCORES.long()}, ShapeError, "log_probs has dtype torch.int64"),
@@ -68,13 +69,13 @@ def test_wrong_arguments_are_errors_that_name_them(wrong, error, message):
 
 def unnormalized_scores(dtype=torch.float32):
     scores = SCORES.clone()
-    scores[3, 1] += 0.5
+    scores[4, 1] += 0.5
     scores[1, 0] += 0.01
     return scores.to(dtype)
 
 
 def test_rows_that_do_not_sum_to_one_are_named_in_an_error():
-    message = r"bert: the probabilities of frame 3 sum to 1.64872; expected 1: .*inputs='logits'"
+    message = r"bert: the probabilities of frame 4 sum to 1.64872; expected 1: .*inputs='logits'"
     with pytest.raises(DataError, match=message):
         ctc_loss(unnormalized_scores(), names=["anna", "bert"], unnormalized="error", **GOOD)
 
@@ -82,11 +83,24 @@ def test_rows_that_do_not_sum_to_one_are_named_in_an_error():
 def test_rows_that_do_not_sum_to_one_give_one_warning():
     loss = CTCLoss()
     with pytest.warns(
-        NormalizationWarning, match="sequence 1: the probabilities of frame 3 sum to 1.64872"
+        NormalizationWarning, match="sequence 1: the probabilities of frame 4 sum to 1.64872"
     ) as said:
         for factor in (1.0, 2.0, 3.0):
             loss(unnormalized_scores() * factor, **GOOD)
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("frame", range(5))
+def test_a_warning_looks_at_every_fourth_frame_and_an_error_at_all(frame, backend):
+    scores = SCORES.clone()
+    scores[frame, 1] += 0.5
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ctc_loss(scores, **GOOD, backend=backend)
+    assert len(said) == (1 if frame % 4 == 0 else 0)
+    with pytest.raises(DataError, match=f"the probabilities of frame {frame} sum"):
+        ctc_loss(scores, **GOOD, backend=backend, unnormalized="error")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from random_grids import TOPOLOGIES, enumerate_grid, make_grids
 
 from fsachain.backends import grid_cpu, reference_grid, threads
-from fsachain.backends.grid_dispatch import grid_backend
+from fsachain.backends.dispatch import grid_backend
 from fsachain.errors import BackendUnavailable
 from fsachain.grid import GridBatch, dense_boxes, grid_sizes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -100,28 +101,47 @@ def where_more(typing: Any, x: Any, limit: Any, value: Any, other: Any) -> Any:
     return value(x, limit, value, other), code
 
 
-def _reduction(combine: Callable[[Any, Lanes, Any, Any], Any]) -> Any:
-    """All lanes combined into one scalar, from the first to the last."""
+def _in_order(combine: Callable[[Any, Any], Any], builder: Any, value: Any, width: int) -> Any:
+    """From the first lane to the last."""
+    entries = [builder.extract_element(value, ir.Constant(ir.IntType(32), g)) for g in range(width)]
+    result = entries[0]
+    for entry in entries[1:]:
+        result = combine(result, entry)
+    return result
+
+
+def _in_halves(combine: Callable[[Any, Any], Any], builder: Any, value: Any, width: int) -> Any:
+    """The lower half with the upper half, until one lane is left: few steps that wait for one another."""
+    i32 = ir.IntType(32)
+    while width > 1:
+        width //= 2
+        kind = ir.VectorType(i32, width)
+        picks = [ir.Constant(kind, list(range(first, first + width))) for first in (0, width)]
+        value = combine(*(builder.shuffle_vector(value, value, pick) for pick in picks))
+    return builder.extract_element(value, ir.Constant(i32, 0))
+
+
+def _reduction(combine: Callable[[Any, Lanes, Any, Any], Any], order: Callable[..., Any]) -> Any:
+    """All lanes combined into one scalar."""
 
     @intrinsic
     def reduce(typing: Any, x: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            entries = [
-                builder.extract_element(arguments[0], ir.Constant(ir.IntType(32), g)) for g in range(x.width)
-            ]
-            result = entries[0]
-            for entry in entries[1:]:
-                result = combine(builder, x, result, entry)
-            return result
+            return order(partial(combine, builder, x), builder, arguments[0], x.width)
 
         return x.dtype(x), code
 
     return reduce
 
 
-sum_lanes = _reduction(lambda builder, lanes, x, y: builder.fadd(x, y))
-largest_lane = _reduction(_choose_larger)
-least_lane = _reduction(_choose_smaller)
+def _fadd(builder: Any, lanes: Lanes, x: Any, y: Any) -> Any:
+    return builder.fadd(x, y)
+
+
+sum_lanes = _reduction(_fadd, _in_order)
+sum_in_halves = _reduction(_fadd, _in_halves)
+largest_lane = _reduction(_choose_larger, _in_halves)
+least_lane = _reduction(_choose_smaller, _in_halves)
 
 
 @intrinsic
@@ -132,6 +152,16 @@ def to_integers(typing: Any, x: Any) -> Any:
         return builder.fptosi(arguments[0], x.bits)
 
     return x.integers(x), code
+
+
+@intrinsic
+def to_floats(typing: Any, like: Any, n: Any) -> Any:
+    """Integer lanes as floating-point lanes in the type of `like`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.sitofp(arguments[1], context.get_value_type(like))
+
+    return like(like, n), code
 
 
 @intrinsic

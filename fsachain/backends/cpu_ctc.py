@@ -55,12 +55,13 @@ LABELS = 8  # graphs are made for multiples of so many labels: few of them, and 
 
 
 class _Job(NamedTuple):
-    """What a call works on; without a gradient `out` is empty. budget: bytes for each thread."""
+    """What a call works on; without a gradient `out` is empty. every: of `sums`. budget: bytes for each thread."""
 
     problem: CtcProblem
     scores: Rows
     statistics: Floats
     sums: Floats
+    every: int
     factors: Floats
     out: npt.NDArray[np.floating]
     kinds: npt.NDArray[np.uint8]
@@ -68,16 +69,17 @@ class _Job(NamedTuple):
 
 
 def log_probs(
-    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats
+    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, every: int
 ) -> tuple[Floats, npt.NDArray[np.uint8]]:
     """log Z [N] of scores as they are, and the kinds of numbers [N] that they took, for `gradient`.
 
     Of real rows two arrays are filled, each unless it is empty: statistics [2, N, T] with maxima m and the sums of
-    exp(y - m); sums [N, T] with the sums of exp(y), within 1e-4 of themselves and where no y is above 88.
+    exp(y - m); sums [N, T] at frames 0, `every`, 2 `every`, ... with the sums of exp(y), within 1e-4 of themselves and
+    where no y is above 88.
     """
     kinds = np.zeros(len(problem.labels), np.uint8)
     nowhere = np.empty(0, scores.flat.dtype)
-    job = _Job(problem, scores, statistics, sums, np.zeros(len(kinds)), nowhere, kinds, 0.0)
+    job = _Job(problem, scores, statistics, sums, every, np.zeros(len(kinds)), nowhere, kinds, 0.0)
     return _run(job), kinds
 
 
@@ -96,7 +98,7 @@ def gradient(
     end, and sequences whose factor is 0, are not written.
     """
     budget, no_sums = thread_budget(memory_budget), np.empty((0, 0))
-    job = _Job(problem, scores, statistics, no_sums, -factors, out, kinds.copy(), budget)
+    job = _Job(problem, scores, statistics, no_sums, 1, -factors, out, kinds.copy(), budget)
     _run(job)
 
 
@@ -159,6 +161,7 @@ def _in_numbers(job: _Job, form: Form, lanes: Integers) -> tuple[Floats, npt.NDA
             num_classes=problem.num_classes,
             statistics=job.statistics,
             sums=job.sums,
+            every=job.every,
             reads=not len(job.out),
             form=FORMS[size],
             masks=leave_out_masks(size),

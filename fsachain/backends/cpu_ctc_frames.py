@@ -35,9 +35,9 @@ class CtcFrames(NamedTuple):
     """Scores, flat, of sequences lanes[g] of lengths[g] frames, -1 if there is none for the lane.
 
     strides [2]: entries from one sequence and from one frame to the next. num_classes: C. statistics [2, N, T]: of each row
-    what `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T]: `row_sum` of each
-    row, if there are any. reads: the scores are read for the first time, so both are to be found now. form: of a register of
-    scores; masks: `leave_out_masks`.
+    what `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T]: `row_sum` of
+    frames 0, `every`, 2 `every`, ..., if there are any. reads: the scores are read for the first time, so both are to be
+    found now. form: of a register of scores; masks: `leave_out_masks`.
     """
 
     scores: npt.NDArray[np.floating]
@@ -48,6 +48,7 @@ class CtcFrames(NamedTuple):
     num_classes: int
     statistics: npt.NDArray[np.float64]
     sums: npt.NDArray[np.float64]
+    every: int
     reads: bool
     form: Any
     masks: npt.NDArray[np.floating]
@@ -74,7 +75,7 @@ def copy_own(form: Any, frames: Any, t: int, rows: Any) -> None:
                 top, total = row_statistics(frames.form, flat, frames.masks, start, frames.num_classes)
                 frames.statistics[0, n, t] = top
                 frames.statistics[1, n, t] = total
-            elif frames.reads and frames.sums.size > 0:
+            elif frames.reads and frames.sums.size > 0 and t % frames.every == 0:
                 frames.sums[n, t] = row_sum(frames.form, flat, frames.masks, start, frames.num_classes)
             if t + 1 < frames.lengths[g]:
                 _prefetch_row(flat, start + frames.strides[1], frames.num_classes)
@@ -96,11 +97,12 @@ def add_own(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -
             n = frames.lanes[g]
             start = n * frames.strides[0] + t * frames.strides[1]
             if frames.statistics.size > 0:
-                top, total = frames.statistics[0, n, t], frames.statistics[1, n, t]
-                scale = -factor / total
-                write_softmax(frames.form, frames.scores, start, frames.num_classes, top, scale, out, start)
+                kind, total = frames.scores.dtype.type, frames.statistics[1, n, t]
+                top, scale = kind(frames.statistics[0, n, t]), kind(-factor / total)
+                numbers = top, scale, kind(np.inf), kind(1)
+                write_softmax(frames.form, frames.scores, start, frames.num_classes, numbers, out)
             else:
-                write_zeros(out, start, frames.num_classes)
+                write_zeros(frames.form, out, start, frames.num_classes)
             if t > 0:
                 _prefetch_row(frames.scores, start - frames.strides[1], frames.num_classes)
                 _prefetch_row(out, start - frames.strides[1], frames.num_classes)

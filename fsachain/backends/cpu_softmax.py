@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.backends.cpu_arithmetic import fma, larger, largest_lane, power_of_two, sum_lanes
-from fsachain.backends.cpu_exp import exp_parts
+from fsachain.backends.cpu_arithmetic import fma, larger, largest_lane, smaller, sum_in_halves
+from fsachain.backends.cpu_exp import exp_or_nan, exp_or_zero
 from fsachain.backends.cpu_lanes import by_type, fill, intrinsic, load_from, splat, store_to
 from fsachain.backends.cpu_numbers import plain_form
 from fsachain.backends.jit import jit_on_views
@@ -47,37 +47,41 @@ def leave_out_masks(itemsize: int) -> Any:
 
 
 @jit_on_views
-def _exp(form: Any, y: Any, top: Any) -> Any:
-    """exp(y - top) for y <= top; 0 for -inf, NaN for NaN."""
-    q, n = exp_parts(form, larger(fill(y, -1000.0), y - top))
-    return q * power_of_two(q, n)
-
-
-@jit_on_views
 def _largest(form: Any, flat: Any, start: int, count: int) -> Any:
     """The largest of `count` entries, count >= W; a NaN may go unseen."""
-    width = len(form)
-    top = load_from(form, flat, start + count - width)
-    for i in range(start, start + count - width, width):
-        top = larger(load_from(form, flat, i), top)
-    return largest_lane(top)
+    width, end = len(form), start + count - len(form)
+    a = load_from(form, flat, end)
+    b, c, d = a, a, a  # four at once: none waits for the one before
+    i = start
+    while i + 3 * width <= end:
+        a = larger(load_from(form, flat, i), a)
+        b = larger(load_from(form, flat, i + width), b)
+        c = larger(load_from(form, flat, i + 2 * width), c)
+        d = larger(load_from(form, flat, i + 3 * width), d)
+        i += 4 * width
+    while i < end:
+        a = larger(load_from(form, flat, i), a)
+        i += width
+    return largest_lane(larger(larger(a, b), larger(c, d)))
 
 
 @jit_on_views
 def _sum_wide(form: Any, flat: Any, masks: Any, start: int, count: int, top: Any) -> float:
     """The sum of exp(y - top) over `count` entries, count >= W."""
-    width = len(form)
-    whole, rest = count // width, count % width
-    lanes = splat(form, top)
-    total = 0.0
-    for first in range(0, whole, BLOCK):
-        partial = fill(lanes, 0.0)
-        for i in range(first, min(first + BLOCK, whole)):
-            partial = partial + _exp(form, load_from(form, flat, start + i * width), lanes)
-        total += sum_lanes(partial)
+    width, lanes = len(form), splat(form, top)
+    rest = count % width
+    total, partial = 0.0, fill(lanes, 0.0)
     if rest > 0:
-        last = _exp(form, load_from(form, flat, start + count - width), lanes)
-        total += sum_lanes(fma(last, load_from(form, masks, rest), fill(lanes, 0.0)))
+        last = exp_or_nan(form, load_from(form, flat, start + count - width) - lanes)
+        partial = last * load_from(form, masks, rest)
+    i, end = start, start + count - rest
+    while i < end:
+        stop = min(i + BLOCK * width, end)
+        while i < stop:
+            partial = partial + exp_or_nan(form, load_from(form, flat, i) - lanes)
+            i += width
+        total += sum_in_halves(partial)
+        partial = fill(lanes, 0.0)
     return total
 
 
@@ -85,17 +89,27 @@ def _sum_wide(form: Any, flat: Any, masks: Any, start: int, count: int, top: Any
 def row_statistics(form: Any, flat: Any, masks: Any, start: int, count: int) -> Any:
     """(m, s) with logsum of `count` entries from `start` on = m + log s: their maximum, the sum of exp(y - m), float64.
 
-    s is NaN for a row that holds NaN or +inf, or nothing but -inf.
+    (0, 0) for a row of nothing but -inf; s is NaN for one that holds NaN or +inf.
     """
-    if count >= len(form):
-        top = _largest(form, flat, start, count)
-        return float(top), _sum_wide(form, flat, masks, start, count, top)
-    top = flat[start]
+    if count < len(form):
+        return _narrow_statistics(flat, start, count)
+    top = _largest(form, flat, start, count)
+    if top == -np.inf:
+        top = flat.dtype.type(0)
+    return float(top), _sum_wide(form, flat, masks, start, count, top)
+
+
+@jit_on_views
+def _narrow_statistics(flat: Any, start: int, count: int) -> Any:
+    """The same for count < W. A function of its own: with it `row_statistics` is too large to be inlined, and slower."""
+    top = flat.dtype.type(-np.inf)
     for i in range(start, start + count):
         top = max(top, flat[i])
+    if top == -np.inf:
+        top = flat.dtype.type(0)
     lanes, total = splat((0,), top), 0.0
     for i in range(start, start + count):
-        total += sum_lanes(_exp((0,), load_from((0,), flat, i), lanes))
+        total += sum_in_halves(exp_or_nan((0,), load_from((0,), flat, i) - lanes))
     return float(top), total
 
 
@@ -129,36 +143,51 @@ def row_sum(form: Any, flat: Any, masks: Any, start: int, count: int) -> float:
     width, total = len(form), 0.0
     if count < width:
         for i in range(start, start + count):
-            total += sum_lanes(_roughly_exp((0,), load_from((0,), flat, i)))
+            total += sum_in_halves(_roughly_exp((0,), load_from((0,), flat, i)))
         return total
     last = start + count - width
     partial = _roughly_exp(form, load_from(form, flat, last)) * load_from(form, masks, count % width)
     for i in range(start, start + count - width + 1, width):
         partial = partial + _roughly_exp(form, load_from(form, flat, i))
-    return float(sum_lanes(partial))
+    return float(sum_in_halves(partial))
 
 
 @jit_on_views
-def write_softmax(
-    form: Any, flat: Any, start: int, count: int, top: float, factor: float, out: Any, where: int
-) -> None:
-    """out[where + p] = factor exp(y - top) for `count` entries from `start` on."""
-    width = len(form)
-    kind = flat.dtype.type
-    if count >= width:
-        lanes, factors = splat(form, kind(top)), splat(form, kind(factor))
-        for i in range(0, count - width, width):
-            store_to(out, where + i, factors * _exp(form, load_from(form, flat, start + i), lanes))
-        last = count - width  # some of these for the second time, with the same result
-        store_to(out, where + last, factors * _exp(form, load_from(form, flat, start + last), lanes))
-    else:
-        single, one = splat((0,), kind(top)), splat((0,), kind(factor))
-        for i in range(count):
-            store_to(out, where + i, one * _exp((0,), load_from((0,), flat, start + i), single))
+def write_softmax(form: Any, flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
+    """out = factor min(scale exp(y - top), limit) for `count` entries from `start` on; `out` may be the scores themselves.
+
+    numbers: top, scale, limit and factor, of the scores' type.
+    """
+    width, end = len(form), start + count - len(form)
+    if count < width:
+        _write_narrow_softmax(flat, start, count, numbers, out)
+        return
+    top, scale = splat(form, numbers[0]), splat(form, numbers[1])
+    limit, factor = splat(form, numbers[2]), splat(form, numbers[3])
+    # Some of these a second time: before any of them is overwritten.
+    last = exp_or_zero(form, load_from(form, flat, end) - top) * scale
+    for i in range(start, end, width):
+        share = exp_or_zero(form, load_from(form, flat, i) - top) * scale
+        store_to(out, i, smaller(share, limit) * factor)
+    store_to(out, end, smaller(last, limit) * factor)
 
 
 @jit_on_views
-def write_zeros(out: Any, where: int, count: int) -> None:
-    """out[where : where + count] = 0."""
-    for i in range(where, where + count):
-        out[i] = 0.0
+def _write_narrow_softmax(flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
+    """The same for count < W."""
+    top, scale, limit, factor = numbers
+    shift = splat((0,), top)
+    for i in range(start, start + count):
+        share = exp_or_zero((0,), load_from((0,), flat, i) - shift)
+        out[i] = min(sum_in_halves(share) * scale, limit) * factor
+
+
+@jit_on_views
+def write_zeros(form: Any, out: Any, start: int, count: int) -> None:
+    """out[start : start + count] = 0."""
+    nothing = splat(form, out.dtype.type(0))
+    whole = count // len(form)
+    for block in range(whole):
+        store_to(out, start + block * len(form), nothing)
+    for i in range(start + whole * len(form), start + count):
+        out[i] = 0

@@ -1,4 +1,4 @@
-"""CTC problems: checked arguments of a batch, and the backend that solves them.
+"""CTC problems: checked arguments of a batch, and the columns that a backend works on.
 
 The graphs of a batch have one shape; a target decides only which class stands for its k-th label, which arcs are missing
 between equal labels, and where it ends. So sequences with different targets run side by side, each with columns of its own:
@@ -15,19 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import BackendUnavailable, ConfigError, DataError, ShapeError
+from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.fsa import Floats, Fsa
 from fsachain.graph.ctc import CtcTopology, ctc_arcs, differs_from_previous, final_log_probs
 
 Integers = npt.NDArray[np.int64]
-
-_HOMES = {"cpu": "fsachain.backends.cpu_ctc", "reference": "fsachain.backends.reference_ctc"}
 
 
 class Rows(NamedTuple):
@@ -153,23 +150,6 @@ def write_gradient(
         gradient = np.exp(scores.sequence(n)[:frames] - top) / total
     np.subtract.at(gradient.T, columns.classes[:, 0], occupancy.T)
     into[:] = factor * gradient
-
-
-def backend_of(name: str, device: str) -> Any:
-    """The module with `log_probs` and `gradient` for scores on `device` ("cpu", "cuda:0", ...).
-
-    Raises:
-        BackendUnavailable: there is none.
-    """
-    if device != "cpu":
-        raise BackendUnavailable(
-            f"backend {name!r} takes CTC scores of the host, these are on {device}; expected backend 'auto'"
-        )
-    if name not in ("auto", *_HOMES):
-        raise BackendUnavailable(
-            f"backend {name!r} has no CTC for scores on {device}; expected auto, cpu or reference"
-        )
-    return import_module(_HOMES["cpu" if name == "auto" else name])
 
 
 def make_problem(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import cuda_cupy, cuda_paths, cuda_penalty, kinds
+from fsachain.backends import cuda, cuda_cupy, cuda_paths, cuda_penalty, kinds
 from fsachain.backends.cuda_device import Device, DeviceArray
 from fsachain.backends.host_call import Ferry
 from fsachain.batch import TableBatch
@@ -64,14 +64,10 @@ class CudaCall:
 
     def log_probs(self, batch: TableBatch, leaky: float) -> tuple[Any, Any]:
         """See `dispatch.Recursions`."""
-        from fsachain.backends import cuda
-
         return self._results(cuda.log_probs(self._device, batch, self._view, self.lengths, leaky))
 
     def add_occupancy(self, batch: TableBatch, leaky: float, weights: Any, out: Any) -> tuple[Any, Any]:
         """See `dispatch.Recursions`."""
-        from fsachain.backends import cuda
-
         factors = self.constant(np.ones(batch.size)) if weights is None else weights
         inputs = self._device, batch, self._view, self.lengths, leaky
         return self._results(cuda.add_occupancy(*inputs, view(factors), view(out), self._budget))
@@ -150,8 +146,6 @@ def place_tables(batch: TableBatch, index: int | None) -> None:
         BackendUnavailable: kernels cannot run there.
     """
     device = cuda_cupy.device_of_index(index)
-    from fsachain.backends import cuda
-
     leaks = all(table.leaky_log_prob is not None for table in batch.tables)
     nothing = DeviceArray(0, "float32", (batch.size, 0, batch.tables[0].num_pdfs), (1, 1, 1), None)
     for leaky in (0.0, 1.0) if leaks else (0.0,):

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fsachain.backends.cpu_arithmetic import larger, where_more
+from fsachain.backends.cpu_exp import exp_or_zero, log_of_sum
 from fsachain.backends.cpu_lanes import fill, load, load_from, splat, store
-from fsachain.backends.grid_lanes import exp_or_zero, log_of_sum
 from fsachain.backends.jit import jit_on_views
 
 PAD = 8  # lanes, and columns before the first label

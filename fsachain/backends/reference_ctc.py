@@ -13,7 +13,7 @@ from fsachain.table import compile_table
 
 
 def log_probs(
-    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats
+    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, every: int
 ) -> tuple[Floats, npt.NDArray[np.uint8]]:
     """log Z [N] and zeros; see `cpu_ctc.log_probs`."""
     log_z = np.empty(len(problem.labels))
@@ -22,7 +22,7 @@ def log_probs(
         log_z[n] = reference.log_probs(_batch(problem, n), columns, np.array([frames]), 0.0)[0][0]
         rows = scores.sequence(n)[:frames].astype(np.float64)
         if sums.size:
-            sums[n, :frames] = np.exp(rows.clip(max=88.0)).sum(axis=1)
+            sums[n, :frames:every] = np.exp(rows[::every].clip(max=88.0)).sum(axis=1)
         if statistics.size:
             top = rows.max(axis=1)
             with np.errstate(invalid="ignore"):  # rows of -inf, or with +inf, give NaN

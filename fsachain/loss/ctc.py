@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends import kinds
-from fsachain.backends.dispatch import BackendName
+from fsachain.backends.dispatch import BackendName, computes_ctc_on_device
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.graph.ctc import CtcTopology
 from fsachain.loss import ctc_device, ctc_operator
@@ -58,8 +57,9 @@ def ctc_loss(
             alignments that are less peaky). The loss is then not that of a probability and may be negative.
         delay_penalty: d in nats for each frame; a label's first frame t gains d ((T_n - 1) / 2 - t), so that late labels
             cost (Yao et al., ICASSP 2023). Part of the reported loss, which may then be negative.
-        unnormalized: what happens if probabilities of a frame do not sum to one: one `NormalizationWarning`, an error, or
-            nothing. On a device "warn" does nothing, since the host would have to wait, and "error" waits.
+        unnormalized: what happens if probabilities of a frame do not sum to one: "warn" looks at every fourth frame and
+            gives one `NormalizationWarning`, "error" looks at all, "ignore" at none. On a device "warn" does nothing, since
+            the host would have to wait, and "error" waits.
         names: [N] utterances, for messages.
         backend: "auto" follows the scores' device; "cpu" and "reference" take scores of the host.
         memory_budget: bytes for the alphas of all frames, as for `forward_backward`; no bit of the result depends on it.
@@ -91,7 +91,7 @@ def ctc_loss(
         _joined(names, scores.shape[1]),
     )
     budget = budget_number(memory_budget)
-    if kinds.home_of(scores) == "cuda" and backend in ("auto", "cuda"):
+    if computes_ctc_on_device(scores, backend):
         losses = ctc_device.losses(*arguments, budget)
     else:
         losses = ctc_operator.ctc(*arguments, backend, budget)[0]

@@ -15,13 +15,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsachain.backends.ctc import CtcProblem, Rows, backend_of, make_problem
+from fsachain.backends.ctc import CtcProblem, Rows, make_problem
+from fsachain.backends.dispatch import ctc_backend
 from fsachain.errors import DataError
 from fsachain.loss.operators import budget_of, refuse_second_derivative
 
 NUM_ARGUMENTS = 13
 
 Floats = npt.NDArray[np.float64]
+
+# Of so many frames one is checked: scores that are not normalized are so in all frames, as a rule, and to look at all
+# rows as a whole takes up to 7 % of the loss.
+_CHECKED = {"ignore": 1, "warn": 4, "error": 1}
 
 _warned_under: Any = None  # the list of filters under which the warning was given
 
@@ -54,22 +59,22 @@ def ctc(
         names: of the utterances, one in a line; empty for numbers.
         memory_budget: see `fsachain.loss.operators.budget_number`.
     """
-    problem, name_of = _problem(
-        scores, targets, input_lengths, target_lengths, log_priors, blank, topology, delay_penalty, names
-    )
-    module = backend_of(backend, str(scores.device))
+    counts = input_lengths, target_lengths
+    problem = make_ctc_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
+    module = ctc_backend(backend, scores)
     rows = _rows(scores)
     size, num_frames, _ = rows.shape
     is_logits = inputs == "logits"
     statistics = np.zeros((2 if is_logits else 0, size, num_frames))
     checks = not is_logits and unnormalized != "ignore"
     sums = np.ones((size, num_frames) if checks else (0, 0))
-    log_z, kinds = module.log_probs(problem, rows, statistics, sums)
+    log_z, kinds = module.log_probs(problem, rows, statistics, sums, _CHECKED[unnormalized])
     losses = -log_z
     if is_logits:
-        losses += _log_sums(problem, statistics)
+        with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
+            losses += _log_sums(problem, statistics)
     if checks:
-        check_sums(sums, scores, unnormalized, name_of)
+        check_sums(sums, scores, unnormalized, names)
     if problem.is_probability:
         _take_off_rounding(losses, problem, scores.dtype)
     return torch.from_numpy(losses), torch.from_numpy(statistics), torch.from_numpy(kinds)
@@ -112,14 +117,13 @@ def ctc_gradient(
 
     0 beyond the sequences' ends and where a loss is not finite.
     """
-    problem, _ = _problem(
-        scores, targets, input_lengths, target_lengths, log_priors, blank, topology, delay_penalty, names
-    )
+    counts = input_lengths, target_lengths
+    problem = make_ctc_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
     wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     gradient = _like(wide)
     used = np.where(np.isfinite(losses.numpy()), factors.double().numpy(), 0.0)
     rows = _rows(scores)
-    backend_of(backend, str(scores.device)).gradient(
+    ctc_backend(backend, scores).gradient(
         problem,
         rows,
         statistics.numpy(),
@@ -155,31 +159,34 @@ def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
 ctc.register_autograd(_backward, setup_context=_save)
 
 
-def _problem(
+def make_ctc_problem(
     scores: Tensor,
     targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
+    counts: tuple[Tensor, Tensor],
     log_priors: Tensor,
     blank: int,
     topology: Any,
     delay_penalty: float,
     names: str,
-) -> tuple[CtcProblem, list[str]]:
+) -> CtcProblem:
+    """The checked arguments of `ctc`, brought to the host; counts: input_lengths and target_lengths."""
     num_frames, size, num_classes = scores.shape
-    name_of = names.split("\n") if names else [f"sequence {n}" for n in range(size)]
-    problem = make_problem(
+    frame_counts, label_counts = (values.cpu().numpy() for values in counts)
+    return make_problem(
         targets.cpu().numpy(),
-        input_lengths.cpu().numpy(),
-        target_lengths.cpu().numpy(),
+        frame_counts,
+        label_counts,
         (size, num_frames, num_classes),
         blank,
         topology,
         log_priors.detach().double().cpu().numpy(),
         delay_penalty,
-        name_of,
+        _names(names, size),
     )
-    return problem, name_of
+
+
+def _names(names: str, size: int) -> list[str]:
+    return names.split("\n") if names else [f"sequence {n}" for n in range(size)]
 
 
 def _is_batch_first(scores: Tensor) -> bool:
@@ -219,7 +226,7 @@ def _log_sums(problem: CtcProblem, statistics: Floats) -> Floats:
     return np.asarray(totals[:, -1])
 
 
-def check_sums(sums: Floats, scores: Tensor, mode: str, names: list[str]) -> None:
+def check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
     """Say which row of log-probabilities is farthest from a sum of one, if any is far; padding counts as one."""
     # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
     distance = np.abs(sums - 1.0)
@@ -230,8 +237,9 @@ def check_sums(sums: Floats, scores: Tensor, mode: str, names: list[str]) -> Non
         return
     n, t = np.unravel_index(int(distance.argmax()), distance.shape)  # the first NaN, if there is one
     total = float(scores[int(t), int(n)].double().exp().sum())
+    name = _names(names, len(sums))[int(n)]
     message = (
-        f"{names[int(n)]}: the probabilities of frame {t} sum to {total:.6g}; expected 1: log_probs must be the output of "
+        f"{name}: the probabilities of frame {t} sum to {total:.6g}; expected 1: log_probs must be the output of "
         "log_softmax over all classes; for scores that are not normalized pass inputs='logits'; if this is meant, pass "
         "unnormalized='ignore'"
     )

@@ -22,7 +22,6 @@ from fsachain.loss.pruned_scores import (
     simple_scores,
     smoothed_scores,
 )
-from fsachain.loss.rnnt import check_finite
 from fsachain.loss.transducer_grid import mutual_information_recursion
 from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
 
@@ -58,8 +57,6 @@ def rnnt_loss_simple(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-    delay_penalty = check_finite("delay_penalty", delay_penalty)
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
     return _loss(simple_scores(call), call.boundary, reduction, return_grad, backend)
 
@@ -88,14 +85,13 @@ def rnnt_loss_smoothed(
     Returns, raises:
         as `rnnt_loss_simple`.
     """
-    arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-    delay_penalty = check_finite("delay_penalty", delay_penalty)
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
     scores = smoothed_scores(call, lm_only_scale, am_only_scale)
     return _loss(scores, call.boundary, reduction, return_grad, backend)
 
 
 def _loss(scores: Pair, boundary: Tensor, reduction: str, return_grad: bool, backend: BackendName) -> Any:
+    arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     log_prob, occupancies = mutual_information_recursion(*scores, boundary, return_grad=True, backend=backend)
     loss = arguments.reduce_losses(log_prob, reduction)
     return (loss, occupancies) if return_grad else loss
@@ -142,7 +138,7 @@ def rnnt_loss_pruned(
         arguments.integers(ranges, "ranges", logits.device),
         torch.tensor([blank, -1]),
         torch.tensor(TOPOLOGIES[rnnt_type]),
-        [0.0, check_finite("delay_penalty", delay_penalty)],
+        [0.0, arguments.check_finite("delay_penalty", delay_penalty)],
         0.0,
         0.0,
         NO_CLAMP,

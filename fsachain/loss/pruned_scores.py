@@ -12,6 +12,7 @@ from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import RnntType
 from fsachain.loss.pruned_normalizer import pair_normalizer
 from fsachain.loss.transducer_arguments import (
+    check_finite,
     check_logits,
     check_topology,
     class_index,
@@ -102,7 +103,7 @@ def check_simple(
         class_index(termination_symbol, width, "termination_symbol"),
         spans,
         rnnt_type,
-        float(delay_penalty),
+        check_finite("delay_penalty", delay_penalty),
     )
 
 

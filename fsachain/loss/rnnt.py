@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError
 from fsachain.grid import TOPOLOGIES, RnntType
 from fsachain.loss import transducer_arguments as arguments
 from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
@@ -72,9 +70,9 @@ def rnnt_loss(
         logits,
         *call,
         torch.tensor(TOPOLOGIES[rnnt_type]),
-        [0.0, check_finite("delay_penalty", delay_penalty)],
+        [0.0, arguments.check_finite("delay_penalty", delay_penalty)],
         0.0,
-        check_fastemit(fastemit_lambda),
+        arguments.check_fastemit(fastemit_lambda),
         clamp if clamp > 0 else NO_CLAMP,
         rnnt_type == "constrained",
         not fused_log_softmax,
@@ -83,28 +81,6 @@ def rnnt_loss(
         torch.is_grad_enabled() and logits.requires_grad,
     )
     return arguments.reduce_losses(results[0], reduction, zero_infinity)
-
-
-def check_finite(name: str, value: float) -> float:
-    """The value of an option, a finite number.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not math.isfinite(value):
-        raise ConfigError(f"{name} = {value}; expected a finite number")
-    return float(value)
-
-
-def check_fastemit(value: float) -> float:
-    """lambda of (27), a finite number >= 0.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if check_finite("fastemit_lambda", value) < 0.0:
-        raise ConfigError(f"fastemit_lambda = {value}; expected a number >= 0")
-    return float(value)
 
 
 class RNNTLoss(nn.Module):
@@ -128,8 +104,8 @@ class RNNTLoss(nn.Module):
         arguments.check_topology(rnnt_type)
         self.blank, self.clamp, self.reduction = blank, clamp, reduction
         self.fused_log_softmax = fused_log_softmax
-        self.fastemit_lambda = check_fastemit(fastemit_lambda)
-        self.delay_penalty = check_finite("delay_penalty", delay_penalty)
+        self.fastemit_lambda = arguments.check_fastemit(fastemit_lambda)
+        self.delay_penalty = arguments.check_finite("delay_penalty", delay_penalty)
         self.rnnt_type: RnntType = rnnt_type
         self.inplace, self.zero_infinity = inplace, zero_infinity
 

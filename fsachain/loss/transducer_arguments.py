@@ -6,6 +6,7 @@ of which row (n, t, r) is the node (t, ranges[n, t, r]).
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,28 @@ def check_choice(value: str, name: str, choices: Any) -> None:
     """Raise unless the option has one of these values."""
     if value not in choices:
         raise ConfigError(f"{name} = {value!r}; expected one of {list(choices)}")
+
+
+def check_finite(name: str, value: float) -> float:
+    """The value of an option, a finite number.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} = {value}; expected a finite number")
+    return float(value)
+
+
+def check_fastemit(value: float) -> float:
+    """lambda of (27), a finite number >= 0.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if check_finite("fastemit_lambda", value) < 0.0:
+        raise ConfigError(f"fastemit_lambda = {value}; expected a number >= 0")
+    return float(value)
 
 
 def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False) -> Tensor:

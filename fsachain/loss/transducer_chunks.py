@@ -11,13 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends.dispatch import BackendName
-from fsachain.backends.grid_dispatch import GridBackend, grid_backend
+from fsachain.backends.dispatch import BackendName, GridBackend, grid_backend
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, Rows, constrain, dense_boxes, num_cells, release
 from fsachain.loss import transducer_arguments as arguments
 from fsachain.loss.operators import refuse_second_derivative
-from fsachain.loss.rnnt import check_fastemit, check_finite
 from fsachain.loss.transducer_operators import NO_CLAMP, as_rows
 
 Joiner = Callable[[Tensor, Tensor], Tensor]
@@ -91,8 +89,8 @@ def transducer_loss(
         call,
         np.array(TOPOLOGIES[rnnt_type]),
         rnnt_type == "constrained",
-        check_finite("delay_penalty", delay_penalty),
-        check_fastemit(fastemit_lambda),
+        arguments.check_finite("delay_penalty", delay_penalty),
+        arguments.check_fastemit(fastemit_lambda),
         clamp if clamp > 0 else NO_CLAMP,
         chunk_frames,
         grid_backend(backend),

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsachain.backends.dispatch import BackendName
-from fsachain.backends.grid_dispatch import grid_backend
+from fsachain.backends.dispatch import BackendName, grid_backend
 from fsachain.errors import ShapeError
 from fsachain.grid import FREE, MODIFIED, GridBatch
 from fsachain.loss.operators import scale_rows

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsachain.backends.dispatch import BackendName
-from fsachain.backends.grid_dispatch import grid_backend
+from fsachain.backends.dispatch import BackendName, grid_backend
 from fsachain.fsa import Ints
 from fsachain.grid import TOPOLOGIES, GridArc, RnntType, constrain, num_cells
 from fsachain.loss import transducer_arguments as arguments

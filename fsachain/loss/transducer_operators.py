@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsachain.backends.grid_dispatch import grid_backend
+from fsachain.backends.dispatch import grid_backend
 from fsachain.errors import ShapeError
 from fsachain.grid import GridBatch, Rows, constrain, num_cells, release, row_boxes
 from fsachain.loss.operators import refuse_second_derivative

@@ -16,7 +16,6 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import transducer_arguments as arguments
-from fsachain.loss.rnnt import check_fastemit, check_finite
 from fsachain.loss.transducer_lattice import TransducerLattice
 from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
 
@@ -238,8 +237,8 @@ def multi_blank_loss(
         *arguments.given(logits, targets, logit_lengths, target_lengths, classes),
         torch.tensor([*REGULAR, *(BLANK._replace(frames=count) for count in frames)]),
         [0.0] * len(classes),
-        check_finite("sigma", sigma),
-        check_fastemit(fastemit_lambda),
+        arguments.check_finite("sigma", sigma),
+        arguments.check_fastemit(fastemit_lambda),
         clamp if clamp > 0 else NO_CLAMP,
         False,
         False,
