@@ -255,9 +255,10 @@ def test_the_reason_why_there_is_no_cuda_backend_is_named(world, monkeypatch):
 
     world.module.cuda.runtime.getDeviceCount = no_driver
     assert available_backends()["cuda"] == "no CUDA device can be used (cudaErrorInsufficientDriver)"
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert "cupy cannot be imported" in available_backends()["cuda"]
-    assert "pip install 'fsachain[cuda13]'" in available_backends()["cuda"]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", None)
+        assert "cupy cannot be imported" in available_backends()["cuda"]
+        assert "pip install 'fsachain[cuda13]'" in available_backends()["cuda"]
 
 
 @pytest.mark.parametrize("index", [2, -1])

@@ -20,6 +20,7 @@ from fsachain.backends import (
     cpu_paths,
     cuda_call,
     cuda_cupy,
+    cuda_cupy,
     grid_cpu,
     grid_cpu_rows,
     kinds,
@@ -241,12 +242,14 @@ def prepare(
     which the host waits.
 
     Raises:
-        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`.
+        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`; "cuda" where there is no such device.
     """
     check_budget(memory_budget)
     array = kinds.scores_as_numpy(scores)
     check_scores(batch, array.shape)
     frames = check_lengths(lengths, batch, array.shape[1])
+    if backend == "cuda":
+        cuda_cupy.check_any()
     modules = _ON_HOST["cpu"] if backend == "cuda" else _on_host(backend)
     return Prepared(
         modules.sums, modules.arcs, modules.paths, array, frames, kinds.back_to(scores), memory_budget
