@@ -20,7 +20,6 @@ from fsachain.backends import (
     cpu_paths,
     cuda_call,
     cuda_cupy,
-    cuda_cupy,
     grid_cpu,
     grid_cpu_rows,
     kinds,
