@@ -41,7 +41,8 @@ constexpr int kFields = 6;    // of a row of `places`
 
 // The acceptor of one sequence; arcs are sorted by destination, those of state j stand at offsets[j] .. offsets[j + 1] - 1.
 struct Acceptor {
-  long long num_states, num_columns, row;  // row: of this sequence's states among those of all sequences
+  int num_states, num_columns;
+  long long row;  // of this sequence's states among those of all sequences
   const int* offsets;
   const int* src;
   const int* column;
@@ -70,7 +71,7 @@ __device__ inline Shared shared_parts(const Acceptor& acceptor, double* room, lo
 #else
   parts.delta = room + blockIdx.x * room_per_block;
 #endif
-  parts.frame = parts.delta + 2 * acceptor.num_states;
+  parts.frame = parts.delta + 2ll * acceptor.num_states;
   return parts;
 }
 
@@ -136,12 +137,12 @@ struct KeepBack {
 // delta before frames 0, every, 2 every, ...; `row` is where the next goes, `wait` frames from now.
 struct KeepDelta {
   double* row;
-  long long every, num_states, wait;
+  int every, num_states, wait;
 
   __device__ __forceinline__ void arc(long long, int, int) const {}
   __device__ __forceinline__ void delta(const double* values) {
     if (wait-- > 0) return;
-    for (long long i = threadIdx.x; i < num_states; i += THREADS) row[i] = values[i];
+    for (int i = threadIdx.x; i < num_states; i += THREADS) row[i] = values[i];
     row += num_states;
     wait = every - 1;
   }
@@ -153,9 +154,9 @@ __device__ __forceinline__ void advance_frame(const Acceptor& acceptor, const do
                                               double shift, long long t, const Keep& keep, double* now) {
   constexpr int groups = THREADS / LANES;
   const int lane = threadIdx.x % LANES;
-  const long long rounds = (acceptor.num_states + groups - 1) / groups;
-  for (long long round = 0; round < rounds; ++round) {  // all threads take all rounds, because of the shuffles
-    const long long j = round * groups + threadIdx.x / LANES;
+  const int rounds = (acceptor.num_states + groups - 1) / groups;
+  for (int round = 0; round < rounds; ++round) {  // all threads take all rounds, because of the shuffles
+    const int j = round * groups + static_cast<int>(threadIdx.x) / LANES;
     const bool exists = j < acceptor.num_states;
     const int first = exists ? acceptor.offsets[j] : 0, last = exists ? acceptor.offsets[j + 1] : 0;
     double best = -infinity();
@@ -177,7 +178,7 @@ __device__ __forceinline__ void advance_frame(const Acceptor& acceptor, const do
     }
     if (exists && lane == 0) {
       now[j] = best;
-      keep.arc(t, static_cast<int>(j), arc == kNoArc ? 0 : arc - first);
+      keep.arc(t, j, arc == kNoArc ? 0 : arc - first);
     }
   }
 }
@@ -263,8 +264,8 @@ __device__ inline Acceptor acceptor_of(long long n, const long long* places, int
                                        const int* active, const double* initial, const double* finals) {
   const long long* place = places + (is_shared ? 0 : n * kFields);
   Acceptor acceptor;
-  acceptor.num_states = place[1];
-  acceptor.num_columns = place[4];
+  acceptor.num_states = static_cast<int>(place[1]);
+  acceptor.num_columns = static_cast<int>(place[4]);
   acceptor.row = is_shared ? n * place[1] : place[0];
   acceptor.offsets = offsets + place[5];
   acceptor.src = src + place[2];
@@ -339,7 +340,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const Acceptor acceptor = ACCEPTOR_OF(n);
   const Shared parts = shared_parts(acceptor, room, room_per_block);
   const bool found = run_whole(acceptor, Elements{scores, by_sequence, by_frame, by_pdf}, lengths, parts,
-                               KeepDelta{marks + acceptor.row * count, every, acceptor.num_states, 0}, score, ends);
+                               KeepDelta{marks + acceptor.row * count, static_cast<int>(every), acceptor.num_states, 0},
+                               score, ends);
   clear(arcs + n * num_frames, found ? lengths[n] : 0, num_frames);
 }
 

@@ -7,7 +7,7 @@
 // frames, and occupancies, equation (7) of fsachain/recursion.py, do not differ at all: so the recursion reads the logits
 // as they are, its occupancies are subtracted from `gradient`, and no log-probabilities are ever stored.
 //
-// A warp works on a row. Lane i holds classes i, i + 32, ... in registers, kHeld of them at a time, and keeps the largest so
+// A warp works on a row. Lane i holds classes i, i + 32, ... in registers, `kept` of them at a time, and keeps the largest so
 // far and the sum of exp(logit - largest); the lanes' sums are put together at the end. exp is of the logits' own precision
 // (float32 at least), sums are in float64. NaN, +inf and a row of nothing but -inf give NaN. No shared memory, no barrier.
 
@@ -20,21 +20,21 @@
 
 namespace fsachain {
 
-constexpr int kHeld = 16;
-
 __device__ __forceinline__ float exp_of(float x) { return expf(x); }
 __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 
 template <typename Real>
 struct Row {
+  static constexpr int kept = 64 / sizeof(Real);  // 64 bytes: as many as fit into registers without spills
+
   const ELEMENT* logits;
   long long num_classes, by_class;
-  Real held[kHeld];
+  Real held[kept];
 
   // Classes begin + 32 r of this lane; -inf, which adds nothing, for those past the end.
   __device__ __forceinline__ void load(long long begin) {
 #pragma unroll
-    for (int r = 0; r < kHeld; ++r) {
+    for (int r = 0; r < kept; ++r) {
       const long long v = begin + 32 * r;
       held[r] = v < num_classes ? static_cast<Real>(number_of(logits[v * by_class])) : static_cast<Real>(-infinity());
     }
@@ -44,16 +44,17 @@ struct Row {
 // The largest logit of the row and the sum of exp(logit - largest), both for all lanes; false for an illegal row.
 template <typename Real>
 __device__ __forceinline__ bool statistics(Row<Real>& row, Real& largest, double& sum) {
+  constexpr int kept = Row<Real>::kept;
   const int lane = threadIdx.x % 32;
   const Real nothing = -infinity();
   Real top = nothing;
   bool legal = true;
   sum = 0.0;
-  for (long long begin = lane; begin - lane < row.num_classes; begin += 32 * kHeld) {
+  for (long long begin = lane; begin - lane < row.num_classes; begin += 32 * kept) {
     row.load(begin);
     Real now = top;
 #pragma unroll
-    for (int r = 0; r < kHeld; ++r) {
+    for (int r = 0; r < kept; ++r) {
       legal = legal && row.held[r] < infinity();
       now = row.held[r] > now ? row.held[r] : now;
     }
@@ -61,7 +62,7 @@ __device__ __forceinline__ bool statistics(Row<Real>& row, Real& largest, double
     if (now > top) sum *= exp_of(top - now);
     top = now;
 #pragma unroll
-    for (int r = 0; r < kHeld; ++r) sum += exp_of(row.held[r] - top);
+    for (int r = 0; r < kept; ++r) sum += exp_of(row.held[r] - top);
   }
   largest = top;
   for (int apart = 16; apart > 0; apart /= 2) {
@@ -76,7 +77,8 @@ __device__ __forceinline__ bool statistics(Row<Real>& row, Real& largest, double
 }  // namespace fsachain
 
 // log_sums [N][num_frames]; `gradient` [N, num_frames, num_classes] may be null; its rows past a sequence's end become 0.
-extern "C" __global__ void __launch_bounds__(256)
+// Blocks of a multiprocessor are asked for, because the compiler would else spill to have more of them.
+extern "C" __global__ void __launch_bounds__(256, sizeof(ELEMENT) == 4 ? 3 : 2)
     log_softmax(const ELEMENT* logits, long long by_sequence, long long by_frame, long long by_class,
                 long long num_sequences, long long num_frames, long long num_classes, const long long* lengths,
                 double* log_sums, OUT* gradient, long long out_by_sequence, long long out_by_frame,
@@ -93,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(256)
       for (long long v = lane; v < num_classes; v += 32) into[v * out_by_class] = 0;
     return;
   }
+  constexpr int kept = Row<Real>::kept;
   Row<Real> row;
   row.logits = logits + n * by_sequence + t * by_frame;
   row.num_classes = num_classes;
@@ -103,10 +106,10 @@ extern "C" __global__ void __launch_bounds__(256)
   if (lane == 0) log_sums[index] = legal ? static_cast<double>(largest) + log(sum) : static_cast<double>(not_a_number());
   if (!into) return;
   const Real share = static_cast<Real>(1.0 / sum);
-  for (long long begin = lane; begin - lane < num_classes; begin += 32 * kHeld) {
-    if (num_classes > 32 * kHeld) row.load(begin);  // else it still stands in the registers
+  for (long long begin = lane; begin - lane < num_classes; begin += 32 * kept) {
+    if (num_classes > 32 * kept) row.load(begin);  // else it still stands in the registers
 #pragma unroll
-    for (int r = 0; r < kHeld; ++r) {
+    for (int r = 0; r < kept; ++r) {
       const long long v = begin + 32 * r;
       if (v < num_classes) into[v * out_by_class] = static_cast<OUT>(exp_of(row.held[r] - largest) * share);
     }
