@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fsachain.backends import cpu_log
 from fsachain.backends.cpu_frames import Frames, make_columns
+from fsachain.backends.cpu_layouts import ArcGroups, ArcList, ArcRows
 from fsachain.backends.cpu_log_table import log_table
 from fsachain.backends.cpu_numbers import (
     ZERO_EXPONENT,
@@ -28,7 +29,7 @@ from fsachain.backends.cpu_numbers import (
 )
 from fsachain.backends.cpu_penalty import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu_run import run
-from fsachain.backends.cpu_tables import ArcList, ArcRows, ArcRuns, KernelTable, kernel_table
+from fsachain.backends.cpu_tables import KernelTable, kernel_table
 from fsachain.backends.cpu_work import (
     Plan,
     make_plan,
@@ -166,7 +167,7 @@ def _group_job(
 ) -> Callable[[], None]:
     def run() -> None:
         form = numbers.make_form(1 if len(lanes) == 1 else LANES[numbers.dtype])
-        alone = ArcRuns if len(lanes) == 1 else ArcRows
+        alone = ArcGroups if len(lanes) == 1 else ArcRows
         layout = alone if batch.is_shared else ArcList
         table = kernel_table(batch.table(int(lanes[0])), numbers.dtype, form, job.leaky > 0.0, layout)
         log_z[lanes], certain[lanes] = _in_numbers(table, job, numbers.dtype, form, lanes)

@@ -13,9 +13,9 @@ from typing import Any
 from fsachain.backends.cpu_by_arc import raise_betas
 from fsachain.backends.cpu_frames import load_scores
 from fsachain.backends.cpu_lanes import by_type
+from fsachain.backends.cpu_layouts import ArcList
 from fsachain.backends.cpu_numbers import is_wide_type, lanes_of, zero
 from fsachain.backends.cpu_recursion import end_betas, keep_beta, make_probabilities
-from fsachain.backends.cpu_tables import ArcList
 from fsachain.backends.jit import jit_on_views
 
 SAME = 1e-11  # the two may differ by this share, most of which is left to rounding

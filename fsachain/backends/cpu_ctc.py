@@ -18,6 +18,7 @@ from fsachain.backends import cpu_log
 from fsachain.backends.cpu import DOUBLE, SMALLEST
 from fsachain.backends.cpu_ctc_frames import CtcFrames, OwnColumns
 from fsachain.backends.cpu_lanes import aligned_bytes
+from fsachain.backends.cpu_layouts import ArcRows, Weights
 from fsachain.backends.cpu_log_table import log_table
 from fsachain.backends.cpu_numbers import (
     ZERO_EXPONENT,
@@ -29,7 +30,7 @@ from fsachain.backends.cpu_numbers import (
 )
 from fsachain.backends.cpu_run import run
 from fsachain.backends.cpu_softmax import FORMS, leave_out_masks
-from fsachain.backends.cpu_tables import ArcRows, KernelTable, Weights, kernel_table
+from fsachain.backends.cpu_tables import KernelTable, kernel_table
 from fsachain.backends.cpu_work import Plan, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.ctc import (
     CtcProblem,

@@ -141,9 +141,8 @@ def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any
 
 
 @jit_on_views
-def _extremes(form: Any, rows: Any, places: Any, extremes: Any) -> None:
-    """extremes [3, W]: the maximum of the rows `places` (0 where it is -inf), the least finite value, NaN if not legal."""
-    top = fill(load(form, extremes, 0), -np.inf)
+def _extremes(form: Any, rows: Any, places: Any, top: Any) -> Any:
+    """Of the rows `places`: their maximum, from `top` up, their least value that is not -inf, NaN if one is not legal."""
     low, zero = fill(top, np.inf), fill(top, 0.0)
     lowest, illegal = fill(top, np.finfo(np.float32).min), zero
     for place in places:
@@ -151,32 +150,40 @@ def _extremes(form: Any, rows: Any, places: Any, extremes: Any) -> None:
         top = larger(top, y)
         low = smaller(where_more(y, fill(top, -np.inf), y, fill(top, np.inf)), low)
         illegal = fma(larger(lowest, y), zero, illegal)  # +inf x 0 and NaN x 0 are NaN
-    top = where_more(top, fill(top, -np.inf), top, zero)
+    return top, low, illegal
+
+
+@jit_on_views
+def _keep_extremes(form: Any, extremes: Any, top: Any, low: Any, illegal: Any) -> None:
+    """extremes [3, W]: the maximum (0 where it is -inf), the least value, at most the maximum, NaN if one is not legal."""
+    top = where_more(top, fill(top, -np.inf), top, fill(top, 0.0))
     store(extremes, 0, top)
     store(extremes, 1, smaller(low, top))
     store(extremes, 2, illegal)
 
 
 @jit_on_views
-def _extremes_along(form: Any, rows: Any, count: int, extremes: Any) -> None:
-    """The same for one sequence, ALONG pdfs side by side; rows beyond `count` are filled up with -inf."""
+def _extremes_by_row(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
+    nothing = fill(load(form, extremes, 0), -np.inf)
+    _keep_extremes(form, extremes, *_extremes(form, rows, columns.place, nothing))
+
+
+@jit_on_views
+def _extremes_along(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
+    """The same for one sequence, ALONG pdfs side by side, filled up with -inf: a lane of nothing else has no say."""
+    count, nothing = len(columns.active), fill(load(ALONG_FORM, extremes, 0), -np.inf)
     for k in range(count, len(rows)):
         rows[k, 0] = -np.inf
-    _extremes(ALONG_FORM, rows, range(-(-count // ALONG)), extremes)
-    largest, least = largest_lane(load(ALONG_FORM, extremes, 0)), least_lane(load(ALONG_FORM, extremes, 1))
-    illegal = sum_lanes(load(ALONG_FORM, extremes, 2))
-    extremes[0, :] = largest
-    extremes[1, :] = least
-    extremes[2, :] = illegal
+    top, low, illegal = _extremes(ALONG_FORM, rows, range(-(-count // ALONG)), nothing)
+    top, low = fill(top, largest_lane(top)), fill(top, least_lane(low))
+    _keep_extremes(ALONG_FORM, extremes, top, low, fill(top, sum_lanes(illegal)))
 
 
 @by_type
 def _find_extremes(form: Any, columns: Any, rows: Any, extremes: Any) -> Any:
     if form.count == 1:
-        return lambda form, columns, rows, extremes: _extremes_along(
-            form, rows, len(columns.active), extremes
-        )
-    return lambda form, columns, rows, extremes: _extremes(form, rows, columns.place, extremes)
+        return lambda form, columns, rows, extremes: _extremes_along(form, columns, rows, extremes)
+    return lambda form, columns, rows, extremes: _extremes_by_row(form, columns, rows, extremes)
 
 
 @jit_on_views

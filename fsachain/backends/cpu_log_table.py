@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from fsachain.backends.cpu_tables import Index
+from fsachain.backends.cpu_layouts import Index
 from fsachain.fsa import Floats
 from fsachain.table import TransitionTable
 

@@ -7,7 +7,7 @@ with s(t) the exponent of tot(t), frame t multiplies by exp(y - shift) 2**-s(t),
 
 The leak is one more state, as `cpu_tables.KernelTable` explains; the arrays are those of `cpu_work`. Betas are kept only
 where the alpha is not zero, since they are of no use elsewhere: their scale is then set by states that matter. How a
-frame runs over the arcs depends on the layout of the table: `cpu_by_pair`, `cpu_by_run` or `cpu_by_arc`.
+frame runs over the arcs depends on the layout of the table: `cpu_by_pair`, `cpu_by_group` or `cpu_by_arc`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 from fsachain.backends.cpu_arithmetic import larger, smaller, where_more
 from fsachain.backends.cpu_by_arc import arc_probabilities, gather_arcs, spread_arcs
+from fsachain.backends.cpu_by_group import gather_groups, spread_groups
 from fsachain.backends.cpu_by_pair import gather_pairs, spread_pairs
-from fsachain.backends.cpu_by_run import gather_runs, spread_runs
 from fsachain.backends.cpu_frames import load_scores, pdf_probabilities, scatter
 from fsachain.backends.cpu_lanes import by_type, fill, load, load_from, store
+from fsachain.backends.cpu_layouts import ArcGroups, ArcList
 from fsachain.backends.cpu_numbers import (
     add,
     bound,
@@ -38,7 +39,6 @@ from fsachain.backends.cpu_numbers import (
     write,
     zero,
 )
-from fsachain.backends.cpu_tables import ArcList, ArcRuns
 from fsachain.backends.jit import jit_on_views
 
 
@@ -48,8 +48,10 @@ def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, work: Any) 
         return lambda form, arcs, before, probs, now, work: gather_arcs(
             form, arcs, before, probs, now, work.row
         )
-    if arcs.instance_class is ArcRuns:
-        return lambda form, arcs, before, probs, now, work: gather_runs(form, arcs, before, probs, now, work)
+    if arcs.instance_class is ArcGroups:
+        return lambda form, arcs, before, probs, now, work: gather_groups(
+            form, arcs, before, probs, now, work.row
+        )
     return lambda form, arcs, before, probs, now, work: gather_pairs(form, arcs, before, probs, now, work.row)
 
 
@@ -72,8 +74,8 @@ def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any
         return lambda form, table, alphas, after, probs, now, work: spread_arcs(
             form, table, alphas, after, probs, now, work
         )
-    if layout is ArcRuns:
-        return lambda form, table, alphas, after, probs, now, work: spread_runs(
+    if layout is ArcGroups:
+        return lambda form, table, alphas, after, probs, now, work: spread_groups(
             form, table, alphas, after, probs, now, work
         )
     return lambda form, table, alphas, after, probs, now, work: spread_pairs(

@@ -9,67 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cpu_frames import ALONG
+from fsachain.backends.cpu_groups import arc_groups
 from fsachain.backends.cpu_lanes import aligned_bytes
+from fsachain.backends.cpu_layouts import ArcGroups, ArcList, ArcRows, Index, Weights
 from fsachain.backends.cpu_numbers import Form, is_wide, weights
-from fsachain.backends.cpu_runs import Rows, in_runs
 from fsachain.fsa import Floats
 from fsachain.table import TransitionTable
-
-# Unsigned indices spare the compiler the code for negative ones.
-Index = npt.NDArray[np.uint32]
-Weights = tuple[npt.NDArray[np.floating], npt.NDArray[np.integer]]
-
-
-class ArcRows(NamedTuple):
-    """Arcs sorted three ways, with the arcs that share a destination and a pdf summed as one pair q.
-
-    Alpha: state j sums the pairs state_pairs[j] to state_pairs[j + 1] - 1; pair q has the pdf pair_column[q] and sums the
-    arcs pair_arcs[q] to pair_arcs[q + 1] - 1, from arc_src and of arc_weight. Occupancy: pdf k sums the pairs
-    column_pairs[k] to column_pairs[k + 1] - 1, which are numbered anew in this order; such a pair has the destination
-    column_dst and its arcs again in column_arcs, column_src, column_weight - none if it is its destination's only pair,
-    whose alpha then tells its sum. Beta: state i sums the arcs src_arcs[i] to src_arcs[i + 1] - 1, to the pairs (of the
-    second numbering) src_pair and of src_weight.
-    """
-
-    state_pairs: Index
-    pair_column: Index
-    pair_arcs: Index
-    arc_src: Index
-    arc_weight: Weights
-    column_pairs: Index
-    column_dst: Index
-    column_arcs: Index
-    column_src: Index
-    column_weight: Weights
-    src_arcs: Index
-    src_pair: Index
-    src_weight: Weights
-
-
-class ArcRuns(NamedTuple):
-    """`rows`, and their sums over arcs once more: those of pairs, `into`, and those of states over arcs out, `back`.
-
-    The sums of pairs are kept in the rows of alphas, after the states and the leak; for the pairs in the order of the pdfs,
-    `kept` says in which row.
-    """
-
-    rows: ArcRows
-    into: Rows
-    kept: Index
-    back: Rows
-
-
-class ArcList(NamedTuple):
-    """The arcs one after another; their pdfs are the table's `active`, one for each arc.
-
-    They stand by pdf, so that a frame's scores are read from the first to the last; arcs of one pdf by rank, the first into
-    every state, then the second of each, because arcs that follow each other should have different ends.
-    """
-
-    num_states: int
-    src: Index
-    dst: Index
-    weight: Weights
 
 
 class KernelTable(NamedTuple):
@@ -83,7 +28,7 @@ class KernelTable(NamedTuple):
     where a leak misses a state; `reach` is the largest exponent of any weight.
     """
 
-    arcs: ArcRows | ArcRuns | ArcList
+    arcs: ArcRows | ArcGroups | ArcList
     active: Index
     runs: Index
     initial: Weights
@@ -103,7 +48,7 @@ def kernel_table(
     dtype: np.dtype[Any],
     form: Form,
     leaks: bool,
-    layout: type[ArcRows] | type[ArcRuns] | type[ArcList],
+    layout: type[ArcRows] | type[ArcGroups] | type[ArcList],
 ) -> KernelTable:
     """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
     made = _kernel.setdefault(table, {})
@@ -112,13 +57,15 @@ def kernel_table(
         arcs = _with_leak(table) if leaks else _plain_arcs(table)
         arcs_scale = 0.0 if is_wide(form) else _largest(table.by_dst.log_prob)
         arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
-        rows: ArcRows | ArcRuns | ArcList
+        rows: ArcRows | ArcGroups | ArcList
         if layout is ArcList:
             order = _by_pdf_and_rank(arcs)
             rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
         else:
             rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
-            rows = _arc_runs(rows) if layout is ArcRuns else rows
+            rows = (
+                arc_groups(rows, weights(form, np.array([-np.inf]), dtype)) if layout is ArcGroups else rows
+            )
         active = table.active_pdfs[columns].astype(np.uint32)
         made[key] = _make(table, rows, active, arcs_scale, dtype, form, leaks)
     return made[key]
@@ -126,7 +73,7 @@ def kernel_table(
 
 def _make(
     table: TransitionTable,
-    rows: ArcRows | ArcRuns | ArcList,
+    rows: ArcRows | ArcGroups | ArcList,
     active: Index,
     arcs_scale: float,
     dtype: np.dtype[Any],
@@ -236,17 +183,6 @@ def _arc_rows(table: TransitionTable, arcs: _Arcs, dtype: np.dtype[Any], form: F
         src_arcs=_offsets(src[by_src], num_states),
         src_pair=number[pair_of[by_src]].astype(np.uint32),
         src_weight=weights(form, log_prob[by_src], dtype),
-    )
-
-
-def _arc_runs(rows: ArcRows) -> ArcRuns:
-    into = in_runs(rows.pair_arcs, rows.arc_src, rows.arc_weight)
-    first = np.uint32(len(rows.state_pairs))
-    return ArcRuns(
-        rows,
-        into._replace(target=into.target + first),
-        np.argsort(rows.pair_column, kind="stable").astype(np.uint32) + first,
-        in_runs(rows.src_arcs, rows.src_pair, rows.src_weight),
     )
 
 

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu_frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu_lanes import LINE, aligned_bytes
+from fsachain.backends.cpu_layouts import ArcGroups, ArcRows
 from fsachain.backends.cpu_numbers import Form, is_wide, width_of
-from fsachain.backends.cpu_tables import ArcRows, ArcRuns, KernelTable
+from fsachain.backends.cpu_tables import KernelTable
 from fsachain.backends.threads import get_num_threads
 
 Bytes = npt.NDArray[np.uint8]
@@ -77,9 +78,8 @@ def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[A
     """The sizes of a group that runs through `table`; those of a single sequence are rounded up to multiples of ALONG."""
     width = width_of(form)
     alphas = len(table.final[0])
-    if isinstance(table.arcs, ArcRuns):
-        pairs = len(table.arcs.kept)
-        alphas = len(table.arcs.rows.state_pairs) + pairs
+    if isinstance(table.arcs, ArcGroups):
+        alphas, pairs = table.arcs.num_alphas, table.arcs.num_terms
     else:
         pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial[0])
     sizes = alphas, len(table.active), pairs, count_rows(columns, width)
@@ -135,7 +135,7 @@ class Record(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Memory of the passes; S' = S, or S + 1 with a leak, or S + 1 + Q with `ArcRuns`.
+    """Memory of the passes; S' = S, or S + 1 with a leak, or what `ArcGroups` says.
 
     history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of

@@ -6,7 +6,6 @@ Backends are chosen here and nowhere else. What the host's compute is called thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -29,6 +28,7 @@ from fsachain.backends import (
     reference_paths,
 )
 from fsachain.backends.arguments import check_budget, check_dtype, check_leak, check_lengths, check_scores
+from fsachain.backends.grid_call import DeviceGrid, Grid, HostGrid
 from fsachain.backends.host_call import HostCall, Prepared, from_device
 from fsachain.backends.results import BestPath, ForwardBackward, pdfs_along, states_along
 from fsachain.batch import TableBatch
@@ -39,38 +39,20 @@ BackendName = Literal["auto", "reference", "cpu", "cuda"]
 Lanes = npt.NDArray[np.int64]
 
 
-class GridBackend(NamedTuple):
-    """The recursion (20)-(23) and the ways (24), (25) between logits and its scores; see `reference_grid`."""
-
-    log_probs: Callable[..., Any]
-    forward_backward: Callable[..., Any]
-    best_paths: Callable[..., Any]
-    softmax_scores: Callable[..., Any]
-    plain_scores: Callable[..., Any]
-    softmax_gradient: Callable[..., Any]
-    plain_gradient: Callable[..., Any]
-
-
-def _grid(recursion: Any, rows: Any) -> GridBackend:
-    homes = [recursion] * 3 + [rows] * 4
-    return GridBackend(*(getattr(home, name) for home, name in zip(homes, GridBackend._fields, strict=True)))
-
-
 class _Host(NamedTuple):
-    """The modules of a backend of the host: sums over paths; occupancies of arcs and states; single paths; CTC; the grid."""
+    """The modules of a backend of the host: sums over paths; occupancies of arcs and states; paths; CTC; grids and rows."""
 
     sums: Any
     arcs: Any
     paths: Any
     ctc: Any
-    grid: GridBackend
+    grid: Any
+    grid_rows: Any
 
 
 _ON_HOST = {
-    "cpu": _Host(cpu, cpu_arcs, cpu_paths, cpu_ctc, _grid(grid_cpu, grid_cpu_rows)),
-    "reference": _Host(
-        reference, reference, reference_paths, reference_ctc, _grid(reference_grid, reference_grid)
-    ),
+    "cpu": _Host(cpu, cpu_arcs, cpu_paths, cpu_ctc, grid_cpu, grid_cpu_rows),
+    "reference": _Host(reference, reference, reference_paths, reference_ctc, reference_grid, reference_grid),
 }
 
 
@@ -273,13 +255,20 @@ def ctc_backend(name: str, scores: Any) -> Any:
     return _on_host(name, "CTC for scores of the host").ctc
 
 
-def grid_backend(name: str) -> GridBackend:
-    """What computes transducer grids; "auto" is the CPU's, since there is no other for devices yet.
+def grid(like: Any, name: str) -> Grid:
+    """What computes transducer grids of the torch tensor `like` and others beside it: "auto" is where it lives.
 
     Raises:
-        BackendUnavailable: there is none; the message names those that there are.
+        BackendUnavailable: there is none, or it is elsewhere.
     """
-    return _on_host(name, "transducer grid").grid
+    if kinds.home_of(like) == "cpu":
+        modules = _on_host(name, "transducer grid for scores of the host")
+        return HostGrid(modules.grid, modules.grid_rows, like)
+    if name in ("auto", "cuda"):
+        return DeviceGrid(like)
+    raise BackendUnavailable(
+        f"backend {name!r} takes transducer scores of the host, these are on {like.device}; expected backend 'auto'"
+    )
 
 
 def _on_host(name: str, what: str = "recursion of the host") -> _Host:

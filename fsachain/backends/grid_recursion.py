@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.backends.cpu_arithmetic import larger, where_more
+from fsachain.backends.cpu_arithmetic import fma, larger, smaller, where_more
 from fsachain.backends.cpu_exp import exp_or_zero, log_of_sum
 from fsachain.backends.cpu_lanes import fill, load, load_from, splat, store
 from fsachain.backends.jit import jit_on_views
@@ -63,7 +63,11 @@ def _unskew(arc: Any, box: Any, size: Any, rows: Any, values: Any, columns: int)
 
 
 @jit_on_views
-def _clear(box: Any, values: Any) -> None:
+def _clear(arc: Any, box: Any, size: Any, ok: bool, values: Any) -> None:
+    """0 in a whole box, unless the occupancies of a sequence that is ok fill it."""
+    frames, labels = _extent(arc, box, size)
+    if ok and frames == box[3] and labels == box[4]:
+        return
     for t in range(box[3]):
         position = box[0] + t * box[1]
         for _ in range(box[4]):
@@ -81,7 +85,7 @@ def _columns(size: Any, r: int) -> Any:
 def _alphas(arcs: Any, size: Any, scores: Any, alpha: Any, columns: int) -> None:
     """Equation (20): alpha, rows [(T + U + 1) columns + PAD], from the scores, [K] of the same."""
     nothing = splat(FORM, -np.inf)
-    zero = fill(nothing, 0.0)
+    one = fill(nothing, 1.0)
     num_rows = size[2] + size[3] + 1
     for i in range(num_rows * columns // PAD + 1):
         store(alpha, i, nothing)
@@ -89,23 +93,18 @@ def _alphas(arcs: Any, size: Any, scores: Any, alpha: Any, columns: int) -> None
     for r in range(1, num_rows):
         first, last = _columns(size, r)
         for block in range(first, last):
-            top = nothing
+            top, total, count = nothing, one, 0
             for k in range(len(arcs)):
                 before = r - arcs[k, 0] - arcs[k, 1]
                 if before >= 0:
                     source = before * columns + block * PAD - arcs[k, 1]
                     x = load_from(FORM, alpha, source) + load_from(FORM, scores[k], source)
+                    if count > 0:  # total is the sum of exp(x - top), the largest of which is 1
+                        share = exp_or_zero(FORM, smaller(x, top) - larger(x, top))
+                        total = where_more(x, top, fma(total, share, one), total + share)
                     top = larger(x, top)
-            shift = where_more(top, nothing, top, zero)
-            total = zero
-            for k in range(len(arcs)):
-                before = r - arcs[k, 0] - arcs[k, 1]
-                if before >= 0:
-                    source = before * columns + block * PAD - arcs[k, 1]
-                    x = load_from(FORM, alpha, source) + load_from(FORM, scores[k], source)
-                    total = total + exp_or_zero(FORM, x - shift)
-            value = shift + log_of_sum(FORM, total)
-            store(alpha, r * columns // PAD + block, where_more(total, zero, value, nothing))
+                    count += 1
+            store(alpha, r * columns // PAD + block, top + log_of_sum(FORM, total))
 
 
 @jit_on_views
@@ -158,9 +157,10 @@ def forward_backward(batch: Any, n: int, values: Any, work: Any, columns: int) -
     """log Z of sequence n; its scores in `values` give way to occupancies, to zeros if log Z is not finite."""
     arcs, sizes, boxes = batch
     result = log_prob(batch, n, values, work, columns)
+    ok = -np.inf < result < np.inf
     for k in range(len(arcs)):
-        _clear(boxes[n, k], values)
-    if -np.inf < result < np.inf:
+        _clear(arcs[k], boxes[n, k], sizes[n], ok, values)
+    if ok:
         _occupancies(arcs, sizes[n], work, work[len(arcs)], work[len(arcs) + 1], columns)
         for k in range(len(arcs)):
             _unskew(arcs[k], boxes[n, k], sizes[n], work[k], values, columns)

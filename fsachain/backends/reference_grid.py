@@ -1,4 +1,4 @@
-"""The oracle of the grid: equations (20)-(23) of `fsachain.grid` in float64, one sequence at a time, written to be read."""
+"""The oracle of the grid: equations (20)-(29) of `fsachain.grid` in float64, one sequence at a time, written to be read."""
 
 from __future__ import annotations
 
@@ -144,16 +144,6 @@ def _classes(rows: Rows, n: int, u: int) -> list[int]:
     return [int(c) if c >= 0 else target for c in rows.classes]
 
 
-def _fill_scores(rows: Rows, log_probs: Array, values: Array) -> None:
-    for n in range(len(rows.sequences)):
-        for t, u, row, cell in _nodes(rows, n):
-            for k, entry in enumerate(_classes(rows, n, u)):
-                delay, sigma = rows.charges[:, k]
-                if entry >= 0:
-                    late = 0.5 * (rows.sequences[n, 4] - 1) - t
-                    values[k, cell] = log_probs[row, entry] + delay * late - sigma
-
-
 def _log_softmax(logits: Reals) -> Array:
     x = np.asarray(logits, np.float64)
     largest = x.max(axis=1, keepdims=True)
@@ -163,15 +153,56 @@ def _log_softmax(logits: Reals) -> Array:
         return np.where(total == 0, -np.inf, shifted - np.log(total))
 
 
+def _log_factors(rows: Rows, logits: Reals) -> Array:
+    """The log-prob of each entry in the softmax or sigmoid that it belongs to, [R, V]."""
+    classes, alone = rows.heads.tolist()
+    result = np.array(logits, np.float64)
+    tokens = [v for v in range(classes) if v != alone]
+    result[:, tokens] = _log_softmax(result[:, tokens])
+    if classes < result.shape[1]:
+        result[:, classes:] = _log_softmax(result[:, classes:])
+    if alone >= 0:
+        result[:, alone] = _log_sigma(result[:, alone], 1.0)
+    return result
+
+
+def _log_sigma(x: Array, sign: float) -> Array:
+    return np.where(x == np.inf, np.nan, -np.logaddexp(0.0, -sign * x))
+
+
+def _log_no_blank(rows: Rows, logits: Reals) -> Array:
+    """What (28) adds to labels, [R]; 0 where the blank has no sigmoid."""
+    alone = int(rows.heads[1])
+    return _log_sigma(np.asarray(logits[:, alone], np.float64), -1.0) if alone >= 0 else np.zeros(len(logits))
+
+
+def _factors(rows: Rows, k: int, entry: int) -> list[int]:
+    """The entries whose log-probs make up the score of kind k."""
+    return [entry] if rows.durations[k] < 0 else [entry, int(rows.durations[k])]
+
+
+def _fill_scores(rows: Rows, log_probs: Array, no_blank: Array, values: Array) -> None:
+    for n in range(len(rows.sequences)):
+        for t, u, row, cell in _nodes(rows, n):
+            delay, sigma = rows.charges
+            late = 0.5 * (rows.sequences[n, 4] - 1) - t
+            for k, entry in enumerate(_classes(rows, n, u)):
+                if entry >= 0:
+                    score = log_probs[row, _factors(rows, k, entry)].sum()
+                    if entry != rows.heads[1]:
+                        score += no_blank[row]
+                    values[k, cell] = score + delay[k] * late - sigma[k]
+
+
 def softmax_scores(rows: Rows, logits: Reals, values: Array) -> Reals:
     """Scores (24) of logits [R, V] into values [K, cells]; returns what `softmax_gradient` needs, here nothing."""
-    _fill_scores(rows, _log_softmax(logits), values)
+    _fill_scores(rows, _log_factors(rows, logits), _log_no_blank(rows, logits), values)
     return np.empty((2, 0), logits.dtype)
 
 
 def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
     """The same for rows that are log-probs already."""
-    _fill_scores(rows, np.asarray(log_probs, np.float64), values)
+    _fill_scores(rows, np.asarray(log_probs, np.float64), np.zeros(len(log_probs)), values)
 
 
 def softmax_gradient(
@@ -181,7 +212,7 @@ def softmax_gradient(
 
     Entries are kept within +-limit before they are weighted. Rows of padding become 0.
     """
-    _fill_gradient(rows, np.exp(_log_softmax(logits)), occupancy, weights, limit, out)
+    _fill_gradient(rows, np.exp(_log_factors(rows, logits)), occupancy, weights, limit, out)
 
 
 def plain_gradient(
@@ -194,6 +225,7 @@ def plain_gradient(
 def _fill_gradient(
     rows: Rows, shares: Array, occupancy: Array, weights: Array, limit: float, out: Reals
 ) -> None:
+    classes, alone = rows.heads.tolist()
     out[:] = 0.0
     for n in range(len(rows.sequences)):
         for _, u, row, cell in _nodes(rows, n):
@@ -202,7 +234,13 @@ def _fill_gradient(
             total = sum(g[k] for k, _ in used)
             if total == 0:
                 continue
-            gradient = shares[row] * total
+            # The g of the kinds that have a factor in the softmax of classes, that of durations, the sigmoid.
+            of_classes = sum(g[k] for k, entry in used if entry != alone)
+            weight = np.full(out.shape[1], of_classes, np.float64)
+            weight[classes:] = total
+            if alone >= 0:
+                weight[alone] = total
+            gradient = np.where(weight == 0, 0.0, shares[row]) * weight
             for k, entry in used:
-                gradient[entry] -= g[k]
+                gradient[_factors(rows, k, entry)] -= g[k]
             out[row] = weights[n] * np.clip(gradient, -limit, limit)

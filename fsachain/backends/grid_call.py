@@ -1,0 +1,241 @@
+"""The grid and its rows, called with torch tensors where these live: on the host, or on a device without waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fsachain.backends import cuda_call, cuda_grid, cuda_grid_rows, kinds
+from fsachain.backends.cuda_device import Device, DeviceArray
+from fsachain.grid import GridBatch, Ints, Rows, constrain, num_cells, num_softmaxes, release
+
+
+class Placed(NamedTuple):
+    """`Rows`, of which a device may know more than the host.
+
+    rows: without targets, and with first labels of 0, where the next two stand for them.
+    targets [N, U], first [N, T]: int64 on the device of the logits; None: those of `rows` hold. A target of -1 makes the
+        scores NaN.
+    illegal [N]: sequences whose scores become NaN; None: none of them.
+    """
+
+    rows: Rows
+    targets: Any
+    first: Any
+    illegal: Any
+
+
+class Grid(Protocol):
+    """Equations (20)-(29) of `fsachain.grid`; `dispatch.grid` makes it.
+
+    Tensors are torch's and live together: logits [.., V] of any floating-point type; scores and occupancies [K, cells],
+    float64; stats [2 S, R]; log Z and weights [N], float64.
+    """
+
+    def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
+        """Scores (24) of logits, -inf in padding, and stats."""
+
+    def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
+        """The same for rows that are log-probs already; S = 0."""
+
+    def constrain(self, placed: Placed, scores: Any) -> None:
+        """Equation (26), in place."""
+
+    def release(self, placed: Placed, occupancy: Any) -> None:
+        """What (26) asks of occupancies, in place."""
+
+    def log_probs(self, batch: GridBatch, values: Any) -> Any:
+        """log Z (21) of scores in flat float32 or float64 memory: -inf without a path, NaN for NaN and +inf."""
+
+    def forward_backward(self, batch: GridBatch, values: Any) -> Any:
+        """The same; scores give way to occupancies (22), 0 in padding and where log Z is not finite."""
+
+    def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
+        """The best paths (23), on the host: scores, float64 [N], and rows (k, t, u)."""
+
+    def gradient(
+        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+    ) -> Any:
+        """Equation (25) of each row, kept within +-limit, times weights; shaped and typed as the logits."""
+
+    def overwrite(
+        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+    ) -> None:
+        """The same in the place of the logits, which must be contiguous."""
+
+
+class HostGrid:
+    """A backend of the host, see `Grid`; `recursion` and `rows` are modules such as `grid_cpu` and `grid_cpu_rows`."""
+
+    def __init__(self, recursion: Any, rows: Any, like: Any) -> None:
+        self._recursion, self._rows, self._like = recursion, rows, kinds.back_to(like)
+
+    def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
+        """See `Grid`."""
+        values = _nothing(placed.rows)
+        stats = self._rows.softmax_scores(placed.rows, _host_rows(logits), values)
+        return self._like(values), self._like(stats)
+
+    def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
+        """See `Grid`."""
+        values, flat = _nothing(placed.rows), _host_rows(log_probs)
+        self._rows.plain_scores(placed.rows, flat, values)
+        return self._like(values), self._like(np.empty((0, len(flat)), flat.dtype))
+
+    def constrain(self, placed: Placed, scores: Any) -> None:
+        """See `Grid`."""
+        constrain(placed.rows, kinds.as_numpy(scores))
+
+    def release(self, placed: Placed, occupancy: Any) -> None:
+        """See `Grid`."""
+        release(placed.rows, kinds.as_numpy(occupancy))
+
+    def log_probs(self, batch: GridBatch, values: Any) -> Any:
+        """See `Grid`."""
+        return self._like(self._recursion.log_probs(batch, kinds.as_numpy(values)))
+
+    def forward_backward(self, batch: GridBatch, values: Any) -> Any:
+        """See `Grid`."""
+        return self._like(self._recursion.forward_backward(batch, kinds.as_numpy(values)))
+
+    def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
+        """See `Grid`."""
+        scores, paths = self._recursion.best_paths(batch, kinds.as_numpy(values))
+        return scores, paths
+
+    def gradient(
+        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+    ) -> Any:
+        """See `Grid`."""
+        flat = _host_rows(logits)
+        # numpy asks for large pages, torch does not: with small ones their first use takes longer than the gradient.
+        out = np.empty(tuple(logits.shape), flat.dtype)
+        self._write(placed, flat, stats, occupancy, weights, limit, out.reshape(flat.shape))
+        return self._like(out).to(logits.dtype)
+
+    def overwrite(
+        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+    ) -> None:
+        """See `Grid`."""
+        if logits.element_size() < 4:
+            logits.copy_(self.gradient(placed, logits, stats, occupancy, weights, limit))
+            return
+        flat = _host_rows(logits)
+        self._write(placed, flat, stats, occupancy, weights, limit, flat)
+
+    def _write(
+        self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
+    ) -> None:
+        g, factors = kinds.as_numpy(occupancy), kinds.as_numpy(weights)
+        if len(stats):
+            self._rows.softmax_gradient(placed.rows, flat, kinds.as_numpy(stats), g, factors, limit, out)
+        else:
+            self._rows.plain_gradient(placed.rows, flat, g, factors, limit, out)
+
+
+def _nothing(rows: Rows) -> Any:
+    return np.full((len(rows.classes), num_cells(rows)), -np.inf)
+
+
+def _host_rows(logits: Any) -> Any:
+    """Logits as an array [R, V] of float32 or float64, without a copy where they are that and contiguous."""
+    wide = logits.detach() if logits.element_size() >= 4 else logits.detach().float()
+    return wide.contiguous().view(-1, logits.shape[-1]).numpy()
+
+
+class DeviceGrid:
+    """The CUDA backend, see `Grid`; all work is on the stream that is current when a method is called."""
+
+    def __init__(self, like: Any) -> None:
+        self._like = like
+        cuda_call.find_device(like)
+
+    @property
+    def _device(self) -> Device:
+        return cuda_call.find_device(self._like)
+
+    def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
+        """See `Grid`."""
+        flat, values = _rows(logits), self._nothing(placed.rows)
+        given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
+        memory: Any = cuda_grid_rows.softmax_scores(*given, *_known(placed))
+        if placed.illegal is not None:
+            values.view(len(values), len(placed.illegal), -1).masked_fill_(placed.illegal.view(-1, 1), np.nan)
+        wide = "float64" if logits.element_size() == 8 else "float32"
+        return values, memory.array(wide, (2 * num_softmaxes(placed.rows), len(flat)))
+
+    def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
+        """See `Grid`."""
+        flat, values = _rows(log_probs), self._nothing(placed.rows)
+        given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
+        cuda_grid_rows.plain_scores(*given, *_known(placed))
+        wide = log_probs.double() if log_probs.element_size() == 8 else log_probs.new_empty(0).float()
+        return values, wide.new_empty(0, len(flat))
+
+    def constrain(self, placed: Placed, scores: Any) -> None:
+        """See `Grid`."""
+        cuda_grid_rows.constrain(self._device, placed.rows, cuda_call.view(scores))
+
+    def release(self, placed: Placed, occupancy: Any) -> None:
+        """See `Grid`."""
+        cuda_grid_rows.release(self._device, placed.rows, cuda_call.view(occupancy))
+
+    def log_probs(self, batch: GridBatch, values: Any) -> Any:
+        """See `Grid`."""
+        memory: Any = cuda_grid.log_probs(self._device, batch, cuda_call.view(values))
+        return memory.array("float64", (len(batch.sizes),))
+
+    def forward_backward(self, batch: GridBatch, values: Any) -> Any:
+        """See `Grid`."""
+        memory: Any = cuda_grid.forward_backward(self._device, batch, cuda_call.view(values))
+        return memory.array("float64", (len(batch.sizes),))
+
+    def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
+        """See `Grid`; waits for the device, once."""
+        memory: Any = cuda_grid.best_paths(self._device, batch, cuda_call.view(values))
+        data = memory.array("uint8", (memory.num_bytes,)).cpu().numpy()
+        return cuda_grid.read_paths(batch, data)
+
+    def gradient(
+        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+    ) -> Any:
+        """See `Grid`."""
+        flat = _rows(logits)
+        out = flat.new_empty(logits.shape)
+        self._write(placed, flat, stats, occupancy, weights, limit, out.view(flat.shape))
+        return out
+
+    def overwrite(
+        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+    ) -> None:
+        """See `Grid`."""
+        flat = _rows(logits)
+        self._write(placed, flat, stats, occupancy, weights, limit, flat)
+
+    def _write(
+        self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
+    ) -> None:
+        g, factors, into = (cuda_call.view(array) for array in (occupancy, weights, out))
+        given = self._device, placed.rows, cuda_call.view(flat)
+        if len(stats):
+            made = cuda_call.view(stats)
+            cuda_grid_rows.softmax_gradient(*given, made, g, factors, limit, into, *_known(placed))
+        else:
+            cuda_grid_rows.plain_gradient(*given, g, factors, limit, into, *_known(placed))
+
+    def _nothing(self, rows: Rows) -> Any:
+        values = self._like.new_empty(0).double().new_empty(len(rows.classes), num_cells(rows))
+        return values.fill_(-np.inf)
+
+
+def _rows(logits: Any) -> Any:
+    return logits.detach().contiguous().view(-1, logits.shape[-1])
+
+
+def _known(placed: Placed) -> tuple[DeviceArray | None, DeviceArray | None]:
+    targets, first = placed.targets, placed.first
+    return (
+        None if targets is None else cuda_call.view(targets),
+        None if first is None else cuda_call.view(first),
+    )

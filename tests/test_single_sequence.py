@@ -1,0 +1,112 @@
+"""One sequence alone runs in a layout of its own, rows of the graph side by side: it gives the bits of a batch."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import graphs
+
+from fsachain import Fsa, TableBatch, compile_table, forward_backward
+from fsachain.backends.cpu_layouts import ArcGroups, ArcRows
+from fsachain.backends.cpu_numbers import plain_form, wide_form
+from fsachain.backends.cpu_tables import kernel_table
+
+PDFS, FRAMES = 23, 6
+LEAKS = ("none", "to all states", "to some states")
+
+
+def uneven_graph(num_states: int, seed: int) -> Fsa:
+    """Arcs between any two states; many of them into the first, out of the second, and with one of the pdfs."""
+    rng = np.random.default_rng(seed)
+    count = 8 * num_states
+    src, dst = rng.integers(num_states, size=(2, count))
+    pdf = rng.integers(PDFS, size=count)
+    dst[rng.random(count) < 0.3] = 0
+    src[rng.random(count) < 0.3] = min(1, num_states - 1)
+    pdf[rng.random(count) < 0.5] = 2
+    final = np.where(rng.random(num_states) < 0.5, rng.normal(size=num_states), -math.inf)
+    return Fsa(num_states, src, dst, pdf, rng.normal(size=count) - 2.0, final, 0)
+
+
+def compiled(fsa: Fsa, leak: str, num_pdfs: int):
+    """The table and the leak's coefficient."""
+    if leak == "none":
+        return compile_table(fsa, num_pdfs), 0.0
+    target = np.full(fsa.num_states, -math.log(fsa.num_states))
+    if leak == "to some states":
+        target[::2] = -math.inf
+    return replace(compile_table(fsa, num_pdfs), leaky_log_prob=target), 0.01
+
+
+def assert_alone_as_in_a_batch(fsa: Fsa, leak: str, scores: np.ndarray) -> None:
+    (table, leaky), lengths = compiled(fsa, leak, scores.shape[2]), np.full(len(scores), scores.shape[1])
+    options = {"leaky_hmm_coefficient": leaky}
+    batch = forward_backward(TableBatch.share(table, len(scores)), scores, lengths, **options)
+    for n in range(len(scores)):
+        one = slice(n, n + 1)
+        alone = forward_backward(TableBatch.share(table, 1), scores[one], lengths[one], **options)
+        assert alone.log_prob.tobytes() == batch.log_prob[one].tobytes()
+        assert alone.occupancy.tobytes() == batch.occupancy[one].tobytes()
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@settings(max_examples=15)
+@given(
+    num_states=st.integers(1, 70),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1.0, 20.0, 150.0, 1500.0]),
+)
+def test_a_sequence_alone_has_its_bits_on_uneven_graphs(leak, dtype, num_states, seed, scale):
+    scores = scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))
+    assert_alone_as_in_a_batch(uneven_graph(num_states, seed), leak, scores.astype(dtype))
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+@settings(max_examples=20)
+@given(
+    fsa=graphs(max_states=40, max_arcs=60), seed=st.integers(0, 1000), scale=st.sampled_from([1.0, 1500.0])
+)
+def test_a_sequence_alone_has_its_bits_on_any_graph(leak, fsa, seed, scale):
+    scores = scale * np.random.default_rng(seed).normal(size=(2, FRAMES, 3))
+    scores[1, 2, 0] = -math.inf
+    assert_alone_as_in_a_batch(fsa, leak, scores.astype(np.float32))
+
+
+@pytest.mark.parametrize("level", [-3.0, -200.0])
+def test_few_pdfs_with_negative_scores_are_normalised_by_their_largest(level):
+    """Lanes without a pdf have no say: with a shift of 0 the last sequence would leave the range of float32."""
+    fsa = Fsa(1, [0, 0], [0, 0], [0, 1], [0.0, -1.0], [0.0], 0)
+    scores = level - np.random.default_rng(1).random((2, FRAMES, 3))
+    assert_alone_as_in_a_batch(fsa, "to all states", scores.astype(np.float32))
+
+
+@pytest.mark.parametrize("form", [plain_form(1), wide_form(1)])
+def test_uneven_graphs_have_rows_side_by_side_and_rows_for_themselves(form):
+    table, _ = compiled(uneven_graph(70, 1), "to all states", PDFS)
+    arcs = kernel_table(table, np.dtype(np.float32), form, True, ArcGroups).arcs
+    for name in ("states", "columns", "back"):
+        assert len(getattr(arcs.many, name).lengths) > 0 and len(getattr(arcs.single, name).lengths) > 0, name
+    assert len(arcs.many.into.lengths) > 0
+
+
+def test_every_arc_stands_once_in_the_sums_of_pairs_and_once_in_those_of_sources():
+    """Rows that fill a group up have the same target as the last; terms that fill a row up weigh nothing."""
+    table, _ = compiled(uneven_graph(70, 2), "none", PDFS)
+    dtype, form = np.dtype(np.float32), plain_form(1)
+    arcs = kernel_table(table, dtype, form, False, ArcGroups).arcs
+    rows = kernel_table(table, dtype, form, False, ArcRows).arcs
+    for name in ("into", "back"):
+        weights = []
+        for sums, width in ((arcs.many, 16), (arcs.single, 1)):
+            part = getattr(sums, name)
+            lengths = part.lengths.astype(int)
+            lanes = part.target.reshape(-1, width)
+            new = np.ones(lanes.shape, bool)
+            new[:, 1:] = lanes[:, 1:] != lanes[:, :-1]
+            weights.append(part.weight[0].reshape(-1, width)[np.repeat(new, lengths, axis=0)])
+        found = np.concatenate(weights)
+        np.testing.assert_array_equal(np.sort(found[found > 0.0]), np.sort(rows.arc_weight[0]))
