@@ -28,6 +28,10 @@ Scores from logits x(t, u, v) with a softmax over v, c_k the class of arc k (the
     (27) FastEmit    : g of labels counts 1 + lambda times in (25), log Z is not changed    (Yu et al., ICASSP 2021)
     (28) HAT         : s_blank = log sigma(x_b), s_label = log sigma(-x_b) + log softmax of the other classes
                                                                                       (Variani et al., ICASSP 2020)
+    (29) durations   : a row holds a second softmax, of durations; s_k adds its entry d_k, log softmax of these, to (24)
+
+(28) and (29) are differentiated factor by factor: each softmax as in (25), with the g of the kinds that it is a factor of,
+and the sigmoid as a softmax of two classes, x_b and 0.
 """
 
 from __future__ import annotations
@@ -85,6 +89,9 @@ class Rows(NamedTuple):
     targets [N, U]: the classes of the labels.
     classes [K]: the class of each kind of arc, -1 for the targets'.
     charges [2, K]: delay and sigma of (24).
+    heads [2]: V, the classes, which are the first entries of a row; what follows are the durations of (29). And the class
+        that has a sigmoid of its own and is left out of the softmax, as in (28), or -1.
+    durations [K]: the entry of a row, V or more, that is the duration of each kind; -1 where there is none.
     """
 
     sequences: Ints
@@ -92,6 +99,8 @@ class Rows(NamedTuple):
     targets: Ints
     classes: Ints
     charges: npt.NDArray[np.float64]
+    heads: Ints
+    durations: Ints
 
 
 def dense_boxes(num_sequences: int, num_kinds: int, frames: int, labels: int) -> Ints:
@@ -131,6 +140,11 @@ def row_boxes(rows: Rows) -> Ints:
 def num_cells(rows: Rows) -> int:
     """Cells of each kind."""
     return int((rows.sequences[:, 2] * rows.sequences[:, 7]).sum())
+
+
+def num_softmaxes(rows: Rows) -> int:
+    """How many sums of exponentials a row has: 2 with durations."""
+    return 1 + bool((rows.durations >= 0).any())
 
 
 def _frames_of(rows: Rows, n: int, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -24,6 +24,16 @@ __device__ __forceinline__ double number_of(double x) { return x; }
 __device__ __forceinline__ float number_of(__half x) { return __half2float(x); }
 __device__ __forceinline__ float number_of(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+// Writes a number, float or double, as an element; half types round to the nearest.
+template <typename Real>
+__device__ __forceinline__ void put(float* place, Real x) { *place = static_cast<float>(x); }
+template <typename Real>
+__device__ __forceinline__ void put(double* place, Real x) { *place = static_cast<double>(x); }
+template <typename Real>
+__device__ __forceinline__ void put(__half* place, Real x) { *place = __float2half_rn(static_cast<float>(x)); }
+template <typename Real>
+__device__ __forceinline__ void put(__nv_bfloat16* place, Real x) { *place = __float2bfloat16_rn(static_cast<float>(x)); }
+
 // Rows of an array [N, T, P] with any strides, in elements; 64 bits, because N T P may exceed 2^31.
 struct Elements {
   const ELEMENT* first;

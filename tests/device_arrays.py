@@ -29,8 +29,8 @@ def strided(device: Any, array: np.ndarray) -> DeviceArray:
 
 
 def read(array: DeviceArray) -> np.ndarray:
-    """What a contiguous array of `on_device` holds now."""
-    return array.owner.read(array.dtype, array.shape)
+    """What a contiguous array of `on_device` holds now; uint16 for bfloat16."""
+    return array.owner.read("uint16" if array.dtype == "bfloat16" else array.dtype, array.shape)
 
 
 def upper_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,14 +1,20 @@
-"""Kernels of best paths, penalties and CTC under sanitizers: no race, no access beside a buffer, nothing read unwritten."""
+"""Kernels of paths, penalties, CTC and transducers under sanitizers: no race, no wrong access, nothing read unwritten."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import test_cuda_ctc as of_ctc
+import test_cuda_grid as of_grid
+import test_cuda_grid_rows as of_rows
 import test_cuda_paths as of_paths
 import test_cuda_penalties as of_penalties
 from device_arrays import on_device
+from random_grids import TOPOLOGIES, make_grids
+from random_rows import KINDS, empty_scores, make_logits, make_rows
 
+from fsachain.backends import cuda_grid, cuda_grid_rows
+from fsachain.backends.cuda_grid import Plan
 from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason
 from tools.cuda_on_host.replay import Recording, one_of_each, record, replay, uninitialised_reads
 
@@ -19,6 +25,16 @@ OURS = {
     "penalties.cu": {"penalties", "penalty_terms"},
     "log_softmax.cu": {"log_softmax"},
     "ctc.cu": {"ctc_links", "ctc_column_rows", "ctc_loss", "ctc_gradient_rows"},
+    "grid.cu": {"grid_forward", "grid_backward", "grid_clear", "grid_best_path"},
+    "grid_rows.cu": {
+        "softmax_scores",
+        "softmax_gradient",
+        "plain_scores",
+        "plain_gradient",
+        "grid_constrain",
+        "grid_release",
+        "grid_scale",
+    },
 }
 KERNELS = [(text, name) for text, names in OURS.items() for name in sorted(names)]
 
@@ -33,6 +49,34 @@ def run_all(device: HostDevice) -> None:
     out = on_device(device, np.zeros_like(values))
     of_penalties.run(device, on_device(device, values), out, np.array([40, 33, 0, 32]))
     of_ctc.run(of_ctc.random_logits(), device=device)
+    run_grids(device)
+    run_rows(device)
+
+
+def run_grids(device: HostDevice) -> None:
+    """Arcs that reach back over several steps, more labels than threads, steps on chip and in memory."""
+    for labels, shared_bytes in ((40, None), (70, 0)):
+        batch, values = make_grids(TOPOLOGIES["durations"], [6, 5], [labels, 9], 3.0, 1, np.float32)
+        plan = Plan(64, shared_bytes)
+        of_grid.run(batch, values, plan, device)
+        cuda_grid.best_paths(device, batch, on_device(device, values), plan)
+
+
+def run_rows(device: HostDevice) -> None:
+    """Several rows in a warp, rows longer than a warp holds, two softmaxes in a row; gradients in place."""
+    for kind, num_classes in (("tdt", 40), ("regular", 600)):
+        rows = make_rows("padded", KINDS[kind], num_classes)
+        logits = make_logits(rows, padding=0.0).astype(np.float32)
+        of_rows.run(rows, logits, of_rows.occupancies(rows), device=device)
+    g, values = of_rows.occupancies(rows), on_device(device, empty_scores(rows))
+    there, plan = on_device(device, logits), of_rows.SMALL
+    cuda_grid_rows.plain_scores(device, rows, there, values, plan=plan)
+    (weights,) = device.upload([of_rows.WEIGHTS])
+    given = on_device(device, g), weights, np.inf, there
+    cuda_grid_rows.plain_gradient(device, rows, there, *given, plan=plan)
+    for change in (cuda_grid_rows.constrain, cuda_grid_rows.release):
+        change(device, rows, values)
+    cuda_grid_rows.scale_kinds(device, values, (1.0, 2.0))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,17 @@ from tolerances import OCCUPANCY, PEER_CTC_GRADIENT
 from fsachain import compile_table, forward_backward
 from fsachain.batch import TableBatch
 from tools import gpu_driver, gpu_report
-from tools.bench import gpu_calls, gpu_limit, gpu_tables, gpu_timing, gpu_workloads, limit, machine, workloads
+from tools.bench import (
+    gpu_calls,
+    gpu_limit,
+    gpu_tables,
+    gpu_timing,
+    gpu_transducer,
+    gpu_workloads,
+    limit,
+    machine,
+    workloads,
+)
 from tools.bench import gpu_report as bench_report
 from tools.bench.gpu_row import Failure, GpuRow, Target
 from tools.bench.gpu_workloads import GpuSizes
@@ -32,6 +42,7 @@ TINY = GpuSizes(
     ctc=12,
     classes=9,
     bigram=(4, 2, 10),
+    transducer=(2, 90, 40, 7),
     copy_bytes=1 << 16,
     product_side=16,
     seconds=0.0,
@@ -141,6 +152,30 @@ def test_both_ctc_losses_give_one_gradient(work):
         torch.testing.assert_close(gradients[0], other, rtol=0, atol=PEER_CTC_GRADIENT)
 
 
+def test_batches_of_a_transducer_have_shapes_of_real_utterances():
+    shapes = gpu_transducer.utterances(1000)
+    drawn = gpu_transducer.random_batch(shapes, 30, 500, CPU)
+    together = gpu_transducer.sorted_batch(shapes, 10_000, 500, CPU)
+    assert (
+        drawn.shape[0] == 30
+        and 350 < drawn.shape[1] <= 680
+        and drawn.targets.shape == (30, drawn.shape[2] - 1)
+    )
+    size, frames, _, _ = together.shape
+    assert size * frames <= 10_000 < (size + 2) * frames
+    assert together.frames.max() - together.frames.min() <= 5
+    nodes = sum(int(t) * (int(u) + 1) for t, u in zip(drawn.frames, drawn.labels, strict=True))
+    assert drawn.work == limit.Work(2 * nodes, 12 * 500 * nodes)
+    assert drawn.num_bytes > 4 * 500 * nodes
+
+
+def test_the_transducer_that_is_timed_leaves_its_gradient_in_place_of_the_logits():
+    batch = gpu_transducer.random_batch(gpu_transducer.utterances(40), 2, 7, CPU)
+    gradient = gpu_transducer.training_call(gpu_transducer.ours, batch, CPU)()
+    assert gradient.shape == batch.shape and gradient.abs().max() > OCCUPANCY
+    torch.testing.assert_close(gradient.sum(dim=3), torch.zeros(batch.shape[:3]), rtol=0, atol=OCCUPANCY)
+
+
 def test_numerators_have_the_arcs_of_the_target():
     full = gpu_workloads.numerator_batch(GpuSizes(numerators=(1, 700, 401)), 2000)
     assert full.table(0).num_arcs == 1000
@@ -160,12 +195,22 @@ def test_every_table_is_printed_and_saved_with_its_device(work, capsys, tmp_path
     (arcs,) = {row["arc_evaluations"] for row in record["tables"]["denominator"]}
     assert arcs == 40 * 10 * 3
     targets = text[text.index("\ntargets") :]
+    size, frames, longest, classes = TINY.transducer
+    shapes = gpu_transducer.utterances(longest)
+    batches = (
+        gpu_transducer.random_batch(shapes, size, classes, CPU),
+        gpu_transducer.sorted_batch(shapes, frames, classes, CPU),
+    )
     assert [line.split("<= ")[1].split(":")[0] for line in targets.splitlines() if "<=" in line] == [
         "8 ms",
         "3 ms",
         "3 ms",
         "0.4 ms",
         "4 GB",
+        "10 ms",
+        f"{batches[0].most_gigabytes:g} GB",
+        "10 ms",
+        f"{batches[1].most_gigabytes:g} GB",
     ]
     ratios = record["tables"]["ctc"][0]["ratios"]
     assert set(ratios) == {"limit", "torch"} and all(value["median"] > 0 for value in ratios.values())
@@ -211,7 +256,7 @@ def test_unknown_tables_are_refused_by_name(capsys):
 
 def test_the_small_run_for_sanitizers_agrees_with_the_reference():
     found = dict(gpu_driver.errors(CPU))
-    assert len(found) == 3 * len(gpu_driver.batches()) + 2
+    assert len(found) == 3 * len(gpu_driver.batches()) + 3
     assert max(found.values()) <= OCCUPANCY
     assert gpu_driver.main("cpu") == 0
 

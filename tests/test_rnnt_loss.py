@@ -10,6 +10,7 @@ from rnnt_inputs import (
     FRAMES,
     LABELS,
     TYPES,
+    WIDTH,
     arc_scores,
     losses_by_loops,
     make_logits,
@@ -359,15 +360,20 @@ def test_layout_does_not_matter():
 
 def test_opcheck_of_the_operators():
     sizes = torch.tensor([[0, 0, t, u] for t, u in zip(POSSIBLE, LABELS, strict=True)])
-    given = make_targets(), sizes, torch.zeros(0, 0, 0, dtype=torch.int64), torch.tensor([BLANK, -1])
-    arcs = torch.tensor([[1, 0, 0], [0, 1, 1]])
-    options = [0.0, 0.1], 0.0, 0.0, float("inf"), False, False, False, "auto"
+    given = (
+        make_targets(),
+        sizes,
+        torch.zeros(0, 0, 0, dtype=torch.int64),
+        torch.tensor([[BLANK, -1], [-1, -1]]),
+    )
+    arcs, heads = torch.tensor([[1, 0, 0], [0, 1, 1]]), [WIDTH, -1]
+    options = heads, [0.0, 0.1], 0.0, 0.0, float("inf"), False, False, False, "auto"
     for with_gradient in (True, False):
         torch.library.opcheck(rnnt, (make_logits().detach(), *given, arcs, *options, with_gradient))
     torch.library.opcheck(rnnt, (make_logits(), *given, arcs, *options, True))
     _, stats, occupancy = rnnt(make_logits().detach(), *given, arcs, *options, True)
     factors = torch.ones(4, dtype=torch.float64)
-    arguments = stats, occupancy, *given, factors, float("inf"), "softmax auto"
+    arguments = stats, occupancy, *given, factors, heads, float("inf"), "auto"
     torch.library.opcheck(rnnt_gradient, (make_logits().detach(), *arguments))
 
 
@@ -389,7 +395,6 @@ def test_compiled_code_has_one_graph_and_the_same_values(inplace):
 
 @pytest.mark.skipif(not peak.RESET.exists(), reason="the system does not tell how much memory a process held")
 def test_loss_and_gradient_in_place_take_two_percent_of_the_logits():
-    """Of arrays; the process may hold more by what is loaded on first use, which is less than a copy of the logits."""
     extra = transducer.measure((8, 200, 50, 500))
     assert extra.arrays <= 0.02 * extra.logits
-    assert extra.process <= 0.1 * extra.logits
+    assert extra.process <= 0.02 * extra.logits

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import tolerances
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_grids import TOPOLOGIES, enumerate_grid, make_grids
 
-from fsachain.backends import grid_cpu, reference_grid, threads
-from fsachain.backends.dispatch import grid_backend
+from fsachain.backends import dispatch, grid_cpu, reference_grid, threads
 from fsachain.errors import BackendUnavailable
 from fsachain.grid import GridBatch, dense_boxes, grid_sizes
 
@@ -145,8 +145,10 @@ def test_an_illegal_score_makes_its_sequence_nan_and_no_other(wrong, backend):
     batch, values = make_grids(TOPOLOGIES["regular"], [6, 6], [2, 2])
     clean = values.copy()
     values.reshape(2, 2, 7, 3)[0, 1, 3, 1] = wrong
-    ours = grid_backend(backend)
-    spoilt, whole = ours.forward_backward(batch, values), ours.forward_backward(batch, clean)
+    ours = dispatch.grid(torch.from_numpy(values), backend)
+    spoilt, whole = (
+        ours.forward_backward(batch, torch.from_numpy(scores.reshape(-1))) for scores in (values, clean)
+    )
     assert np.isnan(spoilt[1]) and spoilt[0] == whole[0]
     assert not values.reshape(2, 2, 7, 3)[:, 1].any()
     np.testing.assert_array_equal(values.reshape(2, 2, 7, 3)[:, 0], clean.reshape(2, 2, 7, 3)[:, 0])
@@ -175,5 +177,7 @@ def test_grids_may_begin_within_their_boxes():
 
 
 def test_an_unknown_backend_is_named():
-    with pytest.raises(BackendUnavailable, match="'cuda' has no transducer grid; available: cpu, reference"):
-        grid_backend("cuda")
+    with pytest.raises(
+        BackendUnavailable, match="'cuda' has no transducer grid for scores of the host; available: cpu"
+    ):
+        dispatch.grid(torch.zeros(1), "cuda")

@@ -9,7 +9,9 @@ from rnnt_inputs import BLANK, losses_by_loops, make_logits, make_targets
 
 from fsachain import hat_lattice, hat_loss, multi_blank_loss, rnnt_loss, tdt_lattice, tdt_loss
 from fsachain.errors import ConfigError
-from fsachain.loss.transducer_variants import label_classes
+from fsachain.grid import REGULAR
+from fsachain.loss.transducer_arguments import given
+from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
 
 FRAMES, LABELS, WIDTH = [9, 6, 7, 4], [3, 5, 0, 1], 11
 BIG_BLANKS = {10: 2, 9: 4}
@@ -248,13 +250,20 @@ def test_compiled_code_has_one_graph_and_the_same_values(kind):
     close(ours.grad, expected.grad)
 
 
-def test_opcheck_of_the_operator():
-    sizes = torch.tensor([[0, 0, t, u] for t, u in zip(FRAMES, LABELS, strict=True)])
-    torch.library.opcheck(label_classes, (make_targets(), sizes, [4, 9, 6, WIDTH], -1))
+@pytest.mark.parametrize("heads", [[WIDTH, BLANK], [WIDTH - 2, -1]])
+def test_opcheck_of_the_operator(heads):
+    logits = make_logits()
+    call = given(logits, make_targets() % BLANK, FRAMES, LABELS, [BLANK, -1])
+    if heads[0] < WIDTH:
+        call = call._replace(classes=torch.tensor([[BLANK, -1], [WIDTH - 2, WIDTH - 1]]))
+    options = torch.tensor(REGULAR), heads, [0.0, 0.0], 0.0, 0.1, NO_CLAMP, False, False, False, "cpu", True
+    # No gradient check: FastEmit's is no derivative of the loss.
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(rnnt, (logits, *call, *options), test_utils=tests)
 
 
 def test_a_target_that_is_the_blank_has_no_factorised_probability():
-    with pytest.raises(ConfigError, match="targets hold the blank, 4"):
+    with pytest.raises(ConfigError, match=r"targets\[0, 0\] = 4 is the blank"):
         hat_lattice(make_logits(), torch.full((4, 5), BLANK), FRAMES, LABELS, BLANK)
 
 

@@ -10,10 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import cuda, cuda_ctc, cuda_paths, cuda_penalty
+from fsachain.backends import cuda, cuda_ctc, cuda_grid, cuda_grid_rows, cuda_paths, cuda_penalty
 from fsachain.backends.cuda_device import Argument, DeviceArray, KernelSpec, Limits
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
+from fsachain.grid import (
+    BLANK,
+    MODIFIED,
+    REGULAR,
+    GridArc,
+    GridBatch,
+    Rows,
+    dense_boxes,
+    grid_sizes,
+    num_cells,
+)
 from fsachain.table import compile_table
 from tools.bench.workloads import connected, left_to_right
 
@@ -130,6 +141,59 @@ def _rest(device: DryDevice, dtype: str, labels: str) -> None:
         cuda_ctc.ctc(device, logits, targets, lengths, cuda_ctc.Task(0), out)
 
 
+# Of a transducer: kinds of arcs, classes and durations of a row, the class that has a sigmoid.
+_TIMES = tuple(GridArc(d, 0, 0) for d in range(1, 5)) + tuple(GridArc(d, 1, 1) for d in range(5))
+USUAL_TRANSDUCER = REGULAR, 500, 0, -1
+TRANSDUCERS = (
+    USUAL_TRANSDUCER,
+    (MODIFIED, 30, 0, -1),
+    (REGULAR, 100, 0, -1),
+    (REGULAR, 250, 0, 0),
+    ((*REGULAR, BLANK._replace(frames=2)), 5000, 0, -1),
+    (_TIMES, 500, 5, -1),
+)
+LABELS = (5, 100, 400)
+
+
+def _transducer(
+    device: DryDevice,
+    dtype: str,
+    kind: tuple[tuple[GridArc, ...], int, int, int],
+    most_labels: Iterable[int] = LABELS,
+) -> None:
+    """The losses from logits, padded, and the grid alone with scores of float32; the gradient in place of the logits."""
+    arcs, classes, durations, alone = kind
+    kinds, size = len(arcs), 2
+    for labels in most_labels:
+        sequence = np.array([0, labels + 1, FRAMES, labels + 1, FRAMES, labels, 0, labels + 1], np.int64)
+        times = [classes + arc.frames for arc in arcs] if durations else [-1] * kinds
+        rows = Rows(
+            np.tile(sequence, (size, 1)),
+            np.zeros((size, FRAMES), np.int64),
+            np.zeros((size, labels), np.int64),
+            np.array([-1 if arc.labels else 0 for arc in arcs]),
+            np.zeros((2, kinds)),
+            np.array([classes, alone]),
+            np.array(times),
+        )
+        logits = device.array(dtype, size * FRAMES * (labels + 1), classes + durations)
+        cells, weights = num_cells(rows), device.empty(8 * size)
+        values = device.array("float64", kinds, cells)
+        stats = cuda_grid_rows.softmax_scores(device, rows, logits, values)
+        cuda_grid_rows.softmax_gradient(device, rows, logits, stats, values, weights, 1.0, logits)
+        cuda_grid_rows.plain_scores(device, rows, logits, values)
+        cuda_grid_rows.plain_gradient(device, rows, logits, values, weights, 1.0, logits)
+        cuda_grid_rows.constrain(device, rows, values)
+        cuda_grid_rows.release(device, rows, values)
+        cuda_grid_rows.scale_kinds(device, values, [2.0] * kinds)
+        boxes = dense_boxes(size, kinds, FRAMES, labels + 1)
+        sizes = grid_sizes(np.full(size, FRAMES), np.full(size, labels))
+        batch = GridBatch(np.array(arcs), sizes, boxes)
+        for values in (device.array("float64", kinds * cells), device.array("float32", kinds * cells)):
+            cuda_grid.forward_backward(device, batch, values)
+            cuda_grid.best_paths(device, batch, values)
+
+
 def main_kernels(limits: Limits) -> list[KernelSpec]:
     """What float32 scores need: a leaky and an exact denominator of the usual size, numerators, and all else once."""
     device = DryDevice(limits)
@@ -138,6 +202,7 @@ def main_kernels(limits: Limits) -> list[KernelSpec]:
     _recursion(device, _denominator(*LARGE).batch(128), "float32", 1e-5)
     _recursion(device, _numerators(OWN_STATES[0], 128), "float32", 0.0)
     _rest(device, "float32", "int64")
+    _transducer(device, "float32", USUAL_TRANSDUCER, (100,))
     return distinct(device.kernels)
 
 
@@ -151,6 +216,8 @@ def all_kernels(limits: Limits) -> list[KernelSpec]:
         ("float64", "int32"),
     ):
         _rest(device, dtype, labels)
+        for kind in TRANSDUCERS:
+            _transducer(device, dtype, kind)
         for size in BATCHES:
             for shape in SHARED:
                 for leaky in (1e-5, 0.0):

@@ -19,6 +19,7 @@ import torch
 from fsachain import LFMMILoss, TableBatch, best_path, compile_table, forward_backward
 from fsachain.denominator import DenominatorGraph
 from fsachain.loss.ctc import ctc_loss
+from fsachain.loss.rnnt import rnnt_loss
 from tools.bench.workloads import connected, ctc_graph, left_to_right
 
 NUM_PDFS, SIZE, FRAMES = 20, 3, 8
@@ -45,7 +46,7 @@ def errors(device: torch.device) -> list[tuple[str, float]]:
         found.append((f"{name}: occupancy", _difference(ours.occupancy, exact.occupancy)))
         path, right = (best_path(batch, given, LENGTHS) for given in (there, scores))
         found.append((f"{name}: best path", _difference(path.score, right.score)))
-    for name, loss in (("LFMMILoss", _lfmmi), ("CTC", _ctc)):
+    for name, loss in (("LFMMILoss", _lfmmi), ("CTC", _ctc), ("RNN-T", _rnnt)):
         found.append((name, abs(_value(loss, there) - _value(loss, torch.from_numpy(scores)))))
     return found
 
@@ -84,6 +85,14 @@ def _lfmmi(scores: torch.Tensor) -> torch.Tensor:
 def _ctc(scores: torch.Tensor) -> torch.Tensor:
     targets = torch.tensor([[1, 2, 2], [3, 0, 0], [0, 0, 0]], device=scores.device)
     return ctc_loss(scores.transpose(0, 1), targets, LENGTHS, [3, 1, 0], inputs="logits", reduction="sum")
+
+
+def _rnnt(scores: torch.Tensor) -> torch.Tensor:
+    """Constrained and with FastEmit, which have kernels of their own; rows of nodes differ by a factor."""
+    logits = scores.unsqueeze(2) * torch.tensor([1.0, -0.5, 2.0], device=scores.device).view(1, 1, 3, 1)
+    targets = torch.tensor([[1, 2], [3, 0], [0, 0]], device=scores.device)
+    options = {"reduction": "sum", "rnnt_type": "constrained", "fastemit_lambda": 0.1}
+    return rnnt_loss(logits, targets, LENGTHS, [2, 1, 0], **options)
 
 
 def _value(loss: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor) -> float:

@@ -15,7 +15,7 @@ from fsachain.backends.ctc import CtcProblem
 from fsachain.backends.cuda_device import Device, DeviceArray
 from fsachain.loss.ctc_operator import check_sums, make_ctc_problem
 from fsachain.loss.operator_parts import scale_gradient
-from fsachain.loss.operators import budget_of
+from fsachain.loss.operators import budget_of, only_first_has_gradient
 
 NUM_ARGUMENTS = 12
 
@@ -95,10 +95,12 @@ def _(scores, *rest):  # type: ignore[no-untyped-def]
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*output, inputs[0])
-    ctx.mark_non_differentiable(output[1])
+    only_first_has_gradient(ctx, output)
 
 
 def _backward(ctx, factors, _):  # type: ignore[no-untyped-def]
+    if factors is None:
+        return (None,) * NUM_ARGUMENTS
     losses, gradient, scores = ctx.saved_tensors
     # A loss that is not finite has derivatives 0, whatever comes in.
     used = torch.where(torch.isfinite(losses), factors, 0.0)

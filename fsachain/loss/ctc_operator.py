@@ -18,7 +18,7 @@ from torch import Tensor
 from fsachain.backends.ctc import CtcProblem, Rows, make_problem
 from fsachain.backends.dispatch import ctc_backend
 from fsachain.errors import DataError
-from fsachain.loss.operators import budget_of, refuse_second_derivative
+from fsachain.loss.operators import budget_of, only_first_has_gradient, refuse_second_derivative
 
 NUM_ARGUMENTS = 13
 
@@ -149,10 +149,12 @@ ctc_gradient.register_autograd(refuse_second_derivative)
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(*output, *inputs[:5])
     ctx.options = [*inputs[5:9], *inputs[10:]]
-    ctx.mark_non_differentiable(*output[1:])
+    only_first_has_gradient(ctx, output)
 
 
 def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
+    if factors is None:
+        return (None,) * NUM_ARGUMENTS
     return ctc_gradient(factors, *ctx.saved_tensors, *ctx.options), *[None] * (NUM_ARGUMENTS - 1)
 
 

@@ -14,7 +14,7 @@ from fsachain.backends.arguments import check_leak
 from fsachain.backends.host_call import HostCall, Prepared
 from fsachain.batch import TableBatch, find_batch
 from fsachain.loss import operator_parts as parts
-from fsachain.loss.operators import budget_of, by_host, new_buffer, scale_rows
+from fsachain.loss.operators import budget_of, by_host, new_buffer, only_first_has_gradient, scale_rows
 
 # The recursions (M1)-(M6) of each backend.
 _RECURSIONS: dict[Any, Any] = {cpu: cpu_mbr, reference: reference_mbr}
@@ -86,10 +86,12 @@ def _(scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(output[1], output[2], inputs[0], inputs[1])
-    ctx.mark_non_differentiable(*output[1:])
+    only_first_has_gradient(ctx, output)
 
 
 def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
+    if factors is None:
+        return (None,) * 9
     gradient, occupancy, like, like_accuracy = ctx.saved_tensors
     by_accuracy = scale_rows(occupancy, factors, like_accuracy) if len(occupancy) else None
     return scale_rows(gradient, factors, like), by_accuracy, *[None] * 7

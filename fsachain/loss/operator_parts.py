@@ -19,7 +19,7 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.errors import ConfigError
-from fsachain.loss.operators import new_buffer, refuse_second_derivative
+from fsachain.loss.operators import new_buffer, only_first_has_gradient, refuse_second_derivative
 
 OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 NUM_ARGUMENTS = 10
@@ -150,10 +150,12 @@ scale_gradient.register_autograd(refuse_second_derivative)
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(output[6], inputs[0])
-    ctx.mark_non_differentiable(*output[1:])
+    only_first_has_gradient(ctx, output)
 
 
 def _backward(ctx, factor, *_):  # type: ignore[no-untyped-def]
+    if factor is None:
+        return (None,) * NUM_ARGUMENTS
     gradient, like = ctx.saved_tensors
     return scale_gradient(gradient, factor, like), *[None] * (NUM_ARGUMENTS - 1)
 

@@ -95,6 +95,15 @@ def refuse_second_derivative(ctx, *_):  # type: ignore[no-untyped-def]
     raise RuntimeError("fsachain gives first derivatives only; expected its losses to be differentiated once")
 
 
+def only_first_has_gradient(ctx: Any, output: tuple[Tensor, ...]) -> None:
+    """Say so to torch, which else makes zeros of the size of each result before it calls backward.
+
+    The incoming gradient is None then where there is none for the first result either.
+    """
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
 @torch.library.custom_op("fsachain::scale_rows", mutates_args=())
 def scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
     """values [N, T, P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
@@ -116,10 +125,12 @@ scale_rows.register_autograd(refuse_second_derivative)
 
 def _save_log_prob(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(output[1], inputs[0])
-    ctx.mark_non_differentiable(output[1])
+    only_first_has_gradient(ctx, output)
 
 
 def _log_prob_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    if gradient is None:
+        return (None,) * 7
     occupancy, like = ctx.saved_tensors
     return scale_rows(occupancy, gradient, like), *[None] * 6
 
@@ -209,10 +220,12 @@ arc_gradient.register_autograd(refuse_second_derivative)
 
 def _save_weighted(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(output[1], output[2], inputs[0], inputs[1], inputs[4])
-    ctx.mark_non_differentiable(output[1], output[2])
+    only_first_has_gradient(ctx, output)
 
 
 def _weighted_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
+    if gradient is None:
+        return (None,) * 10
     occupancy, arcs, like, weights, counts = ctx.saved_tensors
     by_score = scale_rows(occupancy, gradient, like) if len(occupancy) else None
     by_arc = arc_gradient(arcs, gradient, counts, weights) if len(arcs) else None

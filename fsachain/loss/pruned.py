@@ -125,7 +125,7 @@ def rnnt_loss_pruned(
     arguments.check_logits(logits, "logits", (4,))
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-    targets = arguments.integers(symbols, "symbols", logits.device)
+    targets = arguments.integers_there(symbols, "symbols", logits.device)
     if targets.ndim != 2 or len(targets) != len(logits):
         raise ShapeError(f"symbols has shape {list(targets.shape)}; expected [{len(logits)}, S]")
     size, frames, _, width = logits.shape
@@ -135,9 +135,10 @@ def rnnt_loss_pruned(
         logits,
         check_symbols(targets, spans, (size, targets.shape[1]), width),
         spans[:, [1, 0, 3, 2]],
-        arguments.integers(ranges, "ranges", logits.device),
-        torch.tensor([blank, -1]),
+        arguments.integers_there(ranges, "ranges", logits.device),
+        torch.tensor([[blank, -1], [-1, -1]]),
         torch.tensor(TOPOLOGIES[rnnt_type]),
+        [logits.shape[-1], -1],
         [0.0, arguments.check_finite("delay_penalty", delay_penalty)],
         0.0,
         0.0,
@@ -172,6 +173,7 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     """
     arguments.check_logits(px_grad, "px_grad", (3,))
     arguments.check_logits(py_grad, "py_grad", (3,))
+    arguments.check_beside(py_grad, "py_grad", px_grad, "px_grad")
     size, labels, last = px_grad.shape
     frames = py_grad.shape[2]
     if py_grad.shape[:2] != (size, labels + 1) or last - frames not in (0, 1):
@@ -184,16 +186,18 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
         raise ConfigError(f"s_range = {s_range}; expected {least} or more, or no path would be left")
     s_range = min(s_range, labels + 1)
     spans = check_boundary(boundary, size, labels, frames, px_grad.device)
+    ends = spans[:, 2:].to(px_grad.device, non_blocking=True)
+    times = torch.arange(frames, device=px_grad.device)
     kept = py_grad.unfold(1, s_range, 1).sum(dim=3)
     entering = torch.nn.functional.pad(px_grad[:, :, :frames], (0, 0, 1, 0))[:, : kept.shape[1]]
     begin = (kept - entering).argmax(dim=1)
-    final = (spans[:, 2:3] - s_range + 1).clamp(min=0)
-    begin = torch.where(torch.arange(frames) < spans[:, 3:4] - 1, begin, final)
+    final = (ends[:, :1] - s_range + 1).clamp(min=0)
+    begin = torch.where(times < ends[:, 1:] - 1, begin, final)
     step = 1 if last == frames else s_range - 1
-    rise = step * torch.arange(frames)
+    rise = step * times
     # As steep as allowed: begin[t] is at least what lies ahead less the rise until there.
     slack = _least_ahead(rise - _least_ahead(begin)).clamp(min=0)
-    return (rise - slack).unsqueeze(2) + torch.arange(s_range)
+    return (rise - slack).unsqueeze(2) + torch.arange(s_range, device=px_grad.device)
 
 
 def _least_ahead(values: Tensor) -> Tensor:
@@ -212,7 +216,8 @@ def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> Pair:
             f"am, lm and ranges have shapes {list(am.shape)}, {list(lm.shape)} and {list(ranges.shape)}; "
             "expected [B, T, D], [B, S + 1, E] and [B, T, s_range]"
         )
+    arguments.check_beside(am, "am", lm, "lm")
     size, frames, s_range = ranges.shape
-    index = ranges.reshape(size, -1, 1).expand(-1, -1, lm.shape[2])
+    index = ranges.to(lm.device, non_blocking=True).reshape(size, -1, 1).expand(-1, -1, lm.shape[2])
     pruned = lm.gather(1, index).view(size, frames, s_range, lm.shape[2])
     return am.unsqueeze(2).expand(-1, -1, s_range, -1), pruned

@@ -66,9 +66,8 @@ def pair_normalizer_gradient(am: Tensor, lm: Tensor, factors: Tensor) -> tuple[T
         by_am.index_put_((n, t), single, accumulate=True)
         by_lm.index_put_((n, s), single, accumulate=True)
     unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN
-    by_am[unused] = 0
-    by_lm[unused] = 0
-    return by_am, by_lm
+    unused = unused.view(-1, 1, 1)
+    return by_am.masked_fill_(unused, 0), by_lm.masked_fill_(unused, 0)
 
 
 @pair_normalizer_gradient.register_fake

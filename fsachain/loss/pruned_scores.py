@@ -12,24 +12,30 @@ from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import RnntType
 from fsachain.loss.pruned_normalizer import pair_normalizer
 from fsachain.loss.transducer_arguments import (
+    check_beside,
     check_finite,
     check_logits,
     check_topology,
     class_index,
     integers,
+    integers_there,
 )
 
 Pair = tuple[Tensor, Tensor]
 
 
 class Simple(NamedTuple):
-    """Checked arguments: lm [N, S + 1, C], am [N, T, C] with padding of 0, float32 or float64; symbols; boundary [N, 4]."""
+    """Checked arguments: lm [N, S + 1, C], am [N, T, C] with padding of 0, float32 or float64, and more beside these.
+
+    symbols [N, S]: -1 where one of a device is no class; boundary [N, 4] on the host; last [N, 2]: s_end and t_end.
+    """
 
     lm: Tensor
     am: Tensor
     symbols: Tensor
     termination: int
     boundary: Tensor
+    last: Tensor
     rnnt_type: RnntType
     delay_penalty: float
 
@@ -48,10 +54,13 @@ def check_boundary(boundary: Any, size: int, labels: int, frames: int, device: t
 def checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int) -> Tensor:
     """The symbols [N, S] with padding of 0.
 
-    An operator, because what is wrong with them is known only when it runs: a symbol that is no class of `width` raises.
+    An operator, because what is wrong with them is known only when it runs: a symbol of the host that is no class of `width`
+    raises, one of a device becomes -1.
     """
-    real = torch.arange(labels) < boundary[:, 2:3]
+    real = (torch.arange(labels) < boundary[:, 2:3]).to(symbols.device, non_blocking=True)
     wrong = real & ((symbols < 0) | (symbols >= width))
+    if not symbols.is_cpu:
+        return torch.where(wrong, -1, torch.where(real, symbols, 0))
     for n, u in np.argwhere(wrong.numpy()).tolist():
         raise ShapeError(f"symbols[{n}, {u}] = {int(symbols[n, u])}; expected a class, 0 to {width - 1}")
     return torch.where(real, symbols, 0)
@@ -85,6 +94,7 @@ def check_simple(
     """
     check_logits(lm, "lm", (3,))
     check_logits(am, "am", (3,))
+    check_beside(lm, "lm", am, "am")
     check_topology(rnnt_type)
     size, frames, width = am.shape
     if not size or lm.shape[0] != size or lm.shape[2] != width or lm.shape[1] < 1:
@@ -93,28 +103,32 @@ def check_simple(
         )
     labels = lm.shape[1] - 1
     spans = check_boundary(boundary, size, labels, frames, am.device)
-    given = check_symbols(integers(symbols, "symbols", am.device), spans, (size, labels), width)
+    own = integers_there(symbols, "symbols", am.device)
+    given = check_symbols(own, spans, (size, labels), width).to(am.device, non_blocking=True)
     kind = torch.float64 if torch.float64 in (lm.dtype, am.dtype) else torch.float32
-    real_frames = (torch.arange(frames) < spans[:, 3:4]).unsqueeze(2)
+    last = spans[:, 2:].to(am.device, non_blocking=True)
+    real_frames = (torch.arange(frames, device=am.device) < last[:, 1:]).unsqueeze(2)
     return Simple(
         lm.to(kind),
         torch.where(real_frames, am.to(kind), 0),
         given,
         class_index(termination_symbol, width, "termination_symbol"),
         spans,
+        last,
         rnnt_type,
         check_finite("delay_penalty", delay_penalty),
     )
 
 
 def _without_padding(call: Simple) -> Tensor:
-    real = (torch.arange(call.lm.shape[1]) <= call.boundary[:, 2:3]).unsqueeze(2)
+    positions = torch.arange(call.lm.shape[1], device=call.lm.device)
+    real = (positions <= call.last[:, :1]).unsqueeze(2)
     return torch.where(real, call.lm, 0)
 
 
 def _of_symbols(call: Simple, lm: Tensor, am: Tensor) -> tuple[Pair, Pair]:
     """(px, py) of lm and of am alone: [N, S, 1] and [N, S + 1, 1]; [N, S, T] and [N, 1, T]."""
-    index = call.symbols.unsqueeze(2)
+    index = call.symbols.clamp(min=0).unsqueeze(2)
     px_lm = lm[:, :-1].gather(2, index)
     px_am = am.transpose(1, 2).gather(1, index.expand(-1, -1, am.shape[1]))
     return (px_lm, lm[:, :, call.termination].unsqueeze(2)), (
@@ -128,11 +142,12 @@ def _finish(call: Simple, px: Tensor, py: Tensor) -> Pair:
     frames = py.shape[2]
     if call.rnnt_type == "constrained":
         px = px + py[:, 1:]
-    times = torch.arange(frames)
+    times = torch.arange(frames, device=px.device)
     if call.delay_penalty:
-        middle = 0.5 * (call.boundary[:, 3].to(px.dtype) - 1.0)
+        middle = 0.5 * (call.last[:, 1].to(px.dtype) - 1.0)
         px = px + call.delay_penalty * (middle.view(-1, 1, 1) - times.to(px.dtype))
-    px = torch.where(times < call.boundary[:, 3].view(-1, 1, 1), px, -torch.inf)
+    px = torch.where(times < call.last[:, 1].view(-1, 1, 1), px, -torch.inf)
+    px = torch.where(call.symbols.unsqueeze(2) < 0, torch.nan, px)
     if call.rnnt_type == "regular":
         px = torch.nn.functional.pad(px, (0, 1), value=-torch.inf)
     return px, py
@@ -169,7 +184,7 @@ def smoothed_scores(call: Simple, lm_only_scale: float, am_only_scale: float) ->
     px_kinds = (
         px_lm + px_am - joint[:, :-1],
         px_lm - lm_alone[:, :-1],
-        px_am + log_unigram[call.symbols].unsqueeze(2) - am_alone,
+        px_am + log_unigram[call.symbols.clamp(min=0)].unsqueeze(2) - am_alone,
     )
     py_kinds = (
         py_lm + py_am - joint,

@@ -37,8 +37,9 @@ def rnnt_loss(
             [N, T, U + 1, V], or packed [sum of T_n (U_n + 1), V] with the rows of a sequence one after another, frame by
             frame.
         targets: [N, U] integers, classes of V; what lies beyond target_lengths is ignored. Lists, arrays or tensors, as both
-            lengths.
+            lengths. The host does not look at those on the device of the logits: one that is no class makes the loss NaN.
         logit_lengths: [N], frames T_n of 0..T. Frames beyond are ignored, whatever they hold, and get a gradient of 0.
+            Lengths of a device are brought to the host, which waits for them.
         target_lengths: [N], labels U_n of 0..U.
         blank: the class of the blank; a negative one counts from the end.
         clamp: entries of the gradient by the logits are kept within +-clamp, before they are multiplied by the incoming
@@ -60,6 +61,7 @@ def rnnt_loss(
     Raises:
         ShapeError: shapes that do not fit, lengths or targets out of range; the message names the sequence.
         ConfigError: an option with an illegal value.
+        BackendUnavailable: a device that cannot be used.
     """
     arguments.check_logits(logits, "logits", (4, 2))
     arguments.check_topology(rnnt_type)
@@ -70,6 +72,7 @@ def rnnt_loss(
         logits,
         *call,
         torch.tensor(TOPOLOGIES[rnnt_type]),
+        [logits.shape[-1], -1],
         [0.0, arguments.check_finite("delay_penalty", delay_penalty)],
         0.0,
         arguments.check_fastemit(fastemit_lambda),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsachain.backends.grid_call import Placed
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, Ints, Rows
 
@@ -23,7 +24,8 @@ class Given(NamedTuple):
     """What the operators take beside the logits, as int64 tensors on the host.
 
     targets [N, U]; sizes [N, 4]: first frame and label, last frame T_n and label U_n; ranges: [N, T, R] of pruned logits,
-    [0, 0, 0] otherwise; classes [K]: of the kinds of arcs, -1 for targets.
+    [0, 0, 0] otherwise; classes [2, K]: of the kinds of arcs, -1 for targets, and their durations, see `grid.Rows`.
+    Targets and ranges that were on the device of the logits stay there: no host waits for them.
     """
 
     targets: Tensor
@@ -33,7 +35,7 @@ class Given(NamedTuple):
 
 
 def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
-    """Raise unless `logits` is a CPU tensor of floating-point numbers with one of these numbers of dimensions."""
+    """Raise unless `logits` is a tensor of floating-point numbers with one of these numbers of dimensions."""
     if not isinstance(logits, Tensor):
         raise ShapeError(f"{name} is a {type(logits).__name__}; expected a torch tensor")
     if not logits.is_floating_point():
@@ -41,18 +43,27 @@ def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
     if logits.ndim not in dimensions:
         wanted = " or ".join(str(count) for count in dimensions)
         raise ShapeError(f"{name} has shape {list(logits.shape)}; expected {wanted} dimensions")
-    if logits.device.type != "cpu":
-        raise BackendUnavailable(
-            f"{name} is on {logits.device}; transducer losses run on the CPU only so far"
-        )
+    if logits.device.type not in ("cpu", "cuda"):
+        raise BackendUnavailable(f"{name} is on {logits.device}; expected a CPU or CUDA tensor")
+
+
+def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str) -> None:
+    """Raise unless both are on one device."""
+    if tensor.device != other.device:
+        raise BackendUnavailable(f"{name} is on {tensor.device}; expected {other.device}, as {other_name}")
 
 
 def integers(values: Any, name: str, device: torch.device) -> Tensor:
-    """Lists, arrays and tensors of integers as an int64 tensor on the host.
+    """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device.
 
     Raises:
         ShapeError: not integers, or on another device than the logits and not on the host.
     """
+    return integers_there(values, name, device).to("cpu")
+
+
+def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
+    """The same on the device where they are: that of the logits, or the host."""
     tensor = torch.as_tensor(values)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
@@ -60,7 +71,7 @@ def integers(values: Any, name: str, device: torch.device) -> Tensor:
     is_typed = tensor.numel() > 0 or isinstance(values, Tensor | np.ndarray)
     if is_typed and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
         raise ShapeError(f"{name} has dtype {tensor.dtype}; expected integers")
-    return tensor.to("cpu", torch.int64)
+    return tensor.to(torch.int64)
 
 
 def class_index(value: int, width: int, name: str) -> int:
@@ -123,22 +134,44 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
         )
     sizes = torch.stack([torch.zeros_like(frames), torch.zeros_like(frames), frames, labels], dim=1)
     return Given(
-        integers(targets, "targets", logits.device),
+        integers_there(targets, "targets", logits.device),
         sizes,
         torch.zeros(0, 0, 0, dtype=torch.int64),
-        torch.tensor(classes),
+        torch.tensor([classes, [-1] * len(classes)]),
     )
 
 
-def make_rows(shape: list[int], call: Given, delays: list[float], sigma: float) -> Rows:
+def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[float], sigma: float) -> Placed:
     """Where rows of logits of this shape and the cells of their scores lie; the values of the arguments are checked.
+
+    Targets and ranges of a device are not checked: illegal ones make the loss of their sequence NaN.
+
+    Args:
+        heads: see `grid.Rows`.
 
     Raises:
         ShapeError: a length or target out of range, shapes that do not fit; the message names the sequence.
+        ConfigError: a target that is the blank of (28).
     """
-    sizes, targets = call.sizes.numpy(), call.targets.numpy()
-    _check_targets(targets, sizes, shape)
-    count, ranges = len(sizes), call.ranges.numpy()
+    sizes = call.sizes.numpy()
+    _check_sizes(sizes, list(call.targets.shape))
+    targets, placed_targets = _targets(call, heads)
+    sequences = _sequences(shape, sizes, call.targets.shape[1], bool(call.ranges.numel()))
+    first = np.zeros((len(sizes), int(sequences[:, 2].max())), np.int64)
+    placed_first = illegal = None
+    if call.ranges.numel() and call.ranges.is_cpu:
+        first = _check_ranges(call.ranges.numpy(), shape, call.targets.shape[1])
+    elif call.ranges.numel():
+        placed_first, illegal = _usable_ranges(call.ranges, shape, call.targets.shape[1])
+    charges = np.array([delays, [sigma] * len(delays)])
+    classes, durations = np.ascontiguousarray(call.classes.numpy())
+    rows = Rows(sequences, first, targets, classes, charges, np.array(heads), durations)
+    return Placed(rows, placed_targets, placed_first, illegal)
+
+
+def _sequences(shape: list[int], sizes: Ints, num_targets: int, is_pruned: bool) -> Ints:
+    """The field of `grid.Rows` of this name."""
+    count = len(sizes)
     sequences = np.empty((count, 8), np.int64)
     sequences[:, 4:6] = sizes[:, 2:]
     if len(shape) == 2:
@@ -155,7 +188,7 @@ def make_rows(shape: list[int], call: Given, delays: list[float], sigma: float) 
     else:
         _check_padded(sizes, shape, "logits")
         numbers = np.arange(count) * shape[1]
-        cells = targets.shape[1] + 1 if ranges.size else shape[2]
+        cells = num_targets + 1 if is_pruned else shape[2]
         if int(sizes[:, 3].max()) >= cells:
             raise ShapeError(
                 f"logits has shape {shape}; expected U + 1 = {int(sizes[:, 3].max()) + 1} or more "
@@ -163,11 +196,25 @@ def make_rows(shape: list[int], call: Given, delays: list[float], sigma: float) 
             )
         sequences[:, 0], sequences[:, 1], sequences[:, 2:4] = numbers * shape[2], shape[2], shape[1:3]
         sequences[:, 6], sequences[:, 7] = numbers * cells, cells
-    first = np.zeros((count, int(sequences[:, 2].max())), np.int64)
-    if ranges.size:
-        first = _check_ranges(ranges, shape, targets.shape[1])
-    charges = np.array([delays, [sigma] * len(delays)])
-    return Rows(sequences, first, np.ascontiguousarray(targets), call.classes.numpy(), charges)
+    return sequences
+
+
+def _targets(call: Given, heads: list[int]) -> tuple[Ints, Tensor | None]:
+    """The targets, checked, on the host; those of a device there, -1 where they are no label."""
+    targets = call.targets
+    labels, alone = heads
+    if not targets.is_cpu:
+        usable = (targets >= 0) & (targets < labels) & (targets != alone)
+        return np.empty((len(targets), 0), np.int64), torch.where(usable, targets, -1)
+    values = np.ascontiguousarray(targets.numpy())
+    real = np.arange(values.shape[1]) < call.sizes.numpy()[:, 3:4]
+    for n, u in np.argwhere(real & ((values < 0) | (values >= labels))).tolist():
+        raise ShapeError(f"targets[{n}, {u}] = {values[n, u]}; expected a class, 0 to {labels - 1}")
+    for n, u in np.argwhere(real & (values == alone)).tolist():
+        raise ConfigError(
+            f"targets[{n}, {u}] = {alone} is the blank; expected a label: the softmax of labels is without the blank"
+        )
+    return values, None
 
 
 def check_frames(sizes: Tensor, encoder: list[int], predictor: list[int]) -> None:
@@ -192,29 +239,35 @@ def _check_padded(sizes: Ints, shape: list[int], name: str) -> None:
         )
 
 
-def _check_targets(targets: Ints, sizes: Ints, shape: list[int]) -> None:
+def _check_sizes(sizes: Ints, targets: list[int]) -> None:
     if not len(sizes):
         raise ShapeError("the batch is empty; expected at least one sequence")
-    if targets.ndim != 2 or len(targets) != len(sizes):
-        raise ShapeError(f"targets has shape {list(targets.shape)}; expected [{len(sizes)}, U]")
-    for column, name, most in ((2, "logit_lengths", None), (3, "target_lengths", targets.shape[1])):
+    if len(targets) != 2 or targets[0] != len(sizes):
+        raise ShapeError(f"targets has shape {targets}; expected [{len(sizes)}, U]")
+    for column, name, most in ((2, "logit_lengths", None), (3, "target_lengths", targets[1])):
         values = sizes[:, column]
         bad = values < sizes[:, column - 2] if most is None else (values < sizes[:, 1]) | (values > most)
         for n in np.flatnonzero(bad).tolist():
             least = sizes[n, column - 2]
             limit = f"{least} or more" if most is None else f"{least} to {most}, the labels of targets"
             raise ShapeError(f"{name}[{n}] = {values[n]}; expected {limit}")
-    real = np.arange(targets.shape[1]) < sizes[:, 3:4]
-    wrong = real & ((targets < 0) | (targets >= shape[-1]))
-    for n, u in np.argwhere(wrong).tolist():
-        raise ShapeError(f"targets[{n}, {u}] = {targets[n, u]}; expected a class, 0 to {shape[-1] - 1}")
+
+
+def _check_ranges_shape(ranges: list[int], shape: list[int]) -> None:
+    if ranges != shape[:3]:
+        raise ShapeError(f"ranges has shape {ranges}; expected {shape[:3]} as logits (shape {shape})")
+
+
+def _usable_ranges(ranges: Tensor, shape: list[int], labels: int) -> tuple[Tensor, Tensor]:
+    """The first labels [N, T] of ranges on a device, within 0 to `labels`, and which sequences had others, [N]."""
+    _check_ranges_shape(list(ranges.shape), shape)
+    first = ranges[:, :, 0].clamp(0, max(0, labels + 1 - shape[2]))
+    steps = first.unsqueeze(2) + torch.arange(shape[2], device=ranges.device)
+    return first, (ranges != steps).flatten(1).any(dim=1)
 
 
 def _check_ranges(ranges: Ints, shape: list[int], labels: int) -> Ints:
-    if list(ranges.shape) != shape[:3]:
-        raise ShapeError(
-            f"ranges has shape {list(ranges.shape)}; expected {shape[:3]} as logits (shape {shape})"
-        )
+    _check_ranges_shape(list(ranges.shape), shape)
     first = np.ascontiguousarray(ranges[:, :, 0])
     steps = first[:, :, None] + np.arange(shape[2])
     if (ranges != steps).any() or first.min() < 0 or first.max() + shape[2] > labels + 1:

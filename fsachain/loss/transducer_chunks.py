@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends.dispatch import BackendName, GridBackend, grid_backend
+from fsachain.backends import dispatch
+from fsachain.backends.dispatch import BackendName
+from fsachain.backends.grid_call import Grid, Placed
 from fsachain.errors import ConfigError, ShapeError
-from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, Rows, constrain, dense_boxes, num_cells, release
+from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import transducer_arguments as arguments
 from fsachain.loss.operators import refuse_second_derivative
-from fsachain.loss.transducer_operators import NO_CLAMP, as_rows
+from fsachain.loss.transducer_operators import NO_CLAMP
+from fsachain.loss.transducer_replay import precision_of, random_state, set_random_state
 
 Joiner = Callable[[Tensor, Tensor], Tensor]
 _CHUNK_ENTRIES = 1 << 22  # logits of a chunk where the caller does not say its frames: 16 MB
@@ -33,7 +34,7 @@ class Setting(NamedTuple):
     fastemit: float
     clamp: float
     chunk_frames: int | None
-    backend: GridBackend
+    backend: Grid
 
 
 def transducer_loss(
@@ -79,6 +80,7 @@ def transducer_loss(
     """
     for name, tensor in (("encoder_out", encoder_out), ("predictor_out", predictor_out)):
         arguments.check_logits(tensor, name, (3,))
+    arguments.check_beside(predictor_out, "predictor_out", encoder_out, "encoder_out")
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     if chunk_frames is not None and chunk_frames < 1:
@@ -93,7 +95,7 @@ def transducer_loss(
         arguments.check_fastemit(fastemit_lambda),
         clamp if clamp > 0 else NO_CLAMP,
         chunk_frames,
-        grid_backend(backend),
+        dispatch.grid(encoder_out, backend),
     )
     arguments.check_frames(call.sizes, list(encoder_out.shape), list(predictor_out.shape))
     used = list(parameters or _parameters(joiner))
@@ -110,9 +112,9 @@ def _parameters(joiner: Joiner) -> list[Tensor]:
 
 def _check_closed(setting: Setting, encoder_out: Tensor, predictor_out: Tensor) -> None:
     """Raise if the joiner depends on tensors that need a gradient and are not known."""
-    state = torch.get_rng_state()
+    state = random_state(encoder_out)
     logits = _join(setting, encoder_out.detach(), predictor_out.detach(), 0, min(1, encoder_out.shape[1]))
-    torch.set_rng_state(state)
+    set_random_state(encoder_out, state)
     if logits.requires_grad:
         raise ConfigError(
             "joiner depends on tensors that need a gradient and is not a module; expected them as parameters"
@@ -121,7 +123,14 @@ def _check_closed(setting: Setting, encoder_out: Tensor, predictor_out: Tensor) 
 
 def _real(values: Tensor, lengths: Tensor) -> Tensor:
     """Values [N, L, ..] with 0 beyond the lengths: padding may be NaN, and 0 times NaN is NaN."""
-    return torch.where((torch.arange(values.shape[1]) < lengths.view(-1, 1)).unsqueeze(2), values, 0)
+    real = torch.arange(values.shape[1], device=values.device) < lengths.view(-1, 1)
+    return torch.where(real.unsqueeze(2), values, 0)
+
+
+def _lengths(setting: Setting, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Frames and labels [N] of each sequence, where `like` lives."""
+    frames, labels = setting.call.sizes[:, 2:].T.contiguous().to(like.device, non_blocking=True)
+    return frames, labels
 
 
 def _join(setting: Setting, encoder: Tensor, predictor: Tensor, first: int, last: int) -> Tensor:
@@ -135,60 +144,63 @@ def _join(setting: Setting, encoder: Tensor, predictor: Tensor, first: int, last
     return logits
 
 
-def _chunk_rows(setting: Setting, shape: list[int], first: int) -> Rows:
+def _chunk_rows(setting: Setting, shape: list[int], first: int) -> Placed:
     """Rows of the logits of frames `first` and on; cells are dense, [N, frames, U + 1]."""
     sizes = setting.call.sizes.clone()
     sizes[:, 2] = (sizes[:, 2] - first).clamp(0, shape[1])
     classes = setting.call.classes.clone()
-    classes[0] = arguments.class_index(int(classes[0]), shape[3], "blank")
+    classes[0, 0] = arguments.class_index(int(classes[0, 0]), shape[3], "blank")
     call = setting.call._replace(sizes=sizes, classes=classes)
-    return arguments.make_rows(shape, call, [0.0, 0.0], 0.0)
+    return arguments.make_rows(shape, call, [shape[3], -1], [0.0, 0.0], 0.0)
 
 
 class _Scores(NamedTuple):
     """Scores [2, N, T, U + 1] of all chunks; the statistics of each chunk's rows; frames of a chunk; randomness before."""
 
-    values: npt.NDArray[np.float64]
-    stats: list[npt.NDArray[Any]]
+    values: Tensor
+    stats: list[Tensor]
     step: int
-    state: Tensor
+    state: tuple[Tensor, ...]
 
 
 def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores:
-    state = torch.get_rng_state()
+    state = random_state(encoder)
     frames, labels = encoder.shape[1], predictor.shape[1]
     logits = _join(setting, encoder, predictor, 0, min(1, frames))
     step = _chunk_length(setting, logits, state)
-    torch.set_rng_state(state)
-    values = np.full((2, len(encoder), frames, labels), -np.inf)
+    set_random_state(encoder, state)
+    values = encoder.new_empty(2, len(encoder), frames, labels, dtype=torch.float64)
     stats = []
     for first in range(0, frames, step):
         last = min(first + step, frames)
         logits = _join(setting, encoder, predictor, first, last)
-        rows = _chunk_rows(setting, list(logits.shape), first)
-        cells = np.full((2, num_cells(rows)), -np.inf)
-        stats.append(setting.backend.softmax_scores(rows, as_rows(logits), cells))
+        placed = _chunk_rows(setting, list(logits.shape), first)
+        cells, own = setting.backend.softmax_scores(placed, logits.detach())
+        stats.append(own)
         if setting.is_constrained:
-            constrain(rows, cells)
-        values[:, :, first:last] = cells.reshape(2, len(encoder), last - first, labels)
-    middle = 0.5 * (setting.call.sizes[:, 2:3].numpy() - 1.0)
-    values[1] += setting.delay_penalty * (middle - np.arange(frames))[:, :, None]
+            setting.backend.constrain(placed, cells)
+        values[:, :, first:last] = cells.view(2, len(encoder), last - first, labels)
+    if setting.delay_penalty:
+        middle = 0.5 * (setting.call.sizes[:, 2:3].double() - 1.0)
+        late = (middle - torch.arange(frames)).to(encoder.device, non_blocking=True)
+        values[1] += setting.delay_penalty * late.unsqueeze(2)
     return _Scores(values, stats, step, state)
 
 
-def _chunk_length(setting: Setting, logits: Tensor, state: Tensor) -> int:
+def _chunk_length(setting: Setting, logits: Tensor, state: tuple[Tensor, ...]) -> int:
     """Frames of a chunk, after a first call of the joiner with one frame."""
-    if not torch.equal(torch.get_rng_state(), state):
+    if not all(map(torch.equal, random_state(logits), state)):
         return 1
     return setting.chunk_frames or max(1, _CHUNK_ENTRIES // max(1, logits.numel()))
 
 
-def _occupancies(setting: Setting, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """log Z [N]; values give way to g, scaled as in (26) and (27)."""
+def _occupancies(setting: Setting, values: Tensor) -> Tensor:
+    """log Z [N]; values give way to g, scaled as in (27)."""
     _, size, frames, labels = values.shape
     batch = GridBatch(setting.arcs, setting.call.sizes.numpy(), dense_boxes(size, 2, frames, labels))
-    log_prob: npt.NDArray[np.float64] = setting.backend.forward_backward(batch, values.reshape(-1))
-    values[1] *= 1.0 + setting.fastemit
+    log_prob: Tensor = setting.backend.forward_backward(batch, values.view(-1))
+    if setting.fastemit:
+        values[1] *= 1.0 + setting.fastemit
     return log_prob
 
 
@@ -199,15 +211,15 @@ class _Chunks(torch.autograd.Function):
     def forward(
         ctx: Any, setting: Setting, encoder_out: Tensor, predictor_out: Tensor, *parameters: Tensor
     ) -> Tensor:
-        sizes = setting.call.sizes
-        encoder = _real(encoder_out.detach(), sizes[:, 2])
-        predictor = _real(predictor_out.detach(), sizes[:, 3] + 1)
+        frames, labels = _lengths(setting, encoder_out)
+        encoder = _real(encoder_out.detach(), frames)
+        predictor = _real(predictor_out.detach(), labels + 1)
         scores = _all_scores(setting, encoder, predictor)
         log_prob = _occupancies(setting, scores.values)
         ctx.setting, ctx.scores, ctx.log_prob = setting, scores, log_prob
-        ctx.precision = _precision()
+        ctx.precision = precision_of(encoder_out.device.type)
         ctx.save_for_backward(encoder_out, predictor_out, *parameters)
-        return torch.from_numpy(log_prob.copy())
+        return log_prob.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -233,15 +245,15 @@ def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
     """Those of the saved tensors: encoder_out, predictor_out and the parameters, None where none is wanted."""
     encoder_out, predictor_out, *parameters = ctx.saved_tensors
     setting, scores = ctx.setting, ctx.scores
-    ok, sizes = torch.from_numpy(np.isfinite(ctx.log_prob)), setting.call.sizes
-    encoder = _real(encoder_out.detach(), sizes[:, 2] * ok).requires_grad_()
-    predictor = _real(predictor_out.detach(), (sizes[:, 3] + 1) * ok).requires_grad_()
+    ok, (frames, labels) = torch.isfinite(ctx.log_prob), _lengths(setting, encoder_out)
+    encoder = _real(encoder_out.detach(), frames * ok).requires_grad_()
+    predictor = _real(predictor_out.detach(), (labels + 1) * ok).requires_grad_()
     wanted = [encoder, predictor, *(p for p in parameters if p.requires_grad)]
     totals = [torch.zeros_like(x) for x in wanted]
-    weights = torch.where(ok, -gradient, 0).double().numpy()
-    now = torch.get_rng_state()
+    weights = torch.where(ok, -gradient, 0).double()
+    now = random_state(encoder)
     try:
-        torch.set_rng_state(scores.state)
+        set_random_state(encoder, scores.state)
         for index, first in enumerate(range(0, encoder.shape[1], scores.step)):
             last = min(first + scores.step, encoder.shape[1])
             with torch.enable_grad(), ctx.precision():
@@ -252,32 +264,21 @@ def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
                 if part is not None:
                     total += part
     finally:
-        torch.set_rng_state(now)
+        set_random_state(encoder, now)
     found = iter(totals[2:])
     return [totals[0], totals[1], *(next(found) if p.requires_grad else None for p in parameters)]
 
 
 def _chunk_gradient(
-    setting: Setting,
-    logits: Tensor,
-    first: int,
-    scores: _Scores,
-    index: int,
-    weights: npt.NDArray[np.float64],
+    setting: Setting, logits: Tensor, first: int, scores: _Scores, index: int, weights: Tensor
 ) -> Tensor:
     """The gradient by the logits of one chunk, in their dtype."""
-    rows = _chunk_rows(setting, list(logits.shape), first)
-    g = np.ascontiguousarray(scores.values[:, :, first : first + logits.shape[1]]).reshape(2, -1)
+    placed = _chunk_rows(setting, list(logits.shape), first)
+    g = scores.values[:, :, first : first + logits.shape[1]].reshape(2, -1)
     if setting.is_constrained:
-        release(rows, g)
-    flat = as_rows(logits)
-    out = np.empty(flat.shape, flat.dtype)
-    stats = scores.stats[index]
-    setting.backend.softmax_gradient(rows, flat, stats, g, weights, setting.clamp, out)
-    return torch.from_numpy(out).view(logits.shape).to(logits.dtype)
-
-
-def _precision() -> Callable[[], AbstractContextManager[Any]]:
-    """The autocast state of now, to be entered again in backward."""
-    enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return lambda: torch.autocast("cpu", dtype=dtype, enabled=enabled)
+        g = g.clone()  # a view where there is one chunk
+        setting.backend.release(placed, g)
+    found: Tensor = setting.backend.gradient(
+        placed, logits.detach(), scores.stats[index], g, weights, setting.clamp
+    )
+    return found.view(logits.shape)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsachain.backends.dispatch import BackendName, grid_backend
+from fsachain.backends import dispatch
+from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ShapeError
 from fsachain.grid import FREE, MODIFIED, GridBatch
-from fsachain.loss.operators import scale_rows
-from fsachain.loss.transducer_arguments import check_logits, integers
+from fsachain.loss.operators import only_first_has_gradient, scale_rows
+from fsachain.loss.transducer_arguments import check_beside, check_logits, integers
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
@@ -34,24 +35,27 @@ def grid(
 ) -> tuple[Tensor, Tensor]:
     """log Z [N] and g (22), as the scores [N, K, T, U], empty unless asked for; sizes [N, 4], arcs [K, 3]: `GridBatch`."""
     values = scores.detach().to(_wide(scores)).contiguous().clone()
-    batch, ours = score_batch(list(scores.shape), sizes, arcs), grid_backend(backend)
-    run = ours.forward_backward if with_occupancy else ours.log_probs
-    log_prob = torch.from_numpy(run(batch, values.view(-1).numpy()))
-    return log_prob, values if with_occupancy else values.new_empty(0, 0, 0, 0)
+    batch, ours = score_batch(list(scores.shape), sizes, arcs), dispatch.grid(scores, backend)
+    if with_occupancy:
+        return ours.forward_backward(batch, values.view(-1)), values
+    return ours.log_probs(batch, values.view(-1)), values.new_empty(0, 0, 0, 0)
 
 
 @grid.register_fake
 def _(scores, sizes, arcs, backend, with_occupancy):  # type: ignore[no-untyped-def]
     shape = scores.shape if with_occupancy else (0, 0, 0, 0)
-    return torch.empty(scores.shape[0], dtype=torch.float64), torch.empty(shape, dtype=_wide(scores))
+    log_prob = scores.new_empty(scores.shape[0], dtype=torch.float64)
+    return log_prob, scores.new_empty(shape, dtype=_wide(scores))
 
 
 def _save_grid(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.save_for_backward(output[1], inputs[0])
-    ctx.mark_non_differentiable(output[1])
+    only_first_has_gradient(ctx, output)
 
 
 def _grid_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    if gradient is None:
+        return (None,) * 5
     occupancy, like = ctx.saved_tensors
     return scale_rows(occupancy.flatten(1, 2), gradient, like).view(like.shape), *[None] * 4
 
@@ -62,17 +66,28 @@ grid.register_autograd(_grid_backward, setup_context=_save_grid)
 @torch.library.custom_op("fsachain::mutual_information", mutates_args=())
 def mutual_information(
     px: Tensor, py: Tensor, boundary: Tensor, backend: str, with_occupancy: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """log Z [B], and the occupancies of px and py, empty unless asked for; see `mutual_information_recursion`."""
+) -> tuple[Tensor, Tensor]:
+    """log Z [B], and the occupancies of py and then px, in a row, empty unless asked for; see `split_occupancy`."""
     kind = torch.promote_types(_wide(px), _wide(py))
-    values = torch.cat([py.detach().flatten().to(kind), px.detach().flatten().to(kind)])
-    batch, ours = _px_py_batch(px, py, boundary), grid_backend(backend)
-    if not with_occupancy:
-        nothing = values.new_empty(0, 0, 0)
-        return torch.from_numpy(ours.log_probs(batch, values.numpy())), nothing, nothing.clone()
-    log_prob = ours.forward_backward(batch, values.numpy())
-    of_py, of_px = values.split([py.numel(), px.numel()])
-    return torch.from_numpy(log_prob), of_px.view(px.shape).clone(), of_py.view(py.shape).clone()
+    values = _in_a_row([py.detach().to(kind), px.detach().to(kind)])
+    batch, ours = _px_py_batch(px, py, boundary), dispatch.grid(px, backend)
+    if with_occupancy:
+        return ours.forward_backward(batch, values), values
+    return ours.log_probs(batch, values), values.new_empty(0)
+
+
+def _in_a_row(tensors: list[Tensor]) -> Tensor:
+    """A copy of all entries of tensors of one type."""
+    if not all(tensor.is_cpu for tensor in tensors):
+        return torch.cat([tensor.flatten() for tensor in tensors])
+    # Not by torch, whose threads wait for one another: on a busy machine that takes longer than the recursion.
+    return torch.from_numpy(np.concatenate([tensor.numpy().reshape(-1) for tensor in tensors]))
+
+
+def split_occupancy(occupancy: Tensor, px: Tensor, py: Tensor) -> tuple[Tensor, Tensor]:
+    """Views, shaped as px and py, of what `mutual_information` gives."""
+    of_py, of_px = occupancy.split([py.numel(), px.numel()])
+    return of_px.view(px.shape), of_py.view(py.shape)
 
 
 def _px_py_batch(px: Tensor, py: Tensor, boundary: Tensor) -> GridBatch:
@@ -103,18 +118,20 @@ def _check_boundary(spans: Any, labels: int, frames: int) -> None:
 @mutual_information.register_fake
 def _(px, py, boundary, backend, with_occupancy):  # type: ignore[no-untyped-def]
     kind = torch.promote_types(_wide(px), _wide(py))
-    shapes = [x.shape if with_occupancy else (0, 0, 0) for x in (px, py)]
-    log_prob = torch.empty(px.shape[0], dtype=torch.float64)
-    return log_prob, *(torch.empty(shape, dtype=kind) for shape in shapes)
+    entries = px.numel() + py.numel() if with_occupancy else 0
+    return px.new_empty(px.shape[0], dtype=torch.float64), px.new_empty(entries, dtype=kind)
 
 
 def _save_mutual(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], output[2], inputs[0], inputs[1])
-    ctx.mark_non_differentiable(output[1], output[2])
+    ctx.save_for_backward(output[1], inputs[0], inputs[1])
+    only_first_has_gradient(ctx, output)
 
 
-def _mutual_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
-    of_px, of_py, px, py = ctx.saved_tensors
+def _mutual_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    if gradient is None:
+        return (None,) * 5
+    occupancy, px, py = ctx.saved_tensors
+    of_px, of_py = split_occupancy(occupancy, px, py)
     return scale_rows(of_px, gradient, px), scale_rows(of_py, gradient, py), None, None, None
 
 
@@ -147,6 +164,7 @@ def mutual_information_recursion(
     """
     check_logits(px, "px", (3,))
     check_logits(py, "py", (3,))
+    check_beside(py, "py", px, "px")
     size, labels, last = px.shape
     if not size:
         raise ShapeError("the batch is empty; expected at least one sequence")
@@ -163,5 +181,5 @@ def mutual_information_recursion(
     if boundary is not None and spans.shape != (size, 4):
         raise ShapeError(f"boundary has shape {list(spans.shape)}; expected [{size}, 4]")
     differentiable = torch.is_grad_enabled() and (px.requires_grad or py.requires_grad)
-    scores, of_px, of_py = mutual_information(px, py, spans, backend, differentiable or return_grad)
-    return (scores, (of_px, of_py)) if return_grad else scores
+    scores, occupancy = mutual_information(px, py, spans, backend, differentiable or return_grad)
+    return (scores, split_occupancy(occupancy, px, py)) if return_grad else scores

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsachain.backends.dispatch import BackendName, grid_backend
+from fsachain.backends import dispatch
+from fsachain.backends.dispatch import BackendName
 from fsachain.fsa import Ints
-from fsachain.grid import TOPOLOGIES, GridArc, RnntType, constrain, num_cells
+from fsachain.grid import TOPOLOGIES, GridArc, RnntType
 from fsachain.loss import transducer_arguments as arguments
 from fsachain.loss.transducer_grid import grid, score_batch
-from fsachain.loss.transducer_operators import as_rows
 
 
 class TransducerOccupancy(NamedTuple):
@@ -74,8 +74,12 @@ class TransducerLattice:
     def occupancy(self) -> TransducerOccupancy:
         """Equation (22)."""
         log_prob, g = grid(self.scores, self.sizes, torch.tensor(self.arcs), self.backend, True)
-        is_label = torch.tensor([arc.labels == 1 for arc in self.arcs])
-        label, blank = g[:, is_label].sum(dim=1), g[:, ~is_label].sum(dim=1)
+        label, blank = (
+            sum(
+                (g[:, k] for k, arc in enumerate(self.arcs) if arc.labels == count), torch.zeros_like(g[:, 0])
+            )
+            for count in (1, 0)
+        )
         return TransducerOccupancy(log_prob, torch.isfinite(log_prob), label, blank, label + blank)
 
     @torch.no_grad()
@@ -83,7 +87,7 @@ class TransducerLattice:
         """The best path of each sequence."""
         wide = self.scores.to(torch.promote_types(self.scores.dtype, torch.float32)).contiguous()
         batch = score_batch(list(wide.shape), self.sizes, torch.tensor(self.arcs))
-        scores, paths = grid_backend(self.backend).best_paths(batch, wide.view(-1).numpy())
+        scores, paths = dispatch.grid(wide, self.backend).best_paths(batch, wide.view(-1))
         is_label = np.array([arc.labels == 1 for arc in self.arcs])
         return [
             TransducerAlignment(float(score), path[is_label[path[:, 0]], 1], path)
@@ -118,14 +122,18 @@ def rnnt_lattice(
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
     call = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
     if ranges is not None:
-        call = call._replace(ranges=arguments.integers(ranges, "ranges", logits.device))
-    rows = arguments.make_rows(list(logits.shape), call, [0.0, delay_penalty], 0.0)
-    values, ours = np.full((2, num_cells(rows)), -np.inf), grid_backend(backend)
-    if fused_log_softmax:
-        ours.softmax_scores(rows, as_rows(logits), values)
-    else:
-        ours.plain_scores(rows, as_rows(logits), values)
+        call = call._replace(ranges=arguments.integers_there(ranges, "ranges", logits.device))
+    placed = arguments.make_rows(list(logits.shape), call, [logits.shape[-1], -1], [0.0, delay_penalty], 0.0)
+    ours = dispatch.grid(logits, backend)
+    scores, _ = (ours.softmax_scores if fused_log_softmax else ours.plain_scores)(placed, logits.detach())
     if rnnt_type == "constrained":
-        constrain(rows, values)
-    scores = torch.from_numpy(values).view(2, len(logits), logits.shape[1], -1).transpose(0, 1)
-    return TransducerLattice(scores, TOPOLOGIES[rnnt_type], call.sizes, backend)
+        ours.constrain(placed, scores)
+    return as_lattice(scores, logits, TOPOLOGIES[rnnt_type], call.sizes, backend)
+
+
+def as_lattice(
+    scores: Tensor, logits: Tensor, arcs: tuple[GridArc, ...], sizes: Tensor, backend: BackendName
+) -> TransducerLattice:
+    """The lattice of scores [K, cells] that were made from logits [N, T, .., ..]."""
+    boxes = scores.view(len(arcs), logits.shape[0], logits.shape[1], -1).transpose(0, 1)
+    return TransducerLattice(boxes, arcs, sizes, backend)

@@ -10,7 +10,7 @@ import torch
 from fsachain.batch import TableBatch
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.table import compile_table
-from tools.bench import gpu_calls, gpu_workloads
+from tools.bench import gpu_calls, gpu_transducer, gpu_workloads
 from tools.bench.gpu_calls import Shape
 from tools.bench.gpu_limit import Rates
 from tools.bench.gpu_row import Failure, GpuRow, Target
@@ -121,6 +121,38 @@ def bigram(bench: Bench) -> list[Line]:
     return [GpuRow(name, work.evaluations, times, Target(4.0, "GB"), peak, ratios)]
 
 
+def transducer(bench: Bench) -> list[Line]:
+    """`rnnt_loss` in place on batches of LibriSpeech's shapes: time, and all memory next to 1.05 times the logits."""
+    size, frames, longest, classes = bench.sizes.transducer
+    shapes = gpu_transducer.utterances(longest)
+    batches = {
+        f"{size} at random": gpu_transducer.random_batch(shapes, size, classes, bench.device),
+        f"{frames} frames": gpu_transducer.sorted_batch(shapes, frames, classes, bench.device),
+    }
+    lines: list[Line] = []
+    for name, batch in batches.items():
+        lines += _transducer_rows(bench, f"rnnt_loss, {name}, V {classes}", batch)
+    return lines
+
+
+def _transducer_rows(bench: Bench, name: str, batch: gpu_transducer.Batch) -> list[Line]:
+    call = gpu_transducer.training_call(gpu_transducer.ours, batch, bench.device)
+    call()
+    peak = _peak(call, bench.device)
+    losses = gpu_transducer.peers() if bench.device.type == "cuda" else {}
+    jobs = {"ours": call}
+    jobs |= {peer: gpu_transducer.training_call(loss, batch, bench.device) for peer, loss in losses.items()}
+    times = take_turns(jobs, bench.sizes.seconds, bench.clock)
+    ratios = [bench.rates.against(times["ours"], batch.work)]
+    ratios += [Comparison(peer, times["ours"].over(times[peer])) for peer in losses]
+    evaluations, most = batch.work.evaluations, Target(batch.most_gigabytes, "GB")
+    return [
+        GpuRow(f"{name}: {batch}", evaluations, times["ours"], Target(10.0, "ms"), None, tuple(ratios)),
+        GpuRow(f"{name}: memory", 0, times["ours"], most, peak),
+        *(GpuRow(f"{name}: {peer}", 0, times[peer]) for peer in losses),
+    ]
+
+
 def _peak(call: Call, device: torch.device) -> int:
     """The most bytes of torch's pool during a call; 0 for a device that does not tell."""
     if device.type != "cuda":
@@ -138,6 +170,7 @@ MAKERS: dict[str, Maker] = {
     "loss": whole_loss,
     "ctc": ctc,
     "bigram": bigram,
+    "transducer": transducer,
 }
 
 

@@ -22,6 +22,7 @@ class GpuSizes:
         loss: sequences and frames of the whole loss.
         ctc, classes: frames and classes; sequences and labels are the workload's.
         bigram: units, sequences and frames of the denominator over pairs of units.
+        transducer: sequences of the random batch, frames of the sorted one, frames of an utterance at most, classes.
         copy_bytes, product_side: of the two measurements of what the device can do.
         seconds: time for each group of rows.
     """
@@ -32,6 +33,7 @@ class GpuSizes:
     ctc: int = 150
     classes: int = 500
     bigram: tuple[int, int, int] = (500, 64, 500)
+    transducer: tuple[int, int, int, int] = (30, 10_000, 1000, 500)
     copy_bytes: int = 1 << 30
     product_side: int = 8192
     seconds: float = 2.0

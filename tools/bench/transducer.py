@@ -22,6 +22,7 @@ from torch import Tensor
 from fsachain.loss.pruned import get_rnnt_prune_ranges, rnnt_loss_pruned, rnnt_loss_simple
 from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.transducer_grid import mutual_information_recursion
+from fsachain.loss.transducer_variants import hat_loss, tdt_loss
 from tools.bench import machine
 from tools.bench.peak import RESET, held
 from tools.bench.row import HEADER, Comparison, Row, Table
@@ -31,7 +32,10 @@ from tools.bench.workloads import Sizes, Workloads
 
 Shape = tuple[int, int, int, int]
 PRUNED = 5  # labels of a frame
+DURATIONS = [0, 1, 2, 4]
 YARDSTICK = "log_softmax"
+IN_A_ROW = 10  # recursions: one alone would time how cold the caches are after the jobs before it
+RECURSIONS = f"recursion, {IN_A_ROW} in a row"
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ def transducer(work: Workloads, sizes: Sizes) -> Table:
         for key, taken in times.items():
             if key[0] != YARDSTICK:
                 ratio = Comparison(YARDSTICK, taken.over(times[YARDSTICK, threads]))
-                rows.append(Row(*key, size * frames * (labels + 1), taken, (ratio,)))
+                nodes = size * frames * (labels + 1) * (IN_A_ROW if key[0] == RECURSIONS else 1)
+                rows.append(Row(*key, nodes, taken, (ratio,)))
     if RESET.exists():
         command = [sys.executable, "-m", "tools.bench.transducer", *map(str, sizes.transducer)]
         done = subprocess.run(command, cwd=machine.ROOT, stdout=subprocess.PIPE, text=True, check=True)
@@ -84,6 +89,7 @@ def calls(shape: Shape) -> dict[str, Callable[[], object]]:
     px = torch.randn(size, labels, frames + 1, generator=generator)
     py = torch.randn(size, labels + 1, frames, generator=generator)
     targets = torch.randint(0, classes, (size, labels), generator=generator)
+    labels_only = 1 + targets % (classes - len(DURATIONS) - 1)  # neither the blank, 0, nor a duration
     _, occupancies = rnnt_loss_simple(lm, am, targets, 0, return_grad=True)
     ranges = get_rnnt_prune_ranges(*occupancies, None, PRUNED)
     kept = torch.randn(*ranges.shape, classes, generator=generator).requires_grad_()
@@ -95,7 +101,9 @@ def calls(shape: Shape) -> dict[str, Callable[[], object]]:
         "rnnt_loss, in place": _with_gradient(
             lambda: rnnt_loss(logits, targets, *lengths, inplace=True), logits
         ),
-        "recursion": lambda: mutual_information_recursion(px, py, return_grad=True),
+        "hat_loss": _with_gradient(lambda: hat_loss(logits, labels_only, *lengths, 0), logits),
+        "tdt_loss": _with_gradient(lambda: tdt_loss(logits, labels_only, *lengths, DURATIONS, 0), logits),
+        RECURSIONS: lambda: [mutual_information_recursion(px, py, return_grad=True) for _ in range(IN_A_ROW)],
         "rnnt_loss_simple": _with_gradient(lambda: rnnt_loss_simple(lm, am, targets, 0), am),
         f"rnnt_loss_pruned, {PRUNED} labels": _with_gradient(
             lambda: rnnt_loss_pruned(kept, targets, ranges, 0), kept

@@ -24,4 +24,16 @@ inline float __half2float(__half value) {
   return __uint_as_float(sign | wide << 23 | fraction << 13);
 }
 
+// To the nearest, of two to the even one; infinity from 65520 on; NaN stays NaN.
+inline __half __float2half_rn(float value) {
+  const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (value != value) return {static_cast<unsigned short>(0x7fff)};
+  if (magnitude >= 0x477ff000u) return {static_cast<unsigned short>(sign | 0x7c00u)};
+  // Below 2^-14 steps are 2^-24: adding 1/2, whose own steps are that, rounds to them.
+  if (magnitude < 0x38800000u)
+    return {static_cast<unsigned short>(sign | (__float_as_uint(__uint_as_float(magnitude) + 0.5f) - __float_as_uint(0.5f)))};
+  const unsigned rounded = magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u);
+  return {static_cast<unsigned short>(sign | rounded >> 13)};
+}
+
 #endif  // CUDA_ON_HOST_CUDA_FP16_H_

@@ -1,0 +1,160 @@
+"""On a GPU: transducer losses and gradients are the CPU's, best paths its bits, at sizes that no host run has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from random_grids import TOPOLOGIES, make_grids
+
+from fsachain import available_backends
+from fsachain.backends import cuda_call, cuda_grid, grid_cpu
+from fsachain.loss.rnnt import rnnt_loss
+from fsachain.loss.transducer_variants import hat_loss, multi_blank_loss, tdt_loss
+from tools.bench import gpu_transducer
+
+REASON = available_backends()["cuda"]
+if REASON == "available" and not torch.cuda.is_available():
+    REASON = "torch has no CUDA here"
+pytestmark = pytest.mark.skipif(REASON != "available", reason=REASON)
+
+SIZE, FRAMES, LABELS, CLASSES = 6, 70, 30, 500
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+LOSSES = {
+    "regular": lambda *call: rnnt_loss(*call, reduction="none"),
+    "modified": lambda *call: rnnt_loss(*call, reduction="none", rnnt_type="modified"),
+    "constrained": lambda *call: rnnt_loss(*call, reduction="none", rnnt_type="constrained"),
+    "FastEmit, clamp": lambda *call: rnnt_loss(*call, clamp=0.1, reduction="none", fastemit_lambda=0.3),
+    "delay": lambda *call: rnnt_loss(*call, reduction="none", delay_penalty=0.05),
+    "in place": lambda *call: rnnt_loss(*call, reduction="none", inplace=True),
+    "HAT": lambda *call: hat_loss(*call, reduction="none"),
+    "TDT": lambda *call: tdt_loss(*call, [0, 1, 2, 4], reduction="none"),
+    "multi-blank": lambda *call: multi_blank_loss(*call, {0: 2, 1: 4}, reduction="none"),
+}
+
+
+def make_inputs(dtype=torch.float32, scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    logits = scale * torch.randn((SIZE, FRAMES, LABELS + 1, CLASSES), generator=generator)
+    targets = torch.randint(2, CLASSES - 5, (SIZE, LABELS), generator=generator)
+    frames = torch.randint(FRAMES // 2, FRAMES + 1, (SIZE,), generator=generator)
+    labels = torch.randint(0, LABELS + 1, (SIZE,), generator=generator)
+    return logits.to(dtype), targets, frames, labels
+
+
+def with_gradient(loss, logits, *rest):
+    leaf = logits.clone().requires_grad_()
+    value = loss(leaf, *rest)
+    value.sum().backward()
+    return value.detach(), leaf.grad
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_gradients_are_the_cpus(name, scale):
+    logits, targets, frames, labels = make_inputs(scale=scale)
+    expected = with_gradient(LOSSES[name], logits, targets, frames, labels)
+    found = with_gradient(LOSSES[name], logits.cuda(), targets.cuda(), frames, labels)
+    assert all(value.is_cuda for value in found)
+    limit = tolerances.LOG_PROB_RELATIVE
+    torch.testing.assert_close(
+        found[0].cpu(), expected[0], rtol=limit, atol=tolerances.log_prob_tolerance(0.0)
+    )
+    torch.testing.assert_close(found[1].cpu(), expected[1], rtol=0, atol=tolerances.PEER_RNNT_GRADIENT)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_of_logits_has_the_gradient_of_float64(dtype):
+    logits, targets, frames, labels = make_inputs(dtype)
+    expected = with_gradient(LOSSES["regular"], logits.double(), targets, frames, labels)
+    for loss in (LOSSES["regular"], LOSSES["in place"]):
+        value, gradient = with_gradient(loss, logits.cuda(), targets.cuda(), frames, labels)
+        assert gradient.dtype == dtype
+        limit = tolerances.LOG_PROB_RELATIVE
+        torch.testing.assert_close(
+            value.cpu(), expected[0], rtol=limit, atol=tolerances.log_prob_tolerance(0.0)
+        )
+        atol = tolerances.PEER_RNNT_GRADIENT + torch.finfo(dtype).eps
+        torch.testing.assert_close(gradient.double().cpu(), expected[1], rtol=0, atol=atol)
+
+
+def test_packed_logits_give_the_gradients_of_padded_ones():
+    logits, targets, frames, labels = make_inputs()
+    sizes = list(zip(frames.tolist(), labels.tolist(), strict=True))
+    packed = torch.cat([logits[n, :t, : u + 1].reshape(-1, CLASSES) for n, (t, u) in enumerate(sizes)])
+    rest = targets.cuda(), frames, labels
+    expected = with_gradient(LOSSES["regular"], logits.cuda(), *rest)
+    found = with_gradient(LOSSES["regular"], packed.cuda(), *rest)
+    assert torch.equal(found[0], expected[0])
+    parts = [expected[1][n, :t, : u + 1].reshape(-1, CLASSES) for n, (t, u) in enumerate(sizes)]
+    assert torch.equal(found[1], torch.cat(parts))
+
+
+def test_nothing_waits_for_the_device():
+    logits, targets, frames, labels = make_inputs()
+    call = logits.cuda(), targets.cuda(), frames, labels
+    with_gradient(LOSSES["regular"], *call)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with_gradient(LOSSES["regular"], *call)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_same_bits_from_run_to_run():
+    logits, targets, frames, labels = make_inputs()
+    call = LOSSES["regular"], logits.cuda(), targets.cuda(), frames, labels
+    first = with_gradient(*call)
+    for _ in range(3):
+        assert all(torch.equal(one, other) for one, other in zip(with_gradient(*call), first, strict=True))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("sizes", [([300, 200, 1], [60, 100, 3]), ([900], [1300])], ids=["usual", "long"])
+def test_grids_are_the_cpus_and_best_paths_its_bits(topology, sizes):
+    """1,300 labels are more than a block has threads."""
+    batch, values = make_grids(TOPOLOGIES[topology], *sizes, scale=5.0, dtype=np.float32)
+    there = torch.from_numpy(values.copy()).cuda()
+    device = cuda_call.find_device(there)
+    size = len(batch.sizes)
+    found = cuda_grid.best_paths(device, batch, cuda_call.view(there))
+    data = found.array("uint8", (found.num_bytes,)).cpu().numpy()
+    for one, other in zip(cuda_grid.read_paths(batch, data), grid_cpu.best_paths(batch, values), strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+    log_prob = cuda_grid.forward_backward(device, batch, cuda_call.view(there)).array("float64", (size,))
+    expected = grid_cpu.forward_backward(batch, values)
+    np.testing.assert_allclose(log_prob.cpu().numpy(), expected, rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(there.cpu().numpy(), values, rtol=0, atol=tolerances.SURE_OCCUPANCY)
+
+
+def test_logits_beyond_2_to_the_31_elements():
+    """The last sequence begins past the range of 32 bits: its loss is that of itself alone."""
+    size, frames, labels, classes = 9, 500, 99, 5000
+    if torch.cuda.mem_get_info()[0] < 5 * size * frames * (labels + 1) * classes:
+        pytest.skip("less memory is free than the logits and a copy of some take")
+    logits = torch.zeros((size, frames, labels + 1, classes), dtype=torch.float16, device="cuda")
+    assert logits[:-1].numel() < 2**31 < logits.numel()
+    logits[-1] = torch.randn(logits.shape[1:], dtype=torch.float16, device="cuda")
+    targets = torch.randint(1, classes, (size, labels), device="cuda")
+    lengths = [frames] * size, [labels] * size
+    alone = with_gradient(LOSSES["in place"], logits[-1:], targets[-1:], [frames], [labels])
+    logits.requires_grad_()
+    losses = rnnt_loss(logits, targets, *lengths, reduction="none", inplace=True)
+    losses.sum().backward()
+    assert torch.equal(losses[-1].detach(), alone[0][0])
+    assert torch.equal(logits.grad[-1], alone[1][0])
+
+
+def test_memory_beside_the_logits_is_below_five_percent():
+    device = torch.device("cuda")
+    batch = gpu_transducer.random_batch(gpu_transducer.utterances(1000), 8, 500, device)
+    logits = torch.randn(batch.shape, device=device).requires_grad_()
+    gpu_transducer.ours(logits, batch).backward()
+    logits.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    gpu_transducer.ours(logits, batch).backward()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= 0.05 * batch.num_bytes

@@ -1,0 +1,383 @@
+"""Logits and the grid on a device, the kernels run on the host: the oracle's scores and gradients, whatever lies beside."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from device_arrays import on_device, read, strided, upper_halves
+from random_rows import (
+    KINDS,
+    LAYOUTS,
+    alone,
+    empty_scores,
+    grids_of,
+    is_real,
+    make_logits,
+    make_rows,
+    sequence_of_rows,
+)
+
+from fsachain import grid
+from fsachain.backends import cuda_grid, cuda_grid_rows, reference_grid
+from fsachain.backends.cuda_device import DeviceArray
+from fsachain.backends.cuda_grid_rows import Plan
+from tools.cuda_on_host import HostDevice, skip_reason
+
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+
+LIMIT = 0.3
+SMALL = Plan(64)  # a thread of the host stands for each
+WEIGHTS = np.array([1.0, -0.5, 2.0, 0.25, 1e-3])
+of_every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def occupancies(rows, seed=3):
+    """Positive numbers in the place of g, with some nodes without any."""
+    generator = np.random.default_rng(seed)
+    shape = empty_scores(rows).shape
+    return generator.random(shape) * (generator.random(shape[1]) < 0.8)
+
+
+def as_array(device, given):
+    return given if isinstance(given, DeviceArray) else on_device(device, given)
+
+
+def run_scores(rows, logits, device, **options):
+    """Scores [K, cells], and the statistics as the gradient takes them."""
+    values = on_device(device, empty_scores(rows))
+    options = {"plan": SMALL, **options}
+    stats = cuda_grid_rows.softmax_scores(device, rows, as_array(device, logits), values, **options)
+    return read(values), stats
+
+
+def run(rows, logits, g, limit=np.inf, weights=WEIGHTS, out=None, device=None, **options):
+    """Scores [K, cells] and the gradient, in the type of the logits."""
+    device = device or HostDevice()
+    there = as_array(device, logits)
+    scores, stats = run_scores(rows, there, device, **options)
+    (factors,) = device.upload([weights[: len(rows.sequences)]])
+    into = there if out is None else out
+    given = there, stats, on_device(device, g), factors, limit, into
+    cuda_grid_rows.softmax_gradient(device, rows, *given, **{"plan": SMALL, **options})
+    return scores, read(into)
+
+
+def by_oracle(rows, logits, g, limit=np.inf, weights=WEIGHTS):
+    scores, exact = empty_scores(rows), np.array(logits, np.float64)
+    exact[~is_real(rows)] = 0.0  # what lies in padding is not looked at
+    stats = reference_grid.softmax_scores(rows, exact, scores)
+    gradient = np.zeros(exact.shape)
+    reference_grid.softmax_gradient(rows, exact, stats, g, weights, limit, gradient)
+    return scores, gradient
+
+
+def assert_close(found, expected, wide):
+    limits = (tolerances.ROUNDING,) * 2
+    if not wide:
+        limits = tolerances.FEW_FLOAT32_TERMS, tolerances.FLOAT32_GRADIENT
+    np.testing.assert_allclose(found[0], expected[0], rtol=limits[0], atol=limits[0])
+    np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=limits[1])
+
+
+def assert_same_bits(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@of_every_kind
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_and_gradients_are_the_oracles_in_every_layout(layout, kind):
+    rows = make_rows(layout, KINDS[kind], 40)
+    for dtype, scale in ((np.float32, 1.0), (np.float32, 1000.0), (np.float64, 30.0)):
+        logits, g = make_logits(rows, scale).astype(dtype), occupancies(rows)
+        for limit in (np.inf, LIMIT):
+            found, expected = run(rows, logits, g, limit), by_oracle(rows, logits, g, limit)
+            assert_close(found, expected, dtype == np.float64)
+            assert not found[1][~is_real(rows)].any()
+
+
+@pytest.mark.parametrize("num_classes", [5, 33, 64, 65, 200, 257, 512, 513, 1100])
+def test_rows_of_any_length(num_classes):
+    rows = make_rows("padded", KINDS["regular"], num_classes)
+    for dtype in (np.float32, np.float64):
+        logits, g = make_logits(rows, 5.0).astype(dtype), occupancies(rows)
+        assert_close(run(rows, logits, g), by_oracle(rows, logits, g), dtype == np.float64)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_logits_are_read_and_half_gradients_written(dtype):
+    """In place, and from and to float32 beside them."""
+    rows = make_rows("padded", KINDS["regular"], 40)
+    logits, g = make_logits(rows, 3.0, padding=0.0), occupancies(rows)
+    given, same = upper_halves(logits) if dtype == "bfloat16" else [logits.astype(dtype)] * 2
+    expected = by_oracle(rows, same, g)
+    device = HostDevice()
+    beside = on_device(device, np.full(logits.shape, np.nan, np.float32))
+    assert_close(run(rows, given, g, out=beside, device=device), expected, False)
+    there = on_device(device, given)
+    scores, written = run(rows, there, g, device=device)
+    if dtype == "bfloat16":
+        written = (written.astype(np.uint32) << 16).view(np.float32)
+    assert_close((scores, expected[1]), expected, False)
+    step = tolerances.ELEMENT_ROUNDING[dtype]
+    np.testing.assert_allclose(written, expected[1], rtol=step, atol=tolerances.FLOAT32_GRADIENT)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_gradients_are_the_nearest_numbers(dtype):
+    """From below the smallest to beyond the largest one, ties to even."""
+    rows = make_rows("packed", KINDS["regular"], 5, np.array([[40, 9]]))
+    g = np.float32(10.0) ** np.random.default_rng(2).uniform(-9, 6, empty_scores(rows).shape)
+    g[0, :8] = np.array(
+        [1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 65519, 65520, 3e-8, 2.0**-25]
+    )
+    device = HostDevice()
+    bits = np.zeros((g.shape[1], 5), np.uint16 if dtype == "bfloat16" else dtype)
+    there = on_device(device, bits)
+    (weights,) = device.upload([-np.ones(1)])
+    cuda_grid_rows.plain_gradient(
+        device, rows, there, on_device(device, g), weights, np.inf, there, plan=SMALL
+    )
+    expected = torch.from_numpy(g[0]).to(torch.float32).to(getattr(torch, dtype))
+    found = torch.from_numpy(read(there)[:, 4].view(np.int16)).view(expected.dtype)
+    assert torch.equal(found, expected) and torch.isinf(found).any() == (dtype == "float16")
+
+
+@of_every_kind
+def test_the_gradient_in_the_place_of_the_logits_is_the_same_bits(kind):
+    rows = make_rows("packed", KINDS[kind], 300)
+    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
+    device = HostDevice()
+    beside = on_device(device, np.full(logits.shape, np.nan, np.float32))
+    assert_same_bits(run(rows, logits, g, LIMIT, out=beside, device=device), run(rows, logits, g, LIMIT))
+
+
+@of_every_kind
+def test_no_bit_depends_on_blocks_spans_or_strides(kind):
+    rows = make_rows("padded", KINDS[kind], 70)
+    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
+    expected = run(rows, logits, g)
+    for plan in (Plan(32), Plan(256, span=3), Plan(64, span=1), Plan(64, span=7)):
+        assert_same_bits(run(rows, logits, g, plan=plan), expected)
+    device = HostDevice()
+    spread, into = strided(device, logits), on_device(device, np.zeros_like(logits))
+    assert_same_bits(run(rows, spread, g, out=into, device=device), expected)
+
+
+@of_every_kind
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(layout, kind):
+    rows = make_rows(layout, KINDS[kind], 40)
+    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
+    together = run(rows, logits, g)
+    for n in range(len(rows.sequences)):
+        single, where = alone(rows, n)
+        begin, count = int(rows.sequences[n, 6]), int(rows.sequences[n, 2] * rows.sequences[n, 7])
+        cells = slice(begin, begin + count)
+        found = run(single, logits[where], g[:, cells], weights=WEIGHTS[n : n + 1])
+        assert_same_bits(found, (together[0][:, cells], together[1][where]))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("num_classes", [40, 700])
+def test_an_illegal_logit_makes_all_scores_of_its_row_nan(num_classes, wrong):
+    """First, last, or the class of an arc itself; the rows beside it do not change."""
+    rows = make_rows("packed", KINDS["regular"], num_classes)
+    logits = make_logits(rows).astype(np.float32)
+    clean, _ = run_scores(rows, logits, HostDevice())
+    for entry in (0, 4, num_classes - 1):
+        spoilt = logits.copy()
+        spoilt[7, entry] = wrong
+        found, _ = run_scores(rows, spoilt, HostDevice())
+        assert np.isnan(found[:, 7]).all()
+        assert_same_bits((np.delete(found, 7, axis=1),), (np.delete(clean, 7, axis=1),))
+
+
+@of_every_kind
+def test_what_cannot_happen_is_minus_infinity(kind):
+    """A class, the blank, and all classes of a row."""
+    rows = make_rows("packed", KINDS[kind], 40)
+    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
+    logits[3, 0] = logits[5, 4] = -np.inf
+    logits[8, :40] = -np.inf
+    expected, found = by_oracle(rows, logits, g)[0], run_scores(rows, logits, HostDevice())[0]
+    assert np.isneginf(expected[:, 8]).any() and np.isneginf(expected[:, 5]).any()
+    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(expected))
+    limit = tolerances.FEW_FLOAT32_TERMS
+    np.testing.assert_allclose(found, expected, rtol=limit, atol=limit)
+
+
+def test_hats_blank_needs_none_of_the_labels():
+    """Labels of NaN spoil labels alone; a blank of NaN spoils both."""
+    rows = make_rows("packed", KINDS["hat"], 40)
+    logits = make_logits(rows).astype(np.float32)
+    expected = run_scores(rows, logits, HostDevice())[0]
+    logits[2, 7] = np.nan
+    logits[3, 4] = np.inf
+    found = run_scores(rows, logits, HostDevice())[0]
+    assert found[0, 2] == expected[0, 2] and np.isnan(found[1, 2]) and np.isnan(found[:, 3]).all()
+
+
+def test_rows_without_occupancy_are_not_read_and_get_zeros():
+    rows = make_rows("padded", KINDS["regular"], 40)
+    g = occupancies(rows)
+    nobody = np.flatnonzero(~g.any(axis=0))  # cells are rows here
+    assert len(nobody) > 3
+    logits = make_logits(rows, padding=0.0).astype(np.float32)
+    expected = run(rows, logits, g)[1]
+    logits[nobody] = np.nan
+    found = run(rows, logits, g)[1]
+    np.testing.assert_array_equal(found, expected)
+    assert not found[nobody].any()
+
+
+def test_a_sequence_of_weight_zero_gets_zeros():
+    rows = make_rows("packed", KINDS["regular"], 40)
+    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
+    weights = np.array([1.0, 0.0, 1.0, 1e-60, 1.0])
+    found = run(rows, logits, g, weights=weights)[1]
+    own = sequence_of_rows(rows)
+    assert not found[(own == 1) | (own == 3)].any() and found[own == 0].any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_log_probs_are_taken_as_they_are(layout):
+    rows = make_rows(layout, KINDS["multi-blank"], 40)
+    values, g = make_logits(rows).astype(np.float32), occupancies(rows)
+    values[1, 4] = -np.inf
+    expected, gradient = empty_scores(rows), np.zeros(values.shape)
+    reference_grid.plain_scores(rows, values, expected)
+    reference_grid.plain_gradient(rows, values, g, WEIGHTS, LIMIT, gradient)
+    device = HostDevice()
+    there, scores = on_device(device, values), on_device(device, empty_scores(rows))
+    cuda_grid_rows.plain_scores(device, rows, there, scores, plan=SMALL)
+    np.testing.assert_allclose(read(scores), expected, rtol=tolerances.ROUNDING)
+    (weights,) = device.upload([WEIGHTS])
+    cuda_grid_rows.plain_gradient(
+        device, rows, there, on_device(device, g), weights, LIMIT, there, plan=SMALL
+    )
+    np.testing.assert_allclose(read(there), gradient, rtol=0, atol=tolerances.FLOAT32_GRADIENT)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_targets_and_first_labels_may_live_on_the_device(dtype):
+    rows = make_rows("pruned", KINDS["regular"], 40)
+    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
+    expected, device = run(rows, logits, g), HostDevice()
+    wide = np.full((len(rows.targets), 2 * rows.targets.shape[1]), -7, dtype)
+    wide[:, ::2] = rows.targets
+    targets = on_device(device, wide)._replace(shape=rows.targets.shape, strides=(wide.shape[1], 2))
+    turned = on_device(device, np.ascontiguousarray(rows.first.T))
+    first = turned._replace(shape=rows.first.shape, strides=(1, len(rows.first)))
+    nothing = np.empty((len(rows.targets), 0), np.int64)
+    bare = rows._replace(targets=nothing, first=nothing)
+    assert_same_bits(run(bare, logits, g, device=device, targets=targets, first=first), expected)
+
+
+def test_a_target_of_the_device_that_is_no_class_makes_its_sequence_nan_and_no_other():
+    kind = KINDS["regular"]
+    rows = make_rows("padded", kind, 40)
+    logits = make_logits(rows).astype(np.float32)
+    for wrong in (-1, 40, 1 << 40):
+        device, targets = HostDevice(), rows.targets.copy()
+        targets[4, 2] = wrong
+        there = on_device(device, logits)
+        values = on_device(device, empty_scores(rows))
+        given = {"targets": on_device(device, targets), "plan": SMALL}
+        stats = cuda_grid_rows.softmax_scores(device, rows, there, values, **given)
+        flat = values._replace(shape=(-1,), strides=(1,))
+        log_prob = cuda_grid.forward_backward(device, grids_of(rows, kind), flat).read(np.float64)
+        assert np.isnan(log_prob[4]) and np.isfinite(log_prob[[0, 2, 3]]).all()
+        (ones,) = device.upload([np.ones(5)])
+        cuda_grid_rows.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, **given)
+        gradient, own = read(there), sequence_of_rows(rows)
+        assert not gradient[own == 4].any() and gradient[own == 0].any() and np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_constrained_scores_and_occupancies_are_the_hosts(layout):
+    rows = make_rows(layout, KINDS["regular"], 40)
+    given = occupancies(rows) - 0.5
+    for ours, theirs in (
+        (cuda_grid_rows.constrain, grid.constrain),
+        (cuda_grid_rows.release, grid.release),
+    ):
+        device, expected = HostDevice(), given.copy()
+        values = on_device(device, given)
+        ours(device, rows, values)
+        theirs(rows, expected)
+        np.testing.assert_array_equal(read(values), expected)
+
+
+def test_kinds_are_scaled_one_by_one():
+    device = HostDevice()
+    given = np.random.default_rng(0).random((3, 700))
+    values = on_device(device, given)
+    cuda_grid_rows.scale_kinds(device, values, (1.0, 1.5, 0.0))
+    np.testing.assert_array_equal(read(values), given * np.array([[1.0], [1.5], [0.0]]))
+    cuda_grid_rows.scale_kinds(device, values, (1.0, 1.0, 1.0))
+    assert len(device.launches) == 1
+
+
+class Counting(HostDevice):
+    """Adds up what is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_bytes = 0
+
+    def empty(self, num_bytes):
+        self.num_bytes += num_bytes
+        return super().empty(num_bytes)
+
+
+def test_memory_beside_logits_and_gradient_is_below_five_percent():
+    """At 500 classes, with all that a loss asks for: scores, statistics, alphas, and the host's arrays."""
+    kind, sizes = KINDS["regular"], np.array([[40, 9], [31, 6]])
+    rows = make_rows("padded", kind, 500, sizes)
+    logits = make_logits(rows).astype(np.float32)
+    device = Counting()
+    there = on_device(device, logits)
+    device.num_bytes = 0
+    values = on_device(device, empty_scores(rows))
+    stats = cuda_grid_rows.softmax_scores(device, rows, there, values, plan=SMALL)
+    flat = values._replace(shape=(-1,), strides=(1,))
+    log_prob = cuda_grid.forward_backward(device, grids_of(rows, kind), flat)
+    (ones,) = device.upload([np.ones(2)])
+    cuda_grid_rows.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, plan=SMALL)
+    assert np.isfinite(log_prob.read(np.float64)).all()
+    assert device.num_bytes <= 0.05 * logits.nbytes
+
+
+class WithFarMemory(HostDevice):
+    """Takes pointers to memory that the test has mapped, since filling so much would take minutes."""
+
+    def memory_at(self, pointer):
+        return super().memory_at(pointer) or pointer
+
+
+def test_rows_lie_beyond_31_bits():
+    """The second sequence's first row begins at element 2^31 and more; float32 in place."""
+    width, kind = 8192, KINDS["regular"]
+    near = make_rows("packed", kind, width, np.array([[2, 1], [2, 1]]))
+    logits, g = make_logits(near).astype(np.float32), occupancies(near)
+    expected = run(near, logits, g)
+    far_row = (1 << 31) // width + 3
+    rows = near._replace(sequences=near.sequences.copy())
+    rows.sequences[1, 0] = far_row
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = np.frombuffer(mmap.mmap(-1, 4 * width * (far_row + 4), flags=flags), np.float32)
+    there = memory.reshape(-1, width)
+    there[:4], there[far_row:] = logits[:4], logits[4:]
+    device = WithFarMemory()
+    array = DeviceArray(memory.ctypes.data, "float32", there.shape, (width, 1), None)
+    scores, stats = run_scores(rows, array, device)
+    np.testing.assert_array_equal(scores, expected[0])
+    (weights,) = device.upload([WEIGHTS[:2]])
+    given = array, stats, on_device(device, g), weights, np.inf, array
+    cuda_grid_rows.softmax_gradient(device, rows, *given, plan=SMALL)
+    np.testing.assert_array_equal(np.concatenate([there[:4], there[far_row:]]), expected[1])

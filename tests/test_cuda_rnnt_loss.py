@@ -1,0 +1,321 @@
+"""Transducer losses of tensors on a device, its kernels run on the host: values, gradients, errors are those of the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from pretend_device import PretendDevice, needs_host_compiler, pretended
+from rnnt_inputs import BLANK, FRAMES, LABELS, TYPES, WIDTH, make_logits, make_targets, pack
+
+from fsachain import (
+    do_rnnt_pruning,
+    get_rnnt_prune_ranges,
+    hat_lattice,
+    hat_loss,
+    multi_blank_loss,
+    mutual_information_recursion,
+    rnnt_lattice,
+    rnnt_loss,
+    rnnt_loss_pruned,
+    rnnt_loss_simple,
+    rnnt_loss_smoothed,
+    tdt_lattice,
+    tdt_loss,
+    transducer_loss,
+)
+from fsachain.backends.dispatch import grid
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.grid import REGULAR, TOPOLOGIES
+from fsachain.loss.transducer_arguments import Given, check_beside, given, make_rows
+from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
+
+pytestmark = needs_host_compiler
+
+DURATIONS = [0, 1, 2]
+TARGETS = make_targets() % BLANK  # without the blank and without the last classes
+SIZES = TARGETS, FRAMES, LABELS
+BOUNDARY = torch.tensor([[0, 0, u, t] for t, u in zip(FRAMES, LABELS, strict=True)])
+WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+
+LOSSES = {
+    "regular": lambda x: rnnt_loss(x, *SIZES, BLANK, reduction="none"),
+    "modified": lambda x: rnnt_loss(x, *SIZES, BLANK, reduction="none", rnnt_type="modified"),
+    "constrained": lambda x: rnnt_loss(
+        x, *SIZES, BLANK, reduction="none", rnnt_type="constrained", fastemit_lambda=0.1
+    ),
+    "log-probs": lambda x: rnnt_loss(
+        x.log_softmax(3), *SIZES, BLANK, reduction="none", fused_log_softmax=False
+    ),
+    "packed": lambda x: rnnt_loss(pack(x), *SIZES, BLANK, reduction="none"),
+    "options": lambda x: rnnt_loss(
+        x, *SIZES, BLANK, 0.1, "none", fastemit_lambda=0.3, delay_penalty=0.2, zero_infinity=True
+    ),
+    "in place": lambda x: rnnt_loss(2.0 * x, *SIZES, BLANK, reduction="none", inplace=True),
+    "multi-blank": lambda x: multi_blank_loss(x, *SIZES, {10: 2, 9: 4}, BLANK, reduction="none", sigma=0.1),
+    "hat": lambda x: hat_loss(x, *SIZES, BLANK, "none"),
+    "tdt": lambda x: tdt_loss(x, *SIZES, DURATIONS, BLANK, "none", sigma=0.1),
+}
+of_every_loss = pytest.mark.parametrize("kind", LOSSES)
+
+
+def both(monkeypatch, call, *inputs):
+    """Losses and gradients on the pretended device and on the host."""
+    found = []
+    for on_device in (True, False):
+        own = [x.detach().clone().requires_grad_() for x in inputs]
+        if on_device:
+            with pretended(monkeypatch) as device:
+                losses = call(*own)
+                losses.backward(WEIGHTS[: losses.numel()].view(losses.shape))
+            assert any(launch.kernel.text == "grid.cu" for launch in device.launches)
+        else:
+            losses = call(*own)
+            losses.backward(WEIGHTS[: losses.numel()].view(losses.shape))
+        found.append((losses.detach(), *(x.grad for x in own)))
+    return found
+
+
+def assert_equal(found, limit=tolerances.FLOAT64):
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=limit, atol=limit)
+
+
+@of_every_loss
+def test_losses_and_gradients_are_those_of_the_host(monkeypatch, kind):
+    assert_equal(both(monkeypatch, LOSSES[kind], make_logits(3.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["regular", "in place", "hat", "tdt"])
+def test_every_type_of_logits(monkeypatch, kind, dtype):
+    limit = max(tolerances.OCCUPANCY, 4 * torch.finfo(dtype).eps)
+    assert_equal(both(monkeypatch, LOSSES[kind], make_logits(dtype=dtype)), limit)
+
+
+@pytest.mark.parametrize("scale", [30.0, 1000.0])
+@pytest.mark.parametrize("kind", ["regular", "hat", "tdt"])
+def test_float32_keeps_the_contract_at_any_magnitude(monkeypatch, kind, scale):
+    found, expected = both(monkeypatch, LOSSES[kind], make_logits(scale, dtype=torch.float32))
+    for ours, theirs in zip(found[0].tolist(), expected[0].tolist(), strict=True):
+        assert abs(ours - theirs) <= tolerances.log_prob_tolerance(theirs)
+    limit = tolerances.OCCUPANCY
+    torch.testing.assert_close(found[1], expected[1], rtol=limit, atol=limit)
+
+
+@of_every_loss
+def test_padding_and_illegal_sequences_are_those_of_the_host(monkeypatch, kind):
+    x = make_logits().detach()
+    for n, (t, u) in enumerate(zip(FRAMES, LABELS, strict=True)):
+        x[n, t:], x[n, :, u + 1 :] = torch.nan, torch.nan
+    x[1, 2, 1] = torch.inf
+    found = both(monkeypatch, LOSSES[kind], x)
+    assert not found[0][0][[0, 2, 3]].isnan().any() and torch.equal(found[0][0].isnan(), found[1][0].isnan())
+    losses, gradient = (torch.nan_to_num(values) for values in found[0])
+    expected = tuple(torch.nan_to_num(values) for values in found[1])
+    if kind != "log-probs":  # torch's own log_softmax makes NaN of them
+        assert torch.isfinite(found[0][1]).all() and not found[0][1][1].any()
+    assert_equal([(losses, gradient), expected])
+
+
+@pytest.mark.parametrize("rnnt_type", TYPES)
+@pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])
+def test_pruned_training_is_that_of_the_host(monkeypatch, loss, rnnt_type):
+    generator = torch.Generator().manual_seed(3)
+    am = torch.randn(4, max(FRAMES), WIDTH, generator=generator)
+    lm = torch.randn(4, max(LABELS) + 1, WIDTH, generator=generator)
+    options = {"boundary": BOUNDARY, "rnnt_type": rnnt_type, "delay_penalty": 0.1}
+
+    def both_losses(am, lm):
+        simple, occupancy = loss(lm, am, TARGETS, BLANK, reduction="none", return_grad=True, **options)
+        ranges = get_rnnt_prune_ranges(*occupancy, BOUNDARY, 3)
+        kept_am, kept_lm = do_rnnt_pruning(am, lm, ranges)
+        pruned = rnnt_loss_pruned(kept_am + kept_lm, TARGETS, ranges, BLANK, reduction="none", **options)
+        # A modified path has a label a frame at most: the second sequence has none.
+        return torch.where(torch.isfinite(simple), simple + pruned, 0.0)
+
+    assert_equal(both(monkeypatch, both_losses, am, lm), tolerances.OCCUPANCY)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_the_mutual_information_recursion(monkeypatch, extra):
+    generator = torch.Generator().manual_seed(5)
+    px = torch.randn(4, 5, 9 + extra, generator=generator)
+    py = torch.randn(4, 6, 9, generator=generator)
+
+    def call(px, py):
+        total, (of_px, of_py) = mutual_information_recursion(px, py, BOUNDARY, return_grad=True)
+        assert of_px.shape == px.shape and of_py.shape == py.shape
+        torch.testing.assert_close(of_px.sum((1, 2))[0], torch.tensor(3.0))  # labels of the first sequence
+        return total
+
+    assert_equal(both(monkeypatch, call, px, py), tolerances.OCCUPANCY)
+
+
+class Joiner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.output, self.dropout = torch.nn.Linear(6, WIDTH), torch.nn.Dropout(0.3)
+
+    def forward(self, encoder, predictor):
+        return self.output(self.dropout(torch.tanh(encoder + predictor)))
+
+
+@pytest.mark.parametrize("rnnt_type", TYPES)
+def test_the_joiner_inside(monkeypatch, rnnt_type):
+    joiner, generator = Joiner(), torch.Generator().manual_seed(9)
+    encoder = torch.randn(4, max(FRAMES), 6, generator=generator)
+    predictor = torch.randn(4, max(LABELS) + 1, 6, generator=generator)
+    parameters = []
+
+    def call(encoder, predictor):
+        torch.manual_seed(1)
+        joiner.zero_grad()
+        options = {"rnnt_type": rnnt_type, "delay_penalty": 0.1, "fastemit_lambda": 0.2}
+        return transducer_loss(
+            encoder, predictor, joiner, *SIZES, BLANK, reduction="none", zero_infinity=True, **options
+        )
+
+    def keep(encoder, predictor):
+        losses = call(encoder, predictor)
+        losses.register_hook(lambda gradient: None)
+        return losses
+
+    found = both(monkeypatch, keep, encoder, predictor)
+    assert_equal(found, tolerances.OCCUPANCY)
+    for on_device in (True, False):
+        if on_device:
+            with pretended(monkeypatch):
+                call(encoder, predictor).sum().backward()
+        else:
+            call(encoder, predictor).sum().backward()
+        parameters.append([p.grad.clone() for p in joiner.parameters()])
+    assert_equal(parameters, tolerances.OCCUPANCY)
+
+
+LATTICES = {
+    "regular": lambda x: rnnt_lattice(x, *SIZES, BLANK, delay_penalty=0.3),
+    "constrained": lambda x: rnnt_lattice(x, *SIZES, BLANK, rnnt_type="constrained"),
+    "log-probs": lambda x: rnnt_lattice(x.log_softmax(3), *SIZES, BLANK, False),
+    "hat": lambda x: hat_lattice(x, *SIZES, BLANK),
+    "tdt": lambda x: tdt_lattice(x, *SIZES, DURATIONS, BLANK),
+}
+
+
+@pytest.mark.parametrize("kind", LATTICES)
+def test_lattices_occupancies_and_alignments(monkeypatch, kind):
+    x = make_logits(3.0).detach()
+    expected = LATTICES[kind](x)
+    with pretended(monkeypatch):
+        lattice = LATTICES[kind](x)
+        occupancy, alignments, log_prob = lattice.occupancy(), lattice.best_alignment(), lattice.log_prob()
+    usable = torch.isfinite(expected.scores)
+    assert torch.equal(usable, torch.isfinite(lattice.scores))
+    limit = tolerances.FLOAT64
+    torch.testing.assert_close(lattice.scores[usable], expected.scores[usable], rtol=limit, atol=limit)
+    torch.testing.assert_close(log_prob, expected.log_prob(), rtol=limit, atol=limit)
+    for ours, theirs in zip(occupancy, expected.occupancy(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=limit, atol=limit)
+    for ours, theirs in zip(alignments, expected.best_alignment(), strict=True):
+        assert ours.score == pytest.approx(theirs.score, abs=limit)
+        np.testing.assert_array_equal(ours.arcs, theirs.arcs)
+        np.testing.assert_array_equal(ours.frames, theirs.frames)
+
+
+def test_without_gradient_no_occupancy_is_made(monkeypatch):
+    with pretended(monkeypatch) as device, torch.no_grad():
+        rnnt_loss(make_logits(), *SIZES, BLANK)
+        names = {launch.kernel.name for launch in device.launches}
+    assert names and not any("gradient" in name or "occupanc" in name or "backward" in name for name in names)
+
+
+def place(monkeypatch, logits, targets, ranges=None, heads=None):
+    """log Z where targets and ranges are known to the device alone, as those of CUDA tensors are."""
+
+    class There(torch.Tensor):
+        is_cpu = False
+
+    def there(tensor):
+        return tensor.as_subclass(There)
+
+    call = given(logits, TARGETS, FRAMES, LABELS, [BLANK, -1])
+    call = call._replace(targets=there(targets))
+    if ranges is not None:
+        call = call._replace(ranges=there(ranges))
+    placed = make_rows(list(logits.shape), Given(*call), heads or [WIDTH, -1], [0.0, 0.0], 0.0)
+    assert placed.targets is not None and placed.rows.targets.size == 0
+    with pretended(monkeypatch):
+        ours = grid(logits, "auto")
+        values, _ = ours.softmax_scores(placed, logits.detach())
+        from fsachain.loss.transducer_operators import grid_batch
+
+        return ours.log_probs(grid_batch(placed.rows, call.sizes, torch.tensor(REGULAR)), values.view(-1))
+
+
+def test_targets_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_nan(monkeypatch):
+    logits = make_logits().detach()
+    expected = -rnnt_loss(logits, *SIZES, BLANK, reduction="none")
+    limit = tolerances.FLOAT64
+    torch.testing.assert_close(place(monkeypatch, logits, TARGETS), expected, rtol=limit, atol=limit)
+    wrong = TARGETS.clone()
+    wrong[0, 1], wrong[3, 4] = WIDTH, -5  # the second one is padding
+    found = place(monkeypatch, logits, wrong)
+    assert torch.isnan(found[0])
+    torch.testing.assert_close(found[1:], expected[1:], rtol=limit, atol=limit)
+    wrong = TARGETS.clone()
+    wrong[1, 0] = BLANK  # which no softmax of labels has
+    found = place(monkeypatch, logits, wrong, heads=[WIDTH, BLANK])
+    assert torch.isnan(found[1]) and torch.isfinite(found[[0, 2, 3]]).all()
+
+
+def test_ranges_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_nan(monkeypatch):
+    first = torch.tensor([[0, 0, 1, 1, 2, 2, 2, 2, 2]] * 4)
+    ranges = first.unsqueeze(2) + torch.arange(4)
+    logits = make_logits().detach()[:, :, :4].contiguous()
+    expected = -rnnt_loss_pruned(logits, TARGETS, ranges, BLANK, BOUNDARY, reduction="none")
+    limit = tolerances.FLOAT64
+    torch.testing.assert_close(place(monkeypatch, logits, TARGETS, ranges), expected, rtol=limit, atol=limit)
+    ranges[0] += 3
+    ranges[3, 0, 2] = 7
+    found = place(monkeypatch, logits, TARGETS, ranges)
+    assert torch.isnan(found[[0, 3]]).all()
+    torch.testing.assert_close(found[1:3], expected[1:3], rtol=limit, atol=limit)
+
+
+def test_bad_arguments_are_the_errors_of_the_host(monkeypatch):
+    x = make_logits()
+    with pretended(monkeypatch):
+        with pytest.raises(ShapeError, match=r"targets\[0, 0\] = 101"):
+            rnnt_loss(x, TARGETS + 99, FRAMES, LABELS)
+        with pytest.raises(ShapeError, match=r"logit_lengths\[0\] = 10; expected 0 to 9"):
+            rnnt_loss(x, TARGETS, [10, 5, 7, 4], LABELS)
+        with pytest.raises(ConfigError, match=r"targets\[0, 0\] = 4 is the blank"):
+            hat_loss(x, torch.full_like(TARGETS, BLANK), FRAMES, LABELS, BLANK)
+        with pytest.raises(BackendUnavailable, match="'cpu' takes transducer scores of the host"):
+            rnnt_loss(x, *SIZES, backend="cpu")
+
+
+def test_tensors_of_two_devices_are_refused():
+    with pytest.raises(BackendUnavailable, match="predictor_out is on meta; expected cpu, as encoder_out"):
+        check_beside(torch.empty(1, device="meta"), "predictor_out", torch.empty(1), "encoder_out")
+
+
+def test_the_operator_keeps_its_promises_to_torch(monkeypatch):
+    x = make_logits()
+    call = given(x, *SIZES, [BLANK, -1])
+    options = torch.tensor(TOPOLOGIES["constrained"]), [WIDTH, -1], [0.0, 0.2], 0.0, 0.1, NO_CLAMP
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    with pretended(monkeypatch, PretendDevice()):
+        arguments = (x, *call, *options, True, False, False, "auto", True)
+        torch.library.opcheck(rnnt, arguments, test_utils=tests)
+
+
+def test_differentiating_twice_raises(monkeypatch):
+    x = make_logits()
+    with pretended(monkeypatch):
+        (gradient,) = torch.autograd.grad(rnnt_loss(x, *SIZES, BLANK), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="first derivatives only"):
+            gradient.sum().backward()
