@@ -92,6 +92,12 @@ class Fsa:
     def __repr__(self) -> str:
         return f"Fsa({self.num_states} states, {self.num_arcs} arcs, start {self.start})"
 
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows, of a large graph a part; None without the `plot` extra: the text stands then."""
+        from fsachain.plot.graph import graph_svg
+
+        return graph_svg(self)
+
     def min_frames(self) -> float:
         """Arcs on the shortest path from the start to a final state; `math.inf` where there is none."""
         usable = self.log_prob > -math.inf

@@ -1,0 +1,137 @@
+"""Figures without pyplot, the colours that all pictures share, and files.
+
+A `Figure` is made directly, never through pyplot, so that no global state changes and threads do not meet. Amounts have
+the map "cividis", whose lightness rises evenly: it reads in greyscale and with every kind of colour vision. Lines differ by
+dash and marker as well as by colour (Okabe and Ito's, which are told apart with colour blindness).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import ConfigError, ShapeError, require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+AMOUNT_MAP = "cividis"
+SIGNED_MAP = "PuOr"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)), "-")
+MARKERS = ("o", "s", "^", "D", "v", "x")
+SUFFIXES = ("png", "svg", "pdf", "webp")
+FIGURE_WIDTH = 8.0  # inches: 800 pixels at the resolution of a screen
+MAX_TICKS = 40
+_CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
+
+def new_figure(height: float, width: float = FIGURE_WIDTH) -> Figure:
+    """An empty figure of the given inches whose axes arrange themselves."""
+    figure: Figure = require("matplotlib.figure", extra="plot").Figure(
+        figsize=(width, height), layout="constrained", facecolor="white"
+    )
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path, *, dpi: int = 150) -> None:
+    """Write a figure as PNG, SVG, PDF or WebP, by the suffix of `path`; folders are made if need be.
+
+    Args:
+        figure: any of this package.
+        path: ends in .png, .svg, .pdf or .webp.
+        dpi: pixels per inch of a PNG or WebP, and of heat maps inside the others.
+
+    Raises:
+        ConfigError: another suffix.
+    """
+    target = Path(path)
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in SUFFIXES:
+        expected = ", ".join(f".{name}" for name in SUFFIXES)
+        raise ConfigError(f"{target}: a picture's name ends in one of {expected}, got {target.suffix!r}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(_rendered(figure, kind, dpi))
+
+
+def figure_png(figure: Figure, *, dpi: int = 100) -> bytes:
+    """The figure as a PNG file."""
+    return _rendered(figure, "png", dpi)
+
+
+def figure_svg(figure: Figure, *, dpi: int = 100) -> str:
+    """The figure as one <svg> element, without an XML header; names in it cannot become markup.
+
+    Args:
+        figure: any of this package.
+        dpi: pixels per inch of heat maps inside.
+    """
+    text = _rendered(figure, "svg", dpi).decode("utf-8")
+    return text[text.index("<svg") :]
+
+
+def _rendered(figure: Figure, kind: str, dpi: int) -> bytes:
+    buffer = io.BytesIO()
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same figure gives the same file
+    figure.savefig(buffer, format=kind, dpi=dpi, metadata=dates.get(kind))
+    # matplotlib writes names into comments, where XML allows no control character at all.
+    return _CONTROLS.sub(b"", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+
+
+@contextmanager
+def plain_text(figure: Figure) -> Iterator[None]:
+    """Take every text made inside, and every tick's, literally: a dollar sign in a word begins no formula."""
+    yield
+    for text in figure.findobj(require("matplotlib.text", extra="plot").Text):
+        text.set_parse_math(False)
+
+
+def matrix(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
+    """The values as a float64 matrix.
+
+    Raises:
+        ShapeError: they are no matrix, or an axis is empty, or some are not finite.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 2 or 0 in array.shape:
+        raise ShapeError(
+            f"{name}: expected a matrix with at least one row and column, got {list(array.shape)}"
+        )
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise ShapeError(
+            f"{name}[{row}, {column}] = {array[row, column]}: expected finite numbers ({len(bad)} are not)"
+        )
+    return array
+
+
+def thinned(count: int, limit: int = MAX_TICKS) -> list[int]:
+    """At most `limit` evenly spaced positions out of `count`, the first one 0: where ticks with names go."""
+    return list(range(0, count, max(1, -(-count // limit))))
+
+
+def name_ticks(axes: Axes, names: Iterable[str], limit: int = MAX_TICKS, longest: int = 24) -> None:
+    """Write names at 0, 1, 2, ... of the vertical axis, every second or third one where there are many."""
+    labels = [name if len(name) <= longest else name[: longest - 1] + "…" for name in names]
+    shown = thinned(len(labels), limit)
+    axes.set_yticks(shown, [labels[position] for position in shown], fontsize=8)
+
+
+def nothing_to_show(axes: Axes, message: str) -> None:
+    """An empty panel that says why it is empty; its horizontal axis, which others may share, stays."""
+    axes.text(0.5, 0.5, message, ha="center", va="center", transform=axes.transAxes, color="#555555")
+    axes.set_yticks([])
+
+
+def shortened(text: str, limit: int = 90) -> str:
+    """The text, cut where a title would leave the page."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

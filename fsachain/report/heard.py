@@ -1,0 +1,145 @@
+"""The utterances that a report shows: words against words, the recording, when each word is said, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsachain.data.kaldi_dir import Utterance
+from fsachain.decode.align import CtmEntry, read_ctm
+from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore
+from fsachain.report.collect import Findings
+from fsachain.report.media import Clip, Picture, bitmap, clip, samples_of
+from fsachain.report.scores import best, by_id, error_kind, worst
+
+if TYPE_CHECKING:
+    from fsachain.plot import TrellisPair
+
+BEST, WORST = "best", "worst"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network and its graphs make of one utterance: occupancies by phone, seconds of an output frame."""
+
+    occupancies: TrellisPair
+    frame_seconds: float
+
+
+# From utterances to what was seen of them, and why nothing was of the others; both by id.
+Look = Callable[[Sequence[Utterance]], tuple[Mapping[str, Seen], Mapping[str, str]]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A reference word and what was recognised in its place; `kind` is "same" or the kind of error."""
+
+    kind: str
+    reference: str
+    hypothesis: str
+
+
+@dataclass
+class Heard:
+    """One utterance on the page."""
+
+    id: str
+    speaker: str
+    counts: ErrorCounts
+    pairs: tuple[Pair, ...]
+    clip: Clip | None = None
+    words: list[CtmEntry] = field(default_factory=list)
+    phones: list[CtmEntry] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def choose(found: Findings, most: int) -> dict[str, list[Heard]]:
+    """At most so many of the worst and of the best utterances, as words alone."""
+    if found.wer is None:
+        return {WORST: [], BEST: []}
+    return {
+        WORST: [_heard(one) for one in worst(found.wer, most)],
+        BEST: [_heard(one) for one in best(found.wer, most)],
+    }
+
+
+def add_times(found: Findings, chosen: Sequence[Heard]) -> None:
+    """Give the utterances the times of their words and phones, where they were aligned."""
+    wanted = {one.id: one for one in chosen}
+    for tier in ("words", "phones"):
+        path = found.layout.aligned / f"{tier}.ctm"
+        if not found.expect("utterances", path, "Alignment"):
+            continue
+        for entry in found.attempt("utterances", read_ctm, path) or ():
+            if entry.utterance in wanted:
+                getattr(wanted[entry.utterance], tier).append(entry)
+
+
+def add_recordings(
+    found: Findings, chosen: Sequence[Heard], pictured: set[str], *, allow_commands: bool
+) -> None:
+    """Give the utterances their recordings, and those of `pictured` a spectrogram with words and phones."""
+    utterances = {} if found.data is None else by_id(found.data)
+    for one in chosen:
+        read = found.attempt(
+            "utterances", samples_of, utterances[one.id], found.sample_rate, allow_commands=allow_commands
+        )
+        if read is None:
+            continue
+        one.clip = found.attempt("utterances", clip, *read)
+        if one.id in pictured:
+            picture = found.attempt("utterances", _draw_alignment, one, *read)
+            one.pictures += [] if picture is None else [picture]
+
+
+def add_lattices(found: Findings, chosen: Sequence[Heard], pictured: set[str], look: Look) -> None:
+    """Give the utterances of `pictured` their occupancies in numerator and denominator."""
+    utterances = {} if found.data is None else by_id(found.data)
+    wanted = [utterances[name] for name in sorted(pictured) if name in utterances]
+    seen, reasons = (found.attempt("utterances", look, wanted) if wanted else None) or ({}, {})
+    for reason in reasons.values():
+        found.note("utterances", f"Without a lattice: {reason}")
+    for one in chosen:
+        if one.id in seen:
+            picture = found.attempt("utterances", _draw_lattice, one, seen[one.id])
+            one.pictures += [] if picture is None else [picture]
+
+
+def _draw_alignment(one: Heard, samples: NDArray[np.float32], rate: int) -> Picture:
+    from fsachain.plot import plot_alignment, spectrogram
+
+    tiers = {name: tier for name, tier in (("words", one.words), ("phones", one.phones)) if tier}
+    figure = plot_alignment(spectrogram(samples, rate), tiers)
+    said = " ".join(entry.label for entry in one.words)
+    alt = f"Spectrogram of {one.id}" + (f"; the words below it: {said}" if said else "")
+    caption = "Spectrogram; below it the words and phones of the transcript." if tiers else "Spectrogram."
+    return bitmap(figure, alt, caption)
+
+
+def _draw_lattice(one: Heard, seen: Seen) -> Picture:
+    from fsachain.plot import plot_trellis
+
+    figure = plot_trellis(seen.occupancies, frame_seconds=seen.frame_seconds)
+    alt = f"Occupancy of the phones over time for {one.id}, in the numerator and in the denominator, and their difference"
+    return bitmap(
+        figure,
+        alt,
+        "Which phone the numerator (the words of the transcript) and the denominator (any words) are in. "
+        "Their difference is the gradient.",
+    )
+
+
+def _heard(one: UtteranceScore) -> Heard:
+    pairs = tuple(
+        Pair(error_kind(reference, hypothesis), _word(reference), _word(hypothesis))
+        for reference, hypothesis in one.alignment
+    )
+    return Heard(one.id, one.speaker, one.counts, pairs)
+
+
+def _word(word: str) -> str:
+    return "" if word == EPSILON else word

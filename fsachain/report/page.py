@@ -1,0 +1,120 @@
+"""Findings as one HTML page: tables, and the templates filled in.
+
+Everything that comes from a file of the experiment passes through Jinja's escaping. Beside it the page forbids itself, by a
+content security policy, every request, every style and every script but its own: what might slip through would not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+from fsachain.errors import require
+from fsachain.report import tables
+from fsachain.report.collect import Findings
+from fsachain.report.contents import all_tables
+from fsachain.report.heard import Heard
+
+_TEMPLATES = ("page.html", "parts.html", "style.css", "page.js")
+
+
+def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
+    """The page.
+
+    Raises:
+        MissingExtraError: Jinja2 is not installed.
+    """
+    jinja2 = require("jinja2", extra="report")
+    folder = resources.files("fsachain.report") / "templates"
+    sources = {name: (folder / name).read_text(encoding="utf-8") for name in _TEMPLATES}
+    environment = jinja2.Environment(
+        loader=jinja2.DictLoader(sources),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": lambda value: tables.duration(value).text,
+        "amount": lambda value: tables.amount(value).text,
+        "moment": lambda value: tables.moment(value).text,
+    }
+    style, script = (sources[name].replace("\r\n", "\n") for name in ("style.css", "page.js"))
+    page: str = environment.get_template("page.html").render(
+        found=found,
+        heard=heard,
+        title=found.layout.exp.resolve().name,
+        state=state(found),
+        tiles=tiles(found),
+        tables=all_tables(found),
+        style=style,
+        script=script,
+        policy="; ".join(
+            [
+                "default-src 'none'",
+                "img-src data:",
+                "media-src data:",
+                f"style-src '{_hash(style)}'",
+                f"script-src '{_hash(script)}'",
+                "base-uri 'none'",
+                "form-action 'none'",
+            ]
+        ),
+    )
+    return page
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def state(found: Findings) -> str:
+    """How far the experiment is, in a few words."""
+    stages = found.stages.stages if found.stages else ()
+    broken = [stage for stage in stages if stage.state in ("failed", "stopped")]
+    if broken:
+        return f"{broken[-1].name} {broken[-1].state}"
+    begun = [stage for stage in stages if stage.state == "begun" and stage.name != "report"]
+    if begun and begun[-1].name == "train" and found.training:
+        return f"train runs: {found.training.state}"
+    if begun:
+        return f"{begun[-1].name} runs"
+    if any(stage.state == "to come" for stage in stages):
+        return "not complete"
+    if found.total is not None:
+        return "complete"
+    return f"training: {found.training.state}" if found.training else "begun"
+
+
+def tiles(found: Findings) -> list[tuple[str, str, str]]:
+    """The few numbers that people look for first: (name, number, more)."""
+    shown = []
+    if found.total is not None:
+        total = found.total
+        shown.append(
+            (
+                "WER, test",
+                tables.per_cent(total.wer).text,
+                f"errors: {total.errors} in {total.num_words:,} words",
+            )
+        )
+    if found.tuned is not None:
+        chosen = f"LM weight {found.tuned.lm_weight:g}" if found.tuned.lm_weight is not None else ""
+        shown.append(("WER, dev", tables.per_cent(found.tuned.wer).text, chosen))
+    if found.training is not None:
+        training = found.training
+        dev = training.final_dev_objf
+        if dev is None and training.epochs:
+            dev = training.epochs[-1].dev_objf
+        shown.append(("objf, dev", tables.amount(dev, 4).text, "nats per output frame"))
+        shown.append(("Epochs", str(len(training.epochs)), training.state))
+        if training.parameters:
+            shown.append(("Parameters", f"{training.parameters:,}", ""))
+    train = next((size for size in found.sizes if size.name == "train"), None)
+    if train is not None:
+        shown.append(
+            ("Speech, train", tables.duration(train.seconds).text, f"{train.utterances:,} utterances")
+        )
+    return shown

@@ -1,0 +1,485 @@
+"""Pictures: what was given stands in the figure, at its place."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+matplotlib = pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
+
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from plot_inputs import HOSTILE, entries, epoch, every_figure, lattice_inputs, planted_lattice, planted_nodes
+
+from fsachain import ConfigError, DataError, DenominatorGraph, ShapeError, TransducerLattice, rnnt_lattice
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.topology import Topology
+from fsachain.plot import (
+    OccupancyPanel,
+    TrellisPair,
+    figure_png,
+    figure_svg,
+    occupancy_panels,
+    pdf_names,
+    pdf_trellis,
+    phone_trellis,
+    plot_alignment,
+    plot_occupancy,
+    plot_training,
+    plot_trellis,
+    plot_wer,
+    read_events,
+    save_figure,
+    spectrogram,
+    sum_columns,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def image(axes):
+    """The values of a heat map, [frames, rows]."""
+    return np.asarray(axes.images[0].get_array()).T
+
+
+def texts(figure):
+    figure.draw_without_rendering()
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+# (a) transducers
+
+
+def test_nodes_on_an_antidiagonal_of_the_picture_sum_to_one():
+    panels = occupancy_panels(rnnt_lattice(*lattice_inputs()))
+    figure = plot_occupancy(panels)
+    for axes, (num_frames, num_labels) in zip(figure.axes, [(7, 3), (5, 2)], strict=False):
+        node = image(axes)
+        assert node.shape == (num_frames, num_labels + 1)
+        t, u = np.indices(node.shape)
+        sums = np.bincount((t + u).ravel(), node.ravel())
+        np.testing.assert_allclose(sums, 1.0, atol=tolerances.ROW_SUM)
+
+
+def test_a_planted_best_path_is_drawn_at_its_places():
+    steps, labels = [1, 1, 4], [2, 0, 3]
+    panel = occupancy_panels(planted_lattice(steps, 6, labels), [["a", "b", "c"]], ["u1"])[0]
+    axes = plot_occupancy(panel).axes[0]
+    (line,) = axes.lines
+    expected = np.array(planted_nodes(steps, 6))
+    np.testing.assert_array_equal(np.stack([line.get_xdata(), line.get_ydata()], axis=1), expected)
+    node = image(axes)
+    np.testing.assert_allclose(node[tuple(expected.T)], 1.0, atol=tolerances.ROW_SUM)
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["(start)", "a", "b", "c"]
+    assert tuple(axes.images[0].get_extent()) == (-0.5, 5.5, -0.5, 3.5)  # so that column t is centred on t
+
+
+def test_seconds_scale_map_and_path_alike():
+    panel = OccupancyPanel(np.full((4, 2), 0.5), path=[(0, 0), (3, 1)])
+    axes = plot_occupancy(panel, frame_seconds=0.03).axes[0]
+    np.testing.assert_allclose(axes.images[0].get_extent(), (-0.015, 0.105, -0.5, 1.5))
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [0.0, 0.09])
+    assert axes.get_xlabel() == "time (s)"
+
+
+def test_checkpoints_stand_side_by_side_on_one_scale():
+    first, second = (occupancy_panels(rnnt_lattice(*lattice_inputs(seed=seed))) for seed in (1, 2))
+    figure = plot_occupancy({"random": first, "trained": second})
+    grid = figure.axes[:4]
+    heads = [axes.get_title() for axes in grid]
+    assert heads == ["random", "trained", "", ""]
+    for axes, panel in zip(grid, [first[0], second[0], first[1], second[1]], strict=True):
+        np.testing.assert_array_equal(image(axes), panel.node)
+    assert len({axes.images[0].get_clim() for axes in grid}) == 1
+
+
+def test_columns_with_other_labels_keep_their_own():
+    cells = np.full((4, 3), 0.5)
+    left, right = OccupancyPanel(cells, ["a", "b"]), OccupancyPanel(cells[:, :2], ["c"])
+    figure = plot_occupancy({"one": [left], "two": [right]})
+    shown = [[tick.get_text() for tick in axes.get_yticklabels()] for axes in figure.axes[:2]]
+    assert shown == [["(start)", "a", "b"], ["(start)", "c"]]
+
+
+def test_a_lattice_without_a_path_is_an_empty_panel_that_says_so():
+    logits, targets, frames, labels = lattice_inputs()
+    logits[1] = -torch.inf
+    lattice = rnnt_lattice(logits, targets, frames, labels, fused_log_softmax=False)
+    panels = occupancy_panels(lattice, titles=["u1", "u2"])
+    figure = plot_occupancy(panels)
+    assert figure.axes[1].get_title() == "u2 (no path)"
+    assert not image(figure.axes[1]).any() and not figure.axes[1].lines
+
+
+@pytest.mark.parametrize(
+    ("panels", "message"),
+    [
+        ([], "expected the same number"),
+        ({"a": [OccupancyPanel(np.ones((2, 2)))], "b": []}, "expected the same number"),
+        (OccupancyPanel(np.ones((2, 2)), labels=["a", "b"], title="u7"), "labels of 'u7': 2, expected 1"),
+        (OccupancyPanel(np.ones((2, 2)), path=[(2, 0)], title="u7"), "path of 'u7' leaves the lattice"),
+        (OccupancyPanel(np.full((2, 2), np.nan), title="u7"), r"node of 'u7'\[0, 0\] = nan"),
+        (OccupancyPanel(np.ones(3)), "expected a matrix"),
+    ],
+)
+def test_panels_that_do_not_fit_are_refused_by_name(panels, message):
+    with pytest.raises(ShapeError, match=message):
+        plot_occupancy(panels)
+
+
+# (b) numerator and denominator
+
+
+@pytest.fixture(scope="module")
+def acoustic():
+    """A language of two words, its denominator and a numerator."""
+    pytest.importorskip("pywrapfst", reason="graphs from transcripts need fsachain[graph]")
+    from fsachain.graph.denominator import build_denominator
+    from fsachain.graph.phone_lm import estimate_phone_lm
+
+    lexicon = Lexicon.characters([["ab"], ["ba"]])
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
+    sequences = [
+        [lexicon.phone_id(p) for p in word] for word in (["a", "b"], ["b", "a"], ["a", "b", "b", "a"])
+    ]
+    denominator = DenominatorGraph(
+        build_denominator(
+            estimate_phone_lm(sequences, ngram_order=2, no_prune_ngram_order=1, num_extra_lm_states=0), tree
+        ),
+        tree.num_pdfs,
+    )
+    numerator = build_numerator(["ab"], lexicon, tree, normalization=denominator.normalization_fsa())
+    scores = np.random.default_rng(5).normal(0, 2, (9, tree.num_pdfs))
+    return scores, numerator, denominator, tree
+
+
+def test_the_third_panel_is_the_difference_of_the_first_two(acoustic):
+    scores, numerator, denominator, tree = acoustic
+    pair = pdf_trellis(scores, numerator, denominator, leaky_hmm_coefficient=0.1, names=pdf_names(tree))
+    figure = plot_trellis(pair, title="u1")
+    num, den, gradient = (image(axes) for axes in figure.axes[:3])
+    np.testing.assert_allclose(num - den, gradient, atol=tolerances.FLOAT64)
+    np.testing.assert_allclose(num.sum(axis=1), 1.0, atol=tolerances.ROW_SUM)
+    assert np.abs(gradient).max() > 0.05  # so that the test is about something
+
+
+def test_phones_are_the_sums_of_their_pdfs(acoustic):
+    scores, numerator, denominator, tree = acoustic
+    by_pdf = pdf_trellis(scores, numerator, denominator)
+    by_phone = phone_trellis(scores, numerator, denominator, tree)
+    assert set(by_phone.names) == set(tree.phones)
+    for column, name in enumerate(by_phone.names):
+        phone = tree.phones.index(name) + 1
+        pdfs = [pdf for pdf in range(tree.num_pdfs) if tree.describe(pdf).phones == (phone,)]
+        for part, whole in (
+            (by_pdf.numerator, by_phone.numerator),
+            (by_pdf.denominator, by_phone.denominator),
+        ):
+            np.testing.assert_allclose(np.asarray(part)[:, pdfs].sum(axis=1), np.asarray(whole)[:, column])
+
+
+def test_rows_stand_in_the_order_in_which_the_numerator_has_them():
+    numerator = np.zeros((6, 3))
+    numerator[:2, 2] = numerator[2:4, 0] = numerator[4:, 1] = 1.0
+    figure = plot_trellis(TrellisPair(numerator, np.full((6, 3), 1 / 3), ("x", "y", "z")))
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["z", "x", "y"]
+    np.testing.assert_array_equal(image(figure.axes[0]), numerator[:, [2, 0, 1]])
+
+
+def test_signs_show_as_hatches_at_the_cells_that_have_them():
+    numerator, denominator = np.zeros((5, 2)), np.zeros((5, 2))
+    numerator[:, 0], denominator[:, 0] = 1.0, [1, 1, 0, 0, 1]
+    denominator[2:4, 1] = 1.0
+    axes = plot_trellis(TrellisPair(numerator, denominator)).axes[2]
+    marks = {
+        patch.get_gid(): (patch.get_bbox().extents.tolist(), patch.get_hatch()) for patch in axes.patches
+    }
+    assert marks["raise"] == ([1.5, -0.5, 3.5, 0.5], "////")
+    assert marks["lower"] == ([1.5, 0.5, 3.5, 1.5], "....")
+
+
+def test_the_rows_with_the_largest_occupancy_are_kept_and_the_others_counted():
+    numerator = np.tile([0.5, 0.3, 0.15, 0.05], (4, 1))
+    figure = plot_trellis(TrellisPair(numerator, numerator), max_rows=2)
+    np.testing.assert_array_equal(image(figure.axes[0]), numerator[:, :2])
+    assert figure.get_suptitle() == "2 rows with 20.0 % of the occupancy are not shown"
+
+
+def test_an_impossible_utterance_makes_a_picture_without_a_numerator(acoustic):
+    scores, numerator, denominator, tree = acoustic
+    figure = plot_trellis(phone_trellis(scores[:1], numerator, denominator, tree))
+    assert not image(figure.axes[0]).any() and image(figure.axes[1]).any()
+
+
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=6))
+def test_groups_of_columns_add_up(group):
+    values = np.random.default_rng(len(group)).uniform(size=(3, len(group)))
+    expected = np.zeros((3, 4))
+    for column, target in enumerate(group):
+        if target >= 0:
+            expected[:, target] += values[:, column]
+    np.testing.assert_allclose(sum_columns(values, group, 4), expected)
+
+
+def test_trellises_that_do_not_fit_are_refused(acoustic):
+    scores, numerator, denominator, _ = acoustic
+    with pytest.raises(ShapeError, match=r"numerator \[2, 3\], denominator \[2, 4\]"):
+        plot_trellis(TrellisPair(np.ones((2, 3)), np.ones((2, 4))))
+    with pytest.raises(ShapeError, match="names: 1, expected 3"):
+        plot_trellis(TrellisPair(np.ones((2, 3)), np.ones((2, 3)), ("a",)))
+    with pytest.raises(ShapeError, match="as the denominator has"):
+        pdf_trellis(scores[:, :-1], numerator, denominator)
+    with pytest.raises(ShapeError, match="holds 4, expected groups below 4"):
+        sum_columns(np.ones((1, 1)), [4], 4)
+
+
+# (c) alignments
+
+
+def test_segments_stand_at_their_times_below_the_spectrogram():
+    sound = spectrogram(np.sin(np.arange(8000) * 0.3), 8000)
+    figure = plot_alignment(sound, {"words": entries("ab"), "phones": entries("a", "b", duration=0.1)})
+    top, words, phones = figure.axes[:3]
+    assert top.get_xlim() == (0.0, 1.0) and words.get_shared_x_axes().joined(top, phones)
+    boxes = [patch for patch in phones.patches if patch.get_gid() == "phones"]
+    np.testing.assert_allclose(
+        [box.get_bbox().extents[[0, 2]] for box in boxes], [[0.1, 0.2], [0.2, 0.3]], atol=tolerances.FLOAT64
+    )
+    assert [text.get_text() for text in phones.texts] == ["a", "b"]
+    assert [text.get_position()[0] for text in phones.texts] == pytest.approx([0.15, 0.25])
+
+
+@pytest.mark.parametrize("hertz", [500, 1500, 3000])
+def test_a_tone_is_loudest_at_its_frequency_from_its_first_frame_on(hertz):
+    rate, begin = 8000, 0.4
+    times = np.arange(rate) / rate
+    sound = spectrogram(np.where(times >= begin, np.sin(2 * np.pi * hertz * times), 0.0), rate)
+    axis = np.linspace(0.0, sound.max_frequency, sound.values.shape[1])
+    loudest = axis[sound.values[150].argmax()]
+    assert abs(loudest - hertz) <= axis[1]
+    rows = np.arange(len(sound.values)) * sound.frame_shift + sound.frame_shift / 2
+    onset = rows[np.flatnonzero(sound.values.max(axis=1) > sound.values.max() - 10)[0]]
+    assert abs(onset - begin) <= 0.0125 + sound.frame_shift  # half a window
+
+
+def test_features_take_the_place_of_a_spectrogram():
+    figure = plot_alignment(np.random.default_rng(0).normal(size=(20, 4)), {"words": []}, frame_shift=0.01)
+    assert image(figure.axes[0]).shape == (20, 4) and figure.axes[0].get_xlim() == (0.0, 0.2)
+    with pytest.raises(ConfigError, match="frame_shift = None"):
+        plot_alignment(np.ones((20, 4)), {})
+
+
+# (e) trainings
+
+
+def curves(figure):
+    return {line.get_label(): line.get_xydata().tolist() for axes in figure.axes for line in axes.lines}
+
+
+def test_the_curves_hold_what_the_log_says():
+    events = [
+        {"event": "start"},
+        epoch(1),
+        {"event": "resume"},
+        epoch(2, dev={"objf": -0.7, "num": 1.0, "den": 1.5, "wer": 12.5}),
+    ]
+    events[1]["train"].update(grad_norm=3.0, max_grad_norm=4.0)
+    found = curves(plot_training(events))
+    assert found["train"] == [[1.0, -1.0], [2.0, -0.5]] and found["dev"] == [
+        [2.0, 12.5]
+    ]  # the WER is drawn last
+    assert found["denominator, train"] == [[1.0, 3.5], [2.0, 4.5]]
+    assert found["numerator, dev"] == [[2.0, 1.0]]
+    assert found["learning rate"] == [[1.0, 0.01], [2.0, 0.02]]
+    assert found["mean"] == [[1.0, 3.0]] and found["largest"] == [[1.0, 4.0]]
+    assert found["utterances excluded"] == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_after_a_break_the_later_figures_of_an_epoch_hold():
+    again = epoch(1)
+    again["train"]["objf"] = -9.0
+    assert curves(plot_training([epoch(1), {"event": "resume"}, again]))["train"] == [[1.0, -9.0]]
+
+
+def test_word_error_rates_of_several_sets_are_curves_of_their_own():
+    found = curves(plot_training([epoch(1), epoch(2)], wer={"dev": {1: 20.0, 2: 10.0}, "test": {2: 11.0}}))
+    assert found["dev"] == [[1.0, 20.0], [2.0, 10.0]] and found["test"] == [[2.0, 11.0]]
+    assert curves(plot_training([epoch(1)], wer={1: 7.0}))["WER"] == [[1.0, 7.0]]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [{"event": "start", "config": {}}],
+        [{}, {"event": "epoch"}, {"event": "epoch", "epoch": "one"}],
+        [{"event": "epoch", "epoch": 1}],
+        [{"event": "epoch", "epoch": 1, "train": None, "learning_rate": None}],
+    ],
+)
+def test_a_log_without_figures_makes_a_picture_that_says_so(events):
+    figure = plot_training(events)
+    assert isinstance(figure, Figure) and not curves(figure)
+    reason = "not in this log" if any(e.get("epoch") == 1 for e in events) else "no epoch is finished yet"
+    assert texts(figure).count(reason) == 6
+
+
+def _line_ends(text):
+    return [place for place, character in enumerate(text) if character == "\n"]
+
+
+def test_a_log_cut_anywhere_is_drawn(tmp_path):
+    import json
+
+    path = tmp_path / "train.jsonl"
+    whole = "".join(json.dumps(event) + "\n" for event in ({"event": "start"}, epoch(1), epoch(2)))
+    ends = [line_end + shift for line_end in (0, *_line_ends(whole)) for shift in (0, 1, 40)]
+    for end in sorted({min(end, len(whole)) for end in ends}):
+        path.write_text(whole[:end])
+        figure = plot_training(read_events(path))
+        finished = sum('"epoch":' in line and line.endswith("}") for line in whole[:end].splitlines())
+        assert len(curves(figure).get("learning rate", [])) == finished
+    with pytest.raises(DataError, match="cannot read the training log"):
+        read_events(tmp_path / "nothing.jsonl")
+
+
+# (f) word error rates
+
+
+@pytest.fixture(scope="module")
+def report():
+    pytest.importorskip("kaldialign", reason="scoring needs fsachain[recipes]")
+    from fsachain.decode.wer import score
+
+    references = {"u1": ["a", "b"], "u2": ["a", "b", "c", "d"], "u3": ["a", "b"], "u4": []}
+    hypotheses = {"u1": ["a", "x"], "u2": ["a", "c", "d", "e"], "u3": ["a", "b"], "u4": ["z"]}
+    return score(references, hypotheses, speakers={"u1": "s1", "u2": "s1", "u3": "s2", "u4": "s2"})
+
+
+def bars(axes):
+    """Width or height of each bar by kind of error."""
+    return {
+        group.get_label(): [
+            max(bar.get_width() if group.orientation == "horizontal" else bar.get_height(), 0)
+            for bar in group
+        ]
+        for group in axes.containers
+        if hasattr(group, "orientation") and group.orientation
+    }
+
+
+def test_bars_are_the_shares_of_the_kinds_of_errors(report):
+    figure = plot_wer(report)
+    speakers, lengths = figure.axes
+    assert [tick.get_text() for tick in speakers.get_yticklabels()] == ["s1", "s2"]
+    by_speaker = bars(speakers)
+    assert by_speaker["substitutions"] == pytest.approx([100 / 6, 0.0])
+    assert by_speaker["deletions"] == pytest.approx([100 / 6, 0.0])
+    assert by_speaker["insertions"] == pytest.approx([100 / 6, 50.0])
+    by_length = bars(lengths)
+    assert [tick.get_text() for tick in lengths.get_xticklabels()] == ["2", "4"]
+    assert by_length["substitutions"] == pytest.approx([25.0, 0.0])
+    assert by_length["deletions"] == pytest.approx([0.0, 25.0])
+
+
+def test_a_wer_json_gives_the_same_speakers(report):
+    from_json, whole = plot_wer(report.to_dict()), plot_wer(report)
+    assert bars(from_json.axes[0]) == bars(whole.axes[0]) and len(from_json.axes) == 1
+    assert from_json.get_suptitle() == whole.get_suptitle() == "WER 50.00 % (errors: 4, words: 8)"
+    with pytest.raises(DataError, match=r"expected the object of a wer\.json"):
+        plot_wer({"speakers": {"s1": {}}})
+
+
+def test_many_lengths_are_grouped_and_none_is_lost(report):
+    from fsachain.decode.wer import score
+
+    references = {f"u{n}": ["a"] * n for n in range(40)}
+    figure = plot_wer(score(references, {}))
+    names = [tick.get_text() for tick in figure.axes[1].get_xticklabels()]
+    spans = [[int(end) for end in name.split("-")] for name in names]
+    covered = [n for span in spans for n in range(span[0], span[-1] + 1)]
+    assert covered == list(range(1, 40)) and len(names) <= 8
+    assert bars(figure.axes[1])["deletions"] == pytest.approx([100.0] * len(names))
+
+
+def test_only_empty_references_make_a_picture_without_rates():
+    from fsachain.decode.wer import score
+
+    pytest.importorskip("kaldialign", reason="scoring needs fsachain[recipes]")
+    figure = plot_wer(score({"u1": []}, {"u1": ["a"]}))
+    assert "no reference has words" in texts(figure) and "not defined" in figure.get_suptitle()
+
+
+# all
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # no font has a picture of a control character
+def test_hostile_names_are_no_markup_and_no_formula():
+    from xml.etree import ElementTree
+
+    for name, figure in every_figure().items():
+        root = ElementTree.fromstring(figure_svg(figure))
+        tags = {element.tag.rpartition("}")[2] for element in root.iter() if isinstance(element.tag, str)}
+        assert "script" not in tags and "svg" in tags, name
+        assert any(HOSTILE[:20] in text for text in texts(figure)), name
+
+
+def test_settings_of_matplotlib_stay_and_neither_pyplot_nor_torch_is_loaded():
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); from matplotlib import rcParams\n"
+        "settings = lambda: [(name, rcParams[name]) for name in rcParams if name != 'backend']\n"  # it loads pyplot
+        "before = settings()\n"
+        "from plot_inputs import every_figure; from fsachain.plot import figure_png\n"
+        "[figure_png(figure) for figure in every_figure().values()]\n"
+        "assert settings() == before\n"
+        "assert not {'matplotlib.pyplot', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"),
+    [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("webp", b"RIFF"), ("PNG", b"\x89PNG")],
+)
+def test_files_are_of_the_kind_that_their_suffix_names(tmp_path, suffix, start):
+    path = tmp_path / "new" / f"picture.{suffix}"
+    save_figure(plot_training([epoch(1)]), path)
+    assert path.read_bytes().startswith(start)
+
+
+def test_other_suffixes_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"ends in one of \.png, \.svg, \.pdf, \.webp, got '\.gif'"):
+        save_figure(Figure(), tmp_path / "picture.gif")
+
+
+def test_threads_draw_what_one_alone_draws():
+    panel = OccupancyPanel(np.random.default_rng(1).uniform(size=(30, 5)), path=[(0, 0), (29, 4)])
+    alone = figure_png(plot_occupancy(panel))
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(figure_png(plot_occupancy(panel)))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [alone] * 4
+
+
+def test_a_lattice_of_1500_by_300_is_drawn_whole():
+    rng = np.random.default_rng(0)
+    scores = torch.from_numpy(rng.normal(-1, 0.3, (1, 2, 1500, 301)))
+    lattice = rnnt_lattice(*lattice_inputs())
+    wide = TransducerLattice(scores, lattice.arcs, torch.tensor([[0, 0, 1500, 300]]))
+    figure = plot_occupancy(occupancy_panels(wide))
+    assert image(figure.axes[0]).shape == (1500, 301) and len(figure.axes[0].lines[0].get_xdata()) == 1800
+    assert len(figure_png(figure)) > 10_000

@@ -1,0 +1,268 @@
+"""The commands that draw, and the TextGrids of `fsachain align`: from the files of an experiment, mistakes in one line."""
+
+import json
+import sys
+from itertools import pairwise
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+for package in ("matplotlib", "pygraphviz"):
+    pytest.importorskip(package, reason="pictures need fsachain[plot]")
+for package in (
+    "click",
+    "pywrapfst",
+    "soundfile",
+    "kaldi_native_fbank",
+    "safetensors",
+    "kaldialign",
+    "praatio",
+):
+    pytest.importorskip(package, reason="the command line needs fsachain[recipes]")
+
+import soundfile
+import torch
+from plot_inputs import epoch, lattice_inputs
+
+from fsachain.cli import EXIT_USER_ERROR, main
+from fsachain.cli.config import Experiment
+from fsachain.cli.plot_commands import plot
+from fsachain.cli.steps import plots
+from fsachain.cli.steps.lang import load_lang
+from fsachain.cli.steps.model import AcousticModel
+from fsachain.data.cmvn import Cmvn
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.align import CtmEntry, read_ctm
+from fsachain.decode.textgrid import textgrid_name, write_textgrid
+from fsachain.errors import ConfigError, DataError
+from fsachain.nn.tdnnf import Tdnnf
+
+CONFIG = (
+    "phone_lm: {ngram_order: 2, no_prune_ngram_order: 2}\nfeatures: {sample_rate: 8000, num_mel_bins: 8}\n"
+)
+TEXT = {"u1": "yes no", "u2": "no", "a/../b": "no no yes"}
+
+
+def run(*arguments):
+    """Exit status of `fsachain arguments...`."""
+    with patch.object(sys, "argv", ["fsachain", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def exp(tmp_path_factory):
+    """An experiment of three utterances of noise and an untrained network."""
+    root = tmp_path_factory.mktemp("exp")
+    (root / "config.yaml").write_text(CONFIG)
+    (root / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    (root / "data").mkdir()
+    (root / "data" / "text").write_text("".join(f"{name} {words}\n" for name, words in TEXT.items()))
+    (root / "data" / "utt2spk").write_text("".join(f"{name} s{k}\n" for k, name in enumerate(TEXT)))
+    noise = np.random.default_rng(1).normal(0, 0.1, (3, 8000))
+    for number, samples in enumerate(noise):
+        soundfile.write(root / "data" / f"{number}.wav", samples, 8000)
+    (root / "data" / "wav.scp").write_text("".join(f"{name} {k}.wav\n" for k, name in enumerate(TEXT)))
+    lang, config = ("--lang", root / "lang"), ("--config", root / "config.yaml")
+    assert run("lang", root / "lexicon.txt", root / "lang", *config) == 0
+    assert run("phone-lm", root / "data" / "text", root / "phone_lm.fst", *lang, *config) == 0
+    assert run("den-graph", root / "phone_lm.fst", root / "graphs", *lang) == 0
+    assert run("num-graphs", root / "data", root / "graphs" / "num.npz", *lang) == 0
+    torch.manual_seed(1)
+    sections = {"features": {"sample_rate": 8000, "num_mel_bins": 8}, "network": {"channels": 8}}
+    experiment = Experiment.from_dict({**sections, "cmvn": {"scope": "speaker"}})
+    network = Tdnnf(experiment.network_config(load_lang(root / "lang").tree.num_pdfs)).eval()
+    AcousticModel(experiment, network, Cmvn(experiment.cmvn)).save(root / "model.safetensors")
+    aligned = ("align", root / "model.safetensors", root / "data", root / "aligned", *lang)
+    assert run(*aligned, "--textgrid", root / "praat") == 0
+    return root
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Run a command; gives the figure that it wrote."""
+    figures = []
+    from fsachain.plot import canvas
+
+    save = canvas.save_figure
+    monkeypatch.setattr(
+        canvas, "save_figure", lambda figure, path: (figures.append(figure), save(figure, path))
+    )
+
+    def draw(*arguments):
+        assert run("plot", *arguments) == 0
+        return figures[-1]
+
+    return draw
+
+
+def test_occupancy_draws_what_the_functions_draw(exp, drawn, tmp_path):
+    names = ("logits", "targets", "logit_lengths", "target_lengths")
+    for stem, seed in (("random", 1), ("trained", 2)):
+        logits, _, *sizes = lattice_inputs(seed=seed)
+        inputs = (logits, lattice_inputs(seed=1)[1], *sizes)
+        arrays = dict(zip(names, (part.numpy() for part in inputs), strict=True))
+        np.savez(tmp_path / f"{stem}.npz", **arrays, symbols=list("abcdef"), names=["u1", "u2"])
+    out = tmp_path / "picture.svg"
+    figure = drawn("occupancy", tmp_path / "random.npz", tmp_path / "trained.npz", out)
+    assert out.read_bytes().startswith(b"<?xml")
+    assert [axes.get_title() for axes in figure.axes[:4]] == ["random\nu1", "trained\nu1", "u2", "u2"]
+    ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    targets = lattice_inputs(seed=1)[1][0].tolist()
+    assert ticks == ["(start)", *("abcdef"[k] for k in targets)]
+
+
+@pytest.mark.parametrize(("by", "rows"), [("phone", 6), ("pdf", 12)])
+def test_trellis_draws_the_rows_asked_for(exp, drawn, tmp_path, by, rows):
+    options = ("--utterance", "u1", "--lang", exp / "lang", "--den", exp / "graphs", "--by", by)
+    figure = drawn("trellis", exp / "model.safetensors", exp / "data", tmp_path / "t.png", *options)
+    heat = np.asarray(figure.axes[1].images[0].get_array())
+    names = {tick.get_text().split(" ")[0] for tick in figure.axes[1].get_yticklabels()}
+    assert 1 < len(heat) <= rows and names <= {"SIL", "Y", "EH", "S", "N", "OW"}
+    assert "u1: yes no" in figure.get_suptitle()
+
+
+def test_alignment_draws_the_segments_of_the_ctm_files(exp, drawn, tmp_path):
+    options = ("--utterance", "u1", "--config", exp / "config.yaml")
+    figure = drawn("alignment", exp / "data", exp / "aligned", tmp_path / "a.pdf", *options)
+    phones = [entry for entry in read_ctm(exp / "aligned" / "phones.ctm") if entry.utterance == "u1"]
+    assert [text.get_text() for text in figure.axes[2].texts] == [entry.label for entry in phones]
+    assert figure.axes[0].get_xlim() == (0.0, 1.0)
+
+
+def test_graph_draws_a_numerator_as_an_utterance_uses_it(exp, drawn, tmp_path):
+    from matplotlib.patches import FancyArrowPatch
+
+    options = ("--lang", exp / "lang", "--utterance", "u2", "--max-arcs", "100")
+    scored = ("--model", exp / "model.safetensors", "--data", exp / "data")
+    figure = drawn("graph", exp / "graphs" / "num.npz", tmp_path / "g.svg", *options, *scored)
+    lines = figure.findobj(FancyArrowPatch)
+    fsa = plots._read_graph(exp / "graphs" / "num.npz", "u2")[0]
+    assert len(lines) == fsa.num_arcs and len({line.get_linewidth() for line in lines}) > 1
+
+
+def test_the_use_of_arcs_adds_up_to_the_frames(exp):
+    lang, data = load_lang(exp / "lang"), DataDir.read(exp / "data")
+    scores = plots.network_output(AcousticModel.load(exp / "model.safetensors"), data, "u2")
+    for path, is_denominator in ((exp / "graphs" / "num.npz", False), (exp / "graphs" / "den.fst", True)):
+        used = plots._arc_use(plots._read_graph(path, "u2")[0], scores, is_denominator)
+        assert used.sum() == pytest.approx(len(scores), rel=1e-6)
+    assert scores.shape[1] == lang.tree.num_pdfs
+
+
+def test_training_and_wer_draw_the_files_of_a_run(exp, drawn, tmp_path):
+    lines = [json.dumps(epoch(number)) for number in (1, 2, 3)]
+    (tmp_path / "train.jsonl").write_text("\n".join([*lines, '{"event": "epo']))
+    (tmp_path / "hyp").write_text("u1 yes yes\nu2 no\n")
+    spk = ("--utt2spk", exp / "data" / "utt2spk")
+    figure = drawn("wer", exp / "data" / "text", tmp_path / "hyp", tmp_path / "w.png", *spk)
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["s2", "s0", "s1"]
+    assert run("score", exp / "data" / "text", tmp_path / "hyp", "--out", tmp_path / "scored") == 0
+    figure = drawn("training", tmp_path, tmp_path / "c.png", "--wer", 3, tmp_path / "scored")
+    curves = {line.get_label(): line.get_xydata().tolist() for axes in figure.axes for line in axes.lines}
+    assert curves["learning rate"] == [[1.0, 0.01], [2.0, 0.02], [3.0, 0.03]]
+    assert curves["WER"] == [[3.0, pytest.approx(100 * 4 / 6, abs=1e-4)]]
+
+
+@pytest.mark.parametrize("command", sorted(plot.commands))
+def test_every_command_says_what_goes_in_and_out(command, capsys):
+    assert run("plot", command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "In:" in shown and "Out:" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("training", "{exp}/data", "o.png"), "train.jsonl: cannot read the training log"),
+        (("training", "{exp}/config.yaml", "o.png"), "config.yaml:1: not a line of JSON"),
+        (("graph", "{exp}/graphs/num.npz", "o.png"), "--utterance is needed"),
+        (("graph", "{exp}/graphs/num.npz", "o.png", "--utterance", "x"), "has no numerator of 'x', but of 3"),
+        (("graph", "{exp}/graphs/den.fst", "o.gif"), "ends in one of .png, .svg, .pdf, .webp, got '.gif'"),
+        (("alignment", "{exp}/data", "{exp}/aligned", "o.png", "--utterance", "x"), "'x' is not among the 3"),
+        (
+            ("alignment", "{exp}/data", "{exp}/data", "o.png", "--utterance", "u1"),
+            "has no words.ctm or phones.ctm",
+        ),
+        (
+            ("occupancy", "{exp}/graphs/num.npz", "o.png"),
+            "lacks logits, targets, logit_lengths, target_lengths",
+        ),
+        (("occupancy", "{exp}/config.yaml", "o.png"), "cannot read the arrays of a lattice"),
+    ],
+)
+def test_mistakes_cost_one_line(exp, capsys, arguments, message):
+    assert run("plot", *(part.format(exp=exp) for part in arguments)) == EXIT_USER_ERROR
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_without_matplotlib_the_extra_is_named(exp, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (tmp_path / "train.jsonl").write_text(json.dumps(epoch(1)) + "\n")
+    assert run("plot", "training", tmp_path / "train.jsonl", tmp_path / "o.png") == EXIT_USER_ERROR
+    assert "pip install 'fsachain[plot]'" in capsys.readouterr().err
+
+
+def test_an_unknown_kind_of_row_is_refused(exp):
+    model = AcousticModel.load(exp / "model.safetensors")
+    lang, data = load_lang(exp / "lang"), DataDir.read(exp / "data")
+    with pytest.raises(ConfigError, match="by: 'state'; expected 'phone' or 'pdf'"):
+        plots.trellis_figure(model, lang, exp / "graphs", data, "u1", "state", 10)
+
+
+# TextGrids
+
+
+def test_a_textgrid_says_what_the_ctm_files_say(exp):
+    from praatio import textgrid
+
+    files = sorted(path.name for path in (exp / "praat").iterdir())
+    assert files == ["a%2F..%2Fb.TextGrid", "u1.TextGrid", "u2.TextGrid"]  # nothing beside the folder
+    for name in TEXT:
+        grid = textgrid.openTextgrid(exp / "praat" / textgrid_name(name), includeEmptyIntervals=True)
+        for tier in ("words", "phones"):
+            expected = [e for e in read_ctm(exp / "aligned" / f"{tier}.ctm") if e.utterance == name]
+            spoken = [entry for entry in grid.getTier(tier).entries if entry.label]
+            assert [entry.label for entry in spoken] == [entry.label for entry in expected]
+            times = [(entry.start, entry.end) for entry in spoken]
+            assert np.allclose(times, [(e.start, e.start + e.duration) for e in expected], atol=2e-3)
+            whole = grid.getTier(tier).entries
+            assert whole[0].start == 0 and whole[-1].end == grid.maxTimestamp == pytest.approx(1.0, abs=0.03)
+            assert all(a.end == b.start for a, b in pairwise(whole))  # Praat wants no gaps
+
+
+def test_the_file_has_the_form_that_praat_documents(tmp_path):
+    entries = [CtmEntry("u", 0.5, 0.25, 'say "no"'), CtmEntry("u", 0.75, 0.25, "ß")]
+    write_textgrid(tmp_path / "new" / "u.TextGrid", {"words": entries, "phones": []}, 2.0)
+    lines = [line.strip() for line in (tmp_path / "new" / "u.TextGrid").read_text("utf-8").splitlines()]
+    assert lines[:2] == ['File type = "ooTextFile"', 'Object class = "TextGrid"']
+    assert [line for line in lines if line.startswith("text =")] == [
+        'text = ""',
+        'text = "say ""no"""',
+        'text = "ß"',
+        'text = ""',
+        'text = ""',
+    ]
+    assert lines.count('class = "IntervalTier"') == 2 and "tiers? <exists>" in lines
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [CtmEntry("u7", 0.5, 0.5, "a"), CtmEntry("u7", 0.9, 0.5, "b")],
+        [CtmEntry("u7", 0.5, 0.5, "a"), CtmEntry("u7", 0.1, 0.2, "b")],
+        [CtmEntry("u7", 0.5, 0.0, "a")],
+        [CtmEntry("u7", -0.5, 0.7, "a")],
+    ],
+)
+def test_segments_that_no_tier_can_hold_are_refused_by_utterance(tmp_path, entries):
+    with pytest.raises(DataError, match=r"utterance 'u7'.*tier 'words'"):
+        write_textgrid(tmp_path / "u.TextGrid", {"words": entries}, 2.0)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a:b", "..", "C:\\x", "nul\x00"])
+def test_no_utterance_leaves_the_folder(tmp_path, name):
+    path = (tmp_path / textgrid_name(name)).resolve()
+    assert path.parent == tmp_path.resolve() and path.suffix == ".TextGrid"

@@ -1,0 +1,173 @@
+"""Pictures of graphs: every arc, its width, what is clipped, and what is said of the rest."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+import tolerances
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
+pytest.importorskip("pygraphviz", reason="pictures of graphs need fsachain[plot]")
+
+from matplotlib.patches import Circle, FancyArrowPatch
+from matplotlib.text import Text
+from plot_inputs import HOSTILE, large_fsa, small_fsa
+
+from fsachain import ConfigError, Fsa, ShapeError
+from fsachain.plot import figure_svg, plot_graph
+from fsachain.plot.graph_part import THINNEST, WIDEST
+from fsachain.plot.layout import lay_out
+
+
+def arcs(figure):
+    """The line of each arc by its number."""
+    return {int(patch.get_gid()[4:]): patch for patch in figure.findobj(FancyArrowPatch)}
+
+
+def states(figure):
+    """The circles of each state by its number."""
+    found = {}
+    for patch in figure.findobj(Circle):
+        if re.fullmatch(r"state-\d+", patch.get_gid() or ""):
+            found.setdefault(int(patch.get_gid()[6:]), []).append(patch)
+    return found
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_every_state_arc_symbol_and_weight_is_drawn():
+    figure = plot_graph(small_fsa(), names=["a", "b", "c", "d"])
+    assert sorted(arcs(figure)) == [0, 1, 2, 3]
+    drawn = states(figure)
+    assert {state: len(circles) for state, circles in drawn.items()} == {
+        0: 1,
+        1: 1,
+        2: 2,
+    }  # the final one has two
+    assert {"a / -0.1", "b / -0.5", "c / -1.5", "d / -2", "0", "1", "2\n-0.7"} <= set(texts(figure))
+
+
+def test_an_arc_leads_from_its_state_to_its_state():
+    fsa = small_fsa()
+    figure = plot_graph(fsa)
+    circles = states(figure)
+    for arc, line in arcs(figure).items():
+        path = line._path_original.vertices
+        for end, state in ((path[0], fsa.src[arc]), (path[-1], fsa.dst[arc])):
+            circle = circles[int(state)][0]
+            distance = np.hypot(*(end - np.array(circle.center)))
+            assert abs(distance - circle.radius) < 0.1 * circle.radius
+
+
+def test_widths_follow_the_occupancy_and_unused_arcs_are_dashed():
+    figure = plot_graph(small_fsa(), occupancy=[3.0, 6.0, 1.5, 0.0])
+    lines = arcs(figure)
+    widths = np.array([lines[arc].get_linewidth() for arc in range(4)])
+    expected = THINNEST + (WIDEST - THINNEST) * np.array([0.5, 1.0, 0.25, 0.0])
+    np.testing.assert_allclose(widths / widths[1], expected / expected[1], rtol=tolerances.ROUNDING)
+    assert [lines[arc].get_linestyle() for arc in range(4)] == ["-", "-", "-", "--"]
+
+
+def test_the_most_used_arcs_of_a_large_graph_are_drawn_and_the_rest_is_told():
+    fsa = large_fsa(2000, 100)
+    used = np.random.default_rng(2).uniform(size=2000)
+    figure = plot_graph(fsa, occupancy=used, max_arcs=20, title="den")
+    best = np.sort(np.argsort(-used)[:20])
+    assert sorted(arcs(figure)) == best.tolist()
+    share = 100 * used[best].sum() / used.sum()
+    assert figure.get_suptitle() == f"den: 20 of 2,000 arcs, with {share:.1f} % of the occupancy"
+    facts = next(text for text in texts(figure) if text.startswith("the whole graph"))
+    assert "100 states, 1 final" in facts and "2,000 arcs, 50 pdfs" in facts
+    curve = next(axes for axes in figure.axes if axes.get_title() == "the most used arcs together").lines[0]
+    assert curve.get_ydata()[-1] == pytest.approx(100.0)
+    assert curve.get_ydata()[19] == pytest.approx(share)
+
+
+def test_a_graph_of_100000_arcs_is_summarised():
+    fsa = large_fsa(100_000)
+    figure = plot_graph(fsa, max_arcs=30)
+    drawn = arcs(figure)
+    assert len(drawn) == 30
+    reached = {fsa.start}
+    for _ in range(30):  # what is drawn hangs together, from the start on
+        reached |= {int(fsa.dst[arc]) for arc in drawn if int(fsa.src[arc]) in reached}
+    assert {int(fsa.src[arc]) for arc in drawn} <= reached
+    cut = {state for state, circles in states(figure).items() if circles[0].get_linestyle() == ":"}
+    inside = np.bincount(fsa.src[sorted(drawn)], minlength=fsa.num_states)
+    assert all((state in cut) for state in states(figure) if inside[state] < np.sum(fsa.src == state))
+    assert len(figure_svg(figure)) < 1_000_000
+
+
+def test_without_occupancies_the_most_probable_ways_are_drawn():
+    """A chain of certain arcs beside a fan of improbable ones."""
+    src = np.concatenate([np.arange(8), np.zeros(50, dtype=int)])
+    dst = np.concatenate([np.arange(1, 9), np.full(50, 9)])
+    weights = np.concatenate([np.zeros(8), np.full(50, -3.0)])
+    fsa = Fsa(10, src, dst, np.arange(58), weights, np.zeros(10))
+    assert sorted(arcs(plot_graph(fsa, max_arcs=8))) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "fsa",
+    [
+        Fsa(1, [], [], [], [], [-np.inf]),
+        Fsa(1, [0], [0], [0], [-np.inf], [0.0]),
+        Fsa(
+            2, [0, 0, 0, 1, 1], [1, 1, 1, 0, 1], [0, 0, 1, 2, 3], [5.0, 2.0, -1e30, 1e-9, 0.0], [0.0, 3.0], 1
+        ),
+        Fsa(4, [2], [3], [0], [0.0], [-np.inf] * 4),
+    ],
+)
+def test_odd_graphs_are_drawn_whole(fsa):
+    figure = plot_graph(fsa)
+    assert len(arcs(figure)) == fsa.num_arcs and len(states(figure)) == fsa.num_states
+    assert figure_svg(figure).startswith("<svg")
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # no font has a picture of a control character
+def test_names_are_drawn_as_they_are():
+    from xml.etree import ElementTree
+
+    figure = plot_graph(small_fsa(), arc_names=[HOSTILE, "<b>x</b>", 'quo"te\\n', "$x$"], title=HOSTILE)
+    tags = {node.tag.rpartition("}")[2] for node in ElementTree.fromstring(figure_svg(figure)).iter()}
+    assert not {"script", "b"} & tags
+    assert {"<b>x</b> / -0.5", 'quo"te\\n / -1.5', "$x$ / -2"} <= set(texts(figure))
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ShapeError, match=r"occupancy: shape \[3\], expected \[4\]"):
+        plot_graph(small_fsa(), occupancy=[1.0, 2.0, 3.0])
+    with pytest.raises(ShapeError, match=r"occupancy\[1\] = -1"):
+        plot_graph(small_fsa(), occupancy=[0.0, -1.0, 0.0, 0.0])
+    with pytest.raises(ShapeError, match="names: 3; the graph has pdfs up to 3"):
+        plot_graph(small_fsa(), names=["a", "b", "c"])
+    with pytest.raises(ShapeError, match="arc_names: 1, expected 4"):
+        plot_graph(small_fsa(), arc_names=["a"])
+    with pytest.raises(ConfigError, match="max_arcs = 0"):
+        plot_graph(small_fsa(), max_arcs=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=8), st.sampled_from(["LR", "TB"]))
+def test_nodes_keep_apart_and_edges_end_at_them(edges, direction):
+    layout = lay_out([0.4] * 5, edges, [(0.5, 0.1)] * len(edges), direction)
+    distance = np.hypot(*(layout.nodes[:, None] - layout.nodes[None]).transpose(2, 0, 1))
+    assert distance[~np.eye(5, dtype=bool)].min() > 0.4
+    for (src, dst), edge in zip(edges, layout.edges, strict=True):
+        assert len(edge.curve) % 3 == 1
+        assert np.hypot(*(edge.curve[0] - layout.nodes[src])) < 0.25
+        assert np.hypot(*(edge.tip - layout.nodes[dst])) < 0.25
+
+
+def test_a_notebook_shows_the_picture_of_a_graph():
+    picture = small_fsa()._repr_svg_()
+    assert picture.startswith("<svg") and picture.rstrip().endswith("</svg>") and "arc-3" in picture
+
+
+def test_a_notebook_shows_the_text_where_no_picture_can_be_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
+    assert small_fsa()._repr_svg_() is None

@@ -1,0 +1,576 @@
+"""`fsachain report` without a browser: what is on the page, what damaged and hostile files do to it."""
+
+import base64
+import hashlib
+import io
+import itertools
+import json
+import re
+import shutil
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+for module in ("jinja2", "matplotlib", "click", "kaldialign", "soundfile", "html5lib"):
+    pytest.importorskip(module, reason="the report and its tests need fsachain[report,dev]")
+
+import html5lib
+import soundfile
+
+from fsachain.cli import main
+from fsachain.cli.steps.record import record_run, recorded_command, recorded_stage
+from fsachain.data.kaldi_dir import Utterance
+from fsachain.decode.wer import score
+from fsachain.errors import ConfigError, DataError
+from fsachain.plot import TrellisPair
+from fsachain.report.collect import collect
+from fsachain.report.contents import all_tables
+from fsachain.report.heard import Seen, choose
+from fsachain.report.layout import Layout
+from fsachain.report.media import MOST_HERTZ, MOST_SECONDS, clip
+from fsachain.report.page import render, state
+from fsachain.report.scores import best, error_rate, worst
+from fsachain.report.stages import read_stages
+from fsachain.report.tables import NOTHING
+from fsachain.report.tensorboard import write_scalars
+from fsachain.report.training import read_training
+from fsachain.report.write import ReportOptions, write_report
+from fsachain.train.log import JsonLinesLog, read_log
+from tests import report_inputs, tolerances
+
+ONE_PICTURE = ReportOptions(num_pictured=1)
+NO_PICTURE = ReportOptions(num_pictured=0)
+SECTIONS = ("errors", "utterances", "training", "graphs", "data", "stages", "run")
+
+
+def parse(page: str) -> Element:
+    """The page as browsers parse it; markup that is not valid is an error."""
+    return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
+
+
+def words_of(element: Element) -> str:
+    return " ".join("".join(element.itertext()).split())
+
+
+def element(tree: Element, tag: str, **attributes: str) -> Element:
+    return next(found for found in tree.iter(tag) if attributes.items() <= found.attrib.items())
+
+
+@pytest.fixture(scope="module", params=["plain", "hostile"])
+def names(request: pytest.FixtureRequest) -> report_inputs.Names:
+    return report_inputs.Names() if request.param == "plain" else report_inputs.HOSTILE
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[report_inputs.Names, str]:
+    made = {}
+    for given_names in (report_inputs.Names(), report_inputs.HOSTILE):
+        exp = report_inputs.write_experiment(tmp_path_factory.mktemp("report") / "exp", given_names)
+        write_report(Layout.find(exp), exp / "report.html", ONE_PICTURE, report_inputs.look(given_names))
+        made[given_names] = (exp / "report.html").read_text(encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def exp(tmp_path: Path) -> Path:
+    return report_inputs.write_experiment(tmp_path / "exp")
+
+
+def test_page_is_valid_and_needs_nothing_but_itself(pages, names) -> None:
+    tree = parse(pages[names])
+    for found in tree.iter():
+        for attribute in ("src", "href", "srcset", "poster", "data", "action", "background"):
+            assert found.get(attribute, "data:").startswith(("data:", "#")), (found.tag, attribute)
+        assert not [name for name in found.attrib if name.startswith("on") or name == "style"]
+    assert [
+        found.tag for found in tree.iter() if found.tag in ("link", "iframe", "object", "embed", "base")
+    ] == []
+    ids = [found.get("id") for found in tree.iter() if found.get("id") is not None]
+    assert len(ids) == len(set(ids))
+    assert {found.get("href") for found in tree.iter("a")} == {f"#{name}" for name in SECTIONS}
+    assert set(ids) == set(SECTIONS)
+    assert "url(" not in words_of(element(tree, "style"))
+    assert "@import" not in words_of(element(tree, "style"))
+
+
+def test_hostile_names_change_no_element_of_the_page(pages) -> None:
+    plain, hostile = (list(parse(page).iter()) for page in pages.values())
+    assert [found.tag for found in plain] == [found.tag for found in hostile]
+    assert [sorted(found.attrib) for found in plain] == [sorted(found.attrib) for found in hostile]
+    shown = " ".join(words_of(found) for found in hostile if found.tag == "main")
+    for name in (
+        *report_inputs.HOSTILE.utterances,
+        *report_inputs.HOSTILE.speakers,
+        *report_inputs.HOSTILE.words,
+    ):
+        assert " ".join(name.split()) in shown
+    for name in (report_inputs.HOSTILE.phone, report_inputs.HOSTILE.graph, report_inputs.HOSTILE.error):
+        assert name in shown
+    assert report_inputs.HOSTILE.option in shown
+
+
+def test_drawings_hold_no_markup_of_hostile_names(pages) -> None:
+    for uri in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", pages[report_inputs.HOSTILE]):
+        drawing = base64.b64decode(uri).decode()
+        tags = set(re.findall(r"<([a-zA-Z]+)", drawing))
+        assert tags <= {
+            "svg",
+            "metadata",
+            "defs",
+            "style",
+            "g",
+            "path",
+            "use",
+            "clipPath",
+            "rect",
+            "pattern",
+        } | {
+            "rdf",
+            "cc",
+            "dc",
+            "image",
+            "text",
+            "tspan",
+        }, tags
+
+
+def test_policy_allows_the_pages_own_style_and_script_alone(pages, names) -> None:
+    tree = parse(pages[names])
+    policy = element(tree, "meta", **{"http-equiv": "Content-Security-Policy"}).attrib["content"]
+    assert policy.startswith("default-src 'none'")
+    for kind in ("style", "script"):
+        (own,) = tree.iter(kind)
+        digest = base64.b64encode(hashlib.sha256((own.text or "").encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy.split("; ")
+
+
+def test_every_table_has_a_caption_and_heads_with_a_scope(pages, names) -> None:
+    tables = list(parse(pages[names]).iter("table"))
+    assert len(tables) >= 9
+    for table in tables:
+        assert words_of(element(table, "caption"))
+        heads = list(table.iter("th"))
+        assert {head.get("scope") for head in heads} == {"col", "row"}
+        columns = [head for head in heads if head.get("scope") == "col"]
+        assert all([child.tag for child in head] == ["button"] for head in columns)
+        assert all(len(row) == len(columns) for row in table.iter("tr"))
+
+
+def test_pictures_and_recordings_say_in_words_what_they_are(pages, names) -> None:
+    tree = parse(pages[names])
+    pictures, recordings = list(tree.iter("img")), list(tree.iter("audio"))
+    assert len(pictures) == 2 + 2 * 2  # curves and errors; of one worst and one best spectrogram and lattice
+    assert all(picture.get("alt") for picture in pictures)
+    assert [recording.get("aria-label") for recording in recordings] == [
+        f"Recording of {names.utterances[k]}" for k in (1, 0, 2)
+    ]
+
+
+def test_errors_are_marked_where_the_alignment_has_them(pages, names) -> None:
+    one, two, three = names.words
+    tree = parse(pages[names])
+    article = next(found for found in tree.iter("article") if words_of(found[0]) == names.utterances[1])
+    pairs = next(found for found in article.iter("p") if found.get("class") == "words")
+    marks = [
+        (found.get("class", "").removeprefix("error "), *((part.tag, part.text) for part in found))
+        for found in pairs
+    ]
+    assert marks == [
+        ("substitution", ("del", one), ("ins", three), ("abbr", "S")),
+        ("deletion", ("del", two), ("abbr", "D")),
+        ("",),
+        ("",),
+        ("insertion", ("ins", two), ("abbr", "I")),
+    ]
+    assert [words_of(found) for found in pairs[2:4]] == [three, one]
+
+
+def test_recordings_are_those_of_the_corpus(pages) -> None:
+    found = list(parse(pages[report_inputs.Names()]).iter("audio"))
+    for recording, k in zip(found, (1, 0, 2), strict=True):
+        content = base64.b64decode(recording.attrib["src"].removeprefix("data:audio/flac;base64,"))
+        samples, rate = soundfile.read(io.BytesIO(content))
+        assert rate == report_inputs.RATE
+        np.testing.assert_allclose(
+            samples, report_inputs.tone(200.0 * (k + 1)), atol=tolerances.SAMPLE_16_BIT
+        )
+
+
+def test_tables_have_the_numbers_of_the_files(exp: Path) -> None:
+    tables = all_tables(collect(Layout.find(exp)))
+    speakers = {row[0].text: [cell.key for cell in row[1:]] for row in tables["speakers"].rows}
+    assert speakers["bob"] == [1, 1, 0, 0, 0, 0, 0.0]
+    assert speakers["ann"][:-1] == [2, 7, 3, 1, 1, 1]
+    assert speakers["ann"][-1] == pytest.approx(300 / 7)
+    assert [cell.key for cell in tables["speakers"].total[1:3]] == [3, 8]
+    assert {(row[0].text, row[1].text, row[2].text) for row in tables["confusions"].rows} == {
+        ("substitution", "one", "three"),
+        ("deletion", "two", NOTHING),
+        ("insertion", NOTHING, "two"),
+    }
+    (graph,) = tables["graphs"].rows
+    assert [cell.key for cell in graph[1:6]] == [2, 3, 1, 2, 2]
+    stages = {row[0].text: [cell.text for cell in row[1:]] for row in tables["stages"].rows}
+    assert stages["decode"][0] == "done"
+    assert stages["decode"][2:] == ["1 min 30 s", "250.0 MB"]
+    assert stages["align"][0] == "failed: the disk is full"
+    assert [row[1].key for row in tables["epochs"].rows] == [-1.0, -0.5, pytest.approx(-1 / 3)]
+    (train, *_) = tables["data"].rows
+    assert [cell.key for cell in train[1:5]] == [3, 8, 3, 2]
+    assert train[5].key == pytest.approx(3 * report_inputs.SECONDS)
+    assert [cell.text for cell in tables["config"].rows[0]] == ["train.note", "value"]
+
+
+def test_state_says_how_far_the_experiment_is(exp: Path) -> None:
+    log = exp / "stages.jsonl"
+    assert state(collect(Layout.find(exp))) == "align failed"
+    again = [
+        {"event": "start", "time": 1.7e9, "stage": "align"},
+        {"event": "end", "time": 1.7e9, "stage": "align"},
+    ]
+    lines = [json.dumps(event) + "\n" for event in (*report_inputs.stage_events(), *again)]
+    for count, expected in (
+        (2, "train runs: finished"),
+        (3, "not complete"),
+        (8, "align runs"),
+        (9, "complete"),
+    ):
+        log.write_text("".join(lines[:count]))
+        assert state(collect(Layout.find(exp))) == expected
+
+
+MISSING = {
+    "decode/hyp.txt": "errors",
+    "model/train.jsonl": "training",
+    "stages.jsonl": "stages",
+    "graphs": "graphs",
+    "data/train": "data",
+    "align/words.ctm": "utterances",
+}
+
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_what_is_missing_is_said_in_its_section_and_the_rest_is_there(exp: Path, missing: str) -> None:
+    path = exp / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    write_report(Layout.find(exp), exp / "report.html", NO_PICTURE)
+    tree = parse((exp / "report.html").read_text())
+    notes = {
+        name: [words_of(p) for p in element(tree, "section", id=name).iter("p") if p.get("class") == "note"]
+        for name in SECTIONS
+    }
+    assert any(f"Not there yet: {missing}." in note for note in notes[MISSING[missing]])
+    silent = set(SECTIONS) - {MISSING[missing], "utterances", "run"}
+    assert not [name for name in silent if notes[name]]
+
+
+def test_empty_folder_makes_a_report_that_says_so(tmp_path: Path) -> None:
+    write_report(Layout.find(tmp_path), tmp_path / "report.html")
+    tree = parse((tmp_path / "report.html").read_text())
+    for name in ("errors", "training", "graphs", "data", "stages"):
+        assert "Not there yet" in words_of(element(tree, "section", id=name))
+    with pytest.raises(DataError, match="no such folder"):
+        Layout.find(tmp_path / "nowhere")
+
+
+DAMAGED = (
+    "stages.jsonl",
+    "model/train.jsonl",
+    "decode/hyp.txt",
+    "decode/tuning.json",
+    "align/words.ctm",
+    "graphs/den.fst",
+)
+
+
+@given(name=st.sampled_from(DAMAGED), share=st.floats(0, 1), flip=st.integers(1, 255))
+def test_report_of_cut_or_damaged_files_is_made(tmp_path_factory, name: str, share: float, flip: int) -> None:
+    exp = report_inputs.write_experiment(tmp_path_factory.mktemp("cut") / "exp")
+    whole = (exp / name).read_bytes()
+    place = int(share * (len(whole) - 1))
+    flipped = bytearray(whole)
+    flipped[place] ^= flip
+    for content in (whole[:place], bytes(flipped)):
+        (exp / name).write_bytes(content)
+        found = collect(Layout.find(exp))
+        tree = parse(render(found, choose(found, 3)))
+        assert words_of(element(tree, "section", id="data"))
+        assert "data" in all_tables(found)
+    shutil.rmtree(exp)
+
+
+def test_log_of_strange_values_makes_a_report(exp: Path) -> None:
+    """Right JSON of wrong types: nothing is drawn or shown of them, the rest is."""
+    strange = [
+        {"event": "epoch", "epoch": k, "train": value, "dev": value}
+        for k, value in enumerate((None, 3, [], "x"))
+    ]
+    strange += [{"event": "epoch", "epoch": 7, "learning_rate": "fast", "train": {"objf": True, "num": [1]}}]
+    strange += [
+        {"event": ["epoch"]},
+        {"event": "start", "config": 5, "excluded": "many"},
+        {"event": "end", "dev": []},
+    ]
+    (exp / "model" / "train.jsonl").write_text(
+        "".join(json.dumps(event) + "\n" for event in [*strange, 5, None])
+    )
+    (exp / "stages.jsonl").write_text(
+        '{"event": "run", "versions": [], "stages": 3, "config": "x"}\n{"event": "end", "stage": {}}\n'
+    )
+    write_report(Layout.find(exp), exp / "report.html", NO_PICTURE)
+    found = collect(Layout.find(exp))
+    assert [epoch.objf for epoch in found.training.epochs] == [None] * 5
+    assert "model/train.jsonl: 2 lines cannot be read." in found.notes["training"]
+    assert found.wer is not None
+
+
+def test_training_log_cut_at_any_byte_gives_its_whole_lines(tmp_path: Path) -> None:
+    lines = [json.dumps(event).encode() + b"\n" for event in report_inputs.training_events()]
+    ends = list(itertools.accumulate(len(line) for line in lines))
+    content = b"".join(lines)
+    path = tmp_path / "train.jsonl"
+    for cut in range(0, len(content), 7):
+        path.write_bytes(content[:cut])
+        training = read_training(path)
+        whole = sum(end - 1 <= cut for end in ends)  # the end of the line itself may be missing
+        assert len(training.log.events) == whole
+        assert len(training.epochs) == max(0, min(whole - 1, report_inputs.EPOCHS))
+        assert training.finished == (whole == len(lines))
+
+
+def test_line_that_was_cut_in_the_middle_of_a_log_is_counted(exp: Path) -> None:
+    path = exp / "model" / "train.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], lines[2][:20], *lines[2:]]))
+    found = collect(Layout.find(exp))
+    assert len(found.training.epochs) == report_inputs.EPOCHS - 1
+    assert "model/train.jsonl: 1 lines cannot be read." in found.notes["training"]
+
+
+def test_epoch_that_was_trained_twice_counts_once_and_as_the_later(exp: Path) -> None:
+    path = exp / "model" / "train.jsonl"
+    again = report_inputs.training_events()[2]
+    again["train"]["objf"] = -7.0
+    path.write_text(
+        "".join(json.dumps(event) + "\n" for event in [*report_inputs.training_events()[:3], again])
+    )
+    training = read_training(path)
+    assert [epoch.number for epoch in training.epochs] == [1, 2]
+    assert training.epochs[-1].objf == -7.0
+    assert training.remaining_seconds == pytest.approx(2.0)
+
+
+words = st.lists(st.sampled_from("abc"), max_size=4).map(tuple)
+
+
+@given(pairs=st.lists(st.tuples(words, words), min_size=1, max_size=8), most=st.integers(0, 5))
+def test_worst_and_best_utterances_are_apart_and_in_order(pairs, most: int) -> None:
+    report = score(
+        {str(k): ref for k, (ref, _) in enumerate(pairs)}, {str(k): hyp for k, (_, hyp) in enumerate(pairs)}
+    )
+    bad, good = worst(report, most), best(report, most)
+    assert not {one.id for one in bad} & {one.id for one in good}
+    assert len(bad) == min(most, report.total.num_wrong_utterances)
+    assert len(good) == min(most, len(pairs) - len(bad))
+    rates = [error_rate(one.counts) for one in bad]
+    assert rates == sorted(rates, reverse=True)
+    rates = [error_rate(one.counts) for one in good]
+    assert rates == sorted(rates)
+    if bad and len(bad) == most:
+        others = [error_rate(one.counts) for one in report.utterances if one not in bad]
+        assert all(rate <= error_rate(bad[-1].counts) for rate in others)
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(8000, 1.0), (16000, 40.0), (44100, 2.0)])
+def test_clip_is_bounded_in_length_and_rate(rate: int, seconds: float) -> None:
+    made = clip(report_inputs.tone(440.0, seconds, rate).astype(np.float32), rate)
+    samples, own_rate = soundfile.read(io.BytesIO(base64.b64decode(made.uri.partition(",")[2])))
+    assert own_rate == min(rate, MOST_HERTZ)
+    assert made.is_cut == (seconds > MOST_SECONDS)
+    assert len(samples) / own_rate == pytest.approx(min(seconds, MOST_SECONDS), abs=1 / own_rate)
+    assert made.of_seconds == pytest.approx(seconds)
+    middle = samples[own_rate // 4 : 3 * own_rate // 4]
+    crossings = np.count_nonzero(np.diff(np.signbit(middle)))
+    assert crossings == pytest.approx(440, abs=2)  # half a second of 440 Hz
+
+
+def test_commands_of_a_data_directory_run_only_when_allowed(exp: Path) -> None:
+    marker = exp / "it ran"
+    data = exp / "data" / "test"
+    lines = (data / "wav.scp").read_text().splitlines()
+    lines[1] = f"ann-2 touch '{marker}'; cat '{data}/1.wav' |"
+    (data / "wav.scp").write_text("\n".join(lines) + "\n")
+    (exp / "model" / "experiment.json").write_text(
+        json.dumps({"features": {"sample_rate": report_inputs.RATE}})
+    )
+    (exp / "stages.jsonl").unlink()
+    write_report(Layout.find(exp), exp / "report.html", NO_PICTURE)
+    tree = parse((exp / "report.html").read_text())
+    assert not marker.exists()
+    assert len(list(tree.iter("audio"))) == 2
+    assert "--allow-commands runs it" in words_of(element(tree, "section", id="utterances"))
+    write_report(Layout.find(exp), exp / "report.html", ReportOptions(num_pictured=0, allow_commands=True))
+    assert marker.exists()
+    assert len(list(parse((exp / "report.html").read_text()).iter("audio"))) == 3
+
+
+def test_pictures_of_the_folder_are_shown_and_large_ones_refused(exp: Path) -> None:
+    folder = exp / "pictures"
+    folder.mkdir()
+    (folder / "<b>.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (folder / "large.png").write_bytes(bytes(2_000_001))
+    (folder / "notes.txt").write_text("no picture")
+    found = collect(Layout.find(exp))
+    assert [picture.caption for picture in found.pictures] == ["<b>"]
+    assert ["at most 2000000" in note for note in found.notes["pictures"]] == [True, False]
+
+
+def test_lattice_that_cannot_be_drawn_costs_the_picture_alone(exp: Path) -> None:
+    uneven = TrellisPair(np.ones((3, 2)), np.ones((4, 2)), ("a", "b"))
+
+    def look(utterances: list[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
+        first, *others = utterances
+        return {first.id: Seen(uneven, 0.04)}, {one.id: f"{one.id} has no path" for one in others}
+
+    def fail(utterances: list[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
+        raise DataError("the model is of another tree")
+
+    expected = (
+        (look, ["expected", "Without a lattice: ann-2 has no path"]),
+        (fail, ["the model is of another tree"]),
+    )
+    for one, told in expected:
+        write_report(Layout.find(exp), exp / "report.html", ONE_PICTURE, one)
+        section = element(parse((exp / "report.html").read_text()), "section", id="utterances")
+        assert all(part in words_of(section) for part in told)
+        assert len(list(section.iter("img"))) == 2
+
+
+def test_options_below_zero_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_pictured: -1"):
+        ReportOptions(num_pictured=-1)
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+def test_command_writes_the_report_beside_the_experiment_and_names_it(exp: Path, monkeypatch, capsys) -> None:
+    assert run_command(monkeypatch, "report", exp, "--pictured", 0, "--utterances", 1) == 0
+    assert str(exp / "report.html") in capsys.readouterr().out
+    assert len(list(parse((exp / "report.html").read_text()).iter("article"))) == 2
+    elsewhere = exp.parent / "new" / "page.html"
+    assert run_command(monkeypatch, "report", exp, elsewhere, "--utterances", 0) == 0
+    assert elsewhere.is_file()
+
+
+def test_second_pass_takes_data_and_graphs_of_the_first(exp: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    with pytest.raises(StopIteration):
+        next(iter(collect(Layout.find(second)).sizes))
+    JsonLinesLog(second / "stages.jsonl").write("run", stages=["train"], first=str(exp))
+    found = collect(Layout.find(second))
+    assert [size.name for size in found.sizes] == ["train", "dev", "test"]
+    assert [graph.name for graph in found.graphs] == ["den.fst"]
+
+
+def test_folders_may_be_named_as_in_the_documentation(exp: Path) -> None:
+    before = collect(Layout.find(exp))
+    for old, new in (
+        ("decode", "decoded"),
+        ("align", "aligned"),
+        ("data/train", "train"),
+        ("data/test", "test"),
+    ):
+        (exp / old).rename(exp / new)
+    after = collect(Layout.find(exp))
+    assert after.total == before.total
+    assert {size.name for size in after.sizes} == {"train", "dev", "test"}
+    assert after.layout.aligned == exp / "aligned"
+    other = collect(Layout.find(exp, test=exp / "train"))
+    assert other.layout.data["test"] == exp / "train"
+
+
+def test_stage_log_has_what_each_stage_took(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "stages.jsonl")
+    record_run(log, ["large", "small", "broken", "ended", "later"], seed=3)
+    with recorded_stage(log, "large"):
+        np.ones(40_000_000)  # 320 MB
+    with recorded_stage(log, "small"):
+        pass
+    with pytest.raises(DataError), recorded_stage(log, "broken"):
+        raise DataError("no\nsuch file")
+    with pytest.raises(KeyboardInterrupt), recorded_stage(log, "ended"):
+        raise KeyboardInterrupt
+    large, small, broken, ended, later = read_stages(log.path).stages
+    states = [stage.state for stage in (large, small, broken, ended, later)]
+    assert states == ["done", "done", "failed", "stopped", "to come"]
+    assert broken.error == "no such file"
+    assert large.seconds > small.seconds >= 0
+    if not (Path("/proc/self/clear_refs").exists() and sys.platform == "linux"):
+        pytest.skip("only Linux counts the largest memory of a stage alone")
+    assert large.peak_rss - small.peak_rss > 250e6
+
+
+def test_stage_log_goes_on_behind_a_line_that_was_cut(tmp_path: Path) -> None:
+    for _ in range(2):
+        with recorded_command(tmp_path, "train", seed=3):
+            pass
+        with (tmp_path / "stages.jsonl").open("a") as file:
+            file.write('{"event": "start", "sta')
+    log = read_stages(tmp_path / "stages.jsonl")
+    assert (len(log.runs), log.num_unreadable) == (2, 1)
+    assert [stage.state for stage in log.stages] == ["done"]
+
+
+def test_run_has_versions_of_what_it_uses(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "stages.jsonl")
+    record_run(log, ["train"], config={"train": {"seed": 3}}, workers=2)
+    run = read_stages(log.path).trained_by
+    assert run.versions["numpy"] == np.__version__
+    assert "pytest" not in run.versions
+    assert run.config == {"train": {"seed": 3}}
+    assert run.facts["workers"] == "2"
+
+
+def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
+    """The scalars of event files: length, two checksums and a protocol buffer each, as TensorFlow writes records."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2", reason="needs fsachain[tensorboard]")
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            event = event_pb2.Event.FromString(content[12 : 12 + length])
+            content = content[16 + length :]
+            for value in event.summary.value:
+                if value.WhichOneof("value") == "simple_value":
+                    yield value.tag, event.step, value.simple_value
+
+
+def test_tensorboard_gets_every_number_of_every_epoch(exp: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="needs fsachain[tensorboard]")
+    for _ in range(2):  # the second call replaces what the first one wrote
+        assert write_scalars(exp / "model", tmp_path / "tb") == report_inputs.EPOCHS
+    found = {(tag, step): value for tag, step, value in scalars(tmp_path / "tb")}
+    expected = {}
+    for event in read_log(exp / "model" / "train.jsonl"):
+        if event["event"] == "epoch":
+            expected |= {(f"train/{name}", event["step"]): value for name, value in event["train"].items()}
+            expected[("dev/objf", event["step"])] = event["dev"]["objf"]
+            expected[("learning_rate", event["step"])] = event["learning_rate"]
+    assert found == pytest.approx(expected)  # single precision
+    assert len(list(scalars(tmp_path / "tb"))) == len(expected)
+    (tmp_path / "tb" / "mine.txt").write_text("keep")
+    with pytest.raises(ConfigError, match=r"mine\.txt"):
+        write_scalars(exp / "model", tmp_path / "tb")
