@@ -50,3 +50,8 @@ def require(module: str, *, extra: str) -> Any:
             f"{module!r} is needed here and could not be imported ({error}); "
             f"install it with: pip install 'fsachain[{extra}]'"
         ) from error
+
+
+def printable(text: str) -> str:
+    """The text without characters that move a terminal's cursor or change its colours; they become escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

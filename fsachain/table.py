@@ -6,17 +6,17 @@ workers write to one place. The arcs of each view are one CSR matrix; `offsets[k
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, fields, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError, ShapeError
+from fsachain.files import replacing
 from fsachain.fsa import Floats, Fsa, Ints
+from fsachain.npz_file import read_npz
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class TransitionTable:
                 arrays |= {f"{field.name}.{part.name}": getattr(value, part.name) for part in fields(ArcView)}
             elif value is not None:
                 arrays[field.name] = value
-        with Path(path).open("wb") as file:
+        with replacing(path) as file:
             np.savez(file, **arrays)
 
     @classmethod
@@ -114,8 +114,7 @@ class TransitionTable:
             DataError: the file is not such a table.
         """
         try:
-            with np.load(Path(path), allow_pickle=False) as archive:
-                arrays = dict(archive)
+            arrays = read_npz(path)
             if str(arrays["format"]) != "fsachain.TransitionTable/1":
                 raise ValueError(f"format {arrays['format']}")
             views: dict[str, Any] = {
@@ -128,9 +127,55 @@ class TransitionTable:
             vectors: dict[str, Any] = {
                 name: arrays[name] for name in ("active_pdfs", "initial_log_prob", "final_log_prob")
             }
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+            table = cls(**sizes, **vectors, **views, leaky_log_prob=arrays.get("leaky_log_prob"))
+            check_indices(table)
+            return table
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: not a saved TransitionTable ({error})") from error
-        return cls(**sizes, **vectors, **views, leaky_log_prob=arrays.get("leaky_log_prob"))
+
+
+def check_indices(table: TransitionTable) -> None:
+    """Whether every number of a table that came from a file points into the table.
+
+    Raises:
+        ValueError: one does not, which could send a kernel out of its arrays; or an array has another type or length.
+    """
+    rows = {"by_dst": table.num_states, "by_src": table.num_states, "by_column": len(table.active_pdfs)}
+    _inside(table.active_pdfs, table.num_pdfs, "active_pdfs")
+    count = len(table.by_dst.arc)
+    for name, num_rows in rows.items():
+        view: ArcView = getattr(table, name)
+        ends = {
+            "src": table.num_states,
+            "dst": table.num_states,
+            "column": len(table.active_pdfs),
+            "arc": table.num_arcs,
+        }
+        for part, end in ends.items():
+            _inside(getattr(view, part), end, f"{name}.{part}", count)
+        offsets = view.offsets
+        _of_type(offsets, "i8", num_rows + 1, f"{name}.offsets")
+        _of_type(view.log_prob, "f8", count, f"{name}.log_prob")
+        if offsets[0] != 0 or offsets[-1] != count or np.any(offsets[1:] < offsets[:-1]):
+            raise ValueError(f"{name}.offsets do not share out the arcs")
+    for name in ("initial_log_prob", "final_log_prob", "leaky_log_prob"):
+        vector = getattr(table, name)
+        if vector is not None:
+            _of_type(vector, "f8", table.num_states, name)
+
+
+def _inside(values: Ints, end: int, name: str, length: int | None = None) -> None:
+    _of_type(values, "i4", length, name)
+    if values.size and not 0 <= values.min() <= values.max() < end:
+        raise ValueError(f"{name} reaches from {values.min()} to {values.max()}; expected [0, {end})")
+
+
+def _of_type(values: npt.NDArray[Any], kind: str, length: int | None, name: str) -> None:
+    expected = len(values) if length is None and values.ndim else length
+    if values.ndim != 1 or values.dtype != np.dtype(kind) or len(values) != expected:
+        raise ValueError(
+            f"{name} is {values.dtype} {list(values.shape)}; expected {np.dtype(kind)} [{expected}]"
+        )
 
 
 def compile_table(fsa: Fsa, num_pdfs: int | None = None, *, name: str | None = None) -> TransitionTable:

@@ -17,7 +17,6 @@ import json
 import mmap
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.table import ArcView, TransitionTable
+from fsachain.files import parse_json, replacing
+from fsachain.table import ArcView, TransitionTable, check_indices
 
 VERSION = 1
 _MARK = b"fsachain tables\n"
@@ -69,18 +69,10 @@ def write_tables(
     Raises:
         DataError: a name occurs twice.
     """
-    target = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            count = _write(
-                file, tables.items() if isinstance(tables, Mapping) else tables, facts or {}, target
-            )
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
-    return count
+    with replacing(path) as file:
+        return _write(
+            file, tables.items() if isinstance(tables, Mapping) else tables, facts or {}, Path(path)
+        )
 
 
 def _write(
@@ -109,8 +101,6 @@ def _write(
     file.write(index)
     file.seek(0)
     file.write(_HEADER.pack(_MARK, VERSION, zlib.crc32(index), place, len(index), len(entries)))
-    file.flush()
-    os.fsync(file.fileno())
     return len(entries)
 
 
@@ -169,9 +159,14 @@ class TableFile(Mapping[str, TransitionTable]):
                 f"{self.path}: the index of {count} tables at byte {place} is damaged or cut short"
             )
         self._entries = np.frombuffer(index[: count * _ENTRY.itemsize], dtype=_ENTRY)
-        record = json.loads(bytes(index[count * _ENTRY.itemsize :]).decode("utf-8"))
-        self.facts: dict[str, Any] = record["facts"]
-        self._numbers = {name: number for number, name in enumerate(record["names"])}
+        record = parse_json(bytes(index[count * _ENTRY.itemsize :]), self.path)
+        try:
+            self.facts: dict[str, Any] = dict(record["facts"])
+            self._numbers = {str(name): number for number, name in enumerate(record["names"])}
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{self.path}: the index lacks names or facts ({error})") from error
+        if len(self._numbers) != count:
+            raise DataError(f"{self.path}: the index has {len(self._numbers)} names for {count} tables")
         self._loaded: dict[int, TransitionTable] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -201,7 +196,7 @@ class TableFile(Mapping[str, TransitionTable]):
             raise DataError(f"{self.path}, byte {place}: the table {name!r} is damaged")
         try:
             table = _parse(body, entry)
-            _check(table)
+            check_indices(table)
         except ValueError as error:
             raise DataError(f"{self.path}, byte {place}: the table {name!r} is damaged ({error})") from error
         return table
@@ -245,22 +240,3 @@ def _view(parts: _Parts, rows: int, kept: int) -> ArcView:
     offsets = parts.take(_INT64, rows + 1)
     src, dst, column, arc = (parts.take(_INT32, kept) for _ in range(4))
     return ArcView(offsets, src, dst, column, parts.take(_FLOAT64, kept), arc)
-
-
-def _check(table: TransitionTable) -> None:
-    """Every index points into the table."""
-    _inside(table.active_pdfs, table.num_pdfs, "active_pdfs")
-    for name in _VIEWS:
-        view: ArcView = getattr(table, name)
-        _inside(view.src, table.num_states, f"{name}.src")
-        _inside(view.dst, table.num_states, f"{name}.dst")
-        _inside(view.column, len(table.active_pdfs), f"{name}.column")
-        _inside(view.arc, table.num_arcs, f"{name}.arc")
-        offsets = view.offsets
-        if offsets[0] != 0 or offsets[-1] != len(view.arc) or np.any(offsets[1:] < offsets[:-1]):
-            raise ValueError(f"{name}.offsets do not share out the arcs")
-
-
-def _inside(values: npt.NDArray[Any], end: int, name: str) -> None:
-    if values.size and not 0 <= values.min() <= values.max() < end:
-        raise ValueError(f"{name} reaches from {values.min()} to {values.max()}; expected [0, {end})")

@@ -7,155 +7,41 @@ import math
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import tolerances
 import torch
+from toy_training import (
+    NUM_FEATURES,
+    ToyLoss,
+    ToyModel,
+    config,
+    corpus,
+    lfmmi_trainer,
+    new_trainer,
+    one_pdf_table,
+)
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
-from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
-from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
-from fsachain.table import TransitionTable, compile_table
+from fsachain.table import compile_table
 from fsachain.train.checkpoint import list_checkpoints, load_tensors
-from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, load_yaml, to_dict
+from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, to_dict
+from fsachain.train.diagnosis import DivergedError
 from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.progress import LineProgress, make_progress
 from fsachain.train.schedule import ScheduleConfig
 from fsachain.train.source import BatchSource, min_frames, prefetch, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
-from fsachain.train.trainer import DivergedError, Trainer
-
-NUM_PDFS = 6
-NUM_FEATURES = 4
-
-
-class Output(NamedTuple):
-    nnet_output: torch.Tensor
-    lengths: torch.Tensor
-    xent_log_probs: torch.Tensor | None
-
-
-class ToyModel(torch.nn.Module):
-    """A linear map of every third frame, with dropout so that random state matters."""
-
-    def __init__(self, xent: str = "none") -> None:
-        super().__init__()
-        self.hidden = torch.nn.Linear(NUM_FEATURES, 8)
-        self.dropout = torch.nn.Dropout(0.2)
-        self.norm = torch.nn.BatchNorm1d(8)
-        self.output = torch.nn.Linear(8, NUM_PDFS)
-        self.second = torch.nn.Linear(8, NUM_PDFS) if xent == "branch" else None
-        self.constrained = 0
-
-    def output_lengths(self, lengths: torch.Tensor) -> torch.Tensor:
-        return (lengths + 2) // 3
-
-    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Output:
-        hidden = self.dropout(torch.relu(self.hidden(features[:, ::3])))
-        hidden = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
-        xent = None if self.second is None else self.second(hidden).log_softmax(dim=-1)
-        return Output(self.output(hidden), self.output_lengths(lengths), xent)
-
-    def constrain_orthonormal(self) -> None:
-        self.constrained += 1
-
-
-class ToyLoss(torch.nn.Module):
-    """Every frame may take any active pdf of its numerator; the denominator is the sum over all pdfs."""
-
-    def __init__(self, xent_scale: float = 0.0) -> None:
-        super().__init__()
-        self.last_record: Any = None
-        self.xent_scale = xent_scale
-
-    def objective(self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None) -> Any:
-        return self._compute(nnet_output, lengths, numerators, xent_log_probs)[1]
-
-    def forward(
-        self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None
-    ) -> torch.Tensor:
-        loss, self.last_record = self._compute(nnet_output, lengths, numerators, xent_log_probs)
-        return loss
-
-    def _compute(self, scores: Any, lengths: Any, numerators: Any, xent: Any) -> tuple[torch.Tensor, Any]:
-        num, den, extra = [], [], scores.sum() * 0.0
-        for n, length in enumerate(lengths.tolist()):
-            active = torch.as_tensor(numerators.table(n).active_pdfs.astype(np.int64))
-            num.append(scores[n, :length][:, active].logsumexp(dim=1).sum())
-            den.append(scores[n, :length].logsumexp(dim=1).sum())
-            if xent is not None and self.xent_scale:
-                extra = extra + self.xent_scale * xent[n, :length][:, active].sum()
-        numerator, denominator = torch.stack(num), torch.stack(den)
-        ok = torch.isfinite(numerator - denominator)
-        objf = torch.where(ok, numerator - denominator, torch.zeros(())).sum()
-        weight = float(lengths[ok].sum())
-        record = SimpleNamespace(
-            objf_ok=float(objf.detach()),
-            num_log_prob=numerator.detach().double(),
-            den_log_prob=denominator.detach().double(),
-            l2_term=0.0,
-            out_of_range_term=0.0,
-            xent_objf=float(extra.detach()),
-            weight_ok=weight,
-            ok=ok,
-            excluded=tuple(
-                name for name, good in zip(numerators.names, ok.tolist(), strict=True) if not good
-            ),
-        )
-        return -(objf + extra) / max(weight, 1.0), record
-
-
-def one_pdf_table(pdf: int, least_frames: int = 1) -> TransitionTable:
-    """`least_frames` or more frames of one pdf."""
-    states = np.arange(least_frames)
-    src = np.append(states, least_frames)
-    dst = np.append(states + 1, least_frames)
-    final = np.full(least_frames + 1, -np.inf)
-    final[-1] = 0.0
-    arcs = np.full(least_frames + 1, pdf)
-    return compile_table(Fsa(least_frames + 1, src, dst, arcs, np.zeros(least_frames + 1), final), NUM_PDFS)
-
-
-def corpus(count: int = 24, seed: int = 3) -> tuple[list[Example], dict[str, TransitionTable]]:
-    """Utterances whose features say which pdf is right."""
-    rng = np.random.default_rng(seed)
-    examples, numerators = [], {}
-    for n in range(count):
-        pdf = n % NUM_PDFS
-        frames = int(rng.integers(9, 30))
-        features = rng.normal(scale=0.3, size=(frames, NUM_FEATURES))
-        features[:, pdf % NUM_FEATURES] += 1.0 if pdf < NUM_FEATURES else -1.0
-        name = f"utt{n:02d}"
-        examples.append(Example(name, "anna", ("word",), features.astype(np.float32)))
-        numerators[name] = one_pdf_table(pdf)
-    return examples, numerators
-
-
-def config(**options: Any) -> TrainConfig:
-    defaults = {
-        "num_epochs": 4,
-        "batch_size": 5,
-        "seed": 1,
-        "schedule": ScheduleConfig(peak=0.05, final=0.005, start=0.01),
-        "average_last": 2,
-        "num_threads": 0,
-    }
-    return TrainConfig(**(defaults | options))
-
-
-def new_trainer(directory: Path, numerators: dict[str, TransitionTable], **options: Any) -> Trainer:
-    torch.manual_seed(5)
-    return Trainer(ToyModel(), ToyLoss(), config(**options), directory, numerators=numerators)
+from fsachain.train.trainer import Trainer
+from fsachain.train.yaml_file import load_yaml
 
 
 class Interruption(Exception):
@@ -214,18 +100,6 @@ def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after: int,
     assert [e["dev"]["objf"] for e in result.epochs] == [e["dev"]["objf"] for e in expected.epochs]
     events = [event["event"] for event in read_log(tmp_path / "broken" / "train.jsonl")]
     assert "resume" in events
-
-
-def lfmmi_trainer(directory: Path, numerators: dict[str, TransitionTable]) -> Trainer:
-    """The real network and the real loss; the denominator takes any pdf at any time."""
-    pdfs = np.arange(NUM_PDFS)
-    zeros = np.zeros(NUM_PDFS, dtype=np.int32)
-    anything = Fsa(1, zeros, zeros, pdfs, np.full(NUM_PDFS, -np.log(NUM_PDFS)), [0.0])
-    loss = LFMMILoss(DenominatorGraph(anything, NUM_PDFS), l2_regularize=1e-4, xent_regularize=0.1)
-    torch.manual_seed(5)
-    sizes = {"channels": 16, "bottleneck": 8, "prefinal": 16, "time_strides": (1, 1), "xent": "branch"}
-    model = Tdnnf(TdnnfConfig(NUM_FEATURES, NUM_PDFS, **sizes))
-    return Trainer(model, loss, config(checkpoint_every=2), directory, numerators=numerators)
 
 
 def test_with_lf_mmi_and_tdnnf_the_objective_rises_and_resuming_is_exact(tmp_path: Path) -> None:
@@ -289,7 +163,8 @@ def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path: Path) -> None:
     trainer = new_trainer(tmp_path, numerators, average_last=3)
     result = trainer.fit(examples)
     paths = list_checkpoints(tmp_path / "checkpoints")
-    assert [path.stem for path in paths] == [f"epoch-000{n}-batch-000000" for n in (2, 3, 4)]
+    assert [path.stem for path in paths] == [f"epoch-000{n}-batch-000000" for n in (1, 2, 3, 4)]
+    paths = paths[1:]
     mean = sum(load_tensors(path)[0]["model.output.weight"].double() for path in paths) / 3
     final, header = load_tensors(result.model_path)
     torch.testing.assert_close(
@@ -337,23 +212,56 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
         new_trainer(tmp_path, {}).fit(examples)
 
 
-def test_a_batch_that_is_not_finite_is_skipped_and_named(tmp_path: Path) -> None:
+def test_features_that_are_not_finite_are_left_out_from_the_start(tmp_path: Path) -> None:
     examples, numerators = corpus(10)
-    examples[7].features[3] = np.nan
+    examples[7].features[3, 1] = np.nan
+    examples[8].features[0, 0] = np.inf
+    result = new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
+    assert {entry.id: entry.kind for entry in result.excluded} == dict.fromkeys(
+        ["utt07", "utt08"], "features not finite"
+    )
+    assert "frame 3" in result.excluded[0].reason
+    assert result.epochs[0]["train"]["skipped_batches"] == 0
+
+
+def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_path: Path) -> None:
+    """Statistics of batch normalisation included: one infinity would stay in them."""
+    examples, numerators = corpus(10)
+    examples[7].features[3] = 3e38  # finite, but the first layer overflows
     trainer = new_trainer(tmp_path, numerators, num_epochs=1, batch_size=1)
     result = trainer.fit(examples)
     assert result.epochs[0]["train"]["skipped_batches"] == 1
     skipped = [event for event in read_log(tmp_path / "train.jsonl") if event["event"] == "skipped"]
     assert [event["utterances"] for event in skipped] == [["utt07"]]
-    assert all(torch.isfinite(value).all() for name, value in trainer.model.named_parameters())
+    assert "outputs that are not finite: utt07" in skipped[0]["diagnosis"]
+    for name, value in trainer.model.state_dict().items():
+        assert torch.isfinite(value).all(), name
 
 
-def test_training_stops_after_bad_batches_in_a_row(tmp_path: Path) -> None:
+def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path: Path) -> None:
     examples, numerators = corpus(10)
     for example in examples:
-        example.features[:] = np.nan
-    with pytest.raises(DivergedError, match="3 batches in a row"):
+        example.features[:] = 3e38
+    with pytest.raises(DivergedError, match=r"3 batches in a row .*max_bad_batches.*utt0\d, utt0\d: loss"):
         new_trainer(tmp_path, numerators, max_bad_batches=3, batch_size=2).fit(examples)
+
+
+def test_parameters_that_are_not_finite_are_named_in_the_diagnosis(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    trainer = new_trainer(tmp_path, numerators, max_bad_batches=2)
+    with torch.no_grad():
+        trainer.model.output.weight[0, 0] = math.nan
+    with pytest.raises(DivergedError, match=r"parameters that are not finite: output\.weight"):
+        trainer.fit(examples)
+
+
+def test_bad_data_can_stop_a_training_instead(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    examples[7].features[3] = np.nan
+    with pytest.raises(DataError, match=r"1 utterances cannot .*bad_data is 'stop'.*utt07"):
+        new_trainer(tmp_path, numerators, bad_data="stop").fit(examples)
+    with pytest.raises(ConfigError, match="bad_data: 'ignore'"):
+        config(bad_data="ignore")
 
 
 def test_the_second_branch_is_trained_when_the_loss_uses_it(tmp_path: Path) -> None:

@@ -13,12 +13,17 @@ import subprocess
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fsachain.data.faults import UtteranceError
 from fsachain.data.kaldi_dir import Utterance, is_command
-from fsachain.errors import ConfigError, DataError, require
+from fsachain.errors import ConfigError, require
+
+MAX_SECONDS = 7200.0  # of an utterance; a longer one is no utterance, or its header lies
+_BLOCK = 1 << 20  # samples of all channels that are read at once
 
 
 @dataclass(frozen=True)
@@ -93,27 +98,59 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
         float32 [L]; the mean of the channels where there are several.
 
     Raises:
-        DataError: the recording cannot be read, has another rate, or ends before `end` by more than 0.1 s.
+        UtteranceError: the recording cannot be read, has another rate, ends before `end` by more than 0.1 s, or is
+            longer than `MAX_SECONDS`.
     """
     soundfile = require("soundfile", extra="recipes")
     if utterance.audio is None:
-        raise DataError(f"utterance {utterance.id!r} has no recording")
-    if not is_command(utterance.audio) and not Path(utterance.audio).exists():
-        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: no such file")
+        raise UtteranceError("no recording", utterance.id, f"utterance {utterance.id!r} has no recording")
+    if not is_command(utterance.audio):
+        _check_file(utterance, Path(utterance.audio))
     source = io.BytesIO(_run(utterance)) if is_command(utterance.audio) else utterance.audio
     try:
         with soundfile.SoundFile(source) as file:
             if file.samplerate != sample_rate:
-                raise DataError(
+                raise UtteranceError(
+                    "sampling rate",
+                    utterance.id,
                     f"utterance {utterance.id!r}: {utterance.audio} has {file.samplerate} Hz, "
-                    f"expected {sample_rate} Hz; convert the recording or change sample_rate"
+                    f"expected {sample_rate} Hz; convert the recording or change sample_rate",
                 )
             start, stop = _sample_range(utterance, sample_rate, file.frames)
             file.seek(start)
-            samples = file.read(stop - start, dtype="float32", always_2d=True)
+            return _read_mono(file, stop - start)
     except (OSError, RuntimeError) as error:  # soundfile's own error is a RuntimeError
-        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}") from error
-    return samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
+        raise _unreadable(utterance, error) from error
+
+
+def _read_mono(file: Any, count: int) -> NDArray[np.float32]:
+    """Up to `count` samples; memory is taken as they come, for a header can claim any number."""
+    blocks = [np.zeros(0, np.float32)]
+    step = max(1, _BLOCK // file.channels)
+    while count > 0:
+        block = file.read(min(count, step), dtype="float32", always_2d=True)
+        if not len(block):
+            break
+        count -= len(block)
+        blocks.append(block[:, 0] if block.shape[1] == 1 else block.mean(axis=1))
+    return blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks)
+
+
+def _check_file(utterance: Utterance, path: Path) -> None:
+    """A pipe or a device would be waited for, or read, for ever."""
+    if not path.exists():
+        raise UtteranceError(
+            "missing file",
+            utterance.id,
+            f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: no such file",
+        )
+    if not path.is_file():
+        raise _unreadable(utterance, "not a regular file")
+
+
+def _unreadable(utterance: Utterance, reason: object) -> UtteranceError:
+    message = f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {reason}"
+    return UtteranceError("unreadable audio", utterance.id, message)
 
 
 def audio_identity(utterance: Utterance) -> str | None:
@@ -127,7 +164,9 @@ def audio_identity(utterance: Utterance) -> str | None:
     try:
         status = Path(utterance.audio).stat()
     except OSError as error:
-        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}") from error
+        kind = "missing file" if isinstance(error, FileNotFoundError) else "unreadable audio"
+        message = f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}"
+        raise UtteranceError(kind, utterance.id, message) from error
     path = Path(utterance.audio).absolute()
     return f"{utterance.id}|{path}|{status.st_size}|{status.st_mtime_ns}|{utterance.start}|{utterance.end}"
 
@@ -137,9 +176,16 @@ def _sample_range(utterance: Utterance, sample_rate: int, num_samples: int) -> t
     start = round(utterance.start * sample_rate)
     stop = num_samples if utterance.end is None else round(utterance.end * sample_rate)
     if start >= num_samples > 0 or stop > num_samples + sample_rate // 10:
-        raise DataError(
+        raise UtteranceError(
+            "segment",
+            utterance.id,
             f"utterance {utterance.id!r} is the part from {utterance.start} to {utterance.end} s "
-            f"of {utterance.audio!r}, which has {num_samples / sample_rate:.3f} s"
+            f"of {utterance.audio!r}, which has {num_samples / sample_rate:.3f} s",
+        )
+    seconds = (min(stop, num_samples) - start) / sample_rate
+    if seconds > MAX_SECONDS:
+        raise _unreadable(
+            utterance, f"{seconds:.0f} s long, expected at most {MAX_SECONDS:.0f}; cut it by segments"
         )
     return start, min(stop, num_samples)
 
@@ -151,7 +197,9 @@ def _run(utterance: Utterance) -> bytes:
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise DataError(
-            f"utterance {utterance.id!r}: {command!r} failed with status {done.returncode}: {''.join(reason)}"
+        raise UtteranceError(
+            "unreadable audio",
+            utterance.id,
+            f"utterance {utterance.id!r}: {command!r} failed with status {done.returncode}: {''.join(reason)}",
         )
     return done.stdout

@@ -4,15 +4,13 @@ Utterances are taken in chunks; a chunk is one file, named by a hash of everythi
 feature configuration, perturbation, and the identity of each recording. A changed recording or option is
 therefore another name, and no entry is ever updated. A file is written under a temporary name and renamed,
 which is atomic: any number of threads, processes and machines may fill one cache, and the worst that a race
-costs is the same work twice.
+costs is the same work twice. What a killed process left half written has another name, and is deleted after a day.
+A damaged file, which its CRC-32 tells, is computed anew.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-import zipfile
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict
@@ -25,9 +23,12 @@ from numpy.typing import NDArray
 from fsachain.data.audio import Perturbation, audio_identity
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import Utterance
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, DataError
+from fsachain.files import remove_partials, replacing
+from fsachain.npz_file import read_npz
 
 FORMAT_VERSION = 1  # part of every key; raised when the meaning of features changes
+ABANDONED_SECONDS = 86_400.0  # after so long nobody writes to a half-written file any more
 CHUNK = 64  # utterances per file: few files, and still enough pieces of work for many processes
 
 
@@ -63,6 +64,7 @@ def load_features(
         raise ConfigError(f"num_workers is {num_workers}; expected at least 1")
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
+        remove_partials(cache_dir, older_than=ABANDONED_SECONDS)
     chunks = [tuple(utterances[i : i + CHUNK]) for i in range(0, len(utterances), CHUNK)]
     folder = None if cache_dir is None else str(cache_dir)
     work = partial(load_chunk, config=config, perturbation=perturbation or Perturbation(), folder=folder)
@@ -104,22 +106,18 @@ def _key(utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation:
 def _read(path: Path) -> list[NDArray[np.float32]] | None:
     """The chunk in this file; None if there is none or it is damaged, for instance by a full disk."""
     try:
-        with np.load(path) as content:
-            frames, lengths = content["frames"], content["lengths"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        content = read_npz(path)
+        frames, lengths = content["frames"], content["lengths"]
+    except (DataError, KeyError):
+        return None
+    if frames.ndim != 2 or lengths.ndim != 1 or lengths.sum() != len(frames) or np.any(lengths < 0):
         return None
     return np.split(frames, np.cumsum(lengths)[:-1])
 
 
 def _write(path: Path, features: list[NDArray[np.float32]]) -> None:
     """Write a chunk so that readers see all of it or nothing."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(
-                file, frames=np.concatenate(features), lengths=np.array([len(f) for f in features], np.int64)
-            )
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
+    with replacing(path) as file:
+        np.savez(
+            file, frames=np.concatenate(features), lengths=np.array([len(f) for f in features], np.int64)
+        )

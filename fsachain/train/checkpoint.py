@@ -2,13 +2,14 @@
 
 Tensors (parameters, buffers, optimiser moments, random states) are stored under dotted names; all other state
 is JSON in the file's header. A file appears under its name only when it is complete, so that a run which is
-killed while it writes finds the previous checkpoint intact. No pickle is read.
+killed while it writes finds the previous checkpoint intact; a checksum tells a file that was damaged later. No
+pickle is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,11 @@ from typing import Any
 import torch
 
 from fsachain.errors import DataError, require
+from fsachain.files import parse_json, replacing
 
 Tensors = dict[str, torch.Tensor]
-FORMAT = "fsachain checkpoint 1"
+FORMAT = "fsachain checkpoint 2"
+WITHOUT_CHECKSUM = "fsachain checkpoint 1"  # of files written before checksums, still read
 _NAME = re.compile(r"epoch-(\d+)-batch-(\d+)\.safetensors")
 
 
@@ -90,29 +93,25 @@ class Checkpoint:
                 optimizer["state"][int(index)][moment] = tensor
             counts = (int(header["epoch"]), int(header["batch"]), int(header["step"]))
             return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: not a training checkpoint ({type(error).__name__}: {error})") from error
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """Write named tensors and a JSON header to one file, all or nothing.
+    """Write named tensors and a JSON header to one file, all or nothing; see `fsachain.files.replacing`.
 
-    The data reach the disk before the file gets its name (fsync, then rename).
+    Raises:
+        OSError: as from the system (disk full, read-only); the file that was there is as it was.
     """
     safetensors_torch = require("safetensors.torch", extra="recipes")
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = safetensors_torch.save(owned, metadata={"format": FORMAT, "header": json.dumps(header)})
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    text = json.dumps(header)
+    metadata = {"format": FORMAT, "header": text, "checksum": _checksum(owned, text)}
+    content = safetensors_torch.save(owned, metadata=metadata)
+    with replacing(target) as file:
+        file.write(content)
 
 
 def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
@@ -126,13 +125,28 @@ def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        if metadata.get("format") != FORMAT:
-            raise DataError(f"{path}: expected format {FORMAT!r}, got {metadata.get('format')!r}")
-        return tensors, json.loads(metadata["header"])
-    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
-        if isinstance(error, DataError):
-            raise
+        kind, text = metadata.get("format"), metadata["header"]
+    except (OSError, KeyError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot read the checkpoint: {error}") from error
+    if kind not in (FORMAT, WITHOUT_CHECKSUM):
+        raise DataError(f"{path}: expected format {FORMAT!r}, got {kind!r}")
+    checksum = metadata.get("checksum")
+    if (kind == FORMAT or checksum is not None) and checksum != _checksum(tensors, text):
+        raise DataError(f"{path}: cannot read the checkpoint: its checksum is wrong, the file is damaged")
+    header = parse_json(text, str(path))
+    if not isinstance(header, dict):
+        raise DataError(f"{path}: cannot read the checkpoint: its header is no table")
+    return tensors, header
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor], header: str) -> str:
+    """SHA-256 of the header and of name, type, shape and bytes of every tensor."""
+    digest = hashlib.sha256(header.encode("utf-8"))
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def list_checkpoints(directory: str | Path) -> list[Path]:
@@ -148,10 +162,17 @@ def epoch_checkpoints(directory: str | Path) -> list[Path]:
     return [path for path in list_checkpoints(directory) if path.name.endswith("-batch-000000.safetensors")]
 
 
-def prune_checkpoints(directory: str | Path, keep_epochs: int) -> None:
-    """Delete all but the newest checkpoint and the ends of the last `keep_epochs` epochs."""
+def epoch_end(directory: str | Path, epoch: int) -> Path:
+    """The checkpoint at the end of an epoch, there or not."""
+    return Path(directory) / Checkpoint(epoch, 0, 0, {}).file_name
+
+
+def prune_checkpoints(directory: str | Path, keep_epochs: int, best: int | None = None) -> None:
+    """Delete all but the newest checkpoint, the ends of the last `keep_epochs` epochs and that of epoch `best`."""
     paths = list_checkpoints(directory)
     keep = set(epoch_checkpoints(directory)[-keep_epochs:]) | set(paths[-1:])
+    if best is not None:
+        keep.add(epoch_end(directory, best))
     for path in paths:
         if path not in keep:
             path.unlink(missing_ok=True)

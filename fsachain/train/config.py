@@ -8,13 +8,13 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
-from fsachain.errors import ConfigError, require
+from fsachain.errors import ConfigError
 from fsachain.train.schedule import ScheduleConfig
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
+BAD_DATA = ("exclude", "stop")
 Config = TypeVar("Config")
 
 
@@ -60,10 +60,13 @@ class TrainConfig:
         batch_norm_batches: Training batches over which batch-normalisation statistics of an averaged model
             are taken anew; 0 averages the statistics like the parameters.
         checkpoint_every: Batches between checkpoints within an epoch; 0 for the ends of epochs only.
-        keep_checkpoints: Checkpoints kept on disk besides those to be averaged.
+        keep_checkpoints: Ends of epochs kept on disk besides those to be averaged, for the case that one of these is
+            damaged. The best epoch on the development set and the newest checkpoint are kept too.
         max_bad_batches: Training stops after this many batches in a row with a loss or gradient that is not
             finite.
         num_threads: Threads of torch; 0 leaves the setting alone, None takes every processor.
+        bad_data: "exclude" lists the utterances that cannot be trained on and goes on without them; "stop" lists
+            them and ends.
     """
 
     num_epochs: int = 16
@@ -78,6 +81,7 @@ class TrainConfig:
     keep_checkpoints: int = 1
     max_bad_batches: int = 10
     num_threads: int | None = None
+    bad_data: str = "exclude"
 
     def __post_init__(self) -> None:
         for name in ("num_epochs", "batch_size", "average_last", "keep_checkpoints", "max_bad_batches"):
@@ -86,24 +90,8 @@ class TrainConfig:
         for name in ("orthonormal_every", "batch_norm_batches", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is negative")
-
-
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file whose top is a table of options.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not such a table.
-    """
-    yaml = require("yaml", extra="recipes")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot read the options: {' '.join(str(error).split())}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a table of options, got {type(content).__name__}")
-    return content
+        if self.bad_data not in BAD_DATA:
+            raise ConfigError(f"bad_data: {self.bad_data!r} is not one of {', '.join(BAD_DATA)}")
 
 
 def from_dict(kind: type[Config], values: Mapping[str, Any], where: str = "") -> Config:

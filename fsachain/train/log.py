@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fsachain.errors import DataError
+from fsachain.files import write_text
 
 
 class JsonLinesLog:
@@ -28,6 +29,30 @@ class JsonLinesLog:
         line = {"event": event, "time": round(time.time(), 3), **json_ready(values)}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        """Take back the events for which `keep` is false, and what a kill or a full disk has cut short.
+
+        Returns:
+            The number of lines that were no JSON. The file is replaced, all or nothing, if it changes.
+        """
+        if not self.path.is_file():
+            return 0
+        before = self.path.read_text(encoding="utf-8", errors="replace")
+        kept, torn = [], 0
+        for line in before.splitlines():
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                event = None
+            if not isinstance(event, dict):
+                torn += 1
+            elif keep(event):
+                kept.append(line + "\n")
+        after = "".join(kept)
+        if after != before:
+            write_text(self.path, after)
+        return torn
 
 
 def read_log(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -20,23 +20,13 @@ from fsachain.batch import TableBatch
 from fsachain.data.audio import seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
 from fsachain.data.dataset import Batch, Example, collate, length_buckets
+from fsachain.data.faults import Fault
 from fsachain.errors import DataError
 from fsachain.reachability import arcs_from
 from fsachain.table import TransitionTable
 
 Item = TypeVar("Item")
 OutputLengths = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Excluded:
-    """An utterance that does not take part, and why."""
-
-    id: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.id}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,8 @@ class BatchSource:
         reasons: Why an utterance has no numerator, for the report.
 
     Attributes:
-        excluded: Examples without numerator or with fewer output frames than it needs.
+        excluded: Examples without numerator, with fewer output frames than it needs, or with features that are
+            not finite.
 
     Raises:
         DataError: the versions differ in number, or nothing is left.
@@ -85,17 +76,13 @@ class BatchSource:
         self._batch_size = batch_size
         self._seed = seed
         self._augmentation = augmentation
-        excluded: list[Excluded] = []
+        excluded: list[Fault] = []
         self._choices: list[list[Example]] = []
         why = reasons or {}
         needs: dict[TransitionTable, float] = {}  # versions of an utterance share its table
         for versions in zip(*variants, strict=True):
             faults = [_fault(example, numerators, output_lengths, why, needs) for example in versions]
-            excluded += [
-                Excluded(example.id, fault)
-                for example, fault in zip(versions, faults, strict=True)
-                if fault is not None
-            ]
+            excluded += [fault for fault in faults if fault is not None]
             usable = [example for example, fault in zip(versions, faults, strict=True) if fault is None]
             if usable:
                 self._choices.append(usable)
@@ -211,11 +198,16 @@ def _fault(
     output_lengths: OutputLengths,
     reasons: Mapping[str, str],
     needs: dict[TransitionTable, float],
-) -> str | None:
+) -> Fault | None:
     """Why the example cannot be trained on; None if it can."""
     table = numerators.get(example.id)
     if table is None:
-        return reasons.get(example.id, "has no numerator")
+        return Fault(example.id, reasons.get(example.id, "has no numerator"), "no numerator")
+    if not np.isfinite(example.features).all():
+        frame = int(np.argmin(np.isfinite(example.features).all(axis=1)))
+        return Fault(
+            example.id, f"its features are not finite, first in frame {frame}", "features not finite"
+        )
     if example.window is not None:
         have = example.window.length
     else:
@@ -225,4 +217,8 @@ def _fault(
         need = needs[table] = min_frames(table)
     if have >= need and have > 0:
         return None
-    return "its numerator has no path" if np.isinf(need) else f"needs {need:.0f} output frames, has {have}"
+    if np.isinf(need):
+        return Fault(example.id, "its numerator has no path", "no path")
+    return Fault(
+        example.id, f"needs {need:.0f} output frames, has {have}", "too short" if have else "no frames"
+    )

@@ -1,4 +1,4 @@
-"""Where a training stands, and how it is put aside and taken up again."""
+"""Where a training stands, and how it is put aside; `resume` takes it up again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fsachain.data.augment import AugmentConfig
-from fsachain.errors import ConfigError
-from fsachain.train.checkpoint import Checkpoint, list_checkpoints, prune_checkpoints
+from fsachain.data.faults import Fault
+from fsachain.train.checkpoint import Checkpoint
 from fsachain.train.config import TrainConfig, to_dict
 from fsachain.train.stats import EpochSums
 
@@ -24,6 +24,7 @@ _FREE_OPTIONS = (
     "checkpoint_every",
     "max_bad_batches",
     "batch_norm_batches",
+    "bad_data",
 )
 
 
@@ -47,6 +48,30 @@ class TrainState:
     sums: EpochSums = field(default_factory=EpochSums)
     epochs: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def best_epoch(self) -> int | None:
+        """The first epoch with the highest objective on the development set; None without one."""
+        scored = [(entry["dev"]["objf"], entry["epoch"]) for entry in self.epochs if entry["dev"] is not None]
+        finite = [(objf, -epoch) for objf, epoch in scored if objf == objf]
+        return -max(finite)[1] if finite else None
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training left behind.
+
+    Attributes:
+        epochs: One table per epoch: `epoch`, `train` and `dev` figures.
+        dev: Figures of the final model on the development set; None without one.
+        excluded: Utterances that took no part, training and development.
+        model_path: The final model, `final.safetensors`; the model object holds the same parameters.
+    """
+
+    epochs: tuple[dict[str, Any], ...]
+    dev: dict[str, Any] | None
+    excluded: tuple[Fault, ...]
+    model_path: Path
+
 
 def fingerprint(
     config: TrainConfig, augmentation: AugmentConfig | None, examples: list[list[str | int]]
@@ -64,9 +89,8 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     *,
     fingerprint: str,
-    keep_epochs: int,
 ) -> None:
-    """Write a checkpoint into `folder` and delete those that are no longer needed.
+    """Write a checkpoint into `folder`.
 
     `fingerprint` tells which training this is; `restore_state` refuses another one.
     """
@@ -82,37 +106,8 @@ def save_state(
     }
     tensors, moments = model.state_dict(), optimizer.state_dict()
     Checkpoint(state.epoch, state.batch, state.step, tensors, moments, rng, extra).save(folder)
-    prune_checkpoints(folder, keep_epochs)
 
 
-def restore_state(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, fingerprint: str
-) -> TrainState | None:
-    """Take up the newest checkpoint of `folder`; None if there is none.
-
-    Raises:
-        ConfigError: the checkpoint belongs to a training with another fingerprint.
-        DataError: the checkpoint cannot be read.
-    """
-    paths = list_checkpoints(folder)
-    if not paths:
-        return None
-    checkpoint = Checkpoint.load(paths[-1])
-    if checkpoint.state["fingerprint"] != fingerprint:
-        raise ConfigError(
-            f"{folder}: holds a training with other options or utterances; delete it or choose another"
-        )
-    model.load_state_dict(checkpoint.model)
-    optimizer.load_state_dict(checkpoint.optimizer)
-    torch.set_rng_state(checkpoint.rng["cpu"])
-    device = next(model.parameters()).device
-    if "cuda" in checkpoint.rng and device.type == "cuda":
-        torch.cuda.set_rng_state(checkpoint.rng["cuda"], device)
-    return TrainState(
-        checkpoint.epoch,
-        checkpoint.batch,
-        checkpoint.step,
-        checkpoint.state["bad_in_a_row"],
-        EpochSums(**checkpoint.state["sums"]),
-        list(checkpoint.state["epochs"]),
-    )
+def averaged_epochs(config: TrainConfig) -> range:
+    """The epochs, counted from 1, whose models are averaged into the final one."""
+    return range(max(1, config.num_epochs - config.average_last + 1), config.num_epochs + 1)

@@ -22,6 +22,9 @@ class EpochSums:
         output_frames: Output frames.
         input_frames: Input frames, of excluded sequences too: what went through the network.
         batches: Batches seen.
+        grad_norm: Euclidean norms of the gradients before clipping, of the batches that moved parameters.
+        max_grad_norm: The largest of them.
+        moved_batches: How many these are.
         skipped_batches: Batches that moved no parameter because a number was not finite.
         excluded: Names of sequences that the loss left out, as often as it happened.
         seconds: Wall time of the steps.
@@ -39,6 +42,9 @@ class EpochSums:
     output_frames: int = 0
     input_frames: int = 0
     batches: int = 0
+    grad_norm: float = 0.0
+    max_grad_norm: float = 0.0
+    moved_batches: int = 0
     skipped_batches: int = 0
     excluded: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -58,6 +64,12 @@ class EpochSums:
         self.output_frames += sum(length for length, good in zip(lengths, ok, strict=True) if good)
         self.excluded += [str(name) for name in record.excluded]
 
+    def add_norm(self, norm: float) -> None:
+        """Add the norm of a gradient that moved parameters."""
+        self.grad_norm += norm
+        self.max_grad_norm = max(self.max_grad_norm, norm)
+        self.moved_batches += 1
+
     def summary(self) -> dict[str, Any]:
         """Figures per frame and per second for log and progress; NaN where nothing was counted."""
         return {
@@ -67,6 +79,8 @@ class EpochSums:
             "l2": _ratio(self.l2_term, self.weight),
             "out_of_range": _ratio(self.out_of_range_term, self.weight),
             "xent": _ratio(self.xent_objf, self.weight),
+            "grad_norm": _ratio(self.grad_norm, self.moved_batches),
+            "max_grad_norm": self.max_grad_norm if self.moved_batches else math.nan,
             "output_frames": self.output_frames,
             "frames_per_second": _ratio(self.input_frames, self.seconds),
             "seconds": self.seconds,

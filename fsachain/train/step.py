@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,11 +37,15 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Loss and gradient norm before clipping; `usable` is False when no parameter was moved."""
+    """Loss and gradient norm before clipping; `usable` is False when nothing in the model was changed.
+
+    `excluded` names the sequences that the loss left out.
+    """
 
     loss: float
     grad_norm: float
     usable: bool
+    excluded: tuple[str, ...] = ()
 
 
 class Stepper:
@@ -63,7 +68,12 @@ class Stepper:
         self._device = next(model.parameters()).device
 
     def step(self, item: SupervisedBatch, sums: EpochSums) -> StepOutcome:
-        """Forward, backward, and a step of the optimiser if all is finite and some sequence took part."""
+        """Forward, backward, and a step of the optimiser if all is finite and some sequence took part.
+
+        Otherwise the buffers of the model (running statistics of batch normalisation) are given back the values
+        they had: one NaN would stay in them for ever.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         output = self.forward(item)
         roots = [value for value in (output.nnet_output, output.xent_log_probs) if value is not None]
         leaves = [root.detach().requires_grad_() for root in roots]
@@ -78,10 +88,16 @@ class Stepper:
         record = self.loss.last_record
         sums.batches += 1
         sums.input_frames += int(item.batch.lengths.sum())
-        outcome = StepOutcome(float(loss.detach()), norm, usable=bool(record.ok.any()))
-        if not outcome.usable or not math.isfinite(outcome.loss + outcome.grad_norm):
-            return StepOutcome(outcome.loss, outcome.grad_norm, usable=False)
+        value = float(loss.detach())
+        usable = bool(record.ok.any()) and math.isfinite(value + norm)
+        outcome = StepOutcome(value, norm, usable, tuple(str(name) for name in record.excluded))
+        if not usable:
+            with torch.no_grad():
+                for name, buffer in self.model.named_buffers():
+                    buffer.copy_(buffers[name])
+            return outcome
         sums.add_record(record, output.lengths.tolist())
+        sums.add_norm(norm)
         self.optimizer.step()
         return outcome
 
@@ -94,13 +110,17 @@ class Stepper:
         xent = None if output.xent_log_probs is None else windows.crop(output.xent_log_probs)
         return _Cropped(windows.crop(output.nnet_output), windows.lengths, xent)
 
-    def evaluate(self, source: BatchSource) -> EpochSums:
-        """Objective of the model, in evaluation mode, over the utterances of a source."""
+    def evaluate(self, source: BatchSource, before_batch: Callable[[], None] = lambda: None) -> EpochSums:
+        """Objective of the model, in evaluation mode, over the utterances of a source.
+
+        `before_batch` is called before each batch, and may end the evaluation by an exception.
+        """
         self.model.eval()
         sums = EpochSums()
         started = time.perf_counter()
         with torch.no_grad():
             for item in source.in_order():
+                before_batch()
                 output = self.forward(item)
                 record = self.loss.objective(
                     output.nnet_output, output.lengths, item.numerators, xent_log_probs=output.xent_log_probs

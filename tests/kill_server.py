@@ -1,0 +1,265 @@
+"""Runs small pieces of work in children that are killed at a chosen point; a program of its own, driven by `Server`.
+
+The program imports all that is slow once, then forks a child for each request, so that a kill costs a fraction of
+a second. A request is one line of JSON, and so is the answer. A child can be killed (SIGKILL) at any of the
+points where it touches a file, counted from the start of its work, or after a time; or a point can fail with an
+error of the system instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ERRORS = {"full": errno.ENOSPC, "read-only": errno.EROFS}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: `signal` or `status`, the points it passed, and the message of its error."""
+
+    signal: int
+    status: int
+    points: list[str]
+    message: str
+    seconds: float
+
+
+class Server:
+    """The driver's side."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).resolve().parents[1],
+        )
+
+    def run(self, work: str, folder: Path, **fault: Any) -> Ended:
+        """Do `work` in `folder`.
+
+        Args:
+            work: one of `WORK`.
+            folder: of all files of the work.
+            fault: `point` and `kind` ("kill", "full" or "read-only"): at that point, counted from 0; or `after`:
+                killed after so many seconds; or `stop_at`: SIGTERM after so many batches.
+        """
+        request = {"work": work, "folder": str(folder), **fault}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, f"the server ended at {request}"
+        return Ended(**json.loads(answer))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+class Points:
+    """Counts the places where files are touched, writes their names down, and strikes at one of them."""
+
+    def __init__(self, trace: Path, strike_at: int | None, kind: str) -> None:
+        self.trace = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        self.count, self.strike_at, self.kind = 0, strike_at, kind
+
+    def __call__(self, name: str) -> None:
+        number, self.count = self.count, self.count + 1
+        os.write(self.trace, f"{name}\n".encode())
+        if number != self.strike_at:
+            return
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(ERRORS[self.kind], os.strerror(ERRORS[self.kind]))
+
+    def install(self) -> None:
+        """Put a point before and after each call of the system by which files are written here."""
+        import fsachain.files as files
+        from fsachain.train.log import JsonLinesLog
+
+        fdopen, fsync, replace, unlink = os.fdopen, os.fsync, Path.replace, Path.unlink
+        sync_folder, write_line = files.sync_folder, JsonLinesLog.write
+
+        class Halving:
+            """A file whose writes can end in the middle."""
+
+            def __init__(self, file: Any) -> None:
+                self.file = file
+
+            def write(wrapper, data: Any) -> int:
+                half = len(data) // 2
+                wrapper.file.write(data[:half])
+                wrapper.file.flush()
+                self("half written")
+                wrapper.file.write(data[half:])
+                return len(data)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.file, name)
+
+            def __enter__(self) -> Halving:
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                self.file.close()
+
+        def around(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*arguments: Any, **options: Any) -> Any:
+                self(f"before {name}")
+                result = call(*arguments, **options)
+                self(f"after {name}")
+                return result
+
+            return wrapped
+
+        def half_a_line(log: JsonLinesLog, event: str, **values: Any) -> None:
+            if self.count == self.strike_at:
+                with log.path.open("a") as file:
+                    file.write('{"event": "' + event)
+            self("half a line of the log")
+            write_line(log, event, **values)
+
+        def opened(descriptor: int, mode: str, *rest: Any) -> Any:
+            file = fdopen(descriptor, mode, *rest)
+            return Halving(file) if mode == "wb" else file
+
+        os.fdopen = opened  # type: ignore[assignment]
+        os.fsync = around("fsync", fsync)
+        Path.replace = around("rename", replace)  # type: ignore[method-assign]
+        files.sync_folder = around("fsync of the folder", sync_folder)
+        Path.unlink = around("deletion", unlink)  # type: ignore[method-assign]
+        JsonLinesLog.write = half_a_line  # type: ignore[method-assign]
+
+
+class Recorder:
+    """Progress that writes down the objective after each batch, bit for bit, and may ask the training to stop."""
+
+    def __init__(self, folder: Path, stop_at: int | None) -> None:
+        self.file = (folder / "losses.txt").open("a")
+        self.messages = (folder / "messages.txt").open("a")
+        self.epoch, self.left = 0, stop_at
+
+    def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
+        self.epoch = epoch
+
+    def batch(self, sums: Any) -> None:
+        self.file.write(f"{self.epoch} {sums.batches} {sums.objf.hex()}\n")
+        self.file.flush()
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def end_epoch(self, *figures: Any) -> None: ...
+
+    def message(self, text: str) -> None:
+        self.messages.write(text + "\n")
+        self.messages.flush()
+
+    def close(self) -> None: ...
+
+
+def train(folder: Path, stop_at: int | None = None) -> None:
+    """The whole training, or what is left of it."""
+    from toy_training import corpus, lfmmi_trainer
+
+    examples, numerators = corpus(18)
+    trainer = lfmmi_trainer(folder / "model", numerators)
+    trainer.progress = Recorder(folder, stop_at)
+    trainer.fit(examples, examples[:4])
+
+
+def fill_cache(folder: Path, stop_at: int | None = None) -> None:
+    """Features of two chunks of recordings, which the driver has written."""
+    from fsachain.data.cache import load_features
+    from fsachain.data.features import FeatureConfig
+    from fsachain.data.kaldi_dir import Utterance
+
+    utterances = [Utterance(f"u{n}", "a", (), str(folder / f"{n % 3}.wav")) for n in range(70)]
+    load_features(utterances, FeatureConfig(num_mel_bins=4), cache_dir=folder / "cache")
+
+
+def compile_shards(folder: Path, stop_at: int | None = None) -> None:
+    """Numerators of five transcripts in three shards."""
+    from fsachain.graph.context import ContextTree
+    from fsachain.graph.lexicon import Lexicon
+    from fsachain.graph.shards import NumeratorMaker, make_shards
+    from fsachain.graph.topology import Topology
+
+    lexicon = Lexicon.read(folder / "lexicon.txt")
+    maker = NumeratorMaker(lexicon, ContextTree.monophone(lexicon.phones, Topology.chain()))
+    said = [(f"u{n}", ("yes", "no")[: n % 2 + 1]) for n in range(5)]
+    make_shards(said, maker, folder / "shards", shard_size=2)
+
+
+WORK = {"train": train, "cache": fill_cache, "shards": compile_shards}
+
+
+def child(request: dict[str, Any]) -> None:
+    """Do the work; the exit status is that of the command line."""
+    from fsachain.cli import describe, exit_status
+    from fsachain.errors import FsachainError
+
+    folder = Path(request["folder"])
+    Points(folder / "points.txt", request.get("point"), request.get("kind", "kill")).install()
+    status = 0
+    try:
+        WORK[request["work"]](folder, request.get("stop_at"))
+    except (FsachainError, OSError) as error:
+        (folder / "error.txt").write_text(describe(error))
+        status = exit_status(error)
+    finally:
+        os._exit(status)
+
+
+def serve() -> None:
+    """Answer requests until the end of the input."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        train(Path(scratch))  # whatever is compiled or loaded on first use is, before the children come
+    for line in sys.stdin:
+        request = json.loads(line)
+        folder = Path(request["folder"])
+        (folder / "error.txt").unlink(missing_ok=True)
+        started = time.monotonic()
+        process = os.fork()
+        if process == 0:
+            child(request)
+        if "after" in request:
+            time.sleep(request["after"])
+            os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        message = folder / "error.txt"
+        answer = {
+            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
+            "status": os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1,
+            "points": (folder / "points.txt").read_text().splitlines()
+            if (folder / "points.txt").exists()
+            else [],
+            "message": message.read_text() if message.exists() else "",
+            "seconds": time.monotonic() - started,
+        }
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    random.seed(1)
+    serve()

@@ -1,0 +1,169 @@
+"""npz files and files of tables: no objects, no bombs, no index that leaves its array."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fsachain.errors import DataError
+from fsachain.fsa import Fsa
+from fsachain.npz_file import read_npz
+from fsachain.table import TransitionTable, compile_table
+
+SMALL = 20_000_000  # bytes; what is claimed below is gigabytes
+
+
+def npy(header: str, data: bytes = b"", version: bytes = b"\1\0") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2 if version == b"\1\0" else 4, "little") + text + data
+
+
+def plain(shape: str = "(2,)", kind: str = "<i4") -> str:
+    return f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
+
+
+def zipped(members: dict[str, bytes], **options: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", **options) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def objects() -> bytes:
+    out = io.BytesIO()
+    np.savez(out, a=np.array([print], dtype=object))
+    return out.getvalue()
+
+
+def lying_size() -> bytes:
+    """An archive whose directory says that a member has four gigabytes."""
+    content = bytearray(zipped({"a.npy": npy(plain("(1000000000,)"), bytes(64))}))
+    place = content.index(b"PK\1\2") + 24
+    content[place : place + 4] = (0xFFFFFFF0).to_bytes(4, "little")
+    return bytes(content)
+
+
+def twice() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        for _ in range(2):
+            archive.writestr("a.npy", npy(plain(), bytes(8)))
+    return out.getvalue()
+
+
+BOMB = zipped({"a.npy": npy(plain("(100000000,)"), bytes(400_000_000))}, compression=zipfile.ZIP_DEFLATED)
+ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "pickled objects": (objects, "Python objects"),
+    "zip bomb": (lambda: BOMB, "claims 1 arrays of"),
+    "directory that claims four gigabytes": (lying_size, "claims"),
+    "array that claims more than its member": (
+        lambda: zipped({"a.npy": npy(plain("(1000000000,)"), bytes(8))}),
+        "claims 4000000000",
+    ),
+    "array that claims less": (lambda: zipped({"a.npy": npy(plain("(1,)"), bytes(8))}), "claims 4 bytes"),
+    "shape of many digits": (lambda: zipped({"a.npy": npy(plain("(" + "9" * 400 + ",)"))}), "another kind"),
+    "shape that a careless pattern tries in all ways": (
+        lambda: zipped({"a.npy": npy(plain("(" + "1" * 600 + "x"))}),
+        "another kind",
+    ),
+    "negative length": (lambda: zipped({"a.npy": npy(plain("(-1,)"))}), "another kind"),
+    "header that is a program": (
+        lambda: zipped({"a.npy": npy("__import__('os').system('true')")}),
+        "another kind",
+    ),
+    "header nested without end": (lambda: zipped({"a.npy": npy("(" * 60_000)}), "another kind"),
+    "header of version 9": (lambda: zipped({"a.npy": npy(plain(), version=b"\x09\0")}), "version"),
+    "type that does not exist": (lambda: zipped({"a.npy": npy(plain(kind="<x4"), bytes(8))}), "another kind"),
+    "width that does not exist": (
+        lambda: zipped({"a.npy": npy(plain(kind="<i7"), bytes(14))}),
+        "damaged|not understood",
+    ),
+    "two arrays of one name": (twice, "same name"),
+    "no archive": (lambda: b"PK\3\4 and then nothing", "no npz file"),
+    "ten thousand and one arrays": (lambda: zipped({f"{n}.npy": b"" for n in range(10_001)}), "claims 10001"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_archive_that_lies_is_refused_within_little_memory(attack: str, tmp_path: Path) -> None:
+    make, message = ATTACKS[attack]
+    path = tmp_path / "lie.npz"
+    path.write_bytes(make())
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=message) as caught:
+            read_npz(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert str(caught.value).startswith(str(path))
+    assert peak < SMALL
+
+
+@pytest.mark.parametrize("name", ["../outside.npy", "/tmp/outside.npy", "a/../../outside.npy"])
+def test_members_never_become_files(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    (folder / "a.npz").write_bytes(zipped({name: npy(plain(), bytes(8))}))
+    assert read_npz(folder / "a.npz")[name.removesuffix(".npy")].tolist() == [0, 0]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.npz", "inside"]
+
+
+def test_sound_arrays_of_every_kind_come_back(tmp_path: Path) -> None:
+    arrays = {
+        "scalar": np.array(3.5),
+        "text": np.array("words"),
+        "texts": np.array(["a", "bc"]),
+        "empty": np.zeros((0, 3), np.float32),
+        "flags": np.array([True, False]),
+        "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "bytes": np.array([b"a"]),
+        "big": np.arange(3, dtype=">i2"),
+    }
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", **arrays)
+        found = read_npz(tmp_path / "a.npz")
+        assert found.keys() == arrays.keys()
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(found[name], value)
+            assert found[name].dtype == value.dtype
+        assert read_npz(tmp_path / "a.npz", ("flags", "absent")).keys() == {"flags"}
+
+
+FIELDS = {
+    "by_src.src": 10**6,
+    "by_src.dst": -1,
+    "by_dst.column": 2**31 - 1,
+    "by_column.arc": 4,
+    "by_dst.offsets": 10**9,
+    "active_pdfs": 3,
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_table_with_an_index_out_of_its_arrays_reaches_no_kernel(field: str, tmp_path: Path) -> None:
+    fsa = Fsa(3, [0, 0, 1, 1], [0, 1, 1, 2], [0, 1, 1, 2], [0.0] * 4, [-np.inf, -np.inf, 0.0])
+    compile_table(fsa, 3).save(tmp_path / "t.npz")
+    arrays = read_npz(tmp_path / "t.npz")
+    changed = arrays[field].copy()
+    changed[1] = FIELDS[field]
+    np.savez(tmp_path / "t.npz", **{**arrays, field: changed})
+    with pytest.raises(DataError, match="not a saved TransitionTable"):
+        TransitionTable.load(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("field", ["by_src.log_prob", "initial_log_prob", "by_dst.offsets"])
+def test_a_table_with_an_array_too_short_reaches_no_kernel(field: str, tmp_path: Path) -> None:
+    fsa = Fsa(2, [0, 0], [0, 1], [0, 1], [0.0] * 2, [-np.inf, 0.0])
+    compile_table(fsa, 2).save(tmp_path / "t.npz")
+    arrays = read_npz(tmp_path / "t.npz")
+    np.savez(tmp_path / "t.npz", **{**arrays, field: arrays[field][:-1]})
+    with pytest.raises(DataError, match=field):
+        TransitionTable.load(tmp_path / "t.npz")

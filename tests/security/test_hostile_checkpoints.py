@@ -1,0 +1,145 @@
+"""Checkpoints and models: no code in them is run, no size in them is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
+
+from fsachain.cli.steps.model import AcousticModel
+from fsachain.errors import DataError
+from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors, save_tensors
+from tools.fuzz.readers import READERS
+
+MODEL = next(reader for reader in READERS if reader.name == "model")
+
+
+class Trap:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, ran: Path) -> None:
+        self.ran = ran
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.ran}",)
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch", "torch, as torch 1.5 wrote it"])
+def test_a_pickle_under_the_name_of_a_checkpoint_is_refused_and_never_run(form: str, tmp_path: Path) -> None:
+    path, ran = tmp_path / "epoch-0001-batch-000000.safetensors", tmp_path / "ran"
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(Trap(ran)))
+    else:
+        torch.save({"model": Trap(ran)}, path, _use_new_zipfile_serialization="1.5" not in form)
+    for read in (Checkpoint.load, AcousticModel.load, load_tensors):
+        with pytest.raises(DataError, match=path.name):
+            read(path)
+    assert not ran.exists()
+
+
+def packed(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+HEADERS = {
+    "header longer than the file": packed({}, length=2**62),
+    "header of two gigabytes": packed({}, length=2**31),
+    "tensor beyond the file": packed({"model.w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]}}, bytes(40)),
+    "tensor of negative place": packed({"model.w": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, bytes(4)),
+    "two tensors in one place": packed(
+        {f"model.{n}": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for n in "ab"}, bytes(4)
+    ),
+    "shape whose product overflows": packed(
+        {"model.w": {"dtype": "F32", "shape": [2**33, 2**33], "data_offsets": [0, 4]}}, bytes(4)
+    ),
+    "type that does not exist": packed({"model.w": {"dtype": "CODE", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)),
+    "header nested without end": packed(b'{"a":' * 100_000),
+    "header that is a list": packed([1]),
+    "header that is not UTF-8": packed(b'{"\xff": 1}'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", HEADERS)
+def test_a_header_that_lies_is_refused(attack: str, tmp_path: Path) -> None:
+    path = tmp_path / "lie.safetensors"
+    path.write_bytes(HEADERS[attack])
+    with pytest.raises(DataError, match=r"lie\.safetensors"):
+        Checkpoint.load(path)
+
+
+def with_state(path: Path, header: str, checksum: str | None) -> None:
+    """A safetensors file that says what it likes about itself."""
+    from safetensors.torch import save
+
+    meta = {"format": "fsachain checkpoint 2" if checksum else "fsachain checkpoint 1", "header": header}
+    if checksum:
+        meta["checksum"] = checksum
+    path.write_bytes(save({"model.w": torch.ones(2)}, metadata=meta))
+
+
+STATES = {
+    "nested without end": "[" * 100_000,
+    "a number of many digits": '{"epoch": ' + "9" * 10_000 + "}",
+    "a list": "[1, 2]",
+    "nothing": "{}",
+    "counts that are text": json.dumps({"epoch": "x", "batch": 0, "step": 0, "optimizer": {}, "state": {}}),
+    "an optimizer that is text": json.dumps(
+        {"epoch": 1, "batch": 0, "step": 0, "optimizer": "sgd", "state": {}}
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", STATES)
+def test_a_state_that_is_none_is_refused(attack: str, tmp_path: Path) -> None:
+    with_state(tmp_path / "state.safetensors", STATES[attack], None)
+    with pytest.raises(DataError, match=r"state\.safetensors"):
+        Checkpoint.load(tmp_path / "state.safetensors")
+
+
+def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+    with_state(tmp_path / "sum.safetensors", "{}", "0" * 64)
+    with pytest.raises(DataError, match="checksum is wrong"):
+        load_tensors(tmp_path / "sum.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("channels", 10**9),
+        ("prefinal", 10**9),
+        ("time_strides", [1] * 50),
+        ("channels", -1),
+        ("channels", "many"),
+    ],
+)
+def test_a_model_that_claims_other_sizes_than_its_weights_takes_no_memory(
+    option: str, value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    MODEL.write(path)
+    tensors, header = load_tensors(path)
+    header["experiment"]["network"][option] = value
+    save_tensors(path, tensors, header)
+    with pytest.raises(DataError, match=r"model\.safetensors: the acoustic model is not complete"):
+        AcousticModel.load(path)
+
+
+def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    (folder / "epoch-0001-batch-000000.safetensors.partial").write_text("x")
+    (folder / ".epoch-0001-batch-000000.safetensors").write_text("x")
+    (folder / "epoch-0002-batch-000000.safetensors").symlink_to(outside)
+    assert [path.name for path in list_checkpoints(folder)] == ["epoch-0002-batch-000000.safetensors"]
+    Checkpoint(2, 0, 1, {"w": torch.ones(1)}).save(folder)  # over the link
+    assert outside.read_text() == "precious"

@@ -1,0 +1,60 @@
+"""Language folders, numerators and chunks: their readers believe no size and load no object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pywrapfst", reason="graphs need fsachain[graph]")
+
+from fsachain.errors import GraphError
+from fsachain.graph.chunks import holds_chunks, load_chunks
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator_files import load_numerators
+from tools.fuzz.readers import READERS
+
+JSON = {
+    "nested without end": b"[" * 200_000,
+    "nested inside": b'{"format": ' + b"[" * 200_000,
+    "a number of many digits": b'{"format": ' + b"9" * 10_000 + b"}",
+    "no UTF-8": b'{"format": "\xff"}',
+    "a list": b"[1]",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("attack", JSON)
+@pytest.mark.parametrize("load", [Lexicon.load, ContextTree.load])
+def test_hostile_json_is_refused_by_name(load: Callable[[Path], object], attack: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_bytes(JSON[attack])
+    with pytest.raises(GraphError, match=r"bad\.json"):
+        load(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("kind", ["numerators", "chunks"])
+def test_objects_and_wrong_counts_in_graph_archives_are_refused(kind: str, tmp_path: Path) -> None:
+    reader = next(one for one in READERS if one.name == kind)
+    path = tmp_path / "graphs.npz"
+    reader.write(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    for name, value in arrays.items():
+        objects, empty = np.array([print], dtype=object), value.reshape(-1)[:0]
+        for hostile in (objects, np.array(7), np.array(["x"]), np.full(3, 2**40), empty):
+            np.savez(path, **{**arrays, name: hostile})
+            try:
+                reader.read(path)
+            except GraphError as error:
+                assert "graphs.npz" in str(error)
+
+
+def test_what_is_no_archive_holds_no_chunks(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK\3\4")
+    assert not holds_chunks(tmp_path / "a.npz")
+    for load in (load_chunks, load_numerators):
+        with pytest.raises(GraphError, match=r"a\.npz"):
+            load(tmp_path / "a.npz")

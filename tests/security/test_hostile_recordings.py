@@ -1,0 +1,166 @@
+"""Recordings and data directories: no header is believed, nothing is waited for, no command is run unasked."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+
+from fsachain.data.audio import MAX_SECONDS, read_audio
+from fsachain.data.cache import load_features
+from fsachain.data.faults import UtteranceError
+from fsachain.data.features import FeatureConfig, utterance_features
+from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.errors import DataError
+
+RATE = 8000
+SMALL = 30_000_000  # bytes; what headers claim below is gigabytes
+
+
+def utterance(path: Path, **options: float) -> Utterance:
+    return Utterance("u1", "a", (), str(path), **options)
+
+
+def flac(path: Path, samples: int, claimed: int) -> None:
+    """A FLAC file whose stream header claims another number of samples."""
+    soundfile.write(path, np.sin(np.arange(samples) / 9.0) / 2, RATE, format="FLAC", subtype="PCM_16")
+    content = bytearray(path.read_bytes())
+    assert content[:4] == b"fLaC"
+    content[21] = content[21] & 0xF0 | claimed >> 32
+    content[22:26] = (claimed & 0xFFFFFFFF).to_bytes(4, "big")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("claimed", [int(MAX_SECONDS * RATE), 2**36 - 1])
+def test_a_flac_header_that_claims_hours_takes_no_memory(claimed: int, tmp_path: Path) -> None:
+    flac(tmp_path / "a.flac", 800, claimed)
+    tracemalloc.start()
+    try:
+        found = len(read_audio(utterance(tmp_path / "a.flac"), RATE))
+    except UtteranceError as error:
+        found, message = 0, str(error)
+        assert "u1" in message
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found <= 800
+    assert peak < SMALL
+
+
+@pytest.mark.parametrize("size", [2**31 - 2, 2**32 - 2])
+def test_a_wav_header_that_claims_gigabytes_gives_what_is_there(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.zeros(100), RATE)
+    content = bytearray(path.read_bytes())
+    place = content.index(b"data") + 4
+    content[place : place + 4] = struct.pack("<I", size)
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        assert len(read_audio(utterance(path), RATE)) <= 101
+    except UtteranceError as error:
+        assert "u1" in str(error)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < SMALL
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/random", "/dev/stdin", "/proc/self/mem"])
+def test_devices_are_no_recordings(device: str) -> None:
+    if not Path(device).exists():
+        pytest.skip(f"no {device} here")
+    with pytest.raises(UtteranceError, match="'u1': cannot read"):
+        read_audio(utterance(Path(device)), RATE)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.wav")
+    with pytest.raises(UtteranceError, match="not a regular file"):
+        read_audio(utterance(tmp_path / "a.wav"), RATE)
+
+
+def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").symlink_to(tmp_path / "b.wav")
+    (tmp_path / "b.wav").symlink_to(tmp_path / "a.wav")
+    with pytest.raises(UtteranceError, match="'u1': cannot read"):
+        read_audio(utterance(tmp_path / "a.wav"), RATE)
+
+
+def data_dir(folder: Path, **tables: str) -> Path:
+    for name, content in {"text": "u1 yes\n", "wav.scp": "u1 a.wav\n", **tables}.items():
+        (folder / name.replace("_", ".")).write_text(content)
+    return folder
+
+
+COMMANDS = [
+    "touch {ran} |",
+    "| touch {ran}",
+    "touch {ran}; cat a.wav|",
+    "$(touch {ran}) |",
+    "`touch {ran}` |",
+]
+NOT_COMMANDS = [
+    "$(touch {ran})",
+    "`touch {ran}`",
+    "a.wav; touch {ran}",
+    "a.wav && touch {ran}",
+    "a.wav | touch {ran}",
+]
+
+
+@pytest.mark.parametrize("table", ["wav.scp", "feats.scp"])
+@pytest.mark.parametrize("entry", COMMANDS)
+def test_a_command_in_a_table_is_refused_and_never_run(entry: str, table: str, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    folder = data_dir(tmp_path, **{table: f"u1 {entry.format(ran=ran)}\n"})
+    with pytest.raises(DataError, match="is a shell command"):
+        DataDir.read(folder)
+    found, faults = DataDir.check(folder)
+    assert not len(found)
+    assert faults[0].kind == "shell command"
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("allow", [False, True])
+@pytest.mark.parametrize("entry", NOT_COMMANDS)
+def test_what_only_looks_like_a_command_is_a_path(entry: str, allow: bool, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    folder = data_dir(tmp_path, **{"wav.scp": f"u1 {entry.format(ran=ran)}\n"})
+    (one,) = DataDir.read(folder, allow_commands=allow)
+    with pytest.raises(UtteranceError, match="no such file"):
+        utterance_features(one, FeatureConfig())
+    assert not ran.exists()
+
+
+def test_a_command_that_fails_is_a_fault_of_its_utterance(tmp_path: Path) -> None:
+    folder = data_dir(tmp_path, **{"wav.scp": "u1 false |\n"})
+    (one,) = DataDir.read(folder, allow_commands=True)
+    with pytest.raises(UtteranceError, match="failed with status 1"):
+        read_audio(one, RATE)
+
+
+def test_a_cache_that_somebody_else_filled_is_checked(tmp_path: Path) -> None:
+    """A wrong file in the cache is computed anew; a pickle in it is never loaded."""
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    soundfile.write(tmp_path / "a.wav", np.sin(np.arange(4000.0)), RATE)
+    one = [utterance(tmp_path / "a.wav")]
+    (expected,) = load_features(one, FeatureConfig(), cache_dir=tmp_path / "cache")
+    (entry,) = (tmp_path / "cache").glob("*.npz")
+    frames, lengths = expected, np.array([len(expected)])
+    for hostile in (
+        {"frames": np.array([print], dtype=object), "lengths": lengths},
+        {"frames": frames, "lengths": np.array([10**12])},
+        {"frames": frames, "lengths": np.array([-1])},
+        {"frames": frames, "lengths": lengths[:, None]},
+        {"frames": frames.reshape(-1), "lengths": lengths},
+        {"frames": frames},
+        {},
+    ):
+        np.savez(entry, **hostile)
+        (found,) = load_features(one, FeatureConfig(), cache_dir=tmp_path / "cache")
+        np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,343 @@
+"""Killed at any point, out of disk, or with a damaged checkpoint, a training ends as if nothing had happened.
+
+The normal suite kills at every step of one checkpoint and a few random times; `make test-kills` at every point where
+a training touches a file, and at twenty random times in one training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from kill_server import Ended, Server
+
+pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
+
+from fsachain.cli import EXIT_STOPPED, EXIT_USER_ERROR
+from fsachain.errors import ConfigError, DataError
+from fsachain.files import PARTIAL, locked, replacing
+from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
+from fsachain.train.log import JsonLinesLog, read_log
+
+ALL = os.environ.get("FSACHAIN_KILLS") == "all"
+RANDOM_KILLS = 20 if ALL else 4
+SECOND_CHECKPOINT = range(10, 24)  # the points of writing the second checkpoint and deleting the first
+TRAINING = range(97) if ALL else SECOND_CHECKPOINT
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """A training that nothing happens to."""
+    folder = tmp_path_factory.mktemp("whole")
+    ended = server.run("train", folder)
+    assert ended.status == 0, ended.message
+    return folder, ended
+
+
+def losses(folder: Path) -> dict[tuple[str, str], set[str]]:
+    """The objectives that were seen after each batch, in hexadecimal."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for line in (folder / "losses.txt").read_text().splitlines():
+        epoch, batch, objf = line.split()
+        found.setdefault((epoch, batch), set()).add(objf)
+    return found
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    """Losses of all steps, final model, figures of all epochs and the log are those of the whole training."""
+    assert losses(folder) == losses(whole)
+    model, header = load_tensors(folder / "model" / "final.safetensors")
+    expected, expected_header = load_tensors(whole / "model" / "final.safetensors")
+    assert model.keys() == expected.keys()
+    assert all(torch.equal(model[name], value) for name, value in expected.items())
+    assert header["averaged"] == expected_header["averaged"]
+    assert header["dev"]["objf"] == expected_header["dev"]["objf"]
+    epochs, expected_epochs = (
+        [
+            (event["epoch"], event["step"], event["train"]["objf"], event["dev"]["objf"])
+            for event in read_log(place / "model" / "train.jsonl")
+            if event["event"] == "epoch"
+        ]
+        for place in (folder, whole)
+    )
+    assert epochs == expected_epochs
+    assert [path.name for path in list_checkpoints(folder / "model" / "checkpoints")] == [
+        path.name for path in list_checkpoints(whole / "model" / "checkpoints")
+    ]
+    assert not list(folder.rglob(f"*{PARTIAL}"))
+
+
+def test_the_points_of_the_normal_suite_are_every_step_of_one_checkpoint(whole: tuple[Path, Ended]) -> None:
+    points = whole[1].points
+    assert points[SECOND_CHECKPOINT.start : SECOND_CHECKPOINT.stop] == [
+        "half a line of the log",
+        "half written",
+        "before fsync",
+        "after fsync",
+        "before rename",
+        "after rename",
+        "before fsync of the folder",
+        "before fsync",
+        "after fsync",
+        "after fsync of the folder",
+        "before deletion",
+        "after deletion",
+        "half written",
+        "before fsync",
+    ]
+    assert not ALL or len(points) == len(TRAINING)
+
+
+@pytest.mark.parametrize("point", TRAINING)
+def test_a_training_killed_at_a_point_ends_as_if_it_had_not_been(
+    point: int, server: Server, whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    killed = server.run("train", tmp_path, point=point, kind="kill")
+    assert killed.signal == signal.SIGKILL
+    assert server.run("train", tmp_path).status == 0
+    assert_same(tmp_path, whole[0])
+
+
+def test_a_training_killed_again_and_again_at_random_times_ends_as_if_it_had_not_been(
+    server: Server, whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    generator = random.Random(7)
+    for _ in range(RANDOM_KILLS):
+        assert server.run("train", tmp_path, after=generator.uniform(0.0, 1.2 * whole[1].seconds)).signal in (
+            0,
+            signal.SIGKILL,
+        )
+    assert server.run("train", tmp_path).status == 0
+    assert_same(tmp_path, whole[0])
+
+
+@pytest.mark.parametrize("batches", [3, 4, 8] if ALL else [3])
+def test_sigterm_saves_and_has_its_own_exit_status(
+    batches: int, server: Server, whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    stopped = server.run("train", tmp_path, stop_at=batches)
+    assert (stopped.signal, stopped.status) == (0, EXIT_STOPPED)
+    assert "SIGTERM" in stopped.message
+    last = list(read_log(tmp_path / "model" / "train.jsonl"))[-1]
+    assert (last["event"], last["step"]) == ("stopped", batches)
+    newest = Checkpoint.load(list_checkpoints(tmp_path / "model" / "checkpoints")[-1])
+    assert newest.step == batches
+    assert server.run("train", tmp_path).status == 0
+    assert_same(tmp_path, whole[0])
+    assert all(len(seen) == 1 for seen in losses(tmp_path).values())
+    lines = (tmp_path / "losses.txt").read_text().splitlines()
+    assert len(lines) == len(set(lines)), "no step was taken twice"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("full", "No space left"), ("read-only", "Read-only file system")]
+)
+@pytest.mark.parametrize("point", [23, 24, 26, 28] if ALL else [22, 26])
+def test_a_disk_that_takes_no_more_is_a_clear_error_and_the_old_checkpoint_stays(
+    kind: str, reason: str, point: int, server: Server, whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    failed = server.run("train", tmp_path, point=point, kind=kind)
+    assert failed.status == EXIT_USER_ERROR
+    assert reason in failed.message
+    assert ".safetensors: " in failed.message
+    assert "\n" not in failed.message
+    folder = tmp_path / "model" / "checkpoints"
+    assert [Checkpoint.load(path).epoch for path in list_checkpoints(folder)]
+    assert not list(folder.glob(f"*{PARTIAL}"))
+    assert server.run("train", tmp_path).status == 0
+    assert_same(tmp_path, whole[0])
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("which", ["newest", "averaged", "spare"])
+def test_a_damaged_checkpoint_is_said_loudly_and_an_earlier_one_is_used(
+    which: str, server: Server, whole: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Also one that is not the newest: the final model is an average, which needs it."""
+    points = whole[1].points
+    last = len(points) - 1 - points[::-1].index("before rename")  # of the final model
+    assert server.run("train", tmp_path, point=last, kind="kill").signal == signal.SIGKILL
+    paths = list_checkpoints(tmp_path / "model" / "checkpoints")
+    broken = dict(zip(("spare", "averaged", "newest"), paths, strict=True))[which]
+    damage(broken)
+    resumed = server.run("train", tmp_path)
+    assert resumed.status == 0, resumed.message
+    said = (tmp_path / "messages.txt").read_text()
+    assert f"WARNING: damaged checkpoint: {broken}: " in said
+    assert ("going on from the earlier checkpoint" in said) == (which != "spare")
+    if which != "spare":
+        assert_same(tmp_path, whole[0])
+    warnings = [
+        event for event in read_log(tmp_path / "model" / "train.jsonl") if event["event"] == "warning"
+    ]
+    assert any(broken.name in event["text"] for event in warnings)
+
+
+def test_where_no_checkpoint_is_sound_training_does_not_silently_begin_anew(
+    server: Server, tmp_path: Path
+) -> None:
+    server.run("train", tmp_path, point=60, kind="kill")
+    paths = list_checkpoints(tmp_path / "model" / "checkpoints")
+    for path in paths:
+        damage(path)
+    failed = server.run("train", tmp_path)
+    assert failed.status == EXIT_USER_ERROR
+    assert "no checkpoint can be gone on from" in failed.message
+    assert list_checkpoints(tmp_path / "model" / "checkpoints") == paths
+
+
+def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
+    from toy_training import corpus, new_trainer
+
+    examples, numerators = corpus(6)
+    with (
+        locked(tmp_path, "a training"),
+        pytest.raises(ConfigError, match="a training is running in this folder"),
+    ):
+        new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
+    new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
+
+
+def test_the_best_epoch_is_kept_beside_the_last(tmp_path: Path) -> None:
+    from toy_training import corpus, new_trainer
+
+    examples, numerators = corpus(12)
+    trainer = new_trainer(tmp_path, numerators, num_epochs=5, average_last=1)
+    figures = iter([-3.0, -1.0, -2.0, -4.0, -5.0, 0.0])
+    trainer._stepper.evaluate = lambda *_: type("Sums", (), {"summary": lambda _: {"objf": next(figures)}})()
+    trainer.fit(examples, examples[:3])
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [
+        "epoch-0002-batch-000000.safetensors",
+        "epoch-0004-batch-000000.safetensors",
+        "epoch-0005-batch-000000.safetensors",
+    ]
+    assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
+
+
+def test_half_a_line_of_the_log_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "train.jsonl")
+    log.write("start")
+    log.write("epoch", epoch=1)
+    whole = log.path.read_text()
+    log.path.write_text(whole + '{"event": "epo{"event": "epoch", "epoch": 2}\n{"ev')
+    assert log.rewind(lambda event: True) == 2
+    assert log.path.read_text() == whole
+    assert log.rewind(lambda event: event["event"] != "epoch") == 0
+    assert [event["event"] for event in read_log(log.path)] == ["start"]
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    for n in range(3):
+        soundfile.write(tmp_path / f"{n}.wav", np.sin(np.arange(800.0) * (n + 1) / 10), 8000)
+    return tmp_path
+
+
+def cached(folder: Path) -> dict[str, list[bytes]]:
+    return {
+        path.name: [np.load(path)[name].tobytes() for name in ("frames", "lengths")]
+        for path in sorted((folder / "cache").glob("*.npz"))
+    }
+
+
+def test_a_feature_cache_killed_at_each_step_of_a_file_is_filled_by_the_next_run(
+    server: Server, recordings: Path
+) -> None:
+    ended = server.run("cache", recordings)
+    expected = cached(recordings)
+    assert len(expected) == 2
+    for point in range(len(ended.points) // 2):
+        for path in (recordings / "cache").iterdir():
+            path.unlink()
+        assert server.run("cache", recordings, point=point, kind="kill").signal == signal.SIGKILL
+        assert server.run("cache", recordings).status == 0
+        assert cached(recordings) == expected
+
+
+def test_shards_killed_at_each_step_of_a_file_are_completed_by_the_next_run(
+    server: Server, tmp_path: Path
+) -> None:
+    pytest.importorskip("pywrapfst", reason="graphs need fsachain[graph]")
+    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    ended = server.run("shards", tmp_path)
+    assert ended.status == 0, ended.message
+    shards = tmp_path / "shards"
+    expected = {path.name: path.read_bytes() for path in shards.iterdir()}
+    assert len(expected) == 3
+    for point in range(len(ended.points) // 3 + 2):
+        for path in shards.iterdir():
+            path.unlink()
+        assert server.run("shards", tmp_path, point=point, kind="kill").signal == signal.SIGKILL
+        assert server.run("shards", tmp_path).status == 0
+        assert {path.name: path.read_bytes() for path in shards.iterdir()} == expected
+
+
+def test_a_write_that_fails_anywhere_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(target) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with replacing(target) as file:
+        file.write(b"new")
+    assert target.read_text() == "new"
+
+
+def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    (tmp_path / "link").symlink_to(outside)
+    with replacing(tmp_path / "link") as file:
+        file.write(b"new")
+    assert outside.read_text() == "precious"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("place", range(0, 4000, 211))
+def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless(place: int, tmp_path: Path) -> None:
+    written = Checkpoint(
+        1, 0, 3, {"weight": torch.arange(300.0)}, {}, {"cpu": torch.get_rng_state()[:900]}, {"a": 1}
+    )
+    path = written.save(tmp_path)
+    content = bytearray(path.read_bytes())
+    place %= len(content)
+    for bit in (0, 3, 7):
+        changed = bytearray(content)
+        changed[place] ^= 1 << bit
+        path.write_bytes(changed)
+        try:
+            read = Checkpoint.load(path)
+        except DataError as error:
+            assert path.name in str(error)
+        else:
+            assert torch.equal(read.model["weight"], written.model["weight"])
+            assert (read.step, read.state) == (3, {"a": 1})
+
+
+def test_a_log_line_is_whole_json(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "train.jsonl")
+    log.write("x", text="two\nlines")
+    assert json.loads(log.path.read_text())["text"] == "two\nlines"

@@ -1,0 +1,451 @@
+"""Bad data: each kind is found before a training begins, is named in one table, and never ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import kaldi_bytes as kb
+import numpy as np
+import pytest
+
+soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+pytest.importorskip("pywrapfst", reason="numerators need fsachain[graph]")
+pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
+
+from fsachain.cli import EXIT_USER_ERROR, main
+from fsachain.cli.config import Experiment
+from fsachain.cli.steps.lang import Lang, load_lang
+from fsachain.cli.steps.validation import validate_data
+from fsachain.data import audio
+from fsachain.data.faults import KINDS, Fault, fault_table
+from fsachain.errors import DataError
+from fsachain.train.log import read_log
+
+RATE, WIDTH = 8000, 8
+CONFIG = {
+    "phone_lm": {"ngram_order": 2, "no_prune_ngram_order": 2},
+    "features": {"sample_rate": RATE, "num_mel_bins": WIDTH},
+    "network": {"channels": 8, "bottleneck": 4, "prefinal": 8, "time_strides": [1]},
+    "train": {"num_epochs": 1, "batch_size": 2, "num_threads": 0},
+}
+EXPERIMENT = Experiment.from_dict(CONFIG)
+WORDS = {"u1": "yes no", "u2": "no", "u3": "no no yes", "u4": "yes"}
+
+
+def speak(path: Path, seconds: float = 1.0, rate: int = RATE, **options: str) -> None:
+    samples = 0.1 * np.sin(np.arange(round(seconds * rate)) * 0.3)
+    soundfile.write(path, samples, rate, **options)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Four utterances without fault."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in WORDS:
+        speak(folder / f"{name}.wav")
+    (folder / "wav.scp").write_text("".join(f"{name} {name}.wav\n" for name in WORDS))
+    (folder / "text").write_text("".join(f"{name} {words}\n" for name, words in WORDS.items()))
+    (folder / "utt2spk").write_text("".join(f"{name} anna\n" for name in WORDS))
+    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lang(tmp_path_factory: pytest.TempPathFactory) -> Lang:
+    from fsachain.cli.steps.lang import make_lang
+
+    folder = tmp_path_factory.mktemp("lang")
+    (folder / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    return make_lang(folder / "lexicon.txt", folder, EXPERIMENT.lang)
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
+    """Replace text in one of the tables."""
+
+    def change(folder: Path) -> None:
+        content = (folder / name).read_text()
+        assert old in content
+        (folder / name).write_text(content.replace(old, new))
+
+    return change
+
+
+def sound(content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / "u2.wav").write_bytes(content) and None
+
+
+def samples(values: list[float], repeat: int = 2000) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        soundfile.write(folder / "u2.wav", np.tile(values, repeat), RATE, subtype="FLOAT")
+
+    return write
+
+
+def cut_short(folder: Path) -> None:
+    content = (folder / "u2.wav").read_bytes()
+    (folder / "u2.wav").write_bytes(content[:30])
+
+
+def another(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else under the name of a recording."""
+
+    def change(folder: Path) -> None:
+        (folder / "u2.wav").unlink()
+        make(folder / "u2.wav")
+
+    return change
+
+
+def segment(line: str) -> Callable[[Path], None]:
+    """All utterances as segments of their recordings; that of u2 is `line`."""
+
+    def change(folder: Path) -> None:
+        lines = [f"{name} {name} 0 1" for name in WORDS if name != "u2"] + [f"u2 {line}"]
+        (folder / "segments").write_text("\n".join(lines) + "\n")
+
+    return change
+
+
+def matrix(value: np.ndarray | bytes) -> Callable[[Path], None]:
+    """Features of u2 in an archive."""
+
+    def change(folder: Path) -> None:
+        content = value if isinstance(value, bytes) else b"\0B" + kb.matrix(value)
+        (folder / "u2.ark").write_bytes(content)
+        (folder / "feats.scp").write_text(f"u2 {'u2.ark'}:0\n")
+
+    return change
+
+
+NAN_ROW = np.vstack([np.zeros((50, WIDTH)), np.full((1, WIDTH), np.nan)])
+CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "recording that is not there": (
+        lambda f: (f / "u2.wav").unlink(),
+        "missing file",
+        r"u2\.wav.*no such file",
+    ),
+    "text in place of audio": (
+        sound(b"this is no audio, it is a text file"),
+        "unreadable audio",
+        r"cannot read .*u2\.wav",
+    ),
+    "recording of no bytes": (sound(b""), "unreadable audio", r"cannot read .*u2\.wav"),
+    "header cut short": (cut_short, "unreadable audio", r"cannot read .*u2\.wav"),
+    "flac cut short": (
+        sound(b"fLaC\x00\x00\x00\x22" + bytes(34)),
+        "unreadable audio",
+        r"cannot read .*u2\.wav",
+    ),
+    "folder in place of a recording": (another(Path.mkdir), "unreadable audio", "not a regular file"),
+    "pipe in place of a recording": (another(os.mkfifo), "unreadable audio", "not a regular file"),
+    "recording without samples": (lambda f: speak(f / "u2.wav", 0.0), "empty audio", "gives no frame"),
+    "another sampling rate": (
+        lambda f: speak(f / "u2.wav", rate=16000),
+        "sampling rate",
+        "16000 Hz, expected 8000 Hz",
+    ),
+    "samples that are NaN": (samples([0.1, float("nan")]), "features not finite", "first in frame 0 of 50"),
+    "samples that are infinite": (
+        samples([0.1, float("inf")]),
+        "features not finite",
+        "not finite, first in frame",
+    ),
+    "transcript without words": (edit("text", "u2 no\n", "u2\n"), "empty text", "transcript is empty"),
+    "word that the lexicon lacks": (edit("text", "u2 no", "u2 maybe"), "unknown word", "'maybe'"),
+    "recording too short for its words": (
+        lambda f: speak(f / "u3.wav", 0.05),
+        "too short",
+        r"u3: .*2 output frames \(5 of features\), its 3 words need 7",
+    ),
+    "id twice in text": (
+        edit("text", "u2 no\n", "u2 no\nu2 yes\n"),
+        "duplicate id",
+        r"text:3: key 'u2' occurs twice, first on line 2",
+    ),
+    "id twice in wav.scp": (
+        edit("wav.scp", "u2 u2.wav\n", "u2 u2.wav\nu2 u1.wav\n"),
+        "duplicate id",
+        r"wav\.scp:3: key 'u2'",
+    ),
+    "id twice in utt2spk": (
+        edit("utt2spk", "u2 anna\n", "u2 anna\nu2 bert\n"),
+        "duplicate id",
+        r"utt2spk:3: key 'u2'",
+    ),
+    "recording without transcript": (
+        edit("text", "u2 no\n", ""),
+        "no transcript",
+        "no transcript for utterance 'u2'",
+    ),
+    "transcript without recording": (
+        edit("wav.scp", "u2 u2.wav\n", ""),
+        "no recording",
+        "'u2' has neither a recording nor",
+    ),
+    "utterance without speaker": (
+        edit("utt2spk", "u2 anna\n", ""),
+        "no speaker",
+        "no speaker for utterance 'u2'",
+    ),
+    "utterance of two speakers": (
+        edit("utt2spk", "u2 anna\n", "u2 anna bert\n"),
+        "no speaker",
+        "expected 'utterance speaker'",
+    ),
+    "speaker without a name": (
+        edit("utt2spk", "u2 anna\n", "u2\n"),
+        "no speaker",
+        "expected 'utterance speaker'",
+    ),
+    "shell command": (
+        edit("wav.scp", "u2 u2.wav", "u2 cat u2.wav |"),
+        "shell command",
+        r"wav\.scp:2: 'u2' is a shell command",
+    ),
+    "recording without a path": (
+        edit("wav.scp", "u2 u2.wav", "u2"),
+        "no recording",
+        r"wav\.scp:2: 'u2' has no path",
+    ),
+    "zero byte in a path": (edit("wav.scp", "u2.wav", "u2\0.wav"), "no recording", "zero byte"),
+    "line that is not UTF-8": (
+        lambda f: (f / "text").write_bytes((f / "text").read_bytes().replace(b"u2 no", b"u2 n\xff")) and None,
+        "table",
+        r"text:2: not a line of UTF-8",
+    ),
+    "byte order mark": (edit("text", "u1 yes", "\ufeffu1 yes"), "table", r"text:1: a byte order mark"),
+    "segment of three fields": (segment("u2 0.5"), "segment", "expected 'utterance recording start end'"),
+    "segment with a word for a time": (
+        segment("u2 zero 1"),
+        "segment",
+        "expected 'utterance recording start end'",
+    ),
+    "segment of another recording": (
+        segment("u9 0 1"),
+        "no recording",
+        "recording 'u9' of 'u2' is not in wav.scp",
+    ),
+    "segment that ends before it begins": (segment("u2 0.5 0.2"), "segment", "needs 0 <= start < end"),
+    "segment that begins before zero": (segment("u2 -0.5 0.2"), "segment", "needs 0 <= start < end"),
+    "segment with a time that is NaN": (segment("u2 nan 1"), "segment", "needs 0 <= start < end"),
+    "segment past the end": (segment("u2 0 3.5"), "segment", r"from 0\.0 to 3\.5 s .* has 1\.000 s"),
+    "segment behind the end": (segment("u2 5 -1"), "segment", r"from 5\.0 to None s .* has 1\.000 s"),
+    "archive that is not there": (
+        lambda f: (f / "feats.scp").write_text("u2 nowhere.ark:7\n") and None,
+        "unreadable features",
+        "cannot read .*nowhere",
+    ),
+    "archive cut short": (
+        matrix(b"\0B" + kb.matrix(np.zeros((9, WIDTH)))[:60]),
+        "unreadable features",
+        "cannot read",
+    ),
+    "matrix of another width": (
+        matrix(np.zeros((50, 5))),
+        "width of features",
+        r"shape \(50, 5\), expected \[frames, 8\]",
+    ),
+    "matrix with NaN": (matrix(NAN_ROW), "features not finite", "first in frame 50 of 51"),
+    "matrix without rows": (matrix(np.zeros((0, WIDTH))), "", r"gives no frame|shape \(0, 0\)|rows|expected"),
+}
+
+
+def test_a_corpus_without_fault_has_none(corpus: Path, lang: Lang) -> None:
+    found = validate_data(corpus, EXPERIMENT, lang)
+    assert (found.num_utterances, found.faults) == (4, ())
+    for name in ("text", "wav.scp", "utt2spk"):
+        (corpus / name).write_bytes((corpus / name).read_bytes().replace(b"\n", b"\r\n"))
+    assert validate_data(corpus, EXPERIMENT, lang).faults == ()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_data_is_named_by_kind_and_the_rest_is_usable(case: str, corpus: Path, lang: Lang) -> None:
+    change, kind, message = CASES[case]
+    change(corpus)
+    found = validate_data(corpus, EXPERIMENT, lang)
+    named = [fault for fault in found.faults if re.search(message, str(fault))]
+    assert named, fault_table(found.faults)
+    assert not kind or named[0].kind == kind
+    assert found.num_utterances == 3
+    assert "\n" not in named[0].reason
+    assert f"{named[0].kind}\n" in str(found)
+
+
+def test_at_least_thirty_kinds_of_bad_input_are_tried() -> None:
+    assert len(CASES) >= 30
+    assert {kind for _, kind, _ in CASES.values() if kind} <= set(KINDS)
+
+
+def test_a_recording_longer_than_any_utterance_is_refused(
+    corpus: Path, lang: Lang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audio, "MAX_SECONDS", 2.0)
+    speak(corpus / "u2.wav", 3.0)
+    (fault,) = validate_data(corpus, EXPERIMENT, lang).faults
+    assert "3 s long, expected at most 2" in fault.reason
+
+
+@pytest.mark.parametrize("name", ["text", "wav.scp"])
+def test_a_directory_without_its_tables_is_an_error(name: str, corpus: Path) -> None:
+    (corpus / name).unlink()
+    with pytest.raises(DataError, match=re.escape(name)):
+        validate_data(corpus, EXPERIMENT)
+    with pytest.raises(DataError, match="does not exist"):
+        validate_data(corpus / "nowhere", EXPERIMENT)
+
+
+def test_two_faults_in_one_chunk_of_the_cache_leave_the_others_cached(corpus: Path) -> None:
+    (corpus / "u1.wav").unlink()
+    speak(corpus / "u3.wav", rate=16000)
+    for _ in range(2):
+        found = validate_data(corpus, EXPERIMENT, cache=corpus / "cache")
+        assert sorted((fault.id, fault.kind) for fault in found.faults) == [
+            ("u1", "missing file"),
+            ("u3", "sampling rate"),
+        ]
+    assert len(list((corpus / "cache").glob("*.npz"))) == 1
+
+
+def test_the_table_counts_by_kind_and_cannot_change_the_terminal() -> None:
+    faults = [Fault(f"u{n}", "is not there", "missing file") for n in range(8)]
+    faults.append(Fault("\x1b[2J", "title\x07", "no recording"))
+    table = fault_table(faults, shown=2)
+    assert "8  missing file" in table
+    assert "and 6 more" in table
+    assert table.index("no recording") < table.index("missing file")
+    assert "\x1b" not in table
+    assert "\\x1b[2J: title\\x07" in table
+    with pytest.raises(DataError, match="kind of fault: 'odd'"):
+        Fault("u1", "reason", "odd")
+
+
+@pytest.fixture
+def fsachain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def break_two(corpus: Path) -> None:
+    (corpus / "u1.wav").unlink()
+    speak(corpus / "u2.wav", rate=16000)
+
+
+def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, corpus: Path) -> None:
+    config = corpus.parent / "config.yaml"
+    config.write_text(json.dumps(CONFIG))
+    step = ("validate", corpus, "--config", config)
+    assert fsachain(*step)[:2] == (0, "4 utterances can be trained on, 0 faults\n")
+    break_two(corpus)
+    status, out, err = fsachain(*step, "--out", corpus.parent / "faults.jsonl")
+    assert status == EXIT_USER_ERROR
+    assert "2 utterances can be trained on, 2 faults" in out
+    assert "1  missing file" in out
+    assert err.count("\n") == 1
+    faults = [json.loads(line) for line in (corpus.parent / "faults.jsonl").read_text().splitlines()]
+    assert {fault["id"] for fault in faults} == {"u1", "u2"}
+    assert fsachain(*step, "--policy", "exclude")[0] == 0
+    for name in ("u3", "u4"):
+        (corpus / f"{name}.wav").unlink()
+    assert fsachain(*step, "--policy", "exclude")[0] == EXIT_USER_ERROR
+
+
+@pytest.fixture
+def training(fsachain, corpus: Path) -> tuple[object, ...]:
+    """Arguments of a training on the corpus, for which all graphs have been made."""
+    top = corpus.parent
+    (top / "config.yaml").write_text(json.dumps(CONFIG))
+    config = ("--config", top / "config.yaml")
+    for step in (
+        ("lang", top / "lexicon.txt", top / "lang", *config),
+        ("phone-lm", corpus / "text", top / "lm.fst", "--lang", top / "lang", *config),
+        ("den-graph", top / "lm.fst", top / "den", "--lang", top / "lang"),
+        ("num-graphs", corpus, top / "num.npz", "--lang", top / "lang", "--den", top / "den"),
+    ):
+        assert fsachain(*step)[0] == 0
+    return (
+        "train",
+        corpus,
+        top / "num.npz",
+        top / "model",
+        "--lang",
+        top / "lang",
+        "--den",
+        top / "den",
+        *config,
+    )
+
+
+def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training, corpus: Path) -> None:
+    break_two(corpus)
+    (corpus / "text").write_text((corpus / "text").read_text() + "u5 yes\nu3 yes\n")
+    speak(corpus / "new.wav")
+    (corpus / "wav.scp").write_text((corpus / "wav.scp").read_text() + "u6 new.wav\n")
+    (corpus / "utt2spk").write_text((corpus / "utt2spk").read_text() + "u6 anna\n")
+    (corpus / "text").write_text((corpus / "text").read_text() + "u6 maybe\n")
+    status, _, err = fsachain(*training)
+    assert status == 0, err
+    log = list(read_log(corpus.parent / "model" / "train.jsonl"))
+    assert {entry["id"]: entry["kind"] for entry in log[0]["excluded"]} == {
+        "u1": "missing file",
+        "u2": "sampling rate",
+        "u3": "duplicate id",
+        "u5": "no recording",
+        "u6": "unknown word",
+    }
+    assert log[0]["utterances"] == 1
+    assert "5 utterances are left out" in err
+    assert "1  sampling rate" in err
+
+
+def test_a_training_stops_at_bad_data_where_it_is_told_to(fsachain, training, corpus: Path) -> None:
+    break_two(corpus)
+    strict = {**CONFIG, "train": {**CONFIG["train"], "bad_data": "stop"}}
+    (corpus.parent / "config.yaml").write_text(json.dumps(strict))
+    status, _, err = fsachain(*training)
+    assert status == EXIT_USER_ERROR
+    assert "1  missing file" in err
+    assert "2 utterances cannot be trained on and train.bad_data is 'stop'" in err
+
+
+def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, training, corpus: Path) -> None:
+    for name in WORDS:
+        (corpus / f"{name}.wav").unlink()
+    status, _, err = fsachain(*training)
+    assert status == EXIT_USER_ERROR
+    assert "no utterance is left, 4 were excluded; the first: utterance 'u1'" in err
+    assert err.count("\n") == 1
+
+
+def test_one_id_for_different_words_in_training_and_development_is_refused(
+    fsachain, training, corpus: Path
+) -> None:
+    other = corpus.parent / "dev"
+    other.mkdir()
+    (other / "wav.scp").write_text(f"u1 {corpus / 'u1.wav'}\n")
+    (other / "text").write_text("u1 no\n")
+    numerators = corpus.parent / "dev.npz"
+    assert fsachain("num-graphs", other, numerators, "--lang", corpus.parent / "lang")[0] == 0
+    status, _, err = fsachain(*training, "--dev", other, numerators)
+    assert status == EXIT_USER_ERROR
+    assert "utterance 'u1' is in the training and the development set with different words" in err
+
+
+def test_the_language_folder_is_read_as_it_was_made(corpus: Path, fsachain) -> None:
+    top = corpus.parent
+    assert fsachain("lang", top / "lexicon.txt", top / "lang")[0] == 0
+    assert set(load_lang(top / "lang").spoken_words) == {"yes", "no"}
+    status, out, _ = fsachain("validate", corpus, "--lang", top / "lang")
+    assert (status, out) == (0, "4 utterances can be trained on, 0 faults\n")

@@ -1,0 +1,154 @@
+"""A corpus, a network, a loss and options so small that a whole training takes a fraction of a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fsachain.data.dataset import Example
+from fsachain.denominator import DenominatorGraph
+from fsachain.fsa import Fsa
+from fsachain.loss.lfmmi import LFMMILoss
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
+from fsachain.table import TransitionTable, compile_table
+from fsachain.train.config import TrainConfig
+from fsachain.train.schedule import ScheduleConfig
+from fsachain.train.trainer import Trainer
+
+NUM_PDFS = 6
+NUM_FEATURES = 4
+
+
+class Output(NamedTuple):
+    nnet_output: torch.Tensor
+    lengths: torch.Tensor
+    xent_log_probs: torch.Tensor | None
+
+
+class ToyModel(torch.nn.Module):
+    """A linear map of every third frame, with dropout so that random state matters."""
+
+    def __init__(self, xent: str = "none") -> None:
+        super().__init__()
+        self.hidden = torch.nn.Linear(NUM_FEATURES, 8)
+        self.dropout = torch.nn.Dropout(0.2)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.output = torch.nn.Linear(8, NUM_PDFS)
+        self.second = torch.nn.Linear(8, NUM_PDFS) if xent == "branch" else None
+        self.constrained = 0
+
+    def output_lengths(self, lengths: torch.Tensor) -> torch.Tensor:
+        return (lengths + 2) // 3
+
+    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Output:
+        hidden = self.dropout(torch.relu(self.hidden(features[:, ::3])))
+        hidden = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
+        xent = None if self.second is None else self.second(hidden).log_softmax(dim=-1)
+        return Output(self.output(hidden), self.output_lengths(lengths), xent)
+
+    def constrain_orthonormal(self) -> None:
+        self.constrained += 1
+
+
+class ToyLoss(torch.nn.Module):
+    """Every frame may take any active pdf of its numerator; the denominator is the sum over all pdfs."""
+
+    def __init__(self, xent_scale: float = 0.0) -> None:
+        super().__init__()
+        self.last_record: Any = None
+        self.xent_scale = xent_scale
+
+    def objective(self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None) -> Any:
+        return self._compute(nnet_output, lengths, numerators, xent_log_probs)[1]
+
+    def forward(
+        self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None
+    ) -> torch.Tensor:
+        loss, self.last_record = self._compute(nnet_output, lengths, numerators, xent_log_probs)
+        return loss
+
+    def _compute(self, scores: Any, lengths: Any, numerators: Any, xent: Any) -> tuple[torch.Tensor, Any]:
+        num, den, extra = [], [], scores.sum() * 0.0
+        for n, length in enumerate(lengths.tolist()):
+            active = torch.as_tensor(numerators.table(n).active_pdfs.astype(np.int64))
+            num.append(scores[n, :length][:, active].logsumexp(dim=1).sum())
+            den.append(scores[n, :length].logsumexp(dim=1).sum())
+            if xent is not None and self.xent_scale:
+                extra = extra + self.xent_scale * xent[n, :length][:, active].sum()
+        numerator, denominator = torch.stack(num), torch.stack(den)
+        ok = torch.isfinite(numerator - denominator)
+        objf = torch.where(ok, numerator - denominator, torch.zeros(())).sum()
+        weight = float(lengths[ok].sum())
+        record = SimpleNamespace(
+            objf_ok=float(objf.detach()),
+            num_log_prob=numerator.detach().double(),
+            den_log_prob=denominator.detach().double(),
+            l2_term=0.0,
+            out_of_range_term=0.0,
+            xent_objf=float(extra.detach()),
+            weight_ok=weight,
+            ok=ok,
+            excluded=tuple(
+                name for name, good in zip(numerators.names, ok.tolist(), strict=True) if not good
+            ),
+        )
+        return -(objf + extra) / max(weight, 1.0), record
+
+
+def one_pdf_table(pdf: int, least_frames: int = 1) -> TransitionTable:
+    """`least_frames` or more frames of one pdf."""
+    states = np.arange(least_frames)
+    src = np.append(states, least_frames)
+    dst = np.append(states + 1, least_frames)
+    final = np.full(least_frames + 1, -np.inf)
+    final[-1] = 0.0
+    arcs = np.full(least_frames + 1, pdf)
+    return compile_table(Fsa(least_frames + 1, src, dst, arcs, np.zeros(least_frames + 1), final), NUM_PDFS)
+
+
+def corpus(count: int = 24, seed: int = 3) -> tuple[list[Example], dict[str, TransitionTable]]:
+    """Utterances whose features say which pdf is right."""
+    rng = np.random.default_rng(seed)
+    examples, numerators = [], {}
+    for n in range(count):
+        pdf = n % NUM_PDFS
+        frames = int(rng.integers(9, 30))
+        features = rng.normal(scale=0.3, size=(frames, NUM_FEATURES))
+        features[:, pdf % NUM_FEATURES] += 1.0 if pdf < NUM_FEATURES else -1.0
+        name = f"utt{n:02d}"
+        examples.append(Example(name, "anna", ("word",), features.astype(np.float32)))
+        numerators[name] = one_pdf_table(pdf)
+    return examples, numerators
+
+
+def config(**options: Any) -> TrainConfig:
+    defaults = {
+        "num_epochs": 4,
+        "batch_size": 5,
+        "seed": 1,
+        "schedule": ScheduleConfig(peak=0.05, final=0.005, start=0.01),
+        "average_last": 2,
+        "num_threads": 0,
+    }
+    return TrainConfig(**(defaults | options))
+
+
+def new_trainer(directory: Path, numerators: dict[str, TransitionTable], **options: Any) -> Trainer:
+    torch.manual_seed(5)
+    return Trainer(ToyModel(), ToyLoss(), config(**options), directory, numerators=numerators)
+
+
+def lfmmi_trainer(directory: Path, numerators: dict[str, TransitionTable]) -> Trainer:
+    """The real network and the real loss; the denominator takes any pdf at any time."""
+    pdfs = np.arange(NUM_PDFS)
+    zeros = np.zeros(NUM_PDFS, dtype=np.int32)
+    anything = Fsa(1, zeros, zeros, pdfs, np.full(NUM_PDFS, -np.log(NUM_PDFS)), [0.0])
+    loss = LFMMILoss(DenominatorGraph(anything, NUM_PDFS), l2_regularize=1e-4, xent_regularize=0.1)
+    torch.manual_seed(5)
+    sizes = {"channels": 16, "bottleneck": 8, "prefinal": 16, "time_strides": (1, 1), "xent": "branch"}
+    model = Tdnnf(TdnnfConfig(NUM_FEATURES, NUM_PDFS, **sizes))
+    return Trainer(model, loss, config(checkpoint_every=2), directory, numerators=numerators)

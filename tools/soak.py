@@ -1,0 +1,250 @@
+"""2,000 steps: does memory stay flat, do files and threads stay as many? `make soak`, or `python -m tools.soak`.
+
+training    a small LF-MMI training with checkpoints, log and prefetching: CPU kernels
+device      sums and occupancies by the CUDA kernels, compiled for the host
+processes   eight processes that compile and cache the CPU kernels, and fill one feature cache, at once
+
+Each part prints the slope of the resident memory in MB per 100 steps after the first fifth, and how many more files and
+threads there were in the second half of the rest than in the first (medians: a prefetching thread comes and goes).
+Status 1 if memory grows by 1 MB per 100 steps or more, if files or threads become more, or if the processes do not
+agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fsachain.backends import cuda
+from fsachain.backends.cuda_device import DeviceArray
+from fsachain.batch import TableBatch
+from fsachain.data.dataset import Example
+from fsachain.denominator import DenominatorGraph
+from fsachain.fsa import Fsa
+from fsachain.loss.lfmmi import LFMMILoss
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
+from fsachain.table import TransitionTable, compile_table
+from fsachain.train.config import TrainConfig
+from fsachain.train.progress import NoProgress
+from fsachain.train.trainer import Trainer
+from tools.cuda_on_host import HostDevice, skip_reason
+
+MAX_SLOPE = 1.0  # MB per 100 steps
+NUM_PROCESSES = 8
+NUM_PDFS, NUM_FEATURES = 12, 8
+STEPS_PER_EPOCH = 50
+_EVERY = 10  # steps between two measurements
+_WARM = 5  # one part in so many is left out at the beginning: caches fill, pools grow
+
+
+@dataclass
+class Course:
+    """What the process held, every few steps: resident bytes, open files, threads."""
+
+    name: str
+    memory: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+    def note(self, step: int) -> None:
+        """Measure, every `_EVERY` steps."""
+        if step % _EVERY:
+            return
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.memory.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        self.files.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 (a folder that changes while it is read)
+        self.threads.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
+
+    def verdict(self) -> tuple[str, bool]:
+        """One line, and whether all stayed flat."""
+        first = len(self.memory) // _WARM
+        memory = np.array(self.memory[first:]) / 1e6
+        slope = float(np.polyfit(np.arange(len(memory)) * _EVERY / 100, memory, 1)[0])
+        grown = {}
+        for what in ("files", "threads"):
+            counts = getattr(self, what)[first:]
+            half = len(counts) // 2
+            grown[what] = round(float(np.median(counts[half:]) - np.median(counts[:half])))
+        good = slope < MAX_SLOPE and all(more <= 0 for more in grown.values())
+        line = (
+            f"{self.name:<10}{len(self.memory) * _EVERY:>6} steps  {memory[-1]:8.1f} MB  {slope:+7.3f} MB per 100 steps  "
+            f"files {grown['files']:+d}  threads {grown['threads']:+d}  {'flat' if good else 'GROWS'}"
+        )
+        return line, good
+
+
+def graph(generator: np.random.Generator, num_phones: int) -> Fsa:
+    """A left-to-right graph of random pdfs."""
+    states = np.arange(num_phones)
+    pdfs = generator.integers(0, NUM_PDFS, 2 * num_phones)
+    src, dst = np.repeat(states, 2), np.stack([states, states + 1], axis=1).ravel()
+    final = np.full(num_phones + 1, -np.inf)
+    final[-1] = 0.0
+    return Fsa(num_phones + 1, src, dst, pdfs, np.full(2 * num_phones, np.log(0.5)), final)
+
+
+def denominator() -> DenominatorGraph:
+    """Any pdf after any other."""
+    states = np.arange(NUM_PDFS)
+    src, dst = (part.ravel() for part in np.meshgrid(states, states, indexing="ij"))
+    weights = np.full(len(src), -np.log(NUM_PDFS))
+    return DenominatorGraph(Fsa(NUM_PDFS, src, dst, dst, weights, np.zeros(NUM_PDFS)), NUM_PDFS)
+
+
+def corpus(count: int) -> tuple[list[Example], dict[str, TransitionTable]]:
+    """Utterances of many lengths, so that no buffer fits twice."""
+    generator = np.random.default_rng(1)
+    examples, tables = [], {}
+    for number in range(count):
+        name = f"u{number}"
+        features = generator.standard_normal((int(generator.integers(60, 300)), NUM_FEATURES))
+        examples.append(Example(name, "a", ("word",), features.astype(np.float32)))
+        tables[name] = compile_table(graph(generator, int(generator.integers(3, 15))), NUM_PDFS, name=name)
+    return examples, tables
+
+
+class Watch(NoProgress):
+    """Progress that measures."""
+
+    def __init__(self, course: Course) -> None:
+        self.course, self.steps = course, 0
+
+    def batch(self, sums: Any) -> None:
+        """One step more."""
+        self.steps += 1
+        self.course.note(self.steps)
+
+
+def soak_training(steps: int) -> Course:
+    """Train a small network."""
+    examples, tables = corpus(4 * STEPS_PER_EPOCH)
+    torch.manual_seed(1)
+    model = Tdnnf(
+        TdnnfConfig(NUM_FEATURES, NUM_PDFS, channels=16, bottleneck=8, prefinal=16, time_strides=(1, 1))
+    )
+    config = TrainConfig(
+        num_epochs=max(1, steps // STEPS_PER_EPOCH), batch_size=4, checkpoint_every=25, num_threads=0
+    )
+    course = Course("training")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            model, LFMMILoss(denominator()), config, folder, numerators=tables, progress=Watch(course)
+        )
+        trainer.fit(examples, examples[:20])
+    return course
+
+
+def soak_device(steps: int) -> Course:
+    """Run the CUDA kernels on the host, on batches that change."""
+    device, generator = HostDevice(), np.random.default_rng(2)
+    shared = denominator().table
+    course = Course("device")
+    for step in range(1, steps + 1):
+        size = int(generator.integers(1, 5))
+        lengths = generator.integers(4, 12, size)
+        tables = [compile_table(graph(generator, 3), NUM_PDFS) for _ in range(size)]
+        batch = TableBatch.share(shared, size) if step % 2 else TableBatch.pack(tables)
+        scores = generator.standard_normal((size, int(lengths.max()), NUM_PDFS)).astype(np.float32)
+        there, out, weights = device.upload([scores, np.zeros_like(scores), np.ones(size)])
+        arrays = [_array(memory.pointer, scores, memory) for memory in (there, out)]
+        cuda.add_occupancy(device, batch, arrays[0], lengths, 0.0, weights, arrays[1])
+        device.launches.clear()  # a list for tests
+        course.note(step)
+    return course
+
+
+def _array(pointer: int, like: npt.NDArray[np.float32], owner: object) -> DeviceArray:
+    strides = tuple(size // like.itemsize for size in like.strides)
+    return DeviceArray(pointer, "float32", like.shape, strides, owner)
+
+
+ONE_PROCESS = """
+import sys
+from pathlib import Path
+import numpy as np
+from fsachain.batch import TableBatch
+from fsachain.backends.dispatch import forward_backward
+from fsachain.data.cache import load_features
+from fsachain.data.features import FeatureConfig
+from fsachain.data.kaldi_dir import Utterance
+from tools.soak import NUM_PDFS, denominator
+
+folder = Path(sys.argv[1])
+scores = np.sin(np.arange(3 * 20 * NUM_PDFS, dtype=np.float32)).reshape(3, 20, NUM_PDFS)
+found = forward_backward(TableBatch.share(denominator().table, 3), scores, backend="cpu")
+wanted = [Utterance(f"u{n}", "a", (), str(folder / "a.wav")) for n in range(130)]
+features = load_features(wanted, FeatureConfig(), cache_dir=folder / "features")
+sums = [*found.log_prob.tolist(), float(np.sum(found.occupancy)), float(features[-1].sum())]
+print(*(value.hex() for value in sums))
+"""
+
+
+def soak_processes() -> tuple[str, bool]:
+    """Eight cold processes at once, over one cache of kernels and one of features."""
+    import soundfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        soundfile.write(Path(folder) / "a.wav", np.sin(np.arange(8000) / 9.0), 8000)
+        environment = {**os.environ, "NUMBA_CACHE_DIR": f"{folder}/kernels", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", ONE_PROCESS, folder]
+        running = [
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for _ in range(NUM_PROCESSES)
+        ]
+        answers = [(*process.communicate(timeout=900), process.returncode) for process in running]
+        left = [path.name for path in Path(folder).rglob("*") if path.name.endswith((".partial", ".tmp"))]
+    values = {answer[0] for answer in answers}
+    statuses = [answer[2] for answer in answers]
+    good = len(values) == 1 and not any(statuses) and not left
+    line = (
+        f"processes {NUM_PROCESSES} at once: {len(values)} different answers, statuses {statuses}, "
+        f"half-written files {left}"
+    )
+    return line + ("" if good else f"\n{answers[0][1][-2000:]}"), good
+
+
+def soak(parts: Sequence[str], steps: int) -> Iterator[tuple[str, bool]]:
+    """A line and a verdict for each part."""
+    courses: dict[str, Callable[[int], Course]] = {"training": soak_training, "device": soak_device}
+    for name in parts:
+        gc.collect()
+        if name == "processes":
+            yield soak_processes()
+        elif name == "device" and skip_reason() is not None:
+            yield f"{name:<10}left out: {skip_reason()}", True
+        else:
+            yield courses[name](steps).verdict()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts asked for; 1 if one grows."""
+    parts = ("training", "device", "processes")
+    parser = argparse.ArgumentParser(prog="tools.soak", description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000, help="of each part (default 2000)")
+    parser.add_argument(
+        "--part", choices=parts, action="append", help="only this one; may be given several times"
+    )
+    options = parser.parse_args(arguments)
+    good = True
+    for line, flat in soak(options.part or parts, max(options.steps, 20 * _EVERY)):
+        print(line, flush=True)
+        good &= flat
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
