@@ -17,6 +17,7 @@ _HOMES = {
     "fsachain.backends.results": ["BestPath", "ForwardBackward", "NBest", "SampledPaths"],
     "fsachain.backends.threads": ["get_num_threads", "set_num_threads"],
     "fsachain.batch": ["TableBatch"],
+    "fsachain.decode.keyword": ["OperatingPoint", "false_reject_rate", "keyword_scores"],
     "fsachain.denominator": ["DenominatorGraph"],
     "fsachain.errors": [
         "BackendUnavailable",
@@ -31,21 +32,36 @@ _HOMES = {
     "fsachain.graph.algorithms": ["determinize", "minimize"],
     "fsachain.graph.context": ["ContextTree"],
     "fsachain.graph.ctc": ["ctc_graph"],
+    "fsachain.graph.ctc_denominator": ["ctc_denominator"],
     "fsachain.graph.denominator": ["build_denominator"],
     "fsachain.graph.facts": ["GraphFacts", "graph_facts"],
     "fsachain.graph.lexicon": ["Lexicon"],
     "fsachain.graph.lm_phones": ["lm_phones"],
+    "fsachain.graph.ngram_acceptor": ["ngram_acceptor"],
     "fsachain.graph.numerator": ["Numerator", "build_numerator"],
+    "fsachain.graph.pattern_text": ["parse_pattern"],
+    "fsachain.graph.patterns": [
+        "OneOf",
+        "build_pattern_numerator",
+        "numerator_of_words",
+        "optional",
+        "phone_loop",
+    ],
     "fsachain.graph.pdf_numbering": ["BiphoneCounts"],
+    "fsachain.graph.phone_lattice": ["PhoneLattice"],
     "fsachain.graph.phone_lm": ["estimate_phone_lm"],
+    "fsachain.graph.product": ["product"],
     "fsachain.graph.random_paths": ["equivalent", "random_paths"],
     "fsachain.graph.shards": ["NumeratorMaker", "TableShards", "make_shards"],
+    "fsachain.graph.spelling": ["phone_model_of_words"],
     "fsachain.graph.supervision": ["AlignedPhone", "Supervision", "build_supervision"],
-    "fsachain.graph.topology": ["Topology"],
+    "fsachain.graph.topology": ["HmmState", "Topology"],
+    "fsachain.graph.tree_building": ["BiphoneStatistics", "build_tied_tree"],
+    "fsachain.kaldi.lattice": ["Lattice", "read_lattice"],
+    "fsachain.kaldi.lattice_graphs": ["lattice_pdfs", "phone_lattice"],
     "fsachain.loss.ctc": ["CTCLoss", "ctc_loss"],
     "fsachain.loss.lfmmi": ["LFMMILoss"],
     "fsachain.loss.mbr": ["MBRLoss", "expected_accuracy"],
-    "fsachain.loss.record": ["LFMMIRecord", "MBRRecord"],
     "fsachain.loss.pruned": [
         "do_rnnt_pruning",
         "get_rnnt_prune_ranges",
@@ -53,6 +69,7 @@ _HOMES = {
         "rnnt_loss_simple",
         "rnnt_loss_smoothed",
     ],
+    "fsachain.loss.record": ["LFMMIRecord", "MBRRecord"],
     "fsachain.loss.rnnt": ["RNNTLoss", "rnnt_loss"],
     "fsachain.loss.total": ["total_log_prob"],
     "fsachain.loss.transducer_chunks": ["transducer_loss"],
@@ -78,6 +95,7 @@ __all__ = [
     "BackendUnavailable",
     "BestPath",
     "BiphoneCounts",
+    "BiphoneStatistics",
     "CTCLoss",
     "ConfigError",
     "ContextTree",
@@ -88,8 +106,10 @@ __all__ = [
     "FsachainError",
     "GraphError",
     "GraphFacts",
+    "HmmState",
     "LFMMILoss",
     "LFMMIRecord",
+    "Lattice",
     "Lexicon",
     "MBRLoss",
     "MBRRecord",
@@ -97,6 +117,9 @@ __all__ = [
     "NBest",
     "Numerator",
     "NumeratorMaker",
+    "OneOf",
+    "OperatingPoint",
+    "PhoneLattice",
     "RNNTLoss",
     "SampledPaths",
     "ShapeError",
@@ -112,8 +135,11 @@ __all__ = [
     "best_path",
     "build_denominator",
     "build_numerator",
+    "build_pattern_numerator",
     "build_supervision",
+    "build_tied_tree",
     "compile_table",
+    "ctc_denominator",
     "ctc_graph",
     "ctc_loss",
     "determinize",
@@ -121,19 +147,31 @@ __all__ = [
     "equivalent",
     "estimate_phone_lm",
     "expected_accuracy",
+    "false_reject_rate",
     "forward_backward",
     "get_num_threads",
     "get_rnnt_prune_ranges",
     "graph_facts",
     "hat_lattice",
     "hat_loss",
+    "keyword_scores",
+    "lattice_pdfs",
     "lm_phones",
     "make_shards",
     "minimize",
     "multi_blank_loss",
     "mutual_information_recursion",
     "n_best",
+    "ngram_acceptor",
+    "numerator_of_words",
+    "optional",
+    "parse_pattern",
+    "phone_lattice",
+    "phone_loop",
+    "phone_model_of_words",
+    "product",
     "random_paths",
+    "read_lattice",
     "rnnt_lattice",
     "rnnt_loss",
     "rnnt_loss_pruned",
@@ -153,6 +191,7 @@ if TYPE_CHECKING:
     from fsachain.backends.results import BestPath, ForwardBackward, NBest, SampledPaths
     from fsachain.backends.threads import get_num_threads, set_num_threads
     from fsachain.batch import TableBatch
+    from fsachain.decode.keyword import OperatingPoint, false_reject_rate, keyword_scores
     from fsachain.denominator import DenominatorGraph
     from fsachain.errors import (
         BackendUnavailable,
@@ -167,17 +206,33 @@ if TYPE_CHECKING:
     from fsachain.graph.algorithms import determinize, minimize
     from fsachain.graph.context import ContextTree
     from fsachain.graph.ctc import ctc_graph
+    from fsachain.graph.ctc_denominator import ctc_denominator
     from fsachain.graph.denominator import build_denominator
     from fsachain.graph.facts import GraphFacts, graph_facts
     from fsachain.graph.lexicon import Lexicon
     from fsachain.graph.lm_phones import lm_phones
+    from fsachain.graph.ngram_acceptor import ngram_acceptor
     from fsachain.graph.numerator import Numerator, build_numerator
+    from fsachain.graph.pattern_text import parse_pattern
+    from fsachain.graph.patterns import (
+        OneOf,
+        build_pattern_numerator,
+        numerator_of_words,
+        optional,
+        phone_loop,
+    )
     from fsachain.graph.pdf_numbering import BiphoneCounts
+    from fsachain.graph.phone_lattice import PhoneLattice
     from fsachain.graph.phone_lm import estimate_phone_lm
+    from fsachain.graph.product import product
     from fsachain.graph.random_paths import equivalent, random_paths
     from fsachain.graph.shards import NumeratorMaker, TableShards, make_shards
+    from fsachain.graph.spelling import phone_model_of_words
     from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
-    from fsachain.graph.topology import Topology
+    from fsachain.graph.topology import HmmState, Topology
+    from fsachain.graph.tree_building import BiphoneStatistics, build_tied_tree
+    from fsachain.kaldi.lattice import Lattice, read_lattice
+    from fsachain.kaldi.lattice_graphs import lattice_pdfs, phone_lattice
     from fsachain.loss.ctc import CTCLoss, ctc_loss
     from fsachain.loss.lfmmi import LFMMILoss
     from fsachain.loss.mbr import MBRLoss, expected_accuracy

@@ -15,6 +15,8 @@ import numpy as np
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 
+_MAX_DIGITS = 10  # of a number of 32 bits; int() of thousands of digits is an error of its own
+
 
 def parse_file(path: str | PathLike[str]) -> Fsa:
     """Read the text file at `path`.
@@ -94,10 +96,10 @@ def _arc(fields: list[str], label_columns: int, where: str) -> tuple[int, int, i
 def _integer(field: str, where: str, kind: str) -> int:
     if not field.isascii() or not field.isdigit():
         raise GraphError(f"{where}: {kind} {field!r}; expected an integer >= 0")
-    value = int(field)
-    if value > np.iinfo(np.int32).max - 1:
-        raise GraphError(f"{where}: {kind} {field}; expected at most {np.iinfo(np.int32).max - 1}")
-    return value
+    digits = field.lstrip("0") or "0"
+    if len(digits) > _MAX_DIGITS or int(digits) > np.iinfo(np.int32).max - 1:
+        raise GraphError(f"{where}: {kind} {digits[:40]}; expected at most {np.iinfo(np.int32).max - 1}")
+    return int(digits)
 
 
 def _cost(field: str, where: str) -> float:

@@ -37,9 +37,18 @@ def const_fst(arcs, finals, start: int = 0, *, aligned: bool = False) -> bytes:
 
 
 def chain_example(
-    features, indexes, output_indexes, sequences: int, fsts: bytes, weights: bytes = b""
+    features,
+    indexes,
+    output_indexes,
+    sequences: int,
+    fsts: bytes,
+    weights: bytes = b"",
+    *,
+    num_pdfs: int = 4,
+    weight: float = 0.5,
+    end_to_end: bool = True,
 ) -> bytes:
-    """An end-to-end chain example of 4 pdfs; indexes (n, t, x) are written in full."""
+    """A chain example; indexes (n, t, x) are written in full."""
 
     def vector(rows) -> bytes:
         escaped = b"".join(b"\x7f" + i4(n) + i4(t) + i4(x) for n, t, x in rows)
@@ -47,7 +56,8 @@ def chain_example(
 
     data = b"<Nnet3ChainEg> <NumInputs> " + i4(1) + b"<NnetIo> input " + vector(indexes) + matrix(features)
     data += b"</NnetIo> <NumOutputs> " + i4(1) + b"<NnetChainSup> output " + vector(output_indexes)
-    data += b"<Supervision> <Weight> " + f4(0.5) + b"<NumSequences> " + i4(sequences)
-    data += b"<FramesPerSeq> " + i4(len(output_indexes) // sequences) + b"<LabelDim> " + i4(4)
-    data += b"<End2End> T<Fsts> " + fsts + b"</Fsts> </Supervision> " + weights
+    data += b"<Supervision> <Weight> " + f4(weight) + b"<NumSequences> " + i4(sequences)
+    data += b"<FramesPerSeq> " + i4(len(output_indexes) // sequences) + b"<LabelDim> " + i4(num_pdfs)
+    data += b"<End2End> T<Fsts> " + fsts + b"</Fsts> " if end_to_end else b"<End2End> F" + fsts
+    data += b"</Supervision> " + weights
     return data + b"</NnetChainSup> </Nnet3ChainEg> "

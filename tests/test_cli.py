@@ -34,6 +34,16 @@ STEPS = (
     "dot",
     "determinize",
     "minimize",
+    "num-patterns",
+    "num-fsts",
+    "spell",
+    "word-lm",
+    "estimate-arpa",
+    "arpa-lm",
+    "keyword",
+    "validate",
+    "report",
+    "tensorboard",
 )
 
 
@@ -65,7 +75,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_every_step_is_a_command() -> None:
-    assert {*STEPS, "kaldi"} == set(app.commands)
+    assert {*STEPS, "kaldi", "plot"} == set(app.commands)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -190,7 +200,7 @@ def test_phone_lm_without_a_usable_transcript_says_so(fsachain, built: Path, tex
     (built / "data" / "text").write_text(text)
     out = built / "lm.fst"
     outcome = fsachain("phone-lm", built / "data" / "text", out, "--lang", built / "lang")
-    assert_one_line(outcome, "lm.fst: no transcript for a phone language model", reason)
+    assert_one_line(outcome, "lm.fst: no transcript for a language model", reason)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\xd6\xfd\xb2~ of another kind"])

@@ -1,6 +1,8 @@
 """Commands on graphs and on Kaldi's files: they do what their functions do, and their files fit together."""
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,10 @@ import tolerances
 pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
 
+from cli_fixtures import TEXT
 from graph_paths import sample_paths
 
 from fsachain import DenominatorGraph, Fsa
-from fsachain.cli import main
 from fsachain.cli.kaldi_commands import kaldi
 from fsachain.cli.steps.lang import load_lang
 from fsachain.graph.lexicon import Lexicon
@@ -24,37 +26,6 @@ from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.tree import read_context_tree
 from fsachain.kaldi.values import read_matrix
 from fsachain.kaldi.writing import write_matrices
-
-TEXT = "u1 yes no\nu2 no\nu3 no no yes\nu4 yes no no\nu5 yes yes\n"
-
-
-@pytest.fixture
-def fsachain(monkeypatch, capsys):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
-def built(fsachain, tmp_path) -> Path:
-    """A corpus of tones, a language folder, a denominator."""
-    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "text").write_text(TEXT)
-    (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 6)))
-    assert fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang")[0] == 0
-    assert fsachain("phone-lm", data / "text", tmp_path / "phone_lm.fst", "--lang", tmp_path / "lang")[0] == 0
-    assert (
-        fsachain("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", "--lang", tmp_path / "lang")[0]
-        == 0
-    )
-    return tmp_path
 
 
 def test_a_tied_language_is_made_by_counts(fsachain, built):
@@ -118,20 +89,6 @@ def test_compiled_numerators_go_on_where_they_were(fsachain, built):
     for path in (built / "tables", built / "tables/00000.tables"):
         status, out, _ = fsachain("info", path)
         assert status == 0 and out.startswith("compiled tables: ")
-
-
-@pytest.fixture
-def recorded(built) -> Path:
-    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
-    rng = np.random.default_rng(0)
-    for n in range(1, 6):
-        soundfile.write(built / f"data/{n}.wav", 0.1 * rng.normal(size=8000), 8000)
-    (built / "small.yaml").write_text(
-        "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"
-        "train: {num_epochs: 1}\ncmvn: {scope: none}\n"
-    )
-    return built
 
 
 def test_shards_train_a_model_whose_alignment_ties_a_tree(fsachain, recorded):
@@ -256,3 +213,48 @@ class TestKaldi:
         )  # fmt: skip
         assert status == 0, err
         assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]
+
+
+def test_a_killed_run_of_many_numerators_goes_on_with_what_is_missing(fsachain, built):
+    """The process is killed as soon as its first file is there; the second run makes the others, as one run would."""
+    rng = np.random.default_rng(0)
+    names = [f"u{n:05d}" for n in range(2000)]
+    said = [" ".join(rng.choice(["yes", "no"], size=6)) for _ in names]
+    (built / "data/text").write_text("".join(f"{n} {s}\n" for n, s in zip(names, said, strict=True)))
+    (built / "data/wav.scp").write_text("".join(f"{n} absent.wav\n" for n in names))
+    arguments = ["num-tables", built / "data", built / "tables", "--lang", built / "lang", "--shard-size", 20]
+    command = [sys.executable, "-c", "from fsachain.cli import main; main()", *map(str, arguments)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    try:
+        while not list((built / "tables").glob("*.tables")) and process.poll() is None:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    made = {path: path.stat().st_mtime_ns for path in (built / "tables").glob("*.tables")}
+    assert 0 < len(made) < 100, "killed too late"
+    status, text, err = fsachain(*arguments)
+    assert status == 0, err
+    assert text.startswith(f"2000 numerators in 100 shards ({len(made)} were there)")
+    assert all(path.stat().st_mtime_ns == before for path, before in made.items())
+    assert len(list((built / "tables").iterdir())) == 100
+    assert list(TableShards(built / "tables")) == names
+
+
+def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):
+    (tmp_path / "graph.txt").write_text("0 1 1 1 0.5\n1 1 2 2 0.7\n1 0.2\n")
+    status, text, _ = fsachain("info", tmp_path / "graph.txt")
+    assert status == 0 and text.startswith(
+        "acceptor: 2 states, 1 of them final, 2 arcs, 2 pdfs, the largest 1"
+    )
+    assert fsachain("equivalent", tmp_path / "graph.txt", tmp_path / "graph.txt", "--semiring", "log")[0] == 0
+    (tmp_path / "lexicon.txt").write_text("0 1 0 0 0.5\n0 1 3 0\n1 1 4 7 0.7\n1 1 5 0\n1\n")
+    status, text, _ = fsachain("info", tmp_path / "lexicon.txt")
+    assert status == 0 and text.splitlines() == [
+        "transducer: 2 states, 1 of them final, 4 arcs",
+        "3 input labels, 1 output labels",
+        "1 arcs without input label, 3 without output label, 1 without both; 2 self-loops",
+    ]
+    (tmp_path / "tree").write_text("ContextDependency")
+    status, _, err = fsachain("info", tmp_path / "tree")
+    assert status == 1 and "fsachain kaldi show" in err

@@ -17,7 +17,7 @@ from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon_files import read_phones
 from fsachain.graph.lumping import lump
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.topology import Topology
+from fsachain.graph.topology import HmmState, Topology
 from fsachain.graph.transducer import Transducer
 from fsachain.kaldi.tree import read_context_tree
 from fsachain.normalization import normalization_fsa
@@ -29,6 +29,10 @@ TREES = {
     "biphone": ContextTree.biphone(PHONES, Topology.chain(), context_independent=("SIL",)),
     "shared": ContextTree.monophone(PHONES, Topology.chain_one_pdf(), shared=[("A", "B")]),
     "two states": ContextTree.biphone(PHONES, Topology.left_to_right(2)),
+    "skips": ContextTree.biphone(
+        PHONES,
+        Topology((HmmState(0, 0, math.log(0.3), math.log(0.5), ((2, math.log(0.2)),)), HmmState(1, 1))),
+    ),
 }
 SENTENCES = [[1, 2, 3, 1], [2, 2, 3], [1, 3, 2, 2, 1], [3], [2, 3, 3, 3, 1, 2]]
 

@@ -4,16 +4,21 @@ import itertools
 import math
 from collections import defaultdict
 from functools import cache
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
 import tolerances
 from context_trees import full_tree, split_triphone, tree_of
-from graph_paths import log_add, pdf_sequences
+from graph_paths import Scorer, log_add, pdf_sequences
 
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
+from fsachain.graph.ctc import CtcTopology, ctc_graph
+from fsachain.graph.ctc_denominator import ctc_denominator
+from fsachain.graph.denominator import build_denominator
 from fsachain.graph.expand import expand_acceptor, expand_arcs, expand_phones
+from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.graph.transducer import Transducer
 
@@ -82,33 +87,61 @@ def accepted(graph, num_frames):
 def oracle(phone_graph, tree, num_frames, self_loop_scale, transition_scale):
     """pdf sequence -> log score, by writing out phone strings and durations."""
     scores = defaultdict(lambda: -math.inf)
-    states = tree.topology.states
     for length in range(1, num_frames + 1):
         for phones in itertools.product(range(1, tree.num_phones + 1), repeat=length):
             weight = total(phone_graph, phones)
             if weight == -math.inf:
                 continue
-            slots = [
-                (state, pair)
-                for window in windows(phones, tree)
-                for state, pair in zip(states, tree.window_pdfs(window), strict=True)
-            ]
-            for extra in itertools.product(range(num_frames), repeat=len(slots)):
-                if len(slots) + sum(extra) != num_frames:
-                    continue
-                pdfs, score = [], weight
-                for (state, (entry, loop)), more in zip(slots, extra, strict=True):
-                    if more and loop < 0:
-                        break
-                    pdfs += [entry, *[loop] * more]
-                    score += transition_scale * state.leave_log_prob
-                    score += self_loop_scale * more * state.loop_log_prob
-                else:
-                    scores[tuple(pdfs)] = log_add(scores[tuple(pdfs)], score)
+            pairs = [tree.window_pdfs(window) for window in windows(phones, tree)]
+            for ways in itertools.product(state_paths(tree.topology, num_frames), repeat=length):
+                slots = [
+                    (tree.topology.states[state], of_phone[state])
+                    for of_phone, way in zip(pairs, ways, strict=True)
+                    for state in way.states
+                ]
+                spare = num_frames - len(slots)
+                for extra in itertools.product(range(spare + 1), repeat=len(slots)) if spare >= 0 else ():
+                    if sum(extra) != spare:
+                        continue
+                    pdfs, score = [], weight + transition_scale * sum(way.log_prob for way in ways)
+                    for (state, (entry, loop)), more in zip(slots, extra, strict=True):
+                        if more and loop < 0:
+                            break
+                        pdfs += [entry, *[loop] * more]
+                        score += self_loop_scale * more * state.loop_log_prob
+                    else:
+                        scores[tuple(pdfs)] = log_add(scores[tuple(pdfs)], score)
     return scores
 
 
+class Way(NamedTuple):
+    """States of a phone one after another, and the transitions between them and out of it."""
+
+    states: tuple[int, ...]
+    log_prob: float
+
+
+@cache
+def state_paths(topology, most):
+    """All ways through the states of at most so many."""
+    found, open_ways = [], [Way((0,), 0.0)]
+    for way in open_ways:  # grows while it is read
+        for target, log_prob in topology.moves(way.states[-1]):
+            if target == len(topology.states):
+                found.append(Way(way.states, way.log_prob + log_prob))
+            elif len(way.states) < most:
+                open_ways.append(Way((*way.states, target), way.log_prob + log_prob))
+    return found
+
+
 HALF_STUCK = Topology((HmmState(0, None, -0.1), HmmState(1, 1, -0.9, -0.4)))
+SKIP = Topology(
+    (HmmState(0, 0, -1.1, -0.9, ((2, -1.3),)), HmmState(1, 1, -0.5, -0.9), HmmState(2, None, -0.7))
+)
+SHORT_CUT = Topology((HmmState(0, 1, -1.1, -0.9, ((2, -0.8),)), HmmState(1, 1, -0.7, -0.7)))
+BACK_AND_FORTH = Topology(
+    (HmmState(0, 0, -0.7, -0.7), HmmState(1, None, -0.9, -0.5, ((0, -1.2), (3, -1.5))), HmmState(2, 2))
+)
 TREES = {
     "monophone": ContextTree.monophone(PHONES, Topology.chain()),
     "one pdf": ContextTree.monophone(PHONES, Topology.chain_one_pdf()),
@@ -121,6 +154,10 @@ TREES = {
     "no self-loop": ContextTree.monophone(
         PHONES, Topology((HmmState(0, None, -0.1), HmmState(1, 1, -0.9, -0.4)))
     ),
+    "skip": ContextTree.monophone(PHONES, SKIP),
+    "skip to the end, in biphones": ContextTree.biphone(PHONES, SHORT_CUT),
+    "back and forth": ContextTree.monophone(PHONES, BACK_AND_FORTH),
+    "skip in triphones": full_tree(PHONES, SKIP, 3, 1),
     "right biphone": full_tree(PHONES, Topology.chain(), 2, 0),
     "triphone": full_tree(PHONES, Topology.chain_one_pdf(), 3, 1),
     "triphone, two states": full_tree(PHONES, Topology.left_to_right(2), 3, 1),
@@ -149,20 +186,54 @@ def spelled(expansion, pdfs):
 
 
 def collapse(pdfs):
+    """What a frame sequence spells under the standard topology."""
     return tuple(pdf for pdf, _ in itertools.groupby(pdfs) if pdf != 0)
 
 
+@pytest.mark.parametrize("topology", get_args(CtcTopology))
 @pytest.mark.parametrize("phones", [(1,), (1, 2), (1, 1), (2, 2, 1)])
-def test_ctc_accepts_exactly_what_collapses_to_the_phones_once(phones):
-    """Equal phones in a row need a blank between them; a legal frame sequence has one path of weight one."""
-    tree = ContextTree.monophone(PHONES, Topology.ctc())
+def test_ctc_gives_every_frame_sequence_what_the_graph_of_its_topology_gives(phones, topology):
+    """Numerators made of a lexicon are those of `ctc_graph`, which is written down apart."""
+    tree = ContextTree.monophone(PHONES, Topology.ctc(topology))
     arcs = [(i, i + 1, phone, 0, 0.0) for i, phone in enumerate(phones)]
     expansion = expand_arcs(
         transducer(arcs, {len(phones): 0.0}, len(phones) + 1), tree, self_loop_scale=1.0, transition_scale=1.0
     )
+    expected = Scorer(ctc_graph(phones, 0, topology), log_add)
     for pdfs in pdf_sequences(3, 5):
-        expected = 0.0 if collapse(pdfs) == phones else -math.inf
-        assert spelled(expansion, pdfs) == expected
+        assert spelled(expansion, pdfs) == pytest.approx(expected(pdfs), abs=tolerances.ENUMERATION)
+        if topology == "standard":
+            assert spelled(expansion, pdfs) == (0.0 if collapse(pdfs) == phones else -math.inf)
+
+
+@pytest.mark.parametrize("topology", get_args(CtcTopology))
+@pytest.mark.parametrize("phone_graph", [LINEAR, LOOP, EPSILONS], ids=["linear", "loop", "epsilons"])
+def test_blanks_stand_where_the_topology_has_them_in_any_phone_graph(phone_graph, topology):
+    """Log-sums over the phone strings of their own weight and that of `ctc_graph`; epsilons hide no equal neighbour."""
+    tree = ContextTree.monophone(PHONES, Topology.ctc(topology))
+    expansion = expand_arcs(phone_graph, tree, self_loop_scale=1.0, transition_scale=1.0)
+    strings = {
+        phones: total(phone_graph, phones)
+        for length in range(NUM_FRAMES + 1)
+        for phones in itertools.product((1, 2), repeat=length)
+    }
+    spell = {p: Scorer(ctc_graph(np.array(p, dtype=int), 0, topology), log_add) for p in strings}
+    for pdfs in pdf_sequences(3, NUM_FRAMES):
+        expected = -math.inf
+        for phones, weight in strings.items():
+            expected = log_add(expected, weight + spell[phones](pdfs))
+        assert spelled(expansion, pdfs) == pytest.approx(expected, abs=tolerances.ENUMERATION)
+
+
+@pytest.mark.parametrize("topology", get_args(CtcTopology))
+def test_the_denominator_of_a_unit_model_is_the_same_by_both_builders(topology):
+    units = estimate_phone_lm([[1, 2, 2], [2, 1], [1, 1, 2]], 2, 0, 2)
+    ours = build_denominator(units, ContextTree.monophone(PHONES, Topology.ctc(topology)))
+    other = ctc_denominator(units, topology)
+    score, expected = Scorer(ours, log_add), Scorer(other, log_add)
+    for pdfs in pdf_sequences(3, 5):
+        assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
+    assert ours.num_states <= other.num_states
 
 
 def test_output_labels_stay_on_the_first_frame_of_their_phone():

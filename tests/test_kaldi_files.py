@@ -1,6 +1,8 @@
 """Kaldi's own files are read as Kaldi meant them, binary and text, and ours are read by others."""
 
 import gzip
+import json
+import math
 
 import kaldi_bytes as kb
 import numpy as np
@@ -11,7 +13,7 @@ from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.lexicon_files import read_phones
-from fsachain.graph.topology import Topology
+from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.fst import read_fsa, read_fst
@@ -108,6 +110,28 @@ def test_fst_files_are_what_openfst_reads(case):
         columns = (found.src, found.dst, found.ilabel, found.olabel, 0.0 - found.log_prob)
         assert arcs == list(zip(*(column.tolist() for column in columns), strict=True))
         assert (-found.final_log_prob).tolist() == [np.float32(str(fst.final(s))) for s in fst.states()]
+
+
+def test_l_disambig_keeps_its_disambiguation_symbols(case, tmp_path):
+    """As add_lex_disambig.pl and fstaddselfloops make it: #1 behind a word, #0 over #0 at every state."""
+    pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
+    plain = read_fst(open_file(case / "L.fst"))
+    fst = pywrapfst.VectorFst.read(str(case / "L.fst"))
+    one, zero = 1000, 2000
+    end = fst.add_state()
+    fst.add_arc(0, pywrapfst.Arc(1, 1, 0.5, end))
+    fst.add_arc(end, pywrapfst.Arc(one, 0, 0.0, 1))
+    for state in range(fst.num_states()):
+        fst.add_arc(state, pywrapfst.Arc(zero, zero, 0.0, state))
+    fst.write(str(tmp_path / "L_disambig.fst"))
+    found = read_fst(open_file(tmp_path / "L_disambig.fst"))
+    loops = np.flatnonzero(found.ilabel == zero)
+    np.testing.assert_array_equal(found.src[loops], np.arange(plain.num_states + 1))
+    np.testing.assert_array_equal(found.src[loops], found.dst[loops])
+    np.testing.assert_array_equal(found.olabel[loops], zero)
+    (arc,) = np.flatnonzero(found.ilabel == one)
+    assert (found.src[arc], found.dst[arc], found.olabel[arc]) == (end, 1, 0)
+    assert len(found.src) == len(plain.src) + 2 + len(loops)
 
 
 def test_archives_of_fsts_in_all_the_forms_kaldi_writes(case, tmp_path):
@@ -381,11 +405,32 @@ SILENCE_WITH_SKIPS = """<Topology> <TopologyEntry> <ForPhones> 1 </ForPhones>
 </TopologyEntry> </Topology> """
 
 
-def test_what_our_topology_cannot_be_is_refused_by_state(tmp_path):
-    model = f"<TransitionModel> {SILENCE_WITH_SKIPS}<Triples> 2 1 0 0 1 1 1 </Triples> <LogProbs> [ 0 -1 -1 -1 -1 ]\n"
+def test_a_topology_that_skips_states_is_read_with_its_probabilities(tmp_path):
+    half, quarter, rest = math.log(0.5), math.log(0.25), math.log(0.75)
+    model = f"<TransitionModel> {SILENCE_WITH_SKIPS}<Triples> 2 1 0 0 1 1 1 </Triples> "
+    model += (
+        f"<LogProbs> [ 0 {half:.6f} {half:.6f} {rest:.6f} {quarter:.6f} ]\n</LogProbs> </TransitionModel> "
+    )
+    (tmp_path / "0.trans_mdl").write_text(model)
+    topology = read_transition_model(tmp_path / "0.trans_mdl").topology()
+    assert topology.states == (HmmState(0, 0, -math.inf, half, ((2, half),)), HmmState(1, 1, quarter, rest))
+    assert Topology.from_dict(json.loads(json.dumps(topology.to_dict()))) == topology
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("<PdfClass> 1 ", "", "state 1 has pdf class -1"),
+        ("<Transition> 2 0.5", "<Transition> 0 0.5", r"state 0 has pdf class 0 and goes to \[0, 0\]"),
+    ],
+)
+def test_what_our_topology_cannot_be_is_refused_by_state(old, new, message, tmp_path):
+    topology = SILENCE_WITH_SKIPS.replace(old, new)
+    model = f"<TransitionModel> {topology}<Triples> 2 1 0 0 1 1 1 </Triples> <LogProbs> [ 0 -1 -1 -1 -1 ]\n"
     (tmp_path / "0.trans_mdl").write_text(model + "</LogProbs> </TransitionModel> ")
-    with pytest.raises(GraphError, match=r"state 0 goes to \[0, 2\]"):
-        read_transition_model(tmp_path / "0.trans_mdl").topology()
+    found = read_transition_model(tmp_path / "0.trans_mdl")
+    with pytest.raises(GraphError, match=message):
+        found.topology()
 
 
 def test_a_split_tree_is_read_in_both_forms(tmp_path):

@@ -3,7 +3,9 @@
 The code is in the kaldi-hmm-gmm wheel, which needs an environment of its own; FSACHAIN_KALDI_PYTHON names its interpreter.
 """
 
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,10 @@ import tolerances
 from graph_paths import Scorer, sample_paths
 
 from fsachain.graph.context import ContextTree
+from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import build_numerator
-from fsachain.graph.topology import Topology
+from fsachain.graph.numerator import build_numerator, transcript_acceptor
+from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.topology import parse_topology
 from tools.golden.oracle import Job, lexicon_transducer, topology_text, training_graphs
@@ -23,6 +26,13 @@ TOPOLOGIES = {
     "chain": Topology.chain(),
     "one pdf": Topology.chain_one_pdf(),
     "three states": Topology.left_to_right(3),
+    "skips": Topology(
+        (
+            HmmState(0, 0, math.log(0.3), math.log(0.5), ((2, math.log(0.15)), (3, math.log(0.05)))),
+            HmmState(1, 1, math.log(0.4), math.log(0.4), ((0, math.log(0.2)),)),
+            HmmState(2, 2, math.log(0.25), math.log(0.75)),
+        )
+    ),
 }
 PHONES = ("SIL", "A", "B", "C", "D")
 
@@ -63,12 +73,34 @@ def test_numerators_score_as_kaldi_compiles_them(topology, sets, tmp_path):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_transition_probabilities_weigh_as_in_kaldi(topology, tmp_path):
+    """Both scales 1, as in denominators and decoding graphs; skips and ways back pay what the topology says."""
+    python = os.environ.get("FSACHAIN_KALDI_PYTHON")
+    if python is None:
+        pytest.skip("FSACHAIN_KALDI_PYTHON names no interpreter with kaldi-hmm-gmm; run make test-kaldi")
+    job = replace(drawn_job(topology, 4, [[1], [2], [3], [4], [5]]), scales=(1.0, 1.0))
+    tree = ContextTree.monophone(PHONES, topology)
+    (graphs,) = training_graphs(Path(python), [job], tmp_path)
+    for words, theirs in zip(job.transcripts, graphs, strict=True):
+        phones, _ = transcript_acceptor(words, job.lexicon)
+        ours = expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph.input_fsa()
+        score, expected = Scorer(ours), Scorer(theirs)
+        for graph in (ours, theirs):
+            for path in sample_paths(graph, 15, seed=6):
+                pdfs = graph.pdf[path]
+                assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_the_topology_that_kaldi_gets_is_ours(topology):
     states = parse_topology(Cursor(topology_text(topology, 2).encode(), "topo"))
     assert list(states) == [1, 2]
     for state, ours in zip(states[1], topology.states, strict=False):
         assert (state.forward_class, state.self_loop_class) == (ours.entry_class, ours.loop_class)
-        assert [prob for _, prob in state.transitions] == pytest.approx([0.5, 0.5])
+        number = states[1].index(state)
+        expected = dict([(number, ours.loop_log_prob), *topology.moves(number)])
+        found = {target: math.log(prob) for target, prob in state.transitions}
+        assert found == pytest.approx(expected, rel=tolerances.PRINTED_WEIGHT)
 
 
 def test_the_lexicon_that_kaldi_gets_is_kaldis(shared):

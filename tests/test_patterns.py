@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
+from fsachain.graph import epsilons
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.epsilons import remove_epsilons
@@ -286,6 +287,22 @@ def test_a_cycle_of_epsilons_is_refused():
     graph = Transducer(2, 0, np.array([0, 1]), np.array([1, 0]), none, none, np.zeros(2), np.zeros(2))
     with pytest.raises(GraphError, match="cycle of epsilon arcs"):
         remove_epsilons(graph, [0, 1])
+
+
+def test_epsilons_that_would_multiply_the_arcs_are_refused(monkeypatch):
+    """A small file could ask for any memory."""
+    monkeypatch.setattr(epsilons, "FREE_STEPS", 1_000)
+    size = 200
+    here = np.arange(size - 1)
+    src, dst = np.concatenate([here, here]), np.concatenate([here + 1, here + 1])
+    labels = np.repeat([0, 1], size - 1)
+    final = np.full(size, -math.inf)
+    final[-1] = 0.0
+    chain = Transducer(size, 0, src, dst, labels, labels, np.zeros(len(src)), final)
+    with pytest.raises(
+        GraphError, match="a graph of 200 states and 398 arcs takes more than 6980 steps and arcs"
+    ):
+        epsilons.remove_epsilons(chain, range(len(src)))
 
 
 @pytest.mark.parametrize(

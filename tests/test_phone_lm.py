@@ -52,7 +52,7 @@ def test_states_arcs_and_weights_are_those_of_kaldi(shared, case):
     )
 
 
-@given(SENTENCES, st.integers(2, 4), st.integers(0, 6), st.data())
+@given(SENTENCES, st.integers(2, 5), st.integers(0, 6), st.data())
 def test_it_is_stochastic_deterministic_and_trim(sentences, ngram_order, num_extra, data):
     no_prune = data.draw(st.integers(1, ngram_order))
     fsa = estimate_phone_lm(sentences, ngram_order, num_extra, no_prune)
@@ -62,7 +62,7 @@ def test_it_is_stochastic_deterministic_and_trim(sentences, ngram_order, num_ext
     assert fsa.trim().num_states == fsa.num_states
 
 
-@given(SENTENCES, st.integers(2, 4), st.integers(0, 6))
+@given(SENTENCES, st.integers(2, 5), st.integers(0, 6))
 def test_every_training_sentence_is_accepted(sentences, ngram_order, num_extra):
     fsa = estimate_phone_lm(sentences, ngram_order, num_extra, min(ngram_order, 2))
     assert all(score(fsa, sentence) > -math.inf for sentence in sentences)

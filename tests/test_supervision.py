@@ -16,6 +16,7 @@ from fsachain import (
     ContextTree,
     DenominatorGraph,
     GraphError,
+    HmmState,
     Lexicon,
     TableBatch,
     Topology,
@@ -42,6 +43,8 @@ TOPOLOGIES = {
     "one pdf": Topology.chain_one_pdf(),
     "two states": Topology.left_to_right(2),
     "ctc": Topology.ctc(),
+    "ctc-minimal": Topology.ctc("minimal"),
+    "skips": Topology((HmmState(0, 0, skips=((2, -1.0),)), HmmState(1, None))),
 }
 TREES = {name: ContextTree.monophone(PHONES, topology) for name, topology in TOPOLOGIES.items()} | {
     "biphone": ContextTree.biphone(PHONES, Topology.chain(), context_independent=("SIL",))

@@ -7,6 +7,8 @@ import pytest
 from fsachain.errors import GraphError
 from fsachain.graph.topology import HmmState, Topology
 
+SKIPS = Topology((HmmState(0, 0, -math.inf, skips=((2, -0.5),)), HmmState(1, None)))
+
 
 def test_chain_spends_one_class_on_the_first_frame_and_another_on_the_rest():
     (state,) = Topology.chain().states
@@ -17,6 +19,7 @@ def test_chain_spends_one_class_on_the_first_frame_and_another_on_the_rest():
 @pytest.mark.parametrize(
     ("topology", "num_pdf_classes"),
     [
+        (SKIPS, 2),
         (Topology.chain(), 2),
         (Topology.chain_one_pdf(), 1),
         (Topology.left_to_right(3), 3),
@@ -27,7 +30,7 @@ def test_number_of_pdf_classes(topology, num_pdf_classes):
     assert topology.num_pdf_classes == num_pdf_classes
 
 
-@pytest.mark.parametrize("topology", [Topology.chain(), Topology.left_to_right(4), Topology.ctc()])
+@pytest.mark.parametrize("topology", [Topology.chain(), Topology.left_to_right(4), Topology.ctc(), SKIPS])
 def test_survives_the_dictionary_form(topology):
     assert Topology.from_dict(topology.to_dict()) == topology
 
@@ -40,6 +43,22 @@ def test_survives_the_dictionary_form(topology):
         (lambda: Topology((HmmState(0, 2),)), r"pdf classes \[0, 2\]"),
         (lambda: Topology((HmmState(0, 1, 0.5),)), r"states\[0\].leave_log_prob = 0.5"),
         (lambda: Topology((HmmState(0, 1),), "always"), "blank = 'always'"),
+        (lambda: Topology((HmmState(0, 1, -math.inf),)), r"states\[0\].leave_log_prob = -inf"),
+        (
+            lambda: Topology((HmmState(0, 0, -1, -1, ((2, -1.0),)),)),
+            r"leads to \[2\]: expected .* among \[\]",
+        ),
+        (lambda: Topology((HmmState(0, 0, -1, -1, ((2, 0.5),)), HmmState(1, 1))), "skips: state 2 = 0.5"),
+        (
+            lambda: Topology(
+                (
+                    HmmState(0, 0, skips=((2, -1.0),)),
+                    HmmState(1, 1, -math.inf, skips=((0, -1.0),)),
+                    HmmState(2, 2, -math.inf, skips=((1, -1.0),)),
+                )
+            ),
+            "no way leads from",
+        ),
     ],
 )
 def test_refuses_by_name(make, message):

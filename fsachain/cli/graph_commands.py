@@ -1,4 +1,4 @@
-"""Commands on graphs: compile many, tie a tree, compare, walk, draw, make smaller."""
+"""Commands on graphs: tie a tree, compare, walk, draw, make smaller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fsachain.cli.options import (
     cache_option,
     commands_option,
     config_option,
-    jobs_option,
     lang_option,
     seed_option,
     workers_option,
@@ -31,42 +30,6 @@ semiring_option = click.option(
     required=True,
     help="Weights of all paths of a sequence added up, or the best of them.",
 )
-
-
-@click.command("num-tables")
-@click.argument("data", type=INPUT_FOLDER)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@click.option(
-    "--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`; normalises the numerators."
-)
-@click.option(
-    "--shard-size", type=click.IntRange(min=1), default=2000, show_default=True, help="Utterances per file."
-)
-@jobs_option
-@commands_option
-def num_tables(
-    data: Path, out: Path, lang: Path, den: Path | None, shard_size: int, jobs: int, allow_commands: bool
-) -> None:
-    """Build and compile the numerators of a large corpus; a run that was broken off continues where it stood.
-
-    In: DATA, a Kaldi data directory. Utterances without words or with unknown words are named and left out.
-
-    Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
-    """
-    from fsachain.cli.progress import counter
-    from fsachain.cli.steps.graphs import load_normalization
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.data.kaldi_dir import DataDir
-    from fsachain.graph.shards import NumeratorMaker, make_shards
-
-    language = load_lang(lang)
-    normalization = None if den is None else load_normalization(language, den)
-    maker = NumeratorMaker(language.lexicon, language.tree, normalization)
-    said = [(u.id, u.words) for u in DataDir.read(data, allow_commands=allow_commands)]
-    with counter("numerators") as update:
-        summary = make_shards(said, maker, out, shard_size=shard_size, jobs=jobs, progress=update)
-    click.echo(f"{summary} -> {out}")
 
 
 @click.command("tie-tree")
@@ -143,16 +106,16 @@ def equivalent(
 ) -> None:
     """Compare two graphs by the scores of random sequences that each accepts.
 
-    In: FIRST and SECOND, OpenFst acceptors over pdfs.
+    In: FIRST and SECOND, OpenFst files or AT&T text: acceptors over pdfs.
 
     Out: the largest difference and where it was found, printed; exit status 1 if it is beyond the tolerance.
     """
-    from fsachain.fsa import Fsa
+    from fsachain.cli.steps.inspect import read_graph
     from fsachain.graph.random_paths import equivalent as compare
 
     found = compare(
-        Fsa.read(first),
-        Fsa.read(second),
+        read_graph(first),
+        read_graph(second),
         count=count,
         semiring=semiring,
         tolerance=tolerance,
@@ -173,14 +136,14 @@ def equivalent(
 def paths(graph: Path, count: int, mean_frames: int, seed: int) -> None:
     """Draw random accepted paths.
 
-    In: GRAPH, an OpenFst acceptor over pdfs.
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
 
     Out: one line for each path, printed: the score of its sequence over all paths, then its pdfs.
     """
-    from fsachain.fsa import Fsa
+    from fsachain.cli.steps.inspect import read_graph
     from fsachain.graph.random_paths import SequenceScorer, random_paths
 
-    fsa = Fsa.read(graph)
+    fsa = read_graph(graph)
     score = SequenceScorer(fsa)
     for path in random_paths(fsa, count, seed=seed, mean_frames=mean_frames):
         pdfs = fsa.pdf[path]
@@ -192,14 +155,14 @@ def paths(graph: Path, count: int, mean_frames: int, seed: int) -> None:
 def dot(graph: Path) -> None:
     """Print a small graph for Graphviz: fsachain dot den.fst | dot -Tsvg > den.svg.
 
-    In: GRAPH, an OpenFst acceptor over pdfs.
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
 
     Out: Graphviz text, printed.
     """
-    from fsachain.fsa import Fsa
+    from fsachain.cli.steps.inspect import read_graph
     from fsachain.graph.dot import to_dot
 
-    click.echo(to_dot(Fsa.read(graph)), nl=False)
+    click.echo(to_dot(read_graph(graph)), nl=False)
 
 
 @click.command()
@@ -209,14 +172,14 @@ def dot(graph: Path) -> None:
 def determinize(graph: Path, out: Path, semiring: str) -> None:
     """Give each accepted sequence one path, with its score in the semiring.
 
-    In: GRAPH, an OpenFst acceptor over pdfs, acyclic or deterministic already.
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs, acyclic or deterministic already.
 
     Out: OUT, an OpenFst acceptor.
     """
-    from fsachain.fsa import Fsa
+    from fsachain.cli.steps.inspect import read_graph
     from fsachain.graph import algorithms
 
-    _write(algorithms.determinize(Fsa.read(graph), semiring=semiring), out)
+    _write(algorithms.determinize(read_graph(graph), semiring=semiring), out)
 
 
 @click.command()
@@ -226,14 +189,14 @@ def determinize(graph: Path, out: Path, semiring: str) -> None:
 def minimize(graph: Path, out: Path, semiring: str) -> None:
     """Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.
 
-    In: GRAPH, an OpenFst acceptor over pdfs.
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
 
     Out: OUT, an OpenFst acceptor.
     """
-    from fsachain.fsa import Fsa
+    from fsachain.cli.steps.inspect import read_graph
     from fsachain.graph import algorithms
 
-    _write(algorithms.minimize(Fsa.read(graph), semiring=semiring), out)
+    _write(algorithms.minimize(read_graph(graph), semiring=semiring), out)
 
 
 def _write(fsa: object, out: Path) -> None:

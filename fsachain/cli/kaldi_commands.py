@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 
+from fsachain.cli.kaldi_file_commands import KALDI_FILE_COMMANDS
+from fsachain.cli.kaldi_parity import objf
 from fsachain.cli.options import (
     INPUT_FILE,
     INPUT_FOLDER,
     OUTPUT,
     cache_option,
     commands_option,
+    config_option,
     jobs_option,
     lang_option,
+    merge_option,
     workers_option,
 )
 
@@ -49,7 +54,8 @@ def import_lang(
 @click.argument("den", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
 @lang_option
-def import_den(den: Path, out: Path, lang: Path) -> None:
+@merge_option
+def import_den(den: Path, out: Path, lang: Path, merge: Literal["sum", "min"]) -> None:
     """Take over a denominator graph.
 
     In: DEN, den.fst of a Kaldi model.
@@ -59,7 +65,7 @@ def import_den(den: Path, out: Path, lang: Path) -> None:
     from fsachain.cli.steps.kaldi import import_denominator
     from fsachain.cli.steps.lang import load_lang
 
-    click.echo(f"{import_denominator(load_lang(lang), den, out)} -> {out}")
+    click.echo(f"{import_denominator(load_lang(lang), den, out, merge)} -> {out}")
 
 
 @kaldi.command()
@@ -113,27 +119,67 @@ def decode_archive(
     click.echo(f"{count} utterances -> {out}")
 
 
-@kaldi.command()
-@click.argument("examples")
-@click.argument("matrices")
-@click.argument("den", type=INPUT_FILE)
-@click.option("--leaky-hmm-coefficient", type=float, default=0.1, show_default=True, help="As in training.")
-def objf(examples: str, matrices: str, den: Path, leaky_hmm_coefficient: float) -> None:
-    """Compute the objective of chain examples, to be compared with a Kaldi log.
+@kaldi.command("supervise")
+@click.argument("data", type=INPUT_FOLDER)
+@click.argument("model", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@click.argument("lattices", nargs=-1, required=True)
+@lang_option
+@click.option("--den", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
+@click.option(
+    "--phones", type=INPUT_FILE, help="phones.txt of MODEL; without it its phones are those of --lang."
+)
+@click.option(
+    "--lm-scale",
+    type=click.FloatRange(min=0),
+    help="Factor on graph costs, for whole utterances (supervision.chunk_frames: null): 0.5 unless given.",
+)
+@click.option(
+    "--lattice-subsampling",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Input frames per frame of the lattices: 3 for chain models, 1 for GMMs.",
+)
+@config_option
+@cache_option
+@workers_option
+@jobs_option
+@commands_option
+def supervise_by_lattices(
+    data: Path, model: Path, out: Path, lattices: tuple[str, ...], **arguments: Any
+) -> None:
+    """Make numerators of lattices, for audio without transcripts.
 
-    In: EXAMPLES, cegs.*.ark of an end-to-end recipe; MATRICES, the network's outputs for them; DEN, den.fst.
+    In: DATA, a Kaldi data directory, whose text may hold names alone; MODEL, the 0.trans_mdl or final.mdl that decoded;
+    LATTICES, lat.*.gz; the sections supervision (tolerances, chunks), perturbation, features and network of the
+    configuration. Utterances without lattice or path are named and left out.
 
-    Out: a line for each example and one for all, printed.
+    Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
-    from fsachain.cli.steps.kaldi import TITLES, example_objfs
+    from fsachain.cli.steps.graphs import load_normalization
+    from fsachain.cli.steps.lang import load_lang
+    from fsachain.cli.steps.lattices import make_lattice_supervision
+    from fsachain.data.kaldi_dir import DataDir
 
-    click.echo(TITLES)
-    total = frames = 0.0
-    for found in example_objfs(examples, matrices, den, leaky_hmm_coefficient):
-        click.echo(str(found))
-        if found.ok:
-            total += found.weight * (found.num_log_prob - found.den_log_prob)
-            frames += found.weight * found.num_frames
-    click.echo(
-        f"all: objf per frame {total / frames:.6g} over {frames:g} weighted frames" if frames else "all: none"
+    language = load_lang(arguments["lang"])
+    summary = make_lattice_supervision(
+        arguments["experiment"],
+        language,
+        DataDir.read(data, allow_commands=arguments["allow_commands"]),
+        lattices,
+        model,
+        out,
+        load_normalization(language, arguments["den"]),
+        phones=arguments["phones"],
+        lm_scale=arguments["lm_scale"],
+        lattice_subsampling=arguments["lattice_subsampling"],
+        cache=arguments["cache"],
+        num_workers=arguments["workers"],
+        jobs=arguments["jobs"],
     )
+    click.echo(f"{summary} -> {out}")
+
+
+for command in (objf, *KALDI_FILE_COMMANDS):
+    kaldi.add_command(command)

@@ -23,6 +23,13 @@ config_option = click.option(
     help="YAML file of the experiment; without it every option has its default.",
 )
 lang_option = click.option("--lang", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain lang`.")
+merge_option = click.option(
+    "--merge",
+    type=click.Choice(["sum", "min"]),
+    default="sum",
+    show_default=True,
+    help="Arcs out of the normalization's start that are alike: added up, or the best kept, as Kaldi does.",
+)
 seed_option = click.option(
     "--seed", type=int, default=1, show_default=True, help="Of everything that is drawn."
 )

@@ -14,6 +14,7 @@ from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.examples import ChainExample, ChainSupervision, NnetInput, read_example
+from fsachain.kaldi.merged import split_merged
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ def read_examples(
     output_name: str = "output",
     time_offset: int | None = None,
 ) -> Iterator[SupervisedExample]:
-    """The sequences of an archive of end-to-end chain examples, merged or not, in order.
+    """The sequences of an archive of chain examples, end-to-end or made from alignments, merged or not, in order.
 
     Args:
         table: as for `fsachain.kaldi.archive.read_table`; `.gz` archives too.
@@ -56,7 +57,7 @@ def read_examples(
 
     Raises:
         DataError: the archive cannot be read; an example without this input or output, with frames that are not
-            evenly spaced, or made from alignments and merged, where Kaldi has strung the graphs together.
+            evenly spaced, or with merged graphs that `split_merged` cannot take apart.
     """
     for key, found in read_table(table, read_example):
         try:
@@ -74,11 +75,10 @@ def _split(
         if name not in parts:
             raise DataError(f"has {', '.join(parts)}; expected {name!r}")
     output = outputs[output_name]
-    if len(output.fsas) != output.num_sequences:
-        raise DataError(
-            f"{output.num_sequences} sequences share one graph; expected end-to-end examples, or unmerged ones"
-        )
-    for n, fsa in enumerate(output.fsas):
+    fsas = output.fsas
+    if not output.end_to_end and output.num_sequences > 1:
+        fsas = tuple(split_merged(fsas[0], output.num_sequences, output.frames_per_sequence))
+    for n, fsa in enumerate(fsas):
         times, features = _rows(inputs[input_name], n)
         first, subsampling, weights = _window(output, n, times)
         first -= subsampling // 2 if time_offset is None else time_offset

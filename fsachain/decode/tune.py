@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.decode.decoder import DecoderConfig, Graph, decode, process_pool
+from fsachain.decode.decoder import DecoderConfig, decode
+from fsachain.decode.search_graph import Graph
 from fsachain.decode.wer import ErrorCounts, score
+from fsachain.decode.workers import process_pool
 from fsachain.errors import ConfigError
 
 GraphBuilder = Callable[[float, float], Graph]
@@ -93,7 +95,6 @@ def tune(
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"{name}: expected one or more different numbers, got {list(values)}")
     grid = list(product(sorted(lm_weights), sorted(word_insertion_penalties)))
-    counts = np.empty((len(set(lm_weights)), len(set(word_insertion_penalties))), dtype=np.int64)
     points: list[TuningPoint] = []
     workers = min(num_workers or os.cpu_count() or 1, len(nnet_outputs))
     own_pool = executor is None and workers > 1
@@ -105,12 +106,17 @@ def tune(
             points.append(TuningPoint(weight, penalty, report.total))
             if progress is not None:
                 progress(len(points), len(grid))
-    counts[...] = np.reshape([point.counts.errors for point in points], counts.shape)
-    return TuningResult(_choose(points, counts), tuple(points))
+    return choose(points)
 
 
-def _choose(points: Sequence[TuningPoint], errors: npt.NDArray[np.int64]) -> TuningPoint:
-    """The point of fewest errors, ties broken as `tune` says; `errors` is [weights, penalties]."""
+def choose(points: Sequence[TuningPoint]) -> TuningResult:
+    """The point of fewest errors, ties broken as `tune` says.
+
+    Args:
+        points: a full grid, weights rising and for each of them penalties rising.
+    """
+    shape = (-1, len({point.word_insertion_penalty for point in points}))
+    errors = np.reshape([point.counts.errors for point in points], shape)
     padded = np.pad(errors.astype(np.float64), 1, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3))
     neighbourhood = np.nanmean(windows, axis=(2, 3)).ravel()
@@ -120,7 +126,7 @@ def _choose(points: Sequence[TuningPoint], errors: npt.NDArray[np.int64]) -> Tun
         distance = abs(point.lm_weight - 1.0) + abs(point.word_insertion_penalty)
         return (float(point.counts.errors), float(neighbourhood[index]), distance)
 
-    return points[min(range(len(points)), key=rank)]
+    return TuningResult(points[min(range(len(points)), key=rank)], tuple(points))
 
 
 def _point_dict(point: TuningPoint) -> dict[str, Any]:

@@ -9,19 +9,19 @@ examples: all frames of an utterance count once. An utterance that is no longer 
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.files import replacing
 from fsachain.fsa import Fsa
 from fsachain.graph.fsa_arrays import join, join_fsas, read_archive, split_fsas
 from fsachain.graph.supervision import Supervision
+from fsachain.npz_file import read_npz
 
 NPZ_FORMAT = "fsachain-chunks-1"
 _NUMBERS = ("start", "end", "of_frames")
@@ -134,7 +134,7 @@ def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequ
     # "start" is also an array of the acceptors, which all start in state 0.
     arrays |= {f"chunk_{name}": np.array([getattr(c, name) for c in chunks], np.int64) for name in _NUMBERS}
     arrays |= join_fsas([chunk.fsa for chunk in chunks])
-    with Path(path).open("wb") as file:
+    with replacing(path) as file:
         np.savez_compressed(file, **arrays)
 
 
@@ -150,9 +150,8 @@ def load_chunks(path: str | os.PathLike[str]) -> dict[str, list[list[Chunk]]]:
 def holds_chunks(path: str | os.PathLike[str]) -> bool:
     """Whether `load_chunks` is the function for this file; False for what is no npz file at all."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return bool(archive["format"].item() == NPZ_FORMAT)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        return bool(read_npz(path, ("format",))["format"].item() == NPZ_FORMAT)
+    except (DataError, KeyError, ValueError):
         return False
 
 
@@ -166,8 +165,14 @@ def _split(arrays: dict[str, np.ndarray]) -> dict[str, list[list[Chunk]]]:
         frame += end - start
     copies: dict[str, list[list[Chunk]]] = {}
     first = 0
-    sizes = (arrays[name].tolist() for name in ("utterances", "num_copies", "num_chunks"))
-    for utterance, num_copies, count in zip(*sizes, strict=True):
+    utterances = list(
+        zip(*(arrays[name].tolist() for name in ("utterances", "num_copies", "num_chunks")), strict=True)
+    )
+    if any(min(sizes) < 0 for _, *sizes in utterances) or sum(n * count for _, n, count in utterances) != len(
+        chunks
+    ):
+        raise ValueError("num_copies and num_chunks do not share out the chunks")
+    for utterance, num_copies, count in utterances:
         ends = range(first, first + num_copies * count, count) if count else range(0)
         copies[utterance] = [chunks[begin : begin + count] for begin in ends]
         first += num_copies * count

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import GraphError
+from fsachain.files import parse_json, write_text
 from fsachain.graph.decisions import DecisionTree
 from fsachain.graph.topology import Topology
 
@@ -23,8 +24,7 @@ def write_record(path: str | os.PathLike[str], fields: dict[str, Any]) -> None:
         del record["decisions"], record["central_position"]
     else:
         record["decisions"] = fields["decisions"].to_list()
-    with Path(path).open("w", encoding="utf-8") as file:
-        json.dump(record, file, ensure_ascii=False, indent=1)
+    write_text(path, json.dumps(record, ensure_ascii=False, indent=1))
 
 
 def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -34,8 +34,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
         GraphError: the file is not a context tree.
     """
     try:
-        with Path(path).open(encoding="utf-8") as file:
-            record = json.load(file)
+        record = parse_json(Path(path).read_bytes(), str(path))
         if record["format"] != JSON_FORMAT:
             raise GraphError(f"{path}: format {record['format']!r}, expected {JSON_FORMAT!r}")
         decisions = record.get("decisions")
@@ -48,7 +47,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
             "decisions": None if decisions is None else DecisionTree.from_list(decisions),
             "central_position": record.get("central_position", -1),
         }
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, GraphError):
             raise
         raise GraphError(f"{path}: not a context tree written by fsachain ({error!r})") from error

@@ -1,4 +1,4 @@
-"""The denominator graph: phone language model, context and topology as one acceptor over pdfs."""
+"""The denominator graph: phone language model, context and topology as one acceptor over pdfs; or none of these."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
     )
     graph = expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
     return lump(graph.input_fsa())
+
+
+def free_denominator(num_pdfs: int) -> Fsa:
+    """One state with a self-loop of score 0 for each pdf: every sequence of pdfs is accepted, and counts alike.
+
+    Its log Z is sum_t log sum_p exp y(t, p), what a softmax of every frame divides by. With numerators of a CTC topology the
+    objective log Z_num - log Z_den is then the log-likelihood of CTC (Graves et al., ICML 2006).
+
+    Raises:
+        GraphError: num_pdfs is not positive.
+    """
+    if num_pdfs < 1:
+        raise GraphError(f"num_pdfs = {num_pdfs}; expected at least 1")
+    loop = np.zeros(num_pdfs, np.int64)
+    return Fsa(1, loop, loop, np.arange(num_pdfs), np.zeros(num_pdfs), np.zeros(1))

@@ -15,6 +15,9 @@ from fsachain import reachability
 from fsachain.errors import GraphError
 from fsachain.graph.transducer import Transducer
 
+# A chain of n epsilons with an arc at each state becomes n * n / 2 arcs: a small file could ask for any memory.
+MOST_GROWTH, FREE_STEPS = 10, 2_000_000
+
 
 def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer, list[int]]:
     """The same language and path weights without arcs of input label 0; trimmed.
@@ -30,7 +33,8 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
         The graph, start state 0, and the tag of each of its arcs. Without any path it has one state and no arcs.
 
     Raises:
-        GraphError: a cycle of epsilon arcs.
+        GraphError: a cycle of epsilon arcs, or so many states within reach of each other by epsilons that the result would
+            be out of proportion to the graph (`MOST_GROWTH`).
     """
     possible = [[arc for arc in arcs if arc[3] > -math.inf] for arcs in graph.leaving(tags)]
     leaving = [[arc for arc in arcs if arc[1]] for arcs in possible]
@@ -39,9 +43,18 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
     states, numbers = [graph.start], {graph.start: 0}
     arcs: list[tuple[int, int, int, int, float, int]] = []
     final: list[float] = []
+    most = FREE_STEPS + MOST_GROWTH * (len(graph.src) + graph.num_states)
+    steps = 0
     for index, state in enumerate(states):  # the list grows while it is read
         total = -math.inf
-        for reached, weight in _closure(state, skipping, rank):
+        within_reach = _closure(state, skipping, rank)
+        steps += len(within_reach)
+        if steps + len(arcs) > most:
+            raise GraphError(
+                f"without its epsilons a graph of {graph.num_states} states and {len(graph.src)} arcs takes more than "
+                f"{most} steps and arcs; expected few states within reach of each other by epsilons alone"
+            )
+        for reached, weight in within_reach:
             total = float(np.logaddexp(total, weight + graph.final_log_prob[reached]))
             for dst, ilabel, olabel, log_prob, tag in leaving[reached]:
                 number = numbers.get(dst)

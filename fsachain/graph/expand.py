@@ -16,6 +16,7 @@ import numpy as np
 
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
+from fsachain.graph.topology import HmmState
 from fsachain.graph.transducer import Transducer
 from fsachain.graph.wide_context import UnitGraph, in_context
 
@@ -150,9 +151,17 @@ class _Expander:
         self.tree = tree
         self.final = phones.final_log_prob.tolist()
         self.has_blank = tree.blank_pdf is not None
-        self.keeps_left = self.has_blank or tree.context_width > 1
-        self.last_hmm_state = len(states) - 1
-        self.leave_log_prob = [transition_scale * state.leave_log_prob for state in states]
+        self.must_separate = tree.topology.blank == "between"
+        self.keeps_left = self.must_separate or tree.context_width > 1
+        # A phone of one frame that no blank need follow is over like a blank: both wait in one node.
+        self.ends_in_blank = tree.topology.blank == "optional" and states == (HmmState(0, None, 0.0, 0.0),)
+        moves = [tree.topology.moves(index) for index in range(len(states))]
+        self.inner_moves = [
+            [(target, transition_scale * weight) for target, weight in ways if target < len(states)]
+            for ways in moves
+        ]
+        leaving = [dict(ways).get(len(states)) for ways in moves]
+        self.leave_log_prob = [None if weight is None else transition_scale * weight for weight in leaving]
         self.loop = [self_loop_scale * state.loop_log_prob for state in states]
         self.leaving = phones.leaving(tags)
         self.numbers: dict[_Node, int] = {}
@@ -164,10 +173,14 @@ class _Expander:
         for index, node in enumerate(self.nodes):  # the list grows while it is read
             if node.hmm_state >= 0 or node.hmm_state == BLANK:
                 self.stay(index, node)
-            if 0 <= node.hmm_state < self.last_hmm_state:
+            if node.hmm_state < 0:
+                self.leave(index, node, 0.0)
+                continue
+            if self.inner_moves[node.hmm_state]:
                 self.advance(index, node)
-            else:
-                self.leave(index, node)
+            paid = self.leave_log_prob[node.hmm_state]
+            if paid is not None:
+                self.leave(index, node, paid)
         final = [self.final_log_prob(node) for node in self.nodes]
         columns = list(zip(*self.arcs, strict=True)) or [()] * 8
         src, dst, ilabel, olabel = (np.array(column, dtype=np.int32) for column in columns[:4])
@@ -185,9 +198,8 @@ class _Expander:
     def final_log_prob(self, node: _Node) -> float:
         if node.hmm_state < 0:
             return self.final[node.state]
-        if node.hmm_state < self.last_hmm_state:
-            return -np.inf
-        return self.final[node.state] + self.leave_log_prob[node.hmm_state]
+        paid = self.leave_log_prob[node.hmm_state]
+        return -np.inf if paid is None else self.final[node.state] + paid
 
     def stay(self, index: int, node: _Node) -> None:
         """One more frame of the same HMM state, or of the blank."""
@@ -201,17 +213,16 @@ class _Expander:
             )
 
     def advance(self, index: int, node: _Node) -> None:
-        """From one HMM state of a phone to its next."""
-        after = node._replace(hmm_state=node.hmm_state + 1)
-        pdf = node.pdfs[after.hmm_state][0]
-        log_prob = self.leave_log_prob[node.hmm_state]
-        self.arcs.append((index, self.number(after), pdf + 1, 0, log_prob, node.phone, node.tag, False))
+        """From one HMM state of a phone to others."""
+        for target, log_prob in self.inner_moves[node.hmm_state]:
+            after = node._replace(hmm_state=target)
+            pdf = node.pdfs[target][0]
+            self.arcs.append((index, self.number(after), pdf + 1, 0, log_prob, node.phone, node.tag, False))
 
-    def leave(self, index: int, node: _Node) -> None:
+    def leave(self, index: int, node: _Node, paid: float) -> None:
         """From the end of a phone, the start or a blank into whatever may follow."""
         left, arcs = node.left, self.arcs
-        paid = self.leave_log_prob[node.hmm_state] if node.hmm_state >= 0 else 0.0
-        if self.has_blank and node.hmm_state in (START, self.last_hmm_state):
+        if self.has_blank and (node.hmm_state == START or node.hmm_state >= 0):
             blank = self.number(_Node(node.state, 0, BLANK))
             arcs.append((index, blank, 1, 0, paid, 0, -1, False))
         for dst, phone, olabel, log_prob, tag in self.leaving[node.state]:
@@ -220,8 +231,11 @@ class _Expander:
                 arcs.append((index, after, 0, olabel, log_prob + paid, 0, tag, False))
                 continue
             phone_class = self.tree.left_class(phone) if self.keeps_left else 0
-            if self.has_blank and phone_class == left:
+            if self.must_separate and phone_class == left:
                 continue  # two equal phones in a row need a blank between them
             pdfs = self.tree.hmm_pdfs(phone, left)
-            after = self.number(_Node(dst, phone_class, 0, phone, pdfs, tag))
+            waits = (
+                _Node(dst, 0, BLANK) if self.ends_in_blank else _Node(dst, phone_class, 0, phone, pdfs, tag)
+            )
+            after = self.number(waits)
             arcs.append((index, after, pdfs[0][0] + 1, olabel, log_prob + paid, phone, tag, True))

@@ -9,6 +9,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from fsachain.fsa import Fsa
+from fsachain.graph.transducer import Transducer
 from fsachain.table import ArcView, TransitionTable, compile_table
 
 
@@ -101,6 +102,55 @@ def graph_facts(fsa: Fsa) -> GraphFacts:
         largest_sum=float(sums.max()),
         table_bytes=table_bytes(compile_table(fsa)),
         arcs_per_frame=2 * int(usable.sum()),
+    )
+
+
+@dataclass(frozen=True)
+class TransducerFacts:
+    """Facts about an FST that is no acceptor over pdfs, such as L.fst or HCLG.fst.
+
+    Attributes:
+        num_states, num_arcs, num_finals: sizes.
+        num_input_labels, num_output_labels: distinct labels, epsilon (0) left out.
+        num_epsilons: arcs without input and output label.
+        num_input_epsilons, num_output_epsilons: arcs without the one, whatever the other.
+        num_self_loops: arcs from a state to itself.
+    """
+
+    num_states: int
+    num_arcs: int
+    num_finals: int
+    num_input_labels: int
+    num_output_labels: int
+    num_epsilons: int
+    num_input_epsilons: int
+    num_output_epsilons: int
+    num_self_loops: int
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"transducer: {self.num_states} states, {self.num_finals} of them final, {self.num_arcs} arcs",
+                f"{self.num_input_labels} input labels, {self.num_output_labels} output labels",
+                f"{self.num_input_epsilons} arcs without input label, {self.num_output_epsilons} without output label, "
+                f"{self.num_epsilons} without both; {self.num_self_loops} self-loops",
+            ]
+        )
+
+
+def transducer_facts(fst: Transducer) -> TransducerFacts:
+    """Facts about `fst` as it is."""
+    silent_in, silent_out = fst.ilabel == 0, fst.olabel == 0
+    return TransducerFacts(
+        num_states=fst.num_states,
+        num_arcs=len(fst.src),
+        num_finals=int(np.count_nonzero(fst.final_log_prob > -np.inf)),
+        num_input_labels=len(np.unique(fst.ilabel[~silent_in])),
+        num_output_labels=len(np.unique(fst.olabel[~silent_out])),
+        num_epsilons=int((silent_in & silent_out).sum()),
+        num_input_epsilons=int(silent_in.sum()),
+        num_output_epsilons=int(silent_out.sum()),
+        num_self_loops=int((fst.src == fst.dst).sum()),
     )
 
 

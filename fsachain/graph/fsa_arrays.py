@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import GraphError
+from fsachain.errors import GraphError, ShapeError
 from fsachain.fsa import Fsa
+from fsachain.npz_file import read_npz
 
 Contents = TypeVar("Contents")
 
@@ -58,13 +59,12 @@ def read_archive(
         GraphError: "path: complaint (reason)" if the file is not such an archive.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = read_npz(path)
         if arrays["format"].item() != expected:
             raise GraphError(f"{path}: format {arrays['format'].item()!r}, expected {expected!r}")
         return make(arrays)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, GraphError):
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError, ShapeError) as error:
+        if isinstance(error, GraphError) and str(error).startswith(os.fspath(path)):
             raise
         reason = error if zipfile.is_zipfile(path) else "no npz file, or cut short"
         raise GraphError(f"{path}: {complaint} ({reason})") from error

@@ -24,7 +24,7 @@ import numpy as np
 from fsachain.errors import GraphError, require
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.ngram import END, START, estimate_arpa
-from fsachain.graph.openfst import read_fst
+from fsachain.graph.openfst import read_transducer
 from fsachain.graph.transducer import Transducer
 
 __all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
@@ -92,7 +92,7 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
             raise GraphError(
                 f"{name}: not an n-gram in ARPA format ({' '.join(reason) or 'no reason given'})"
             )
-        grammar = Transducer.from_openfst(read_fst(fst))
+        grammar = read_transducer(fst)
     backoff = len(lexicon.words) + 1
     ilabel = np.where(grammar.ilabel == backoff, 0, grammar.ilabel).astype(np.int32)
     if not (ilabel > 0).any():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsachain.errors import GraphError
+from fsachain.files import parse_json, write_text
 
 JSON_FORMAT = "fsachain-lexicon-1"
 
@@ -248,8 +249,7 @@ class Lexicon:
             "oov": self.oov,
             "words": [[word, p] for word, p in zip(self.words, self.pronunciations, strict=True)],
         }
-        with Path(path).open("w", encoding="utf-8") as file:
-            json.dump(record, file, ensure_ascii=False)
+        write_text(path, json.dumps(record, ensure_ascii=False))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Lexicon:
@@ -259,8 +259,7 @@ class Lexicon:
             GraphError: the file is not such a lexicon.
         """
         try:
-            with Path(path).open(encoding="utf-8") as file:
-                record = json.load(file)
+            record = parse_json(Path(path).read_bytes(), str(path))
             if record["format"] != JSON_FORMAT:
                 raise GraphError(f"{path}: format {record['format']!r}, expected {JSON_FORMAT!r}")
             words = tuple(word for word, _ in record["words"])
@@ -269,5 +268,7 @@ class Lexicon:
             )
             phones = tuple(record["phones"])
             return cls(words, phones, lists, record["silence"], record["silence_prob"], record["oov"])
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, GraphError):
+                raise
             raise GraphError(f"{path}: not a lexicon written by fsachain ({error!r})") from error

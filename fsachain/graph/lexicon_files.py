@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from fsachain.errors import GraphError
+from fsachain.kaldi.stream import MAX_DIGITS
 
 Entry = tuple[str, float, list[str]]
 FORMATS = ("auto", "lexicon", "lexiconp")
@@ -74,7 +75,7 @@ def read_phones(path: str | os.PathLike[str]) -> list[str]:
     """
     names: dict[int, str] = {}
     for number, fields in read_lines(path):
-        if len(fields) != 2 or not fields[1].isdecimal():
+        if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= MAX_DIGITS):
             raise GraphError(f"{path}:{number}: {' '.join(fields)!r}, expected a phone and its id")
         name, phone = fields[0], int(fields[1])
         if name in EPSILON_NAMES or name.startswith("#"):

@@ -16,7 +16,7 @@ import numpy as np
 from fsachain.errors import DataError, GraphError, require
 from fsachain.fsa import Fsa
 from fsachain.graph.transducer import Transducer
-from fsachain.kaldi.fst import MAGIC, can_read, read_arcs
+from fsachain.kaldi.fst import MAGIC, read_arcs
 from fsachain.kaldi.stream import open_file
 
 _TROPICAL = "standard"
@@ -78,15 +78,10 @@ def to_openfst(fsa: Fsa) -> Any:
 def read(path: str | os.PathLike[str]) -> Fsa:
     """Read the OpenFst binary file at `path`; see `from_openfst` for what it may hold.
 
-    Vector, const and compact acceptor files of single-precision weights need no pywrapfst.
-
     Raises:
-        GraphError: there is no such file, it is no FST or is cut short, or `from_openfst` refuses it.
+        GraphError: `read_transducer` or `from_openfst` refuses it.
     """
-    arcs = _read_known(os.fspath(path))
-    if arcs is None:
-        return from_openfst(_read_other(os.fspath(path)), source=os.fspath(path))
-    return arcs.acceptor(os.fspath(path))
+    return read_transducer(path).acceptor(os.fspath(path))
 
 
 def write(fsa: Fsa, path: str | os.PathLike[str]) -> None:
@@ -98,39 +93,24 @@ def write(fsa: Fsa, path: str | os.PathLike[str]) -> None:
     write_fst(to_openfst(fsa), path)
 
 
-def read_fst(path: str | os.PathLike[str]) -> Any:
-    """Read the OpenFst binary file at `path` as it is, labels and semiring untouched, into a pywrapfst FST.
+def read_transducer(path: str | os.PathLike[str]) -> Transducer:
+    """Read the OpenFst binary file at `path` as it is: states, labels and weights that cannot be are not looked for.
+
+    OpenFst's own reader would reserve what a header claims, and end the process where it cannot; ours does not.
 
     Raises:
-        GraphError: there is no such file, it is no FST or is cut short.
+        GraphError: there is no such file, it is no FST, is cut short, or is of a kind that `kaldi.fst` does not read.
     """
     name = os.fspath(path)
-    _read_known(name)  # OpenFst would reserve what a header claims, and end the process where it cannot
-    return _read_other(name)
-
-
-def _read_known(name: str) -> Transducer | None:
-    """The arcs of a file of a kind that `fsachain.kaldi.fst` reads; None for other kinds of FST."""
     if not Path(name).is_file():
         raise GraphError(f"{name}: no such file; expected an OpenFst binary file")
     try:
         cursor = open_file(name)
         if cursor.peek(len(MAGIC)) != MAGIC:
             raise GraphError(f"{name}: not an OpenFst binary file (it does not begin as one)")
-        return read_arcs(cursor) if can_read(cursor) else None
+        return read_arcs(cursor)
     except DataError as error:
         raise GraphError(f"{name}: not an OpenFst binary file, or cut short ({error})") from error
-
-
-def _read_other(name: str) -> Any:
-    pywrapfst = require("pywrapfst", extra="graph")
-    try:
-        return pywrapfst.Fst.read(name)
-    except pywrapfst.FstError as error:
-        size = Path(name).stat().st_size
-        raise GraphError(
-            f"{name}: not an OpenFst binary file, or cut short ({size} bytes; {error})"
-        ) from error
 
 
 def write_fst(fst: Any, path: str | os.PathLike[str]) -> None:

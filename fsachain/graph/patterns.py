@@ -71,7 +71,8 @@ def phone_loop(phones: Sequence[int], *, stop_prob: float = 0.1) -> Fsa:
     """Any sequence of one phone or more: n of them have probability stop_prob (1 - stop_prob)^(n - 1) / K^n.
 
     Args:
-        phones: the K phone ids that the loop knows. Silence, which is optional around the loop anyway, may be among them.
+        phones: the K phone ids that the loop knows. Silence is optional around the loop anyway; a loop that stands for
+            several words, or for anything, needs it among them.
         stop_prob: one over the mean number of phones.
 
     Raises:

@@ -122,6 +122,10 @@ class Transducer:
     def to_openfst(self) -> Any:
         """The same transducer as a pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""
         pywrapfst = require("pywrapfst", extra="graph")
+        return pywrapfst.VectorFst.read_from_string(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The same transducer in OpenFst's binary form, as a vector FST (tropical); arcs of one state keep their order."""
         order = np.argsort(self.src, kind="stable")
         arcs = np.empty(len(order), dtype=ARC)
         arcs["ilabel"], arcs["olabel"] = self.ilabel[order], self.olabel[order]
@@ -135,7 +139,7 @@ class Transducer:
             pieces.append(struct.pack("<fq", final, end - first))
             pieces.append(body[16 * first : 16 * end])
             first = end
-        return pywrapfst.VectorFst.read_from_string(b"".join(pieces))
+        return b"".join(pieces)
 
 
 def _check_arcs(arcs: Transducer, where: str) -> None:

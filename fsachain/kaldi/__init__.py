@@ -9,5 +9,6 @@ transitions     topology and transition model (0.trans_mdl, the head of final.md
 examples        chain examples (cegs)
 symbols         words.txt and phones.txt
 decoding        HCLG over pdfs
+training_log    the objective that a log of Kaldi ends with
 writing         matrices for Kaldi's decoders
 """

@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fsachain.errors import DataError
-from fsachain.kaldi.stream import Cursor, open_file
+from fsachain.kaldi.stream import MAX_DIGITS, Cursor, open_file
 
 Value = TypeVar("Value")
 Reader = Callable[[Cursor], Value]
 
-_RANGE = re.compile(r"^(?P<address>.*)\[(?P<rows>\d*:\d*)(?:,(?P<columns>\d*:\d*))?\]$")
-_OFFSET = re.compile(r"^(?P<path>.*):(?P<offset>\d+)$")
+_INDEX = rf"\d{{0,{MAX_DIGITS}}}"
+_SLICE = rf"{_INDEX}:{_INDEX}"
+_RANGE = re.compile(rf"^(?P<address>.*)\[(?P<rows>{_SLICE})(?:,(?P<columns>{_SLICE}))?\]$")
+_OFFSET = re.compile(rf"^(?P<path>.*):(?P<offset>\d{{1,{MAX_DIGITS}}})$")
 _OPEN_FILES = 8
 
 
@@ -139,12 +141,15 @@ def _read_script(path: str, read: Reader[Value]) -> Iterator[tuple[str, Value]]:
             raise DataError(f"{path}:{number}: {fields[0]!r}, expected a key and an address")
         key, address = fields
         beside = folder / address
-        place = (
-            os.fspath(beside)
-            if Path(_Addresses.split(os.fspath(beside).split("[")[0])[0]).exists()
-            else address
-        )
+        place = os.fspath(beside) if _exists(os.fspath(beside)) else address
         try:
             yield key, addresses.read(place, read)
         except DataError as error:
             raise DataError(f"{path}:{number}: {error}") from error
+
+
+def _exists(address: str) -> bool:
+    try:
+        return Path(_Addresses.split(address.split("[")[0])[0]).exists()
+    except (OSError, ValueError):  # a name too long for the system, or with a zero byte
+        return False

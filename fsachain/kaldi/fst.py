@@ -2,7 +2,8 @@
 
 OpenFst's own reader reserves what the header claims and ends the process where it cannot, so files from
 elsewhere are read here. Layout: OpenFst's fst.cc, vector-fst.h, const-fst.h, compact-fst.h. Weights are one
-float32 (arc types "standard" and "log"); labels are left as they are in the file.
+float32 (arc types "standard" and "log"), in vector FSTs also one float64 ("log64"); labels are left as they are in
+the file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ MAGIC = (2125659606).to_bytes(4, "little")
 _SYMBOLS_MAGIC = 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
 _ALIGNMENT = 16
-_ARC_TYPES = ("standard", "log")
+_KINDS = {
+    "vector": ("standard", "log", "log64"),
+    "const": ("standard", "log"),
+    "compact_acceptor": ("standard", "log"),
+}
+_WIDE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f8"), ("dst", "<i4")])
 _CONST_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("num_arcs", "<u4"), ("epsilons", "<u4", 2)])
 _COMPACT = np.dtype([("label", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
 
@@ -56,13 +62,13 @@ def read_arcs(cursor: Cursor) -> Transducer:
     if cursor.peek(4) != MAGIC:
         return _read_text(cursor)
     header = read_header(cursor)
-    readers = {"vector": _read_vector, "const": _read_const, "compact_acceptor": _read_compact_acceptor}
-    if header.kind not in readers or header.arc_type not in _ARC_TYPES:
+    if header.arc_type not in _KINDS.get(header.kind, ()):
         cursor.fail(
-            f"FST of type {header.kind!r} over {header.arc_type!r} arcs; expected one of {', '.join(readers)} over "
-            f"{' or '.join(_ARC_TYPES)} (convert it with fstconvert; lattices are read by read_lattice)",
+            f"FST of type {header.kind!r} over {header.arc_type!r} arcs; expected one of {', '.join(_KINDS)} over "
+            "standard or log arcs, or vector over log64 (convert it with fstconvert; lattices are read by read_lattice)",
             begin,
         )
+    readers = {"vector": _read_vector, "const": _read_const, "compact_acceptor": _read_compact_acceptor}
     return readers[header.kind](cursor, header)
 
 
@@ -78,14 +84,6 @@ def read_fsa(cursor: Cursor) -> Fsa:
         return arcs.acceptor(cursor.name)
     except GraphError as error:
         cursor.fail(f"no acceptor over pdfs ({error})", begin)
-
-
-def can_read(cursor: Cursor) -> bool:
-    """Whether the file begins as an FST of a kind that `read_fst` knows."""
-    if cursor.peek(4) != MAGIC:
-        return False
-    header = read_header(Cursor(cursor.data, cursor.name, cursor.position))
-    return header.kind in ("vector", "const", "compact_acceptor") and header.arc_type in _ARC_TYPES
 
 
 def _string(cursor: Cursor, what: str) -> str:
@@ -125,7 +123,9 @@ def _check_size(cursor: Cursor, header: Header, bytes_per_state: int) -> None:
 
 
 def _read_vector(cursor: Cursor, header: Header) -> Transducer:
-    state = struct.Struct("<fq")
+    state, arc = (
+        (struct.Struct("<dq"), _WIDE_ARC) if header.arc_type == "log64" else (struct.Struct("<fq"), ARC)
+    )
     _check_size(cursor, header, state.size)
     finals = np.empty(header.num_states)
     counts = np.empty(header.num_states, dtype=np.int64)
@@ -134,7 +134,7 @@ def _read_vector(cursor: Cursor, header: Header) -> Transducer:
     for number in range(header.num_states):
         body = offset + state.size
         finals[number], count = state.unpack_from(data, offset) if body <= end else (math.nan, -1)
-        offset = body + ARC.itemsize * count
+        offset = body + arc.itemsize * count
         if count < 0 or offset > end:
             cursor.fail(
                 f"state {number} of {header.num_states}: the file ends before its {max(count, 0)} arcs"
@@ -142,8 +142,7 @@ def _read_vector(cursor: Cursor, header: Header) -> Transducer:
         pieces.append(data[body:offset])
         counts[number] = count
     cursor.position = offset
-    arcs = np.frombuffer(b"".join(pieces), dtype=ARC)
-    return _transducer(header, finals, counts, arcs)
+    return _transducer(header, finals, counts, np.frombuffer(b"".join(pieces), dtype=arc))
 
 
 def _read_const(cursor: Cursor, header: Header) -> Transducer:
@@ -155,7 +154,7 @@ def _read_const(cursor: Cursor, header: Header) -> Transducer:
     counts = states["num_arcs"].astype(np.int64)
     if not np.array_equal(states["first"], np.cumsum(counts) - counts) or counts.sum() != len(arcs):
         cursor.fail(f"a const FST whose states do not share out its {len(arcs)} arcs in order")
-    return _transducer(header, states["final"].astype(np.float64), counts, arcs)
+    return _transducer(header, states["final"], counts, arcs)
 
 
 def _read_compact_acceptor(cursor: Cursor, header: Header) -> Transducer:
@@ -189,13 +188,14 @@ def _align(cursor: Cursor, header: Header) -> None:
 
 def _transducer(
     header: Header,
-    finals: npt.NDArray[np.float64],
+    finals: npt.NDArray[np.floating],
     counts: npt.NDArray[np.int64],
     arcs: npt.NDArray[Any],
 ) -> Transducer:
     src = np.repeat(np.arange(header.num_states, dtype=np.int32), counts)
-    log_prob = 0.0 - arcs["cost"].astype(np.float64)
-    final_log_prob = 0.0 - finals
+    with np.errstate(invalid="ignore"):  # signalling NaNs, which are refused later
+        log_prob = 0.0 - arcs["cost"].astype(np.float64)
+        final_log_prob = 0.0 - finals.astype(np.float64)
     ilabel, olabel = arcs["ilabel"], arcs["olabel"]
     return Transducer(
         header.num_states, header.start, src, arcs["dst"], ilabel, olabel, log_prob, final_log_prob

@@ -15,6 +15,7 @@ import math
 import mmap
 import os
 import re
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -28,6 +29,7 @@ from fsachain.errors import DataError
 BINARY_MARK = b"\0B"
 MAX_UNPACKED_BYTES = 1 << 32  # of a compressed file: a small file can claim to unpack to anything
 LONGEST_TOKEN = 4096
+MAX_DIGITS = 18  # of an id: int() of thousands of digits is an error of its own
 _SPACE = re.compile(rb"\s*")
 _TOKEN = re.compile(rb"\S{1,%d}" % LONGEST_TOKEN)
 _PIECE = 1 << 22
@@ -213,12 +215,15 @@ def open_file(path: str | os.PathLike[str]) -> Cursor:
     """The bytes of a file, mapped into memory; `.gz` is unpacked, up to `MAX_UNPACKED_BYTES`.
 
     Raises:
-        DataError: there is no such file, it is damaged or too large, or it is a shell command: those are never run.
+        DataError: there is no such file, it is a folder, pipe or device, it is damaged or too large, or it is a shell
+            command: those are never run.
     """
     name = os.fspath(path)
     if name.strip().startswith("|") or name.strip().endswith("|"):
         raise DataError(f"{name}: a shell command; expected a file (commands in tables are not run)")
     try:
+        if not stat.S_ISREG(Path(name).stat().st_mode):  # to open a pipe would wait for its writer
+            raise DataError(f"{name}: no file that can be read at any place; expected a file on disk")
         if name.endswith(".gz"):
             return Cursor(_unpacked(name), name)
         with Path(name).open("rb") as file:

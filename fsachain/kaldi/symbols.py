@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fsachain.errors import DataError
-from fsachain.kaldi.stream import open_file
+from fsachain.kaldi.stream import MAX_DIGITS, open_file
 
 BACK_OFF = "#0"  # label of back-off arcs in a grammar
 
@@ -24,7 +24,7 @@ def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
         fields = cursor.line().split()
         if not fields:
             continue
-        if len(fields) != 2 or not fields[1].isdecimal():
+        if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= MAX_DIGITS):
             raise DataError(f"{path}:{number}: {' '.join(fields)[:80]!r}, expected a name and its id")
         symbol = int(fields[1])
         if symbol in names:

@@ -142,8 +142,8 @@ class TransitionModel:
         """The topology of all phones, with the model's transition probabilities.
 
         Raises:
-            GraphError: phones of different topologies, states that skip or do more than stay and go on, or
-                transition probabilities that differ from phone to phone: `Topology` has one for all.
+            GraphError: phones of different topologies, a state without a pdf before the end, or transition
+                probabilities that differ from phone to phone: `Topology` has one for all.
         """
         first = self.states[self.tuples[0].phone]
         for phone, states in self.states.items():
@@ -151,38 +151,41 @@ class TransitionModel:
                 raise GraphError(
                     f"{self.name}: phone {phone} has another topology than others; expected one for all"
                 )
-        loops, leaves = self._log_probs_by_state(len(first) - 1)
+        log_probs = self._log_probs_by_move()
         hmm_states = []
         for number, state in enumerate(first[:-1]):
-            targets = sorted(target for target, _ in state.transitions)
-            if state.forward_class < 0 or targets not in ([number, number + 1], [number + 1]):
+            targets = [target for target, _ in state.transitions]
+            if state.forward_class < 0 or len(set(targets)) < len(targets) or not set(targets) - {number}:
                 raise GraphError(
-                    f"{self.name}: state {number} goes to {targets}; expected itself and the next, or the next alone"
+                    f"{self.name}: state {number} has pdf class {state.forward_class} and goes to {targets}; expected a "
+                    "class of at least 0, and distinct states, itself not alone"
                 )
-            loop_class = state.self_loop_class if len(targets) == 2 else None
-            loop = loops[number] if len(targets) == 2 else 0.0
+            values = {target: log_probs.get((number, place), 0.0) for place, target in enumerate(targets)}
             hmm_states.append(
-                HmmState(state.forward_class, loop_class, min(leaves[number], 0.0), min(loop, 0.0))
+                HmmState(
+                    state.forward_class,
+                    state.self_loop_class if number in values else None,
+                    values.pop(number + 1, -math.inf),
+                    values.pop(number, 0.0),
+                    tuple(values.items()),
+                )
             )
         return Topology(tuple(hmm_states))
 
-    def _log_probs_by_state(self, num_states: int) -> tuple[list[float], list[float]]:
-        table = self.transitions
-        found: list[list[float]] = []
-        for loop in (True, False):
-            by_state = []
-            for state in range(num_states):
-                values = self.log_probs[
-                    (table.hmm_state == state) & (table.is_self_loop == loop) & (table.pdf >= 0)
-                ]
-                if values.size and float(np.ptp(values)) > LOG_TOLERANCE:
-                    raise GraphError(
-                        f"{self.name}: transition log-probabilities of state {state} reach from {values.min():g} to "
-                        f"{values.max():g}; expected one for all phones (chain models have those of the topology)"
-                    )
-                by_state.append(_double(values))
-            found.append(by_state)
-        return found[0], found[1]
+    def _log_probs_by_move(self) -> dict[tuple[int, int], float]:
+        """Log-probability of each (HMM state, place among its transitions), which all phones share."""
+        found: dict[tuple[int, int], list[float]] = {}
+        values = iter(self.log_probs[1:].tolist())
+        for entry in self.tuples:
+            for place in range(len(self.states[entry.phone][entry.hmm_state].transitions)):
+                found.setdefault((entry.hmm_state, place), []).append(next(values))
+        for (state, _), same in found.items():
+            if max(same) - min(same) > LOG_TOLERANCE:
+                raise GraphError(
+                    f"{self.name}: transition log-probabilities of state {state} reach from {min(same):g} to "
+                    f"{max(same):g}; expected one for all phones (chain models have those of the topology)"
+                )
+        return {move: min(_double(same[0]), 0.0) for move, same in found.items()}
 
 
 def _is_reordered(entry: npt.NDArray[np.int32], loop: npt.NDArray[np.bool_]) -> bool:
@@ -191,13 +194,11 @@ def _is_reordered(entry: npt.NDArray[np.int32], loop: npt.NDArray[np.bool_]) -> 
     return bool(loop[changes[0]]) if changes.size else not loop[0]
 
 
-def _double(values: npt.NDArray[np.floating]) -> float:
-    """The log-probability that float32 values stand for: log 0.5 in full precision if it is that."""
-    if not values.size:
-        return 0.0
-    prob = round(math.exp(float(values[0])), 6)
-    value = math.log(prob) if prob > 0 else float(values[0])
-    return value if abs(value - float(values[0])) <= LOG_TOLERANCE else float(values[0])
+def _double(value: float) -> float:
+    """The log-probability that a float32 value stands for: log 0.5 in full precision if it is that."""
+    prob = round(math.exp(value), 6)
+    exact = math.log(prob) if prob > 0 else value
+    return exact if abs(exact - value) <= LOG_TOLERANCE else value
 
 
 def read_transition_model(path: str | os.PathLike[str]) -> TransitionModel:

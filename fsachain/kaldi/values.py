@@ -149,7 +149,8 @@ def _text_matrix(cursor: Cursor) -> Floats:
 def _compressed(cursor: Cursor, kind: str) -> Floats:
     """Lossy forms: 8 bits between quartiles of each column (CM), 16 bits (CM2) or 8 bits (CM3) of a range."""
     low, span, rows, columns = struct.unpack("<ffii", cursor.take(16, "the header of a compressed matrix"))
-    if rows < 0 or columns < 0 or not np.isfinite([low, span]).all():
+    highest = float(np.finfo(np.float32).max)
+    if rows < 0 or columns < 0 or not (abs(low) < highest / 2 and abs(span) < highest / 2):
         cursor.fail(f"compressed matrix of {rows} x {columns} from {low} over {span}", cursor.position - 16)
     what = f"a compressed matrix of {rows} x {columns}"
     if kind != "CM":

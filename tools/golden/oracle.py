@@ -1,7 +1,7 @@
 """Jobs for `tools/golden/kaldi_oracle.py`, and what comes back as acceptors over pdfs.
 
 What the goldens are for a handful of fixed cases this is for any lexicon, topology and transcript; `make test-kaldi`
-uses it.
+and `make bench-graphs` use it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,16 +38,34 @@ class Job:
         topology: without blank; every state may be stayed in.
         sets: phone ids that share pdfs, each phone in one set.
         transcripts: lists of words.
+        scales: transition scale and self-loop scale.
     """
 
     lexicon: Lexicon
     topology: Topology
     sets: Sequence[Sequence[int]]
     transcripts: Sequence[Sequence[str]]
+    scales: tuple[float, float] = (0.0, 0.0)
+
+
+class Cost(NamedTuple):
+    """What a graph of Kaldi's took and has: seconds of processor time, arcs."""
+
+    seconds: float
+    num_arcs: int
 
 
 def training_graphs(python: Path, jobs: Sequence[Job], folder: Path) -> list[list[Fsa]]:
-    """Kaldi's graphs, by job and transcript, over pdfs.
+    """Kaldi's graphs, by job and transcript, over pdfs; arguments and errors as for `compile_jobs`."""
+    compile_jobs(python, jobs, folder)
+    return [
+        [_over_pdfs(folder, number, place) for place in range(len(job.transcripts))]
+        for number, job in enumerate(jobs)
+    ]
+
+
+def compile_jobs(python: Path, jobs: Sequence[Job], folder: Path) -> list[list[Cost]]:
+    """Let Kaldi compile its graphs into `folder`; what each cost, by job and transcript.
 
     Args:
         python: interpreter of an environment with kaldi-hmm-gmm.
@@ -66,6 +85,7 @@ def training_graphs(python: Path, jobs: Sequence[Job], folder: Path) -> list[lis
                 "pdf_classes": [job.topology.num_pdf_classes] * len(job.lexicon.phones),
                 "sets": [list(phones) for phones in job.sets],
                 "lexicon": name,
+                "scales": list(job.scales),
                 "transcripts": [[job.lexicon.word_id(w) for w in words] for words in job.transcripts],
             }
         )
@@ -75,8 +95,8 @@ def training_graphs(python: Path, jobs: Sequence[Job], folder: Path) -> list[lis
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     return [
-        [_over_pdfs(folder, number, place) for place in range(len(job.transcripts))]
-        for number, job in enumerate(jobs)
+        [Cost(*cost) for cost in json.loads((folder / f"{number}.costs.json").read_text(encoding="utf-8"))]
+        for number in range(len(jobs))
     ]
 
 
@@ -96,8 +116,8 @@ def topology_text(topology: Topology, num_phones: int) -> str:
         classes = f"<ForwardPdfClass> {state.entry_class} <SelfLoopPdfClass> {state.loop_class}"
         if state.entry_class == state.loop_class:
             classes = f"<PdfClass> {state.entry_class}"
-        loop, leave = math.exp(state.loop_log_prob), math.exp(state.leave_log_prob)
-        moves = f"<Transition> {number} {loop:.9g} <Transition> {number + 1} {leave:.9g}"
+        ways = [(number, state.loop_log_prob), *topology.moves(number)]
+        moves = " ".join(f"<Transition> {target} {math.exp(log_prob):.9g}" for target, log_prob in ways)
         lines.append(f"<State> {number} {classes} {moves} </State>")
     lines += [f"<State> {len(topology.states)} </State>", "</TopologyEntry>", "</Topology>"]
     return "\n".join(lines) + "\n"

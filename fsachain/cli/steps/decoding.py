@@ -18,12 +18,17 @@ from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import align, write_ctm
 from fsachain.decode.decoder import decode
+from fsachain.decode.textgrid import textgrid_name, write_textgrid
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
-from fsachain.errors import DataError
+from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import grammar_from_arpa, word_loop
+from fsachain.kaldi.archive import read_value
+from fsachain.kaldi.decoding import grammar_over
+from fsachain.kaldi.fst import read_fst
+from fsachain.kaldi.symbols import read_symbols
 
 Outputs = Mapping[str, NDArray[np.float32]]
 
@@ -33,22 +38,36 @@ class DecodingGraphs:
 
     Args:
         lang: lexicon and tree.
-        arpa: word language model; None for a loop over the lexicon's spoken words.
+        arpa: word language model in ARPA format; without it and `grammar` a loop over the lexicon's spoken words.
+        grammar: word language model as an FST, such as Kaldi's G.fst, and the words.txt of its labels.
+
+    Attributes:
+        grammar: the language model as a pywrapfst FST over word ids.
+
+    Raises:
+        ConfigError: both.
     """
 
-    def __init__(self, lang: Lang, arpa: Path | None) -> None:
+    def __init__(self, lang: Lang, arpa: Path | None, grammar: tuple[Path, Path] | None = None) -> None:
         self.lang = lang
         lexicon = lang.lexicon
-        self._grammar = (
-            word_loop(lang.spoken_words, lexicon) if arpa is None else grammar_from_arpa(arpa, lexicon)
-        )
+        if arpa is not None and grammar is not None:
+            raise ConfigError(f"arpa = {arpa} and grammar = {grammar[0]}: expected one language model")
+        if grammar is not None:
+            fst, words = grammar
+            found = grammar_over(read_value(fst, read_fst), read_symbols(words), lexicon.words)
+            self.grammar = found.to_openfst()
+        elif arpa is not None:
+            self.grammar = grammar_from_arpa(arpa, lexicon)
+        else:
+            self.grammar = word_loop(lang.spoken_words, lexicon)
 
     def build(self, lm_weight: float, word_insertion_penalty: float) -> Any:
         """The graph as a pywrapfst object: input label pdf + 1, output label word id."""
         return build_decoding_graph(
             self.lang.lexicon,
             self.lang.tree,
-            self._grammar,
+            self.grammar,
             lm_weight=lm_weight,
             word_insertion_penalty=word_insertion_penalty,
         )
@@ -165,10 +184,13 @@ def align_data(
     out: Path,
     *,
     normalization: Fsa | None = None,
+    textgrids: Path | None = None,
     cache: Path | None = None,
     num_workers: int = 1,
 ) -> AlignSummary:
     """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
+
+    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat.
 
     Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
     model has no say. With that of a denominator the path found is one that the denominator has: supervision
@@ -182,6 +204,11 @@ def align_data(
         found, failed = align(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
+    if textgrids is not None:
+        for name, result in found.items():
+            tiers = {"words": result.words, "phones": result.phones}
+            seconds = model.timing.start_of(len(outputs[name]))
+            write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
     failed |= {name: "has no frames" for name in numerators if name not in outputs}
     reasons = excluded | {name: f"utterance {name!r}: {reason}" for name, reason in failed.items()}
     return AlignSummary(len(found), reasons)

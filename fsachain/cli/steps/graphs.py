@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fsachain.cli.config import PhoneLmConfig
-from fsachain.cli.progress import track
 from fsachain.cli.steps.lang import TREE, Lang
-from fsachain.data.kaldi_dir import DataDir
+from fsachain.cli.steps.parallel import collect
+from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.denominator import build_denominator
+from fsachain.graph.denominator import build_denominator, free_denominator
 from fsachain.graph.grammar import estimate_arpa
 from fsachain.graph.lm_phones import lm_phones
 from fsachain.graph.numerator import Numerator, build_numerator
-from fsachain.graph.numerator_files import save_numerators
+from fsachain.graph.numerator_files import NumeratorSource, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
 
 DENOMINATOR = "den.fst"
@@ -70,11 +71,8 @@ def make_phone_lm(
     Raises:
         DataError: no utterance with words is left.
     """
-    excluded = _refused(lang, transcripts)
-    usable = [words for name, words in transcripts.items() if words and name not in excluded]
-    if not usable:
-        reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
-        raise DataError(f"{out}: no transcript for a phone language model; the first reason: {reason}")
+    excluded = refused(lang, transcripts)
+    usable = usable_transcripts(transcripts, excluded, out)
     phones = lm_phones(
         usable,
         lang.lexicon,
@@ -93,19 +91,36 @@ def make_phone_lm(
     return PhoneLmSummary(phone_lm, excluded)
 
 
-def _refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def usable_transcripts(
+    transcripts: Mapping[str, Sequence[str]], excluded: Mapping[str, str], out: Path
+) -> list[Sequence[str]]:
+    """The transcripts with words that are not excluded.
+
+    Raises:
+        DataError: there are none; the message begins with `out`.
+    """
+    usable = [words for name, words in transcripts.items() if words and name not in excluded]
+    if not usable:
+        reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
+        raise DataError(f"{out}: no transcript for a language model; the first reason: {reason}")
+    return usable
+
+
+def refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """The utterances that have a word which the lexicon refuses, with the reason."""
-    refused: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name, words in transcripts.items():
         try:
             for word in words:
                 lang.lexicon.pronunciations_of(word, name=name)
         except GraphError as error:
-            refused[name] = str(error)
-    return refused
+            found[name] = str(error)
+    return found
 
 
-def make_denominator(lang: Lang, phone_lm: Path, out: Path) -> DenominatorGraph:
+def make_denominator(
+    lang: Lang, phone_lm: Path, out: Path, merge: Literal["sum", "min"] = "sum"
+) -> DenominatorGraph:
     """Build the denominator from a phone language model.
 
     Writes den.fst, normalization.fst and the tree they were made with, tree.json, to `out`.
@@ -118,11 +133,25 @@ def make_denominator(lang: Lang, phone_lm: Path, out: Path) -> DenominatorGraph:
         denominator = DenominatorGraph(build_denominator(fsa, lang.tree), lang.tree.num_pdfs)
     except GraphError as error:
         raise GraphError(f"{phone_lm}: no phone language model for these phones: {error}") from error
+    write_denominator(lang, denominator, out, merge)
+    return denominator
+
+
+def make_free_denominator(lang: Lang, out: Path) -> DenominatorGraph:
+    """Write the denominator that accepts every sequence of pdfs, with the files of `make_denominator`."""
+    denominator = DenominatorGraph(free_denominator(lang.tree.num_pdfs), lang.tree.num_pdfs)
+    write_denominator(lang, denominator, out, "sum")
+    return denominator
+
+
+def write_denominator(
+    lang: Lang, denominator: DenominatorGraph, out: Path, merge: Literal["sum", "min"]
+) -> None:
+    """Write den.fst, normalization.fst and the tree they were made with, tree.json."""
     out.mkdir(parents=True, exist_ok=True)
     lang.tree.save(out / TREE)
     denominator.fsa.write(out / DENOMINATOR)
-    denominator.normalization_fsa().write(out / NORMALIZATION)
-    return denominator
+    denominator.normalization_fsa(merge).write(out / NORMALIZATION)
 
 
 def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
@@ -152,27 +181,39 @@ def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
     return Fsa.read(folder / graph)
 
 
+@dataclass(frozen=True, eq=False)
+class TranscriptMaker:
+    """Turns an utterance into the numerator of its transcript."""
+
+    lang: Lang
+    normalization: Fsa | None
+
+    def __call__(self, utterance: Utterance) -> Numerator:
+        """The numerator; a `GraphError` names the utterance."""
+        return build_numerator(
+            utterance.words,
+            self.lang.lexicon,
+            self.lang.tree,
+            normalization=self.normalization,
+            name=utterance.id,
+        )
+
+
 def build_numerators(
-    lang: Lang, data: DataDir, normalization: Fsa | None
+    lang: Lang, data: DataDir, normalization: Fsa | None, *, jobs: int = 1
 ) -> tuple[dict[str, Numerator], dict[str, str]]:
     """The numerators of all utterances by id, and for those that have none the reason.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
-    normalization does not accept.
+    normalization does not accept. `jobs` processes work.
     """
-    numerators: dict[str, Numerator] = {}
-    excluded: dict[str, str] = {}
-    for utterance in track(data.utterances, "numerators"):
-        try:
-            numerators[utterance.id] = build_numerator(
-                utterance.words, lang.lexicon, lang.tree, normalization=normalization, name=utterance.id
-            )
-        except GraphError as error:
-            excluded[utterance.id] = str(error)
-    return numerators, excluded
+    items = [(utterance.id, utterance) for utterance in data.utterances]
+    return collect(TranscriptMaker(lang, normalization), items, "numerators", jobs)
 
 
-def make_numerators(lang: Lang, data: DataDir, out: Path, normalization: Fsa | None) -> NumeratorSummary:
+def make_numerators(
+    lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, *, jobs: int = 1
+) -> NumeratorSummary:
     """Build the numerators of a data directory and write them to one npz file.
 
     Args:
@@ -180,16 +221,30 @@ def make_numerators(lang: Lang, data: DataDir, out: Path, normalization: Fsa | N
         data: the utterances; those that `build_numerators` excludes are left out and named.
         out: the npz file.
         normalization: of the denominator; None leaves the numerators unnormalised.
+        jobs: processes.
 
     Raises:
         DataError: no utterance is left.
     """
-    numerators, excluded = build_numerators(lang, data, normalization)
+    return write_numerators(out, *build_numerators(lang, data, normalization, jobs=jobs))
+
+
+def write_numerators(
+    out: Path,
+    numerators: Mapping[str, Numerator],
+    excluded: dict[str, str],
+    source: NumeratorSource = "transcripts",
+) -> NumeratorSummary:
+    """Write numerators to one npz file.
+
+    Raises:
+        DataError: there are none.
+    """
     if not numerators:
         reason = next(iter(excluded.values()), "there are no utterances")
         raise DataError(f"{out}: no numerator could be built; the first reason: {reason}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_numerators(out, numerators)
+    save_numerators(out, numerators, source)
     num_arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
     return NumeratorSummary(len(numerators), num_arcs, excluded)
 

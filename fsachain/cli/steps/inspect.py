@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.errors import DataError
+from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.facts import graph_facts
+from fsachain.graph.facts import graph_facts, transducer_facts
 from fsachain.graph.shards import SUFFIX
+from fsachain.kaldi.archive import read_value
+from fsachain.kaldi.fst import MAGIC, read_fst
+from fsachain.kaldi.stream import open_file
 
+GRAPHS = (".fst", ".txt")
 _SAFETENSORS = ".safetensors"
 
 
@@ -23,8 +27,8 @@ def describe_path(path: Path) -> str:
         return describe_shards(path)
     if path.is_dir():
         return describe_folder(path)
-    if path.suffix == ".fst":
-        return str(graph_facts(Fsa.read(path)))
+    if path.suffix in GRAPHS:
+        return describe_graph(path)
     if path.suffix == ".npz":
         from fsachain.graph.chunks import holds_chunks
 
@@ -32,8 +36,31 @@ def describe_path(path: Path) -> str:
     if path.suffix == _SAFETENSORS:
         return describe_model(path)
     raise DataError(
-        f"{path}: expected a file that ends in .fst, .npz, {SUFFIX} or {_SAFETENSORS}, or a folder"
+        f"{path}: expected a file that ends in {', '.join(GRAPHS)}, .npz, {SUFFIX} or {_SAFETENSORS}, or a folder; other "
+        "files of Kaldi are shown by `fsachain kaldi show`"
     )
+
+
+def read_graph(path: Path) -> Fsa:
+    """An acceptor over pdfs from an OpenFst file or AT&T text, told apart by content.
+
+    Raises:
+        GraphError: neither, or another kind of FST.
+    """
+    return Fsa.read(path) if open_file(path).peek(len(MAGIC)) == MAGIC else Fsa.from_text(path)
+
+
+def describe_graph(path: Path) -> str:
+    """Facts about an acceptor over pdfs, or the sizes of another FST.
+
+    Raises:
+        FsachainError: no FST.
+    """
+    graph = read_value(path, read_fst)
+    try:
+        return str(graph_facts(read_graph(path)))
+    except GraphError:
+        return str(transducer_facts(graph))
 
 
 def describe_folder(path: Path) -> str:

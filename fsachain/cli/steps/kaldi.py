@@ -1,19 +1,12 @@
-"""From Kaldi's directories and archives to folders of ours, and what a Kaldi log can be compared with."""
+"""From Kaldi's directories and archives to folders of ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-import numpy as np
-
-from fsachain.backends.dispatch import forward_backward
-from fsachain.batch import TableBatch
-from fsachain.cli.progress import track
-from fsachain.cli.steps.graphs import DENOMINATOR, NORMALIZATION
-from fsachain.cli.steps.lang import TREE, Lang, save_lang
-from fsachain.data.kaldi_examples import SupervisedExample, read_examples
+from fsachain.cli.steps.graphs import write_denominator
+from fsachain.cli.steps.lang import Lang, save_lang
 from fsachain.decode.decoder import decode
 from fsachain.decode.wer import write_text
 from fsachain.denominator import DenominatorGraph
@@ -28,7 +21,6 @@ from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.tree import read_context_tree
 from fsachain.kaldi.values import read_matrix
-from fsachain.table import compile_table
 
 MODELS = ("0.trans_mdl", "final.mdl")
 
@@ -62,17 +54,16 @@ def import_lang(
     return lang
 
 
-def import_denominator(lang: Lang, den: Path, out: Path) -> DenominatorGraph:
+def import_denominator(
+    lang: Lang, den: Path, out: Path, merge: Literal["sum", "min"] = "sum"
+) -> DenominatorGraph:
     """A denominator folder from Kaldi's den.fst; the normalization is computed from it, not read.
 
     Raises:
         GraphError: no acceptor, or with pdfs that the tree of `lang` does not have.
     """
     denominator = DenominatorGraph(Fsa.read(den), lang.tree.num_pdfs)
-    out.mkdir(parents=True, exist_ok=True)
-    lang.tree.save(out / TREE)
-    denominator.fsa.write(out / DENOMINATOR)
-    denominator.normalization_fsa().write(out / NORMALIZATION)
+    write_denominator(lang, denominator, out, merge)
     return denominator
 
 
@@ -90,72 +81,3 @@ def decode_archive(
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "hyp.txt", {name: hypothesis.words for name, hypothesis in found.items()})
     return len(found)
-
-
-@dataclass(frozen=True)
-class ExampleObjf:
-    """Numerator and denominator of one example, log-probabilities of all its frames."""
-
-    name: str
-    num_frames: int
-    weight: float
-    num_log_prob: float
-    den_log_prob: float
-    ok: bool
-
-    def __str__(self) -> str:
-        objf = (self.num_log_prob - self.den_log_prob) / self.num_frames
-        fields = (self.num_frames, self.weight, self.num_log_prob, self.den_log_prob, objf)
-        return "\t".join(
-            [self.name, *(f"{value:.6g}" for value in fields), "ok" if self.ok else "impossible"]
-        )
-
-
-TITLES = "example\tframes\tweight\tnumerator\tdenominator\tobjf per frame\t"
-
-
-def example_objfs(
-    examples: str, outputs: str, den: Path, leaky_hmm_coefficient: float
-) -> Iterator[ExampleObjf]:
-    """The objective of each chain example, for a comparison with a Kaldi log.
-
-    Args:
-        examples: archive of end-to-end chain examples.
-        outputs: archive of network outputs [frames, pdfs] by the examples' keys, as nnet3-compute writes them.
-        den: den.fst.
-        leaky_hmm_coefficient: as in training; 0.1 in Kaldi's end-to-end recipes.
-
-    Raises:
-        DataError: an example without outputs, or with outputs of other sizes.
-    """
-    scores = dict(read_table(outputs, read_matrix))
-    graph: DenominatorGraph | None = None
-    for example in track(list(read_examples(examples)), "examples"):
-        if graph is None:
-            graph = DenominatorGraph(Fsa.read(den), example.num_pdfs)
-        matrix = _scores_of(example, scores, outputs)
-        num = forward_backward(
-            TableBatch.pack([compile_table(example.numerator, example.num_pdfs)]), matrix[None]
-        )
-        both = forward_backward(graph.batch(1), matrix[None], leaky_hmm_coefficient=leaky_hmm_coefficient)
-        yield ExampleObjf(
-            example.example.id,
-            len(matrix),
-            example.weight,
-            float(num.log_prob[0]),
-            float(both.log_prob[0]),
-            bool(num.ok[0] and both.ok[0]),
-        )
-
-
-def _scores_of(example: SupervisedExample, scores: Mapping[str, np.ndarray], where: str) -> np.ndarray:
-    name = example.example.id
-    if name not in scores:
-        raise DataError(f"{where}: no outputs for the example {name!r}")
-    assert example.example.window is not None
-    expected = (example.example.window.length, example.num_pdfs)
-    if scores[name].shape != expected:
-        raise DataError(
-            f"{where}: outputs of {name!r} are {list(scores[name].shape)}; expected {list(expected)}"
-        )
-    return scores[name]

@@ -98,6 +98,9 @@ def _tree(
         "chain-one-pdf": Topology.chain_one_pdf,
         "left-to-right-3": lambda: Topology.left_to_right(3),
         "ctc": Topology.ctc,
+        "ctc-compact": lambda: Topology.ctc("compact"),
+        "ctc-selfless": lambda: Topology.ctc("selfless"),
+        "ctc-minimal": lambda: Topology.ctc("minimal"),
     }
     topology = topologies[config.topology]()
     if config.context == "monophone":

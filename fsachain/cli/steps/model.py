@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
 from fsachain.errors import DataError, FsachainError
-from fsachain.nn.tdnnf import Tdnnf
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.checkpoint import load_tensors, save_tensors
 
 _KIND = "acoustic model"
 _BATCH_SIZE = 32
+_MAX_PARTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,12 @@ class AcousticModel:
         )
         try:
             experiment = Experiment.from_dict(header["experiment"])
-            network = Tdnnf(experiment.network_config(header["num_pdfs"]))
+            sizes = experiment.network_config(header["num_pdfs"])
+            _check_shapes(sizes, weights)
+            network = Tdnnf(sizes)
             network.load_state_dict(weights)
             cmvn = Cmvn.from_state(experiment.cmvn, statistics)
-        except (FsachainError, KeyError, RuntimeError) as error:  # load_state_dict raises RuntimeError
+        except (FsachainError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
         return cls(experiment, network.eval(), cmvn)
 
@@ -106,6 +109,18 @@ class AcousticModel:
                 if progress is not None:
                     progress(len(found), len(examples))
         return {example.id: found[example.id] for example in examples if example.id in found}
+
+
+def _check_shapes(sizes: TdnnfConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Compare the sizes that a header claims with the weights, before memory is taken for them."""
+    if sum(map(len, (sizes.time_strides, weights))) > _MAX_PARTS:
+        raise DataError(f"more than {_MAX_PARTS} layers and weights")
+    with torch.device("meta"):
+        expected = Tdnnf(sizes).state_dict()
+    for name in sorted(expected.keys() | weights.keys()):
+        shapes = [list(part[name].shape) if name in part else None for part in (expected, weights)]
+        if shapes[0] != shapes[1]:
+            raise DataError(f"the weight {name!r} has shape {shapes[1]}, the options say {shapes[0]}")
 
 
 def normalise_set(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:

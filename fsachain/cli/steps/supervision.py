@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from fsachain.cli.config import Experiment
-from fsachain.cli.progress import track
+from fsachain.cli.config import Experiment, SupervisionConfig
 from fsachain.cli.steps.lang import Lang
+from fsachain.cli.steps.parallel import collect
 from fsachain.cli.steps.training import perturbations
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import CtmEntry, aligned_phones, read_ctm
-from fsachain.errors import DataError, FsachainError
+from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
 from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
@@ -48,6 +49,7 @@ def make_supervision(
     *,
     cache: Path | None = None,
     num_workers: int = 1,
+    jobs: int = 1,
 ) -> SupervisionSummary:
     """Cut aligned utterances into chunks with numerators and write them to one npz file.
 
@@ -63,36 +65,65 @@ def make_supervision(
         normalization: of the denominator.
         cache: folder that keeps features between runs; they tell how long each copy is.
         num_workers: threads that compute features.
+        jobs: processes that make supervisions.
 
     Raises:
         DataError: no utterance is left, or the alignment has a line that cannot be read.
     """
-    spoken = by_utterance(read_ctm(alignment))
-    builder = _Builder(experiment, lang, normalization)
-    copies = perturbations(experiment.perturbation, experiment.train.seed)
-    lengths = [
-        [
-            example.num_frames
-            for example in load_examples(
-                data, experiment.features, perturbation=copy, cache_dir=cache, num_workers=num_workers
-            )
-        ]
-        for copy in copies
-    ]
-    chunks: dict[str, list[list[Chunk]]] = {}
-    excluded: dict[str, str] = {}
-    for utterance, *frames in track(list(zip(data.utterances, *lengths, strict=True)), "supervision"):
-        name = utterance.id
-        try:
-            if name not in spoken:
-                raise DataError(f"utterance {name!r}: is not in the alignment {alignment}")
-            supervisions = [
-                builder.supervision(copy.prefix + name, spoken[name], copy.speed, count)
-                for copy, count in zip(copies, frames, strict=True)
-            ]
-            chunks[name] = builder.chunks(supervisions)
-        except FsachainError as error:
-            excluded[name] = str(error)
+    copies = copies_of(experiment, data, cache, num_workers)
+    maker = AlignmentMaker(experiment, lang, normalization)
+    return write_supervision(out, copies, by_utterance(read_ctm(alignment)), maker, str(alignment), jobs)
+
+
+class Copy(NamedTuple):
+    """One copy of an utterance: its id, its speed, and how many input frames it has."""
+
+    id: str
+    speed: float
+    num_frames: int
+
+
+def copies_of(
+    experiment: Experiment, data: DataDir, cache: Path | None, num_workers: int
+) -> dict[str, tuple[Copy, ...]]:
+    """The copies of each utterance that section `perturbation` asks for."""
+    found: dict[str, tuple[Copy, ...]] = {utterance.id: () for utterance in data}
+    for one in perturbations(experiment.perturbation, experiment.train.seed):
+        examples = load_examples(
+            data, experiment.features, perturbation=one, cache_dir=cache, num_workers=num_workers
+        )
+        for name, example in zip(found, examples, strict=True):
+            found[name] += (Copy(example.id, one.speed, example.num_frames),)
+    return found
+
+
+def write_supervision(
+    out: Path,
+    copies: Mapping[str, tuple[Copy, ...]],
+    spoken: Mapping[str, Any],
+    make: Callable[[tuple[Any, tuple[Copy, ...]]], list[list[Chunk]]],
+    where: str,
+    jobs: int,
+) -> SupervisionSummary:
+    """Make the chunks of all utterances and write them to one npz file.
+
+    Args:
+        out: the npz file.
+        copies: by utterance.
+        spoken: by utterance, what is known of it: an alignment, a lattice; those without are left out and named.
+        make: from a pair of `spoken` and `copies` to the chunks of each copy.
+        where: the file that `spoken` is from, for messages.
+        jobs: processes.
+
+    Raises:
+        DataError: no utterance is left.
+    """
+    absent = {
+        name: f"utterance {name!r}: is not in the alignment {where}" for name in copies if name not in spoken
+    }
+    items = [(name, (spoken[name], of_one)) for name, of_one in copies.items() if name in spoken]
+    chunks, refused = collect(make, items, "supervision", jobs)
+    excluded = absent | refused
     if not chunks:
         reason = next(iter(excluded.values()), "there are no utterances")
         raise DataError(f"{out}: no utterance has a supervision; the first reason: {reason}")
@@ -102,8 +133,8 @@ def make_supervision(
     return SupervisionSummary(len(chunks), len(every), sum(chunk.fsa.num_arcs for chunk in every), excluded)
 
 
-class _Builder:
-    """Supervisions and chunks under the options of one experiment."""
+class AlignmentMaker:
+    """Turns aligned phones and copies into chunks, under the options of one experiment."""
 
     def __init__(self, experiment: Experiment, lang: Lang, normalization: Fsa) -> None:
         self.options = experiment.supervision
@@ -112,36 +143,42 @@ class _Builder:
         self.frame_shift = experiment.features.frame_shift_ms / 1000.0
         self.subsampling = experiment.network_config(lang.tree.num_pdfs).subsampling
 
-    def supervision(
-        self, name: str, entries: Sequence[CtmEntry], speed: float, num_frames: int
-    ) -> Supervision:
+    def __call__(self, item: tuple[Sequence[CtmEntry], tuple[Copy, ...]]) -> list[list[Chunk]]:
+        """The chunks of each copy; an `FsachainError` names the copy."""
+        entries, copies = item
+        supervisions = [self.supervision(entries, copy) for copy in copies]
+        return cut_alike(supervisions, self.options, self.subsampling, self.normalization)
+
+    def supervision(self, entries: Sequence[CtmEntry], copy: Copy) -> Supervision:
         """The supervision of one copy; its id is in the message of an error."""
-        phones = aligned_phones(entries, self.lang.lexicon.phones, self.frame_shift * speed)
+        phones = aligned_phones(entries, self.lang.lexicon.phones, self.frame_shift * copy.speed)
         return build_supervision(
-            _clip(phones, num_frames, math.ceil(self.subsampling / speed)),
-            num_frames,
+            _clip(phones, copy.num_frames, math.ceil(self.subsampling / copy.speed)),
+            copy.num_frames,
             self.lang.tree,
             left_tolerance=self.options.left_tolerance,
             right_tolerance=self.options.right_tolerance,
             subsampling=self.subsampling,
             time_offset=self.subsampling // 2,  # as `Tdnnf.time_offset`
-            name=name,
+            name=copy.id,
         )
 
-    def chunks(self, copies: Sequence[Supervision]) -> list[list[Chunk]]:
-        """As many chunks for each copy as the longest needs, so that the k-th ones hold the same words."""
-        lengths = [supervision.num_frames for supervision in copies]
-        width, overlap = max(lengths), 0
-        if self.options.chunk_frames is not None:
-            width, overlap = (
-                -(-frames // self.subsampling)
-                for frames in (self.options.chunk_frames, self.options.overlap_frames)
-            )
-        count = max(num_chunks(length, width, min(overlap, width - 1)) for length in lengths)
-        return [
-            make_chunks(one, chunk_windows(one.num_frames, width, count), normalization=self.normalization)
-            for one in copies
-        ]
+
+def cut_alike(
+    copies: Sequence[Supervision], options: SupervisionConfig, subsampling: int, normalization: Fsa
+) -> list[list[Chunk]]:
+    """As many chunks for each copy as the longest needs, so that the k-th ones hold the same words."""
+    lengths = [supervision.num_frames for supervision in copies]
+    width, overlap = max(lengths), 0
+    if options.chunk_frames is not None:
+        width, overlap = (
+            -(-frames // subsampling) for frames in (options.chunk_frames, options.overlap_frames)
+        )
+    count = max(num_chunks(length, width, min(overlap, width - 1)) for length in lengths)
+    return [
+        make_chunks(one, chunk_windows(one.num_frames, width, count), normalization=normalization)
+        for one in copies
+    ]
 
 
 def _clip(phones: Sequence[AlignedPhone], num_frames: int, slack: int) -> list[AlignedPhone]:

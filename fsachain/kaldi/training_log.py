@@ -1,0 +1,63 @@
+"""The objective that a log of nnet3-chain-compute-prob or nnet3-chain-train ends with."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from fsachain.errors import DataError
+from fsachain.kaldi.stream import open_file
+
+_NUMBER = rb"(?:[-+]?[0-9][0-9.e+-]{0,30}|[-+]?nan|[-+]?inf)"
+_LINE = re.compile(
+    rb"Overall (?:log-probability|average objective function) for '(?P<output>[^'\n]{1,200})' is (?P<objf>"
+    + _NUMBER
+    + rb")(?: \+ (?P<l2>"
+    + _NUMBER
+    + rb") = "
+    + _NUMBER
+    + rb")?(?: per frame,)? over (?P<weight>"
+    + _NUMBER
+    + rb") frames"
+)
+
+
+@dataclass(frozen=True)
+class LoggedObjective:
+    """What a log says of one output of the network; Kaldi prints six digits.
+
+    Attributes:
+        objf: log-probability per weighted frame, numerator less denominator.
+        l2_term: of `--l2-regularize`, per weighted frame; 0 where the log has none.
+        weight: weighted frames.
+    """
+
+    objf: float
+    l2_term: float
+    weight: float
+
+
+def read_objective(path: str | os.PathLike[str], output: str = "output") -> LoggedObjective:
+    """The last overall objective of an output in a Kaldi log (`.gz` too).
+
+    Args:
+        path: compute_prob_valid.final.log and the like.
+        output: name of the network's output.
+
+    Raises:
+        DataError: the file cannot be read or has no such line; the message has the outputs that it has lines for.
+    """
+    cursor = open_file(path)
+    found = {match["output"].decode("utf-8", "replace"): match for match in _LINE.finditer(cursor.data)}
+    if output not in found:
+        has = f"lines for {', '.join(map(repr, found))} alone" if found else "no such line"
+        raise DataError(
+            f"{cursor.name}: expected a line \"Overall log-probability for '{output}' is ... over ... frames\" (or "
+            f'"Overall average objective function ..."), as nnet3-chain-compute-prob or -train write it; found {has}'
+        )
+    line = found[output]
+    try:
+        return LoggedObjective(float(line["objf"]), float(line["l2"] or 0.0), float(line["weight"]))
+    except ValueError as error:
+        cursor.fail(f"an objective that is no number ({error})", line.start())

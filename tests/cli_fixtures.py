@@ -1,0 +1,56 @@
+"""The command line in this process, and a small corpus with its graphs: fixtures for the tests of commands."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TEXT = "u1 yes no\nu2 no\nu3 no no yes\nu4 yes no no\nu5 yes yes\n"
+
+
+@pytest.fixture
+def fsachain(monkeypatch, capsys):
+    """Run a command; returns exit status, output and errors."""
+    pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
+    pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
+    from fsachain.cli import main
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def built(fsachain, tmp_path) -> Path:
+    """A corpus without recordings, a language folder, a denominator."""
+    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "text").write_text(TEXT)
+    (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 6)))
+    lang = ("--lang", tmp_path / "lang")
+    assert fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang")[0] == 0
+    assert fsachain("phone-lm", data / "text", tmp_path / "phone_lm.fst", *lang)[0] == 0
+    assert fsachain("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)[0] == 0
+    return tmp_path
+
+
+@pytest.fixture
+def recorded(built) -> Path:
+    """The same with recordings of a second each, and a configuration of a small network."""
+    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    rng = np.random.default_rng(0)
+    for n in range(1, 6):
+        soundfile.write(built / f"data/{n}.wav", 0.1 * rng.normal(size=8000), 8000)
+    (built / "small.yaml").write_text(
+        "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"
+        "train: {num_epochs: 1}\ncmvn: {scope: none}\n"
+    )
+    return built

@@ -1,0 +1,328 @@
+"""Commands on Kaldi's alignments, lattices, examples and values: what they write the other commands take."""
+
+import json
+import math
+
+import kaldi_bytes as kb
+import lattice_bytes
+import numpy as np
+import pytest
+import tolerances
+from graph_paths import Scorer, sample_paths
+from test_lattices import spoken, two_ways
+
+pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
+pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
+
+from fsachain import DenominatorGraph, Fsa, equivalent, estimate_phone_lm
+from fsachain.cli.kaldi_file_commands import show
+from fsachain.cli.steps.graphs import load_normalization
+from fsachain.cli.steps.kaldi_values import KINDS
+from fsachain.cli.steps.lang import load_lang
+from fsachain.data.kaldi_examples import read_examples
+from fsachain.graph.chunks import load_chunks
+from fsachain.kaldi.archive import read_table, read_value
+from fsachain.kaldi.fst import read_fst
+from fsachain.kaldi.lattice import read_lattice
+from fsachain.kaldi.lattice_graphs import phone_lattice
+from fsachain.kaldi.transitions import read_transition_model
+from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
+from fsachain.kaldi.writing import write_matrices
+
+FRAMES = 15  # of the recordings of the lattices, in input frames
+
+
+@pytest.fixture
+def case(shared):
+    return shared / "golden/kaldi/lm/lm1_tiny"
+
+
+@pytest.fixture
+def taken_over(fsachain, case, tmp_path):
+    """The language of a golden case, a denominator in which any phone may follow any, a data directory of features."""
+    lang = ("--lang", tmp_path / "lang")
+    assert fsachain("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")[0] == 0
+    pairs = [[a, b] for a in range(1, 10) for b in range(1, 10)]
+    estimate_phone_lm(pairs, 2, 0, 2).write(tmp_path / "phone_lm.fst")
+    assert fsachain("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)[0] == 0
+    data = tmp_path / "data"
+    data.mkdir()
+    rng = np.random.default_rng(0)
+    write_matrices(data / "feats.ark", {name: rng.normal(size=(FRAMES, 3)) for name in ("a", "b")})
+    (data / "text").write_text("a\nb\n")
+    (tmp_path / "config.yaml").write_text(
+        "features: {kind: archive, num_columns: 3}\nnetwork: {channels: 8, time_strides: [1]}\n"
+        "train: {num_epochs: 1}\ncmvn: {scope: none}\nsupervision: {chunk_frames: null}\n"
+    )
+    return tmp_path
+
+
+def graphs_of(folder):
+    return ("--lang", folder / "lang", "--den", folder / "den")
+
+
+@pytest.fixture
+def lattices(case, tmp_path):
+    """lat.1 has `a`, phones 2 3 or 2 4 in five frames."""
+    model = read_transition_model(case / "0.trans_mdl")
+    path = tmp_path / "lat.1"
+    path.write_bytes(b"a " + lattice_bytes.binary(*two_ways(model)))
+    return path
+
+
+def test_lattices_become_weighted_numerators_of_whole_utterances(fsachain, taken_over, lattices, case):
+    model = case / "0.trans_mdl"
+    config = ("--config", taken_over / "config.yaml")
+    command = ("kaldi", "supervise", taken_over / "data", model, taken_over / "num.npz", lattices)
+    status, text, err = fsachain(*command, *graphs_of(taken_over), *config, "--lm-scale", 0.3)
+    assert status == 0, err
+    assert text.startswith("1 utterances supervised, 1 chunks") and "'b': is not in the alignment" in text
+    ((chunk,),) = load_chunks(taken_over / "num.npz")["a"]
+    assert (chunk.start, chunk.end, chunk.of_frames, chunk.frame_weights.tolist()) == (0, 5, 5, [1.0] * 5)
+    language = load_lang(taken_over / "lang")
+    lattice = read_value(f"{lattices}:2", read_lattice)
+    expected = phone_lattice(lattice, read_transition_model(model), lm_scale=0.3).numerator(
+        FRAMES, language.tree, time_offset=1, normalization=load_normalization(language, taken_over / "den")
+    )
+    np.testing.assert_array_equal(chunk.fsa.pdf, expected.pdf)
+    np.testing.assert_array_equal(chunk.fsa.log_prob, expected.log_prob)
+
+
+def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case):
+    text = (
+        (taken_over / "config.yaml")
+        .read_text()
+        .replace("chunk_frames: null", "chunk_frames: 9, overlap_frames: 3")
+    )
+    (taken_over / "config.yaml").write_text(text)
+    config = ("--config", taken_over / "config.yaml")
+    names = taken_over / "names.txt"  # phones of the model by name
+    names.write_text((case / "phones.txt").read_text())
+    command = (
+        "kaldi",
+        "supervise",
+        taken_over / "data",
+        case / "0.trans_mdl",
+        taken_over / "chunks.npz",
+        lattices,
+    )
+    command = (*command, *graphs_of(taken_over), *config)
+    status, _, err = fsachain(*command, "--lm-scale", 0.5)
+    assert status == 1 and "weights need whole utterances" in err
+    status, out, err = fsachain(*command, "--phones", names)
+    assert status == 0 and "2 chunks" in out, err
+    status, _, err = fsachain(
+        "train",
+        taken_over / "data",
+        taken_over / "chunks.npz",
+        taken_over / "exp",
+        *graphs_of(taken_over),
+        *config,
+    )
+    assert status == 0, err
+    names.write_text(names.read_text().replace("SIL", "noise"))
+    status, _, err = fsachain(*command, "--phones", names)
+    assert status == 1 and "lacks the phone 'noise'" in err
+    status, _, err = fsachain(*command, lattices)
+    assert status == 1 and "the lattice of 'a' is in another table too" in err
+
+
+def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, case):
+    model = read_transition_model(case / "0.trans_mdl")
+    said = {"a": [(1, 4), (2, 5), (3, 6)], "b": [(1, 8), (4, 7)]}
+    lines = [
+        f"{name} {' '.join(str(i) for phone, frames in spans for i in spoken(model, phone, frames))}\n"
+        for name, spans in said.items()
+    ]
+    (taken_over / "ali.1").write_text(lines[0])
+    (taken_over / "ali.2").write_text(lines[1])
+    ctm = taken_over / "phones.ctm"
+    command = ("kaldi", "ctm", case / "0.trans_mdl", case / "phones.txt", ctm, taken_over / "ali.1")
+    status, out, err = fsachain(*command, taken_over / "ali.2")
+    assert status == 0 and out.startswith("2 utterances"), err
+    names = load_lang(taken_over / "lang").lexicon.phones
+    assert ctm.read_text().splitlines() == [
+        f"a 1 0.000 0.040 {names[0]}",
+        f"a 1 0.040 0.050 {names[1]}",
+        f"a 1 0.090 0.060 {names[2]}",
+        f"b 1 0.000 0.080 {names[0]}",
+        f"b 1 0.080 0.070 {names[3]}",
+    ]
+    config = ("--config", taken_over / "config.yaml")
+    status, out, err = fsachain(
+        "supervise", taken_over / "data", ctm, taken_over / "chunks.npz", *graphs_of(taken_over), *config
+    )
+    assert status == 0, err
+    assert "utterances supervised" in out
+    chunks = load_chunks(taken_over / "chunks.npz")
+    again = (
+        "supervise",
+        taken_over / "data",
+        ctm,
+        taken_over / "two.npz",
+        *graphs_of(taken_over),
+        *config,
+        "--jobs",
+        2,
+    )
+    assert fsachain(*again)[1].startswith("2 utterances supervised")
+    for name, copies in load_chunks(taken_over / "two.npz").items():
+        np.testing.assert_array_equal(copies[0][0].fsa.log_prob, chunks[name][0][0].fsa.log_prob)
+    (taken_over / "ali.2").write_text("c 1 999\n")
+    status, _, err = fsachain(*command, taken_over / "ali.2")
+    assert status == 1 and "utterance 'c': frame 1 has 999: expected a transition id" in err
+    status, _, err = fsachain(*command, taken_over / "ali.1")
+    assert status == 1 and "the alignment of 'a' is in another table too" in err
+    status, _, err = fsachain(*command, "--frame-shift", 0)
+    assert status == 1 and "frame_shift = 0" in err
+
+
+def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):
+    """Features and chunks are those of the examples, graph for graph, and `train` takes them."""
+    archive, out = case / "egs/cegs.ark", taken_over / "egs"
+    status, text, err = fsachain("kaldi", "egs", out, archive)
+    assert status == 0, err
+    assert text.startswith("3 examples of 3 features and 18 pdfs, one output for 3 frames")
+    features = dict(read_table(out / "data/feats.scp", read_matrix))
+    chunks = load_chunks(out / "chunks.npz")
+    for found in read_examples(archive):
+        example, ((chunk,),) = found.example, chunks[found.example.id]
+        np.testing.assert_array_equal(features[example.id], example.features)
+        np.testing.assert_array_equal(chunk.fsa.log_prob, found.numerator.log_prob)
+        assert (chunk.start, chunk.end) == (
+            example.window.first,
+            example.window.first + example.window.length,
+        )
+    config = ("--config", taken_over / "config.yaml")
+    status, _, err = fsachain(
+        "train", out / "data", out / "chunks.npz", taken_over / "exp", *graphs_of(taken_over), *config
+    )
+    assert status == 0, err
+    status, _, err = fsachain("kaldi", "egs", out, archive, archive)
+    assert status == 1 and "the example 't0' is in another table too" in err
+
+
+def test_weights_of_examples_become_factors_and_speaker_vectors_are_named(fsachain, tmp_path):
+    rows = [(0, t, 0) for t in range(-1, 8)]
+    features = np.arange(9.0).reshape(9, 1)
+    graph = kb.const_fst([[(1, 1, 0.0, 0)]], [0.0])
+    outputs = [(0, t, 0) for t in (0, 3, 6)]
+    (tmp_path / "cegs.ark").write_bytes(b"a \0B" + kb.chain_example(features, rows, outputs, 1, graph))
+    status, text, err = fsachain("kaldi", "egs", tmp_path / "egs", tmp_path / "cegs.ark")
+    assert status == 0 and "speaker" not in text, err
+    ((chunk,),) = load_chunks(tmp_path / "egs/chunks.npz")["a"]
+    assert chunk.frame_weights.tolist() == [0.5] * 3
+
+
+VALUES = {
+    "matrix": (read_matrix, b"a \0B" + kb.matrix(np.array([[1.5, -2.0], [0.125, 1e-7]]))),
+    "vector": (read_vector, b"a  [ 1 2.5 ]\nb  [ 3 ]\n"),
+    "alignment": (read_alignment, b"a 1 2 3\nb 4\n"),
+    "posterior": (read_posterior, b"a [ 1 0.5 2 0.5 ] [ ]\n"),
+    "fst": (read_fst, b"a\n1 0 3 4 0.5\n1 2.5\n0 1\n\n"),
+    "lattice": (
+        read_lattice,
+        b"a " + lattice_bytes.binary([[(7, [1], 0.5, 2.0, 1)], []], [None, (0.25, 1.0, ())]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_what_is_shown_can_be_read_again(fsachain, tmp_path, kind):
+    read, content = VALUES[kind]
+    source, shown = tmp_path / "values.ark", tmp_path / "shown.ark"
+    source.write_bytes(content)
+    status, text, err = fsachain("kaldi", "show", kind, source)
+    assert status == 0, err
+    shown.write_text(text)
+    before, after = dict(read_table(source, read)), dict(read_table(shown, read))
+    assert list(before) == list(after)
+    for key, value in before.items():
+        arrays = vars(value).values() if hasattr(value, "__dict__") else [value]
+        others = vars(after[key]).values() if hasattr(value, "__dict__") else [after[key]]
+        for one, other in zip(arrays, others, strict=True):
+            if kind == "posterior":
+                assert one == other
+            else:
+                np.testing.assert_allclose(one, other, rtol=tolerances.PRINTED_WEIGHT)
+
+
+def test_models_trees_and_examples_are_shown(fsachain, case):
+    status, text, _ = fsachain("kaldi", "show", "model", case / "0.trans_mdl")
+    rows = [line.split("\t") for line in text.splitlines()[2:]]
+    expected = [
+        line.split()[1:] for line in (case / "pdf_map.txt").read_text().splitlines() if line.startswith("T ")
+    ]
+    assert status == 0 and [row[:4] for row in rows] == [row[:4] for row in expected]
+    assert [row[4] == "yes" for row in rows] == [row[4] == "1" for row in expected]
+    assert all(float(row[6]) == pytest.approx(math.log(0.5), abs=tolerances.FOUR_DECIMALS) for row in rows)
+    assert fsachain("kaldi", "show", "tree", case / "tree")[1].splitlines() == [
+        "context-width 1",
+        "central-position 0",
+        "num-pdfs 18",
+    ]
+    assert (
+        "phone 1, state 0: pdf classes 0 and 1, to 0 (0.5), 1 (0.5)"
+        in fsachain("kaldi", "show", "topo", case / "topo")[1]
+    )
+    text = fsachain("kaldi", "show", "example", case / "egs/cegs.ark")[1]
+    assert "t0 input input: 152 rows of 3, times -1 to 150" in text
+    assert "t0 output output: 1 sequences of 50 frames, 18 pdfs, weight 1, end-to-end, 1 graphs" in text
+    text = fsachain("kaldi", "show", "fst-file", case / "den.fst")[1]
+    den = read_value(case / "den.fst", read_fst)
+    assert len(text.splitlines()) == len(den.src) + np.isfinite(den.final_log_prob).sum()
+    assert text.startswith(f"{den.start}\t")
+    status, _, err = fsachain("kaldi", "show", "matrix", case / "egs/cegs.ark")
+    assert status == 1 and "expected a matrix" in err
+
+
+def test_every_kind_is_offered():
+    (kind, _) = show.params
+    assert tuple(kind.type.choices) == KINDS
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lm1_tiny", ["--ngram-order", 2, "--no-prune-ngram-order", 2, "--num-extra-lm-states", 0]),
+        ("lm8_onesent", None),
+    ],
+)
+def test_phone_sequences_become_the_phone_language_model_of_kaldi(fsachain, shared, tmp_path, name, options):
+    folder = shared / "golden/kaldi/lm"
+    if options is None:
+        options = json.loads((folder / "index.json").read_text())[name]["lm_opts"].replace("=", " ").split()
+    status, text, err = fsachain(
+        "kaldi", "phone-lm", folder / name / "phone_seqs.txt", tmp_path / "lm.fst", *options
+    )
+    assert status == 0, err
+    theirs = Fsa.read(folder / name / "phone_lm.fst")
+    assert f"{theirs.num_states} states, {theirs.num_arcs} arcs" in text
+    assert equivalent(Fsa.read(tmp_path / "lm.fst"), theirs, semiring="log", tolerance=tolerances.GRAPH_COST)
+    (tmp_path / "empty").write_text("")
+    status, _, err = fsachain("kaldi", "phone-lm", tmp_path / "empty", tmp_path / "no.fst")
+    assert status == 1 and "no sequence of phones" in err
+
+
+def test_the_normalization_of_kaldi_is_made_on_request(fsachain, case, tmp_path):
+    """Kaldi keeps the best of like arcs out of the start; exact sums are the default."""
+    assert fsachain("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")[0] == 0
+    lang, theirs = ("--lang", tmp_path / "lang"), Fsa.read(case / "normalization.fst")
+    alike = {}
+    for merge in ("sum", "min"):
+        den = tmp_path / merge
+        assert fsachain("kaldi", "den", case / "den.fst", den, *lang, "--merge", merge)[0] == 0
+        ours = Fsa.read(den / "normalization.fst")
+        score, expected = Scorer(ours), Scorer(theirs)
+        differences = []
+        for path in sample_paths(theirs, 60, seed=5, max_frames=30):
+            pdfs = theirs.pdf[path]
+            if path:
+                differences.append(abs(score(pdfs) - expected(pdfs)))
+        alike[merge] = max(differences) <= tolerances.KALDI_SUPERVISION_PATH
+    assert alike == {"sum": False, "min": True}
+    made = tmp_path / "made"
+    assert fsachain("den-graph", case / "phone_lm.fst", made, *lang, "--merge", "min")[0] == 0
+    den = DenominatorGraph(Fsa.read(made / "den.fst"), 18)
+    found, expected = Fsa.read(made / "normalization.fst"), den.normalization_fsa("min")
+    assert equivalent(found, expected, semiring="log", tolerance=tolerances.GRAPH_COST)

@@ -1,0 +1,378 @@
+"""Commands for numerators of patterns and graphs, for language models and keywords: they do what their functions do."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tolerances
+from graph_paths import Scorer, log_add, sample_paths
+
+pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
+pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
+
+from fsachain import ContextTree, DenominatorGraph, Fsa, Lexicon, Topology, build_numerator, estimate_phone_lm
+from fsachain.cli.numerator_commands import NUMERATOR_COMMANDS
+from fsachain.cli.steps.graphs import load_normalization
+from fsachain.cli.steps.lang import load_lang
+from fsachain.cli.steps.parallel import collect
+from fsachain.decode.decoder import decode
+from fsachain.errors import DataError, GraphError
+from fsachain.graph.ctc_denominator import ctc_denominator
+from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.grammar import grammar_from_arpa, word_loop
+from fsachain.graph.numerator_files import load_numerators, source_of
+from fsachain.graph.openfst import write_fst
+from fsachain.graph.patterns import OneOf, build_pattern_numerator, optional, phone_loop
+from fsachain.graph.random_paths import equivalent
+from fsachain.graph.spelling import phone_model_of_words
+from fsachain.graph.transducer import Transducer
+
+PATTERNS = {
+    "u1": "( 0.7 yes no | 0.3 yes yes no )",
+    "u2": "* no *",
+    "u3": "yes <loop>",
+    "u4": "[ no ] <spell>",
+}
+
+
+def scores_alike(found: Fsa, expected: Fsa, count=40) -> None:
+    """Random paths of each have the same total score in both."""
+    score, other = Scorer(found, log_add), Scorer(expected, log_add)
+    for fsa in (found, expected):
+        for path in sample_paths(fsa, count, seed=3, max_frames=40):
+            pdfs = fsa.pdf[path]
+            assert score(pdfs) == pytest.approx(other(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_patterns_become_numerators(fsachain, built, jobs):
+    lines = [*PATTERNS.items(), ("u5", "yes ( no"), ("u6", "maybe"), ("u7", "")]
+    (built / "patterns").write_text("".join(f"{name} {text}\n" for name, text in lines))
+    out = built / "num" / "patterns.npz"
+    lang = ("--lang", built / "lang")
+    spell = ("--part", "<spell>", built / "phone_lm.fst")
+    status, text, err = fsachain(
+        "num-patterns", built / "patterns", out, *lang, "--den", built / "den", *spell, "--jobs", jobs
+    )
+    assert status == 0, err
+    assert text.startswith("4 numerators, ") and "3 utterances excluded" in text
+    for reason in ("'u5': pattern: expected", "'u6': word 'maybe'", "'u7': the pattern is empty"):
+        assert reason in text
+    assert source_of(out) == "graphs"
+    language = load_lang(built / "lang")
+    normalization = load_normalization(language, built / "den")
+    loop = phone_loop(range(1, 7), stop_prob=0.1)  # silence may stand between the words of a gap
+    expected = {
+        "u1": [OneOf([(0.7, ["yes", "no"]), (0.3, ["yes", "yes", "no"])])],
+        "u2": [optional([loop]), "no", optional([loop])],
+        "u3": ["yes", loop],
+        "u4": [optional(["no"]), Fsa.read(built / "phone_lm.fst")],
+    }
+    found = load_numerators(out)
+    assert list(found) == list(expected)
+    for name, pattern in expected.items():
+        made = build_pattern_numerator(pattern, language.lexicon, language.tree, normalization=normalization)
+        assert found[name].words == made.words
+        np.testing.assert_array_equal(found[name].fsa.src, made.fsa.src)
+        np.testing.assert_array_equal(found[name].fsa.log_prob, made.fsa.log_prob)
+
+
+def test_numerators_of_patterns_train_whatever_the_transcripts_say(fsachain, recorded):
+    (recorded / "patterns").write_text("".join(f"u{n} * ( 0.5 yes | 0.5 no ) *\n" for n in range(1, 6)))
+    (recorded / "data/text").write_text("".join(f"u{n}\n" for n in range(1, 6)))
+    graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
+    assert fsachain("num-patterns", recorded / "patterns", recorded / "num.npz", *graphs)[0] == 0
+    config = ("--config", recorded / "small.yaml")
+    status, _, err = fsachain(
+        "train", recorded / "data", recorded / "num.npz", recorded / "exp", *graphs, *config
+    )
+    assert status == 0, err
+
+
+WORD_GRAPH = "0 1 2 2 0.5\n0 1 1 1 1.5\n1 1 2 2 0.7\n1 0.25\n"
+
+
+def test_word_graphs_come_as_text_openfst_and_addresses(fsachain, built):
+    """Word ids of another words.txt; an archive of AT&T text, and an scp file of an OpenFst file and a text."""
+    (built / "words.txt").write_text("<eps> 0\nyes 1\nno 2\n")
+    (built / "graphs.txt").write_text(f"u1\n{WORD_GRAPH}\nu2\n0 1 1 1\n1\n\nu3\n0 1 9 9\n1\n\n")
+    (built / "one.txt").write_text(WORD_GRAPH)
+    Fsa.from_text(WORD_GRAPH).write(built / "two.fst")
+    (built / "graphs.scp").write_text("u1 one.txt\nu2 two.fst\n")
+    lang = ("--lang", built / "lang", "--words", built / "words.txt")
+    status, text, err = fsachain("num-fsts", built / "graphs.txt", built / "a.npz", *lang)
+    assert status == 0, err
+    assert "2 numerators" in text and "utterance 'u3': the grammar has labels" in text
+    assert fsachain("num-fsts", built / "graphs.scp", built / "b.npz", *lang)[0] == 0
+    text_form, files = load_numerators(built / "a.npz"), load_numerators(built / "b.npz")
+    scores_alike(text_form["u1"].fsa, files["u1"].fsa)
+    scores_alike(text_form["u1"].fsa, files["u2"].fsa)
+    language = load_lang(built / "lang")
+    scores_alike(text_form["u2"].fsa, build_numerator(["yes"], language.lexicon, language.tree).fsa)
+    assert text_form["u2"].words == ("yes",)
+
+
+def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
+    language = load_lang(built / "lang")
+    lexicon, tree = language.lexicon, language.tree
+    plain = build_numerator(["yes", "no"], lexicon, tree)
+    (built / "pdfs").mkdir()
+    plain.fsa.write(built / "pdfs/u1.fst")
+    (built / "pdfs.scp").write_text("u1 pdfs/u1.fst\n")
+    ids = [lexicon.phone_id(phone) for phone in ["Y", "EH", "S", "N", "OW"]]
+    arcs = [f"{n} {n + 1} {phone} {phone}" for n, phone in enumerate(ids)]
+    (built / "phones.txt").write_text("u1\n" + "\n".join([*arcs, "5"]) + "\n\n")
+    graphs = ("--lang", built / "lang", "--den", built / "den")
+    for table, labels in (("pdfs.scp", "pdfs"), ("phones.txt", "phones")):
+        status, _, err = fsachain(
+            "num-fsts", built / table, built / f"{labels}.npz", *graphs, "--labels", labels
+        )
+        assert status == 0, err
+    normalization = load_normalization(language, built / "den")
+    expected = build_numerator(["yes", "no"], lexicon, tree, normalization=normalization).fsa
+    scores_alike(load_numerators(built / "pdfs.npz")["u1"].fsa, expected)
+    only = load_numerators(built / "phones.npz")["u1"]
+    score, inside = Scorer(only.fsa, log_add), Scorer(normalization, log_add)
+    for path in sample_paths(only.fsa, 20, seed=1):
+        pdfs = only.fsa.pdf[path]
+        assert score(pdfs) == pytest.approx(inside(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
+    (built / "wide.txt").write_text("u1\n0 1 99 99\n1\n\n")
+    status, _, err = fsachain("num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "pdfs")
+    assert status == 1 and "utterance 'u1': has pdf 98; the tree has 12" in err
+    status, _, err = fsachain(
+        "num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "transition-ids"
+    )
+    assert status == 1 and "transition ids need their model" in err
+
+
+def test_graphs_of_kaldi_over_transition_ids_are_numerators(fsachain, shared, tmp_path):
+    """graphs.ark of compile-train-graphs is what our builder makes of the same transcripts."""
+    case = shared / "golden/kaldi/lm/lm1_tiny"
+    lang = tmp_path / "lang"
+    assert fsachain("kaldi", "lang", case / "lexiconp.txt", case, lang)[0] == 0
+    model = ("--labels", "transition-ids", "--model", case / "0.trans_mdl")
+    status, text, err = fsachain(
+        "num-fsts", case / "graphs.ark", tmp_path / "num.npz", "--lang", lang, *model
+    )
+    assert status == 0, err
+    language = load_lang(lang)
+    said = dict(line.split(" ", 1) for line in (case / "test_text.txt").read_text().splitlines())
+    found = load_numerators(tmp_path / "num.npz")
+    assert set(found) == set(said) and text.startswith(f"{len(said)} numerators")
+    for name, words in said.items():
+        score = Scorer(found[name].fsa)
+        ours = build_numerator(words.split(), language.lexicon, language.tree).fsa
+        expected = Scorer(ours)
+        for path in sample_paths(ours, 20, seed=2):
+            pdfs = ours.pdf[path]
+            assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
+
+
+@pytest.mark.parametrize("command", NUMERATOR_COMMANDS, ids=lambda command: command.name)
+def test_several_processes_are_offered_wherever_a_corpus_is_large(command):
+    assert "jobs" in {parameter.name for parameter in command.params}
+
+
+def test_two_processes_write_what_one_writes(fsachain, built):
+    graphs = ("--lang", built / "lang", "--den", built / "den")
+    for jobs in (1, 2):
+        assert fsachain("num-graphs", built / "data", built / f"{jobs}.npz", *graphs, "--jobs", jobs)[0] == 0
+    one, two = load_numerators(built / "1.npz"), load_numerators(built / "2.npz")
+    assert list(one) == list(two) == [f"u{n}" for n in range(1, 6)]
+    for name in one:
+        np.testing.assert_array_equal(one[name].fsa.log_prob, two[name].fsa.log_prob)
+        np.testing.assert_array_equal(one[name].arc_word, two[name].arc_word)
+
+
+def half(number):
+    """For `collect`: half of even numbers, an error for odd ones; 99 ends the process."""
+    if number == 99:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number % 2:
+        raise GraphError(f"{number} is odd")
+    return number // 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_results_come_in_order_and_refusals_by_name(jobs):
+    items = [(f"n{number}", number) for number in (4, 3, 8, 1, 6)]
+    found, excluded = collect(half, items, "halves", jobs)
+    assert list(found.items()) == [("n4", 2), ("n8", 4), ("n6", 3)]
+    assert excluded == {"n3": "3 is odd", "n1": "1 is odd"}
+    assert collect(half, [], "nothing", jobs) == ({}, {})
+
+
+def test_a_process_that_is_killed_is_one_error():
+    with pytest.raises(DataError, match="one of 2 processes was ended"):
+        collect(half, [("a", 2), ("b", 99), ("c", 4)], "halves", 2)
+
+
+def test_a_word_model_is_spelled_out(fsachain, built):
+    """With two ways to say a word, whose probabilities are scaled to a distribution."""
+    (built / "lexiconp.txt").write_text("yes 1.0 Y EH S\nyes 0.5 Y EH\nno 1.0 N OW\n")
+    lang = ("--lang", built / "ways")
+    assert fsachain("lang", built / "lexiconp.txt", built / "ways")[0] == 0
+    status, text, err = fsachain("word-lm", built / "data/text", built / "words.fst", *lang)
+    assert status == 0, err
+    lexicon = load_lang(built / "ways").lexicon
+    assert text.startswith("phone language model of ")
+    fsa = Fsa.read(built / "words.fst")
+    sums = np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
+    assert sums == pytest.approx(1.0, abs=tolerances.FEW_FLOAT32_TERMS)
+    assert fsachain("den-graph", built / "words.fst", built / "den2", *lang)[0] == 0
+    assert lexicon.pronunciations_of("yes")[1].prob == 0.5  # the numerators' lexicon stays as it is
+
+
+@pytest.mark.parametrize("units", ["words", "phones"])
+def test_a_smoothed_model_gives_every_sequence_a_probability(fsachain, built, units):
+    pytest.importorskip("kaldilm", reason="ARPA files need fsachain[recipes]")
+    graphs = ("--lang", built / "lang", "--units", units)
+    arpa, fst = built / "lm" / "lm.arpa", built / "lm.fst"
+    assert fsachain("estimate-arpa", built / "data/text", arpa, *graphs, "--order", 2)[0] == 0
+    assert arpa.read_text().startswith("\\data\\")
+    assert fsachain("arpa-lm", arpa, fst, *graphs)[0] == 0
+    assert fsachain("den-graph", fst, built / "den2", "--lang", built / "lang")[0] == 0
+    lexicon = load_lang(built / "lang").lexicon
+    score = Scorer(Fsa.read(fst), log_add)
+    unseen = [
+        lexicon.phone_id(phone) - 1 for phone in ["N", "OW", "Y", "EH", "S", "Y", "EH", "S"]
+    ]  # "no yes yes"
+    assert -40 < score(unseen) < 0
+    assert score([unseen[0]] * 2) > -np.inf if units == "phones" else score([unseen[0]] * 2) == -np.inf
+
+
+@pytest.mark.parametrize(("name", "prob"), [("lexicon.txt", ""), ("lexiconp.txt", "1.0 ")])
+def test_text_alone_is_enough(fsachain, tmp_path, name, prob):
+    """No dictionary: words are their characters, digits and apostrophes too, from the lexicon to the numerators."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "text").write_text("u1 it's 10\nu2 10 1.5 ist\nu3 été\n")
+    (data / "wav.scp").write_text("".join(f"u{n} absent.wav\n" for n in range(1, 4)))
+    lexicon, lang = tmp_path / name, ("--lang", tmp_path / "lang")
+    assert fsachain("spell", data / "text", lexicon)[1].startswith("5 words, 9 characters")
+    assert lexicon.read_text().splitlines()[:2] == [f"it's {prob}i t ' s", f"10 {prob}1 0"]
+    assert fsachain("lang", lexicon, tmp_path / "lang")[0] == 0
+    assert fsachain("phone-lm", data / "text", tmp_path / "lm.fst", *lang)[0] == 0
+    assert fsachain("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)[0] == 0
+    status, text, err = fsachain("num-graphs", data, tmp_path / "num.npz", *lang, "--den", tmp_path / "den")
+    assert status == 0 and text.startswith("3 numerators"), err
+
+
+@pytest.mark.parametrize("topology", ["standard", "compact", "selfless", "minimal"])
+def test_units_with_a_blank_go_through_the_usual_commands(fsachain, tmp_path, topology):
+    """A lexicon of pieces, no silence: pdf 0 is the blank, and graphs are those of `ctc_denominator`."""
+    (tmp_path / "lexicon.txt").write_text("hello he l lo\nhalo ha lo\nloll lo l l\n")
+    (tmp_path / "text").write_text("u1 hello halo\nu2 loll\nu3 halo loll hello\n")
+    name = "ctc" if topology == "standard" else f"ctc-{topology}"
+    (tmp_path / "units.yaml").write_text(
+        f"lang: {{silence: null, topology: {name}}}\n"
+        "phone_lm: {ngram_order: 2, num_extra_lm_states: 0, no_prune_ngram_order: 2}\n"
+    )
+    config, lang = ("--config", tmp_path / "units.yaml"), ("--lang", tmp_path / "lang")
+    assert fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang", *config)[0] == 0
+    assert fsachain("phone-lm", tmp_path / "text", tmp_path / "lm.fst", *lang, *config)[0] == 0
+    assert fsachain("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)[0] == 0
+    language = load_lang(tmp_path / "lang")
+    assert language.tree.num_pdfs == len(language.lexicon.phones) + 1
+    assert equivalent(
+        Fsa.read(tmp_path / "den/den.fst"),
+        ctc_denominator(Fsa.read(tmp_path / "lm.fst"), topology),
+        semiring="log",
+    )
+
+
+@pytest.mark.parametrize("topology", ["standard", "compact", "selfless", "minimal"])
+def test_units_with_a_blank_are_decoded(topology):
+    """`loll` has two equal units in a row; with a blank between them every topology reads it so."""
+    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
+    entries = [("hello", 1, ["he", "l", "lo"]), ("halo", 1, ["ha", "lo"]), ("loll", 1, ["lo", "l", "l"])]
+    lexicon = Lexicon.from_entries(entries, silence=None)
+    tree = ContextTree.monophone(lexicon.phones, Topology.ctc(topology))
+    graph = build_decoding_graph(lexicon, tree, word_loop(lexicon.words, lexicon))
+    units = ["lo", None, "l", None, "l", None, None, "ha", "lo", None, "he", "l", "lo"]
+    pdfs = [0 if unit is None else lexicon.phone_id(unit) for unit in units]
+    scores = np.full((len(pdfs), tree.num_pdfs), -20.0, dtype=np.float32)
+    scores[np.arange(len(pdfs)), pdfs] = 0.0
+    assert decode({"u": scores}, graph, lexicon.words)["u"].words == ("loll", "halo", "hello")
+
+
+def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, recorded):
+    folder = recorded
+    graphs = ("--lang", folder / "lang", "--den", folder / "den")
+    assert fsachain("num-graphs", folder / "data", folder / "num.npz", *graphs)[0] == 0
+    config = ("--config", folder / "small.yaml")
+    assert fsachain("train", folder / "data", folder / "num.npz", folder / "exp", *graphs, *config)[0] == 0
+    model = folder / "exp/model.safetensors"
+    arguments = ("keyword", model, folder / "data", "yes no", folder / "spot", *graphs[:2])
+    status, text, err = fsachain(*arguments, "--false-alarms-per-hour", 0)
+    assert status == 0, err
+    assert text.startswith("false-reject rate ") and "of 2)" in text and "3 utterances" in text
+    rows = [line.split() for line in (folder / "spot/scores.txt").read_text().splitlines()]
+    assert [(name, mark) for name, _, mark in rows] == [
+        ("u1", "1"),
+        ("u2", "0"),
+        ("u3", "0"),
+        ("u4", "1"),
+        ("u5", "0"),
+    ]
+    threshold = max(float(score) for _, score, mark in rows if mark == "0")
+    missed = sum(float(score) <= threshold for _, score, mark in rows if mark == "1")
+    assert f"({missed} of 2)" in text
+    status, _, err = fsachain("keyword", model, folder / "data", "yes yes yes", folder / "none", *graphs[:2])
+    assert status == 1 and "0 of 5 utterances have the keyword 'yes yes yes'" in err
+    status, _, err = fsachain("keyword", model, folder / "data", "maybe", folder / "none", *graphs[:2])
+    assert status == 1 and "word 'maybe'" in err
+
+
+def test_a_word_bigram_of_the_function_is_that_of_the_command(fsachain, built):
+    language = load_lang(built / "lang")
+    said = [line.split()[1:] for line in (Path(built) / "data/text").read_text().splitlines()]
+    ids = [[language.lexicon.word_id(word) for word in words] for words in said]
+    assert fsachain("word-lm", built / "data/text", built / "words.fst", "--lang", built / "lang")[0] == 0
+    expected = phone_model_of_words(estimate_phone_lm(ids, 2, 0, 2), language.lexicon)
+    assert equivalent(Fsa.read(built / "words.fst"), expected, semiring="log")
+    assert (
+        DenominatorGraph(Fsa.read(built / "words.fst"), len(language.lexicon.phones)).initial_probs
+        is not None
+    )
+
+
+def test_a_grammar_of_kaldi_decodes_as_its_arpa_file_does(fsachain, recorded):
+    """G.fst, whose words have ids of its own, against the n-gram that it was made of."""
+    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
+    folder = recorded
+    graphs = ("--lang", folder / "lang", "--den", folder / "den")
+    assert fsachain("num-graphs", folder / "data", folder / "num.npz", *graphs)[0] == 0
+    config = ("--config", folder / "small.yaml")
+    assert fsachain("train", folder / "data", folder / "num.npz", folder / "exp", *graphs, *config)[0] == 0
+    lang = load_lang(folder / "lang")
+    arpa = (
+        "estimate-arpa",
+        folder / "data/text",
+        folder / "lm.arpa",
+        *graphs[:2],
+        "--units",
+        "words",
+        "--order",
+        2,
+    )
+    assert fsachain(*arpa)[0] == 0
+    grammar = Transducer.from_openfst(grammar_from_arpa(folder / "lm.arpa", lang.lexicon))
+    size = len(lang.lexicon.words)
+    ids = np.array([0, *range(size, 0, -1)], dtype=np.int32)  # their numbers run the other way
+    (folder / "words.txt").write_text(
+        "<eps> 0\n" + "".join(f"{word} {size - n}\n" for n, word in enumerate(lang.lexicon.words))
+    )
+    theirs = replace(grammar, ilabel=ids[grammar.ilabel], olabel=ids[grammar.olabel])
+    write_fst(theirs.to_openfst(), folder / "G.fst")
+    decode = ("decode", folder / "exp/model.safetensors", folder / "data")
+    assert fsachain(*decode, folder / "a", *graphs[:2], "--arpa", folder / "lm.arpa")[0] == 0
+    pair = ("--grammar", folder / "G.fst", folder / "words.txt")
+    status, _, err = fsachain(*decode, folder / "b", *graphs[:2], *pair)
+    assert status == 0, err
+    assert (folder / "a/hyp.txt").read_text() == (folder / "b/hyp.txt").read_text()
+    status, _, err = fsachain(*decode, folder / "c", *graphs[:2], *pair, "--arpa", folder / "lm.arpa")
+    assert status == 1 and "expected one language model" in err

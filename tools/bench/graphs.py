@@ -1,0 +1,184 @@
+"""Print what graphs cost: numerators beside Kaldi's own compiler and in bulk, phone models with denominators by size.
+
+    python -m tools.bench.graphs [--kaldi PYTHON] [--shared DIR] [--transcripts 300] [--rounds 5]
+
+PYTHON is the interpreter of an environment with kaldi-hmm-gmm; `make bench-graphs` makes one. Lexicons are those of the
+golden cases; transcripts are drawn. Kaldi's compiler is that of compile-train-graphs, from words to a graph over
+transition ids, with what the wheel offers: trees without context. Times are those of the processor, in one thread; both
+take turns, and a ratio is formed in each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fsachain.denominator import DenominatorGraph
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.denominator import build_denominator
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lm_phones import lm_phones
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.shards import NumeratorMaker, make_shards
+from fsachain.graph.topology import Topology
+from fsachain.kaldi.tree import read_context_tree
+from fsachain.table import compile_table
+from tools.bench.timing import Spread
+from tools.golden.graphs import cases
+from tools.golden.oracle import Job, compile_jobs
+from tools.golden.table import SHARED
+
+LONGEST = 12  # words
+LARGE_LEXICON = "lm6_biphone_tied"
+SENTENCES = (5_000, 10_000, 20_000, 40_000)
+DIGITS = ("oh", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+MEGA, NANO = 1e6, 1e9
+
+
+def read_lexicon(folder: Path) -> Lexicon:
+    """The lexicon of a golden case."""
+    return Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")
+
+
+def drawn(words: Sequence[str], count: int, longest: int, *, skew: float = 0.0) -> list[tuple[str, ...]]:
+    """Transcripts of 1 to `longest` words; the k-th word is drawn in proportion to k ** -skew."""
+    rng = np.random.default_rng(0)
+    share = np.arange(1, len(words) + 1) ** -skew
+    sizes = rng.integers(1, longest + 1, size=count)
+    return [tuple(words[i] for i in rng.choice(len(words), size, p=share / share.sum())) for size in sizes]
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Time of the processor in this thread."""
+    begin = time.thread_time()
+    work()
+    return time.thread_time() - begin
+
+
+def beside_kaldi(folders: Sequence[Path], python: Path, count: int, rounds: int) -> Iterator[str]:
+    """A line for each case: nanoseconds per arc of Kaldi's compiler, of ours, and of ours with the compiled table."""
+    yield f"{'case':18} {'words':>6} {'Kaldi':>8} {'ours':>8} {'+ table':>8}  {'ours / Kaldi':>12} {'+ table / Kaldi':>16}"
+    lexicons = [read_lexicon(folder) for folder in folders]
+    chain = Topology.chain()
+    jobs = [
+        Job(x, chain, [[phone] for phone in range(1, len(x.phones) + 1)], drawn(x.words, count, LONGEST))
+        for x in lexicons
+    ]
+    taken = np.array([_round(jobs, python) for _ in range(rounds)])  # [round, case, program]
+    for case, folder in enumerate(folders):
+        kaldi, graphs, tables = (taken[:, case, program] * NANO for program in range(3))
+        middle = [float(np.median(times)) for times in (kaldi, graphs, tables)]
+        ratios = [Spread.of((times / kaldi).tolist()) for times in (graphs, tables)]
+        times = " ".join(f"{value:8.0f}" for value in middle)
+        yield (
+            f"{folder.name:18} {len(lexicons[case].words):6} {times}  "
+            f"{ratios[0].median:6.2f} <={ratios[0].most:4.2f} {ratios[1].median:10.2f} <={ratios[1].most:4.2f}"
+        )
+
+
+def _round(jobs: Sequence[Job], python: Path) -> list[tuple[float, float, float]]:
+    """Seconds per arc of each job: Kaldi, our graphs, our graphs and tables."""
+    with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
+        costs = compile_jobs(python, jobs, Path(folder))
+    result = []
+    for job, theirs in zip(jobs, costs, strict=True):
+        tree = ContextTree.monophone(job.lexicon.phones, job.topology)
+        numerators = (build_numerator(words, job.lexicon, tree).fsa for words in job.transcripts)
+        fsas: list[Fsa] = []
+        graphs = seconds_of(partial(fsas.extend, numerators))
+        tables = seconds_of(partial(deque, (compile_table(fsa, tree.num_pdfs) for fsa in fsas), 0))
+        arcs = sum(fsa.num_arcs for fsa in fsas)
+        kaldi = sum(cost.seconds for cost in theirs) / sum(cost.num_arcs for cost in theirs)
+        result.append((kaldi, graphs / arcs, (graphs + tables) / arcs))
+    return result
+
+
+def in_bulk(folder: Path, rounds: int) -> Iterator[str]:
+    """Numerators per second, words to files of compiled tables, each kind with the normalization and without."""
+    yield f"{'numerators':34} {'per second':>10}  {'with normalization':>18}"
+    lexicon = read_lexicon(folder)
+    tied = read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
+    spelled = Lexicon.characters([DIGITS])
+    biphones = ContextTree.biphone(spelled.phones, Topology.chain())
+    for name, words, tree, longest in (
+        ("digit strings, spelled, 1-7 words", spelled, biphones, 7),
+        (f"{LARGE_LEXICON}, 1-{LONGEST} words", lexicon, tied, LONGEST),
+    ):
+        said = [(f"u{n}", words_of) for n, words_of in enumerate(drawn(words.words, 1_000, longest))]
+        phones = lm_phones([words_of for _, words_of in said], words, seed=1)
+        graph = DenominatorGraph(build_denominator(estimate_phone_lm(phones, 2, 0, 2), tree), tree.num_pdfs)
+        rates = []
+        for maker in (NumeratorMaker(words, tree), NumeratorMaker(words, tree, graph.normalization_fsa())):
+            with tempfile.TemporaryDirectory(prefix="fsachain-") as out:
+                times = [
+                    seconds_of(partial(make_shards, said, maker, Path(out, str(n)))) for n in range(rounds)
+                ]
+            rates.append(len(said) / float(np.median(times)))
+        yield f"{name:34} {rates[0]:10.0f}  {rates[1]:18.0f}"
+
+
+def model_row(folder: Path, count: int) -> str:
+    """Phone model and denominator of `count` sentences: sizes, seconds, and the most memory that Python held for them."""
+    lexicon = read_lexicon(folder)
+    said = drawn(lexicon.words, count, LONGEST + 1, skew=1.0)
+    phones = [[int(phone) for phone in sentence] for sentence in lm_phones(said, lexicon, seed=1)]
+    tree = read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
+    models: list[Fsa] = []
+    seconds = [seconds_of(lambda: models.append(estimate_phone_lm(phones)))]
+    seconds.append(seconds_of(lambda: models.append(build_denominator(models[0], tree))))
+    sizes = " ".join(f"{model.num_states:7,} / {model.num_arcs:6,}" for model in models)
+    tracemalloc.start()  # in a pass of its own, which is much slower
+    build_denominator(estimate_phone_lm(phones), tree)
+    peak = tracemalloc.get_traced_memory()[1] / MEGA
+    tracemalloc.stop()
+    return f"{count:9,} {sum(map(len, phones)):11,} {sizes} {seconds[0]:8.2f} {seconds[1]:8.2f} {peak:8.0f}"
+
+
+def models(folder: Path) -> Iterator[str]:
+    """A line for each size of text, each in a process of its own."""
+    yield "sentences      phones    phone LM states / arcs   den     LM, s   den, s  peak, MB"
+    context = multiprocessing.get_context("spawn")
+    for count in SENTENCES:
+        with context.Pool(1) as pool:
+            yield pool.apply(model_row, (folder, count))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; exit status 2 if there are no lexicons to measure with."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kaldi", type=Path, help="interpreter with kaldi-hmm-gmm; without it no comparison")
+    parser.add_argument("--shared", type=Path, default=SHARED, help="folder with golden/")
+    parser.add_argument("--transcripts", type=int, default=300, help="for each case")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(arguments)
+    folders = cases(options.shared)
+    if not folders:
+        print(f"{options.shared}: no lexicons found; expected golden/kaldi/lm", file=sys.stderr)
+        return 2
+    large = next(folder for folder in folders if folder.name == LARGE_LEXICON)
+    tables = [in_bulk(large, options.rounds), models(large)]
+    if options.kaldi is not None:
+        tables.insert(0, beside_kaldi(folders, options.kaldi, options.transcripts, options.rounds))
+    for table in tables:
+        for line in table:
+            print(line, flush=True)
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
