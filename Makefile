@@ -7,16 +7,21 @@ STAMP := $(VENV)/.installed
 # Kaldi's own code, which must not share an environment with newer versions of kaldifst.
 ORACLE := build/kaldi-oracle
 ORACLE_PACKAGES := kaldi-hmm-gmm==1.1.4 kaldifst==1.7.17
+# The fuzzer, which brings a libFuzzer of its own and is needed by nothing else.
+ATHERIS := build/atheris
+ATHERIS_PACKAGE := atheris==3.0.0
 PIP_FLAGS := --quiet --disable-pip-version-check --no-input
 # CuPy and NVRTC, by which kernels are compiled even where there is no GPU: cuda12 for drivers older than those of CUDA 13.
 CUDA ?= cuda13
 # Test workers and single-threaded kernels share the cores.
 TEST_WORKERS ?= 2
 CORPUS ?=
+DIGITS ?=
+PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kaldi check bench digits prompts cuda-report test-gpu bench-gpu gpu-report clean
+.PHONY: help setup demo test test-kaldi test-kills fuzz soak check bench bench-graphs digits prompts handwriting ctc-vs-lfmmi cuda-report test-gpu bench-gpu gpu-report clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -39,6 +44,12 @@ digits: $(STAMP)  ## recorded connected digits: make digits CORPUS=folder
 prompts: $(STAMP)  ## recorded telephone prompts, 606 words: make prompts CORPUS=folder
 	@$(BIN)/python recipes/prompts/run.py --corpus "$(CORPUS)" $(ARGS)
 
+handwriting: $(STAMP)  ## lines of handwritten digits, whose images come with scikit-learn
+	@$(BIN)/python recipes/handwriting/run.py $(ARGS)
+
+ctc-vs-lfmmi: $(STAMP)  ## both objectives on the same data: make ctc-vs-lfmmi DIGITS=folder PROMPTS=folder
+	@$(BIN)/python recipes/ctc_vs_lfmmi/run.py $(if $(DIGITS),--digits "$(DIGITS)") $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
+
 test: $(STAMP)  ## run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q $(ARGS)
 
@@ -48,8 +59,21 @@ $(ORACLE)/.installed:
 	@touch $@
 
 test-kaldi: $(STAMP) $(ORACLE)/.installed  ## compare graphs with Kaldi's own code, in an environment of its own
-	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/test_kaldi_oracle.py $(ARGS)
+	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/test_kaldi_oracle.py tests/test_bench_graphs.py $(ARGS)
 	@$(BIN)/python -m tools.golden.graphs
+
+test-kills: $(STAMP)  ## kill a training at every point where it touches a file, and at random times: five minutes
+	@OMP_NUM_THREADS=1 FSACHAIN_KILLS=all $(BIN)/python -m pytest -q tests/test_kills.py $(ARGS)
+
+$(ATHERIS)/.installed:
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --target $(ATHERIS) $(ATHERIS_PACKAGE)
+	@touch $@
+
+fuzz: $(STAMP) $(ATHERIS)/.installed  ## feed every reader of files with damaged ones, guided by coverage: ten minutes and more
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(ATHERIS) $(BIN)/python -m tools.fuzz.run $(ARGS)
+
+soak: $(STAMP)  ## 2,000 steps: memory, open files and threads stay flat; eight processes compile and cache at once
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak $(ARGS)
 
 check: $(STAMP)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .
@@ -59,6 +83,9 @@ check: $(STAMP)  ## format, lint, types and layers
 
 bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
 	@$(BIN)/python tools/bench_forward_backward.py $(ARGS)
+
+bench-graphs: $(STAMP) $(ORACLE)/.installed  ## time numerators beside Kaldi's own compiler, phone models, denominators
+	@$(BIN)/python -m tools.bench.graphs --kaldi $(ORACLE)/bin/python $(ARGS)
 
 cuda-report: $(STAMP)  ## compile every kernel for every generation of GPUs; print registers and spills
 	@$(BIN)/python -m tools.cuda_compile $(ARGS)

@@ -7,17 +7,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_fixtures import built, fsachain, recorded  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 _COMMON = {"derandomize": True, "print_blob": True, "deadline": None, "database": None}
+EXAMPLES = 30  # of a test that names no number of its own
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
+TIMES = {"default": 1, "thorough": 10}.get(PROFILE, 1)  # what a test's own number is multiplied by
 settings.register_profile(
     "default",
-    max_examples=30,
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     **_COMMON,
 )
-settings.register_profile("thorough", max_examples=300, suppress_health_check=list(HealthCheck), **_COMMON)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.register_profile(
+    "thorough", max_examples=EXAMPLES * TIMES, suppress_health_check=list(HealthCheck), **_COMMON
+)
+settings.load_profile(PROFILE)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -30,3 +36,16 @@ def shared() -> Path:
     if not (SHARED / "golden").is_dir():
         pytest.skip("the folder ../shared with golden values stands not beside this checkout")
     return SHARED
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A profile alone changes no test that names its number of examples; here these get their multiple too."""
+    own = {
+        item.function
+        for item in items
+        if isinstance(item, pytest.Function)
+        and hasattr(item.function, "_hypothesis_internal_settings_applied")
+    }
+    for test in own if TIMES > 1 else ():
+        used = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(used, max_examples=TIMES * used.max_examples)

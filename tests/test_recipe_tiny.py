@@ -19,10 +19,12 @@ from fsachain.cli.steps.lang import load_lang
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.graph.chunks import load_chunks
+from fsachain.report.stages import read_stages
 from fsachain.train.checkpoint import load_tensors
 from fsachain.train.log import read_log
 from recipes.demo.prepare import VARIANTS, prepare
 from recipes.pipeline.main import run_recipe, run_second_pass
+from recipes.pipeline.stages import STAGES
 from tests import tolerances
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,6 +124,23 @@ def test_report_names_the_results_and_the_files(exp: Path) -> None:
         assert Path(line.split()[1]).exists()
 
 
+def test_report_shows_utterances_with_recordings_and_lattices_and_what_each_stage_took(exp: Path) -> None:
+    page = (exp / "report.html").read_text()
+    shown = min(10, len(DataDir.read(exp / "data" / "test")))
+    assert page.count("<audio") >= shown
+    assert page.count("data:audio/flac") == page.count("<audio")
+    pictured = page.count('alt="Occupancy of the phones')
+    assert pictured >= 1
+    # The denominator of so little text lacks some of the phone sequences of the others.
+    assert page.count('alt="Spectrogram') == pictured + page.count("Without a lattice")
+    assert page.count('class="note"') == page.count(
+        "Without a lattice"
+    )  # nothing is missing or could not be made
+    stages = read_stages(exp / "stages.jsonl").stages
+    assert [stage.name for stage in stages] == list(STAGES)
+    assert all(stage.peak_rss > 1e7 and stage.seconds > 0 for stage in stages)
+
+
 def test_later_stage_runs_again_from_the_files_alone(exp: Path, capsys) -> None:
     before = (exp / "decode" / "hyp.txt").read_text()
     options = [f"--exp={exp}", *OPTIONS, "--stage=decode", "--stop-stage=decode"]
@@ -164,6 +183,11 @@ def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, m
     assert run_command(monkeypatch, "train", *sets, tmp_path / "model", *options) == 0
     assert run_command(monkeypatch, "info", tmp_path / "model" / "model.safetensors") == 0
     assert "one frame every 30 ms" in capsys.readouterr().out
+    assert run_command(monkeypatch, "report", tmp_path, "--base", exp) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert '<strong class="state">training: finished</strong>' in page
+    assert "network.bottleneck" in page
+    assert "numpy" in page
 
 
 CHUNKS = [

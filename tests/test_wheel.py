@@ -96,6 +96,19 @@ def test_wheel_carries_the_kernels_and_runs_a_loss(installed_python: Path) -> No
     assert gradient > 0.0
 
 
+def test_wheel_carries_the_templates_of_the_report(installed_python: Path) -> None:
+    program = (
+        "from importlib import resources\n"
+        "print(*sorted(file.name for file in (resources.files('fsachain.report') / 'templates').iterdir()))"
+    )
+    assert run_installed(installed_python, program).split() == [
+        "page.html",
+        "page.js",
+        "parts.html",
+        "style.css",
+    ]
+
+
 def test_importing_costs_little_beyond_torch(installed_python: Path) -> None:
     """The best of several: a busy machine can only make a measurement longer."""
     seconds = [float(run_installed(installed_python, IMPORT_PROGRAM)) for _ in range(4)]

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import sys
 
-from fsachain.errors import FsachainError, require
+from fsachain.errors import FsachainError, printable, require
+from fsachain.train.stopping import StoppedError
 
 EXIT_USER_ERROR = 1
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the state is saved, start the command again
 EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 an error in one line, 2 wrong usage, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 an error in one line, 2 wrong usage, 75 stopped, 130 interrupted."""
     try:
         sys.exit(_run())
     except (FsachainError, OSError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
-        sys.exit(EXIT_USER_ERROR)
+        sys.exit(exit_status(error))
+
+
+def exit_status(error: FsachainError | OSError) -> int:
+    """The status with which a command ends that raised this error."""
+    return EXIT_STOPPED if isinstance(error, StoppedError) else EXIT_USER_ERROR
 
 
 def _run() -> int:
@@ -40,5 +47,5 @@ def _run() -> int:
 def describe(error: BaseException) -> str:
     """The message of an error as one line."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+        return printable(f"{error.filename}: {error.strerror}")
+    return printable(" ".join(str(error).split())) or type(error).__name__

@@ -6,13 +6,16 @@ The steps are imported inside the commands: they bring torch, which `--help` nee
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from fsachain.cli.graph_commands import GRAPH_COMMANDS, num_tables, tie_tree
+from fsachain.cli.graph_commands import GRAPH_COMMANDS, tie_tree
 from fsachain.cli.kaldi_commands import kaldi
+from fsachain.cli.keyword_command import keyword
+from fsachain.cli.language_model_commands import LANGUAGE_MODEL_COMMANDS
 from fsachain.cli.looking import info, score
+from fsachain.cli.numerator_commands import NUMERATOR_COMMANDS
 from fsachain.cli.options import (
     INPUT_FILE,
     INPUT_FOLDER,
@@ -22,9 +25,14 @@ from fsachain.cli.options import (
     commands_option,
     config_option,
     lang_option,
+    merge_option,
     seed_option,
     workers_option,
 )
+from fsachain.cli.plot_commands import plot
+from fsachain.cli.report_commands import REPORT_COMMANDS
+from fsachain.cli.use_commands import USE_COMMANDS
+from fsachain.cli.validate_command import validate
 
 if TYPE_CHECKING:
     from fsachain.cli.config import Experiment
@@ -36,7 +44,8 @@ def app() -> None:
     """Lattice-free MMI: from a lexicon, transcripts and recordings to a word error rate.
 
     The usual order: lang, phone-lm, den-graph, num-graphs, train, decode, score, align. A second training on
-    chunks goes on with supervise, train, decode. Exit status: 0 done, 1 an error in the input, 2 wrong usage.
+    chunks goes on with supervise, train, decode. Exit status: 0 done, 1 an error in the input, 2 wrong usage,
+    75 stopped by SIGTERM with the state saved.
     """
 
 
@@ -88,7 +97,8 @@ def phone_lm(text: Path, out: Path, lang: Path, experiment: Experiment, seed: in
 @click.argument("phone_lm", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
 @lang_option
-def den_graph(phone_lm: Path, out: Path, lang: Path) -> None:
+@merge_option
+def den_graph(phone_lm: Path, out: Path, lang: Path, merge: Literal["sum", "min"]) -> None:
     """Build the denominator graph.
 
     In: PHONE_LM, made by `fsachain phone-lm`.
@@ -98,32 +108,7 @@ def den_graph(phone_lm: Path, out: Path, lang: Path) -> None:
     from fsachain.cli.steps.graphs import make_denominator
     from fsachain.cli.steps.lang import load_lang
 
-    click.echo(f"{make_denominator(load_lang(lang), phone_lm, out)} -> {out}")
-
-
-@app.command("num-graphs")
-@click.argument("data", type=INPUT_FOLDER)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@click.option(
-    "--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`; normalises the numerators."
-)
-@commands_option
-def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, allow_commands: bool) -> None:
-    """Build the numerator graph of every utterance.
-
-    In: DATA, a Kaldi data directory. Utterances without words or with unknown words are named and left out.
-
-    Out: OUT, one npz file.
-    """
-    from fsachain.cli.steps.graphs import load_normalization, make_numerators
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.data.kaldi_dir import DataDir
-
-    language = load_lang(lang)
-    normalization = None if den is None else load_normalization(language, den)
-    utterances = DataDir.read(data, allow_commands=allow_commands)
-    click.echo(f"{make_numerators(language, utterances, out, normalization)} -> {out}")
+    click.echo(f"{make_denominator(load_lang(lang), phone_lm, out, merge)} -> {out}")
 
 
 @app.command()
@@ -146,25 +131,35 @@ def train(**arguments: Any) -> None:
     `fsachain num-tables` (flat start) or `fsachain supervise` (chunks with times); the sections features, cmvn,
     perturbation, augment, network, loss and train of the configuration.
 
-    Out: folder OUT with model.safetensors, checkpoints and the log train.jsonl.
+    Out: folder OUT with model.safetensors, checkpoints and the log train.jsonl. Utterances that cannot be trained on
+    are listed as by `fsachain validate`. SIGTERM ends the training with a checkpoint and exit status 75.
     """
     from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.training import FINAL_MODEL, read_flat_set, read_training_set, train_model
+    from fsachain.cli.steps.record import recorded_command
+    from fsachain.cli.steps.training import FINAL_MODEL, train_model
+    from fsachain.cli.steps.training_sets import read_flat_set, read_training_set
+    from fsachain.data.faults import Fault
     from fsachain.data.kaldi_dir import DataDir
 
-    def read(data: Path) -> DataDir:
-        return DataDir.read(data, allow_commands=arguments["allow_commands"])
+    faults: list[Fault] = []
 
-    train_model(
-        arguments["experiment"],
-        load_lang(arguments["lang"]),
-        read_training_set(read(arguments["data"]), arguments["numerators"]),
-        arguments["den"],
-        arguments["out"],
-        dev=read_flat_set(read(arguments["dev"][0]), arguments["dev"][1]) if arguments["dev"] else None,
-        cache=arguments["cache"],
-        num_workers=arguments["workers"],
-    )
+    def read(folder: Path) -> DataDir:
+        data, found = DataDir.check(folder, allow_commands=arguments["allow_commands"])
+        faults.extend(found)
+        return data
+
+    with recorded_command(arguments["out"], "train", config=arguments["experiment"].to_dict()):
+        train_model(
+            arguments["experiment"],
+            load_lang(arguments["lang"]),
+            read_training_set(read(arguments["data"]), arguments["numerators"]),
+            arguments["den"],
+            arguments["out"],
+            dev=read_flat_set(read(arguments["dev"][0]), arguments["dev"][1]) if arguments["dev"] else None,
+            cache=arguments["cache"],
+            num_workers=arguments["workers"],
+            left_out=faults,
+        )
     click.echo(f"model -> {arguments['out'] / FINAL_MODEL}")
 
 
@@ -177,6 +172,12 @@ def train(**arguments: Any) -> None:
     "--arpa",
     type=INPUT_FILE,
     help="Word language model; without it every word of the lexicon may follow any.",
+)
+@click.option(
+    "--grammar",
+    type=(INPUT_FILE, INPUT_FILE),
+    metavar="G WORDS",
+    help="The same as G.fst, and its words.txt.",
 )
 @click.option(
     "--dev", type=INPUT_FOLDER, help="Data directory on which LM weight and insertion penalty are chosen."
@@ -201,7 +202,7 @@ def decode(**arguments: Any) -> None:
     from fsachain.data.kaldi_dir import DataDir
 
     acoustic = AcousticModel.load(arguments["model"])
-    graphs = DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"])
+    graphs = DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"], arguments["grammar"])
     settings = {"cache": arguments["cache"], "num_workers": arguments["workers"]}
     weight, penalty = arguments["lm_weight"], arguments["word_insertion_penalty"]
     if arguments["dev"]:
@@ -220,6 +221,7 @@ def decode(**arguments: Any) -> None:
 @click.argument("out", type=OUTPUT)
 @lang_option
 @click.option("--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`: needed for supervise.")
+@click.option("--textgrid", type=OUTPUT, help="Folder for a TextGrid of each utterance, for Praat.")
 @cache_option
 @workers_option
 @commands_option
@@ -244,49 +246,25 @@ def align(model: Path, data: Path, out: Path, **arguments: Any) -> None:
         DataDir.read(data, allow_commands=arguments["allow_commands"]),
         out,
         normalization=load_normalization(language, arguments["den"]) if arguments["den"] else None,
+        textgrids=arguments["textgrid"],
         cache=arguments["cache"],
         num_workers=arguments["workers"],
     )
     click.echo(f"{summary} -> {out}")
 
 
-@app.command()
-@click.argument("data", type=INPUT_FOLDER)
-@click.argument("alignment", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@click.option("--den", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
-@config_option
-@cache_option
-@workers_option
-@commands_option
-def supervise(data: Path, alignment: Path, out: Path, **arguments: Any) -> None:
-    """Make numerators whose times come from an alignment, in chunks: for a second training.
-
-    In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align --den` wrote for it (or
-    another CTM of phones); the sections supervision, perturbation, features and network of the configuration. Utterances
-    that the alignment lacks or does not fit are named and left out.
-
-    Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
-    """
-    from fsachain.cli.steps.graphs import load_normalization
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.supervision import make_supervision
-    from fsachain.data.kaldi_dir import DataDir
-
-    language = load_lang(arguments["lang"])
-    summary = make_supervision(
-        arguments["experiment"],
-        language,
-        DataDir.read(data, allow_commands=arguments["allow_commands"]),
-        alignment,
-        out,
-        load_normalization(language, arguments["den"]),
-        cache=arguments["cache"],
-        num_workers=arguments["workers"],
-    )
-    click.echo(f"{summary} -> {out}")
-
-
-for command in (score, info, num_tables, tie_tree, *GRAPH_COMMANDS, kaldi):
+for command in (
+    score,
+    info,
+    keyword,
+    *LANGUAGE_MODEL_COMMANDS,
+    *NUMERATOR_COMMANDS,
+    tie_tree,
+    *GRAPH_COMMANDS,
+    kaldi,
+    plot,
+    *REPORT_COMMANDS,
+    validate,
+    *USE_COMMANDS,
+):
     app.add_command(command)

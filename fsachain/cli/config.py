@@ -11,12 +11,22 @@ from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
 from fsachain.data.features import FeatureConfig
 from fsachain.decode.decoder import DecoderConfig
+from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError
 from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.nn.tdnnf import TdnnfConfig
-from fsachain.train.config import TrainConfig, from_dict, load_yaml, to_dict
+from fsachain.train.config import TrainConfig, from_dict, to_dict
+from fsachain.train.yaml_file import load_yaml
 
-TOPOLOGIES = ("chain", "chain-one-pdf", "left-to-right-3", "ctc")
+TOPOLOGIES = (
+    "chain",
+    "chain-one-pdf",
+    "left-to-right-3",
+    "ctc",
+    "ctc-compact",
+    "ctc-selfless",
+    "ctc-minimal",
+)
 CONTEXTS = ("monophone", "biphone", "tied-biphone")
 
 
@@ -28,7 +38,8 @@ class LangConfig:
         silence: phone that may stand between words and at the ends; None for a lexicon without.
         silence_prob: probability of silence at each such place.
         oov: word of the lexicon that stands for all words it lacks; None refuses such words.
-        topology: "chain", "chain-one-pdf", "left-to-right-3" or "ctc".
+        topology: "chain", "chain-one-pdf", "left-to-right-3", or with a blank "ctc", "ctc-compact", "ctc-selfless" or
+            "ctc-minimal" (see `fsachain.graph.ctc`).
         context: "monophone"; "biphone": pdfs depend on the phone before; or "tied-biphone": rare pairs share pdfs.
             Silence stays independent of the phone before.
         min_biphone_count, min_monophone_count: for "tied-biphone"; see `ContextTree.tied_biphone`.
@@ -54,7 +65,8 @@ class PhoneLmConfig:
     """The phone language model of the denominator; see `estimate_phone_lm` and `lm_phones`.
 
     Attributes:
-        ngram_order: phones in an n-gram, the predicted one included.
+        ngram_order: phones in an n-gram, the predicted one included. 0: no model, and a denominator that accepts every
+            sequence of pdfs; with `lang.topology` "ctc" and no leak the objective is that of CTC.
         num_extra_lm_states: states kept above those of the order that is never pruned.
         no_prune_ngram_order: n-grams up to this order are never pruned.
         edge_silence: probability of silence at each end of a training sentence.
@@ -155,6 +167,7 @@ class Experiment:
     train: TrainConfig = field(default_factory=TrainConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    rescoring: RescoringConfig = field(default_factory=RescoringConfig)
 
     def __post_init__(self) -> None:
         if not isinstance(self.network, Mapping):

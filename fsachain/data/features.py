@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.data.audio import Perturbation, read_audio
+from fsachain.data.faults import UtteranceError
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_matrix
 
 # Kaldi's features take samples as 16-bit integers; log energies shift by a constant otherwise.
-_SAMPLE_SCALE = 32768.0
+SAMPLE_SCALE = 32768.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class FeatureConfig:
     """How features are computed; the names are Kaldi's.
 
     Attributes:
-        kind: "fbank" (log mel energies) or "mfcc".
+        kind: "fbank" (log mel energies), "mfcc", or "archive": whatever the matrices of feats.scp hold.
+        num_columns: of these matrices, for "archive"; the options of other kinds do not matter then.
         sample_rate: in Hz; recordings at another rate are refused.
         num_mel_bins: filters of the bank.
         num_ceps: coefficients kept for "mfcc"; Kaldi's "hires" features keep all, num_ceps = num_mel_bins.
@@ -45,6 +47,7 @@ class FeatureConfig:
     """
 
     kind: str = "fbank"
+    num_columns: int = 0
     sample_rate: int = 8000
     num_mel_bins: int = 40
     num_ceps: int = 40
@@ -56,8 +59,13 @@ class FeatureConfig:
     dither: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("fbank", "mfcc"):
-            raise ConfigError(f"kind is {self.kind!r}; expected 'fbank' or 'mfcc'")
+        if self.kind not in ("fbank", "mfcc", "archive"):
+            raise ConfigError(f"kind is {self.kind!r}; expected 'fbank', 'mfcc' or 'archive'")
+        if (self.kind == "archive") != (self.num_columns > 0):
+            raise ConfigError(
+                f"num_columns is {self.num_columns} and kind {self.kind!r}; expected a positive number for "
+                "'archive', 0 for others"
+            )
         for name in ("sample_rate", "num_mel_bins", "frame_length_ms", "frame_shift_ms"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number")
@@ -69,7 +77,7 @@ class FeatureConfig:
     @property
     def num_features(self) -> int:
         """Columns of the feature matrix."""
-        return self.num_mel_bins if self.kind == "fbank" else self.num_ceps
+        return {"fbank": self.num_mel_bins, "mfcc": self.num_ceps, "archive": self.num_columns}[self.kind]
 
     def fingerprint(self) -> str:
         """A short hash that differs between any two different configurations."""
@@ -87,11 +95,11 @@ def compute_features(samples: NDArray[np.float32], config: FeatureConfig) -> NDA
         float32 [T, config.num_features]; T = 0 for a signal shorter than half a frame shift.
     """
     knf = require("kaldi_native_fbank", extra="recipes")
-    extractor = _extractor(knf, config)
+    extractor = online_extractor(knf, config)
     if len(samples) == 0:
         return np.zeros((0, config.num_features), np.float32)
     # The binding takes a list of Python floats faster than an array: 1.4 times for the whole call.
-    extractor.accept_waveform(config.sample_rate, (samples * np.float32(_SAMPLE_SCALE)).tolist())
+    extractor.accept_waveform(config.sample_rate, (samples * np.float32(SAMPLE_SCALE)).tolist())
     extractor.input_finished()
     frames = np.empty((extractor.num_frames_ready, config.num_features), np.float32)
     for t in range(len(frames)):
@@ -113,6 +121,9 @@ def utterance_features(
     """
     perturbation = perturbation or Perturbation()
     if utterance.feats is None:
+        if config.kind == "archive":
+            message = f"utterance {utterance.id!r} has no features in feats.scp; expected some for 'archive'"
+            raise UtteranceError("no recording", utterance.id, message)
         samples = read_audio(utterance, config.sample_rate)
         return compute_features(perturbation.apply(samples, utterance.id), config)
     if perturbation != Perturbation(seed=perturbation.seed):
@@ -136,17 +147,20 @@ def read_kaldi_matrix(utterance: Utterance, num_features: int) -> NDArray[np.flo
         else:
             matrix = read_value(address, read_matrix).astype(np.float32)
     except (RuntimeError, DataError) as error:
-        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}") from error
+        message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
+        raise UtteranceError("unreadable features", utterance.id, message) from error
     if matrix.ndim != 2 or matrix.shape[1] != num_features:
-        raise DataError(
+        raise UtteranceError(
+            "width of features",
+            utterance.id,
             f"utterance {utterance.id!r}: {utterance.feats!r} has shape {matrix.shape}, "
-            f"expected [frames, {num_features}]"
+            f"expected [frames, {num_features}]",
         )
     return matrix
 
 
-def _extractor(knf: Any, config: FeatureConfig) -> Any:
-    """An online extractor of kaldi-native-fbank with this configuration."""
+def online_extractor(knf: Any, config: FeatureConfig) -> Any:
+    """An extractor of kaldi-native-fbank, which takes samples times `SAMPLE_SCALE`; see `FeatureStream`."""
     options = knf.FbankOptions() if config.kind == "fbank" else knf.MfccOptions()
     frame, mel = options.frame_opts, options.mel_opts
     frame.samp_freq, frame.dither, frame.snip_edges = config.sample_rate, config.dither, config.snip_edges

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import DataError, require
+from fsachain.kaldi.writing import write_matrices
 
 SPLITS = ("train", "dev", "test")
 
@@ -27,26 +29,60 @@ class Recording:
     audio: Path
 
 
+@dataclass(frozen=True)
+class Sheet:
+    """One utterance that comes as features, float32 [T, F]: whose it is, and which words it shows."""
+
+    id: str
+    speaker: str
+    words: tuple[str, ...]
+    features: NDArray[np.float32]
+
+
+Spoken = TypeVar("Spoken", Recording, Sheet)
+
+
+def write_feature_dir(folder: Path, sheets: Iterable[Sheet]) -> None:
+    """Write feats.ark, feats.scp, text and utt2spk, sorted by utterance.
+
+    Raises:
+        DataError: there is no sheet, or two have the same id.
+    """
+    rows = _sorted(folder, sheets)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_matrices(folder.resolve() / "feats.ark", [(row.id, row.features) for row in rows])
+    _write_texts(folder, rows)
+
+
 def write_data_dir(folder: Path, recordings: Iterable[Recording]) -> None:
     """Write wav.scp, text and utt2spk, sorted by utterance; audio paths become absolute.
 
     Raises:
         DataError: there is no recording, or two have the same id.
     """
-    rows = sorted(recordings, key=lambda recording: recording.id)
+    rows = _sorted(folder, recordings)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_lines(folder / "wav.scp", (f"{row.id} {row.audio.resolve()}" for row in rows))
+    _write_texts(folder, rows)
+
+
+def _sorted(folder: Path, utterances: Iterable[Spoken]) -> list[Spoken]:
+    rows = sorted(utterances, key=lambda utterance: utterance.id)
     if not rows:
         raise DataError(f"{folder}: no recordings to write")
     for before, after in pairwise(rows):
         if before.id == after.id:
             raise DataError(f"{folder}: two recordings have the id {after.id!r}")
-    folder.mkdir(parents=True, exist_ok=True)
-    tables = {
-        "wav.scp": [f"{row.id} {row.audio.resolve()}" for row in rows],
-        "text": [" ".join((row.id, *row.words)) for row in rows],
-        "utt2spk": [f"{row.id} {row.speaker}" for row in rows],
-    }
-    for name, lines in tables.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return rows
+
+
+def _write_texts(folder: Path, rows: Sequence[Recording | Sheet]) -> None:
+    _write_lines(folder / "text", (" ".join((row.id, *row.words)) for row in rows))
+    _write_lines(folder / "utt2spk", (f"{row.id} {row.speaker}" for row in rows))
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def read_data_dirs(folders: Sequence[Path]) -> list[Recording]:

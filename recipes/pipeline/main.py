@@ -11,19 +11,21 @@ from pathlib import Path
 
 import yaml
 
-from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
+from fsachain.cli import EXIT_INTERRUPTED, describe, exit_status
 from fsachain.cli.config import Experiment
+from fsachain.cli.steps.record import open_log, record_run, recorded_stage
+from fsachain.cli.steps.report import REPORT
 from fsachain.errors import ConfigError, FsachainError
-from fsachain.train.config import load_yaml
+from fsachain.train.yaml_file import load_yaml
 from recipes.pipeline.stages import SECOND_PASS, STAGES, Prepare, Run
 
 Stages = dict[str, Callable[[Run], None]]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def parse_arguments(recipe: Path, arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(recipe: Path, arguments: Sequence[str] | None, stages: Stages) -> argparse.Namespace:
     """The options of a recipe; `--help` lists the stages."""
-    parser = _parser(f"recipes/{recipe.name}/run.py", STAGES)
+    parser = _parser(f"recipes/{recipe.name}/run.py", stages)
     parser.add_argument(
         "--corpus", type=_folder_or_none, help="folder of the corpus, see the recipe's README"
     )
@@ -91,18 +93,21 @@ def read_config(path: Path, overrides: Sequence[str]) -> Experiment:
     return Experiment.from_dict(sections, str(path))
 
 
-def run_recipe(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None = None) -> int:
+def run_recipe(
+    recipe: Path, prepare: Prepare, arguments: Sequence[str] | None = None, stages: Stages = STAGES
+) -> int:
     """Run the stages asked for and print the wall time of each.
 
     Args:
         recipe: the recipe's folder, which holds config.yaml.
         prepare: writes the prepared corpus; see `recipes.pipeline.corpus`.
         arguments: of the command line; sys.argv's by default.
+        stages: what there is to run, in order.
 
     Returns:
-        The exit status: 0, or 1 after an error that is printed in one line.
+        The exit status: 0, 1 after an error that is printed in one line, 75 after SIGTERM (start it again to go on).
     """
-    options = parse_arguments(recipe, arguments)
+    options = parse_arguments(recipe, arguments, stages)
     exp = options.exp or REPOSITORY / "exp" / recipe.name
 
     def make_run(config: Experiment) -> Run:
@@ -110,7 +115,7 @@ def run_recipe(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None =
             exp, config, prepare, options.corpus, options.seed, options.shuffle_transcripts, options.workers
         )
 
-    return _run(options, STAGES, make_run)
+    return _run(options, stages, make_run)
 
 
 def run_second_pass(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None = None) -> int:
@@ -138,21 +143,34 @@ def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experi
         seconds = run_stages(run, {name: stages[name] for name in chosen})
     except (FsachainError, OSError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return exit_status(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     print("  ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     print(f"all stages {sum(seconds.values()):.1f} s")
+    if "report" in seconds:
+        print(f"to look at: {run.exp / REPORT}")
     return 0
 
 
 def run_stages(run: Run, stages: dict[str, Callable[[Run], None]]) -> dict[str, float]:
-    """Run stages in order; returns the wall time of each in seconds."""
+    """Run stages in order and note in stages.jsonl what each takes; returns the wall time of each in seconds."""
+    log = open_log(run.exp)
+    first = None if run.first is None else str(run.first.resolve())
+    record_run(
+        log,
+        list(stages),
+        seed=run.seed,
+        workers=run.num_workers,
+        shuffled_transcripts=run.shuffle_transcripts or None,
+        first=first,
+        config=run.seeded.to_dict(),
+    )
     seconds = {}
     for name, stage in stages.items():
         print(f"--- {name}", flush=True)
         started = time.perf_counter()
-        stage(run)
+        with recorded_stage(log, name):
+            stage(run)
         seconds[name] = time.perf_counter() - started
-        run.record_time(name, seconds[name])
     return seconds

@@ -7,7 +7,7 @@ graphs     transcripts -> graphs/ (phone language model, denominator, numerators
 train      -> model/ (checkpoints, train.jsonl, model.safetensors)
 decode     LM weight tuned on dev, test scored -> decode/
 align      test transcripts -> align/ (word and phone CTM)
-report     -> report.txt: word error rates, sizes, wall time of each stage
+report     -> report.txt: word error rates, sizes, wall time of each stage; report.html: all there is to see
 
 A second pass trains anew on what the first one found; it has a folder of its own, and reads data, language,
 graphs and features in that of the first.
@@ -32,28 +32,32 @@ from fsachain.cli.steps.decoding import DecodingGraphs, align_data, decode_data,
 from fsachain.cli.steps.graphs import (
     load_normalization,
     make_denominator,
+    make_free_denominator,
     make_grammar,
     make_numerators,
     make_phone_lm,
 )
 from fsachain.cli.steps.lang import Lang, load_lang, make_lang
 from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.steps.record import STAGE_LOG
+from fsachain.cli.steps.report import make_report
 from fsachain.cli.steps.supervision import make_supervision
 from fsachain.cli.steps.training import (
     FINAL_MODEL,
-    TrainingSet,
     compute_features,
     perturbations,
-    read_training_set,
     train_model,
 )
+from fsachain.cli.steps.training_sets import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text, write_text
 from fsachain.nn.tdnnf import num_parameters
+from fsachain.report.stages import read_stages
 from fsachain.train.log import read_log
 
 CHUNKS = "chunks.npz"
+GRAMMAR = "grammar.arpa"  # in data/ where the corpus brings one, else in graphs/
 Prepare = Callable[[Path | None, Path, int], None]
 
 
@@ -105,16 +109,17 @@ class Run:
         """Feature cache and number of workers, as most steps take them."""
         return {"cache": self.base / "cache", "num_workers": self.num_workers}
 
+    @property
+    def grammar(self) -> Path | None:
+        """The word n-gram of the search: what the corpus brings, else that of the training text; None for a word loop."""
+        brought = self.base / "data" / GRAMMAR
+        if brought.is_file():
+            return brought
+        return self.base / "graphs" / GRAMMAR if self.config.decoding.ngram_order else None
+
     def data(self, split: str) -> DataDir:
         """One of the prepared data directories."""
         return DataDir.read(self.base / "data" / split)
-
-    def record_time(self, stage: str, seconds: float) -> None:
-        """Keep the wall time of a stage for the report."""
-        path = self.exp / "seconds.json"
-        times = json.loads(path.read_text()) if path.is_file() else {}
-        self.exp.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**times, stage: round(seconds, 2)}, indent=2) + "\n", encoding="utf-8")
 
 
 def prepare_corpus(run: Run) -> None:
@@ -150,14 +155,17 @@ def prepare_graphs(run: Run) -> None:
     graphs = run.exp / "graphs"
     train = run.data("train")
     transcripts = {utterance.id: utterance.words for utterance in train}
-    print(make_phone_lm(lang, transcripts, graphs / "phone_lm.fst", run.config.phone_lm, run.seed))
-    print(make_denominator(lang, graphs / "phone_lm.fst", graphs))
+    if run.config.phone_lm.ngram_order:
+        print(make_phone_lm(lang, transcripts, graphs / "phone_lm.fst", run.config.phone_lm, run.seed))
+        print(make_denominator(lang, graphs / "phone_lm.fst", graphs))
+    else:
+        print(make_free_denominator(lang, graphs))
     normalization = load_normalization(lang, graphs)
     for split, data in (("train", train), ("dev", run.data("dev"))):
         print(f"{split}: {make_numerators(lang, data, graphs / f'{split}.npz', normalization)}")
     if run.config.decoding.ngram_order:
         make_grammar(
-            transcripts.values(), lang.spoken_words, graphs / "grammar.arpa", run.config.decoding.ngram_order
+            transcripts.values(), lang.spoken_words, graphs / GRAMMAR, run.config.decoding.ngram_order
         )
 
 
@@ -212,8 +220,7 @@ def supervise(run: Run) -> None:
 def decode(run: Run) -> None:
     """Tune on dev, score test."""
     model = run.model(run.exp)
-    arpa = run.base / "graphs" / "grammar.arpa"
-    graphs = DecodingGraphs(run.lang, arpa if run.config.decoding.ngram_order else None)
+    graphs = DecodingGraphs(run.lang, run.grammar)
     # The beams and the grid are those of this run's configuration, so that decoding can be tried anew.
     model = replace(model, experiment=replace(model.experiment, decoding=run.config.decoding))
     best = tune_data(model, graphs, run.data("dev"), run.exp / "decode", **run.resources).best
@@ -233,7 +240,7 @@ def report(run: Run) -> None:
     decoded = run.exp / "decode"
     model = run.model(run.exp)
     dev = json.loads((decoded / "tuning.json").read_text())["best"]
-    seconds = json.loads((run.exp / "seconds.json").read_text())
+    stages = read_stages(run.exp / STAGE_LOG).stages
     epochs = [
         event["train"] for event in read_log(run.exp / "model" / "train.jsonl") if event["event"] == "epoch"
     ]
@@ -245,12 +252,16 @@ def report(run: Run) -> None:
         f"word insertion penalty {dev['word_insertion_penalty']:g}",
         f"size         {num_parameters(model.network)} parameters, seed {run.seed}",
         f"training     {len(epochs)} epochs, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
-        f"time         {'  '.join(f'{name} {value:.1f} s' for name, value in seconds.items())}",
+        f"time         {'  '.join(f'{one.name} {one.seconds:.1f} s' for one in stages if one.seconds is not None)}",
         f"model        {run.exp / 'model' / FINAL_MODEL}",
         f"graphs       {run.base / 'graphs'}",
         f"hypotheses   {decoded / 'hyp.txt'}",
         f"alignments   {run.exp / 'align'}",
+        f"report       {make_report(run.exp, base=run.base)}",
     ]
+    rescored = run.exp / "rescore" / "wer.txt"
+    if rescored.is_file():
+        lines.insert(1, f"rescored     {rescored.read_text().splitlines()[0]}")
     (run.exp / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

@@ -1,0 +1,98 @@
+"""The handwriting recipe and the comparison of objectives, in small."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+for module in ("sklearn", "pywrapfst", "kaldi_decoder", "kaldialign", "kaldi_native_io", "yaml"):
+    pytest.importorskip(module, reason="the recipes need fsachain[all]")
+
+from fsachain.data.features import FeatureConfig, utterance_features
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.errors import ConfigError, DataError
+from recipes.ctc_vs_lfmmi import compare
+from recipes.handwriting.prepare import DISTORTED, PLAIN, ROWS, prepare, write_line
+
+LINES = {"train": 80, "dev": 3, "test": 4}
+TINY = [
+    "network.channels=32",
+    "network.bottleneck=16",
+    "network.prefinal=32",
+    "network.time_strides=[1]",
+    "train.num_epochs=1",
+    "train.num_threads=1",
+    "decoding.word_insertion_penalties=[0.0]",
+    "decoding.lm_weights=[1.0]",
+]
+COLUMNS = FeatureConfig(kind="archive", num_columns=ROWS)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("lines")
+    prepare(None, out, 1, LINES)
+    return out
+
+
+def test_lines_have_their_digits_and_a_column_of_pixels_for_each_frame(data: Path) -> None:
+    for split, count in LINES.items():
+        lines = DataDir.read(data / split)
+        assert len(lines) == count
+        for line in lines:
+            ink = utterance_features(line, COLUMNS)
+            assert 3 <= len(line.words) <= 8
+            assert ink.shape[1] == ROWS
+            assert ink.min() >= 0.0
+            assert 0.5 < ink.max() <= 1.0
+
+
+def test_another_seed_writes_other_training_lines_and_the_same_test_lines(data: Path, tmp_path: Path) -> None:
+    prepare(None, tmp_path, 2, LINES)
+    for split, same in (("train", False), ("dev", True), ("test", True)):
+        first, second = (
+            utterance_features(next(iter(DataDir.read(d / split))), COLUMNS) for d in (data, tmp_path)
+        )
+        assert (first.shape == second.shape and np.array_equal(first, second)) == same
+
+
+def test_a_plain_digit_keeps_its_ink_and_a_distorted_one_most_of_it() -> None:
+    digit = np.zeros((8, 8))
+    digit[1:7, 2:6] = 1.0
+    scale = ROWS / 8 * 24 / 8
+    for style, least in ((PLAIN, 0.85), (DISTORTED, 0.5)):
+        inks = [write_line([digit], style, np.random.default_rng(seed)).sum() / scale for seed in range(20)]
+        assert all(least * digit.sum() < ink < 1.6 * digit.sum() for ink in inks)
+
+
+def test_a_recording_where_an_archive_is_meant_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "wav.scp").write_text("a a.wav\n")
+    (tmp_path / "text").write_text("a 1\n")
+    with pytest.raises(DataError, match=r"'a' has no features in feats\.scp"):
+        utterance_features(next(iter(DataDir.read(tmp_path))), COLUMNS)
+    with pytest.raises(ConfigError, match="num_columns is 0 and kind 'archive'"):
+        FeatureConfig(kind="archive")
+
+
+def test_the_comparison_trains_with_both_objectives_and_prints_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(
+        compare.RECIPES, "handwriting", lambda corpus, out, seed: prepare(corpus, out, seed, LINES)
+    )
+    options = [f"--exp={tmp_path}", "--seeds", "1", *(f"--set={change}" for change in TINY)]
+    assert compare.main(options) == 0
+    table = (tmp_path / "table.md").read_text().splitlines()
+    assert capsys.readouterr().out.endswith("\n".join(table) + "\n")
+    assert table[0] == "| corpus | part of test | LF-MMI | CTC |"
+    rates = [float(cell) for cell in table[2].strip("|").split("|")[2:]]
+    found = [
+        compare.read_result(tmp_path / f"handwriting-{name}-1", "handwriting", name, 1)
+        for name in ("lf-mmi", "ctc")
+    ]
+    assert rates == [round(result.wer, 2) for result in found]
+
+
+def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no finished run"):
+        compare.read_result(tmp_path, "digits", "CTC", 1)
