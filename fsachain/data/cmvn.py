@@ -19,7 +19,7 @@ from fsachain.errors import ConfigError, DataError, ShapeError
 
 SCOPES = ("none", "global", "speaker", "utterance")
 MOMENTS = ("mean", "mean-variance")
-_FLOOR = 1e-5  # of the variance: a constant feature, as in digital silence, stays finite
+VARIANCE_FLOOR = 1e-5  # of the variance: a constant feature, as in digital silence, stays finite
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,19 @@ class Statistics:
             raise ShapeError(
                 f"features have {features.shape[1]} columns, the cmvn statistics {len(self.total)}"
             )
-        mean = self.total / self.count
-        centred = features - mean.astype(np.float32)
-        if moments == "mean":
-            return centred
-        variance = np.maximum(self.squares / self.count - mean * mean, _FLOOR)
-        centred *= (1.0 / np.sqrt(variance)).astype(np.float32)
+        mean, scale = self.mean_and_scale(moments)
+        centred = features - mean
+        if moments != "mean":
+            centred *= scale
         return centred
+
+    def mean_and_scale(self, moments: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What is subtracted from features, and what they are multiplied by then: float32 [F] each."""
+        mean = self.total / self.count
+        if moments == "mean":
+            return mean.astype(np.float32), np.ones(len(mean), np.float32)
+        variance = np.maximum(self.squares / self.count - mean * mean, VARIANCE_FLOOR)
+        return mean.astype(np.float32), (1.0 / np.sqrt(variance)).astype(np.float32)
 
 
 class Cmvn:

@@ -157,7 +157,28 @@ def align_utterance(
         raise DataError(f"nnet_output of {name!r}: NaN or +inf among the scores")
     if log_prob == -np.inf:
         return None
-    segments = numerator.phone_segments(path.arcs[0])
+    return alignment_of(numerator, path.arcs[0], log_prob, phones, timing, name)
+
+
+def alignment_of(
+    numerator: Numerator,
+    arcs: npt.NDArray[np.integer],
+    log_prob: float,
+    phones: Sequence[str],
+    timing: FrameTiming,
+    name: str,
+) -> Alignment:
+    """The words and phones along a path through a numerator.
+
+    Args:
+        numerator: Graph of the transcript.
+        arcs: Arc number of each frame, as in `BestPath.arcs`.
+        log_prob: Score of the path.
+        phones: Phone of id 1, 2, ...
+        timing: Where output frames lie.
+        name: Utterance id for the entries.
+    """
+    segments = numerator.phone_segments(arcs)
     spoken = [
         _entry(name, segment.first_frame, segment.num_frames, phones[segment.phone - 1], timing)
         for segment in segments

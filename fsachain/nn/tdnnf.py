@@ -169,17 +169,33 @@ class Tdnnf(nn.Module):
         """
         lengths = self._checked_lengths(features, lengths)
         masks = _Masks(features, lengths, self.subsampling)
-        x = masks.blank_padding(features).transpose(1, 2)
-        mask = masks.thinned if self.config.subsampling_layer == 0 else masks.full
-        x = self.input_layer(x, mask)
-        for i, layer in enumerate(self.layers, start=1):
-            if self.config.subsampling_layer == i:
-                mask = masks.thinned
-            x = layer(x, mask)
+        x, mask = self.hidden(masks.blank_padding(features), masks.full, masks.thinned)
         xent = None
         if self.xent_head is not None and self.training:
             xent = F.log_softmax(self.xent_head(x, mask), dim=-1)
         return NetworkOutput(self.chain_head(x, mask), self.output_lengths(lengths), xent)
+
+    def hidden(
+        self, features: Tensor, full: Tensor | None, thinned: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layers without the heads.
+
+        Args:
+            features: [N, T, F], T a multiple of the subsampling s, 0 on padding.
+            full: mask [N, 1, T], 1 on real frames; None where no utterance is padded.
+            thinned: the same [N, 1, T / s] for the output frames.
+
+        Returns:
+            What the heads take: activations [N, C, T / s], and `thinned`.
+        """
+        x = features.transpose(1, 2)
+        mask = thinned if self.config.subsampling_layer == 0 else full
+        x = self.input_layer(x, mask)
+        for i, layer in enumerate(self.layers, start=1):
+            if self.config.subsampling_layer == i:
+                mask = thinned
+            x = layer(x, mask)
+        return x, mask
 
     def constrain_orthonormal(self) -> None:
         """Pull the first factor of every layer towards semi-orthogonality; Kaldi does every 4 steps."""

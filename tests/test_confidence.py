@@ -1,0 +1,144 @@
+"""Confidences of words: posteriors of the lattice, counted over all paths."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import LATTICE_POSTERIOR
+
+from fsachain.decode.confidence import word_posteriors
+from fsachain.decode.decoder import Decoder, DecoderConfig
+from fsachain.decode.pauses import PauseCutter
+from fsachain.errors import ConfigError, DataError
+from fsachain.kaldi.lattice import Lattice
+
+YES, NO = 1, 2
+
+
+def lattice(arcs: list[tuple[int, int, int, int, float]], num_states: int) -> Lattice:
+    """From (src, dst, transition, word, probability); the last state is final."""
+    src, dst, transition, word, probability = zip(*arcs, strict=True)
+    ints = [np.array(column, dtype=np.int32) for column in (src, dst, transition, word)]
+    final = np.full(num_states, np.inf)
+    final[-1] = 0.0
+    cost = -np.log(np.array(probability))
+    return Lattice(num_states, 0, *ints, 0.25 * cost, 0.75 * cost, final, np.where(final == 0, 0.0, np.inf))
+
+
+def test_a_word_has_the_share_of_the_paths_that_say_it() -> None:
+    found = word_posteriors(lattice([(0, 1, 1, YES, 0.6), (0, 1, 2, NO, 0.2)], 2))
+    assert [(w.word, w.frame) for w in found] == [(YES, 0)]
+    assert found[0].confidence == pytest.approx(0.75)
+
+
+def test_other_times_of_a_word_count_for_it() -> None:
+    """The word is said at frame 0 with 0.5, at frame 1 with 0.3; another one with 0.2."""
+    arcs = [(0, 1, 1, YES, 0.5), (0, 2, 3, 0, 0.3), (0, 3, 3, NO, 0.2)]
+    arcs += [(1, 4, 1, 0, 1.0), (2, 4, 1, YES, 1.0), (3, 4, 1, 0, 1.0)]
+    (found,) = word_posteriors(lattice(arcs, 5))
+    assert found.confidence == pytest.approx(0.8)
+
+
+def test_a_word_said_once_or_twice_is_sure_once() -> None:
+    """Twice with 0.6, at frames 0 and 3; once, at frame 0, with 0.4: the second is as sure as its paths."""
+    arcs = [(0, 1, 1, YES, 1.0), (1, 2, 1, 0, 1.0), (2, 3, 1, 0, 1.0), (3, 4, 1, YES, 0.6), (3, 4, 1, 0, 0.4)]
+    first, second = word_posteriors(lattice(arcs, 5))
+    assert (first.frame, second.frame) == (0, 3)
+    assert first.confidence == pytest.approx(1.0)
+    assert second.confidence == pytest.approx(0.6)
+
+
+def test_words_on_arcs_that_spend_no_frame_count_too() -> None:
+    arcs = [(0, 1, 1, 0, 1.0), (1, 2, 0, YES, 0.9), (1, 2, 0, NO, 0.1), (2, 3, 1, 0, 1.0)]
+    (found,) = word_posteriors(lattice(arcs, 4))
+    assert (found.word, found.frame) == (YES, 1)
+    assert found.confidence == pytest.approx(0.9)
+
+
+def test_a_lattice_without_words_has_none_and_a_broken_one_is_refused() -> None:
+    assert word_posteriors(lattice([(0, 1, 1, 0, 1.0)], 2)) == []
+    with pytest.raises(DataError, match=r"the states \[(0, 1, 0|1, 0, 1)\] are a cycle"):
+        word_posteriors(lattice([(0, 1, 1, 0, 1.0), (1, 0, 1, 0, 1.0)], 2))
+    with pytest.raises(DataError, match="total -inf"):
+        word_posteriors(lattice([(0, 1, 1, 0, 1.0)], 3))
+
+
+@given(seed=st.integers(0, 10_000))
+def test_confidences_are_those_of_all_paths_of_the_decoding_graph(seed: int) -> None:
+    """With beams that drop nothing: every path of the graph, one by one."""
+    test_decoder = pytest.importorskip("test_decoder", reason="decoding needs fsachain[recipes]")
+    graph, num_frames = test_decoder.word_loop((0.7, 0.3, 1.1)), 6
+    scores = np.random.default_rng(seed).normal(scale=2.0, size=(num_frames, 7)).astype(np.float32)
+    decoder = Decoder(graph, test_decoder.WORDS, DecoderConfig(beam=200.0, lattice_beam=150.0))
+    found = word_posteriors(decoder.lattice(scores))
+    paths = list(_paths(graph, scores))
+    best = max(paths)[1]
+    assert [(posterior.word, posterior.frame) for posterior in found] == best
+    assert [decoder.words[posterior.word - 1] for posterior in found] == list(decoder.decode(scores).words)
+    total = np.logaddexp.reduce([log_prob for log_prob, _ in paths])
+    middles = [0.5 * (a[1] + b[1]) for a, b in itertools.pairwise(best)]
+    expected = np.zeros(len(best))
+    for log_prob, words in paths:
+        for word, frame in words:
+            place = sum(frame >= middle for middle in middles)
+            expected[place] += math.exp(log_prob - total) * (word == best[place][0])
+    np.testing.assert_allclose([w.confidence for w in found], np.minimum(expected, 1), atol=LATTICE_POSTERIOR)
+
+
+def _paths(graph, scores):
+    """(log-probability, [(word, frame)]) of every complete path."""
+
+    def walk(state, frame, log_prob, words):
+        if frame == len(scores) and float(graph.final(state)) < np.inf:
+            yield log_prob - float(graph.final(state)), words
+        for arc in graph.arcs(state):
+            if arc.ilabel and frame == len(scores):
+                continue
+            gain = float(scores[frame, arc.ilabel - 1]) if arc.ilabel else 0.0
+            said = [*words, (arc.olabel, frame)] if arc.olabel else words
+            yield from walk(
+                arc.nextstate, frame + bool(arc.ilabel), log_prob + gain - float(arc.weight), said
+            )
+
+    yield from walk(graph.start(), 0, 0.0, [])
+
+
+def test_no_frames_and_no_path_give_no_lattice() -> None:
+    test_decoder = pytest.importorskip("test_decoder", reason="decoding needs fsachain[recipes]")
+    decoder = Decoder(test_decoder.word_loop(), test_decoder.WORDS)
+    assert decoder.lattice(np.zeros((0, 7), np.float32)) is None
+    assert decoder.lattice(np.full((5, 7), -np.inf, np.float32)) is None
+
+
+@given(blocks=st.lists(st.integers(0, 300), min_size=1, max_size=6), max_frames=st.integers(2, 120))
+def test_pieces_are_the_whole_in_order_and_none_is_too_long(blocks: list[int], max_frames: int) -> None:
+    scores = np.random.default_rng(0).normal(size=(sum(blocks), 4)).astype(np.float32)
+    cutter = PauseCutter([0], max_frames)
+    pieces = []
+    for block in np.split(scores, np.cumsum(blocks)[:-1]):
+        pieces += cutter.accept(block)
+    pieces += cutter.finish()
+    assert all(0 < len(piece.scores) <= max_frames for piece in pieces)
+    assert [piece.first_frame for piece in pieces] == list(
+        itertools.accumulate((len(piece.scores) for piece in pieces[:-1]), initial=0)
+    )[: len(pieces)]
+    whole = np.concatenate([scores[:0], *(piece.scores for piece in pieces)])
+    np.testing.assert_array_equal(whole, scores)
+
+
+def test_a_long_recording_is_cut_where_silence_is_likeliest() -> None:
+    scores = np.zeros((100, 3), np.float32)
+    scores[:, 1] = 1.0
+    scores[70:85, 2] = 4.0  # a pause of fifteen frames
+    scores[55:57, 2] = 9.0  # too short for one
+    pieces = list(PauseCutter([2], 90).accept(scores))
+    assert len(pieces) == 1
+    assert 70 <= len(pieces[0].scores) <= 85
+    assert len(next(PauseCutter([], 90).accept(scores)).scores) == 90
+    with pytest.raises(ConfigError, match="max_frames is 1"):
+        PauseCutter([2], 1)

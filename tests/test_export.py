@@ -1,0 +1,129 @@
+"""Models as ONNX files: what onnxruntime computes from raw features is what the package computes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_tdnnf import SMALL, network
+from tolerances import NETWORK_FLOAT32
+
+from fsachain.data.cmvn import Cmvn, CmvnConfig
+from fsachain.errors import ConfigError, FsachainError
+from fsachain.nn import export
+from fsachain.nn.export import ExportedModel, export_onnx
+
+MODELS = {
+    "global, subsampling in the input layer": ("global", "mean-variance", {}),
+    "by utterance, subsampling in layer 2": (
+        "utterance",
+        "mean-variance",
+        {"subsampling_layer": 2, "input_kernel": 3},
+    ),
+}
+EAGER = MODELS | {
+    "no CMVN, no subsampling": ("none", "mean", {"subsampling": 1}),
+    "means by speaker, plain layers": ("speaker", "mean", {"bottleneck": 0}),
+}
+
+
+def features_of(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [
+        (8.0 + 3.0 * rng.normal(size=(length, SMALL["num_features"]))).astype(np.float32)
+        for length in lengths
+    ]
+
+
+def model_of(scope: str, moments: str, options: dict[str, object]) -> tuple[torch.nn.Module, Cmvn]:
+    config = CmvnConfig(scope, moments)
+    training = [("all", matrix) for matrix in features_of([50, 60], seed=7)]
+    return network(**options), Cmvn(config) if scope == "speaker" else Cmvn.estimate(config, training)
+
+
+def expected_of(model: torch.nn.Module, cmvn: Cmvn, matrix: np.ndarray) -> np.ndarray:
+    """One utterance by the package's own CMVN and network."""
+    own = cmvn
+    if cmvn.config.scope == "speaker":
+        own = Cmvn.estimate(cmvn.config, [("self", matrix)])
+    with torch.inference_mode():
+        normal = torch.from_numpy(own.apply(matrix, "self"))
+        return model(normal[None], torch.tensor([len(matrix)])).nnet_output[0].numpy()
+
+
+def padded(matrices: list[np.ndarray], extra: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A batch whose padding would poison every sum that it came into."""
+    lengths = np.array([len(matrix) for matrix in matrices], dtype=np.int64)
+    batch = np.full((len(matrices), int(lengths.max()) + extra, SMALL["num_features"]), np.nan, np.float32)
+    for row, matrix in zip(batch, matrices, strict=True):
+        row[: len(matrix)] = matrix
+    return batch, lengths
+
+
+def check(run, model: torch.nn.Module, cmvn: Cmvn, matrices: list[np.ndarray], extra: int = 0) -> None:
+    outputs, counts = run(*padded(matrices, extra))
+    for row, count, matrix in zip(outputs, counts, matrices, strict=True):
+        expected = expected_of(model, cmvn, matrix)
+        assert count == len(expected)
+        bound = 10 * NETWORK_FLOAT32 * max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(row[:count], expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("options", EAGER.values(), ids=EAGER.keys())
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), extra=st.integers(0, 5))
+def test_the_module_that_is_exported_is_cmvn_and_network(
+    options: tuple, lengths: list[int], extra: int
+) -> None:
+    model, cmvn = model_of(*options)
+    module = ExportedModel(model, cmvn)
+
+    def run(features: np.ndarray, counts: np.ndarray):
+        with torch.inference_mode():
+            return (part.numpy() for part in module(torch.from_numpy(features), torch.from_numpy(counts)))
+
+    check(run, model, cmvn, features_of(lengths), extra)
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS.keys())
+def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options: tuple, tmp_path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="export needs fsachain[onnx]")
+    import onnxruntime
+
+    model, cmvn = model_of(*options)
+    path = tmp_path / "model.onnx"
+    difference = export_onnx(path, model, cmvn, {"subsampling": model.subsampling, "names": ["a", "ß"]})
+    assert difference <= export.PARITY
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert [value.name for value in session.get_inputs()] == ["features", "lengths"]
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["subsampling"]) == model.subsampling
+    assert json.loads(metadata["names"]) == ["a", "ß"]
+
+    def run(features: np.ndarray, counts: np.ndarray):
+        return session.run(["nnet_output", "nnet_lengths"], {"features": features, "lengths": counts})
+
+    for lengths in ([1], [2], [3], [100], [31, 7, 32, 1], [33, 33]):
+        check(run, model, cmvn, features_of(lengths), extra=len(lengths) - 1)
+
+
+def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(export, "_onnx_bytes", lambda *_: b"")
+    monkeypatch.setattr(export, "_difference", lambda *_: 0.5)
+    with pytest.raises(
+        FsachainError, match=r"differs from PyTorch by 0\.5 of the largest output; expected at most"
+    ):
+        export_onnx(tmp_path / "model.onnx", *model_of("none", "mean", {}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_named() -> None:
+    cmvn = Cmvn(CmvnConfig("none"))
+    with pytest.raises(ConfigError, match="Linear cannot be exported; expected a Tdnnf"):
+        ExportedModel(torch.nn.Linear(2, 2), cmvn)
+    with pytest.raises(ConfigError, match="training mode"):
+        ExportedModel(network().train(), cmvn)

@@ -1,0 +1,216 @@
+"""Chunk by chunk equals at once: networks, features, resampling."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_tdnnf import SMALL, VARIANTS, network
+from tolerances import NETWORK_FLOAT32, NETWORK_FLOAT64, NORMALISED_MEAN, NORMALISED_VARIANCE, RESAMPLED
+
+from fsachain.data.cmvn import Cmvn, CmvnConfig, Statistics
+from fsachain.data.feature_stream import FeatureStream
+from fsachain.data.features import FeatureConfig, compute_features
+from fsachain.data.recording import BLOCK_SECONDS, Recording, Resampler
+from fsachain.data.sliding_cmvn import SlidingCmvn
+from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.nn.streaming import StreamingModel
+
+CHUNKS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
+
+
+def features_of(num_frames: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num_frames, SMALL["num_features"], generator=torch.Generator().manual_seed(seed))
+
+
+def streamed(stream: StreamingModel, features: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+    parts = [stream.accept(part) for part in features.split(chunks)]
+    return torch.cat([*parts, stream.finish()])
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+@given(chunks=CHUNKS)
+def test_chunks_of_any_length_give_the_outputs_of_the_whole(
+    options: dict[str, object], chunks: list[int]
+) -> None:
+    model = network(**options).double()
+    features = features_of(sum(chunks)).double()
+    found = streamed(StreamingModel(model), features, chunks)
+    if not len(features):
+        assert len(found) == 0
+        return
+    expected = model(features[None], torch.tensor([len(features)])).nnet_output[0]
+    torch.testing.assert_close(found, expected, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
+
+
+def test_float32_outputs_are_those_of_the_whole_to_1e_5_and_a_stream_serves_many_utterances() -> None:
+    model = network()
+    stream = StreamingModel(model)
+    for seed, chunks in enumerate(([10] * 30, [1] * 50, [200, 3], [7])):
+        features = features_of(sum(chunks), seed)
+        expected = model(features[None], torch.tensor([len(features)])).nnet_output[0].detach()
+        bound = NETWORK_FLOAT32 * max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(streamed(stream, features, chunks), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_an_output_comes_with_the_last_frame_that_it_sees(options: dict[str, object]) -> None:
+    """It does not depend on what follows, and it does on that frame: so it could come no earlier."""
+    model = network(**options).double()
+    stream, step = StreamingModel(model), model.subsampling
+    features = features_of(60).double()
+    counts = np.cumsum([len(stream.accept(features[t : t + 1])) for t in range(60)])
+    for t, count in enumerate(counts.tolist()):
+        assert count == max(0, t + step - stream.delay) // step
+    assert stream.delay == step - 1 + model.config.context[1]
+    output = int(counts[-1]) // 2
+    last = step * output + stream.delay
+    changed = features.clone()
+    changed[last] += 1.0
+    lengths = torch.tensor([60])
+    before, after = (model(x[None], lengths).nnet_output[0, output] for x in (features, changed))
+    assert (before != after).any()
+
+
+def test_the_network_is_given_a_chunk_and_its_context_however_long_the_utterance() -> None:
+    model = network()
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape[1]))
+    stream = StreamingModel(model)
+    for n in range(100):
+        stream.accept(features_of(30, n))
+    before, after = model.config.context
+    assert max(seen) <= 30 + before + after + 2 * model.subsampling
+    assert len(seen) == 100
+
+
+def test_wrong_use_of_a_stream_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"training mode; expected network\.eval"):
+        StreamingModel(network().train())
+    with pytest.raises(ConfigError, match="Linear does not say how far its outputs see"):
+        StreamingModel(torch.nn.Linear(2, 2).eval())
+    with pytest.raises(ConfigError, match=r"context is \(-1, 2\)"):
+        StreamingModel(network(), (-1, 2))
+    stream = StreamingModel(network())
+    with pytest.raises(ShapeError, match="finish"):
+        stream.finish()
+    stream.accept(torch.zeros(2, 5))
+    with pytest.raises(ShapeError, match=r"shape \[2, 4\], expected \[T, 5\]"):
+        stream.accept(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("kind", ["fbank", "mfcc"])
+@pytest.mark.parametrize("snip_edges", [False, True])
+def test_features_of_blocks_are_those_of_the_whole_signal(kind: str, snip_edges: bool) -> None:
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    samples = (0.1 * np.random.default_rng(0).normal(size=9001)).astype(np.float32)
+    config = FeatureConfig(kind=kind, snip_edges=snip_edges)
+    stream = FeatureStream(config)
+    cuts = [0, 0, 50, 300, 1111, 9001]
+    parts = [stream.accept(samples[a:b]) for a, b in itertools.pairwise(cuts)]
+    found = np.concatenate([*parts, stream.finish()])
+    np.testing.assert_array_equal(found, compute_features(samples, config))
+
+
+@pytest.mark.parametrize("moments", ["mean", "mean-variance"])
+@given(blocks=CHUNKS, window=st.integers(1, 60))
+def test_sliding_cmvn_normalises_each_frame_by_the_window_around_it(
+    moments: str, blocks: list[int], window: int
+) -> None:
+    features = 5.0 + 3.0 * np.random.default_rng(2).normal(size=(sum(blocks), 3)).astype(np.float32)
+    features[:, 2] = 1.5  # digital silence
+    sliding = SlidingCmvn(moments, window)
+    parts = [sliding.accept(part) for part in np.split(features, np.cumsum(blocks)[:-1])]
+    found = np.concatenate([*parts, sliding.finish()])
+    assert found.shape == features.shape
+    for t in range(len(features)):
+        start = max(0, min(t - window // 2, len(features) - window))
+        around = Statistics.of([features[start : start + window]])
+        expected = around.normalise(features[t : t + 1], moments)[0]
+        np.testing.assert_allclose(found[t], expected, atol=NORMALISED_VARIANCE)
+
+
+def test_a_recording_within_the_window_is_normalised_as_an_utterance() -> None:
+    features = 5.0 + 3.0 * np.random.default_rng(2).normal(size=(50, 3)).astype(np.float32)
+    for window in (50, 51, 200):
+        sliding = SlidingCmvn("mean-variance", window)
+        found = np.concatenate(
+            [sliding.accept(features[:20]), sliding.accept(features[20:]), sliding.finish()]
+        )
+        expected = Cmvn(CmvnConfig("utterance")).apply(features, "anyone")
+        np.testing.assert_allclose(found, expected, atol=NORMALISED_MEAN)
+    with pytest.raises(ConfigError, match="window is 0"):
+        SlidingCmvn("mean", 0)
+    with pytest.raises(ShapeError, match="finish"):
+        SlidingCmvn("mean", 5).finish()
+    sliding.accept(features)
+    with pytest.raises(ShapeError, match=r"expected \[T, 3\]"):
+        sliding.accept(features[:, :2])
+
+
+def test_features_of_archives_cannot_be_streamed() -> None:
+    with pytest.raises(ConfigError, match="archive"):
+        FeatureStream(FeatureConfig(kind="archive", num_columns=3))
+
+
+@given(
+    rates=st.sampled_from(
+        [(44100, 8000), (16000, 8000), (8000, 16000), (11025, 16000), (8000, 8000), (48000, 44100)]
+    ),
+    lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
+)
+def test_resampling_in_blocks_is_that_of_the_whole(rates: tuple[int, int], lengths: list[int]) -> None:
+    from scipy.signal import resample_poly
+
+    samples = np.random.default_rng(1).uniform(-1, 1, sum(lengths)).astype(np.float32)
+    resampler = Resampler(*rates)
+    parts = [resampler.accept(part) for part in np.split(samples, np.cumsum(lengths)[:-1])]
+    found = np.concatenate([*parts, resampler.finish()])
+    expected = resample_poly(samples, rates[1], rates[0]) if len(samples) else samples
+    np.testing.assert_allclose(found, expected, atol=RESAMPLED)
+
+
+def test_a_tone_keeps_its_pitch_and_level_whatever_the_rate_and_channels(tmp_path) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+    seconds = 1.5 * BLOCK_SECONDS
+    for rate, ending in ((44100, "wav"), (16000, "flac"), (8000, "wav"), (48000, "ogg")):
+        times = np.arange(int(seconds * rate)) / rate
+        tone = 0.5 * np.sin(2 * np.pi * 440 * times)
+        path = tmp_path / f"tone{rate}.{ending}"
+        with soundfile.SoundFile(path, "w", rate, 2) as file:
+            for part in np.array_split(np.stack([1.5 * tone, 0.5 * tone], axis=1), 10):
+                file.write(part)
+        recording = Recording(path, 8000)
+        assert recording.native_rate == rate
+        assert recording.seconds == pytest.approx(seconds)
+        blocks = list(recording.blocks())
+        assert max(map(len, blocks)) <= 8000 * (BLOCK_SECONDS + 1)
+        samples = np.concatenate(blocks)
+        assert abs(len(samples) - seconds * 8000) <= 1
+        expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(len(samples)) / 8000)
+        inner = slice(800, -800)
+        level = 0.02 if ending == "ogg" else 1e-3
+        assert np.abs(samples - expected)[inner].max() < level
+
+
+def test_what_is_no_recording_is_named(tmp_path) -> None:
+    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+    with pytest.raises(DataError, match=r"absent\.wav': no such file"):
+        Recording(tmp_path / "absent.wav", 8000)
+    with pytest.raises(DataError, match="not a regular file"):
+        Recording(tmp_path, 8000)
+    (tmp_path / "text.wav").write_text("words")
+    with pytest.raises(DataError, match=r"text\.wav': cannot be read"):
+        Recording(tmp_path / "text.wav", 8000)
+    soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.nan], np.float32), 8000, subtype="FLOAT")
+    with pytest.raises(DataError, match="NaN or infinite"):
+        list(Recording(tmp_path / "nan.wav", 8000).blocks())
+    soundfile.write(tmp_path / "fast.wav", np.zeros(8), 2**30)
+    with pytest.raises(DataError, match=r"1073741824 Hz; expected 1000 to 768000"):
+        Recording(tmp_path / "fast.wav", 8000)
+    with pytest.raises(ConfigError, match="sample_rate is 0"):
+        Recording(tmp_path / "nan.wav", 0)

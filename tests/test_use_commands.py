@@ -1,0 +1,210 @@
+"""The commands that use a model: recordings in, words, times and files out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fsachain.cli.config import Experiment
+from fsachain.decode.align import read_ctm
+
+RATE = 8000
+SECONDS = 3.0
+SETTINGS = {
+    "features": {"sample_rate": RATE, "num_mel_bins": 8},
+    "network": {"channels": 8, "bottleneck": 0, "time_strides": [1], "prefinal": 0},
+    "cmvn": {"scope": "utterance"},
+}
+
+
+@pytest.fixture
+def model(built) -> Path:
+    """A network that nobody trained, beside the language folder that it fits: PATH/model/model.safetensors, PATH/lang."""
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
+    from fsachain.cli.steps.lang import load_lang
+    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.data.cmvn import Cmvn
+    from fsachain.nn.tdnnf import Tdnnf
+
+    experiment = Experiment.from_dict(SETTINGS)
+    torch.manual_seed(0)
+    network = Tdnnf(experiment.network_config(load_lang(built / "lang").tree.num_pdfs)).eval()
+    path = built / "model" / "model.safetensors"
+    path.parent.mkdir()
+    AcousticModel(experiment, network, Cmvn(experiment.cmvn)).save(path)
+    return path
+
+
+def record(path: Path, rate: int = RATE, channels: int = 1, seconds: float = SECONDS) -> Path:
+    """Noise that changes its colour four times a second."""
+    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+    rng = np.random.default_rng(0)
+    pitch = np.repeat(rng.uniform(200, 3000, int(4 * seconds) + 1), rate // 4)[: int(rate * seconds)]
+    tone = 0.3 * np.sin(2 * np.pi * np.cumsum(pitch) / rate) + 0.01 * rng.normal(size=len(pitch))
+    soundfile.write(path, np.repeat(tone[:, None], channels, axis=1), rate)
+    return path
+
+
+def words_of(line: str) -> list[dict[str, object]]:
+    return json.loads(line)["words"]
+
+
+def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, model, tmp_path) -> None:
+    path = record(tmp_path / "a b.wav")
+    status, output, errors = fsachain("transcribe", model, path, "--format", "json")
+    assert (status, errors) == (0, "")
+    found = words_of(output)
+    assert found
+    assert json.loads(output)["seconds"] == SECONDS
+    for word in found:
+        assert word["word"] in ("yes", "no")
+        assert 0 <= word["start"] < word["end"] <= SECONDS + 0.05
+        assert 0 < word["confidence"] <= 1
+    assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
+    table = fsachain("transcribe", model, path)[1].splitlines()
+    assert table[0] == f"{path}: 3.00 s, {len(found)} words"
+    assert [line.split()[-1] for line in table[2:]] == [word["word"] for word in found]
+    text = fsachain("transcribe", model, path, "--format", "text")[1].split()
+    assert text == ["a_b", *(word["word"] for word in found)]
+    (tmp_path / "a.ctm").write_text(fsachain("transcribe", model, path, "--format", "ctm")[1])
+    entries = read_ctm(tmp_path / "a.ctm")
+    assert [(entry.utterance, entry.label) for entry in entries] == [("a_b", word["word"]) for word in found]
+    assert [entry.start for entry in entries] == [word["start"] for word in found]
+
+
+def test_transcribe_hears_the_words_that_decode_finds(fsachain, model, tmp_path) -> None:
+    data = tmp_path / "decoded"
+    data.mkdir()
+    record(data / "a.wav")
+    (data / "wav.scp").write_text("a a.wav\n")
+    (data / "text").write_text("a yes\n")
+    assert fsachain("decode", model, data, tmp_path / "out", "--lang", tmp_path / "lang")[0] == 0
+    heard = fsachain("transcribe", model, data / "a.wav", "--format", "text")[1]
+    assert heard.split() == (tmp_path / "out" / "hyp.txt").read_text().split()
+
+
+def test_other_rates_and_channels_are_heard_alike(fsachain, model, tmp_path) -> None:
+    """The words of an untrained network hang by a hair: their number and times are what stays."""
+    counts = []
+    for rate, channels in ((RATE, 1), (16000, 2), (44100, 1)):
+        path = record(tmp_path / f"{rate}.wav", rate, channels)
+        status, output, _ = fsachain("transcribe", model, path, "--format", "json")
+        assert status == 0
+        counts.append(len(words_of(output)))
+    assert min(counts) > 0.5 * max(counts)
+
+
+def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path) -> None:
+    path = record(tmp_path / "long.wav", seconds=12.0)
+    status, output, _ = fsachain("transcribe", model, path, "--format", "json", "--max-seconds", "2")
+    found = words_of(output)
+    assert status == 0
+    assert found[-1]["end"] > 10.0
+    assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
+
+
+def test_an_empty_recording_has_no_words(fsachain, model, tmp_path) -> None:
+    path = record(tmp_path / "empty.wav", seconds=0.0)
+    assert fsachain("transcribe", model, path) == (0, f"{path}: 0.00 s, 0 words\n", "")
+    (tmp_path / "text.txt").write_text("yes")
+    status, _, errors = fsachain("align-long", model, path, tmp_path / "text.txt", tmp_path / "out")
+    assert status == 1
+    assert "no path through the 0 frames" in errors
+
+
+def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain, model, tmp_path) -> None:
+    good = record(tmp_path / "good.wav")
+    (tmp_path / "bad.wav").write_text("not audio")
+    status, output, errors = fsachain(
+        "transcribe", model, tmp_path / "absent.wav", tmp_path / "bad.wav", good, "--format", "text"
+    )
+    assert status == 1
+    assert output.startswith("good ")
+    assert "absent.wav': no such file" in errors
+    assert "bad.wav': cannot be read" in errors
+    assert "2 of 3 recordings could not be transcribed" in errors
+
+
+def test_a_language_folder_is_looked_for_beside_the_model(fsachain, model, tmp_path) -> None:
+    (tmp_path / "lang").rename(tmp_path / "elsewhere")
+    path = record(tmp_path / "a.wav")
+    status, _, errors = fsachain("transcribe", model, path)
+    assert status == 1
+    assert "no lexicon.json" in errors
+    assert fsachain("transcribe", model, path, "--lang", tmp_path / "elsewhere")[0] == 0
+
+
+def test_align_long_gives_each_word_of_the_text_its_time(fsachain, model, tmp_path) -> None:
+    words = ["yes", "no", "no", "yes"] * 8
+    (tmp_path / "text.txt").write_text("\n".join(words))
+    path = record(tmp_path / "speech.wav", 16000, 2, seconds=20.0)
+    out = tmp_path / "aligned"
+    options = ("--window", "6", "--lookahead", "2", "--textgrid", tmp_path / "speech.TextGrid")
+    status, output, errors = fsachain("align-long", model, path, tmp_path / "text.txt", out, *options)
+    assert (status, errors) == (0, "")
+    assert output.startswith("20.0 s, 32 words, mean fit -")
+    entries = read_ctm(out / "words.ctm")
+    assert [entry.label for entry in entries] == words
+    ends = [entry.start + entry.duration for entry in entries]
+    assert all(end <= entry.start + 1e-3 for end, entry in zip(ends, entries[1:], strict=False))
+    assert ends[-1] <= 20.0 + 0.03  # the last output frame may reach beyond the end
+    fits = [line.split() for line in (out / "fit.txt").read_text().splitlines()]
+    assert [fit[2] for fit in fits] == words
+    assert all(float(fit[1]) <= 0 for fit in fits)
+    assert {entry.label for entry in read_ctm(out / "phones.ctm")} <= {"Y", "EH", "S", "N", "OW", "SIL"}
+    assert "speech" not in (tmp_path / "speech.TextGrid").read_text()
+
+
+def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, tmp_path) -> None:
+    words = "yes no " * 5
+    (tmp_path / "text.txt").write_text(words)
+    data = tmp_path / "corpus"
+    data.mkdir()
+    record(data / "speech.wav", seconds=10.0)
+    (data / "wav.scp").write_text("speech speech.wav\n")
+    (data / "text").write_text(f"speech {words}\n")
+    assert fsachain("align", model, data, tmp_path / "short", "--lang", tmp_path / "lang")[0] == 0
+    assert (
+        fsachain("align-long", model, data / "speech.wav", tmp_path / "text.txt", tmp_path / "long")[0] == 0
+    )
+    for name in ("words.ctm", "phones.ctm"):
+        assert read_ctm(tmp_path / "long" / name) == read_ctm(tmp_path / "short" / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("yes perhaps no", "'perhaps'"),
+        ("", "has no words"),
+        ("yes " * 500, "no path through the"),
+    ],
+)
+def test_align_long_names_what_is_wrong_with_the_text(fsachain, model, tmp_path, text, message) -> None:
+    (tmp_path / "text.txt").write_text(text)
+    path = record(tmp_path / "speech.wav")
+    status, _, errors = fsachain("align-long", model, path, tmp_path / "text.txt", tmp_path / "out")
+    assert status == 1
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, model, tmp_path) -> None:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason="export needs fsachain[onnx]")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="export needs fsachain[onnx]")
+    path = tmp_path / "exported" / "model.onnx"
+    status, output, errors = fsachain("export", model, path)
+    assert (status, errors) == (0, "")
+    assert "onnxruntime and PyTorch differ by" in output
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    metadata = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}
+    assert metadata["features"]["num_mel_bins"] == 8
+    assert metadata["cmvn"]["scope"] == "utterance"
+    assert (metadata["subsampling"], metadata["frame_shift_ms"]) == (3, 10.0)
