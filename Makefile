@@ -21,7 +21,7 @@ PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kaldi test-kills fuzz soak check bench bench-graphs digits prompts handwriting ctc-vs-lfmmi cuda-report test-gpu bench-gpu gpu-report clean
+.PHONY: help setup demo test test-kaldi test-kills fuzz soak verify check bench bench-graphs digits prompts handwriting ctc-vs-lfmmi cuda-report test-gpu bench-gpu gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -32,7 +32,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fsachain needs Python 3.11 or newer, this is " + sys.version)'
 	@echo "creating $(VENV): the first time downloads PyTorch and OpenFst, which takes minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install $(PIP_FLAGS) -e '.[all,$(CUDA),dev]'
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install $(PIP_FLAGS) -e '.[all,$(CUDA),dev,docs]'
 	@touch $@
 
 demo: $(STAMP)  ## synthetic connected digits: train, decode and score, without a download
@@ -44,11 +44,17 @@ digits: $(STAMP)  ## recorded connected digits: make digits CORPUS=folder
 prompts: $(STAMP)  ## recorded telephone prompts, 606 words: make prompts CORPUS=folder
 	@$(BIN)/python recipes/prompts/run.py --corpus "$(CORPUS)" $(ARGS)
 
+mini-librispeech: $(STAMP)  ## five hours of read English: make mini-librispeech CORPUS=folder; see its README for the download
+	@$(BIN)/python recipes/mini_librispeech/run.py --corpus "$(CORPUS)" $(ARGS)
+
 handwriting: $(STAMP)  ## lines of handwritten digits, whose images come with scikit-learn
 	@$(BIN)/python recipes/handwriting/run.py $(ARGS)
 
 ctc-vs-lfmmi: $(STAMP)  ## both objectives on the same data: make ctc-vs-lfmmi DIGITS=folder PROMPTS=folder
 	@$(BIN)/python recipes/ctc_vs_lfmmi/run.py $(if $(DIGITS),--digits "$(DIGITS)") $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
+
+docs: $(STAMP)  ## the documentation as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build $(ARGS)
 
 test: $(STAMP)  ## run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q $(ARGS)
@@ -62,7 +68,7 @@ test-kaldi: $(STAMP) $(ORACLE)/.installed  ## compare graphs with Kaldi's own co
 	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/test_kaldi_oracle.py tests/test_bench_graphs.py $(ARGS)
 	@$(BIN)/python -m tools.golden.graphs
 
-test-kills: $(STAMP)  ## kill a training at every point where it touches a file, and at random times: five minutes
+test-kills: $(STAMP)  ## kill a training at every point where it touches a file, and at random times: two minutes
 	@OMP_NUM_THREADS=1 FSACHAIN_KILLS=all $(BIN)/python -m pytest -q tests/test_kills.py $(ARGS)
 
 $(ATHERIS)/.installed:
@@ -74,6 +80,9 @@ fuzz: $(STAMP) $(ATHERIS)/.installed  ## feed every reader of files with damaged
 
 soak: $(STAMP)  ## 2,000 steps: memory, open files and threads stay flat; eight processes compile and cache at once
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak $(ARGS)
+
+verify: $(STAMP)  ## overnight: all golden values, ten times the examples, sanitizers, recipes; one page
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.verify --workers $(TEST_WORKERS) $(ARGS)
 
 check: $(STAMP)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .

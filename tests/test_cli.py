@@ -43,7 +43,11 @@ STEPS = (
     "keyword",
     "validate",
     "report",
+    "rescore",
     "tensorboard",
+    "transcribe",
+    "align-long",
+    "export",
 )
 
 

@@ -12,7 +12,7 @@ from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import ConfigError, DataError
 from recipes.ctc_vs_lfmmi import compare
-from recipes.handwriting.prepare import DISTORTED, PLAIN, ROWS, prepare, write_line
+from recipes.handwriting.prepare import DISTORTED, NUM_FEATURES, PLAIN, ROWS, describe, prepare, write_line
 
 LINES = {"train": 80, "dev": 3, "test": 4}
 TINY = [
@@ -25,7 +25,7 @@ TINY = [
     "decoding.word_insertion_penalties=[0.0]",
     "decoding.lm_weights=[1.0]",
 ]
-COLUMNS = FeatureConfig(kind="archive", num_columns=ROWS)
+COLUMNS = FeatureConfig(kind="archive", num_columns=NUM_FEATURES)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_lines_have_their_digits_and_a_column_of_pixels_for_each_frame(data: Pat
         for line in lines:
             ink = utterance_features(line, COLUMNS)
             assert 3 <= len(line.words) <= 8
-            assert ink.shape[1] == ROWS
+            assert ink.shape[1] == NUM_FEATURES
             assert ink.min() >= 0.0
             assert 0.5 < ink.max() <= 1.0
 
@@ -63,6 +63,18 @@ def test_a_plain_digit_keeps_its_ink_and_a_distorted_one_most_of_it() -> None:
     for style, least in ((PLAIN, 0.85), (DISTORTED, 0.5)):
         inks = [write_line([digit], style, np.random.default_rng(seed)).sum() / scale for seed in range(20)]
         assert all(least * digit.sum() < ink < 1.6 * digit.sum() for ink in inks)
+
+
+def test_a_higher_stroke_changes_its_edges_less_than_its_pixels() -> None:
+    ink = np.zeros((ROWS, 30))
+    ink[6:9, 5:25] = 1.0
+    low, high = describe(ink), describe(np.roll(ink, -2, axis=0))
+
+    def likeness(part: slice) -> float:
+        a, b = low[:, part].ravel(), high[:, part].ravel()
+        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+    assert likeness(slice(ROWS, None)) > likeness(slice(ROWS)) + 0.2
 
 
 def test_a_recording_where_an_archive_is_meant_is_refused(tmp_path: Path) -> None:

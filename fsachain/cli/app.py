@@ -31,6 +31,7 @@ from fsachain.cli.options import (
 )
 from fsachain.cli.plot_commands import plot
 from fsachain.cli.report_commands import REPORT_COMMANDS
+from fsachain.cli.rescore_command import rescore
 from fsachain.cli.use_commands import USE_COMMANDS
 from fsachain.cli.validate_command import validate
 
@@ -257,6 +258,7 @@ for command in (
     score,
     info,
     keyword,
+    rescore,
     *LANGUAGE_MODEL_COMMANDS,
     *NUMERATOR_COMMANDS,
     tie_tree,

@@ -11,7 +11,6 @@ from typing import Any
 
 from fsachain.errors import FsachainError
 
-
 MESSAGE = "stopped by SIGTERM; start it again with the same arguments to go on"
 
 

@@ -1,7 +1,8 @@
 """Lines of handwritten digits: real images by 43 people, which come with scikit-learn, put side by side.
 
-A column of pixels is a frame, a row is a feature, a digit is a word of one unit. The last third of the images is for test
-alone; its writers are not those of the rest.
+A column of pixels is a frame, a digit is a word of one unit. The features of a frame are its pixels and the edges of strokes
+in each of four directions, blurred, so that a stroke may be a little higher or lower. The last third of the images is for
+test alone; its writers are not those of the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from scipy import ndimage
 from fsachain.errors import require
 from recipes.pipeline.corpus import Sheet, write_feature_dir
 
-ROWS = 16  # pixels of a line; features of a frame
+ROWS = 16  # pixels of a line
+NUM_FEATURES = ROWS + 4 * (ROWS // 2)
 WIDTH = 24  # frames of a digit before it is distorted
 LINES = {"train": 3000, "dev": 100, "test": 200}
 Images = tuple[NDArray[np.float64], NDArray[np.int64]]
@@ -89,7 +91,7 @@ def _lines(split: str, source: Images, count: int, style: Style, rng: np.random.
         chosen, order = order[:length], order[length:]
         ink = write_line([images[i] for i in chosen], style, rng)
         words = tuple(str(digits[i]) for i in chosen)
-        yield Sheet(f"{split}-{number:04d}", "writers", words, ink.T.astype(np.float32))
+        yield Sheet(f"{split}-{number:04d}", "writers", words, describe(ink))
 
 
 def write_line(
@@ -107,6 +109,14 @@ def write_line(
         np.maximum(part, piece, out=part)
         begin += piece.shape[1]
     return line
+
+
+def describe(ink: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Features [T, NUM_FEATURES] of a line [ROWS, T]: ink, and how steeply it rises and falls to the right and downwards."""
+    slopes = [ndimage.gaussian_filter(ink, 1.0, order=order) for order in ((0, 1), (1, 0))]
+    edges = [np.maximum(sign * slope, 0.0) for slope in slopes for sign in (1.0, -1.0)]
+    blurred = [ndimage.gaussian_filter(edge, (1.5, 0.5))[::2] for edge in edges]
+    return np.concatenate([ink, *blurred]).T.astype(np.float32)
 
 
 def _distort(digit: NDArray[np.float64], style: Style, rng: np.random.Generator) -> NDArray[np.float64]:

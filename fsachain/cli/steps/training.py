@@ -136,7 +136,9 @@ def _claim_folder(experiment: Experiment, out: Path) -> None:
     The trainer itself compares the options of section `train` and the utterances.
     """
     options = {
-        name: value for name, value in experiment.to_dict().items() if name not in ("train", "decoding")
+        name: value
+        for name, value in experiment.to_dict().items()
+        if name not in ("train", "decoding", "rescoring")
     }
     path = out / "experiment.json"
     if path.is_file():

@@ -1,0 +1,75 @@
+"""The command `fsachain rescore`: a second language model over what the search found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsachain.cli.options import (
+    INPUT_FILE,
+    INPUT_FOLDER,
+    OUTPUT,
+    cache_option,
+    commands_option,
+    lang_option,
+    workers_option,
+)
+
+
+@click.command()
+@click.argument("model", type=INPUT_FILE)
+@click.argument("data", type=INPUT_FOLDER)
+@click.argument("second", metavar="ARPA", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@click.option(
+    "--dev", type=INPUT_FOLDER, required=True, help="Data directory on which the weights are chosen."
+)
+@click.option("--arpa", type=INPUT_FILE, help="Word language model of the search, as for `fsachain decode`.")
+@click.option(
+    "--lm-weight",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Of the search, as `fsachain decode` prints it.",
+)
+@click.option(
+    "--word-insertion-penalty", type=float, default=0.0, show_default=True, help="Of the search, likewise."
+)
+@cache_option
+@workers_option
+@commands_option
+def rescore(model: Path, data: Path, second: Path, out: Path, **arguments: Any) -> None:
+    """Let a larger language model choose among the best word sequences.
+
+    In: MODEL, made by `fsachain train`; DATA, a Kaldi data directory; ARPA, the larger model, which the search does
+    not need to hold. Section `rescoring` of the model's configuration says how many sequences, and what is tried.
+
+    Out: folder OUT with hyp.txt, wer.txt, wer.json, tuning.txt and tuning.json.
+    """
+    from fsachain.cli.steps.decoding import DecodingGraphs
+    from fsachain.cli.steps.lang import load_lang
+    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.cli.steps.rescoring import rescore_data
+    from fsachain.data.kaldi_dir import DataDir
+
+    acoustic = AcousticModel.load(model)
+    dev, test = (
+        DataDir.read(path, allow_commands=arguments["allow_commands"]) for path in (arguments["dev"], data)
+    )
+    report = rescore_data(
+        acoustic,
+        DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"]),
+        second,
+        dev,
+        test,
+        out,
+        arguments["lm_weight"],
+        arguments["word_insertion_penalty"],
+        acoustic.experiment.rescoring,
+        cache=arguments["cache"],
+        num_workers=arguments["workers"],
+    )
+    click.echo(f"{report.total} -> {out}")

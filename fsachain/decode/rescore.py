@@ -1,0 +1,253 @@
+"""A second word language model after the search: the best word sequences of each utterance, scored anew.
+
+A model that is too large for a decoding graph can still judge what the search with a smaller one found. With the weight
+w and the penalty v of the search, and w' and v' of the second model, a sentence of n words is worth
+
+    log_prob - w old(words) + w' new(words) - (v' - v) n
+
+where log_prob is that of its best path in the lattice, old the share that the grammar of the search has in it, and new the
+log-probability under the second model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.decode.decoder import Decoder, DecoderConfig
+from fsachain.decode.search_graph import Graph, Source, portable
+from fsachain.decode.tune import TuningPoint, TuningResult, choose
+from fsachain.decode.wer import score
+from fsachain.decode.workers import Search, search_all
+from fsachain.errors import ConfigError, require
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.ngram_scores import NgramScores
+from fsachain.graph.transducer import Transducer
+
+BEAM_ROUNDING = 1e-3  # costs of a lattice are float32 sums over its frames
+
+
+@dataclass(frozen=True)
+class RescoringConfig:
+    """How many word sequences are judged by the second language model, and the weights that are tried.
+
+    Attributes:
+        num_hypotheses: the most that are kept of an utterance.
+        lm_weights: factors on the second model's log-probabilities that are tried on the development set.
+        word_insertion_penalties: costs per word that are tried.
+    """
+
+    num_hypotheses: int = 100
+    lm_weights: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
+    word_insertion_penalties: tuple[float, ...] = (-0.5, 0.0, 0.5)
+
+    def __post_init__(self) -> None:
+        if self.num_hypotheses < 1:
+            raise ConfigError(
+                f"rescoring.num_hypotheses: expected a positive number, got {self.num_hypotheses}"
+            )
+        for name in ("lm_weights", "word_insertion_penalties"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise ConfigError(f"rescoring.{name}: expected one or more different numbers, got {values}")
+
+
+@dataclass(frozen=True)
+class WordSequence:
+    """One of the best word sequences of an utterance: words, and the log-probability of its best path in the lattice."""
+
+    words: tuple[str, ...]
+    log_prob: float
+
+
+def best_word_sequences(
+    decoder: Decoder, nnet_output: npt.ArrayLike, name: str = "", *, count: int
+) -> list[WordSequence]:
+    """The best word sequences of an utterance, no two of them equal.
+
+    Args:
+        decoder: graph and beams; `lattice_beam` says how far behind the best one a sequence may be.
+        nnet_output: [T, P] network outputs.
+        name: utterance id for messages.
+        count: the most that are given.
+
+    Returns:
+        Sequences by falling log-probability, each with that of its best path; none where no path survived.
+
+    Raises:
+        ShapeError, DataError: as `Decoder.decode`.
+    """
+    lattice = decoder.lattice(nnet_output, name)
+    if lattice is None:
+        return []
+    costs = lattice.graph_cost + lattice.acoustic_cost
+    finals = lattice.final_graph_cost + lattice.final_acoustic_cost
+    paths = Transducer(
+        lattice.num_states,
+        lattice.start,
+        lattice.src,
+        lattice.dst,
+        lattice.word,
+        lattice.word,
+        -costs,
+        -finals,
+    ).to_openfst()
+    beginnings = _Beginnings(paths.topsort(), count, decoder.config.lattice_beam)
+    return [
+        WordSequence(tuple(decoder.words[word_id - 1] for word_id in word_ids), log_prob)
+        for word_ids, log_prob in beginnings.run()
+    ]
+
+
+class _Beginnings:
+    """The best word sequences of an acyclic graph, by the best beginnings of each state.
+
+    Keeping as many beginnings of each state as sequences are wanted is exact: where the beginning of a sequence is worse
+    than so many others of the same state, these with the same end are better sequences. Determinising the lattice would
+    do too, but takes time and memory that may double with each word where the network is unsure.
+
+    Args:
+        paths: pywrapfst FST, words on its arcs, states in topological order.
+        count: sequences wanted.
+        beam: those worse than the best by more than this are left out.
+    """
+
+    def __init__(self, paths: Any, count: int, beam: float) -> None:
+        self._arcs = Transducer.from_openfst(paths)
+        distances = require("pywrapfst", extra="graph").shortestdistance(paths, reverse=True)
+        self._to_end = [-float(str(weight)) for weight in distances]
+        self._count = count
+        self._least = self._to_end[self._arcs.start] - beam - BEAM_ROUNDING
+        # A beginning is a number; of each, the number of what stands before its last word, and that word.
+        self._steps: list[tuple[int, int]] = [(-1, 0)]
+        self._number: dict[tuple[int, int], int] = {}
+
+    def run(self) -> list[tuple[list[int], float]]:
+        """Word ids and log-probability of each sequence, best first."""
+        arcs, leaving = self._arcs, self._arcs.leaving(None)
+        here: list[dict[int, float]] = [{} for _ in range(arcs.num_states)]
+        here[arcs.start][0] = 0.0
+        ends: dict[int, float] = {}
+        for state in range(arcs.num_states):
+            best = self._best(here[state])
+            here[state] = {}
+            if arcs.final_log_prob[state] > -math.inf:
+                for number, total in best:
+                    _keep(ends, number, total + float(arcs.final_log_prob[state]))
+            for dst, word, _, log_prob, _ in leaving[state]:
+                room = self._least - self._to_end[dst] - log_prob
+                for number, total in best:
+                    if total < room:
+                        break
+                    _keep(here[dst], self._extend(number, word) if word else number, total + log_prob)
+        return [(self._spell(number), total) for number, total in self._best(ends)]
+
+    def _best(self, beginnings: dict[int, float]) -> list[tuple[int, float]]:
+        ranked = sorted(beginnings.items(), key=lambda item: (-item[1], item[0]))
+        return ranked[: self._count]
+
+    def _extend(self, number: int, word: int) -> int:
+        """The number of a beginning with one more word."""
+        found = self._number.get((number, word))
+        if found is None:
+            found = self._number[number, word] = len(self._steps)
+            self._steps.append((number, word))
+        return found
+
+    def _spell(self, number: int) -> list[int]:
+        words: list[int] = []
+        while number:
+            number, word = self._steps[number]
+            words.append(word)
+        return words[::-1]
+
+
+def _keep(totals: dict[int, float], number: int, total: float) -> None:
+    """Note the better of two totals."""
+    if total > totals.get(number, -math.inf):
+        totals[number] = total
+
+
+def n_best_lists(
+    nnet_outputs: Mapping[str, npt.ArrayLike],
+    graph: Graph,
+    words: Sequence[str],
+    count: int,
+    config: DecoderConfig | None = None,
+    *,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, list[WordSequence]]:
+    """`best_word_sequences` of every utterance; other arguments and errors as `decode`."""
+    make = partial(_search, portable(graph), tuple(words), config, count)
+    return search_all(nnet_outputs, make, num_workers=num_workers, executor=executor, progress=progress)
+
+
+def _search(
+    source: Source, words: tuple[str, ...], config: DecoderConfig | None, count: int
+) -> Search[list[WordSequence]]:
+    return partial(best_word_sequences, Decoder(source, words, config), count=count)
+
+
+class Rescorer:
+    """N-best lists with the scores of both language models, so that weights can be tried without scoring again.
+
+    Args:
+        lists: of each utterance, what `n_best_lists` found.
+        lexicon: gives the word ids of both grammars.
+        old: grammar of the search.
+        lm_weight: its weight in the search.
+        word_insertion_penalty: that of the search.
+        new: the second model.
+    """
+
+    def __init__(
+        self,
+        lists: Mapping[str, Sequence[WordSequence]],
+        lexicon: Lexicon,
+        old: NgramScores,
+        lm_weight: float,
+        word_insertion_penalty: float,
+        new: NgramScores,
+    ) -> None:
+        self._lists = lists
+        self._rows: dict[str, npt.NDArray[np.float64]] = {}
+        for name, sequences in lists.items():
+            rows = np.empty((len(sequences), 3))
+            for row, sequence in zip(rows, sequences, strict=True):
+                ids = [lexicon.word_id(word) for word in sequence.words]
+                heard = sequence.log_prob - lm_weight * old.best_path_log_prob(ids)
+                row[:] = heard + word_insertion_penalty * len(ids), new.log_prob(ids), -len(ids)
+            self._rows[name] = rows
+
+    @property
+    def names(self) -> list[str]:
+        """The utterances."""
+        return list(self._lists)
+
+    def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:
+        """The best words of each utterance; where the second model allows none, those of the search."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, sequences in self._lists.items():
+            rows = self._rows[name]
+            if not len(rows):
+                found[name] = ()
+                continue
+            language = lm_weight * rows[:, 1] if lm_weight else 0.0
+            totals = rows[:, 0] + language + word_insertion_penalty * rows[:, 2]
+            found[name] = sequences[int(np.argmax(totals))].words
+        return found
+
+    def tune(self, references: Mapping[str, Sequence[str]], config: RescoringConfig) -> TuningResult:
+        """Weight and penalty of fewest errors on a development set; ties are broken as `tune` says."""
+        grid = product(sorted(config.lm_weights), sorted(config.word_insertion_penalties))
+        return choose([TuningPoint(*pair, score(references, self.best(*pair)).total) for pair in grid])

@@ -1,0 +1,182 @@
+"""What the programs in docs/ take as given: names and files that a page says are the reader's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+Names = dict[str, Any]
+
+LEXICON = """she sh iy
+had h ae d
+your y er
+dark d aa r k
+a ax
+suit s uw t
+ask ae s k
+now n aw
+hello hh ax l ow
+"""
+TRANSCRIPTS = {
+    "utterance-1": "she had your dark suit",
+    "utterance-2": "ask now",
+    "utterance-17": "hello she had a dark suit now",
+}
+
+
+def phone_graphs(folder: Path) -> Names:
+    """Lexicon, tree, phone language model and normalization of a few sentences."""
+    from fsachain import (
+        ContextTree,
+        DenominatorGraph,
+        Lexicon,
+        Topology,
+        build_denominator,
+        estimate_phone_lm,
+        lm_phones,
+    )
+
+    (folder / "lexicon.txt").write_text(LEXICON, encoding="utf-8")
+    lexicon = Lexicon.read(folder / "lexicon.txt")
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
+    transcripts = {name: text.split() for name, text in TRANSCRIPTS.items()}
+    phones = lm_phones(list(transcripts.values()) * 5, lexicon, seed=1)
+    phone_lm = estimate_phone_lm(phones, ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    denominator = DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs)
+    return {
+        "lexicon": lexicon,
+        "tree": tree,
+        "phone_lm": phone_lm,
+        "denominator": denominator,
+        "normalization": denominator.normalization_fsa(),
+        "transcripts": transcripts,
+    }
+
+
+def readme(folder: Path) -> Names:
+    """A corpus of three sentences, and outputs of a network for two of them."""
+    import torch
+
+    names = phone_graphs(folder)
+    texts = list(names["transcripts"].values())
+    outputs = torch.randn(2, 40, names["tree"].num_pdfs, generator=torch.Generator().manual_seed(1))
+    return {"transcripts": texts, "batch": texts[:2], "nnet_output": outputs, "lengths": [40, 30]}
+
+
+def graphs(folder: Path) -> Names:
+    """A graph of words in a file, a words.txt, and sequences of units."""
+    from fsachain import DenominatorGraph, estimate_phone_lm
+
+    names = phone_graphs(folder)
+    words = names["lexicon"].words
+    (folder / "words.txt").write_text(
+        "".join(f"{word} {index}\n" for index, word in enumerate(("<eps>", *words))), encoding="utf-8"
+    )
+    she, had = (words.index(word) + 1 for word in ("she", "had"))
+    (folder / "alternatives.txt").write_text(f"0 1 {she} {she} 0.5\n1 0.25\n1 2 {had} {had} 1.5\n2\n")
+    units = {"sequences_of_unit_ids": [[1, 2, 3], [2, 2, 1]], "num_units": 3, "unit_ids": [1, 2, 3]}
+    return {**names, **units, "DenominatorGraph": DenominatorGraph, "estimate_phone_lm": estimate_phone_lm}
+
+
+def kaldi(folder: Path) -> Names:
+    """Files as Kaldi writes them, and an executor."""
+    import kaldi_native_io as native
+
+    scp = f"{folder}/feats.ark,{folder}/feats.scp"
+    with native.FloatMatrixWriter(f"ark,scp:{scp}") as features:
+        features.write("utterance-1", np.zeros((5, 3), np.float32))
+    with native.Int32VectorWriter(f"ark:{folder}/ali.1") as alignments:
+        alignments.write("utterance-1", [2, 1, 1])
+    import gzip
+
+    (folder / "ali.1.gz").write_bytes(gzip.compress((folder / "ali.1").read_bytes()))
+    (folder / "graphs.ark").write_text("utterance-1\n0 1 1 1 0.5\n1 0.25\n\n")
+    client = SimpleNamespace(get_executor=lambda: ThreadPoolExecutor(1))
+    names = phone_graphs(folder)
+    return {**names, "transcripts": list(names["transcripts"].items()), "client": client}
+
+
+def pychain(folder: Path) -> Names:
+    """A denominator and two normalised numerators as files, and a network's output."""
+    import torch
+
+    from fsachain import build_numerator
+
+    names = phone_graphs(folder)
+    lexicon, tree, normalization = names["lexicon"], names["tree"], names["normalization"]
+    names["denominator"].fsa.write(folder / "den.fst")
+    paths = []
+    for name in ("utterance-1", "utterance-2"):
+        numerator = build_numerator(names["transcripts"][name], lexicon, tree, normalization=normalization)
+        paths.append(folder / f"{name}.fst")
+        numerator.fsa.write(paths[-1])
+    outputs = torch.randn(2, 40, tree.num_pdfs, generator=torch.Generator().manual_seed(1))
+    return {
+        "paths": paths,
+        "num_pdfs": tree.num_pdfs,
+        "nnet_output": outputs.requires_grad_(),
+        "lengths": [30, 40],
+    }
+
+
+def losses(folder: Path) -> Names:
+    """A network that gives ten frames of five classes for two utterances."""
+    import torch
+
+    weights = torch.zeros(5, requires_grad=True)
+    return {
+        "network": lambda features: features + weights,
+        "features": torch.randn(10, 2, 5, generator=torch.Generator().manual_seed(1)),
+        "targets": torch.tensor([[1, 2, 3], [4, 4, 0]]),
+        "input_lengths": torch.tensor([10, 7]),
+        "target_lengths": torch.tensor([3, 2]),
+        "utterances": ["a", "b"],
+    }
+
+
+def transducer(folder: Path) -> Names:
+    """Two utterances of 6 and 5 frames with 3 and 2 labels of 4 classes, in every form that the losses take."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+
+    class Joiner(torch.nn.Module):
+        def forward(self, encoder_out: torch.Tensor, predictor_out: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(encoder_out + predictor_out)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).requires_grad_()
+
+    lengths = {
+        "logit_lengths": torch.tensor([6, 5], dtype=torch.int32),
+        "target_lengths": torch.tensor([3, 2], dtype=torch.int32),
+    }
+    return {
+        **lengths,
+        "targets": torch.tensor([[1, 2, 1], [2, 1, 0]], dtype=torch.int32),
+        "logits": random(2, 6, 4, 4),
+        "encoder_out": random(2, 6, 4),
+        "predictor_out": random(2, 4, 4),
+        "joiner": Joiner(),
+        "am": random(2, 6, 4),
+        "lm": random(2, 4, 4),
+        "am_full": random(2, 6, 4),
+        "lm_full": random(2, 4, 4),
+        "blank": 0,
+        "boundary": torch.tensor([[0, 0, 3, 6], [0, 0, 2, 5]]),
+    }
+
+
+GIVEN: dict[str, Callable[[Path], Names]] = {
+    "README.md": readme,
+    "graphs.md": graphs,
+    "kaldi.md": kaldi,
+    "losses.md": losses,
+    "migration_pychain.md": pychain,
+    "transducer.md": transducer,
+}

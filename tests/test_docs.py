@@ -1,0 +1,94 @@
+"""Every program in README.md and docs/ runs, as it is printed there.
+
+The programs of a page run in order, in one namespace and in an empty folder. What a page says is the reader's own comes from
+docs_inputs.py. A program that cannot run here has a comment `<!-- not run: why -->` on the line above it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import docs_inputs
+import pytest
+import yaml
+
+for module in ("pywrapfst", "kaldi_decoder", "kaldi_native_io", "matplotlib", "yaml", "soundfile"):
+    pytest.importorskip(module, reason="the programs of the documentation need fsachain[all]")
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+# The tutorial has commands between its programs: test_tutorial.py runs both.
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+_BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+?) -->\n)?^```python[^\n]*\n(?P<code>.*?)^```",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, the line that it begins in, and why it is not run, if it is not."""
+
+    code: str
+    line: int
+    reason: str | None
+
+
+def programs(page: Path) -> list[Program]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Program(match["code"], text.count("\n", 0, match.start("code")) + 1, match["reason"])
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if programs(page) and page.name != "tutorial.md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_programs_of_a_page_run_as_printed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = docs_inputs.GIVEN.get(page.name)
+    names = {} if given is None else given(tmp_path)
+    for program in programs(page):
+        blank = "\n" * (program.line - 1)  # so that a traceback has the line of the page
+        code = compile(blank + program.code, str(page), "exec")
+        if program.reason is None:
+            exec(code, names)
+
+
+def test_no_page_is_left_unread() -> None:
+    """As many programs are found as there are fences that begin one."""
+    for page in PAGES:
+        fences = sum(line.startswith("```python") for line in page.read_text(encoding="utf-8").splitlines())
+        assert len(programs(page)) == fences, page
+
+
+def _pages_of(entry: object) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    values = entry.values() if isinstance(entry, dict) else entry
+    return [page for value in values for page in _pages_of(value)]
+
+
+def test_every_page_of_docs_is_in_the_navigation_once() -> None:
+    listed = _pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    assert len(set(listed)) == len(listed)
+    assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} <= set(listed)
+
+
+@pytest.mark.parametrize("package", ["fsachain", "fsachain.data", "fsachain.nn", "fsachain.plot"])
+def test_every_public_name_is_on_one_page_of_the_api(package: str) -> None:
+    found = [
+        name.removeprefix(f"{package}.")
+        for page in (DOCS / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        if name.rpartition(".")[0] == package
+    ]
+    assert sorted(found) == sorted(importlib.import_module(package).__all__)

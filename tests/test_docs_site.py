@@ -1,0 +1,114 @@
+"""The documentation as a site: it builds without a warning, has every public name, and asks no other machine for a thing."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+mkdocs_config = pytest.importorskip("mkdocs.config", reason="the site needs fsachain[docs]")
+for module in ("mkdocstrings", "material", "pymdownx", "html5lib"):
+    pytest.importorskip(module, reason="the site needs fsachain[docs]")
+
+import html5lib
+from mkdocs.commands.build import build
+
+import fsachain
+from tests.test_report_browser import browser
+from tools.docs_site import pages_outside, place_of
+
+__all__ = ["browser"]  # a fixture: Chromium without a window, where there is one
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMESPACE = "{http://www.w3.org/1999/xhtml}"
+# What a browser fetches by itself; links that a reader follows may lead elsewhere.
+FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setenv("NO_MKDOCS_2_WARNING", "1")
+        config = mkdocs_config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(out))
+        assert config.strict  # a dead link, a page outside the navigation, an unknown name: the build fails
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)
+        config.plugins.on_shutdown()
+    return out
+
+
+def test_every_page_of_docs_and_every_readme_is_there(site: Path) -> None:
+    places = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    places += [place_of(path) for path in pages_outside()]
+    assert "recipes/digits/RESULTS.md" in places
+    for place in places:
+        html = place.replace("README.md", "index.md").removesuffix(".md") + ".html"
+        assert (site / html).is_file(), place
+
+
+def test_every_public_name_has_its_documentation(site: Path) -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
+    assert {name for name in fsachain.__all__ if f'id="fsachain.{name}"' not in pages} == set()
+    assert "leaky_hmm_coefficient" in (site / "api" / "losses.html").read_text(encoding="utf-8")
+
+
+def test_links_between_repository_pages_lead_to_pages_of_the_site(site: Path) -> None:
+    found = 0
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":
+            continue
+        tree = html5lib.parse(page.read_bytes())
+        for link in tree.iter(f"{NAMESPACE}a"):
+            target = link.get("href", "").partition("#")[0]
+            if target and "://" not in target and not target.startswith("mailto:"):
+                assert (page.parent / target).resolve().is_file(), (page, target)
+                found += 1
+    assert found > 100
+
+
+def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        tree = html5lib.parse(page.read_bytes())
+        for tag, attribute in FETCHED.items():
+            for element in tree.iter(NAMESPACE + tag):
+                fetched = element.get(attribute) or ""
+                assert not re.match(r"(https?:)?//", fetched), (page, fetched)
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_browser_that_reads_and_searches_asks_this_machine_alone(browser, site: Path, address: str) -> None:
+    for start in ((site / "index.html").as_uri(), f"{address}/index.html"):
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        asked: list[str] = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.goto(start, wait_until="load")
+        page.goto(start.replace("index.html", "api/losses.html"), wait_until="load")
+        if start.startswith(address):
+            page.keyboard.press("f")
+            page.locator("input.md-search__input").fill("normalization")
+            page.locator(".md-search-result__item").first.wait_for(timeout=20_000)
+        page.close()
+        assert asked
+        assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", address))] == []

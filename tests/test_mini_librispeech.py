@@ -1,0 +1,312 @@
+"""The mini_librispeech recipe: downloads from a server of our own, and all stages on digits laid out as LibriSpeech."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+for module in (
+    "pywrapfst",
+    "kaldi_decoder",
+    "kaldilm",
+    "kaldialign",
+    "soundfile",
+    "yaml",
+    "kaldi_native_fbank",
+):
+    pytest.importorskip(module, reason="the recipes need fsachain[all]")
+
+from fsachain.cli import main
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.wer import read_text
+from fsachain.errors import DataError
+from fsachain.graph.grammar import estimate_arpa
+from recipes.mini_librispeech import download
+from recipes.mini_librispeech.prepare import prepare
+from recipes.pipeline.main import run_recipe
+from recipes.pipeline.rescoring import with_rescoring
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEAKERS = {"jackson": "19", "lucas": "26", "nicolas": "27", "theo": "32", "yweweler": "39"}
+UTTERANCES = {"train-clean-5": 8, "dev-clean-2": 2}
+OPTIONS = [
+    "--workers=1",
+    "--set=features.sample_rate=8000",
+    "--set=features.num_mel_bins=40",
+    "--set=perturbation.speeds=[1.0]",
+    "--set=phone_lm.ngram_order=2",
+    "--set=phone_lm.no_prune_ngram_order=2",
+    "--set=phone_lm.num_extra_lm_states=0",
+    "--set=network.channels=48",
+    "--set=network.bottleneck=24",
+    "--set=network.prefinal=48",
+    "--set=network.time_strides=[1, 1, 1]",
+    "--set=train.num_epochs=3",
+    "--set=train.batch_size=8",
+    "--set=train.average_last=2",
+    "--set=train.num_threads=1",
+    "--set=decoding.search.lattice_beam=5.0",
+    "--set=rescoring.num_hypotheses=20",
+]
+
+
+def text_of(folder: Path) -> dict[str, list[str]]:
+    return {name: [word.upper() for word in words] for name, words in read_text(folder / "text").items()}
+
+
+@pytest.fixture(scope="module")
+def corpus(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recorded digits in the folders and under the names of LibriSpeech."""
+    digits = shared / "data" / "digits"
+    out = tmp_path_factory.mktemp("corpus")
+    for part, source in (("train-clean-5", "train"), ("dev-clean-2", "test")):
+        texts = text_of(digits / "connected" / source)
+        for name, number in SPEAKERS.items():
+            chapter = out / "LibriSpeech" / part / number / "198"
+            chapter.mkdir(parents=True)
+            chosen = [key for key in texts if key.startswith(name)][: UTTERANCES[part]]
+            lines = []
+            for index, key in enumerate(chosen):
+                utterance = f"{number}-198-{index:04d}"
+                audio = digits / "connected" / source / "audio" / f"{key}.flac"
+                (chapter / f"{utterance}.flac").symlink_to(audio)
+                words = ["QUUX"] if (part, name, index) == ("train-clean-5", "jackson", 0) else texts[key]
+                lines.append(f"{utterance} {' '.join(words)}\n")
+            (chapter / f"{number}-198.trans.txt").write_text("".join(lines))
+    entries = (digits / "lang" / "lexicon.txt").read_text().splitlines()
+    words = [line.split(maxsplit=1) for line in entries if not line.startswith("<")]
+    (out / "librispeech-lexicon.txt").write_text("".join(f"{word.upper()}\t{rest}\n" for word, rest in words))
+    sentences = list(text_of(digits / "connected" / "train").values())
+    for name, order in (("3-gram.pruned.3e-7.arpa.gz", 1), ("3-gram.pruned.1e-7.arpa.gz", 3)):
+        with gzip.open(out / name, "wt") as file:
+            file.write(estimate_arpa(sentences, order=order))
+    return out
+
+
+@pytest.fixture(scope="module")
+def exp(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mini")
+    arguments = [f"--exp={folder}", f"--corpus={corpus}", *OPTIONS]
+    recipe = ROOT / "recipes" / "mini_librispeech"
+    assert run_recipe(recipe, prepare, arguments, with_rescoring()) == 0
+    return folder
+
+
+def test_the_last_two_speakers_of_the_training_set_are_held_out(exp: Path) -> None:
+    sets = {split: DataDir.read(exp / "data" / split) for split in ("train", "dev", "test")}
+    speakers = {split: {one.speaker for one in data} for split, data in sets.items()}
+    assert speakers == {"train": {"19", "26", "27"}, "dev": {"32", "39"}, "test": set(SPEAKERS.values())}
+    assert {split: len(data) for split, data in sets.items()} == {"train": 24, "dev": 16, "test": 10}
+    assert next(iter(sets["train"])).words == ("QUUX",)
+
+
+def test_an_unknown_word_is_trained_on_as_noise(exp: Path) -> None:
+    (line,) = (line for line in (exp / "data" / "lexicon.txt").read_text().splitlines() if "SPN" in line)
+    assert line == "<UNK> SPN"
+    log = (exp / "model" / "train.jsonl").read_text()
+    assert "19-198-0000" not in log  # where the log names those left out
+
+
+def test_the_whole_path_ends_in_two_word_error_rates(exp: Path) -> None:
+    lines = (exp / "report.txt").read_text().splitlines()
+    assert re.match(r"test +%?WER", lines[0])
+    assert re.match(r"rescored +%?WER", lines[1])
+    found = read_text(exp / "rescore" / "hyp.txt")
+    assert set(found) == {one.id for one in DataDir.read(exp / "data" / "test")}
+    assert set().union(*found.values()) <= {line.split()[0] for line in (exp / "data" / "lexicon.txt").open()}
+    assert (exp / "rescore" / "tuning.txt").read_text().count("*") == 1
+    assert (exp / "report.html").is_file()
+
+
+def test_the_grammar_of_the_search_is_the_one_that_the_corpus_brings(exp: Path) -> None:
+    assert "ngram 2=" not in (exp / "data" / "grammar.arpa").read_text()
+    assert "ngram 3=" in (exp / "data" / "rescoring.arpa").read_text()
+    assert not (exp / "graphs" / "grammar.arpa").exists()
+
+
+def test_the_command_rescores_as_the_stage_does(
+    exp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = exp / "data"
+    options = ["--lang", exp / "lang", "--arpa", data / "grammar.arpa", "--dev", data / "dev", "--workers", 1]
+    command = [
+        "rescore",
+        exp / "model/model.safetensors",
+        data / "test",
+        data / "rescoring.arpa",
+        tmp_path,
+        *options,
+    ]
+    monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, command)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    for name in ("hyp.txt", "tuning.txt"):
+        assert (tmp_path / name).read_text() == (exp / "rescore" / name).read_text()
+
+
+def test_options_of_rescoring_do_not_make_a_training_another_one(exp: Path, corpus: Path) -> None:
+    arguments = [f"--exp={exp}", f"--corpus={corpus}", *OPTIONS, "--set=rescoring.num_hypotheses=3"]
+    only = ["--stage=train", "--stop-stage=rescore"]
+    recipe = ROOT / "recipes" / "mini_librispeech"
+    assert run_recipe(recipe, prepare, [*arguments, *only], with_rescoring()) == 0
+
+
+def test_what_a_corpus_lacks_is_named(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="needs --corpus FOLDER"):
+        prepare(None, tmp_path, 1)
+    with pytest.raises(DataError, match=r"train-clean-5: no SPEAKER/CHAPTER/\*\.trans\.txt"):
+        prepare(tmp_path, tmp_path / "out", 1)
+    (tmp_path / "LibriSpeech").symlink_to(corpus / "LibriSpeech")
+    with pytest.raises(DataError, match=r"librispeech-lexicon\.txt: no such lexicon.*download\.py"):
+        prepare(tmp_path, tmp_path / "out", 1)
+    (tmp_path / "librispeech-lexicon.txt").symlink_to(corpus / "librispeech-lexicon.txt")
+    with pytest.raises(DataError, match=r"has none of 3-gram\.pruned\.3e-7\.arpa\.gz"):
+        prepare(tmp_path, tmp_path / "out", 1)
+    packed = (corpus / "3-gram.pruned.3e-7.arpa.gz").read_bytes()
+    (tmp_path / "3-gram.pruned.3e-7.arpa.gz").write_bytes(packed[:-20])
+    with pytest.raises(DataError, match="damaged"):
+        prepare(tmp_path, tmp_path / "out", 1)
+
+
+def test_a_missing_recording_is_named_with_its_line(tmp_path: Path) -> None:
+    chapter = tmp_path / "LibriSpeech" / "train-clean-5" / "1" / "2"
+    chapter.mkdir(parents=True)
+    (chapter / "1-2.trans.txt").write_text("1-2-0000 ONE TWO\n")
+    with pytest.raises(DataError, match=r"1-2\.trans\.txt:1: 1-2-0000\.flac is missing"):
+        prepare(tmp_path, tmp_path / "out", 1)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`; continues where a client asks for it; hangs up after `limit` bytes of an answer."""
+
+    files: dict[str, bytes]
+    limit: int | None = None
+    asked: list[str | None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        content = self.server.files.get(self.path)
+        begin = self.headers.get("Range")
+        self.server.asked.append(begin)
+        if content is None:
+            self.send_error(404)
+            return
+        first = int(begin.removeprefix("bytes=").removesuffix("-")) if begin else 0
+        if first and first >= len(content):
+            self.send_error(416)
+            return
+        self.send_response(206 if begin else 200)
+        self.send_header("Content-Length", str(len(content) - first))
+        self.end_headers()
+        self.wfile.write(content[first:][: self.server.limit])
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as found:
+        found.files, found.asked = {}, []
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def resources(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A small archive and a small text in place of the real ones; the address of the server that has them."""
+    chapter = tmp_path / "source" / "LibriSpeech" / "part" / "1" / "2"
+    chapter.mkdir(parents=True)
+    (chapter / "1-2.trans.txt").write_text("1-2-0000 ONE\n")
+    with tarfile.open(tmp_path / "part.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "source" / "LibriSpeech", "LibriSpeech")
+    server.files = {
+        "/31/part.tar.gz": (tmp_path / "part.tar.gz").read_bytes(),
+        "/11/lexicon.txt": b"ONE W AH N\n" * 50,
+    }
+    md5 = {path: hashlib.md5(content).hexdigest() for path, content in server.files.items()}
+    wanted = (
+        download.Resource("11/lexicon.txt", md5["/11/lexicon.txt"]),
+        download.Resource("31/part.tar.gz", md5["/31/part.tar.gz"], "LibriSpeech/part"),
+    )
+    monkeypatch.setattr(download, "RESOURCES", wanted)
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+def test_downloads_are_unpacked_and_left_alone_the_second_time(
+    server: Server, resources: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert download.main([str(tmp_path / "out"), f"--server={resources}"]) == 0
+    assert server.asked == [None, None]
+    assert (tmp_path / "out/lexicon.txt").read_bytes() == server.files["/11/lexicon.txt"]
+    assert (tmp_path / "out/LibriSpeech/part/1/2/1-2.trans.txt").read_text() == "1-2-0000 ONE\n"
+    assert "part.tar.gz: is there, unpacked" in capsys.readouterr().out
+
+
+def test_a_download_that_broke_off_is_continued(
+    server: Server, resources: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.limit = 300
+    arguments = [str(tmp_path / "out"), f"--server={resources}"]
+    assert download.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "broke off after 300 of 550 bytes" in error
+    assert "start again when there is a network" in error
+    server.limit = None
+    assert download.main(arguments) == 0
+    assert server.asked[:2] == [None, "bytes=300-"]
+    assert (tmp_path / "out/lexicon.txt").read_bytes() == server.files["/11/lexicon.txt"]
+
+
+def test_a_file_with_another_checksum_is_deleted(
+    server: Server, resources: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.files["/11/lexicon.txt"] = b"<html>moved</html>"
+    assert download.main([str(tmp_path / "out"), f"--server={resources}"]) == 1
+    assert re.search(r"error: lexicon\.txt: has MD5 \w{32}, expected \w{32}", capsys.readouterr().err)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_server_that_is_not_there_is_one_line(
+    server: Server, resources: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del server.files["/11/lexicon.txt"]
+    assert download.main([str(tmp_path / "out"), f"--server={resources}"]) == 1
+    assert "lexicon.txt: the server answers 404" in capsys.readouterr().err
+    assert download.main([str(tmp_path / "out"), "--server=http://127.0.0.1:9"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: http://127.0.0.1:9/11/lexicon.txt: ")
+    assert error.count("\n") == 1
+
+
+def test_an_archive_that_leads_out_of_its_folder_is_refused(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "evil").write_text("x")
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "evil", "../outside")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match="outside"):
+        download.unpack(tmp_path / "evil.tar.gz", tmp_path / "out", "LibriSpeech")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_all_files_of_the_corpus_have_a_checksum() -> None:
+    for resource in (*download.RESOURCES, download.LARGE):
+        assert re.fullmatch("[0-9a-f]{32}", resource.md5)
+        assert resource.name.endswith(".tar.gz") == (resource.unpacks_to is not None)

@@ -1,0 +1,249 @@
+"""Best word sequences of a lattice, word sequences scored by an n-gram, and a second language model over both."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not installed")
+for module in ("kaldi_decoder", "kaldilm", "kaldialign"):
+    pytest.importorskip(module, reason="the extra 'recipes' is not installed")
+
+from fsachain import ContextTree, Lexicon, Topology
+from fsachain.decode.decoder import Decoder, DecoderConfig
+from fsachain.decode.rescore import Rescorer, RescoringConfig, best_word_sequences, n_best_lists
+from fsachain.errors import ConfigError, GraphError
+from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
+from fsachain.graph.ngram_scores import NgramScores
+from tests import tolerances
+
+WORDS = ("ba", "da", "bad")
+WIDE = DecoderConfig(beam=1000.0, lattice_beam=1000.0)
+# A trigram with every kind of back-off: seen, backed off once and twice, and an end that is unseen after "da".
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=4
+ngram 3=1
+
+\\1-grams:
+-0.9 </s>
+-99 <s> -0.3
+-0.5 ba -0.2
+-0.7 da -0.4
+-0.8 bad
+
+\\2-grams:
+-0.25 <s> ba -0.1
+-0.35 ba da -0.15
+-0.45 da bad
+-0.55 bad </s>
+
+\\3-grams:
+-0.15 <s> ba da
+
+\\end\\
+"""
+
+
+@pytest.fixture(scope="module")
+def lexicon(tmp_path_factory: pytest.TempPathFactory) -> Lexicon:
+    path = tmp_path_factory.mktemp("lexicon") / "lexicon.txt"
+    path.write_text("ba b a\nda d a\nbad b a d\n")
+    return Lexicon.read(path)
+
+
+@pytest.fixture(scope="module")
+def tree(lexicon: Lexicon) -> ContextTree:
+    return ContextTree.monophone(lexicon.phones, Topology.chain_one_pdf())
+
+
+@pytest.fixture(scope="module")
+def trigram(lexicon: Lexicon, tmp_path_factory: pytest.TempPathFactory):
+    path = tmp_path_factory.mktemp("lm") / "trigram.arpa"
+    path.write_text(ARPA)
+    return grammar_from_arpa(path, lexicon)
+
+
+def scores_of(tree: ContextTree, frames: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(scale=1.5, size=(frames, tree.num_pdfs)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "log10"),
+    [
+        ("ba da", -0.25 - 0.15 - 0.15 - 0.4 - 0.9),  # <s> ba, <s> ba da, then twice back to the plain </s>
+        ("bad", -0.3 - 0.8 - 0.55),
+        ("ba bad", -0.25 - 0.1 - 0.2 - 0.8 - 0.55),
+        ("da bad", -0.3 - 0.7 - 0.45 - 0.55),
+        ("", -0.3 - 0.9),
+    ],
+)
+def test_an_ngram_scores_sentences_as_its_arpa_file_says(lexicon, trigram, sentence: str, log10: float):
+    ids = [lexicon.word_id(word) for word in sentence.split()]
+    found = NgramScores(trigram).log_prob(ids)
+    assert found == pytest.approx(log10 * math.log(10), abs=tolerances.FEW_FLOAT32_TERMS)
+
+
+def test_the_best_path_of_a_sentence_is_openfsts(lexicon, trigram):
+    scores = NgramScores(trigram)
+    for length in range(4):
+        for ids in itertools.product((1, 2, 3), repeat=length):
+            sentence = pywrapfst.VectorFst()
+            states = [sentence.add_state() for _ in range(length + 1)]
+            sentence.set_start(states[0])
+            sentence.set_final(states[-1])
+            for place, word in enumerate(ids):
+                sentence.add_arc(states[place], pywrapfst.Arc(word, word, 0.0, states[place + 1]))
+            both = pywrapfst.compose(sentence, trigram.copy().arcsort("ilabel"))
+            cost = float(str(pywrapfst.shortestdistance(both, reverse=True)[both.start()]))
+            assert scores.best_path_log_prob(ids) == pytest.approx(-cost, abs=tolerances.FEW_FLOAT32_TERMS)
+            assert scores.best_path_log_prob(ids) >= scores.log_prob(ids)
+
+
+def test_a_word_that_an_ngram_lacks_is_impossible(lexicon):
+    scores = NgramScores(word_loop(["ba", "da"], lexicon))
+    assert scores.log_prob([1, 3]) == -math.inf
+    assert scores.best_path_log_prob([1, 3]) == -math.inf
+    assert scores.log_prob([1, 2]) == pytest.approx(-3 * math.log(3), abs=tolerances.FEW_FLOAT32_TERMS)
+
+
+def test_a_grammar_that_is_no_ngram_is_refused():
+    twice = pywrapfst.VectorFst()
+    state = twice.add_state()
+    twice.set_start(state)
+    twice.set_final(state)
+    for cost in (1.0, 2.0):
+        twice.add_arc(state, pywrapfst.Arc(2, 2, cost, state))
+    with pytest.raises(GraphError, match="state 0 has two arcs with word id 2"):
+        NgramScores(twice)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), frames=st.integers(4, 12))
+def test_each_sequence_has_the_score_of_decoding_it_alone(lexicon, tree, trigram, seed: int, frames: int):
+    scores = scores_of(tree, frames, seed)
+    decoder = Decoder(build_decoding_graph(lexicon, tree, trigram, lm_weight=0.7), lexicon.words, WIDE)
+    sequences = best_word_sequences(decoder, scores, count=12)
+    assert 1 <= len(sequences) <= 12
+    assert len({one.words for one in sequences}) == len(sequences)
+    assert all(a.log_prob >= b.log_prob for a, b in itertools.pairwise(sequences))
+    best = decoder.decode(scores)
+    assert best.graph_log_prob + best.acoustic_log_prob == pytest.approx(
+        sequences[0].log_prob, abs=tolerances.GRAPH_COST
+    )
+    loop = word_loop(lexicon.words, lexicon)
+    free = Decoder(build_decoding_graph(lexicon, tree, loop, lm_weight=0.0), lexicon.words, WIDE)
+    heard = {one.words: one.log_prob for one in best_word_sequences(free, scores, count=10_000)}
+    language = NgramScores(trigram)
+    for one in sequences:
+        ids = [lexicon.word_id(word) for word in one.words]
+        expected = heard[one.words] + 0.7 * language.best_path_log_prob(ids)
+        assert one.log_prob == pytest.approx(expected, abs=tolerances.GRAPH_COST)
+
+
+def test_the_lattice_beam_leaves_out_what_is_worse_and_nothing_else(lexicon, tree, trigram):
+    graph = build_decoding_graph(lexicon, tree, trigram)
+    left_out = 0
+    for seed in range(5):
+        scores = scores_of(tree, 9, seed)
+        every, near = (
+            best_word_sequences(Decoder(graph, lexicon.words, config), scores, count=10_000)
+            for config in (WIDE, DecoderConfig(beam=1000.0, lattice_beam=2.0))
+        )
+        expected = [one for one in every if one.log_prob >= every[0].log_prob - 2.0]
+        assert [one.words for one in near] == [one.words for one in expected]
+        left_out += len(every) - len(near)
+    assert left_out
+
+
+def test_an_utterance_that_no_path_fits_has_no_sequences(lexicon, tree, trigram):
+    graph = build_decoding_graph(lexicon, tree, trigram)
+    lists = n_best_lists({"empty": np.zeros((0, tree.num_pdfs))}, graph, lexicon.words, 5, num_workers=1)
+    assert lists == {"empty": []}
+    rescorer = Rescorer(lists, lexicon, NgramScores(trigram), 1.0, 0.0, NgramScores(trigram))
+    assert rescorer.best(1.0, 0.0) == {"empty": ()}
+
+
+def make_rescorer(lexicon, tree, old, new, seeds, workers: int = 1) -> tuple[Rescorer, dict[str, np.ndarray]]:
+    outputs = {f"utt{seed}": scores_of(tree, 9, seed) for seed in seeds}
+    graph = build_decoding_graph(lexicon, tree, old, lm_weight=0.8, word_insertion_penalty=0.3)
+    lists = n_best_lists(outputs, graph, lexicon.words, 10_000, WIDE, num_workers=workers)
+    return Rescorer(lists, lexicon, NgramScores(old), 0.8, 0.3, NgramScores(new)), outputs
+
+
+def test_rescoring_all_sequences_finds_what_a_search_with_the_second_model_finds(
+    lexicon, tree, tmp_path: Path
+):
+    """Where the second model is a bigram that has seen all pairs, so that backing off never pays."""
+    path = tmp_path / "bigram.arpa"
+    text = [["ba", "da"], ["da", "bad"], ["bad", "ba"], ["ba", "ba"], ["da", "da"], ["bad", "bad"]]
+    text += [["ba", "bad"], ["bad", "da"], ["da", "ba"]]
+    path.write_text(estimate_arpa(text * 3, order=2))
+    new = grammar_from_arpa(path, lexicon)
+    rescorer, outputs = make_rescorer(lexicon, tree, word_loop(lexicon.words, lexicon), new, range(8))
+    for lm_weight, penalty in ((1.0, 0.0), (3.0, -1.0)):
+        graph = build_decoding_graph(lexicon, tree, new, lm_weight=lm_weight, word_insertion_penalty=penalty)
+        decoder = Decoder(graph, lexicon.words, WIDE)
+        direct = {name: decoder.decode(scores).words for name, scores in outputs.items()}
+        assert rescorer.best(lm_weight, penalty) == direct
+        assert len(set(direct.values())) > 1
+
+
+def test_the_same_model_with_the_same_weights_changes_nothing(lexicon, tree):
+    loop = word_loop(lexicon.words, lexicon)
+    rescorer, outputs = make_rescorer(lexicon, tree, loop, loop, range(5))
+    graph = build_decoding_graph(lexicon, tree, loop, lm_weight=0.8, word_insertion_penalty=0.3)
+    decoder = Decoder(graph, lexicon.words, WIDE)
+    assert rescorer.best(0.8, 0.3) == {name: decoder.decode(one).words for name, one in outputs.items()}
+
+
+def test_processes_find_the_same_lists(lexicon, tree, trigram):
+    outputs = {f"utt{seed}": scores_of(tree, 9, seed) for seed in range(5)}
+    graph = build_decoding_graph(lexicon, tree, trigram)
+    one, two = (n_best_lists(outputs, graph, lexicon.words, 4, num_workers=workers) for workers in (1, 2))
+    assert one == two
+    assert list(two) == list(outputs)
+
+
+def test_a_model_that_knows_none_of_the_sequences_leaves_the_first(lexicon, tree, trigram):
+    rescorer, outputs = make_rescorer(lexicon, tree, trigram, word_loop(["bad"], lexicon), range(3))
+    decoder = Decoder(
+        build_decoding_graph(lexicon, tree, trigram, lm_weight=0.8, word_insertion_penalty=0.3),
+        lexicon.words,
+        WIDE,
+    )
+    for name, words in rescorer.best(1.0, 0.0).items():
+        if set(words) != {"bad"}:
+            assert words == decoder.decode(outputs[name]).words
+
+
+def test_tuning_takes_the_point_of_fewest_errors(lexicon, tree, trigram):
+    rescorer, _ = make_rescorer(lexicon, tree, word_loop(lexicon.words, lexicon), trigram, range(6))
+    config = RescoringConfig(lm_weights=(0.2, 4.0), word_insertion_penalties=(-2.0, 2.0))
+    for pair in ((0.2, -2.0), (4.0, 2.0)):
+        best = rescorer.tune(rescorer.best(*pair), config).best
+        assert best.counts.errors == 0
+        assert rescorer.best(best.lm_weight, best.word_insertion_penalty) == rescorer.best(*pair)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_hypotheses": 0}, "num_hypotheses: expected a positive number, got 0"),
+        ({"lm_weights": ()}, "lm_weights: expected one or more different numbers"),
+        (
+            {"word_insertion_penalties": (1.0, 1.0)},
+            "word_insertion_penalties: expected one or more different",
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        RescoringConfig(**options)
