@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 for module in ("jinja2", "matplotlib", "click", "kaldialign", "soundfile", "html5lib"):
@@ -290,6 +290,7 @@ DAMAGED = (
 )
 
 
+@example(name="decode/hyp.txt", share=0.5, flip=96)  # a control character in a word
 @given(name=st.sampled_from(DAMAGED), share=st.floats(0, 1), flip=st.integers(1, 255))
 def test_report_of_cut_or_damaged_files_is_made(tmp_path_factory, name: str, share: float, flip: int) -> None:
     exp = report_inputs.write_experiment(tmp_path_factory.mktemp("cut") / "exp")

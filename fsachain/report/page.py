@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import Any
 
 from fsachain.errors import require
 from fsachain.report import tables
@@ -18,6 +20,13 @@ from fsachain.report.contents import all_tables
 from fsachain.report.heard import Heard
 
 _TEMPLATES = ("page.html", "parts.html", "style.css", "page.js")
+
+# What HTML forbids even as a character reference: control characters, halves of surrogate pairs, noncharacters.
+_FORBIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef"
+    + "".join(chr(plane * 0x10000 + last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
+    + "]"
+)
 
 
 def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
@@ -32,6 +41,7 @@ def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(sources),
         autoescape=True,
+        finalize=_allowed,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -64,6 +74,13 @@ def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
         ),
     )
     return page
+
+
+def _allowed(value: Any) -> Any:
+    """Text with forbidden characters as escapes; it stays marked as HTML where it is."""
+    if not isinstance(value, str) or not _FORBIDDEN.search(value):
+        return value
+    return type(value)(_FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], value))
 
 
 def _hash(text: str) -> str:

@@ -1,12 +1,14 @@
 """Fuzzes every reader under atheris, guided by coverage: `make fuzz`, or `python -m tools.fuzz.run --seconds 60`.
 
-Each reader has a process of its own, so that one that crashes, hangs or takes too much memory is named and the others
-go on. What made it fail is kept in the folder `--out`, and read again with `--replay`.
+Each reader has a process of its own, forked from one that has imported them all, so that one that crashes, hangs or takes
+too much memory is named and the others go on. What made it fail is kept in the folder `--out`, and read again with
+`--replay`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -18,51 +20,76 @@ from pathlib import Path
 from fsachain.errors import FsachainError
 from tools.fuzz.readers import READERS, Reader
 
-GRACE_SECONDS = 120  # for the start of a process, and for the end of its last file
+
+class Target:
+    """The program that fuzzes, which imports once for all readers."""
+
+    def __enter__(self) -> Target:
+        command = [sys.executable, "-m", "tools.fuzz.target"]
+        self._said = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+        self._said.close()
+
+    def fuzz(self, reader: Reader, seconds: int, folder: Path) -> int | None:
+        """Fuzz one reader; its exit status, negative for a signal, None for a hang."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"reader": reader.name, "seconds": seconds, "folder": str(folder)}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._said.seek(0)
+            raise SystemExit("tools.fuzz.target ended: " + self._said.read().decode(errors="replace")[-2000:])
+        status: int | None = json.loads(answer)["status"]
+        return status
 
 
-def run_one(reader: Reader, seconds: int, out: Path) -> tuple[int, str]:
-    """Executions of a reader's process, and its finding or nothing."""
+def run_one(target: Target, reader: Reader, seconds: int, out: Path) -> tuple[int, str]:
+    """Executions of a reader, and its finding or nothing."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "fuzz"
-        command = [sys.executable, "-m", "tools.fuzz.target", reader.name, str(seconds), str(folder)]
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=seconds + GRACE_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            out.mkdir(parents=True, exist_ok=True)
-            last = out / f"{reader.name.replace(' ', '-')}-hang"
-            file = folder / f"file{reader.suffix}"
-            if not file.exists():
-                return 0, "did not start in time"
-            last.write_bytes(file.read_bytes())
-            return 0, f"hangs ({last})"
-        found = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
+        status = target.fuzz(reader, seconds, folder)
+        said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"number_of_executed_units:\s*(\d+)", said)
         executions = int(found[1]) if found else 0
-        if done.returncode == 0:
-            return executions, ""
-        out.mkdir(parents=True, exist_ok=True)
-        kept = []
-        for kind in ("crash", "timeout", "oom", "leak"):
-            for artifact in folder.glob(f"{kind}-*"):
-                target = out / f"{reader.name.replace(' ', '-')}-{artifact.name}"
-                target.write_bytes(artifact.read_bytes())
-                kept.append(str(target))
+        if status == 0:
+            return executions, "" if executions else "nothing was executed"
+        kept = _keep(reader, folder, out, hung=status is None)
+        if status is None:
+            return executions, f"hangs ({', '.join(kept)})"
         reason = next(
             (
                 line
-                for line in reversed(done.stderr.splitlines())
+                for line in reversed(said.splitlines())
                 if re.match(r"\w+(\.\w+)*(Error|Exception|Proportion)", line)
             ),
-            f"status {done.returncode}",
+            f"status {status}",
         )
-        return executions, f"{reason} ({', '.join(kept) or done.stderr[-2000:]})"
+        return executions, f"{reason} ({', '.join(kept) or said[-2000:]})"
+
+
+def _keep(reader: Reader, folder: Path, out: Path, *, hung: bool) -> list[str]:
+    """Copy what a reader fell over to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = {
+        artifact: artifact.name
+        for kind in ("crash", "timeout", "oom", "leak")
+        for artifact in folder.glob(f"{kind}-*")
+    }
+    last = folder / f"file{reader.suffix}"
+    if hung and last.exists():
+        files[last] = "hang"
+    kept = [out / f"{reader.name.replace(' ', '-')}-{name}" for name in files.values()]
+    for source, path in zip(files, kept, strict=True):
+        path.write_bytes(source.read_bytes())
+    return [str(path) for path in kept]
 
 
 def replay(path: Path) -> None:
@@ -93,11 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     by_name = {reader.name: reader for reader in READERS}
     chosen = [by_name[name] for name in options.reader or by_name]
     total, findings = 0, 0
-    for reader in chosen:
-        executions, finding = run_one(reader, max(1, options.seconds // len(chosen)), options.out)
-        total += executions
-        findings += bool(finding)
-        print(f"{reader.name:<20}{executions:>10} executions  {finding or 'no finding'}", flush=True)
+    with Target() as target:
+        for reader in chosen:
+            seconds = max(1, options.seconds // len(chosen))
+            executions, finding = run_one(target, reader, seconds, options.out)
+            total += executions
+            findings += bool(finding)
+            print(f"{reader.name:<20}{executions:>10} executions  {finding or 'no finding'}", flush=True)
     print(f"{len(chosen)} readers, {total} executions, {findings} findings")
     return 1 if findings else 0
 

@@ -1,25 +1,38 @@
-"""One reader under atheris, in a process of its own: `python -m tools.fuzz.target READER SECONDS FOLDER`."""
+"""Readers under atheris, each in a process of its own; a program that `tools.fuzz.run` drives.
+
+What is slow, importing and instrumenting, is done once; each request is a line of JSON (`reader`, `seconds`, `folder`), for
+which a child is forked. The answer is a line too: `status`, negative for a signal, or null if the child hung and was killed.
+What it says is in `stderr.txt` of the folder.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import resource
+import signal
 import sys
+import time
 import tracemalloc
 from functools import partial
 from pathlib import Path
 
 import atheris
 
-# The parsers alone: numba compiles the bytecode of the backends, which must stay as it is.
-with atheris.instrument_imports(include=["fsachain", "yaml", "zipfile"], exclude=["fsachain.backends"]):
+from tools.fuzz.damage import damaged
+
+# The parsers alone: numba compiles the bytecode of the backends, which must stay as it is. Atheris leaves out what is
+# named, and not what is inside it.
+BACKENDS = Path(__file__).resolve().parents[2] / "fsachain" / "backends"
+COMPILED = ["fsachain.backends", *(f"fsachain.backends.{path.stem}" for path in BACKENDS.glob("*.py"))]
+with atheris.instrument_imports(include=["fsachain", "yaml", "zipfile"], exclude=COMPILED):
     from fsachain.errors import FsachainError
     from tools.fuzz.readers import READERS, Reader
 
-from tools.fuzz.damage import damaged
-
 MEMORY_FLOOR = 8_000_000
 HANG_SECONDS = 10  # of one file; the largest has a few kilobytes
+GRACE_SECONDS = 90  # for the start of a child and the end of its last file
 LARGEST = 1 << 16
 ADDRESS_SPACE = 16 << 30  # an allocation that believes a header ends here and not in the machine's memory
 
@@ -80,5 +93,42 @@ def fuzz(reader: Reader, seconds: int, folder: Path) -> None:
     atheris.Fuzz()
 
 
+def child(name: str, seconds: int, folder: Path) -> None:
+    """Fuzz one reader, with all that is said in a file; does not return."""
+    said = os.open(folder / "stderr.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    fuzz(next(one for one in READERS if one.name == name), seconds, folder)
+
+
+def wait_for(process: int, seconds: float) -> int | None:
+    """The exit status of a child, negative for a signal; None if it took longer and was killed."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return None
+
+
+def serve() -> None:
+    """Answer requests until the end of the input."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        folder = Path(request["folder"])
+        folder.mkdir()
+        process = os.fork()
+        if process == 0:
+            try:
+                child(request["reader"], request["seconds"], folder)
+            finally:
+                os._exit(1)
+        status = wait_for(process, request["seconds"] + GRACE_SECONDS)
+        print(json.dumps({"status": status}), flush=True)
+
+
 if __name__ == "__main__":
-    fuzz(next(one for one in READERS if one.name == sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    serve()
