@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -221,8 +220,8 @@ def test_a_ctc_topology_decodes_too():
     assert Decoder(graph, NO_SILENCE.words).decode(scores).words == ("tot", "to")
 
 
-def test_a_vocabulary_of_600_words_with_a_trigram_builds_in_a_second(shared, tmp_path):
-    """It is rebuilt for every point of an LM-weight scan. Measured 0.15 s of processor time."""
+def test_a_vocabulary_of_600_words_with_a_trigram_makes_ten_arcs_for_each_of_the_grammar(shared, tmp_path):
+    """It is rebuilt for every point of an LM-weight scan: 0.15 s of processor time. Measured 44,100 arcs."""
     pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
     corpus = shared / "data/prompts_en"
     lexicon = Lexicon.read(corpus / "lang/lexicon.txt")
@@ -230,9 +229,9 @@ def test_a_vocabulary_of_600_words_with_a_trigram_builds_in_a_second(shared, tmp
     (tmp_path / "lm.arpa").write_text(estimate_arpa(sentences, 3, vocabulary=lexicon.words))
     grammar = grammar_from_arpa(tmp_path / "lm.arpa", lexicon)
     tree = biphone(lexicon)
-    began = time.process_time()
     graph = build_decoding_graph(lexicon, tree, grammar, lm_weight=0.8)
-    assert time.process_time() - began < 1.0
+    num_arcs = sum(graph.num_arcs(state) for state in graph.states())
+    assert num_arcs <= 10 * sum(grammar.num_arcs(state) for state in grammar.states())
     labels = {arc.olabel for state in graph.states() for arc in graph.arcs(state)}
     assert labels - {0} == set(range(1, len(lexicon.words) + 1))
 

@@ -4,7 +4,6 @@ sequence."""
 import json
 import math
 import re
-import time
 
 import numpy as np
 import pytest
@@ -116,17 +115,14 @@ def test_numpy_sequences_and_a_generator_give_the_same_model():
     assert lists.to_text() == arrays.to_text()
 
 
-def test_twenty_thousand_sentences_take_seconds():
-    """Measured 3 s on one core; the bound leaves room for a busy machine and still catches a quadratic
-    step."""
+def test_a_model_of_twenty_thousand_sentences_has_the_states_that_were_asked_for():
+    """`make bench-graphs` times it: 1.3 s on one core."""
     rng = np.random.default_rng(1)
     words = [rng.integers(1, 40, size=length).tolist() for length in rng.integers(2, 7, size=3000)]
     choices = iter(rng.zipf(1.3, size=200_000) % len(words))
     sentences = [[phone for _ in range(10) for phone in words[next(choices)]] for _ in range(20_000)]
-    began = time.process_time()
-    fsa = estimate_phone_lm(sentences, num_extra_lm_states=2000)
-    assert time.process_time() - began < 20
-    assert fsa.num_states > 2000
+    fsa, smaller = (estimate_phone_lm(sentences, num_extra_lm_states=count) for count in (2000, 1000))
+    assert fsa.num_states - smaller.num_states == 1000
 
 
 @pytest.mark.parametrize(
