@@ -7,9 +7,13 @@ import pytest
 import torch
 from ctc_inputs import random_batch
 from tolerances import FEW_FLOAT32_TERMS
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fsachain import BackendUnavailable, ConfigError, CTCLoss, DataError, ShapeError, ctc_loss
-from fsachain.loss import ctc_operator
+from fsachain.backends import cpu_ctc, reference_ctc
+from fsachain.backends.ctc import Rows, make_problem
+from fsachain.loss import ctc_eager, ctc_operator
 from fsachain.loss.ctc_operator import NormalizationWarning
 
 SCORES = torch.zeros(6, 2, 5).log_softmax(-1)
@@ -81,26 +85,54 @@ def test_rows_that_do_not_sum_to_one_are_named_in_an_error():
 
 
 def test_rows_that_do_not_sum_to_one_give_one_warning():
+    """Both rows have their turn in the same call, and whichever is seen, the worse of them is named."""
     loss = CTCLoss()
     with pytest.warns(
         NormalizationWarning, match="sequence 1: the probabilities of frame 4 sum to 1.64872"
     ) as said:
-        for factor in (1.0, 2.0, 3.0):
-            loss(unnormalized_scores() * factor, **GOOD)
+        for _ in range(6):
+            loss(unnormalized_scores(), **GOOD)
     assert len(said) == 1
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("frame", range(5))
-def test_a_warning_looks_at_every_fourth_frame_and_an_error_at_all(frame, backend):
+def test_three_calls_look_at_every_frame_to_warn_and_one_to_raise(frame, backend):
     scores = SCORES.clone()
     scores[frame, 1] += 0.5
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ctc_loss(scores, **GOOD, backend=backend)
-    assert len(said) == (1 if frame % 4 == 0 else 0)
+        counts = []
+        for _ in range(3):
+            ctc_loss(scores, **GOOD, backend=backend)
+            counts.append(len(said))
+    assert counts[-1] == 1, "once, and then nothing is looked at any more"
     with pytest.raises(DataError, match=f"the probabilities of frame {frame} sum"):
         ctc_loss(scores, **GOOD, backend=backend, unnormalized="error")
+
+
+def test_frames_take_turns_from_call_to_call():
+    seen = []
+    for _ in range(6):
+        scores, frames = SCORES.clone(), []
+        for frame in range(5):
+            scores = SCORES.clone()
+            scores[frame, 1] += 0.5
+            checks = ctc_operator.Checks(3, len(seen) % 3)
+            batch = {**GOOD, "targets": np.array(GOOD["targets"])}
+            counts = np.array(batch["input_lengths"]), np.array(batch["target_lengths"])
+            problem = make_problem(
+                batch["targets"], *counts, (2, 6, 5), 0, "standard", np.empty(0), 0.0, ["", ""]
+            )
+            rows = Rows(scores.numpy().reshape(-1), (5, 10), (2, 6, 5))
+            sums = [np.ones((2, 6)) for _ in range(2)]
+            for module, found in zip((cpu_ctc, reference_ctc), sums, strict=True):
+                module.log_probs(problem, rows, np.empty((0, 2, 6)), found, checks)
+            np.testing.assert_allclose(*sums, rtol=1e-3)
+            if abs(sums[0][1, frame] - 1.0) > 0.1:
+                frames.append(frame)
+        seen.append(frames)
+    assert seen == 2 * [[0, 3], [2], [1, 4]]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +183,53 @@ def test_the_operators_follow_the_rules_of_torch(inputs, dtype):
     factors = torch.ones(len(results[0]), dtype=torch.float64)
     kept = [arguments[0].detach(), *arguments[1:9], *arguments[10:]]
     torch.library.opcheck(ctc_operator.ctc_gradient, (factors, *[r.detach() for r in results], *kept))
+
+
+@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_with_and_without_the_operator_the_bits_are_the_same(inputs, dtype):
+    arguments = operator_arguments(dtype, inputs)
+    leaf, found = arguments[0], []
+    for losses in (ctc_eager.losses(*arguments), ctc_operator.ctc(*arguments)[0]):
+        weights = torch.arange(1.0, len(losses) + 1, dtype=torch.float64)
+        found.append((losses.detach(), *torch.autograd.grad(losses, leaf, weights)))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+def test_tracers_transforms_and_subclasses_meet_the_operator():
+    scores = torch.zeros(2)
+    assert ctc_eager.takes(scores) and ctc_eager.takes(torch.nn.Parameter(scores))
+    seen = []
+
+    def trace(x):
+        seen.append(ctc_eager.takes(x))
+        return x + 1
+
+    make_fx(trace)(scores)
+    torch.func.vmap(trace)(scores)
+    torch.compile(trace, backend="aot_eager", fullgraph=False)(scores)
+    with FakeTensorMode():
+        trace(torch.zeros(2))
+    seen.append(ctc_eager.takes(scores.as_subclass(type("Other", (torch.Tensor,), {}))))
+    assert seen and not any(seen)
+
+
+def test_what_the_caller_changes_before_backward():
+    """Scores that changed are an error of torch; labels and lengths were copied."""
+    batch = random_batch(3)
+    leaf = batch.leaf()
+    targets, frames, labels = (torch.as_tensor(x).clone() for x in batch.arguments()[:3])
+    (expected,) = torch.autograd.grad(ctc_loss(leaf, *batch.arguments(), inputs="logits"), leaf)
+    loss = ctc_loss(leaf, targets, frames, labels, batch.blank, inputs="logits")
+    targets.fill_(0), frames.fill_(1), labels.fill_(0)
+    assert torch.equal(torch.autograd.grad(loss, leaf)[0], expected)
+    changed = 1.0 * leaf
+    loss = ctc_loss(changed, *batch.arguments(), inputs="logits")
+    with torch.no_grad():
+        changed.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("inputs", ["logits", "log_probs"])

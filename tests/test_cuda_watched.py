@@ -7,6 +7,7 @@ import pytest
 import test_cuda_ctc as of_ctc
 import test_cuda_grid as of_grid
 import test_cuda_grid_rows as of_rows
+import test_cuda_pairs as of_pairs
 import test_cuda_paths as of_paths
 import test_cuda_penalties as of_penalties
 from device_arrays import on_device
@@ -24,6 +25,7 @@ OURS = {
     "best_path.cu": {"best_path_whole", "best_path_marks", "best_path_window"},
     "penalties.cu": {"penalties", "penalty_terms"},
     "log_softmax.cu": {"log_softmax"},
+    "pairs.cu": {"pair_log_sums", "pair_gradient"},
     "ctc.cu": {"ctc_links", "ctc_column_rows", "ctc_loss", "ctc_gradient_rows"},
     "grid.cu": {"grid_forward", "grid_backward", "grid_clear", "grid_best_path"},
     "grid_rows.cu": {
@@ -49,6 +51,7 @@ def run_all(device: HostDevice) -> None:
     out = on_device(device, np.zeros_like(values))
     of_penalties.run(device, on_device(device, values), out, np.array([40, 33, 0, 32]))
     of_ctc.run(of_ctc.random_logits(), device=device)
+    of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)
     run_rows(device)
 

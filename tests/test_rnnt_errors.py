@@ -72,6 +72,7 @@ def test_shapes_lengths_and_targets(change, message):
         ({"fastemit_lambda": -0.1}, "fastemit_lambda = -0.1; expected a number >= 0"),
         ({"fastemit_lambda": float("nan")}, "fastemit_lambda = nan; expected a finite number"),
         ({"delay_penalty": float("inf")}, "delay_penalty = inf; expected a finite number"),
+        ({"clamp": float("nan")}, "clamp = nan; expected a number, above 0 where"),
     ],
 )
 def test_options(options, message):

@@ -311,7 +311,10 @@ def test_a_sequence_that_cannot_be_aligned_harms_no_other(kind):
     total = rnnt_loss(
         logits, make_targets(), frames, LABELS, BLANK, reduction="sum", zero_infinity=True, **options
     )
-    close(total, expected[[0, 2, 3]].sum())
+    if kind in ("NaN", "+inf"):
+        assert torch.isnan(total)  # an infinite loss is what counts as 0; a number that is none is not hidden
+    else:
+        close(total, expected[[0, 2, 3]].sum())
 
 
 def test_some_logits_of_minus_infinity_are_classes_that_cannot_be():

@@ -16,6 +16,7 @@ from fsachain import (
     rnnt_loss_simple,
     rnnt_loss_smoothed,
 )
+from fsachain.loss.exact_product import exact_product
 from fsachain.loss.pruned_normalizer import pair_normalizer, pair_normalizer_gradient
 from fsachain.loss.pruned_scores import checked_symbols
 from fsachain.loss.transducer_grid import grid, mutual_information
@@ -315,12 +316,54 @@ def test_an_illegal_score_harms_no_other_sequence(wrong):
     assert torch.equal(am.grad, clean_am.grad) and torch.equal(lm.grad, clean_lm.grad)
 
 
+@pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])
+def test_autocast_and_torchs_precision_of_products_change_no_bit(loss):
+    """Either would round probabilities to a thousandth, at every node."""
+
+    def run():
+        am, lm = am_lm(dtype=torch.float32, width=64)
+        value = loss(lm, am, make_targets(), BLANK, boundary=BOUNDARY, reduction="none")
+        return value.detach(), *torch.autograd.grad(value.sum(), (am, lm))
+
+    expected = run()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [run()]
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        found.append(run())
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for result in found:
+        assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
+
+
+def test_products_are_exact_where_torch_is_told_otherwise():
+    """The settings are those of the moment of the product, and the user's own afterwards."""
+    seen, before = [], torch.get_float32_matmul_precision()
+
+    class Spy(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, arguments=(), options=None):
+            if function is torch.Tensor.matmul or function.__name__ in ("__matmul__", "matmul"):
+                seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    try:
+        torch.set_float32_matmul_precision("high")
+        exact_product(torch.ones(2, 2).as_subclass(Spy), torch.ones(2, 2))
+        assert seen == ["ieee"] and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_normalizers_of_impossible_classes_and_nodes():
     am, lm = am_lm()
     with torch.no_grad():
         am[:, :, 3] = -torch.inf
         lm[:, 2] = -torch.inf
-    result = pair_normalizer(am, lm)
+    result, _ = pair_normalizer(am, lm)
     expected = (am.unsqueeze(1) + lm.unsqueeze(2)).logsumexp(3)
     close(result.detach(), expected.detach())
     weights = torch.rand(4, 6, 9, dtype=torch.float64)
@@ -344,7 +387,7 @@ def test_gradcheck():
     boundary = [[0, 0, 3, 5], [1, 1, 2, 4]]
     assert torch.autograd.gradcheck(lambda x, y: mutual_information_recursion(x, y, boundary), (px, py))
     am, lm = (x.detach()[:2, :4, :5].requires_grad_() for x in am_lm())
-    assert torch.autograd.gradcheck(pair_normalizer, (am, lm))
+    assert torch.autograd.gradcheck(lambda x, y: pair_normalizer(x, y)[0], (am, lm))
 
 
 def test_opcheck_of_the_operators():
@@ -357,7 +400,8 @@ def test_opcheck_of_the_operators():
     torch.library.opcheck(pair_normalizer, (am, lm))
     torch.library.opcheck(checked_symbols, (make_targets(), torch.tensor(BOUNDARY), 5, 11))
     factors = torch.randn(4, 6, 9, dtype=torch.float64)
-    torch.library.opcheck(pair_normalizer_gradient, (am.detach(), lm.detach(), factors))
+    normalizer, sums = (x.detach() for x in pair_normalizer(am, lm))
+    torch.library.opcheck(pair_normalizer_gradient, (am.detach(), lm.detach(), normalizer, sums, factors))
 
 
 @pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import cuda, cuda_ctc, cuda_grid, cuda_grid_rows, cuda_paths, cuda_penalty
+from fsachain.backends import cuda, cuda_ctc, cuda_grid, cuda_grid_rows, cuda_pairs, cuda_paths, cuda_penalty
 from fsachain.backends.cuda_device import Argument, DeviceArray, KernelSpec, Limits
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
@@ -126,7 +126,7 @@ def _recursion(device: DryDevice, batch: TableBatch, dtype: str, leaky: float) -
 
 
 def _rest(device: DryDevice, dtype: str, labels: str) -> None:
-    """Best paths, penalties and CTC."""
+    """Best paths, penalties, CTC and pair normalizers."""
     wide = "float64" if dtype == "float64" else "float32"
     for batch in (_denominator(*USUAL).batch(2), _denominator(*LARGE).batch(2), _numerators(30, 2)):
         scores = device.array(dtype, batch.size, FRAMES, NUM_PDFS)
@@ -139,6 +139,9 @@ def _rest(device: DryDevice, dtype: str, labels: str) -> None:
     for out in (None, gradient):
         cuda_penalty.add_penalties(device, logits, lengths, device.empty(32), (1.0, 1.0, 30.0), out)
         cuda_ctc.ctc(device, logits, targets, lengths, cuda_ctc.Task(0), out)
+    am, lm, pairs = (device.array(wide, *shape) for shape in ((4, FRAMES, 500), (4, 9, 500), (4, 9, FRAMES)))
+    cuda_pairs.log_sums(device, am, lm, pairs, 1e-25, pairs)
+    cuda_pairs.add_gradient(device, am, lm, pairs, 1e-25, pairs, pairs, am, lm)
 
 
 # Of a transducer: kinds of arcs, classes and durations of a row, the class that has a sigmoid.

@@ -20,7 +20,7 @@ class OwnColumns(NamedTuple):
     """What each column of each lane reads: see `fsachain.backends.ctc.CtcColumns`.
 
     active [K, W]: classes; counts [W]: columns in use; offset [K, W], slope [K]; tiles and place as in `cpu_frames.Columns`:
-    none, and k.
+    none, and k. A lane with such columns is rounded alike alone and beside others: `cpu_frames` tells them by this type.
     """
 
     active: npt.NDArray[np.uint32]
@@ -35,9 +35,9 @@ class CtcFrames(NamedTuple):
     """Scores, flat, of sequences lanes[g] of lengths[g] frames, -1 if there is none for the lane.
 
     strides [2]: entries from one sequence and from one frame to the next. num_classes: C. statistics [2, N, T]: of each row
-    what `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T]: `row_sum` of
-    frames 0, `every`, 2 `every`, ..., if there are any. reads: the scores are read for the first time, so both are to be
-    found now. form: of a register of scores; masks: `leave_out_masks`.
+    what `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T], if there are any:
+    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are. reads: the scores are read
+    for the first time, so both are to be found now. form: of a register of scores; masks: `leave_out_masks`.
     """
 
     scores: npt.NDArray[np.floating]
@@ -49,6 +49,7 @@ class CtcFrames(NamedTuple):
     statistics: npt.NDArray[np.float64]
     sums: npt.NDArray[np.float64]
     every: int
+    phase: int
     reads: bool
     form: Any
     masks: npt.NDArray[np.floating]
@@ -75,7 +76,7 @@ def copy_own(form: Any, frames: Any, t: int, rows: Any) -> None:
                 top, total = row_statistics(frames.form, flat, frames.masks, start, frames.num_classes)
                 frames.statistics[0, n, t] = top
                 frames.statistics[1, n, t] = total
-            elif frames.reads and frames.sums.size > 0 and t % frames.every == 0:
+            elif frames.reads and frames.sums.size > 0 and (t + frames.phase) % frames.every == 0:
                 frames.sums[n, t] = row_sum(frames.form, flat, frames.masks, start, frames.num_classes)
             if t + 1 < frames.lengths[g]:
                 _prefetch_row(flat, start + frames.strides[1], frames.num_classes)

@@ -16,7 +16,7 @@ from fsachain.backends.cpu_arithmetic import (
     sum_lanes,
     where_more,
 )
-from fsachain.backends.cpu_ctc_frames import CtcFrames, add_own, copy_own
+from fsachain.backends.cpu_ctc_frames import CtcFrames, OwnColumns, add_own, copy_own
 from fsachain.backends.cpu_lanes import by_type, fill, load, prefetch, splat, store
 from fsachain.backends.cpu_numbers import (
     is_wide_type,
@@ -242,7 +242,7 @@ def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
 
 @by_type
 def _make_shares(form: Any, columns: Any, inverse: Any, work: Any) -> Any:
-    if not is_wide_type(form) and form.count == 1:
+    if not is_wide_type(form) and form.count == 1 and columns.instance_class is not OwnColumns:
         return lambda form, columns, inverse, work: _shares_along(form, columns, inverse, work)
     return lambda form, columns, inverse, work: _shares_by_row(form, columns, inverse, work)
 

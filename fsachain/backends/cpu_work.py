@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -26,6 +27,9 @@ Bytes = npt.NDArray[np.uint8]
 SHARE_OF_FREE_MEMORY = 1 / 32
 KEPT_BYTES = 64 << 20  # a larger buffer is given back after the call
 
+FRESH = 0.1  # seconds
+
+_free = (-math.inf, 0)  # when the machine was asked, and what it said
 _lock = Lock()
 _buffers: list[Bytes] = []
 
@@ -89,7 +93,18 @@ def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[A
 
 
 def free_bytes() -> int:
-    """Memory that is free on this machine, or would be if caches were dropped; 4 GiB where it does not say."""
+    """Memory that is free on this machine, or would be if caches were dropped; 4 GiB where it does not say.
+
+    The machine is asked ten times a second at most: its answer takes as long as the loss of a short utterance.
+    """
+    global _free
+    now = time.monotonic()
+    if now >= _free[0] + FRESH:
+        _free = now, _ask_free_bytes()
+    return _free[1]
+
+
+def _ask_free_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         found = dict(line.split(":", 1) for line in lines)

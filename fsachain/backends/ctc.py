@@ -14,7 +14,7 @@ further frames of the k-th label. The score of a column at frame t is y[t, class
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,13 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.fsa import Floats, Fsa
-from fsachain.graph.ctc import CtcTopology, ctc_arcs, differs_from_previous, final_log_probs
+from fsachain.graph.ctc import (
+    CtcTopology,
+    check_topology,
+    ctc_arcs,
+    differs_from_previous,
+    final_log_probs,
+)
 
 Integers = npt.NDArray[np.int64]
 
@@ -46,6 +52,13 @@ class Rows(NamedTuple):
         )
 
 
+class Checks(NamedTuple):
+    """Of which rows the probabilities are added up: of frames t for which `every` divides t + phase."""
+
+    every: int = 1
+    phase: int = 0
+
+
 @dataclass(frozen=True)
 class CtcProblem:
     """N targets and how they are spelled; made by `make_problem`.
@@ -58,6 +71,7 @@ class CtcProblem:
         topology: see `fsachain.graph.ctc`.
         log_prior: float64 [C]; empty for none.
         delay_penalty: in nats for each frame.
+        kept: what a backend makes of the problem for the losses and needs again for the gradient.
     """
 
     labels: Integers
@@ -69,6 +83,7 @@ class CtcProblem:
     topology: CtcTopology
     log_prior: Floats
     delay_penalty: float
+    kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def repeats_apart(self) -> bool:
@@ -170,7 +185,7 @@ def make_problem(
     if not 0 <= blank < num_classes:
         raise ConfigError(f"blank = {blank}; expected a class of log_probs, 0 to {num_classes - 1}")
     frames = _check_counts("input_lengths", frame_counts, size, num_frames, "the frames of log_probs", names)
-    ctc_arcs(0, topology)
+    check_topology(topology)
     if log_prior.size and (log_prior.shape != (num_classes,) or not np.isfinite(log_prior).all()):
         raise ShapeError(
             f"log_priors has shape {list(log_prior.shape)}; expected {num_classes} finite numbers"
@@ -179,9 +194,9 @@ def make_problem(
         raise ConfigError(f"delay_penalty = {delay_penalty}; expected a finite number")
     labels, counts = _padded_labels(targets, label_counts, size, names)
     real = np.arange(labels.shape[1]) < counts[:, None]
-    bad = np.argwhere(real & ((labels < 0) | (labels >= num_classes) | (labels == blank)))
-    if bad.size:
-        n, k = bad[0]
+    wrong = real & ((labels < 0) | (labels >= num_classes) | (labels == blank))
+    if wrong.any():
+        n, k = np.argwhere(wrong)[0]
         raise DataError(
             f"{names[n]}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other than the "
             f"blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as there "
@@ -208,9 +223,9 @@ def _check_counts(
         raise ShapeError(
             f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers"
         )
-    bad = np.flatnonzero((counts < 0) | (counts > most))
-    if bad.size:
-        n = int(bad[0])
+    wrong = (counts < 0) | (counts > most)
+    if wrong.any():
+        n = int(wrong.argmax())
         raise ShapeError(f"{names[n]}: {argument}[{n}] = {counts[n]}; expected 0 to {most}, {what}")
     return counts.astype(np.int64)
 

@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends import reference
-from fsachain.backends.ctc import CtcProblem, Rows, column_graph, column_scores, write_gradient
+from fsachain.backends.ctc import Checks, CtcProblem, Rows, column_graph, column_scores, write_gradient
 from fsachain.batch import TableBatch
 from fsachain.fsa import Floats
 from fsachain.table import compile_table
 
 
 def log_probs(
-    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, every: int
+    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, checks: Checks
 ) -> tuple[Floats, npt.NDArray[np.uint8]]:
     """log Z [N] and zeros; see `cpu_ctc.log_probs`."""
     log_z = np.empty(len(problem.labels))
@@ -22,7 +22,8 @@ def log_probs(
         log_z[n] = reference.log_probs(_batch(problem, n), columns, np.array([frames]), 0.0)[0][0]
         rows = scores.sequence(n)[:frames].astype(np.float64)
         if sums.size:
-            sums[n, :frames:every] = np.exp(rows[::every].clip(max=88.0)).sum(axis=1)
+            chosen = np.flatnonzero((np.arange(frames) + checks.phase) % checks.every == 0)
+            sums[n, chosen] = np.exp(rows[chosen].clip(max=88.0)).sum(axis=1)
         if statistics.size:
             top = rows.max(axis=1)
             with np.errstate(invalid="ignore"):  # rows of -inf, or with +inf, give NaN

@@ -41,6 +41,9 @@ def run_all(jobs: Sequence[Callable[[], None]]) -> None:
 
     An error of a job is raised once all threads have stopped.
     """
+    if len(jobs) == 1:
+        jobs[0]()
+        return
     # Each thread takes the next job when it is free; next() of one iterator is safe under the GIL.
     waiting = iter(jobs)
 

@@ -51,14 +51,19 @@ class CtcArcs(NamedTuple):
         return self.skips & (topology in ("standard", "selfless"))
 
 
+def check_topology(topology: str) -> None:
+    """Raise ConfigError for one that is not known."""
+    if topology not in get_args(CtcTopology):
+        raise ConfigError(f"topology = {topology!r}; expected one of {list(get_args(CtcTopology))}")
+
+
 def ctc_arcs(num_labels: int, topology: CtcTopology) -> CtcArcs:
     """The arcs for targets of `num_labels` labels, blank frames first, then by label.
 
     Raises:
         ConfigError: an unknown topology.
     """
-    if topology not in get_args(CtcTopology):
-        raise ConfigError(f"topology = {topology!r}; expected one of {list(get_args(CtcTopology))}")
+    check_topology(topology)
     labels = np.arange(1, num_labels + 1)
     if topology == "minimal":
         blanks = np.arange(num_labels + 1)

@@ -84,8 +84,9 @@ class Transducer:
             offset += 16 * count
         arcs = np.frombuffer(b"".join(pieces), dtype=ARC)
         src = np.repeat(np.arange(num_states, dtype=np.int32), counts)
-        log_prob = -arcs["cost"].astype(np.float64)
-        return cls(num_states, start, src, arcs["dst"], arcs["ilabel"], arcs["olabel"], log_prob, -finals)
+        log_prob = 0.0 - arcs["cost"].astype(np.float64)  # and not minus: a cost of 0 would become -0.0
+        labels = arcs["ilabel"], arcs["olabel"]
+        return cls(num_states, start, src, arcs["dst"], *labels, log_prob, 0.0 - finals)
 
     def input_fsa(self) -> Fsa:
         """The acceptor of the input labels, pdf = label - 1; arcs keep their order.
@@ -115,9 +116,7 @@ class Transducer:
             raise GraphError(f"{where}: no states or no start state; expected at least a start state")
         _check_arcs(self, where)
         _check_finals(self.final_log_prob, where)
-        # + 0.0 turns the -0.0 that a cost of 0 becomes into 0.0.
-        log_prob, final_log_prob = self.log_prob + 0.0, self.final_log_prob + 0.0
-        return Fsa(self.num_states, self.src, self.dst, self.ilabel - 1, log_prob, final_log_prob, self.start)
+        return self.input_fsa()
 
     def to_openfst(self) -> Any:
         """The same transducer as a pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""

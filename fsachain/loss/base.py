@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,12 @@ class SequenceLoss(nn.Module, Generic[Record]):
     """
 
     last_record: Record | None
+    _options_to_adjust: ClassVar[tuple[str, ...]] = (
+        "leaky_hmm_coefficient",
+        "l2_regularize",
+        "out_of_range_regularize",
+        "xent_regularize",
+    )
 
     def __init__(
         self,
@@ -64,8 +70,6 @@ class SequenceLoss(nn.Module, Generic[Record]):
             )
         self.num_pdfs = widths.pop()
         self.leaky_hmm_coefficient = check_factor("leaky_hmm_coefficient", leaky_hmm_coefficient)
-        if self.leaky_hmm_coefficient > 1.0:
-            raise ConfigError(f"leaky_hmm_coefficient = {leaky_hmm_coefficient}; expected a number in [0, 1]")
         self.l2_regularize = check_factor("l2_regularize", l2_regularize)
         self.out_of_range_regularize = check_factor("out_of_range_regularize", out_of_range_regularize)
         self.xent_regularize = check_factor("xent_regularize", xent_regularize)
@@ -73,6 +77,29 @@ class SequenceLoss(nn.Module, Generic[Record]):
         self.memory_budget = memory_budget
         self.last_record = None
         self._batches = [graph.batch(1, [name]) for name, graph in self.denominators.items()]
+
+    def adjust(self, **options: float) -> None:
+        """Change options from the next call on, for instance the leak or a scale by a schedule.
+
+        Nothing is prepared anew: tables hold the probabilities of a leak's targets, and the coefficient is a number of each
+        call. Only from 0 to a positive leak or back is a denominator's layout made once more, the first time.
+
+        Args:
+            options: `leaky_hmm_coefficient`, `l2_regularize`, `out_of_range_regularize`, `xent_regularize`, and what else
+                the loss documents, in the ranges that its constructor takes.
+
+        Raises:
+            ConfigError: an unknown name or a value out of range; nothing is changed then.
+        """
+        for name in options:
+            if name not in self._options_to_adjust:
+                raise ConfigError(
+                    f"{name!r} is no option to adjust of {type(self).__name__}; expected one of "
+                    f"{', '.join(self._options_to_adjust)}"
+                )
+        checked = {name: check_factor(name, value) for name, value in options.items()}
+        for name, value in checked.items():
+            setattr(self, name, value)
 
     def extra_repr(self) -> str:
         """Denominators and options, for `repr`."""
@@ -227,13 +254,15 @@ class SequenceLoss(nn.Module, Generic[Record]):
 
 
 def check_factor(name: str, value: float) -> float:
-    """The value of an option, a finite number >= 0.
+    """The value of an option, a finite number >= 0; for the leaky-HMM coefficient at most 1.
 
     Raises:
         ConfigError: it is not.
     """
     if not 0.0 <= value < float("inf"):
         raise ConfigError(f"{name} = {value}; expected a finite number >= 0")
+    if name == "leaky_hmm_coefficient" and value > 1.0:
+        raise ConfigError(f"{name} = {value}; expected a number in [0, 1]")
     return float(value)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fsachain.backends.dispatch import BackendName, computes_ctc_on_device
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.graph.ctc import CtcTopology
-from fsachain.loss import ctc_device, ctc_operator
+from fsachain.loss import ctc_device, ctc_eager, ctc_operator
 from fsachain.loss.operators import budget_number
 
 Inputs = Literal["log_probs", "logits"]
@@ -57,9 +57,9 @@ def ctc_loss(
             alignments that are less peaky). The loss is then not that of a probability and may be negative.
         delay_penalty: d in nats for each frame; a label's first frame t gains d ((T_n - 1) / 2 - t), so that late labels
             cost (Yao et al., ICASSP 2023). Part of the reported loss, which may then be negative.
-        unnormalized: what happens if probabilities of a frame do not sum to one: "warn" looks at every fourth frame and
-            gives one `NormalizationWarning`, "error" looks at all, "ignore" at none. On a device "warn" does nothing, since
-            the host would have to wait, and "error" waits.
+        unnormalized: what happens if probabilities of a frame do not sum to one: "warn" looks at a third of the frames,
+            another one in the next call, and gives one `NormalizationWarning`, "error" looks at all, "ignore" at none. On a
+            device "warn" does nothing, since the host would have to wait, and "error" waits.
         names: [N] utterances, for messages.
         backend: "auto" follows the scores' device; "cpu" and "reference" take scores of the host.
         memory_budget: bytes for the alphas of all frames, as for `forward_backward`; no bit of the result depends on it.
@@ -93,6 +93,8 @@ def ctc_loss(
     budget = budget_number(memory_budget)
     if computes_ctc_on_device(scores, backend):
         losses = ctc_device.losses(*arguments, budget)
+    elif ctc_eager.takes(scores):
+        losses = ctc_eager.losses(*arguments, backend, budget)
     else:
         losses = ctc_operator.ctc(*arguments, backend, budget)[0]
     if zero_infinity:

@@ -16,6 +16,7 @@ from fsachain.backends.cuda_device import Device, DeviceArray
 from fsachain.loss.ctc_operator import check_sums, make_ctc_problem
 from fsachain.loss.operator_parts import scale_gradient
 from fsachain.loss.operators import budget_of, only_first_has_gradient
+from fsachain.loss.registration import operator
 
 NUM_ARGUMENTS = 12
 
@@ -41,7 +42,7 @@ def _check_sums(scores: Tensor, lengths: Tensor, names: str) -> None:
     check_sums(sums.T.cpu().numpy(), scores.detach(), "error", names)
 
 
-@torch.library.custom_op("fsachain::ctc_on_device", mutates_args=())
+@operator("fsachain::ctc_on_device")
 def ctc_on_device(
     scores: Tensor,
     targets: Tensor,

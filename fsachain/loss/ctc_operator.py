@@ -7,6 +7,7 @@ gradient is written once, in its final scale.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -15,19 +16,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fsachain.backends.ctc import CtcProblem, Rows, make_problem
+from fsachain.backends.ctc import Checks, CtcProblem, Rows, make_problem
 from fsachain.backends.dispatch import ctc_backend
 from fsachain.errors import DataError
 from fsachain.loss.operators import budget_of, only_first_has_gradient, refuse_second_derivative
+from fsachain.loss.registration import operator
 
 NUM_ARGUMENTS = 13
 
 Floats = npt.NDArray[np.float64]
 
-# Of so many frames one is checked: scores that are not normalized are so in all frames, as a rule, and to look at all
-# rows as a whole takes up to 7 % of the loss.
-_CHECKED = {"ignore": 1, "warn": 4, "error": 1}
+# To warn, one of so many frames is looked at, another one in the next call, so that three calls see them all: to add up the
+# probabilities of all frames takes 5 to 7 % of the loss, see docs/losses.md.
+_TURNS = 3
 
+_calls = itertools.count()
 _warned_under: Any = None  # the list of filters under which the warning was given
 
 
@@ -35,7 +38,61 @@ class NormalizationWarning(UserWarning):
     """Rows of log-probabilities do not sum to one."""
 
 
-@torch.library.custom_op("fsachain::ctc", mutates_args=())
+def losses_of(
+    problem: CtcProblem, scores: Tensor, inputs: str, unnormalized: str, names: str, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `ctc` returns."""
+    module = ctc_backend(backend, scores)
+    rows = _rows(scores)
+    size, num_frames, _ = rows.shape
+    is_logits = inputs == "logits"
+    statistics = np.zeros((2 if is_logits else 0, size, num_frames))
+    checks = _checks(unnormalized) if not is_logits else None
+    sums = np.ones((size, num_frames) if checks else (0, 0))
+    log_z, kinds = module.log_probs(problem, rows, statistics, sums, checks or Checks())
+    losses = 0.0 - log_z  # -log_z would be -0 for a probability of one
+    if is_logits:
+        with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
+            losses += _log_sums(problem, statistics)
+    if checks:
+        if checks.every > 1 and _is_far(sums, scores.dtype).any():
+            module.log_probs(problem, rows, statistics, sums, Checks())  # of all rows the worst is named
+        check_sums(sums, scores, unnormalized, names)
+    if problem.is_probability:
+        _take_off_rounding(losses, problem, scores.dtype)
+    return torch.from_numpy(losses), torch.from_numpy(statistics), torch.from_numpy(kinds)
+
+
+def derivatives_of(
+    problem: CtcProblem,
+    factors: Tensor,
+    losses: Tensor,
+    statistics: Tensor,
+    kinds: Tensor,
+    scores: Tensor,
+    backend: str,
+    memory_budget: float,
+) -> Tensor:
+    """What `ctc_gradient` returns."""
+    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+    gradient = _like(wide)
+    used = np.where(np.isfinite(losses.numpy()), factors.double().numpy(), 0.0)
+    ctc_backend(backend, scores).gradient(
+        problem,
+        _rows(scores),
+        statistics.numpy(),
+        kinds.numpy(),
+        used,
+        _rows(gradient).flat,
+        budget_of(memory_budget),
+    )
+    for n, frames in enumerate(problem.frame_counts.tolist()):
+        if frames < len(gradient) or used[n] == 0.0:
+            gradient[frames if used[n] != 0.0 else 0 :, n] = 0.0
+    return gradient.to(scores.dtype)
+
+
+@operator("fsachain::ctc")
 def ctc(
     scores: Tensor,
     targets: Tensor,
@@ -61,23 +118,7 @@ def ctc(
     """
     counts = input_lengths, target_lengths
     problem = make_ctc_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
-    module = ctc_backend(backend, scores)
-    rows = _rows(scores)
-    size, num_frames, _ = rows.shape
-    is_logits = inputs == "logits"
-    statistics = np.zeros((2 if is_logits else 0, size, num_frames))
-    checks = not is_logits and unnormalized != "ignore"
-    sums = np.ones((size, num_frames) if checks else (0, 0))
-    log_z, kinds = module.log_probs(problem, rows, statistics, sums, _CHECKED[unnormalized])
-    losses = -log_z
-    if is_logits:
-        with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
-            losses += _log_sums(problem, statistics)
-    if checks:
-        check_sums(sums, scores, unnormalized, names)
-    if problem.is_probability:
-        _take_off_rounding(losses, problem, scores.dtype)
-    return torch.from_numpy(losses), torch.from_numpy(statistics), torch.from_numpy(kinds)
+    return losses_of(problem, scores, inputs, unnormalized, names, backend)
 
 
 @ctc.register_fake
@@ -94,7 +135,7 @@ def _(scores, *_):  # type: ignore[no-untyped-def]
     )
 
 
-@torch.library.custom_op("fsachain::ctc_gradient", mutates_args=())
+@operator("fsachain::ctc_gradient")
 def ctc_gradient(
     factors: Tensor,
     losses: Tensor,
@@ -119,23 +160,7 @@ def ctc_gradient(
     """
     counts = input_lengths, target_lengths
     problem = make_ctc_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
-    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-    gradient = _like(wide)
-    used = np.where(np.isfinite(losses.numpy()), factors.double().numpy(), 0.0)
-    rows = _rows(scores)
-    ctc_backend(backend, scores).gradient(
-        problem,
-        rows,
-        statistics.numpy(),
-        kinds.numpy(),
-        used,
-        _rows(gradient).flat,
-        budget_of(memory_budget),
-    )
-    for n, frames in enumerate(problem.frame_counts.tolist()):
-        if frames < len(gradient) or used[n] == 0.0:
-            gradient[frames if used[n] != 0.0 else 0 :, n] = 0.0
-    return gradient.to(scores.dtype)
+    return derivatives_of(problem, factors, losses, statistics, kinds, scores, backend, memory_budget)
 
 
 @ctc_gradient.register_fake
@@ -223,21 +248,36 @@ def _log_sums(problem: CtcProblem, statistics: Floats) -> Floats:
     real = np.arange(statistics.shape[2]) < problem.frame_counts[:, None]
     with np.errstate(divide="ignore"):
         logs = np.log(np.where(real, statistics[1], 1.0))
+    if not real.shape[1]:
+        return np.zeros(len(real))
     # One frame after another: another order of summation for another T would give other bits.
-    totals = np.cumsum(np.pad(np.where(real, statistics[0], 0.0) + logs, ((0, 0), (1, 0))), axis=1)
-    return np.asarray(totals[:, -1])
+    return np.asarray(np.cumsum(np.where(real, statistics[0], 0.0) + logs, axis=1)[:, -1])
+
+
+def _is_far(sums: Floats, dtype: torch.dtype) -> npt.NDArray[np.bool_]:
+    """Whether each sum misses one, by more than rounding of the scores."""
+    # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
+    near: npt.NDArray[np.bool_] = np.abs(sums - 1.0) <= max(1e-3, 16.0 * torch.finfo(dtype).eps)
+    return ~near
+
+
+def _checks(unnormalized: str) -> Checks | None:
+    """Which rows are looked at, None for none."""
+    if unnormalized == "error":
+        return Checks()
+    if unnormalized == "ignore" or _warned_under is warnings.filters:
+        return None
+    return Checks(_TURNS, next(_calls) % _TURNS)
 
 
 def check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
     """Say which row of log-probabilities is farthest from a sum of one, if any is far; padding counts as one."""
-    # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
-    distance = np.abs(sums - 1.0)
-    if (distance <= max(1e-3, 16.0 * torch.finfo(scores.dtype).eps)).all():
+    if not _is_far(sums, scores.dtype).any():
         return
     global _warned_under
     if mode == "warn" and _warned_under is warnings.filters:
         return
-    n, t = np.unravel_index(int(distance.argmax()), distance.shape)  # the first NaN, if there is one
+    n, t = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)  # the first NaN, if there is one
     total = float(scores[int(t), int(n)].double().exp().sum())
     name = _names(names, len(sums))[int(n)]
     message = (

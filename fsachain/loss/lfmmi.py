@@ -32,6 +32,8 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         last_record: `LFMMIRecord` of the last call, None before the first.
     """
 
+    _options_to_adjust = (*SequenceLoss._options_to_adjust, "denominator_scale", "boost")
+
     def __init__(
         self,
         denominator: DenominatorGraph | Mapping[str, DenominatorGraph],

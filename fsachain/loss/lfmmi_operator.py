@@ -9,9 +9,10 @@ from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.loss import operator_parts as parts
 from fsachain.loss.operators import budget_of, new_buffer
+from fsachain.loss.registration import operator
 
 
-@torch.library.custom_op("fsachain::lfmmi", mutates_args=())
+@operator("fsachain::lfmmi")
 def lfmmi(
     nnet_output: Tensor,
     lengths: Tensor,

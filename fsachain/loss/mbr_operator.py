@@ -15,12 +15,13 @@ from fsachain.backends.host_call import HostCall, Prepared
 from fsachain.batch import TableBatch, find_batch
 from fsachain.loss import operator_parts as parts
 from fsachain.loss.operators import budget_of, by_host, new_buffer, only_first_has_gradient, scale_rows
+from fsachain.loss.registration import operator
 
 # The recursions (M1)-(M6) of each backend.
 _RECURSIONS: dict[Any, Any] = {cpu: cpu_mbr, reference: reference_mbr}
 
 
-@torch.library.custom_op("fsachain::expected_accuracy", mutates_args=())
+@operator("fsachain::expected_accuracy")
 def expected_accuracy(
     scores: Tensor,
     accuracy: Tensor,
@@ -100,7 +101,7 @@ def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
 expected_accuracy.register_autograd(_backward, setup_context=_save)
 
 
-@torch.library.custom_op("fsachain::mbr", mutates_args=())
+@operator("fsachain::mbr")
 def mbr(
     nnet_output: Tensor,
     lengths: Tensor,

@@ -20,6 +20,7 @@ from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.errors import ConfigError
 from fsachain.loss.operators import new_buffer, only_first_has_gradient, refuse_second_derivative
+from fsachain.loss.registration import operator
 
 OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 NUM_ARGUMENTS = 10
@@ -134,7 +135,7 @@ def fake_results(nnet_output: Tensor, with_gradient: bool, with_numerator: bool)
     return scalars[0], *values[:2], ok, *scalars[1:], *buffers, *values[2:]
 
 
-@torch.library.custom_op("fsachain::scale_gradient", mutates_args=())
+@operator("fsachain::scale_gradient")
 def scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
     """gradient times a scalar, in the dtype of `like`."""
     return (gradient * factor.to(gradient.dtype)).to(like.dtype)

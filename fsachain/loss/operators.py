@@ -20,6 +20,7 @@ from fsachain.backends import dispatch
 from fsachain.backends.arguments import check_budget, check_leak
 from fsachain.backends.host_call import HostCall
 from fsachain.batch import TableBatch, find_batch
+from fsachain.loss.registration import operator
 
 # Operators take the memory budget as a number, since it also stands in lists of options: any below 0 is None.
 DEFAULT_BUDGET = -1.0
@@ -56,7 +57,7 @@ def by_host(operator: Any, device: torch.device, *arguments: Any) -> tuple[Tenso
     return tuple(result.to(device) for result in operator(*copies))
 
 
-@torch.library.custom_op("fsachain::log_prob", mutates_args=())
+@operator("fsachain::log_prob")
 def log_prob(
     scores: Tensor,
     lengths: Tensor,
@@ -95,6 +96,20 @@ def refuse_second_derivative(ctx, *_):  # type: ignore[no-untyped-def]
     raise RuntimeError("fsachain gives first derivatives only; expected its losses to be differentiated once")
 
 
+class FirstOnly(torch.autograd.Function):
+    """A first derivative, made outside of an operator, which depends on `like` in ways that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, like: Tensor) -> Tensor:
+        """The value itself."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        """Raises."""
+        refuse_second_derivative(ctx, gradient)
+
+
 def only_first_has_gradient(ctx: Any, output: tuple[Tensor, ...]) -> None:
     """Say so to torch, which else makes zeros of the size of each result before it calls backward.
 
@@ -104,7 +119,7 @@ def only_first_has_gradient(ctx: Any, output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
 
 
-@torch.library.custom_op("fsachain::scale_rows", mutates_args=())
+@operator("fsachain::scale_rows")
 def scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
     """values [N, T, P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
     scaled = values * factors.to(values.dtype).view(-1, 1, 1)
@@ -138,7 +153,7 @@ def _log_prob_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
 log_prob.register_autograd(_log_prob_backward, setup_context=_save_log_prob)
 
 
-@torch.library.custom_op("fsachain::weighted_log_prob", mutates_args=())
+@operator("fsachain::weighted_log_prob")
 def weighted_log_prob(
     scores: Tensor,
     arc_log_probs: Tensor,
@@ -199,7 +214,7 @@ def _(scores, arc_log_probs, lengths, key, counts, leaky, backend, rows, with_oc
     return values, new_buffer(scores, with_occupancy), arcs
 
 
-@torch.library.custom_op("fsachain::arc_gradient", mutates_args=())
+@operator("fsachain::arc_gradient")
 def arc_gradient(arcs: Tensor, factors: Tensor, arc_counts: Tensor, like: Tensor) -> Tensor:
     """The sums of gamma, laid out as in `weighted_log_prob`, times the factors [N] of their sequences, added over rows."""
     if len(arcs) == len(factors):

@@ -11,6 +11,7 @@ from torch import Tensor
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import RnntType
 from fsachain.loss.pruned_normalizer import pair_normalizer
+from fsachain.loss.registration import operator
 from fsachain.loss.transducer_arguments import (
     check_beside,
     check_finite,
@@ -50,7 +51,7 @@ def check_boundary(boundary: Any, size: int, labels: int, frames: int, device: t
     return spans
 
 
-@torch.library.custom_op("fsachain::checked_symbols", mutates_args=())
+@operator("fsachain::checked_symbols")
 def checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int) -> Tensor:
     """The symbols [N, S] with padding of 0.
 
@@ -157,7 +158,7 @@ def simple_scores(call: Simple) -> Pair:
     """px and py of the logits am[t] + lm[s]."""
     lm = _without_padding(call)
     (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
-    normalizer = pair_normalizer(call.am, lm)
+    normalizer, _ = pair_normalizer(call.am, lm)
     return _finish(call, px_lm + px_am - normalizer[:, :-1], py_lm + py_am - normalizer)
 
 
@@ -178,7 +179,7 @@ def smoothed_scores(call: Simple, lm_only_scale: float, am_only_scale: float) ->
     log_unigram = (unigram + torch.finfo(unigram.dtype).tiny).log()
     lm = _without_padding(call)
     (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
-    joint = pair_normalizer(call.am, lm)
+    joint, _ = pair_normalizer(call.am, lm)
     lm_alone = torch.logsumexp(lm, dim=2, keepdim=True)
     am_alone = torch.logsumexp(call.am + log_unigram, dim=2).unsqueeze(1)
     px_kinds = (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fsachain.backends.dispatch import BackendName
 from fsachain.grid import TOPOLOGIES, RnntType
 from fsachain.loss import transducer_arguments as arguments
-from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
+from fsachain.loss.transducer_operators import rnnt
 
 
 def rnnt_loss(
@@ -51,7 +51,7 @@ def rnnt_loss(
         delay_penalty: a label at frame t costs delay_penalty x (t - (T_n - 1) / 2); part of the loss.
         rnnt_type: "regular"; "modified": a label takes a frame; "constrained": (26).
         inplace: the gradient is written over the logits, which must not be used afterwards; backward then runs once.
-        zero_infinity: losses of sequences that cannot be aligned count as 0.
+        zero_infinity: losses of sequences that cannot be aligned count as 0; NaN stays NaN.
         backend: "auto" follows the device of the logits.
 
     Returns:
@@ -76,7 +76,7 @@ def rnnt_loss(
         [0.0, arguments.check_finite("delay_penalty", delay_penalty)],
         0.0,
         arguments.check_fastemit(fastemit_lambda),
-        clamp if clamp > 0 else NO_CLAMP,
+        arguments.check_clamp(clamp),
         rnnt_type == "constrained",
         not fused_log_softmax,
         inplace,
@@ -105,6 +105,7 @@ class RNNTLoss(nn.Module):
         super().__init__()
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
         arguments.check_topology(rnnt_type)
+        arguments.check_clamp(clamp)
         self.blank, self.clamp, self.reduction = blank, clamp, reduction
         self.fused_log_softmax = fused_log_softmax
         self.fastemit_lambda = arguments.check_fastemit(fastemit_lambda)

@@ -98,6 +98,17 @@ def check_finite(name: str, value: float) -> float:
     return float(value)
 
 
+def check_clamp(value: float) -> float:
+    """Within +-what the gradient is kept: the value of an option, inf where that is not above 0.
+
+    Raises:
+        ConfigError: it is NaN.
+    """
+    if math.isnan(value):
+        raise ConfigError(f"clamp = {value}; expected a number, above 0 where the gradient is to be clamped")
+    return float(value) if value > 0 else math.inf
+
+
 def check_fastemit(value: float) -> float:
     """lambda of (27), a finite number >= 0.
 
@@ -110,8 +121,10 @@ def check_fastemit(value: float) -> float:
 
 
 def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False) -> Tensor:
-    """-log Z [N], its mean or its sum; with `zero_infinity` what is not finite counts as 0."""
-    losses = torch.where(torch.isfinite(log_prob), -log_prob, 0) if zero_infinity else -log_prob
+    """-log Z [N], its mean or its sum; with `zero_infinity` an infinite one counts as 0, and NaN stays NaN."""
+    losses = 0 - log_prob  # not -log_prob: the loss of no frames is 0 and not -0
+    if zero_infinity:
+        losses = torch.where(torch.isposinf(losses), 0, losses)
     check_choice(reduction, "reduction", REDUCTIONS)
     if reduction == "none":
         return losses

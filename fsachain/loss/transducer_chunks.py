@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,7 @@ from fsachain.backends.grid_call import Grid, Placed
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import transducer_arguments as arguments
-from fsachain.loss.operators import refuse_second_derivative
-from fsachain.loss.transducer_operators import NO_CLAMP
+from fsachain.loss.operators import FirstOnly
 from fsachain.loss.transducer_replay import precision_of, random_state, set_random_state
 
 Joiner = Callable[[Tensor, Tensor], Tensor]
@@ -35,6 +35,7 @@ class Setting(NamedTuple):
     clamp: float
     chunk_frames: int | None
     backend: Grid
+    precision: Callable[[], AbstractContextManager[None]]
 
 
 def transducer_loss(
@@ -93,9 +94,10 @@ def transducer_loss(
         rnnt_type == "constrained",
         arguments.check_finite("delay_penalty", delay_penalty),
         arguments.check_fastemit(fastemit_lambda),
-        clamp if clamp > 0 else NO_CLAMP,
+        arguments.check_clamp(clamp),
         chunk_frames,
         dispatch.grid(encoder_out, backend),
+        precision_of(encoder_out),
     )
     arguments.check_frames(call.sizes, list(encoder_out.shape), list(predictor_out.shape))
     used = list(parameters or _parameters(joiner))
@@ -134,7 +136,8 @@ def _lengths(setting: Setting, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _join(setting: Setting, encoder: Tensor, predictor: Tensor, first: int, last: int) -> Tensor:
-    logits = setting.joiner(encoder[:, first:last].unsqueeze(2), predictor.unsqueeze(1))
+    with setting.precision():
+        logits = setting.joiner(encoder[:, first:last].unsqueeze(2), predictor.unsqueeze(1))
     expected = [len(encoder), last - first, predictor.shape[1]]
     if logits.ndim != 4 or list(logits.shape[:3]) != expected:
         raise ShapeError(
@@ -217,7 +220,6 @@ class _Chunks(torch.autograd.Function):
         scores = _all_scores(setting, encoder, predictor)
         log_prob = _occupancies(setting, scores.values)
         ctx.setting, ctx.scores, ctx.log_prob = setting, scores, log_prob
-        ctx.precision = precision_of(encoder_out.device.type)
         ctx.save_for_backward(encoder_out, predictor_out, *parameters)
         return log_prob.clone()
 
@@ -226,19 +228,7 @@ class _Chunks(torch.autograd.Function):
         with torch.no_grad():
             found = _gradients(ctx, gradient)
         pairs = zip(found, ctx.saved_tensors, strict=True)
-        return None, *(None if value is None else _FirstOnly.apply(value, like) for value, like in pairs)
-
-
-class _FirstOnly(torch.autograd.Function):
-    """A first derivative, which depends on `like` in ways that cannot be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, like: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> None:
-        refuse_second_derivative(ctx, gradient)
+        return None, *(None if value is None else FirstOnly.apply(value, like) for value, like in pairs)
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
@@ -256,7 +246,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
         set_random_state(encoder, scores.state)
         for index, first in enumerate(range(0, encoder.shape[1], scores.step)):
             last = min(first + scores.step, encoder.shape[1])
-            with torch.enable_grad(), ctx.precision():
+            with torch.enable_grad():
                 logits = _join(setting, encoder, predictor, first, last)
             given = _chunk_gradient(setting, logits, first, scores, index, weights)
             parts = torch.autograd.grad(logits, wanted, given, allow_unused=True)

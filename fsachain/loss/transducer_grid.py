@@ -13,6 +13,7 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ShapeError
 from fsachain.grid import FREE, MODIFIED, GridBatch
 from fsachain.loss.operators import only_first_has_gradient, scale_rows
+from fsachain.loss.registration import operator
 from fsachain.loss.transducer_arguments import check_beside, check_logits, integers
 
 
@@ -29,7 +30,7 @@ def score_batch(shape: list[int], sizes: Tensor, arcs: Tensor) -> GridBatch:
     return GridBatch(np.ascontiguousarray(arcs.numpy()), np.ascontiguousarray(sizes.numpy()), boxes)
 
 
-@torch.library.custom_op("fsachain::grid", mutates_args=())
+@operator("fsachain::grid")
 def grid(
     scores: Tensor, sizes: Tensor, arcs: Tensor, backend: str, with_occupancy: bool
 ) -> tuple[Tensor, Tensor]:
@@ -63,7 +64,7 @@ def _grid_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
 grid.register_autograd(_grid_backward, setup_context=_save_grid)
 
 
-@torch.library.custom_op("fsachain::mutual_information", mutates_args=())
+@operator("fsachain::mutual_information")
 def mutual_information(
     px: Tensor, py: Tensor, boundary: Tensor, backend: str, with_occupancy: bool
 ) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from fsachain.backends.grid_call import Placed
 from fsachain.errors import ShapeError
 from fsachain.grid import GridBatch, Rows, row_boxes
 from fsachain.loss.operators import only_first_has_gradient, refuse_second_derivative
+from fsachain.loss.registration import operator
 from fsachain.loss.transducer_arguments import Given, make_rows
 
 NO_CLAMP = float("inf")
@@ -37,7 +38,7 @@ def _count_cells(logits: Tensor, ranges: Tensor, targets: Tensor) -> Any:
     return logits.shape[0] * logits.shape[1] * labels
 
 
-@torch.library.custom_op("fsachain::rnnt", mutates_args=())
+@operator("fsachain::rnnt")
 def rnnt(
     logits: Tensor,
     targets: Tensor,
@@ -104,7 +105,7 @@ def _num_softmaxes(logits: Tensor, heads: list[int]) -> int:
     return 1 if heads[0] == logits.shape[-1] else 2
 
 
-@torch.library.custom_op("fsachain::rnnt_gradient", mutates_args=())
+@operator("fsachain::rnnt_gradient")
 def rnnt_gradient(
     logits: Tensor,
     stats: Tensor,
@@ -137,7 +138,7 @@ def _(logits, *_):  # type: ignore[no-untyped-def]
 rnnt_gradient.register_autograd(refuse_second_derivative)
 
 
-@torch.library.custom_op("fsachain::rnnt_gradient_", mutates_args=("logits",))
+@operator("fsachain::rnnt_gradient_", mutates_args=("logits",))
 def rnnt_gradient_(
     logits: Tensor,
     stats: Tensor,

@@ -17,7 +17,7 @@ from fsachain.errors import ConfigError
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import transducer_arguments as arguments
 from fsachain.loss.transducer_lattice import TransducerLattice, as_lattice
-from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
+from fsachain.loss.transducer_operators import rnnt
 
 
 class _Variant(NamedTuple):
@@ -50,7 +50,7 @@ class _Variant(NamedTuple):
             [0.0] * len(self.arcs),
             self.sigma,
             arguments.check_fastemit(fastemit_lambda),
-            clamp if clamp > 0 else NO_CLAMP,
+            arguments.check_clamp(clamp),
             False,
             False,
             inplace,

@@ -10,7 +10,9 @@ from random_grids import TOPOLOGIES, make_grids
 
 from fsachain import available_backends
 from fsachain.backends import cuda_call, cuda_grid, grid_cpu
+from fsachain.loss.pruned import rnnt_loss_simple, rnnt_loss_smoothed
 from fsachain.loss.rnnt import rnnt_loss
+from fsachain.loss.transducer_chunks import transducer_loss
 from fsachain.loss.transducer_variants import hat_loss, multi_blank_loss, tdt_loss
 from tools.bench import gpu_transducer
 
@@ -100,6 +102,87 @@ def test_nothing_waits_for_the_device():
         with_gradient(LOSSES["regular"], *call)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def simple_inputs(scale, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(4)
+    am = scale * torch.randn((SIZE, FRAMES, CLASSES), generator=generator, dtype=torch.float64)
+    lm = scale * torch.randn((SIZE, LABELS + 1, CLASSES), generator=generator, dtype=torch.float64)
+    return lm.to(dtype), am.to(dtype)
+
+
+def with_simple_gradients(loss, lm, am, symbols):
+    leaves = [x.clone().requires_grad_() for x in (lm, am)]
+    value = loss(*leaves, symbols, 0, reduction="none")
+    return value.detach(), *torch.autograd.grad(value.sum(), leaves)
+
+
+@pytest.mark.parametrize("scale", [1.0, 80.0])
+@pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])
+def test_simple_losses_are_the_cpus_at_any_magnitude_and_wait_for_nothing(loss, scale):
+    """At scale 80 the product of matrices has lost nearly all pairs; TF32 would lose digits of the others."""
+    lm, am = simple_inputs(scale)
+    _, symbols, _, _ = make_inputs()
+    expected = with_simple_gradients(loss, lm.double(), am.double(), symbols)
+    there = [x.cuda() for x in (lm, am, symbols)]
+    with_simple_gradients(loss, *there)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.autocast("cuda", dtype=torch.float16):
+            found = with_simple_gradients(loss, *there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.set_float32_matmul_precision(before)
+    limit = tolerances.LOG_PROB_RELATIVE
+    torch.testing.assert_close(
+        found[0].cpu(), expected[0], rtol=limit, atol=tolerances.log_prob_tolerance(0.0)
+    )
+    # Sums am + lm are rounded in float32.
+    atol = tolerances.OCCUPANCY * max(1.0, scale / 30.0)
+    for ours, theirs in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(ours.double().cpu(), theirs, rtol=0, atol=atol)
+
+
+class GpuJoiner(torch.nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        torch.manual_seed(1)
+        self.dropout, self.linear = torch.nn.Dropout(dropout), torch.nn.Linear(16, CLASSES)
+
+    def forward(self, encoder, predictor):
+        return self.linear(self.dropout(torch.tanh(encoder + predictor)))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_joiner_inside_repeats_dropout_and_autocast(dropout, dtype):
+    """Backward outside of autocast, as one writes it; frame by frame where there is dropout."""
+    _, targets, frames, labels = make_inputs()
+    generator = torch.Generator().manual_seed(6)
+    shapes = (SIZE, FRAMES, 16), (SIZE, LABELS + 1, 16)
+    encoder, predictor = (torch.randn(shape, generator=generator).cuda() for shape in shapes)
+    joiner = GpuJoiner(dropout).cuda()
+    found = []
+    for whole in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (encoder, predictor)]
+        torch.manual_seed(9)
+        with torch.autocast("cuda", dtype=dtype or torch.float16, enabled=dtype is not None):
+            if whole:
+                parts = leaves[0].unsqueeze(2).split(1 if dropout else FRAMES, dim=1)
+                logits = torch.cat([joiner(part, leaves[1].unsqueeze(1)) for part in parts], dim=1)
+                loss = rnnt_loss(logits, targets.cuda(), frames, labels)
+            else:
+                loss = transducer_loss(*leaves, joiner, targets.cuda(), frames, labels, chunk_frames=16)
+        state = torch.cuda.get_rng_state()
+        gradients = torch.autograd.grad(loss, [*leaves, *joiner.parameters()])
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        found.append((loss.detach(), *gradients))
+    limit = tolerances.OCCUPANCY if dtype is None else torch.finfo(dtype).eps
+    for ours, theirs in zip(*found, strict=True):
+        scale = max(1.0, float(theirs.abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=limit, atol=limit * scale)
 
 
 def test_the_same_bits_from_run_to_run():

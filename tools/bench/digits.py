@@ -50,7 +50,7 @@ def make_step(folder: Path | None) -> Step:
     network = Tdnnf(experiment.network_config(denominator.num_pdfs))
     optimizer = make_optimizer(network, experiment.train.optimizer)
     set_learning_rate(optimizer, 1e-3)
-    loss = LFMMILoss(denominator, **vars(experiment.loss))
+    loss = LFMMILoss(denominator, **experiment.loss.at(1.0))
     features = torch.randn(size, int(frames.max()), network.config.num_features)
     batch = TableBatch.pack([compile_table(graph, denominator.num_pdfs) for graph in numerators])
     leaf = network(features, frames).nnet_output.detach().requires_grad_()

@@ -1,0 +1,77 @@
+"""CTC on the CPU runs few sequences one by one, others in sixteen lanes: no bit depends on which."""
+
+import numpy as np
+import pytest
+import torch
+from ctc_inputs import random_batch
+
+from fsachain import ctc_loss
+from fsachain.backends import cpu_ctc, threads
+
+SIZE = 20
+
+
+@pytest.fixture
+def one_thread():
+    before = threads.get_num_threads()
+    threads.set_num_threads(1)
+    yield
+    threads.set_num_threads(before)
+
+
+def run(batch, lanes, dtype, **options):
+    """Losses and gradients [T, n, C] of some sequences together."""
+    leaf = batch.leaf(dtype).detach()[:, lanes].requires_grad_()
+    targets = torch.from_numpy(batch.targets[lanes])
+    counts = ([lengths[n] for n in lanes] for lengths in (batch.input_lengths, batch.target_lengths))
+    losses = ctc_loss(leaf, targets, *counts, batch.blank, reduction="none", unnormalized="ignore", **options)
+    (gradient,) = torch.autograd.grad(losses, leaf, torch.tensor(lanes) + 1.0)
+    return losses.detach(), gradient
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype", "options"),
+    [
+        (1.0, torch.float32, {"inputs": "logits"}),
+        (1.0, torch.float64, {"inputs": "logits"}),
+        (1.0, torch.float32, {"topology": "minimal"}),
+        (1.0, torch.float32, {"delay_penalty": 0.1}),
+        (300.0, torch.float32, {"inputs": "logits"}),
+    ],
+)
+def test_a_sequence_has_the_same_bits_alone_and_side_by_side(one_thread, scale, dtype, options):
+    batch = random_batch(4, SIZE, scale=scale)
+    losses, gradient = run(batch, list(range(SIZE)), dtype, **options)
+    for lanes in ([0], [7], [SIZE - 1], [2, 0, 5], [9, 1, 4, 3]):
+        found = run(batch, lanes, dtype, **options)
+        assert torch.equal(found[0], losses[lanes]) and torch.equal(found[1], gradient[:, lanes])
+
+
+@pytest.mark.parametrize(("size", "widths"), [(1, [1]), (3, [1, 1, 1]), (4, [16]), (20, [16, 16])])
+def test_sequences_have_as_many_lanes_as_they_need(one_thread, size, widths, monkeypatch):
+    used, real = [], cpu_ctc.group_of
+
+    def spy(problem, kind, lanes):
+        group = real(problem, kind, lanes)
+        used.append(len(group.lanes))
+        return group
+
+    monkeypatch.setattr(cpu_ctc, "group_of", spy)
+    batch = random_batch(5, size)
+    with torch.no_grad():
+        ctc_loss(batch.leaf(torch.float32), *batch.arguments(), inputs="logits")
+    assert used == widths
+
+
+def test_the_losses_and_the_gradient_share_their_tables(one_thread, monkeypatch):
+    groups, real = [], cpu_ctc.group_of
+
+    def spy(problem, kind, lanes):
+        groups.append(real(problem, kind, lanes))
+        return groups[-1]
+
+    monkeypatch.setattr(cpu_ctc, "group_of", spy)
+    batch = random_batch(6)
+    ctc_loss(batch.leaf(torch.float32), *batch.arguments(), inputs="logits").backward()
+    assert len(groups) == 2 and groups[0] is groups[1]
+    assert np.array_equal(np.sort(groups[0].lengths)[-5:], np.sort(batch.input_lengths))

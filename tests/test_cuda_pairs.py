@@ -1,0 +1,178 @@
+"""The kernels of pair normalizers, run on the host: log-sums and derivatives are those of float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from device_arrays import on_device, read
+from pretend_device import needs_host_compiler, pretended
+
+from fsachain.backends import cuda_pairs
+from fsachain.loss.pruned_normalizer import pair_normalizer, pair_normalizer_gradient
+from tools.cuda_on_host import HostDevice
+
+pytestmark = needs_host_compiler
+
+LEAST = {np.float32: 1e-25, np.float64: 1e-280}
+SHAPE = 3, 11, 7, 45  # N, T, S and classes, of which lanes have one or two
+
+
+def random_scores(dtype=np.float32, scale=1.0, seed=0):
+    """am and lm, with classes and a whole position that cannot happen."""
+    rng = np.random.default_rng(seed)
+    size, frames, positions, width = SHAPE
+    am, lm = (scale * rng.normal(size=(size, count, width)) for count in (frames, positions))
+    am[:, :, 3] = -np.inf
+    lm[1, 2] = -np.inf
+    return am.astype(dtype), lm.astype(dtype)
+
+
+def largest(x):
+    top = x.max(axis=2, keepdims=True)
+    return np.where(np.isinf(top), 0, top)
+
+
+def products(am, lm):
+    """Sums and normalizers as the product of matrices gives them."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # of illegal scores too
+        sums = np.exp(lm - largest(lm)) @ np.exp(am - largest(am)).transpose(0, 2, 1)
+        return sums, np.log(sums) + largest(lm) + largest(am).transpose(0, 2, 1)
+
+
+def expected_of(am, lm, factors):
+    """Normalizers, which pairs' sums are lost in `am`'s type, and what these have of the derivatives."""
+    sums, _ = products(am, lm)
+    logits = am[:, None].astype(np.float64) + lm[:, :, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        top = logits.max(axis=3)
+        normalizer = np.where(np.isinf(top), top, top + np.log(np.exp(logits - top[..., None]).sum(axis=3)))
+        shares = np.where(factors == 0, 0.0, factors)[..., None] * np.exp(logits - normalizer[..., None])
+    weak = ~(sums > LEAST[am.dtype.type])
+    shares = np.where((weak & (factors != 0))[..., None], shares, 0.0)
+    return normalizer, weak, shares.sum(axis=1), shares.sum(axis=2)
+
+
+def make_factors(dtype):
+    factors = np.random.default_rng(5).normal(size=(SHAPE[0], SHAPE[2], SHAPE[1])).astype(dtype)
+    factors[1, 2] = 0  # a position of -inf has no derivative
+    factors[2] = 0
+    return factors
+
+
+def run(device, am, lm, threads=64):
+    """Normalizers and what is added to ones in the place of derivatives."""
+    factors = make_factors(am.dtype)
+    sums, started = (on_device(device, x) for x in products(am, lm))
+    given = on_device(device, am), on_device(device, lm), sums, LEAST[am.dtype.type]
+    cuda_pairs.log_sums(device, *given, started, threads)
+    into = on_device(device, np.ones_like(am)), on_device(device, np.ones_like(lm))
+    cuda_pairs.add_gradient(device, *given, started, on_device(device, factors), *into, threads)
+    return read(started), *(read(x) for x in into)
+
+
+@pytest.mark.parametrize("scale", [1.0, 80.0, 1000.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_lost_pairs_are_summed_again(dtype, scale):
+    am, lm = random_scores(dtype, scale)
+    normalizer, weak, by_am, by_lm = expected_of(am, lm, make_factors(dtype))
+    assert weak.mean() > (0.5 if dtype == np.float32 and scale > 1.0 else 0.0)
+    found = run(HostDevice(), am, lm)
+    limit = tolerances.LOG_PROB_RELATIVE if dtype == np.float32 else tolerances.FLOAT64
+    np.testing.assert_allclose(found[0], normalizer, rtol=limit, atol=limit)
+    # Logits of float32 are rounded by 6e-8 of themselves.
+    limit = tolerances.OCCUPANCY * max(1.0, scale / 30.0) if dtype == np.float32 else tolerances.FLOAT64
+    np.testing.assert_allclose(found[1] - 1.0, by_am, rtol=0, atol=limit)
+    np.testing.assert_allclose(found[2] - 1.0, by_lm, rtol=0, atol=limit)
+
+
+def test_pairs_that_the_product_keeps_are_not_touched():
+    am, lm = random_scores()
+    am[:, :, 3], lm[1, 2] = 0.0, 0.0
+    _, before = products(am, lm)
+    found = run(HostDevice(), am, lm)
+    np.testing.assert_array_equal(found[0], before)
+    assert (found[1] == 1.0).all() and (found[2] == 1.0).all()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_illegal_scores_stay_in_their_row(wrong):
+    am, lm = random_scores(scale=80.0)
+    expected = run(HostDevice(), am, lm)[0]
+    am[0, 4, 40] = wrong
+    found = run(HostDevice(), am, lm)[0]
+    assert (np.isnan(found[0, :, 4]) | (found[0, :, 4] == np.inf)).all()
+    rest = np.ones(found.shape, bool)
+    rest[0, :, 4] = False
+    np.testing.assert_array_equal(found[rest], expected[rest])
+
+
+def test_no_bit_depends_on_blocks_or_on_the_batch():
+    am, lm = random_scores(scale=80.0)
+    first = run(HostDevice(), am, lm, threads=32)
+    for one, other in zip(first, run(HostDevice(), am, lm, threads=256), strict=True):
+        np.testing.assert_array_equal(one, other)
+    alone = [x[:1] for x in (am, lm)]
+    device = HostDevice()
+    sums, started = (on_device(device, x[:1]) for x in products(am, lm))
+    cuda_pairs.log_sums(device, *(on_device(device, x) for x in alone), sums, LEAST[np.float32], started)
+    np.testing.assert_array_equal(read(started), first[0][:1])
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 0, 4)])
+def test_nothing_is_launched_for_nothing(shape):
+    size, frames, positions, width = shape
+    device = HostDevice()
+    am, lm = (np.zeros((size, count, width), np.float32) for count in (frames, positions))
+    pairs = [on_device(device, np.zeros((size, positions, frames), np.float32)) for _ in range(3)]
+    given = on_device(device, am), on_device(device, lm), pairs[0], 1e-25
+    cuda_pairs.log_sums(device, *given, pairs[1])
+    cuda_pairs.add_gradient(device, *given, *pairs[1:], on_device(device, am), on_device(device, lm))
+    assert not device.launches
+
+
+@pytest.mark.parametrize("scale", [1.0, 200.0])
+def test_the_operators_give_on_a_device_what_they_give_on_the_host(monkeypatch, scale):
+    am, lm = (torch.from_numpy(x).requires_grad_() for x in random_scores(np.float64, 4 * scale))
+    weights = torch.from_numpy(make_factors(np.float64))
+    found = []
+    for on_device_too in (True, False):
+        with monkeypatch.context() as patch:
+            if on_device_too:
+                with pretended(patch) as device:
+                    result, _ = pair_normalizer(am, lm)
+                    gradients = torch.autograd.grad(result, (am, lm), weights)
+                assert {launch.kernel.text for launch in device.launches} == {"pairs.cu"}
+            else:
+                result, _ = pair_normalizer(am, lm)
+                gradients = torch.autograd.grad(result, (am, lm), weights)
+        found.append((result.detach(), *gradients))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerances.FLOAT64, atol=tolerances.FLOAT64)
+
+
+def test_nothing_on_the_way_asks_the_device_for_a_size_or_a_number(monkeypatch):
+    """What waits for a device: sizes that depend on data, and numbers that come to the host."""
+    am, lm = (torch.from_numpy(x) for x in random_scores(scale=200.0))
+    waiting = (
+        "nonzero",
+        "item",
+        "tolist",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "cpu",
+        "numpy",
+        "masked_select",
+    )
+
+    def refuse(*_, **__):
+        raise AssertionError("the host would wait for the device")
+
+    with pretended(monkeypatch), monkeypatch.context() as patch:
+        for name in waiting:
+            patch.setattr(torch.Tensor, name, refuse)
+        patch.setattr(torch, "nonzero", refuse)
+        normalizer, sums = pair_normalizer._init_fn(am, lm)
+        pair_normalizer_gradient._init_fn(am, lm, normalizer, sums, torch.ones_like(sums))
