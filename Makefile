@@ -17,11 +17,12 @@ CUDA ?= cuda13
 TEST_WORKERS ?= 2
 CORPUS ?=
 DIGITS ?=
+FOLDER ?= exp/digits
 PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kaldi test-kills fuzz soak verify check bench bench-graphs digits prompts handwriting ctc-vs-lfmmi cuda-report test-gpu bench-gpu gpu-report clean docs mini-librispeech
+.PHONY: help setup demo test test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu bench-gpu gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -52,6 +53,9 @@ handwriting: $(STAMP)  ## lines of handwritten digits, whose images come with sc
 
 ctc-vs-lfmmi: $(STAMP)  ## both objectives on the same data: make ctc-vs-lfmmi DIGITS=folder PROMPTS=folder
 	@$(BIN)/python recipes/ctc_vs_lfmmi/run.py $(if $(DIGITS),--digits "$(DIGITS)") $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
+
+fine-tune: $(STAMP)  ## a network of one's own, pretrained, then fine-tuned: make fine-tune DIGITS=folder PROMPTS=folder
+	@$(BIN)/python recipes/fine_tune/run.py $(if $(DIGITS),--digits "$(DIGITS)") $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)
 
 docs: $(STAMP)  ## the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build $(ARGS)
@@ -95,6 +99,10 @@ bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
 
 bench-graphs: $(STAMP) $(ORACLE)/.installed  ## time numerators beside Kaldi's own compiler, phone models, denominators
 	@$(BIN)/python -m tools.bench.graphs --kaldi $(ORACLE)/bin/python $(ARGS)
+
+bench-scale: $(STAMP)  ## what a training step costs one process and each of two: make bench-scale FOLDER=exp/digits
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.scale "$(FOLDER)" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 -m tools.bench.scale "$(FOLDER)" $(ARGS)
 
 cuda-report: $(STAMP)  ## compile every kernel for every generation of GPUs; print registers and spills
 	@$(BIN)/python -m tools.cuda_compile $(ARGS)

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import sys
 
-from fsachain.errors import FsachainError, printable, require
+from fsachain.errors import FsachainError, LeftOutError, printable, require
 from fsachain.train.stopping import StoppedError
 
 EXIT_USER_ERROR = 1
+EXIT_LEFT_OUT = 3  # the work is done, without some utterances, which are listed
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the state is saved, start the command again
 EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 an error in one line, 2 wrong usage, 75 stopped, 130 interrupted."""
+    """Run the command line and exit.
+
+    0 done, 1 an error in one line, 2 wrong usage, 3 done without some utterances, 75 stopped, 130 interrupted.
+    """
     try:
         sys.exit(_run())
     except (FsachainError, OSError) as error:
@@ -28,6 +32,8 @@ def main() -> None:
 
 def exit_status(error: FsachainError | OSError) -> int:
     """The status with which a command ends that raised this error."""
+    if isinstance(error, LeftOutError):
+        return EXIT_LEFT_OUT
     return EXIT_STOPPED if isinstance(error, StoppedError) else EXIT_USER_ERROR
 
 

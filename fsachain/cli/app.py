@@ -17,21 +17,24 @@ from fsachain.cli.language_model_commands import LANGUAGE_MODEL_COMMANDS
 from fsachain.cli.looking import info, score
 from fsachain.cli.numerator_commands import NUMERATOR_COMMANDS
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FILE,
     INPUT_FOLDER,
-    INPUT_PATH,
     OUTPUT,
+    bad_data_option,
     cache_option,
     commands_option,
     config_option,
     lang_option,
     merge_option,
+    scheduler_option,
     seed_option,
     workers_option,
 )
 from fsachain.cli.plot_commands import plot
 from fsachain.cli.report_commands import REPORT_COMMANDS
 from fsachain.cli.rescore_command import rescore
+from fsachain.cli.train_command import train
 from fsachain.cli.use_commands import USE_COMMANDS
 from fsachain.cli.validate_command import validate
 
@@ -41,20 +44,34 @@ if TYPE_CHECKING:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="fsachain")
-def app() -> None:
+@click.option(
+    "--allow-import",
+    "imports",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="Import this class for models whose network it is, and call it with their options; may be repeated.",
+)
+@click.pass_context
+def app(context: click.Context, imports: tuple[str, ...]) -> None:
     """Lattice-free MMI: from a lexicon, transcripts and recordings to a word error rate.
 
     The usual order: lang, phone-lm, den-graph, num-graphs, train, decode, score, align. A second training on
     chunks goes on with supervise, train, decode. Exit status: 0 done, 1 an error in the input, 2 wrong usage,
-    75 stopped by SIGTERM with the state saved.
+    3 done without some utterances, which are listed, 75 stopped by SIGTERM with the state saved.
     """
+    if imports:
+        from fsachain.cli.steps.model import permitted_imports
+
+        context.with_resource(permitted_imports(imports))
 
 
 @app.command()
 @click.argument("lexicon", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
 @click.option(
-    "--text", type=INPUT_FILE, help="Transcripts whose phones are counted for a tied-biphone context."
+    "--text",
+    type=INPUT_DATA,
+    help="Transcripts or data set whose phones are counted for a tied-biphone context.",
 )
 @config_option
 @seed_option
@@ -66,15 +83,15 @@ def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, se
     Out: folder OUT with lexicon.json, tree.json, words.txt and phones.txt.
     """
     from fsachain.cli.steps.lang import make_lang
-    from fsachain.decode.wer import read_text
+    from fsachain.cli.steps.transcripts import read_transcripts
 
-    said = () if text is None else read_text(text).values()
+    said = () if text is None else read_transcripts(text).values()
     made = make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)
     click.echo(f"{made} -> {out}")
 
 
 @app.command("phone-lm")
-@click.argument("text", type=INPUT_FILE)
+@click.argument("text", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @config_option
@@ -82,16 +99,18 @@ def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, se
 def phone_lm(text: Path, out: Path, lang: Path, experiment: Experiment, seed: int) -> None:
     """Estimate the phone language model of the denominator.
 
-    In: TEXT, transcripts in Kaldi's format (utterance word ...); section `phone_lm` of the configuration.
+    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
     Utterances with unknown words are named and left out.
 
     Out: OUT, an OpenFst acceptor over phone ids.
     """
     from fsachain.cli.steps.graphs import make_phone_lm
     from fsachain.cli.steps.lang import load_lang
-    from fsachain.decode.wer import read_text
+    from fsachain.cli.steps.transcripts import read_transcripts
 
-    click.echo(f"{make_phone_lm(load_lang(lang), read_text(text), out, experiment.phone_lm, seed)} -> {out}")
+    click.echo(
+        f"{make_phone_lm(load_lang(lang), read_transcripts(text), out, experiment.phone_lm, seed)} -> {out}"
+    )
 
 
 @app.command("den-graph")
@@ -113,60 +132,8 @@ def den_graph(phone_lm: Path, out: Path, lang: Path, merge: Literal["sum", "min"
 
 
 @app.command()
-@click.argument("data", type=INPUT_FOLDER)
-@click.argument("numerators", type=INPUT_PATH)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@click.option("--den", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
-@click.option(
-    "--dev", type=(INPUT_FOLDER, INPUT_PATH), help="Data directory and numerators evaluated each epoch."
-)
-@config_option
-@cache_option
-@workers_option
-@commands_option
-def train(**arguments: Any) -> None:
-    """Train a network with LF-MMI; a run that was broken off continues where it stood.
-
-    In: DATA, a Kaldi data directory, and NUMERATORS, made from it by `fsachain num-graphs` or
-    `fsachain num-tables` (flat start) or `fsachain supervise` (chunks with times); the sections features, cmvn,
-    perturbation, augment, network, loss and train of the configuration.
-
-    Out: folder OUT with model.safetensors, checkpoints and the log train.jsonl. Utterances that cannot be trained on
-    are listed as by `fsachain validate`. SIGTERM ends the training with a checkpoint and exit status 75.
-    """
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.record import recorded_command
-    from fsachain.cli.steps.training import FINAL_MODEL, train_model
-    from fsachain.cli.steps.training_sets import read_flat_set, read_training_set
-    from fsachain.data.faults import Fault
-    from fsachain.data.kaldi_dir import DataDir
-
-    faults: list[Fault] = []
-
-    def read(folder: Path) -> DataDir:
-        data, found = DataDir.check(folder, allow_commands=arguments["allow_commands"])
-        faults.extend(found)
-        return data
-
-    with recorded_command(arguments["out"], "train", config=arguments["experiment"].to_dict()):
-        train_model(
-            arguments["experiment"],
-            load_lang(arguments["lang"]),
-            read_training_set(read(arguments["data"]), arguments["numerators"]),
-            arguments["den"],
-            arguments["out"],
-            dev=read_flat_set(read(arguments["dev"][0]), arguments["dev"][1]) if arguments["dev"] else None,
-            cache=arguments["cache"],
-            num_workers=arguments["workers"],
-            left_out=faults,
-        )
-    click.echo(f"model -> {arguments['out'] / FINAL_MODEL}")
-
-
-@app.command()
 @click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @click.option(
@@ -180,51 +147,59 @@ def train(**arguments: Any) -> None:
     metavar="G WORDS",
     help="The same as G.fst, and its words.txt.",
 )
-@click.option(
-    "--dev", type=INPUT_FOLDER, help="Data directory on which LM weight and insertion penalty are chosen."
-)
+@click.option("--dev", type=INPUT_DATA, help="Data set on which LM weight and insertion penalty are chosen.")
 @click.option("--lm-weight", type=float, default=1.0, show_default=True, help="Where there is no --dev.")
 @click.option(
     "--word-insertion-penalty", type=float, default=0.0, show_default=True, help="Where there is no --dev."
 )
+@scheduler_option
 @cache_option
 @workers_option
+@bad_data_option
 @commands_option
 def decode(**arguments: Any) -> None:
     """Recognise the words of a data directory, and score them against its transcripts.
 
-    In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
+    In: MODEL, made by `fsachain train`, and DATA, a data set as `fsachain train` takes it.
 
-    Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given.
+    Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
+    utterances cannot be used, which are not scored.
     """
+    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
+    from fsachain.cli.steps.cluster import executor_at
     from fsachain.cli.steps.decoding import DecodingGraphs, decode_data, tune_data
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.model import AcousticModel
-    from fsachain.data.kaldi_dir import DataDir
 
     acoustic = AcousticModel.load(arguments["model"])
     graphs = DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"], arguments["grammar"])
-    settings = {"cache": arguments["cache"], "num_workers": arguments["workers"]}
     weight, penalty = arguments["lm_weight"], arguments["word_insertion_penalty"]
-    if arguments["dev"]:
-        dev = DataDir.read(arguments["dev"], allow_commands=arguments["allow_commands"])
-        best = tune_data(acoustic, graphs, dev, arguments["out"], **settings).best
-        weight, penalty = best.lm_weight, best.word_insertion_penalty
-        click.echo(f"LM weight {weight:g}, word insertion penalty {penalty:g}: dev {best.counts}")
-    data = DataDir.read(arguments["data"], allow_commands=arguments["allow_commands"])
-    report = decode_data(acoustic, graphs, data, arguments["out"], weight, penalty, **settings)
-    click.echo(f"{report.total} -> {arguments['out']}")
+    out = arguments["out"]
+    with (
+        bad_data_of(arguments, out / FAULTS_FILE) as bad_data,
+        executor_at(arguments["scheduler"]) as executor,
+    ):
+        settings: dict[str, Any] = {"cache": arguments["cache"], "num_workers": arguments["workers"]}
+        settings |= {"executor": executor, "bad_data": bad_data}
+        if arguments["dev"]:
+            best = tune_data(acoustic, graphs, bad_data.read(arguments["dev"]), out, **settings).best
+            weight, penalty = best.lm_weight, best.word_insertion_penalty
+            click.echo(f"LM weight {weight:g}, word insertion penalty {penalty:g}: dev {best.counts}")
+        data = bad_data.read(arguments["data"])
+        report = decode_data(acoustic, graphs, data, out, weight, penalty, **settings)
+        click.echo(f"{report.total} -> {out}")
 
 
 @app.command()
 @click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @click.option("--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`: needed for supervise.")
 @click.option("--textgrid", type=OUTPUT, help="Folder for a TextGrid of each utterance, for Praat.")
 @cache_option
 @workers_option
+@bad_data_option
 @commands_option
 def align(model: Path, data: Path, out: Path, **arguments: Any) -> None:
     """Find when each word and phone of the transcripts is said.
@@ -232,29 +207,33 @@ def align(model: Path, data: Path, out: Path, **arguments: Any) -> None:
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
     the denominator has are looked for; `fsachain supervise` takes no others.
 
-    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds).
+    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds);
+    faults.jsonl if utterances cannot be used.
     """
+    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
     from fsachain.cli.steps.decoding import align_data
     from fsachain.cli.steps.graphs import load_normalization
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.model import AcousticModel
-    from fsachain.data.kaldi_dir import DataDir
 
     language = load_lang(arguments["lang"])
-    summary = align_data(
-        AcousticModel.load(model),
-        language,
-        DataDir.read(data, allow_commands=arguments["allow_commands"]),
-        out,
-        normalization=load_normalization(language, arguments["den"]) if arguments["den"] else None,
-        textgrids=arguments["textgrid"],
-        cache=arguments["cache"],
-        num_workers=arguments["workers"],
-    )
-    click.echo(f"{summary} -> {out}")
+    with bad_data_of(arguments, out / FAULTS_FILE) as bad_data:
+        summary = align_data(
+            AcousticModel.load(model),
+            language,
+            bad_data.read(data),
+            out,
+            normalization=load_normalization(language, arguments["den"]) if arguments["den"] else None,
+            textgrids=arguments["textgrid"],
+            cache=arguments["cache"],
+            num_workers=arguments["workers"],
+            bad_data=bad_data,
+        )
+        click.echo(f"{summary} -> {out}")
 
 
 for command in (
+    train,
     score,
     info,
     keyword,

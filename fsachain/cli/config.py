@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fsachain.cli.network_spec import NetworkSpec
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
 from fsachain.data.features import FeatureConfig
@@ -14,8 +15,9 @@ from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError
 from fsachain.graph.supervision import DEFAULT_TOLERANCE
-from fsachain.nn.tdnnf import TdnnfConfig
+from fsachain.loss.base import check_factor
 from fsachain.train.config import TrainConfig, from_dict, to_dict
+from fsachain.train.piecewise import Schedule, Scheduled, value_at, values_of
 from fsachain.train.yaml_file import load_yaml
 
 TOPOLOGIES = (
@@ -82,13 +84,30 @@ class PhoneLmConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Options of `LFMMILoss`, which documents them."""
+    """Options of `LFMMILoss`, which documents them: numbers, or schedules (see `fsachain.train.piecewise`)."""
 
-    leaky_hmm_coefficient: float = 1e-5
-    l2_regularize: float = 5e-5
-    out_of_range_regularize: float = 0.01
-    xent_regularize: float = 0.0
-    denominator_scale: float = 1.0
+    leaky_hmm_coefficient: Scheduled = 1e-5
+    l2_regularize: Scheduled = 5e-5
+    out_of_range_regularize: Scheduled = 0.01
+    xent_regularize: Scheduled = 0.0
+    denominator_scale: Scheduled = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for number in values_of(value):
+                try:
+                    check_factor(name, number)
+                except ConfigError as error:
+                    raise ConfigError(f"loss.{error}") from error
+
+    def at(self, progress: float) -> dict[str, float]:
+        """The options as numbers: their values at some progress of the training in [0, 1]."""
+        return {name: value_at(value, progress) for name, value in vars(self).items()}
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The options that change."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Schedule)}
 
 
 @dataclass(frozen=True)
@@ -152,8 +171,9 @@ class DecodingConfig:
 class Experiment:
     """All sections of a configuration file; a section that is left out keeps its defaults.
 
-    `network` holds the options of `TdnnfConfig` but num_features and num_pdfs: these follow from features and
-    tree.
+    `network` holds `kind` ("tdnnf" where it is left out, "conformer", or the import path of your own class),
+    `init_from` (a file with weights to begin with) and the options of the network's configuration, such as
+    `TdnnfConfig`, but num_features and num_pdfs: these follow from features and tree.
     """
 
     lang: LangConfig = field(default_factory=LangConfig)
@@ -172,19 +192,25 @@ class Experiment:
     def __post_init__(self) -> None:
         if not isinstance(self.network, Mapping):
             raise ConfigError(f"network: expected a table, got {self.network!r}")
-        self.network_config(num_pdfs=1)  # so that a misspelt option is found before any work is done
+        spec = self.network_spec(num_pdfs=1)
+        if spec.import_path is None:
+            _ = spec.config  # so that a misspelt option is found before any work is done
 
-    def network_config(self, num_pdfs: int) -> TdnnfConfig:
-        """The network's sizes for these features and so many pdfs.
+    def network_spec(self, num_pdfs: int) -> NetworkSpec:
+        """The network for these features and so many pdfs; nothing is imported before it is asked for something.
+
+        Raises:
+            ConfigError: as `NetworkSpec.of`.
+        """
+        return NetworkSpec.of(self.network, self.features.num_features, num_pdfs)
+
+    def network_config(self, num_pdfs: int) -> Any:
+        """The network's configuration for these features and so many pdfs: `TdnnfConfig`, `ConformerConfig` or yours.
 
         Raises:
             ConfigError: an unknown option, or one that the features or the tree decide.
         """
-        derived = {"num_features": self.features.num_features, "num_pdfs": num_pdfs}
-        given = sorted(derived.keys() & self.network.keys())
-        if given:
-            raise ConfigError(f"network.{given[0]}: is not an option, it follows from features and tree")
-        return from_dict(TdnnfConfig, {**self.network, **derived}, "network")
+        return self.network_spec(num_pdfs).config
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any], where: str = "") -> Experiment:

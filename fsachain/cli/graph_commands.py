@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FILE,
-    INPUT_FOLDER,
     OUTPUT,
+    bad_data_option,
     cache_option,
     commands_option,
     config_option,
@@ -18,9 +19,6 @@ from fsachain.cli.options import (
     seed_option,
     workers_option,
 )
-
-if TYPE_CHECKING:
-    from fsachain.cli.config import Experiment
 
 DIFFERENT = 1  # exit status of `equivalent`
 
@@ -33,7 +31,7 @@ semiring_option = click.option(
 
 
 @click.command("tie-tree")
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("alignment", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
 @lang_option
@@ -42,19 +40,9 @@ semiring_option = click.option(
 @config_option
 @cache_option
 @workers_option
+@bad_data_option
 @commands_option
-def tie_tree(
-    data: Path,
-    alignment: Path,
-    out: Path,
-    lang: Path,
-    num_pdfs: int,
-    min_frames: float,
-    experiment: Experiment,
-    cache: Path | None,
-    workers: int,
-    allow_commands: bool,
-) -> None:
+def tie_tree(data: Path, alignment: Path, out: Path, lang: Path, **arguments: Any) -> None:
     """Tie the left biphones of a language by the aligned frames of an end-to-end model.
 
     In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align` wrote for it; the sections
@@ -62,23 +50,24 @@ def tie_tree(
 
     Out: language folder OUT, the lexicon of --lang with the new tree.
     """
+    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.tree import make_tied_tree
-    from fsachain.data.kaldi_dir import DataDir
 
-    utterances = DataDir.read(data, allow_commands=allow_commands)
-    summary = make_tied_tree(
-        experiment,
-        load_lang(lang),
-        utterances,
-        alignment,
-        out,
-        num_pdfs=num_pdfs,
-        min_frames=min_frames,
-        cache=cache,
-        num_workers=workers,
-    )
-    click.echo(f"{summary} -> {out}")
+    with bad_data_of(arguments, out / FAULTS_FILE) as bad_data:
+        summary = make_tied_tree(
+            arguments["experiment"],
+            load_lang(lang),
+            bad_data.read(data),
+            alignment,
+            out,
+            num_pdfs=arguments["num_pdfs"],
+            min_frames=arguments["min_frames"],
+            cache=arguments["cache"],
+            num_workers=arguments["workers"],
+            bad_data=bad_data,
+        )
+        click.echo(f"{summary} -> {out}")
 
 
 @click.command()

@@ -10,9 +10,11 @@ import click
 from fsachain.cli.kaldi_file_commands import KALDI_FILE_COMMANDS
 from fsachain.cli.kaldi_parity import objf
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FILE,
     INPUT_FOLDER,
     OUTPUT,
+    bad_data_option,
     cache_option,
     commands_option,
     config_option,
@@ -70,29 +72,29 @@ def import_den(den: Path, out: Path, lang: Path, merge: Literal["sum", "min"]) -
 
 @kaldi.command()
 @click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @cache_option
 @workers_option
+@bad_data_option
 @commands_option
-def outputs(
-    model: Path, data: Path, out: Path, cache: Path | None, workers: int, allow_commands: bool
-) -> None:
+def outputs(model: Path, data: Path, out: Path, **arguments: Any) -> None:
     """Write network outputs for Kaldi's own decoders, such as latgen-faster-mapped.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
 
     Out: OUT, a matrix archive (.ark), and an scp file beside it.
     """
+    from fsachain.cli.steps.bad_data import bad_data_of, faults_beside
     from fsachain.cli.steps.decoding import network_outputs
     from fsachain.cli.steps.model import AcousticModel
-    from fsachain.data.kaldi_dir import DataDir
     from fsachain.kaldi.writing import write_matrices
 
-    utterances = DataDir.read(data, allow_commands=allow_commands)
-    found = network_outputs(AcousticModel.load(model), utterances, cache, workers)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    click.echo(f"{write_matrices(out, found)} utterances -> {out}")
+    acoustic, resources = AcousticModel.load(model), (arguments["cache"], arguments["workers"])
+    with bad_data_of(arguments, faults_beside(out)) as bad_data:
+        found = network_outputs(acoustic, bad_data.read(data), *resources, bad_data=bad_data)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        click.echo(f"{write_matrices(out, found)} utterances -> {out}")
 
 
 @kaldi.command("decode")
@@ -120,7 +122,7 @@ def decode_archive(
 
 
 @kaldi.command("supervise")
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("model", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
 @click.argument("lattices", nargs=-1, required=True)
@@ -145,6 +147,7 @@ def decode_archive(
 @cache_option
 @workers_option
 @jobs_option
+@bad_data_option
 @commands_option
 def supervise_by_lattices(
     data: Path, model: Path, out: Path, lattices: tuple[str, ...], **arguments: Any
@@ -157,28 +160,30 @@ def supervise_by_lattices(
 
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
+    from fsachain.cli.steps.bad_data import bad_data_of, faults_beside
     from fsachain.cli.steps.graphs import load_normalization
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.lattices import make_lattice_supervision
-    from fsachain.data.kaldi_dir import DataDir
 
     language = load_lang(arguments["lang"])
-    summary = make_lattice_supervision(
-        arguments["experiment"],
-        language,
-        DataDir.read(data, allow_commands=arguments["allow_commands"]),
-        lattices,
-        model,
-        out,
-        load_normalization(language, arguments["den"]),
-        phones=arguments["phones"],
-        lm_scale=arguments["lm_scale"],
-        lattice_subsampling=arguments["lattice_subsampling"],
-        cache=arguments["cache"],
-        num_workers=arguments["workers"],
-        jobs=arguments["jobs"],
-    )
-    click.echo(f"{summary} -> {out}")
+    with bad_data_of(arguments, faults_beside(out)) as bad_data:
+        summary = make_lattice_supervision(
+            arguments["experiment"],
+            language,
+            bad_data.read(data),
+            lattices,
+            model,
+            out,
+            load_normalization(language, arguments["den"]),
+            phones=arguments["phones"],
+            lm_scale=arguments["lm_scale"],
+            lattice_subsampling=arguments["lattice_subsampling"],
+            cache=arguments["cache"],
+            num_workers=arguments["workers"],
+            jobs=arguments["jobs"],
+            bad_data=bad_data,
+        )
+        click.echo(f"{summary} -> {out}")
 
 
 for command in (objf, *KALDI_FILE_COMMANDS):

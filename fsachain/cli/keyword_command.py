@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FILE,
     INPUT_FOLDER,
     OUTPUT,
+    bad_data_option,
     cache_option,
     commands_option,
     lang_option,
@@ -20,7 +22,7 @@ from fsachain.cli.options import (
 
 @click.command()
 @click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("words")
 @click.argument("out", type=OUTPUT)
 @lang_option
@@ -43,6 +45,7 @@ from fsachain.cli.options import (
 )
 @cache_option
 @workers_option
+@bad_data_option
 @commands_option
 def keyword(model: Path, data: Path, words: str, out: Path, lang: Path, **arguments: Any) -> None:
     """Look for a keyword, and count misses at a given rate of false alarms.
@@ -52,23 +55,25 @@ def keyword(model: Path, data: Path, words: str, out: Path, lang: Path, **argume
 
     Out: the false-reject rate, printed; folder OUT with scores.txt (utterance, score per frame, 1 with the keyword or 0).
     """
+    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
     from fsachain.cli.steps.graphs import load_normalization
     from fsachain.cli.steps.keyword import spot_keyword
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.model import AcousticModel
-    from fsachain.data.kaldi_dir import DataDir
 
     language = load_lang(lang)
-    summary = spot_keyword(
-        AcousticModel.load(model),
-        language,
-        DataDir.read(data, allow_commands=arguments["allow_commands"]),
-        words.split(),
-        out,
-        false_alarms_per_hour=arguments["false_alarms_per_hour"],
-        phones_per_loop=arguments["phones_per_loop"],
-        normalization=load_normalization(language, arguments["den"]) if arguments["den"] else None,
-        cache=arguments["cache"],
-        num_workers=arguments["workers"],
-    )
-    click.echo(f"{summary} -> {out}")
+    with bad_data_of(arguments, out / FAULTS_FILE) as bad_data:
+        summary = spot_keyword(
+            AcousticModel.load(model),
+            language,
+            bad_data.read(data),
+            words.split(),
+            out,
+            false_alarms_per_hour=arguments["false_alarms_per_hour"],
+            phones_per_loop=arguments["phones_per_loop"],
+            normalization=load_normalization(language, arguments["den"]) if arguments["den"] else None,
+            cache=arguments["cache"],
+            num_workers=arguments["workers"],
+            bad_data=bad_data,
+        )
+        click.echo(f"{summary} -> {out}")

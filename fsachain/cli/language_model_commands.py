@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsachain.cli.options import INPUT_FILE, OUTPUT, config_option, lang_option, seed_option
+from fsachain.cli.options import INPUT_DATA, INPUT_FILE, OUTPUT, config_option, lang_option, seed_option
 
 if TYPE_CHECKING:
     from fsachain.cli.config import Experiment
@@ -24,24 +24,24 @@ order_option = click.option(
 
 
 @click.command("spell")
-@click.argument("text", type=INPUT_FILE)
+@click.argument("text", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 def spell(text: Path, out: Path) -> None:
     """Make a lexicon of characters, where there is no dictionary.
 
-    In: TEXT, transcripts in Kaldi's format (utterance word ...).
+    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
 
     Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
     """
     from fsachain.cli.steps.language_models import make_spelling
-    from fsachain.decode.wer import read_text
+    from fsachain.cli.steps.transcripts import read_transcripts
 
-    lexicon = make_spelling(read_text(text), out)
+    lexicon = make_spelling(read_transcripts(text), out)
     click.echo(f"{len(lexicon.words)} words, {len(lexicon.phones)} characters -> {out}")
 
 
 @click.command("word-lm")
-@click.argument("text", type=INPUT_FILE)
+@click.argument("text", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @click.option(
@@ -54,20 +54,20 @@ def spell(text: Path, out: Path) -> None:
 def word_lm(text: Path, out: Path, lang: Path, order: int) -> None:
     """Estimate a word n-gram and spell it out in phones, for a denominator.
 
-    In: TEXT, transcripts in Kaldi's format (utterance word ...). Only word sequences whose n-grams TEXT has are left, so
-    the denominator is smaller and knows more than that of `fsachain phone-lm`.
+    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
+    are left, so the denominator is smaller and knows more than that of `fsachain phone-lm`.
 
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     """
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.language_models import make_word_lm
-    from fsachain.decode.wer import read_text
+    from fsachain.cli.steps.transcripts import read_transcripts
 
-    click.echo(f"{make_word_lm(load_lang(lang), read_text(text), out, order)} -> {out}")
+    click.echo(f"{make_word_lm(load_lang(lang), read_transcripts(text), out, order)} -> {out}")
 
 
 @click.command("estimate-arpa")
-@click.argument("text", type=INPUT_FILE)
+@click.argument("text", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @units_option
@@ -85,11 +85,11 @@ def estimate_arpa(
     """
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.language_models import make_arpa
-    from fsachain.decode.wer import read_text
+    from fsachain.cli.steps.transcripts import read_transcripts
 
     excluded = make_arpa(
         load_lang(lang),
-        read_text(text),
+        read_transcripts(text),
         out,
         order=order,
         units=units,

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FILE,
     INPUT_FOLDER,
     OUTPUT,
+    bad_data_option,
     cache_option,
     commands_option,
     config_option,
     jobs_option,
     lang_option,
+    scheduler_option,
     workers_option,
 )
 
@@ -38,29 +41,37 @@ def _graphs(lang: Path, den: Path | None) -> tuple[Lang, Fsa | None]:
 
 
 @click.command("num-graphs")
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @den_option
 @jobs_option
+@scheduler_option
+@bad_data_option
 @commands_option
-def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, jobs: int, allow_commands: bool) -> None:
+def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, **arguments: Any) -> None:
     """Build the numerator graph of every utterance.
 
-    In: DATA, a Kaldi data directory. Utterances without words or with unknown words are named and left out.
+    In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
 
     Out: OUT, one npz file.
     """
+    from fsachain.cli.steps.bad_data import bad_data_of, faults_beside
+    from fsachain.cli.steps.cluster import executor_at
     from fsachain.cli.steps.graphs import make_numerators
-    from fsachain.data.kaldi_dir import DataDir
 
     language, normalization = _graphs(lang, den)
-    utterances = DataDir.read(data, allow_commands=allow_commands)
-    click.echo(f"{make_numerators(language, utterances, out, normalization, jobs=jobs)} -> {out}")
+    with (
+        bad_data_of(arguments, faults_beside(out)) as bad_data,
+        executor_at(arguments["scheduler"]) as executor,
+    ):
+        settings: dict[str, Any] = {"jobs": arguments["jobs"], "executor": executor}
+        summary = make_numerators(language, bad_data.read(data), out, normalization, **settings)
+        click.echo(f"{summary} -> {out}")
 
 
 @click.command("num-tables")
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @lang_option
 @den_option
@@ -68,26 +79,29 @@ def num_graphs(data: Path, out: Path, lang: Path, den: Path | None, jobs: int, a
     "--shard-size", type=click.IntRange(min=1), default=2000, show_default=True, help="Utterances per file."
 )
 @jobs_option
+@scheduler_option
+@bad_data_option
 @commands_option
-def num_tables(
-    data: Path, out: Path, lang: Path, den: Path | None, shard_size: int, jobs: int, allow_commands: bool
-) -> None:
+def num_tables(data: Path, out: Path, lang: Path, den: Path | None, **arguments: Any) -> None:
     """Build and compile the numerators of a large corpus; a run that was broken off continues where it stood.
 
-    In: DATA, a Kaldi data directory. Utterances without words or with unknown words are named and left out.
+    In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
 
     Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
     """
     from fsachain.cli.progress import counter
-    from fsachain.data.kaldi_dir import DataDir
+    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
+    from fsachain.cli.steps.cluster import executor_at
     from fsachain.graph.shards import NumeratorMaker, make_shards
 
     language, normalization = _graphs(lang, den)
     maker = NumeratorMaker(language.lexicon, language.tree, normalization)
-    said = [(u.id, u.words) for u in DataDir.read(data, allow_commands=allow_commands)]
-    with counter("numerators") as update:
-        summary = make_shards(said, maker, out, shard_size=shard_size, jobs=jobs, progress=update)
-    click.echo(f"{summary} -> {out}")
+    settings: dict[str, Any] = {"shard_size": arguments["shard_size"], "jobs": arguments["jobs"]}
+    with bad_data_of(arguments, out / FAULTS_FILE) as bad_data:
+        said = [(utterance.id, utterance.words) for utterance in bad_data.read(data)]
+        with executor_at(arguments["scheduler"]) as executor, counter("numerators") as update:
+            summary = make_shards(said, maker, out, executor=executor, progress=update, **settings)
+        click.echo(f"{summary} -> {out}")
 
 
 @click.command("num-patterns")
@@ -111,6 +125,7 @@ def num_tables(
     help="Phones that <loop> has on average.",
 )
 @jobs_option
+@scheduler_option
 def num_patterns(
     patterns: Path,
     out: Path,
@@ -119,6 +134,7 @@ def num_patterns(
     parts: tuple[tuple[str, Path], ...],
     phones_per_loop: float,
     jobs: int,
+    scheduler: str | None,
 ) -> None:
     r"""Build numerators of alternatives, gaps, unknown words and keywords.
 
@@ -128,12 +144,15 @@ def num_patterns(
 
     Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
     """
+    from fsachain.cli.steps.cluster import executor_at
     from fsachain.cli.steps.sources import make_pattern_numerators
 
     language, normalization = _graphs(lang, den)
-    summary = make_pattern_numerators(
-        language, patterns, out, normalization, parts=dict(parts), stop_prob=1 / phones_per_loop, jobs=jobs
-    )
+    with executor_at(scheduler) as executor:
+        settings: dict[str, Any] = {"jobs": jobs, "executor": executor, "stop_prob": 1 / phones_per_loop}
+        summary = make_pattern_numerators(
+            language, patterns, out, normalization, parts=dict(parts), **settings
+        )
     click.echo(f"{summary} -> {out}")
 
 
@@ -152,6 +171,7 @@ def num_patterns(
 @click.option("--words", type=INPUT_FILE, help="words.txt of the graphs; without it that of --lang.")
 @click.option("--model", type=INPUT_FILE, help="0.trans_mdl or final.mdl, for transition ids.")
 @jobs_option
+@scheduler_option
 def num_fsts(
     table: str,
     out: Path,
@@ -161,6 +181,7 @@ def num_fsts(
     words: Path | None,
     model: Path | None,
     jobs: int,
+    scheduler: str | None,
 ) -> None:
     """Build numerators from graphs in OpenFst files or AT&T text.
 
@@ -170,17 +191,20 @@ def num_fsts(
 
     Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
     """
+    from fsachain.cli.steps.cluster import executor_at
     from fsachain.cli.steps.sources import make_fst_numerators
 
     language, normalization = _graphs(lang, den)
-    summary = make_fst_numerators(
-        language, table, out, normalization, labels=labels, words=words, model=model, jobs=jobs
-    )
+    with executor_at(scheduler) as executor:
+        settings: dict[str, Any] = {"jobs": jobs, "executor": executor, "labels": labels}
+        summary = make_fst_numerators(
+            language, table, out, normalization, words=words, model=model, **settings
+        )
     click.echo(f"{summary} -> {out}")
 
 
 @click.command()
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("alignment", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
 @lang_option
@@ -189,6 +213,7 @@ def num_fsts(
 @cache_option
 @workers_option
 @jobs_option
+@bad_data_option
 @commands_option
 def supervise(data: Path, alignment: Path, out: Path, **arguments: Any) -> None:
     """Make numerators whose times come from an alignment, in chunks: for a second training.
@@ -200,23 +225,25 @@ def supervise(data: Path, alignment: Path, out: Path, **arguments: Any) -> None:
 
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
+    from fsachain.cli.steps.bad_data import bad_data_of, faults_beside
     from fsachain.cli.steps.supervision import make_supervision
-    from fsachain.data.kaldi_dir import DataDir
 
     language, normalization = _graphs(arguments["lang"], arguments["den"])
     assert normalization is not None
-    summary = make_supervision(
-        arguments["experiment"],
-        language,
-        DataDir.read(data, allow_commands=arguments["allow_commands"]),
-        alignment,
-        out,
-        normalization,
-        cache=arguments["cache"],
-        num_workers=arguments["workers"],
-        jobs=arguments["jobs"],
-    )
-    click.echo(f"{summary} -> {out}")
+    with bad_data_of(arguments, faults_beside(out)) as bad_data:
+        summary = make_supervision(
+            arguments["experiment"],
+            language,
+            bad_data.read(data),
+            alignment,
+            out,
+            normalization,
+            cache=arguments["cache"],
+            num_workers=arguments["workers"],
+            jobs=arguments["jobs"],
+            bad_data=bad_data,
+        )
+        click.echo(f"{summary} -> {out}")
 
 
 NUMERATOR_COMMANDS = (num_graphs, num_tables, num_patterns, num_fsts, supervise)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 INPUT_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 INPUT_PATH = click.Path(exists=True, path_type=Path)
+INPUT_DATA = INPUT_PATH  # a Kaldi data directory, a lhotse manifest of cuts, or a folder of Shar shards
 OUTPUT = click.Path(path_type=Path)
 
 config_option = click.option(
@@ -39,11 +40,23 @@ workers_option = click.option(
 jobs_option = click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that work at once."
 )
+scheduler_option = click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Dask scheduler, such as tcp://host:8786, whose workers do the work in place of this machine.",
+)
 cache_option = click.option("--cache", type=OUTPUT, help="Folder that keeps features between runs.")
+bad_data_option = click.option(
+    "--bad-data",
+    type=click.Choice(["exclude", "stop"]),
+    default="exclude",
+    show_default=True,
+    help="exclude: go on without utterances that cannot be used, list them, and end with status 3. stop: end at once.",
+)
 commands_option = click.option(
     "--allow-commands",
     is_flag=True,
-    help="Run the shell commands that stand in wav.scp, with your rights: for folders that you trust.",
+    help="Run the shell commands that stand in wav.scp or a manifest, with your rights: for data that you trust.",
 )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FILE,
     INPUT_FOLDER,
     INPUT_PATH,
@@ -63,7 +64,7 @@ def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_se
 
 @plot.command("trellis")
 @click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 @utterance_option
 @lang_option
@@ -78,16 +79,16 @@ def draw_trellis(model: Path, data: Path, out: Path, **arguments: Any) -> None:
 
     Out: OUT, the picture.
     """
+    from fsachain.cli.steps.bad_data import data_with
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.model import AcousticModel
     from fsachain.cli.steps.plots import trellis_figure
-    from fsachain.data.kaldi_dir import DataDir
 
     figure = trellis_figure(
         AcousticModel.load(model),
         load_lang(arguments["lang"]),
         arguments["den"],
-        DataDir.read(data, allow_commands=arguments["allow_commands"]),
+        data_with(data, arguments["utterance"], allow_commands=arguments["allow_commands"]),
         arguments["utterance"],
         arguments["by"],
         arguments["rows"],
@@ -96,7 +97,7 @@ def draw_trellis(model: Path, data: Path, out: Path, **arguments: Any) -> None:
 
 
 @plot.command("alignment")
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("aligned", type=INPUT_FOLDER)
 @click.argument("out", type=OUTPUT)
 @utterance_option
@@ -112,10 +113,10 @@ def draw_alignment(
 
     Out: OUT, the picture.
     """
+    from fsachain.cli.steps.bad_data import data_with
     from fsachain.cli.steps.plots import alignment_figure
-    from fsachain.data.kaldi_dir import DataDir
 
-    utterances = DataDir.read(data, allow_commands=allow_commands)
+    utterances = data_with(data, utterance, allow_commands=allow_commands)
     _save(alignment_figure(experiment, utterances, aligned, utterance), out)
 
 
@@ -125,7 +126,7 @@ def draw_alignment(
 @click.option("--lang", type=INPUT_FOLDER, help="Folder made by `fsachain lang`: names the pdfs.")
 @click.option("--utterance", help="Whose numerator is drawn, or whose recording tells how arcs are used.")
 @click.option("--model", type=INPUT_FILE, help="With --data: lines are as wide as the utterance uses an arc.")
-@click.option("--data", type=INPUT_FOLDER, help="A Kaldi data directory with the utterance.")
+@click.option("--data", type=INPUT_DATA, help="A Kaldi data directory with the utterance.")
 @click.option(
     "--max-arcs", type=click.IntRange(1, 1000), default=60, show_default=True, help="More are clipped."
 )
@@ -137,17 +138,18 @@ def draw_graph(graph: Path, out: Path, max_arcs: int, **arguments: Any) -> None:
 
     Out: OUT, the picture.
     """
+    from fsachain.cli.steps.bad_data import data_with
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.model import AcousticModel
     from fsachain.cli.steps.plots import graph_figure
-    from fsachain.data.kaldi_dir import DataDir
 
     if (arguments["model"] is None) != (arguments["data"] is None):
         raise click.UsageError("--model and --data are given together")
     lang = None if arguments["lang"] is None else load_lang(arguments["lang"])
     scored = None
     if arguments["model"] is not None:
-        data = DataDir.read(arguments["data"], allow_commands=arguments["allow_commands"])
+        allowed = arguments["allow_commands"]
+        data = data_with(arguments["data"], arguments["utterance"], allow_commands=allowed)
         scored = (AcousticModel.load(arguments["model"]), data)
     _save(graph_figure(graph, lang, arguments["utterance"], scored, max_arcs), out)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fsachain.cli.options import INPUT_FOLDER, INPUT_PATH, OUTPUT, commands_option
+from fsachain.cli.options import INPUT_DATA, INPUT_FOLDER, INPUT_PATH, OUTPUT, commands_option
 
 COUNT = click.IntRange(min=0)
 
@@ -18,7 +18,7 @@ COUNT = click.IntRange(min=0)
     "--base", type=INPUT_FOLDER, help="Folder with data, lang and graphs, if not EXP or its first pass."
 )
 @click.option(
-    "--test", type=INPUT_FOLDER, help="Data directory that was decoded.  [default: data/test or test]"
+    "--test", type=INPUT_DATA, help="Data directory that was decoded.  [default: data/test or test]"
 )
 @click.option(
     "--utterances", type=COUNT, default=10, show_default=True, help="Of the worst and of the best, each."

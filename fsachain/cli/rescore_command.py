@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FILE,
-    INPUT_FOLDER,
     OUTPUT,
+    bad_data_option,
     cache_option,
     commands_option,
     lang_option,
@@ -20,13 +21,11 @@ from fsachain.cli.options import (
 
 @click.command()
 @click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.argument("second", metavar="ARPA", type=INPUT_FILE)
 @click.argument("out", type=OUTPUT)
 @lang_option
-@click.option(
-    "--dev", type=INPUT_FOLDER, required=True, help="Data directory on which the weights are chosen."
-)
+@click.option("--dev", type=INPUT_DATA, required=True, help="Data directory on which the weights are chosen.")
 @click.option("--arpa", type=INPUT_FILE, help="Word language model of the search, as for `fsachain decode`.")
 @click.option(
     "--lm-weight",
@@ -40,6 +39,7 @@ from fsachain.cli.options import (
 )
 @cache_option
 @workers_option
+@bad_data_option
 @commands_option
 def rescore(model: Path, data: Path, second: Path, out: Path, **arguments: Any) -> None:
     """Let a larger language model choose among the best word sequences.
@@ -49,27 +49,26 @@ def rescore(model: Path, data: Path, second: Path, out: Path, **arguments: Any) 
 
     Out: folder OUT with hyp.txt, wer.txt, wer.json, tuning.txt and tuning.json.
     """
+    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
     from fsachain.cli.steps.decoding import DecodingGraphs
     from fsachain.cli.steps.lang import load_lang
     from fsachain.cli.steps.model import AcousticModel
     from fsachain.cli.steps.rescoring import rescore_data
-    from fsachain.data.kaldi_dir import DataDir
 
     acoustic = AcousticModel.load(model)
-    dev, test = (
-        DataDir.read(path, allow_commands=arguments["allow_commands"]) for path in (arguments["dev"], data)
-    )
-    report = rescore_data(
-        acoustic,
-        DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"]),
-        second,
-        dev,
-        test,
-        out,
-        arguments["lm_weight"],
-        arguments["word_insertion_penalty"],
-        acoustic.experiment.rescoring,
-        cache=arguments["cache"],
-        num_workers=arguments["workers"],
-    )
-    click.echo(f"{report.total} -> {out}")
+    with bad_data_of(arguments, out / FAULTS_FILE) as bad_data:
+        report = rescore_data(
+            acoustic,
+            DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"]),
+            second,
+            bad_data.read(arguments["dev"]),
+            bad_data.read(data),
+            out,
+            arguments["lm_weight"],
+            arguments["word_insertion_penalty"],
+            acoustic.experiment.rescoring,
+            cache=arguments["cache"],
+            num_workers=arguments["workers"],
+            bad_data=bad_data,
+        )
+        click.echo(f"{report.total} -> {out}")

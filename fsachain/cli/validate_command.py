@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from fsachain.cli.options import (
+    INPUT_DATA,
     INPUT_FOLDER,
+    INPUT_PATH,
     OUTPUT,
     cache_option,
     commands_option,
@@ -18,9 +20,14 @@ from fsachain.cli.options import (
 
 
 @click.command()
-@click.argument("data", type=INPUT_FOLDER)
+@click.argument("data", type=INPUT_DATA)
 @click.option(
     "--lang", type=INPUT_FOLDER, help="Folder made by `fsachain lang`: words and lengths are checked too."
+)
+@click.option(
+    "--numerators",
+    type=INPUT_PATH,
+    help="File or shards made for DATA: checksums and transcripts are compared.",
 )
 @click.option("--out", type=OUTPUT, help="File for all faults, one JSON object per line.")
 @click.option(
@@ -40,7 +47,7 @@ def validate(data: Path, lang: Path | None, out: Path | None, policy: str, **arg
     In: DATA, a Kaldi data directory; the sections features and network of the configuration. Tables, recordings and
     features are read as a training reads them: unreadable or empty audio, another sampling rate, missing files,
     duplicate ids, empty text, numbers that are not finite; with --lang unknown words and utterances too short for
-    their words.
+    their words; with --numerators shards that are damaged, and utterances without numerator.
 
     Out: one table by kind of fault, printed; with --out all faults as a file. `fsachain train` prints the same
     table; its option `train: {bad_data: stop}` ends it there.
@@ -55,6 +62,7 @@ def validate(data: Path, lang: Path | None, out: Path | None, policy: str, **arg
         arguments["experiment"],
         None if lang is None else load_lang(lang),
         allow_commands=arguments["allow_commands"],
+        numerators=arguments["numerators"],
         cache=arguments["cache"],
         num_workers=arguments["workers"],
     )

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.data.faults import UtteranceError
-from fsachain.data.kaldi_dir import Utterance, is_command
-from fsachain.errors import ConfigError, require
+from fsachain.data.lhotse_cut import cut_identity, cut_samples
+from fsachain.data.utterance import Cut, Member, Utterance, is_command
+from fsachain.errors import ConfigError, DataError, require
 
 MAX_SECONDS = 7200.0  # of an utterance; a longer one is no utterance, or its header lies
-_BLOCK = 1 << 20  # samples of all channels that are read at once
+_BLOCK = 1 << 18  # samples of all channels that are read at once
 
 
 @dataclass(frozen=True)
@@ -90,54 +91,86 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
     """The samples of one utterance.
 
     Args:
-        utterance: its `audio` is a file or a command whose standard output is an audio file; `start` and
-            `end` cut it.
+        utterance: its `audio` is a file, a part of one, a cut that lhotse reads, or a command whose standard output is an
+            audio file; `start` and `end` cut it.
         sample_rate: the rate that the recording must have, in Hz.
 
     Returns:
-        float32 [L]; the mean of the channels where there are several.
+        float32 [L]; the mean of the channels where there are several and none is chosen.
 
     Raises:
         UtteranceError: the recording cannot be read, has another rate, ends before `end` by more than 0.1 s, or is
             longer than `MAX_SECONDS`.
     """
-    soundfile = require("soundfile", extra="recipes")
     if utterance.audio is None:
         raise UtteranceError("no recording", utterance.id, f"utterance {utterance.id!r} has no recording")
-    if not is_command(utterance.audio):
-        _check_file(utterance, Path(utterance.audio))
-    source = io.BytesIO(_run(utterance)) if is_command(utterance.audio) else utterance.audio
     try:
-        with soundfile.SoundFile(source) as file:
-            if file.samplerate != sample_rate:
-                raise UtteranceError(
-                    "sampling rate",
-                    utterance.id,
-                    f"utterance {utterance.id!r}: {utterance.audio} has {file.samplerate} Hz, "
-                    f"expected {sample_rate} Hz; convert the recording or change sample_rate",
-                )
+        if isinstance(utterance.audio_part, Cut):
+            _check_seconds(utterance, utterance.end or 0.0)
+            return cut_samples(utterance.audio_part.text, sample_rate)
+        with _opened(utterance) as file:
+            check_rate(utterance, file.samplerate, sample_rate)
             start, stop = _sample_range(utterance, sample_rate, file.frames)
             file.seek(start)
-            return _read_mono(file, stop - start)
-    except (OSError, RuntimeError) as error:  # soundfile's own error is a RuntimeError
-        raise _unreadable(utterance, error) from error
+            return _read_channel(file, stop - start, utterance.channel)
+    except UtteranceError:
+        raise
+    except (OSError, RuntimeError, DataError) as error:  # soundfile's own error is a RuntimeError
+        raise unreadable(utterance, error) from error
 
 
-def _read_mono(file: Any, count: int) -> NDArray[np.float32]:
+def check_rate(utterance: Utterance, found: int, sample_rate: int) -> None:
+    """Refuse a recording of another rate, in Hz.
+
+    Raises:
+        UtteranceError: that names both.
+    """
+    if found != sample_rate:
+        raise UtteranceError(
+            "sampling rate",
+            utterance.id,
+            f"utterance {utterance.id!r}: {utterance.audio} has {found} Hz, "
+            f"expected {sample_rate} Hz; convert the recording or change sample_rate",
+        )
+
+
+def _opened(utterance: Utterance) -> Any:
+    """The recording as soundfile has it."""
+    soundfile = require("soundfile", extra="recipes")
+    assert utterance.audio is not None
+    if isinstance(utterance.audio_part, Member):
+        return soundfile.SoundFile(io.BytesIO(utterance.audio_part.read()))
+    if is_command(utterance.audio):
+        return soundfile.SoundFile(io.BytesIO(_run(utterance)))
+    check_file(utterance, Path(utterance.audio))
+    return soundfile.SoundFile(utterance.audio)
+
+
+def _read_channel(file: Any, count: int, channel: int | None) -> NDArray[np.float32]:
     """Up to `count` samples; memory is taken as they come, for a header can claim any number."""
-    blocks = [np.zeros(0, np.float32)]
+    if channel is not None and channel >= file.channels:
+        raise DataError(f"has {file.channels} channels, channel {channel} is asked for (counted from 0)")
+    samples = np.zeros(0, np.float32)
     step = max(1, _BLOCK // file.channels)
     while count > 0:
         block = file.read(min(count, step), dtype="float32", always_2d=True)
         if not len(block):
             break
         count -= len(block)
-        blocks.append(block[:, 0] if block.shape[1] == 1 else block.mean(axis=1))
-    return blocks[-1] if len(blocks) <= 2 else np.concatenate(blocks)
+        if block.shape[1] == 1:
+            channel = 0
+        filled = len(samples)
+        samples.resize(filled + len(block), refcheck=False)  # in place where the system can
+        samples[filled:] = block.mean(axis=1) if channel is None else block[:, channel]
+    return samples
 
 
-def _check_file(utterance: Utterance, path: Path) -> None:
-    """A pipe or a device would be waited for, or read, for ever."""
+def check_file(utterance: Utterance, path: Path) -> None:
+    """Refuse what is no file: a pipe or a device would be waited for, or read, for ever.
+
+    Raises:
+        UtteranceError: that says so.
+    """
     if not path.exists():
         raise UtteranceError(
             "missing file",
@@ -145,10 +178,11 @@ def _check_file(utterance: Utterance, path: Path) -> None:
             f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: no such file",
         )
     if not path.is_file():
-        raise _unreadable(utterance, "not a regular file")
+        raise unreadable(utterance, "not a regular file")
 
 
-def _unreadable(utterance: Utterance, reason: object) -> UtteranceError:
+def unreadable(utterance: Utterance, reason: object) -> UtteranceError:
+    """The error of a recording that cannot be read."""
     message = f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {reason}"
     return UtteranceError("unreadable audio", utterance.id, message)
 
@@ -161,14 +195,19 @@ def audio_identity(utterance: Utterance) -> str | None:
     """
     if utterance.audio is None or is_command(utterance.audio):
         return None
+    part = utterance.audio_part
     try:
+        if isinstance(part, Cut):
+            return cut_identity(part.text)
         status = Path(utterance.audio).stat()
     except OSError as error:
         kind = "missing file" if isinstance(error, FileNotFoundError) else "unreadable audio"
         message = f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}"
         raise UtteranceError(kind, utterance.id, message) from error
     path = Path(utterance.audio).absolute()
-    return f"{utterance.id}|{path}|{status.st_size}|{status.st_mtime_ns}|{utterance.start}|{utterance.end}"
+    known = f"{utterance.id}|{path}|{status.st_size}|{status.st_mtime_ns}|{utterance.start}|{utterance.end}"
+    rest = (utterance.channel, None if part is None else (part.offset, part.size))
+    return known if rest == (None, None) else f"{known}|{rest}"
 
 
 def _sample_range(utterance: Utterance, sample_rate: int, num_samples: int) -> tuple[int, int]:
@@ -182,12 +221,15 @@ def _sample_range(utterance: Utterance, sample_rate: int, num_samples: int) -> t
             f"utterance {utterance.id!r} is the part from {utterance.start} to {utterance.end} s "
             f"of {utterance.audio!r}, which has {num_samples / sample_rate:.3f} s",
         )
-    seconds = (min(stop, num_samples) - start) / sample_rate
+    _check_seconds(utterance, (min(stop, num_samples) - start) / sample_rate)
+    return start, min(stop, num_samples)
+
+
+def _check_seconds(utterance: Utterance, seconds: float) -> None:
     if seconds > MAX_SECONDS:
-        raise _unreadable(
+        raise unreadable(
             utterance, f"{seconds:.0f} s long, expected at most {MAX_SECONDS:.0f}; cut it by segments"
         )
-    return start, min(stop, num_samples)
 
 
 def _run(utterance: Utterance) -> bytes:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.data.audio import Perturbation, audio_identity
-from fsachain.data.features import FeatureConfig, utterance_features
-from fsachain.data.kaldi_dir import Utterance
+from fsachain.data.features import FeatureConfig, has_stored, utterance_features
+from fsachain.data.utterance import Utterance
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import remove_partials, replacing
 from fsachain.npz_file import read_npz
@@ -96,7 +96,7 @@ def load_chunk(
 
 def _key(utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation) -> str | None:
     """Hash of all that the features depend on; None if that is unknown or they are an archive anyway."""
-    identities = [None if u.feats is not None else audio_identity(u) for u in utterances]
+    identities = [None if has_stored(u, config) else audio_identity(u) for u in utterances]
     if any(identity is None for identity in identities) or config.dither != 0.0:
         return None
     content = (FORMAT_VERSION, config.fingerprint(), sorted(asdict(perturbation).items()), identities)

@@ -63,6 +63,10 @@ class Statistics:
             raise DataError("cmvn statistics need at least one frame, got none")
         return cls(count, total, squares)
 
+    def __add__(self, other: Statistics) -> Statistics:
+        """Those of the frames of both."""
+        return Statistics(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
     def normalise(self, features: NDArray[np.float32], moments: str) -> NDArray[np.float32]:
         """(features - mean) or (features - mean) / standard deviation, float32 [T, F]."""
         if features.shape[1] != len(self.total):
@@ -106,15 +110,25 @@ class Cmvn:
     def estimate(
         cls, config: CmvnConfig, speakers_and_features: Iterable[tuple[str, NDArray[np.float32]]]
     ) -> Cmvn:
-        """Take the statistics that the configuration needs from pairs (speaker, features [T, F])."""
+        """Take the statistics that the configuration needs from pairs (speaker, features [T, F]), one after the other.
+
+        Only sums are kept, so the pairs may come from a corpus of any size.
+        """
         if config.scope in ("none", "utterance"):
             return cls(config)
         if config.scope == "global":
             return cls(config, {"global": Statistics.of(features for _, features in speakers_and_features)})
-        by_speaker: dict[str, list[NDArray[np.float32]]] = {}
+        by_speaker: dict[str, Statistics] = {}
+        empty = set()
         for speaker, features in speakers_and_features:
-            by_speaker.setdefault(speaker, []).append(features)
-        return cls(config, {speaker: Statistics.of(matrices) for speaker, matrices in by_speaker.items()})
+            if not len(features):
+                empty.add(speaker)
+                continue
+            found = Statistics.of([features])
+            by_speaker[speaker] = by_speaker[speaker] + found if speaker in by_speaker else found
+        for speaker in sorted(empty - by_speaker.keys()):
+            raise DataError(f"cmvn statistics of speaker {speaker!r} need at least one frame, got none")
+        return cls(config, by_speaker)
 
     def apply(self, features: NDArray[np.float32], speaker: str) -> NDArray[np.float32]:
         """Normalise the features [T, F] of one utterance; a new array unless there is nothing to do.

@@ -8,6 +8,7 @@ which is the default here.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from fsachain.data.audio import Perturbation, read_audio
 from fsachain.data.faults import UtteranceError
-from fsachain.data.kaldi_dir import Utterance
+from fsachain.data.lhotse_cut import cut_features
+from fsachain.data.utterance import Cut, Member, Part, Utterance
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_matrix
@@ -84,6 +86,15 @@ class FeatureConfig:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
+def num_frames_of(num_samples: int, config: FeatureConfig) -> int:
+    """Frames that `compute_features` makes of so many samples, as Kaldi counts them."""
+    shift = int(config.sample_rate * 0.001 * config.frame_shift_ms)
+    window = int(config.sample_rate * 0.001 * config.frame_length_ms)
+    if config.snip_edges:
+        return 0 if num_samples < window else 1 + (num_samples - window) // shift
+    return (num_samples + shift // 2) // shift
+
+
 def compute_features(samples: NDArray[np.float32], config: FeatureConfig) -> NDArray[np.float32]:
     """Features of one signal.
 
@@ -112,6 +123,8 @@ def utterance_features(
 ) -> NDArray[np.float32]:
     """Features of one utterance: read from its Kaldi archive if it has one, else computed.
 
+    Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording.
+
     Returns:
         float32 [T, F].
 
@@ -120,7 +133,7 @@ def utterance_features(
             says; an archive was to be perturbed.
     """
     perturbation = perturbation or Perturbation()
-    if utterance.feats is None:
+    if not has_stored(utterance, config):
         if config.kind == "archive":
             message = f"utterance {utterance.id!r} has no features in feats.scp; expected some for 'archive'"
             raise UtteranceError("no recording", utterance.id, message)
@@ -130,7 +143,34 @@ def utterance_features(
         raise DataError(
             f"utterance {utterance.id!r} comes as features; speed and volume can only be changed on audio"
         )
+    if utterance.feats_part is not None:
+        return _read_part(utterance, utterance.feats_part, config.num_features)
     return read_kaldi_matrix(utterance, config.num_features)
+
+
+def has_stored(utterance: Utterance, config: FeatureConfig) -> bool:
+    """Whether the features of the utterance are read, not computed."""
+    if utterance.feats is None:
+        return False
+    return utterance.feats_part is None or config.kind == "archive" or utterance.audio is None
+
+
+def _read_part(utterance: Utterance, part: Part, num_features: int) -> NDArray[np.float32]:
+    """Features in a Shar tar or of a lhotse cut; errors as for `read_kaldi_matrix`."""
+    try:
+        matrix = cut_features(part.text) if isinstance(part, Cut) else _member_matrix(part)
+    except (ValueError, RuntimeError, OSError, EOFError) as error:  # a DataError is a ValueError
+        raise _unreadable(utterance, error) from error
+    return _checked_width(utterance, matrix, num_features)
+
+
+def _member_matrix(part: Member) -> NDArray[np.float32]:
+    content = part.read()
+    if part.kind == "npy":
+        return np.load(io.BytesIO(content), allow_pickle=False).astype(np.float32)
+    if part.kind == "llc":
+        return np.asarray(require("lilcom", extra="lhotse").decompress(content), np.float32)
+    raise DataError("holds audio; expected features")
 
 
 def read_kaldi_matrix(utterance: Utterance, num_features: int) -> NDArray[np.float32]:
@@ -147,8 +187,18 @@ def read_kaldi_matrix(utterance: Utterance, num_features: int) -> NDArray[np.flo
         else:
             matrix = read_value(address, read_matrix).astype(np.float32)
     except (RuntimeError, DataError) as error:
-        message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
-        raise UtteranceError("unreadable features", utterance.id, message) from error
+        raise _unreadable(utterance, error) from error
+    return _checked_width(utterance, matrix, num_features)
+
+
+def _unreadable(utterance: Utterance, error: Exception) -> UtteranceError:
+    message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
+    return UtteranceError("unreadable features", utterance.id, message)
+
+
+def _checked_width(
+    utterance: Utterance, matrix: NDArray[np.float32], num_features: int
+) -> NDArray[np.float32]:
     if matrix.ndim != 2 or matrix.shape[1] != num_features:
         raise UtteranceError(
             "width of features",

@@ -1,4 +1,6 @@
-"""Kaldi data directories: which recordings there are, who speaks and what is said.
+"""Data sets: which recordings there are, who speaks and what is said, as Kaldi data directories say it.
+
+Manifests of lhotse (`fsachain.data.cuts`) give the same utterances.
 
 A directory holds `text` and `wav.scp` or `feats.scp`, and may hold `utt2spk` and `segments`. Every line of
 every table is `key value...`; keys are unique. Nothing is read but these small tables: audio is opened in
@@ -15,34 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fsachain.data.cuts import holds_cuts, read_cuts
 from fsachain.data.faults import Fault, UtteranceError
+from fsachain.data.utterance import Report, Utterance, is_command
 from fsachain.errors import DataError
+from fsachain.files import binary_lines, line_text
 
-# Told of a kind of fault, the utterance (or file) and the message; raises, or keeps it and returns.
-Report = Callable[[str, str, str], None]
-
-
-@dataclass(frozen=True)
-class Utterance:
-    """One stretch of speech by one speaker.
-
-    Attributes:
-        id: unique name of the utterance.
-        speaker: the speaker's name; the utterance's own id where the directory has no `utt2spk`.
-        words: the transcript, split at white space; empty where nothing is said or known.
-        audio: path of the recording, or a shell command that ends in `|`; None when only features exist.
-        start: first second of the utterance in its recording.
-        end: second where it ends, exclusive; None for the end of the recording.
-        feats: a Kaldi matrix address `file.ark:offset`, or None when features are computed from the audio.
-    """
-
-    id: str
-    speaker: str
-    words: tuple[str, ...]
-    audio: str | None
-    start: float = 0.0
-    end: float | None = None
-    feats: str | None = None
+__all__ = ["DataDir", "Report", "Utterance", "is_command", "read_table"]
 
 
 @dataclass(frozen=True)
@@ -68,39 +49,39 @@ class DataDir:
 
     @classmethod
     def read(cls, path: str | Path, *, allow_commands: bool = False) -> DataDir:
-        """Read one Kaldi data directory.
+        """Read one Kaldi data directory, lhotse manifest of cuts (`.jsonl`, `.jsonl.gz`) or folder of Shar shards.
 
         Args:
-            path: the directory.
-            allow_commands: accept `wav.scp` and `feats.scp` entries that are shell commands. They are run
-                later, by whoever loads the audio; do this only with directories whose author you trust.
+            path: the directory or file.
+            allow_commands: accept recordings that are shell commands (or, in manifests, URLs). They are run
+                later, by whoever loads the audio; do this only with data whose author you trust.
 
         Raises:
             DataError: a table is missing, malformed, or does not fit the others; the message names file and
                 line.
         """
-        return cls(tuple(_read_folder(Path(path), allow_commands, _refuse)))
+        return cls(tuple(_read(Path(path), allow_commands, _refuse)))
 
     @classmethod
     def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, list[Fault]]:
-        """Read one Kaldi data directory without stopping at faults.
+        """What `read` reads, without stopping at faults.
 
         Args:
-            path: the directory.
+            path: as for `read`.
             allow_commands: as for `read`.
 
         Returns:
             The utterances that the tables agree on, and what is wrong with each of the others: the first fault.
 
         Raises:
-            DataError: there is no such directory, or it lacks the tables themselves.
+            DataError: there is no such directory or file, or it lacks the tables themselves.
         """
         faults: dict[str, Fault] = {}
 
         def report(kind: str, name: str, message: str) -> None:
             faults.setdefault(name, Fault(name, message, kind))
 
-        utterances = list(_read_folder(Path(path), allow_commands, report))
+        utterances = list(_read(Path(path), allow_commands, report))
         return cls(tuple(one for one in utterances if one.id not in faults)), list(faults.values())
 
     @classmethod
@@ -119,6 +100,12 @@ class DataDir:
 
 def _refuse(kind: str, name: str, message: str) -> None:
     raise UtteranceError(kind, name, message)
+
+
+def _read(path: Path, allow_commands: bool, report: Report) -> Iterator[Utterance]:
+    if holds_cuts(path):
+        return read_cuts(path, allow_commands, report)
+    return _read_folder(path, allow_commands, report)
 
 
 def _read_folder(folder: Path, allow_commands: bool, report: Report) -> Iterator[Utterance]:
@@ -148,7 +135,8 @@ def read_table(path: str | Path, report: Report = _refuse) -> dict[str, tuple[in
 
     Args:
         path: the file.
-        report: told of a line that is not UTF-8 and of a key that occurs twice; both lines are left out then.
+        report: told of a line that is not UTF-8 or has a byte order mark or zero byte, and of a key that occurs twice;
+            these lines are left out then.
 
     Returns:
         The line number (from 1) and the stripped rest of the line for each key, in file order; empty lines
@@ -157,22 +145,16 @@ def read_table(path: str | Path, report: Report = _refuse) -> dict[str, tuple[in
     Raises:
         DataError: the file cannot be read; and, unless `report` does otherwise, what it is told of.
     """
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"cannot read {str(path)!r}: {error}") from error
     table: dict[str, tuple[int, str]] = {}
     repeated = set()
-    for number, line in enumerate(lines, start=1):
+    for number, line in binary_lines(path):
         try:
-            fields = line.decode("utf-8").split(maxsplit=1)
-        except UnicodeDecodeError as error:
-            report("table", f"{path}:{number}", f"{path}:{number}: not a line of UTF-8 text ({error})")
+            fields = line_text(line, f"{path}:{number}").split(maxsplit=1)
+        except DataError as error:
+            report("table", f"{path}:{number}", str(error))
             continue
         if not fields:
             continue
-        if fields[0].startswith("\ufeff"):
-            report("table", f"{path}:{number}", f"{path}:{number}: a byte order mark; save the file without")
         if fields[0] in table:
             first = table[fields[0]][0]
             repeated.add(fields[0])
@@ -183,12 +165,9 @@ def read_table(path: str | Path, report: Report = _refuse) -> dict[str, tuple[in
             )
             continue
         table[fields[0]] = (number, fields[1].strip() if len(fields) > 1 else "")
-    return {key: value for key, value in table.items() if key not in repeated}
-
-
-def is_command(location: str) -> bool:
-    """Whether a `wav.scp` or `feats.scp` value is a shell command rather than a path."""
-    return location.endswith("|") or location.startswith("|")
+    for key in repeated:
+        del table[key]
+    return table
 
 
 def _read_locations(path: Path, allow_commands: bool, report: Report) -> dict[str, str]:
@@ -199,8 +178,6 @@ def _read_locations(path: Path, allow_commands: bool, report: Report) -> dict[st
     for key, (number, value) in read_table(path, report).items():
         if not value:
             report("no recording", key, f"{path}:{number}: {key!r} has no path")
-        elif "\0" in value:
-            report("no recording", key, f"{path}:{number}: the path of {key!r} has a zero byte")
         elif is_command(value) and not allow_commands:
             message = (
                 f"{path}:{number}: {key!r} is a shell command ({value!r}); pass allow_commands=True "
@@ -250,16 +227,20 @@ def _with_speaker_and_words(
             report("no recording", key, message)
     speakers_path = folder / "utt2spk"
     speakers = read_table(speakers_path, report) if speakers_path.is_file() else None
-    for key, utterance in utterances.items():
-        if key not in text:
+    known: dict[str, str] = {}  # each word and speaker is kept once, and what is used up is given back
+    for key in tuple(utterances):
+        utterance = utterances.pop(key)
+        number, said = text.pop(key, (0, ""))
+        if not number:
             report("no transcript", key, f"{folder / 'text'}: no transcript for utterance {key!r}")
             continue
         speaker = key
         if speakers is not None:
-            number, speaker = speakers.get(key, (0, ""))
+            number, speaker = speakers.pop(key, (0, ""))
             if not number:
                 report("no speaker", key, f"{speakers_path}: no speaker for utterance {key!r}")
             elif len(speaker.split()) != 1:
                 message = f"{speakers_path}:{number}: expected 'utterance speaker', got '{key} {speaker}'"
                 report("no speaker", key, message)
-        yield replace(utterance, speaker=speaker, words=tuple(text[key][1].split()))
+        words = tuple(known.setdefault(word, word) for word in said.split())
+        yield replace(utterance, speaker=known.setdefault(speaker, speaker), words=words)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def load_usable(
     *,
     cache_dir: str | Path | None = None,
     num_workers: int = 1,
+    executor: Executor | None = None,
 ) -> tuple[DataDir, list[list[Example]], list[Fault]]:
     """Features of the utterances that have some, for each copy.
 
@@ -34,7 +36,7 @@ def load_usable(
         data_dir: the utterances.
         config: kind and size of the features.
         copies: changes of speed and volume, one list of examples for each.
-        cache_dir, num_workers: as for `fsachain.data.dataset.load_examples`.
+        cache_dir, num_workers, executor: as for `fsachain.data.dataset.load_examples`.
 
     Returns:
         The usable utterances, their examples per copy in the same order, and what is wrong with each of the others:
@@ -51,8 +53,8 @@ def load_usable(
     loaded: list[Loaded] = []
     for copy in copies:
         work = partial(_load_chunk, config=config, perturbation=copy, folder=folder)
-        with ThreadPoolExecutor(num_workers) as threads:
-            loaded.append([pair for found in threads.map(work, chunks) for pair in found])
+        with nullcontext(executor) if executor is not None else ThreadPoolExecutor(num_workers) as pool:
+            loaded.append([pair for found in pool.map(work, chunks) for pair in found])
     faults: dict[str, Fault] = {}
     for part in loaded:
         for utterance, found in part:

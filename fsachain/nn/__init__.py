@@ -1,6 +1,21 @@
-"""Networks: the TDNN-F of Kaldi's chain recipes; streams of chunks; `export` writes ONNX files."""
+"""Networks: TDNN-F, Conformer, what yours must have; weights to begin with; streams; `export` writes ONNX files."""
 
+from fsachain.nn.conformer import Conformer, ConformerConfig
+from fsachain.nn.network import Network, NetworkOutput, num_parameters
 from fsachain.nn.streaming import StreamingModel
-from fsachain.nn.tdnnf import NetworkOutput, Tdnnf, TdnnfConfig, num_parameters, reset_batch_norm
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig, reset_batch_norm
+from fsachain.nn.weights import TakenWeights, take_weights
 
-__all__ = ["NetworkOutput", "StreamingModel", "Tdnnf", "TdnnfConfig", "num_parameters", "reset_batch_norm"]
+__all__ = [
+    "Conformer",
+    "ConformerConfig",
+    "Network",
+    "NetworkOutput",
+    "StreamingModel",
+    "TakenWeights",
+    "Tdnnf",
+    "TdnnfConfig",
+    "num_parameters",
+    "reset_batch_norm",
+    "take_weights",
+]

@@ -17,12 +17,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fsachain.data.cmvn import VARIANCE_FLOOR, Cmvn
 from fsachain.errors import ConfigError, FsachainError, require
 from fsachain.files import replacing
-from fsachain.nn.tdnnf import Tdnnf
+from fsachain.nn.network import Network, subsampled
 
 INPUTS, OUTPUTS = ("features", "lengths"), ("nnet_output", "nnet_lengths")
 PARITY = 1e-4  # relative to the largest output: float32, and sums in another order
@@ -37,16 +36,19 @@ class ExportedModel(nn.Module):
             file has no memory.
 
     Raises:
-        ConfigError: a network of another class, or in training mode.
+        ConfigError: a network without `scores`, or in training mode.
     """
 
-    def __init__(self, network: Tdnnf, cmvn: Cmvn) -> None:
+    def __init__(self, network: Network, cmvn: Cmvn) -> None:
         super().__init__()
-        if not isinstance(network, Tdnnf):
-            raise ConfigError(f"network: {type(network).__name__} cannot be exported; expected a Tdnnf")
+        if not hasattr(network, "scores"):
+            raise ConfigError(
+                f"network: {type(network).__name__} cannot be exported; expected a method "
+                "scores(features [N, T, F], lengths [N]) -> nnet_output, as Tdnnf and Conformer have it"
+            )
         if network.training:
             raise ConfigError("network: is in training mode; expected network.eval()")
-        self.network = network
+        self.network: Any = network
         self.scope, self.moments = cmvn.config.scope, cmvn.config.moments
         if self.scope == "global":
             mean, scale = cmvn.statistics["global"].mean_and_scale(self.moments)
@@ -64,16 +66,10 @@ class ExportedModel(nn.Module):
             nnet_output float32 [N, ceil(T / s), P], of which output frames at and past nnet_lengths[n] hold nothing of
             meaning, and nnet_lengths int64 [N].
         """
-        step = self.network.subsampling
-        outputs = (features.shape[1] + step - 1) // step
-        nnet_lengths = torch.div(lengths + step - 1, step, rounding_mode="floor")
-        padded = F.pad(features, (0, 0, 0, step - 1))[:, : outputs * step]
-        real = torch.arange(outputs * step)[None] < lengths[:, None]
-        thinned = torch.arange(outputs)[None] < nnet_lengths[:, None]
+        real = torch.arange(features.shape[1], device=features.device)[None] < lengths[:, None]
         blank = ~real[:, :, None]
-        x = self._normalised(padded.masked_fill(blank, 0.0), lengths).masked_fill(blank, 0.0)
-        hidden, mask = self.network.hidden(x, real[:, None].to(x.dtype), thinned[:, None].to(x.dtype))
-        return self.network.chain_head(hidden, mask), nnet_lengths
+        x = self._normalised(features.masked_fill(blank, 0.0), lengths).masked_fill(blank, 0.0)
+        return self.network.scores(x, lengths), subsampled(lengths, self.network.subsampling)
 
     def _normalised(self, features: Tensor, lengths: Tensor) -> Tensor:
         """The features after CMVN; they are 0 on padding."""
@@ -92,7 +88,7 @@ class ExportedModel(nn.Module):
 
 
 def export_onnx(
-    path: str | Path, network: Tdnnf, cmvn: Cmvn, metadata: Mapping[str, Any] | None = None
+    path: str | Path, network: Network, cmvn: Cmvn, metadata: Mapping[str, Any] | None = None
 ) -> float:
     """Write a model as an ONNX file, and compare it with PyTorch before it gets its name.
 
@@ -167,7 +163,7 @@ def _quiet() -> Iterator[None]:
 def _batch(module: ExportedModel, lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
     """Features that look like log energies: far from zero mean."""
     generator = torch.Generator().manual_seed(seed)
-    size = (len(lengths), max(lengths), module.network.config.num_features)
+    size = (len(lengths), max(lengths), module.network.num_features)
     return 10.0 + 3.0 * torch.randn(size, generator=generator), torch.tensor(lengths)
 
 

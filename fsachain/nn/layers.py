@@ -8,12 +8,25 @@ on the other utterances of a batch.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+
+class Pool(Protocol):
+    """Several processes whose batches are normalised as one.
+
+    Attributes:
+        counts: False while what this process passes through its network is nothing but a stand-in.
+    """
+
+    counts: bool
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """Turn the values into their sum over all processes."""
 
 
 class MaskedBatchNorm(nn.Module):
@@ -22,7 +35,12 @@ class MaskedBatchNorm(nn.Module):
     As in Kaldi there is no learnt scale or offset: the affine map that follows has both. Evaluation uses
     running averages. The rectifier is part of it because their derivatives together take half the passes over
     memory.
+
+    Attributes:
+        pool: the processes whose frames are the batch, each of which must make the same passes; None: this one alone.
     """
+
+    pool: Pool | None = None
 
     running_mean: Tensor
     running_var: Tensor
@@ -43,7 +61,9 @@ class MaskedBatchNorm(nn.Module):
         if not self.training:
             scale = (self.running_var + self.epsilon).rsqrt()
             return _masked((F.relu(x) - self.running_mean[:, None]) * scale[:, None], mask)
-        y, mean, var = cast(tuple[Tensor, Tensor, Tensor], _ReluBatchNorm.apply(x, mask, self.epsilon))
+        y, mean, var = cast(
+            tuple[Tensor, Tensor, Tensor], _ReluBatchNorm.apply(x, mask, self.epsilon, self.pool)
+        )
         with torch.no_grad():
             # The first batches are averaged evenly: short runs are not biased towards the initial (0, 1).
             self.num_batches += 1
@@ -57,40 +77,67 @@ class _ReluBatchNorm(torch.autograd.Function):
     """y = (r - mean) / sqrt(var + epsilon), r = relu(x); mean and var over real frames; 0 on padding.
 
     With n real frames and g = d/dy on them:  d/dr = (g - sum(g) / n - y sum(g y) / n) / sqrt(var + epsilon).
+    With a pool n, mean, var and both sums are those of the frames of all processes.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mask: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor | None, epsilon: float, pool: Pool | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         active = x > 0
         y = x.clamp(min=0.0)
         if mask is None:
-            count = torch.tensor(float(x.shape[0] * x.shape[2]), device=x.device)
+            frames = torch.tensor(float(x.shape[0] * x.shape[2]), device=x.device)
         else:
-            count = mask.sum().clamp(min=1.0)
+            frames = mask.sum()
             y *= mask
             active &= mask.bool()
+        count = frames.clamp(min=1.0)
         mean = y.sum(dim=(0, 2)) / count
         y -= mean[:, None]
         if mask is not None:
             y *= mask
-        var = torch.linalg.vector_norm(y, dim=(0, 2)).square() / count
+        # Over time first: torch sums a single stretch of memory in several parts, quicker and closer to exact.
+        var = torch.linalg.vector_norm(y, dim=2).square().sum(dim=0) / count
+        if pool is not None:
+            own = mean
+            count, mean, var = _pooled(pool, frames, mean, var)
+            y += (own - mean)[:, None]
+            if mask is not None:
+                y *= mask
         inverse = (var + epsilon).rsqrt()
         y *= inverse[:, None]
         ctx.save_for_backward(y, active, mask, inverse, count)
+        ctx.pool, ctx.counts = pool, pool is None or pool.counts
         ctx.mark_non_differentiable(mean, var)
         return y, mean, var
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor, None, None, None]:
         y, active, mask, inverse, count = ctx.saved_tensors
         gradient = grad if mask is None else grad * mask
-        mean = gradient.sum(dim=(0, 2)) / count
-        slope = (gradient * y).sum(dim=(0, 2)) / count
+        sums = torch.stack([gradient.sum(dim=(0, 2)), (gradient * y).sum(dim=(0, 2))])
+        if ctx.pool is not None:
+            sums = ctx.pool.add_up(sums)
+        if not ctx.counts:  # a stand-in: mean and var do not depend on it
+            sums = torch.zeros_like(sums)
+        mean, slope = sums / count
         result = torch.addcmul(gradient - mean[:, None], y, slope[:, None], value=-1.0)
         result *= inverse[:, None]
         result *= active
-        return result, None, None
+        return result, None, None, None
+
+
+def _pooled(pool: Pool, frames: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Frames, mean and variance [C] of all processes together, from those of each; in float64, where squares add up."""
+    share = frames.double() if pool.counts else torch.zeros_like(frames, dtype=torch.float64)
+    first, second = mean.double(), var.double() + mean.double().square()
+    totals = pool.add_up(torch.cat([share.reshape(1), share * first, share * second]))
+    count = totals[0].clamp(min=1.0)
+    first, second = (totals[1:] / count).chunk(2)
+    spread = (second - first.square()).clamp(min=0.0)
+    return count.to(mean.dtype), first.to(mean.dtype), spread.to(var.dtype)
 
 
 class TimeConstantDropout(nn.Module):
@@ -176,8 +223,8 @@ class TimeDelayLayer(nn.Module):
 
     @torch.no_grad()
     def constrain_orthonormal(self) -> None:
-        """One step towards orthogonal rows of equal norm in `linear`; see `semi_orthogonal_step`."""
-        if self.linear is not None:
+        """One step towards orthogonal rows of equal norm in `linear`, unless it is frozen; see `semi_orthogonal_step`."""
+        if self.linear is not None and self.linear.weight.requires_grad:
             weight = self.linear.weight
             weight.copy_(semi_orthogonal_step(weight.flatten(1)).view_as(weight))
 

@@ -2,7 +2,8 @@
 
 A network whose outputs see a bounded stretch of input, as convolutions do, needs of the past only that stretch. Each
 chunk is computed together with the frames around it; outputs whose own context is not there yet wait for the next
-chunk. At the two ends of the utterance the network sees its ends, as it does without chunks.
+chunk. At the two ends of the utterance the network sees its ends, as it does without chunks. A network with a `period`,
+such as a Conformer whose attention works in chunks, is cut at multiples of it alone.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ class StreamingModel:
         scores = stream.finish()                    # the rest; the next chunk begins another utterance
 
     Args:
-        network: in evaluation mode, such as a `Tdnnf`; `forward(features [1, T, F], lengths [1])` gives `nnet_output`
-            [1, ceil(T / s), P] with s its `subsampling`.
-        context: input frames that an output sees before and after its own s frames; None: `network.config.context`.
+        network: in evaluation mode, such as a `Tdnnf`; see `Network`.
+        context: input frames that an output sees before and after its own s frames; None: `network.context`.
 
     Raises:
         ConfigError: a network in training mode, or one without a bounded context where none is given.
@@ -45,8 +45,11 @@ class StreamingModel:
             raise ConfigError(f"context is {(before, after)}; expected two numbers of 0 or more")
         self.network = network
         self._step: int = self.network.subsampling
+        self._period: int = getattr(network, "period", 1)
         self._before = -(-before // self._step)  # in output frames, so that chunks begin where an output does
         self._after = after
+        # Outputs of one period are settled together, by what the last of them sees.
+        self._behind = max(0, after - (self._period - 1) * self._step)
         self._kept: Tensor | None
         self._first: int  # output frame at which the kept features begin
         self._returned: int
@@ -74,7 +77,8 @@ class StreamingModel:
             width = "F" if self._kept is None else self._kept.shape[1]
             raise ShapeError(f"features have shape {list(frames.shape)}, expected [T, {width}]")
         self._kept = frames.clone() if self._kept is None else torch.cat([self._kept, frames])
-        return self._outputs(max(0, self._received() - self._after) // self._step)
+        settled = max(0, self._received() - self._behind) // self._step
+        return self._outputs(settled // self._period * self._period)
 
     def finish(self) -> Tensor:
         """The outputs that waited for frames that do not come; what is accepted next is another utterance.
@@ -101,21 +105,26 @@ class StreamingModel:
         assert self._kept is not None
         where = next(self.network.parameters()).device
         if end <= self._returned:
-            return torch.zeros(0, self.network.config.num_pdfs, device=where)
+            return torch.zeros(0, self.network.num_pdfs, device=where)
         features = self._kept[None].to(where)
         found = self.network(features, torch.tensor([len(self._kept)])).nnet_output[0]
         outputs = found[self._returned - self._first : end - self._first]
         self._returned = end
-        keep_from = max(self._first, end - self._before)
+        keep_from = max(self._first, (end - self._before) // self._period * self._period)
         self._kept = self._kept[(keep_from - self._first) * self._step :].clone()
         self._first = keep_from
         return outputs.clone()
 
 
 def _context_of(network: Any) -> tuple[int, int]:
-    context = getattr(getattr(network, "config", None), "context", None)
-    if context is None:
+    name = type(network).__name__
+    if not hasattr(network, "context"):
         raise ConfigError(
-            f"context: {type(network).__name__} does not say how far its outputs see; expected (frames before, frames after)"
+            f"context: {name} does not say how far its outputs see; expected (frames before, frames after)"
         )
-    return int(context[0]), int(context[1])
+    if network.context is None:
+        raise ConfigError(
+            f"context: each output of {name} sees the whole utterance, so none is settled before its end; expected "
+            "(frames before, frames after), which a Conformer has with a `chunk`"
+        )
+    return int(network.context[0]), int(network.context[1])

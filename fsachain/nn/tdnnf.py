@@ -11,14 +11,17 @@ the padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsachain.errors import ConfigError, ShapeError
+from fsachain.errors import ConfigError
 from fsachain.nn.layers import Head, InputLayer, MaskedBatchNorm, TimeConstantDropout, TimeDelayLayer
+from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input, subsampled
+
+MAX_LAYERS = 1000  # more than anyone means, so that no file can ask for a million
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,10 @@ class TdnnfConfig:
             raise ConfigError(
                 f"dropout is {self.dropout}, kind {self.dropout_kind!r}; expected < 1, 'frame' or 'utterance'"
             )
+        if len(self.time_strides) > MAX_LAYERS:
+            raise ConfigError(
+                f"time_strides has {len(self.time_strides)} layers; expected at most {MAX_LAYERS}"
+            )
         if any(stride < 0 for stride in self.time_strides):
             raise ConfigError(f"time_strides is {self.time_strides}; expected numbers of 0 or more")
         if not 0 <= self.subsampling_layer <= len(self.time_strides):
@@ -99,27 +106,11 @@ class TdnnfConfig:
         return max(0, before), max(0, after)
 
 
-class NetworkOutput(NamedTuple):
-    """What the network says about a batch.
-
-    Attributes:
-        nnet_output: [N, T', P], any real numbers, not normalised; frames at and past lengths[n] hold nothing
-            of meaning.
-        lengths: int64 [N] on the host, output frames of each utterance.
-        xent_log_probs: [N, T', P], log-softmax of the xent branch; None in evaluation or without that branch.
-    """
-
-    nnet_output: Tensor
-    lengths: Tensor
-    xent_log_probs: Tensor | None
-
-
-class Tdnnf(nn.Module):
+class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
     """A TDNN-F. In evaluation the result for an utterance does not depend on its batch."""
 
     def __init__(self, config: TdnnfConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         at = config.subsampling_layer
         self.input_layer = InputLayer(
             config.num_features,
@@ -144,18 +135,9 @@ class Tdnnf(nn.Module):
         )
 
     @property
-    def subsampling(self) -> int:
-        """Input frames per output frame."""
-        return self.config.subsampling
-
-    @property
-    def time_offset(self) -> int:
-        """Output frame t is centred on input frame subsampling * t + time_offset."""
-        return self.config.subsampling // 2
-
-    def output_lengths(self, lengths: Tensor) -> Tensor:
-        """Output frames for so many input frames: ceil(T / subsampling), int64."""
-        return torch.div(lengths + self.subsampling - 1, self.subsampling, rounding_mode="floor")
+    def context(self) -> tuple[int, int]:
+        """As `TdnnfConfig.context`."""
+        return self.config.context
 
     def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
         """Score a batch.
@@ -167,13 +149,30 @@ class Tdnnf(nn.Module):
         Raises:
             ShapeError: features or lengths do not fit the configuration or each other.
         """
-        lengths = self._checked_lengths(features, lengths)
+        lengths = check_input(features, lengths, self.config.num_features)
         masks = _Masks(features, lengths, self.subsampling)
         x, mask = self.hidden(masks.blank_padding(features), masks.full, masks.thinned)
         xent = None
         if self.xent_head is not None and self.training:
             xent = F.log_softmax(self.xent_head(x, mask), dim=-1)
         return NetworkOutput(self.chain_head(x, mask), self.output_lengths(lengths), xent)
+
+    def scores(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """`nnet_output` in evaluation, without a check or a decision that depends on data; see `Network`.
+
+        Args:
+            features: float [N, T, F], finite and 0 on padding.
+            lengths: int64 [N] on the features' device.
+        """
+        step = self.subsampling
+        outputs = (features.shape[1] + step - 1) // step
+        frames = torch.arange(outputs * step, device=features.device)
+        full, thinned = (
+            (frames[:count] < limit[:, None])[:, None].to(features.dtype)
+            for count, limit in ((outputs * step, lengths), (outputs, self.output_lengths(lengths)))
+        )
+        padded = F.pad(features, (0, 0, 0, step - 1))[:, : outputs * step]
+        return cast(Tensor, self.chain_head(*self.hidden(padded, full, thinned)))
 
     def hidden(
         self, features: Tensor, full: Tensor | None, thinned: Tensor | None
@@ -203,23 +202,6 @@ class Tdnnf(nn.Module):
             if isinstance(layer, TimeDelayLayer):
                 layer.constrain_orthonormal()
 
-    def _checked_lengths(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """The lengths on the host, checked against the features."""
-        if features.dim() != 3 or features.shape[2] != self.config.num_features:
-            raise ShapeError(
-                f"features have shape {list(features.shape)}, expected [N, T, {self.config.num_features}]"
-            )
-        lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
-        if lengths.shape != features.shape[:1]:
-            raise ShapeError(f"lengths have shape {list(lengths.shape)}, expected [{features.shape[0]}]")
-        wrong = ((lengths < 0) | (lengths > features.shape[1])).nonzero()
-        if len(wrong):
-            n = int(wrong[0])
-            raise ShapeError(
-                f"lengths[{n}] = {int(lengths[n])} is not within the {features.shape[1]} frames of features"
-            )
-        return lengths
-
 
 @torch.no_grad()
 def reset_batch_norm(network: nn.Module) -> None:
@@ -231,18 +213,13 @@ def reset_batch_norm(network: nn.Module) -> None:
             module.num_batches.zero_()
 
 
-def num_parameters(network: nn.Module) -> int:
-    """Learnt numbers of a network."""
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
 class _Masks:
     """Masks [N, 1, T] of real frames before and after subsampling; None where no utterance is padded."""
 
     def __init__(self, features: Tensor, lengths: Tensor, subsampling: int) -> None:
         num_frames = features.shape[1]
         self.extra = -num_frames % subsampling  # frames added so that T is a multiple of the subsampling
-        thinned = torch.div(lengths + subsampling - 1, subsampling, rounding_mode="floor")
+        thinned = subsampled(lengths, subsampling)
         self.full = _mask(lengths, num_frames + self.extra, features)
         self.thinned = _mask(thinned, (num_frames + self.extra) // subsampling, features)
 

@@ -174,9 +174,10 @@ def _read_data(found: Findings) -> None:
         if not found.expect("data", folder, "The preparation"):
             continue
         # Commands in wav.scp are read here and not run.
-        data = found.attempt("data", DataDir.read, folder, allow_commands=True)
-        if data is None:
+        read = found.attempt("data", DataDir.check, folder, allow_commands=True)
+        if read is None:
             continue
+        data, _ = read
         found.sizes.append(data_size(name, data))
         if name == "test":
             found.data = data

@@ -47,6 +47,7 @@ def _epochs(found: Findings) -> Table:
             tables.duration(one.seconds),
             tables.amount(one.frames_per_second),
             tables.share(one.loss_share),
+            tables.share(one.data_share),
             tables.amount(one.excluded),
             tables.amount(one.skipped_batches),
         ]
@@ -63,8 +64,11 @@ def _epochs(found: Findings) -> Table:
         "time",
         "frames/s",
     )
-    caption = "Epochs; objf, numerator and denominator in nats per output frame, loss share of the time"
-    return table(caption, (*columns, "loss share", "excluded", "batches skipped"), rows)
+    caption = (
+        "Epochs; objf, numerator and denominator in nats per output frame, share of the time that the loss takes, "
+        "and that is spent waiting for data"
+    )
+    return table(caption, (*columns, "loss share", "data share", "excluded", "batches skipped"), rows)
 
 
 def _excluded(found: Findings) -> Table:

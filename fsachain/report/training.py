@@ -24,6 +24,7 @@ class Epoch:
     seconds: float | None
     frames_per_second: float | None
     loss_share: float | None
+    data_share: float | None
     excluded: int
     skipped_batches: int
 
@@ -127,7 +128,16 @@ def _epoch(event: dict[str, Any]) -> Epoch | None:
     train = event.get("train")
     figures = {
         name: number(train, name)
-        for name in ("objf", "num", "den", "grad_norm", "seconds", "frames_per_second", "loss_share")
+        for name in (
+            "objf",
+            "num",
+            "den",
+            "grad_norm",
+            "seconds",
+            "frames_per_second",
+            "loss_share",
+            "data_share",
+        )
     }
     return Epoch(
         number=which,

@@ -39,6 +39,7 @@ class Checkpoint:
         optimizer: The optimiser's `state_dict()`.
         rng: Random states by device: `cpu`, `cuda0`, ...
         state: Whatever else the trainer keeps, as JSON can hold it.
+        ema: Moving averages of parameters, if there are any.
     """
 
     epoch: int
@@ -48,6 +49,7 @@ class Checkpoint:
     optimizer: dict[str, Any] = field(default_factory=dict)
     rng: Tensors = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    ema: Tensors = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -58,6 +60,7 @@ class Checkpoint:
         """Write the checkpoint into `directory` and return its path."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.items()}
         tensors |= {f"rng.{name}": tensor for name, tensor in self.rng.items()}
+        tensors |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
         optimizer = {"param_groups": self.optimizer.get("param_groups", []), "state": {}}
         for index, moments in self.optimizer.get("state", {}).items():
             optimizer["state"][str(index)] = {}
@@ -84,7 +87,7 @@ class Checkpoint:
                 "param_groups": header["optimizer"]["param_groups"],
                 "state": {int(index): values for index, values in header["optimizer"]["state"].items()},
             }
-            parts: dict[str, Tensors] = {"model": {}, "rng": {}, "optimizer": {}}
+            parts: dict[str, Tensors] = {"model": {}, "rng": {}, "optimizer": {}, "ema": {}}
             for name, tensor in tensors.items():
                 part, _, rest = name.partition(".")
                 parts[part][rest] = tensor
@@ -92,7 +95,7 @@ class Checkpoint:
                 index, _, moment = name.partition(".")
                 optimizer["state"][int(index)][moment] = tensor
             counts = (int(header["epoch"]), int(header["batch"]), int(header["step"]))
-            return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"])
+            return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"], parts["ema"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: not a training checkpoint ({type(error).__name__}: {error})") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -11,10 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fsachain.errors import ConfigError
+from fsachain.train.piecewise import Schedule, Scheduled, scheduled, values_of
 from fsachain.train.schedule import ScheduleConfig
 
-OPTIMIZERS = ("adam", "adamw", "sgd")
+OPTIMIZERS = ("adam", "adamw", "nadam", "radam", "adamax", "sgd")
+DECAYED = ("all", "weights")
 BAD_DATA = ("exclude", "stop")
+COMBINE = ("mean", "best-average", "ema", "none")
+COMBINE_ON = ("dev", "train")
+PRECISIONS = ("float32", "bfloat16", "float16")
 Config = TypeVar("Config")
 
 
@@ -24,11 +30,18 @@ class OptimizerConfig:
 
     Attributes:
         name: One of `OPTIMIZERS`.
-        betas: Decay of the first and second moment; Adam only.
-        epsilon: Added to the root of the second moment; Adam only.
+        betas: Decay of the first and second moment; not for `sgd`.
+        epsilon: Added to the root of the second moment; not for `sgd`.
         momentum: SGD only.
         weight_decay: Decoupled for `adamw`, an L2 gradient for the others.
+        decayed: What decays: "all" parameters, or only "weights": those of two dimensions or more, which leaves out
+            biases and the scales of normalisations.
         max_grad_norm: Gradients with a larger Euclidean norm are scaled down to it; infinity switches it off.
+        max_change: Steps with a larger Euclidean norm are scaled down to it; 2 in Kaldi, None switches it off.
+        max_change_per_component: The same for each module's own parameters, before that; 0.75 in Kaldi.
+        factors: Factors on the learning rate by prefix of parameter names: "encoder" is for `encoder` and all that
+            begins with `encoder.`; the longest prefix that fits counts, 1 where none does.
+        freeze_epochs: Epochs at the start in which the parameters with a prefix do not move.
     """
 
     name: str = "adam"
@@ -36,13 +49,26 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     momentum: float = 0.9
     weight_decay: float = 0.0
+    decayed: str = "all"
     max_grad_norm: float = 5.0
+    max_change: float | None = None
+    max_change_per_component: float | None = None
+    factors: dict[str, float] = field(default_factory=dict)
+    freeze_epochs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             raise ConfigError(f"optimizer name: {self.name!r} is not one of {', '.join(OPTIMIZERS)}")
-        if not self.max_grad_norm > 0:
-            raise ConfigError(f"max_grad_norm: {self.max_grad_norm!r} is not positive")
+        if self.decayed not in DECAYED:
+            raise ConfigError(f"decayed: {self.decayed!r} is not one of {', '.join(DECAYED)}")
+        for name in ("max_grad_norm", "max_change", "max_change_per_component"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name}: {value!r} is not positive")
+        for name in ("factors", "freeze_epochs"):
+            for prefix, value in getattr(self, name).items():
+                if not 0.0 <= value < math.inf:
+                    raise ConfigError(f"{name}: {value!r} for {prefix!r} is not a finite number >= 0")
 
 
 @dataclass(frozen=True)
@@ -51,12 +77,22 @@ class TrainConfig:
 
     Attributes:
         num_epochs: Passes over the training examples.
-        batch_size: Utterances per step.
+        batch_size: Utterances per step, at most.
+        micro_batch: Utterances of a step that go through the network together, in each process, at most; their
+            gradients are added up. 0 for all.
+        batch_frames: Most frames of a step, padding included; None for no limit.
+        precision: Number format of the network's passes: "float32", "bfloat16" or "float16".
         seed: Seed of batch order, dropout and augmentation.
         schedule: Learning rate.
         optimizer: Optimiser.
+        dropout_schedule: Dropout proportion of the whole network while it trains, a number or a schedule such as
+            "0,0@0.20,0.5@0.50,0" (see `fsachain.train.piecewise`); None leaves it as the network has it.
         orthonormal_every: Steps between calls of the model's `constrain_orthonormal()`; 0 for never.
-        average_last: Epochs at the end whose parameters are averaged into the final model; 1 for none.
+        average_last: Epochs at the end whose models the final one is made of.
+        combine: How: "mean" of all; "best-average": the best of the means of the newest 1, 2, 3, ... and of the moving
+            average, if there is one; "ema": the moving average; "none": the last model.
+        combine_on: Where "best-average" is decided: "dev" set, or the `batch_norm_batches` "train" batches.
+        ema: Decay of an exponential moving average of the parameters over all steps, 0.999 say; 0 for none.
         batch_norm_batches: Training batches over which batch-normalisation statistics of an averaged model
             are taken anew; 0 averages the statistics like the parameters.
         checkpoint_every: Batches between checkpoints within an epoch; 0 for the ends of epochs only.
@@ -64,34 +100,75 @@ class TrainConfig:
             damaged. The best epoch on the development set and the newest checkpoint are kept too.
         max_bad_batches: Training stops after this many batches in a row with a loss or gradient that is not
             finite.
-        num_threads: Threads of torch; 0 leaves the setting alone, None takes every processor.
+        num_threads: Threads of torch; 0 leaves the setting alone, None takes every processor, or this process's share
+            where several run on a machine.
+        process_timeout: Seconds that a process waits for the others, where several train together, before it ends.
         bad_data: "exclude" lists the utterances that cannot be trained on and goes on without them; "stop" lists
             them and ends.
     """
 
     num_epochs: int = 16
     batch_size: int = 16
+    batch_frames: int | None = None
+    micro_batch: int = 0
+    precision: str = "float32"
     seed: int = 0
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    dropout_schedule: Scheduled | None = None
     orthonormal_every: int = 4
     average_last: int = 4
+    combine: str = "mean"
+    combine_on: str = "dev"
+    ema: float = 0.0
     batch_norm_batches: int = 20
     checkpoint_every: int = 0
     keep_checkpoints: int = 1
     max_bad_batches: int = 10
     num_threads: int | None = None
     bad_data: str = "exclude"
+    process_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         for name in ("num_epochs", "batch_size", "average_last", "keep_checkpoints", "max_bad_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not a positive number")
-        for name in ("orthonormal_every", "batch_norm_batches", "checkpoint_every"):
+        for name in ("orthonormal_every", "batch_norm_batches", "checkpoint_every", "micro_batch"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is negative")
-        if self.bad_data not in BAD_DATA:
-            raise ConfigError(f"bad_data: {self.bad_data!r} is not one of {', '.join(BAD_DATA)}")
+        if self.batch_frames is not None and self.batch_frames < 1:
+            raise ConfigError(f"batch_frames: {self.batch_frames!r} is not a positive number")
+        if not 0 < self.process_timeout < math.inf:
+            raise ConfigError(
+                f"process_timeout: {self.process_timeout!r} is not a positive number of seconds"
+            )
+        for name, known in (
+            ("bad_data", BAD_DATA),
+            ("combine", COMBINE),
+            ("combine_on", COMBINE_ON),
+            ("precision", PRECISIONS),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
+        self._check_averages()
+        if self.dropout_schedule is not None:
+            for value in values_of(self.dropout_schedule):
+                if not 0.0 <= value < 1.0:
+                    raise ConfigError(f"dropout_schedule: {value!r} is not in [0, 1)")
+
+    def _check_averages(self) -> None:
+        if not 0.0 <= self.ema < 1.0:
+            raise ConfigError(f"ema: {self.ema!r} is not in [0, 1)")
+        if self.combine == "ema" and not self.ema:
+            raise ConfigError('combine: "ema" needs a decay, train.ema, that is not 0; 0.999, say')
+        if self.ema and self.combine not in ("ema", "best-average"):
+            raise ConfigError(
+                f'ema: {self.ema} has no influence with combine "{self.combine}"; expected "ema" or "best-average"'
+            )
+        if self.combine == "best-average" and self.combine_on == "train" and not self.batch_norm_batches:
+            raise ConfigError(
+                'combine_on: "train" needs batch_norm_batches > 0, the batches that it is decided on'
+            )
 
 
 def from_dict(kind: type[Config], values: Mapping[str, Any], where: str = "") -> Config:
@@ -124,6 +201,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return str(value)
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     return list(value) if isinstance(value, tuple) else value
@@ -131,6 +210,8 @@ def _plain(value: Any) -> Any:
 
 def _convert(hint: Any, value: Any, place: str) -> Any:
     """`value` as the annotated type, without guessing: text is no number and a number is no switch."""
+    if hint is Any:
+        return value
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{place}: expected a table, got {value!r}")
@@ -139,6 +220,8 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
+        if Schedule in arguments:
+            return scheduled(value, place)
         return _convert(next(kind for kind in arguments if kind is not type(None)), value, place)
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -147,6 +230,10 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
             raise ConfigError(f"{place}: expected {len(arguments)} values, got {len(value)}")
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         return tuple(_convert(kind, item, place) for kind, item in zip(kinds, value, strict=True))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{place}: expected a table, got {value!r}")
+        return {str(name): _convert(arguments[1], item, f"{place}.{name}") for name, item in value.items()}
     if hint is float and isinstance(value, str):
         value = _float_text(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -23,11 +23,16 @@ def describe_excluded(excluded: Sequence[Fault]) -> str:
     return f"{len(excluded)} utterances are left out (all are in train.jsonl):\n{fault_table(excluded)}"
 
 
-def diagnose(model: nn.Module, item: SupervisedBatch, outcome: StepOutcome) -> str:
-    """Which numbers of a bad batch are not finite, from the input to the loss, in one line."""
+def find_causes(model: nn.Module, parts: Sequence[SupervisedBatch], outcome: StepOutcome) -> list[str]:
+    """Which numbers of a bad batch are not finite, from the input to the loss, as far as one process knows.
+
+    `parts` are its micro-batches, and may be none.
+    """
     causes = []
-    frames = torch.isfinite(item.batch.features).flatten(1).all(dim=1).tolist()
-    broken = [name for name, good in zip(item.batch.ids, frames, strict=True) if not good]
+    broken = []
+    for item in parts:
+        frames = torch.isfinite(item.batch.features).flatten(1).all(dim=1).tolist()
+        broken += [name for name, good in zip(item.batch.ids, frames, strict=True) if not good]
     if broken:
         causes.append(f"features that are not finite in {', '.join(broken)}")
     weights = [name for name, value in model.state_dict().items() if not bool(torch.isfinite(value).all())]
@@ -37,10 +42,18 @@ def diagnose(model: nn.Module, item: SupervisedBatch, outcome: StepOutcome) -> s
         causes.append(
             f"sequences without a path, or with outputs that are not finite: {', '.join(outcome.excluded)}"
         )
-    if not causes:
+    return causes
+
+
+def diagnose(outcome: StepOutcome, causes: Iterable[str]) -> str:
+    """One line about a bad batch, with the causes that all processes found."""
+    told = list(dict.fromkeys(causes))
+    if not told:
         if not math.isfinite(outcome.loss):
-            causes.append("a network output that is not finite")
+            told.append("a network output that is not finite")
         elif not math.isfinite(outcome.grad_norm):
-            causes.append("a gradient that is not finite")
-        causes.append("features and parameters are finite: try a lower learning rate or gradient norm")
-    return f"loss {outcome.loss:g}, gradient norm {outcome.grad_norm:g}; {'; '.join(causes)}"
+            told.append("a gradient that is not finite")
+        told.append("features and parameters are finite: try a lower learning rate or gradient norm")
+    if outcome.overflow:
+        told = ["a number too large for float16, the gradients of the next batches are scaled down"]
+    return f"loss {outcome.loss:g}, gradient norm {outcome.grad_norm:g}; {'; '.join(told)}"

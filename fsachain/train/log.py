@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import DataError
-from fsachain.files import write_text
+from fsachain.files import replacing
 
 
 class JsonLinesLog:
@@ -38,21 +38,35 @@ class JsonLinesLog:
         """
         if not self.path.is_file():
             return 0
-        before = self.path.read_text(encoding="utf-8", errors="replace")
-        kept, torn = [], 0
-        for line in before.splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                event = None
-            if not isinstance(event, dict):
-                torn += 1
-            elif keep(event):
-                kept.append(line + "\n")
-        after = "".join(kept)
-        if after != before:
-            write_text(self.path, after)
+        torn, changes = 0, False
+        with self.path.open("rb") as file:
+            for line in file:
+                event = _event(line)
+                torn += event is None
+                changes |= event is None or not keep(event) or not line.endswith(b"\n")
+        if changes:
+            with self.path.open("rb") as file, replacing(self.path) as kept:
+                for line in file:
+                    event = _event(line)
+                    if event is not None and keep(event):
+                        kept.write(line.rstrip(b"\r\n") + b"\n")
         return torn
+
+
+class NoLog:
+    """Writes nothing: the log of the processes that are not the first."""
+
+    def write(self, event: str, **values: Any) -> None:
+        """Ignored."""
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The event that a line is; None where it is cut short or damaged."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or brackets without end
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -61,13 +75,15 @@ def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: another line is not JSON.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise DataError(f"{path}:{number}: not a line of JSON: {error}") from error
+    broken: DataError | None = None
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if broken is not None:
+                raise broken
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError) as error:
+                broken = DataError(f"{path}:{number}: not a line of JSON: {error}")
 
 
 def json_ready(value: Any) -> Any:

@@ -134,10 +134,11 @@ def make_progress(stream: TextIO | None = None) -> Progress:
 
 
 def figures(summary: dict[str, Any]) -> str:
-    """Objective, its two parts per frame, speed, and what was left out."""
+    """Objective, its two parts per frame, speed, where the time went, and what was left out."""
     text = (
         f"objf {summary['objf']:.4f} (num {summary['num']:.3f}, den {summary['den']:.3f}) "
-        f"{summary['frames_per_second']:,.0f} frames/s, loss {100 * summary['loss_share']:.0f} % of time"
+        f"{summary['frames_per_second']:,.0f} frames/s, loss {100 * summary['loss_share']:.0f} % of time, "
+        f"waiting for data {100 * summary['data_share']:.0f} %"
     )
     if summary["excluded"]:
         text += f", {summary['excluded']} excluded"

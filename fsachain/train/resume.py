@@ -28,7 +28,7 @@ def take_up(
     fingerprint: str,
     needed: range,
     tell: Callable[[str], None],
-) -> TrainState | None:
+) -> tuple[TrainState, Checkpoint] | None:
     """`restore_state`, and the log where it stood then; what killed writers left is deleted."""
     remove_partials(folder.parent)
     remove_partials(folder)
@@ -38,14 +38,14 @@ def take_up(
         told.append(text)
         tell(f"WARNING: {text}")
 
-    state = restore_state(folder, model, optimizer, fingerprint=fingerprint, needed=needed, tell=warn)
-    position = (0, 0) if state is None else (state.epoch, state.batch)
+    found = restore_state(folder, model, optimizer, fingerprint=fingerprint, needed=needed, tell=warn)
+    position = (0, 0) if found is None else (found[0].epoch, found[0].batch)
     torn = log.rewind(lambda event: not _comes_again(event, position))
     if torn:
         warn(f"{log.path}: {torn} lines were cut short and are gone")
     for text in told:
         log.write("warning", text=text)
-    return state
+    return found
 
 
 def _comes_again(event: Mapping[str, Any], position: tuple[int, int]) -> bool:
@@ -65,7 +65,7 @@ def restore_state(
     fingerprint: str,
     needed: range,
     tell: Callable[[str], None],
-) -> TrainState | None:
+) -> tuple[TrainState, Checkpoint] | None:
     """Take up the newest checkpoint of `folder` from which the final model can be reached; None if there is none.
 
     Args:
@@ -90,11 +90,7 @@ def restore_state(
     try:
         model.load_state_dict(checkpoint.model)
         optimizer.load_state_dict(checkpoint.optimizer)
-        torch.set_rng_state(checkpoint.rng["cpu"])
-        device = next(model.parameters()).device
-        if "cuda" in checkpoint.rng and device.type == "cuda":
-            torch.cuda.set_rng_state(checkpoint.rng["cuda"], device)
-        return TrainState(
+        state = TrainState(
             checkpoint.epoch,
             checkpoint.batch,
             checkpoint.step,
@@ -102,6 +98,7 @@ def restore_state(
             EpochSums(**checkpoint.state["sums"]),
             list(checkpoint.state["epochs"]),
         )
+        return state, checkpoint
     except (KeyError, RuntimeError, TypeError, ValueError) as error:  # load_state_dict raises RuntimeError
         raise DataError(
             f"{folder / checkpoint.file_name}: does not fit this network and optimiser: {' '.join(str(error).split())}"

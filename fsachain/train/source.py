@@ -1,32 +1,27 @@
-"""Batches with their numerators: which utterances take part, in which order, and ahead of time.
+"""Batches with their numerators: which utterances take part, and in which order.
 
-The batches of an epoch are a pure function of (seed, epoch), whatever was run before, so that a training
-which is continued in the middle of an epoch sees the batches it would have seen.
+The batches of an epoch are a pure function of (seed, epoch), whatever was run before and by however many processes,
+so that a training which is continued in the middle of an epoch sees the batches it would have seen.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from fsachain.batch import TableBatch
 from fsachain.data.audio import seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
-from fsachain.data.dataset import Batch, Example, collate, length_buckets
+from fsachain.data.dataset import Batch, Example, collate
 from fsachain.data.faults import Fault
+from fsachain.data.order import EpochOrder
 from fsachain.errors import DataError
-from fsachain.reachability import arcs_from
 from fsachain.table import TransitionTable
-
-Item = TypeVar("Item")
-OutputLengths = Callable[[torch.Tensor], torch.Tensor]
+from fsachain.train.checks import OutputLengths, fault_of, min_frames
+from fsachain.train.share import WHOLE, Share
 
 
 @dataclass(frozen=True)
@@ -37,16 +32,49 @@ class SupervisedBatch:
     numerators: TableBatch
 
 
+class Source(Protocol):
+    """Where the batches of a training come from.
+
+    Attributes:
+        excluded: utterances that cannot be trained on, as far as that is known beforehand.
+    """
+
+    excluded: tuple[Fault, ...]
+
+    @property
+    def num_utterances(self) -> int:
+        """Utterances of an epoch."""
+
+    @property
+    def num_batches(self) -> int:
+        """Optimiser steps of an epoch, of all processes together."""
+
+    def fingerprint(self) -> list[Any]:
+        """What tells two sources apart, as JSON can hold it."""
+
+    def batches(
+        self, epoch: int, start: int = 0, share: Share = WHOLE
+    ) -> Iterator[tuple[SupervisedBatch, ...]]:
+        """For each step of epoch `epoch` from number `start` on, both counted from 0, the micro-batches of `share`.
+
+        The utterances of a step do not depend on `share`; a process that gets none of them gets an empty tuple.
+        """
+
+    def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
+        """The same for one pass over all utterances, unchanged: for evaluation."""
+
+
 class BatchSource:
-    """Supervised batches, epoch by epoch.
+    """Supervised batches of examples in memory, epoch by epoch: a `Source`.
 
     Args:
         variants: One or more versions of the same utterances in the same order, for instance at several
             speeds; an epoch draws one version of each utterance.
         numerators: Tables by the id of the example, so by that of each version.
         output_lengths: The model's, from input to output frames.
-        batch_size: Utterances per batch.
+        batch_size: Utterances per batch, at most.
         seed: Seed of order and version.
+        batch_frames: Frames per batch, at most, padding included; None: no limit. See `EpochOrder`.
         augmentation: Changes of the features, drawn anew in each epoch.
         reasons: Why an utterance has no numerator, for the report.
 
@@ -66,6 +94,7 @@ class BatchSource:
         *,
         batch_size: int,
         seed: int,
+        batch_frames: int | None = None,
         augmentation: AugmentConfig | None = None,
         reasons: Mapping[str, str] | None = None,
     ) -> None:
@@ -90,6 +119,7 @@ class BatchSource:
         if not self._choices:
             first = f"; the first: {self.excluded[0]}" if self.excluded else ""
             raise DataError(f"no utterance is left, {len(self.excluded)} were excluded{first}")
+        self._order = EpochOrder(self._lengths, batch_size=batch_size, seed=seed, batch_frames=batch_frames)
 
     @property
     def num_utterances(self) -> int:
@@ -99,28 +129,38 @@ class BatchSource:
     @property
     def num_batches(self) -> int:
         """Batches of an epoch."""
-        return -(-len(self._choices) // self._batch_size)
+        return self._order.num_batches
 
-    def fingerprint(self) -> list[list[str | int]]:
-        """Ids and lengths of all examples, to tell whether two sources are the same."""
-        return [[example.id, example.num_frames] for versions in self._choices for example in versions]
+    def fingerprint(self) -> list[Any]:
+        """Augmentation, and ids and lengths of all examples."""
+        augmentation = None if self._augmentation is None else asdict(self._augmentation)
+        examples = (example for versions in self._choices for example in versions)
+        return [augmentation, [[example.id, example.num_frames] for example in examples]]
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[SupervisedBatch]:
-        """Batches number `start` and following of epoch `epoch`, both counted from 0; made one at a time."""
+    def batches(
+        self, epoch: int, start: int = 0, share: Share = WHOLE
+    ) -> Iterator[tuple[SupervisedBatch, ...]]:
+        """The micro-batches of `share`, made one step at a time; see `Source`."""
         examples = self._draw(epoch)
-        lengths = [example.num_frames for example in examples]
-        buckets = length_buckets(lengths, batch_size=self._batch_size, seed=self._seed, epoch=epoch)
-        for bucket in buckets[start:]:
-            chosen = [examples[position] for position in bucket]
-            if self._augmentation is not None:
-                chosen = [augment(example, self._augmentation, epoch) for example in chosen]
-            yield supervise(chosen, self._numerators)
+        for bucket in self._order.buckets(epoch)[start:]:
+            yield self._supervise(share.parts([examples[position] for position in bucket]), epoch)
 
-    def in_order(self) -> Iterator[SupervisedBatch]:
+    def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
         """The first version of every utterance, unchanged, shortest first: for evaluation."""
         examples = sorted((versions[0] for versions in self._choices), key=lambda example: example.num_frames)
         for begin in range(0, len(examples), self._batch_size):
-            yield supervise(examples[begin : begin + self._batch_size], self._numerators)
+            yield self._supervise(share.parts(examples[begin : begin + self._batch_size]))
+
+    def _supervise(
+        self, parts: Sequence[Sequence[Example]], epoch: int | None = None
+    ) -> tuple[SupervisedBatch, ...]:
+        """The parts with their numerators; augmented as in an epoch where one is given."""
+        if epoch is not None and self._augmentation is not None:
+            parts = [[augment(one, self._augmentation, epoch) for one in part] for part in parts]
+        return tuple(supervise(part, self._numerators) for part in parts)
+
+    def _lengths(self, epoch: int) -> list[int]:
+        return [example.num_frames for example in self._draw(epoch)]
 
     def _draw(self, epoch: int) -> list[Example]:
         if all(len(versions) == 1 for versions in self._choices):
@@ -130,66 +170,17 @@ class BatchSource:
         return [versions[pick] for versions, pick in zip(self._choices, picks.tolist(), strict=True)]
 
 
+def versions_of(examples: Sequence[Example] | Sequence[Sequence[Example]]) -> Sequence[Sequence[Example]]:
+    """Examples, or lists of versions of them, as lists of versions."""
+    if not examples or isinstance(examples[0], Example):
+        return [examples]  # type: ignore[list-item]
+    return examples  # type: ignore[return-value]
+
+
 def supervise(examples: Sequence[Example], numerators: Mapping[str, TransitionTable]) -> SupervisedBatch:
     """Pad the examples to a batch and pack their numerators."""
     batch = collate(examples)
     return SupervisedBatch(batch, TableBatch.pack([numerators[name] for name in batch.ids], batch.ids))
-
-
-def min_frames(table: TransitionTable) -> float:
-    """Fewest frames that a sequence through the table has; infinity where there is no path."""
-    arcs = table.by_src
-    final = np.isfinite(table.final_log_prob)
-    starts = np.flatnonzero(np.isfinite(table.initial_log_prob))
-    distances = (arcs_from(int(state), table.num_states, arcs.src, arcs.dst) for state in starts)
-    return float(min((distance[final].min(initial=np.inf) for distance in distances), default=np.inf))
-
-
-def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-    """The same items, up to `depth` of them made ahead by a thread; its errors are raised here."""
-    ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(kind: str, value: Item | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put((kind, value), timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def produce() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if stopped.is_set():
-                    return
-        except BaseException as error:  # the consumer raises it
-            put("error", error)
-        else:
-            put("end", None)
-
-    thread = threading.Thread(target=produce, name="fsachain-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if isinstance(value, BaseException):
-                raise value
-            yield value  # type: ignore[misc]
-    finally:
-        stopped.set()
-        thread.join()
-
-
-def timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
-    """Each item with the seconds that it took to get it."""
-    started = time.perf_counter()
-    for item in items:
-        yield time.perf_counter() - started, item
-        started = time.perf_counter()
 
 
 def _fault(
@@ -203,22 +194,7 @@ def _fault(
     table = numerators.get(example.id)
     if table is None:
         return Fault(example.id, reasons.get(example.id, "has no numerator"), "no numerator")
-    if not np.isfinite(example.features).all():
-        frame = int(np.argmin(np.isfinite(example.features).all(axis=1)))
-        return Fault(
-            example.id, f"its features are not finite, first in frame {frame}", "features not finite"
-        )
-    if example.window is not None:
-        have = example.window.length
-    else:
-        have = int(output_lengths(torch.tensor([example.num_frames]))[0])
     need = needs.get(table)
     if need is None:
         need = needs[table] = min_frames(table)
-    if have >= need and have > 0:
-        return None
-    if np.isinf(need):
-        return Fault(example.id, "its numerator has no path", "no path")
-    return Fault(
-        example.id, f"needs {need:.0f} output frames, has {have}", "too short" if have else "no frames"
-    )
+    return fault_of(example, need, output_lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsachain.data.augment import AugmentConfig
 from fsachain.data.faults import Fault
-from fsachain.train.checkpoint import Checkpoint
+from fsachain.train.checkpoint import Checkpoint, Tensors
 from fsachain.train.config import TrainConfig, to_dict
+from fsachain.train.piecewise import Scheduled
 from fsachain.train.stats import EpochSums
 
 # Options that do not decide the course of a training.
@@ -25,6 +26,10 @@ _FREE_OPTIONS = (
     "max_bad_batches",
     "batch_norm_batches",
     "bad_data",
+    "combine",
+    "combine_on",
+    "micro_batch",
+    "process_timeout",
 )
 
 
@@ -73,13 +78,14 @@ class TrainResult:
     model_path: Path
 
 
-def fingerprint(
-    config: TrainConfig, augmentation: AugmentConfig | None, examples: list[list[str | int]]
-) -> str:
-    """Hash of all that decides the course of a training; `examples` are ids and lengths."""
+def fingerprint(config: TrainConfig, data: list[Any], loss_options: Mapping[str, Scheduled]) -> str:
+    """Hash of all that decides the course of a training.
+
+    `data` is its source's fingerprint; `loss_options` are those that change, if any.
+    """
     options = {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS}
-    content = [options, to_dict(augmentation) if augmentation else None, examples]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    changing = [{name: str(value) for name, value in sorted(loss_options.items())}] if loss_options else []
+    return hashlib.sha256(json.dumps([options, data, *changing]).encode()).hexdigest()
 
 
 def save_state(
@@ -89,25 +95,26 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     *,
     fingerprint: str,
+    rng: Tensors,
+    facts: Mapping[str, Any],
+    ema: Tensors,
 ) -> None:
     """Write a checkpoint into `folder`.
 
-    `fingerprint` tells which training this is; `restore_state` refuses another one.
+    `fingerprint` tells which training this is; `restore_state` refuses another one. `rng` are the random states of all
+    processes, `facts` whatever else is to be kept, as JSON can hold it, `ema` moving averages of parameters.
     """
-    rng = {"cpu": torch.get_rng_state()}
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        rng["cuda"] = torch.cuda.get_rng_state(device)
     extra = {
+        **facts,
         "fingerprint": fingerprint,
         "bad_in_a_row": state.bad_in_a_row,
         "sums": state.sums.to_dict(),
         "epochs": state.epochs,
     }
     tensors, moments = model.state_dict(), optimizer.state_dict()
-    Checkpoint(state.epoch, state.batch, state.step, tensors, moments, rng, extra).save(folder)
+    Checkpoint(state.epoch, state.batch, state.step, tensors, moments, rng, extra, ema).save(folder)
 
 
 def averaged_epochs(config: TrainConfig) -> range:
-    """The epochs, counted from 1, whose models are averaged into the final one."""
+    """The epochs, counted from 1, whose models the final one is made of, in whichever way."""
     return range(max(1, config.num_epochs - config.average_last + 1), config.num_epochs + 1)

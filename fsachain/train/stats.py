@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+# What several processes add up; the other figures are equal in all of them, or the first one's.
+_SUMMED = (
+    "objf",
+    "num_log_prob",
+    "den_log_prob",
+    "l2_term",
+    "out_of_range_term",
+    "xent_objf",
+    "weight",
+    "output_frames",
+    "input_frames",
+)
 
 
 @dataclass
 class EpochSums:
-    """Everything is a sum over the sequences that took part, natural logs, unless said.
+    """Everything is a sum over the sequences that took part, of all processes, natural logs, unless said.
 
     Attributes:
         objf: Weighted num - den.
@@ -27,9 +41,12 @@ class EpochSums:
         moved_batches: How many these are.
         skipped_batches: Batches that moved no parameter because a number was not finite.
         excluded: Names of sequences that the loss left out, as often as it happened.
-        seconds: Wall time of the steps.
+        seconds: Wall time of the steps, in the first process.
         loss_seconds: Of these, loss forward and backward.
         data_seconds: Of these, waiting for the next batch.
+        world_seconds: Of these, waiting for the other processes and adding up.
+        limited_steps: Steps that `max_change` scaled down.
+        limited_components: Components of the network that `max_change_per_component` scaled down, as often as it happened.
     """
 
     objf: float = 0.0
@@ -50,6 +67,19 @@ class EpochSums:
     seconds: float = 0.0
     loss_seconds: float = 0.0
     data_seconds: float = 0.0
+    world_seconds: float = 0.0
+    limited_steps: int = 0
+    limited_components: int = 0
+
+    def numbers(self) -> list[float]:
+        """The figures that several processes add up."""
+        return [float(getattr(self, name)) for name in _SUMMED]
+
+    def add_numbers(self, values: Sequence[float]) -> None:
+        """Add what `numbers` gave, of one process or the sum over several."""
+        for name, value in zip(_SUMMED, values, strict=True):
+            before = getattr(self, name)
+            setattr(self, name, before + type(before)(value))
 
     def add_record(self, record: Any, lengths: list[int]) -> None:
         """Add one `LFMMILoss.last_record`; `lengths` are the output frames of its sequences."""
@@ -86,6 +116,9 @@ class EpochSums:
             "seconds": self.seconds,
             "loss_share": _ratio(self.loss_seconds, self.seconds),
             "data_share": _ratio(self.data_seconds, self.seconds),
+            "world_share": _ratio(self.world_seconds, self.seconds),
+            "max_change": _ratio(self.limited_steps, self.moved_batches),
+            "max_change_components": _ratio(self.limited_components, self.moved_batches),
             "excluded": len(self.excluded),
             "skipped_batches": self.skipped_batches,
         }

@@ -9,6 +9,7 @@ from fsachain.errors import ConfigError, require
 
 MAX_BYTES = 1 << 18  # a configuration is a page or two
 MAX_DEPTH = 20
+MAX_VALUES = 5000  # each becomes a kilobyte of objects, and half a millisecond, before it is an option
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -47,9 +48,12 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _refuse_bombs(yaml: Any, text: str, path: str | Path) -> None:
-    """Aliases and depth, found on the stream of events, which nothing has been built from yet."""
+    """Aliases, depth and number, found on the stream of events, which nothing has been built from yet."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        if number > MAX_VALUES:
+            line = event.start_mark.line + 1
+            raise ConfigError(f"{path}:{line}: more than {MAX_VALUES} values; expected a table of options")
         if isinstance(event, yaml.AliasEvent):
             line = event.start_mark.line + 1
             raise ConfigError(f"{path}:{line}: the alias *{event.anchor}; expected plain values, written out")

@@ -11,15 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fsachain.errors import DataError
-from fsachain.report.layout import STAGE_LOG
-from fsachain.report.stages import read_stages
 from fsachain.train.yaml_file import load_yaml
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.handwriting.prepare import prepare as prepare_handwriting
 from recipes.pipeline.main import REPOSITORY, run_recipe
+from recipes.pipeline.results import Result, add_options, publish, read_result
 from recipes.pipeline.stages import Prepare
 from recipes.prompts.prepare import prepare as prepare_prompts
 
@@ -31,17 +29,6 @@ RECIPES: dict[str, Prepare] = {
 OBJECTIVES = {"LF-MMI": "lfmmi.yaml", "CTC": "ctc.yaml"}
 MOST_SPEAKERS = 20  # that get rows of their own
 FOLDER = Path(__file__).resolve().parent
-
-
-class Result(NamedTuple):
-    """One run: what it was, the word error rate on test in %, that of each speaker, and seconds of training."""
-
-    corpus: str
-    objective: str
-    seed: int
-    wer: float
-    by_speaker: dict[str, float]
-    seconds: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,9 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if status:
                     return status
                 results.append(read_result(exp, corpus, objective, seed))
-    table = "\n".join(table_lines(results)) + "\n"
-    (options.exp / "table.md").write_text(table, encoding="utf-8")
-    print(table, end="")
+    publish(table_lines(results), options.exp)
     return 0
 
 
@@ -76,16 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--digits", type=Path, help="corpus folder of the digits recipe; left out: not run")
     parser.add_argument("--prompts", type=Path, help="corpus folder of the prompts recipe; left out: not run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="default: 1 2")
-    parser.add_argument(
-        "--exp", type=Path, default=REPOSITORY / "exp" / "ctc_vs_lfmmi", help="folder of all outputs"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="for all runs; may be given several times",
-    )
+    add_options(parser, "ctc_vs_lfmmi")
     return parser.parse_args(arguments)
 
 
@@ -113,23 +89,6 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def read_result(exp: Path, corpus: str, objective: str, seed: int) -> Result:
-    """What a run left in its folder.
-
-    Raises:
-        DataError: the folder has no finished run.
-    """
-    try:
-        scored = json.loads((exp / "decode" / "wer.json").read_text(encoding="utf-8"))
-        stages = {stage.name: stage.seconds for stage in read_stages(exp / STAGE_LOG).stages}
-        speakers = {name: float(counts["wer"]) for name, counts in scored["speakers"].items()}
-        return Result(
-            corpus, objective, seed, float(scored["total"]["wer"]), speakers, float(stages["train"] or 0.0)
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{exp}: holds no finished run ({error})") from error
-
-
 def table_lines(results: Sequence[Result]) -> list[str]:
     """A Markdown table: a row for each corpus and group, a column for each objective, seeds side by side."""
     lines = [f"| corpus | part of test | {' | '.join(OBJECTIVES)} |", "|---|---|" + "---|" * len(OBJECTIVES)]
@@ -148,7 +107,5 @@ def _of_speaker(name: str, result: Result) -> str:
 
 
 def _row(corpus: str, part: str, results: Sequence[Result], show: Callable[[Result], str]) -> str:
-    cells = [
-        " / ".join(show(result) for result in results if result.objective == name) for name in OBJECTIVES
-    ]
+    cells = [" / ".join(show(result) for result in results if result.kind == name) for name in OBJECTIVES]
     return f"| {corpus} | {part} | {' | '.join(cells)} |"

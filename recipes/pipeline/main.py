@@ -7,19 +7,25 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from fsachain.cli import EXIT_INTERRUPTED, describe, exit_status
 from fsachain.cli.config import Experiment
+from fsachain.cli.steps.model import permitted_imports
 from fsachain.cli.steps.record import open_log, record_run, recorded_stage
 from fsachain.cli.steps.report import REPORT
 from fsachain.errors import ConfigError, FsachainError
+from fsachain.train.stopping import stoppable
+from fsachain.train.world import World
 from fsachain.train.yaml_file import load_yaml
 from recipes.pipeline.stages import SECOND_PASS, STAGES, Prepare, Run
 
 Stages = dict[str, Callable[[Run], None]]
+TOGETHER = frozenset({"train"})  # the stages in which several processes work
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -140,12 +146,17 @@ def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experi
         if not chosen:
             raise ConfigError(f"--stop-stage {options.stop_stage} comes before --stage {options.stage}")
         run = make_run(read_config(options.config, options.set))
-        seconds = run_stages(run, {name: stages[name] for name in chosen})
+        own = run.config.network_spec(num_pdfs=1).import_path  # what the run's configuration names, it trusts
+        with permitted_imports([own] if own else []), World.from_environment(_timeout(run)) as world:
+            run = replace(run, world=world)
+            seconds = run_stages(run, {name: stages[name] for name in chosen})
     except (FsachainError, OSError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
         return exit_status(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    if not run.world.is_first:
+        return 0
     print("  ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     print(f"all stages {sum(seconds.values()):.1f} s")
     if "report" in seconds:
@@ -153,8 +164,21 @@ def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experi
     return 0
 
 
+def _timeout(run: Run) -> float:
+    return run.config.train.process_timeout
+
+
 def run_stages(run: Run, stages: dict[str, Callable[[Run], None]]) -> dict[str, float]:
-    """Run stages in order and note in stages.jsonl what each takes; returns the wall time of each in seconds."""
+    """Run stages in order and note in stages.jsonl what each takes; returns the wall time of each in seconds.
+
+    Under torchrun all processes run those of `TOGETHER`; the first runs the others, and the rest wait for it.
+    """
+    if not run.world.is_first:
+        for name, stage in stages.items():
+            with stoppable(), run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext():
+                if name in TOGETHER:
+                    stage(run)
+        return {}
     log = open_log(run.exp)
     first = None if run.first is None else str(run.first.resolve())
     record_run(
@@ -170,7 +194,8 @@ def run_stages(run: Run, stages: dict[str, Callable[[Run], None]]) -> dict[str, 
     for name, stage in stages.items():
         print(f"--- {name}", flush=True)
         started = time.perf_counter()
-        with recorded_stage(log, name):
+        alone = run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext()
+        with recorded_stage(log, name), alone:
             stage(run)
         seconds[name] = time.perf_counter() - started
     return seconds

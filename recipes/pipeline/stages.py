@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,10 @@ from fsachain.cli.steps.training_sets import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text, write_text
-from fsachain.nn.tdnnf import num_parameters
+from fsachain.nn.network import num_parameters
 from fsachain.report.stages import read_stages
 from fsachain.train.log import read_log
+from fsachain.train.world import World
 
 CHUNKS = "chunks.npz"
 GRAMMAR = "grammar.arpa"  # in data/ where the corpus brings one, else in graphs/
@@ -74,6 +75,7 @@ class Run:
         shuffle_transcripts: train on the transcripts of other utterances.
         num_workers: threads or processes.
         first: folder of the first pass, if this is a second.
+        world: the processes that train together.
     """
 
     exp: Path
@@ -84,6 +86,7 @@ class Run:
     shuffle_transcripts: bool
     num_workers: int
     first: Path | None = None
+    world: World = field(default_factory=World.alone)
 
     @property
     def base(self) -> Path:
@@ -188,6 +191,7 @@ def _train(run: Run, numerators: Path) -> None:
         graphs,
         run.exp / "model",
         dev=TrainingSet.read(run.data("dev"), graphs / "dev.npz"),
+        world=run.world,
         **run.resources,
     )
 

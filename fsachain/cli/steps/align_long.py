@@ -17,6 +17,7 @@ from fsachain.decode.align import Alignment, CtmEntry, FrameTiming, alignment_of
 from fsachain.decode.long_alignment import Float32Array, LongAligner
 from fsachain.decode.textgrid import write_textgrid
 from fsachain.errors import DataError
+from fsachain.files import text_lines
 from fsachain.graph.numerator import build_numerator
 
 WORST = 5  # words that the summary names
@@ -116,10 +117,7 @@ def read_words(path: Path) -> list[str]:
     Raises:
         DataError: it cannot be read, or has none.
     """
-    try:
-        words = path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read the text: {error}") from error
+    words = [word for _, line in text_lines(path) for word in line]
     if not words:
         raise DataError(f"{path}: has no words; expected those of the recording")
     return words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.cli.progress import counter
+from fsachain.cli.steps.bad_data import BadData
 from fsachain.cli.steps.graphs import build_numerators
 from fsachain.cli.steps.lang import Lang
-from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.steps.model import AcousticModel, normalise_set
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import align, write_ctm
 from fsachain.decode.decoder import decode
@@ -91,7 +93,7 @@ def check_lang(model: AcousticModel, lang: Lang) -> None:
     Raises:
         DataError: the numbers of pdfs differ.
     """
-    num_pdfs = model.network.config.num_pdfs
+    num_pdfs = model.network.num_pdfs
     if num_pdfs != lang.tree.num_pdfs:
         raise DataError(
             f"the model has {num_pdfs} pdfs and the language folder {lang.tree.num_pdfs}; "
@@ -99,9 +101,24 @@ def check_lang(model: AcousticModel, lang: Lang) -> None:
         )
 
 
-def network_outputs(model: AcousticModel, data: DataDir, cache: Path | None, num_workers: int) -> Outputs:
-    """Network outputs [T', P] of all utterances by id, with a progress bar."""
-    examples = model.examples(data, cache, num_workers)
+def network_outputs(
+    model: AcousticModel,
+    data: DataDir,
+    cache: Path | None,
+    num_workers: int,
+    executor: Executor | None = None,
+    bad_data: BadData | None = None,
+) -> Outputs:
+    """Network outputs [T', P] of all utterances by id, with a progress bar.
+
+    With `bad_data`, of those whose recordings can be used; without, the first that cannot is an error.
+    """
+    if bad_data is None:
+        examples = model.examples(data, cache, num_workers, executor)
+    else:
+        settings: dict[str, Any] = {"cache": cache, "num_workers": num_workers, "executor": executor}
+        _, (found,) = bad_data.load(data, model.experiment.features, **settings)
+        examples = normalise_set(found, model.cmvn)
     with counter("network") as update:
         return model.outputs(examples, update)
 
@@ -114,15 +131,17 @@ def tune_data(
     *,
     cache: Path | None = None,
     num_workers: int = 1,
+    executor: Executor | None = None,
+    bad_data: BadData | None = None,
 ) -> TuningResult:
     """Choose LM weight and word insertion penalty on a development set.
 
     Writes tuning.txt and tuning.json to `out`. The values to try stand in the model's configuration, section
-    `decoding`.
+    `decoding`. With `executor` features and searches are its work; the network runs here.
     """
     check_lang(model, graphs.lang)
     options = model.experiment.decoding
-    outputs = network_outputs(model, data, cache, num_workers)
+    outputs = network_outputs(model, data, cache, num_workers, executor, bad_data)
     with counter("tuning") as update:
         result = tune(
             outputs,
@@ -133,6 +152,7 @@ def tune_data(
             word_insertion_penalties=options.word_insertion_penalties,
             config=options.search,
             num_workers=num_workers,
+            executor=executor,
             progress=update,
         )
     out.mkdir(parents=True, exist_ok=True)
@@ -151,10 +171,17 @@ def decode_data(
     *,
     cache: Path | None = None,
     num_workers: int = 1,
+    executor: Executor | None = None,
+    bad_data: BadData | None = None,
 ) -> WerReport:
-    """Recognise and score a data directory; writes hyp.txt, wer.txt and wer.json to `out`."""
+    """Recognise and score a data directory; writes hyp.txt, wer.txt and wer.json to `out`.
+
+    With `executor` features and searches are its work; the network runs here. With `bad_data` the utterances whose
+    recordings cannot be used are left out, of the score too.
+    """
     check_lang(model, graphs.lang)
-    outputs = network_outputs(model, data, cache, num_workers)
+    outputs = network_outputs(model, data, cache, num_workers, executor, bad_data)
+    data = data if bad_data is None else data.select(lambda utterance: utterance.id in outputs)
     graph = graphs.build(lm_weight, word_insertion_penalty)
     with counter("decoding") as update:
         found = decode(
@@ -163,6 +190,7 @@ def decode_data(
             graphs.lang.lexicon.words,
             model.experiment.decoding.search,
             num_workers=num_workers,
+            executor=executor,
             progress=update,
         )
     hypotheses = {name: hypothesis.words for name, hypothesis in found.items()}
@@ -187,6 +215,7 @@ def align_data(
     textgrids: Path | None = None,
     cache: Path | None = None,
     num_workers: int = 1,
+    bad_data: BadData | None = None,
 ) -> AlignSummary:
     """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
 
@@ -194,11 +223,12 @@ def align_data(
 
     Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
     model has no say. With that of a denominator the path found is one that the denominator has: supervision
-    made from it can be normalised.
+    made from it can be normalised. With `bad_data` utterances whose recordings cannot be used are left out.
     """
     check_lang(model, lang)
+    outputs = network_outputs(model, data, cache, num_workers, bad_data=bad_data)
+    data = data if bad_data is None else data.select(lambda utterance: utterance.id in outputs)
     numerators, excluded = build_numerators(lang, data, normalization)
-    outputs = network_outputs(model, data, cache, num_workers)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
     with counter("aligning") as update:
         found, failed = align(usable, numerators, lang.lexicon.phones, model.timing, progress=update)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -200,19 +201,30 @@ class TranscriptMaker:
 
 
 def build_numerators(
-    lang: Lang, data: DataDir, normalization: Fsa | None, *, jobs: int = 1
+    lang: Lang,
+    data: DataDir,
+    normalization: Fsa | None,
+    *,
+    jobs: int = 1,
+    executor: Executor | None = None,
 ) -> tuple[dict[str, Numerator], dict[str, str]]:
     """The numerators of all utterances by id, and for those that have none the reason.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
-    normalization does not accept. `jobs` processes work.
+    normalization does not accept. `jobs` processes work, or the executor.
     """
     items = [(utterance.id, utterance) for utterance in data.utterances]
-    return collect(TranscriptMaker(lang, normalization), items, "numerators", jobs)
+    return collect(TranscriptMaker(lang, normalization), items, "numerators", jobs, executor)
 
 
 def make_numerators(
-    lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, *, jobs: int = 1
+    lang: Lang,
+    data: DataDir,
+    out: Path,
+    normalization: Fsa | None,
+    *,
+    jobs: int = 1,
+    executor: Executor | None = None,
 ) -> NumeratorSummary:
     """Build the numerators of a data directory and write them to one npz file.
 
@@ -222,11 +234,12 @@ def make_numerators(
         out: the npz file.
         normalization: of the denominator; None leaves the numerators unnormalised.
         jobs: processes.
+        executor: used in place of processes of our own.
 
     Raises:
         DataError: no utterance is left.
     """
-    return write_numerators(out, *build_numerators(lang, data, normalization, jobs=jobs))
+    return write_numerators(out, *build_numerators(lang, data, normalization, jobs=jobs, executor=executor))
 
 
 def write_numerators(

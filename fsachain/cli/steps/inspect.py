@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
@@ -25,6 +26,8 @@ def describe_path(path: Path) -> str:
     """
     if path.suffix == SUFFIX or (path.is_dir() and any(path.glob(f"*{SUFFIX}"))):
         return describe_shards(path)
+    if holds_cuts(path):
+        return describe_data(path)
     if path.is_dir():
         return describe_folder(path)
     if path.suffix in GRAPHS:
@@ -80,10 +83,17 @@ def describe_folder(path: Path) -> str:
         )
     if not (path / "text").is_file():
         raise DataError(f"{path}: expected a language folder ({LEXICON}) or a data directory (text, wav.scp)")
-    data = DataDir.read(path, allow_commands=True)  # nothing is run: only the tables are read
+    return describe_data(path)
+
+
+def describe_data(path: Path) -> str:
+    """Sizes of a data set."""
+    data, faults = DataDir.check(path, allow_commands=True)  # nothing is run: only the tables are read
     num_words = sum(len(utterance.words) for utterance in data)
     speakers = {utterance.speaker for utterance in data}
-    return f"data directory: {len(data)} utterances, {num_words} words, {len(speakers)} speakers"
+    kind = "cuts of lhotse" if holds_cuts(path) else "data directory"
+    head = f"{kind}: {len(data)} utterances, {num_words} words, {len(speakers)} speakers"
+    return f"{head}; {len(faults)} faults, see `fsachain validate`" if faults else head
 
 
 def describe_shards(path: Path) -> str:
@@ -131,13 +141,13 @@ def describe_chunks(path: Path) -> str:
 def describe_model(path: Path) -> str:
     """Size and inputs of a trained model."""
     from fsachain.cli.steps.model import AcousticModel
-    from fsachain.nn.tdnnf import num_parameters
+    from fsachain.nn.network import num_parameters
 
     model = AcousticModel.load(path)
     network, features = model.network, model.experiment.features
     return "\n".join(
         [
-            f"model: {num_parameters(network)} parameters, {network.config.num_pdfs} pdfs",
+            f"model: {num_parameters(network)} parameters, {network.num_pdfs} pdfs, {model.kind}",
             f"input: {features.num_features} {features.kind} features at {features.sample_rate} Hz, "
             f"normalised per {model.cmvn.config.scope}",
             f"output: one frame every {1000 * model.timing.frame_seconds:g} ms",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fsachain.cli.steps.bad_data import BadData
 from fsachain.cli.steps.decoding import check_lang, network_outputs
 from fsachain.cli.steps.lang import Lang
 from fsachain.cli.steps.model import AcousticModel
@@ -50,6 +51,7 @@ def spot_keyword(
     normalization: Fsa | None = None,
     cache: Path | None = None,
     num_workers: int = 1,
+    bad_data: BadData | None = None,
 ) -> KeywordSummary:
     """Score every utterance for the keyword among anything, and choose the threshold for a rate of false alarms.
 
@@ -66,6 +68,7 @@ def spot_keyword(
         normalization: of a denominator, for both graphs.
         cache: folder that keeps features between runs.
         num_workers: threads that compute features.
+        bad_data: with it utterances whose recordings cannot be used are left out.
 
     Raises:
         ConfigError: no keyword.
@@ -85,7 +88,7 @@ def spot_keyword(
         build_pattern_numerator(pattern, lexicon, lang.tree, normalization=normalization, name=name).fsa
         for name, pattern in patterns.items()
     ]
-    outputs = network_outputs(model, data, cache, num_workers)
+    outputs = network_outputs(model, data, cache, num_workers, bad_data=bad_data)
     scores = _scores(graphs[0], graphs[1], outputs)
     has = {utterance.id: _contains(utterance.words, keyword) for utterance in data if utterance.id in scores}
     seconds = {name: len(matrix) * model.timing.frame_seconds for name, matrix in outputs.items()}

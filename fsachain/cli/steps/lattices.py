@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.cli.config import Experiment
+from fsachain.cli.steps.bad_data import BadData
 from fsachain.cli.steps.lang import Lang
 from fsachain.cli.steps.supervision import Copy, SupervisionSummary, copies_of, cut_alike, write_supervision
 from fsachain.data.kaldi_dir import DataDir
@@ -41,6 +42,7 @@ def make_lattice_supervision(
     cache: Path | None = None,
     num_workers: int = 1,
     jobs: int = 1,
+    bad_data: BadData | None = None,
 ) -> SupervisionSummary:
     """Make numerators of lattices and write them to one npz file, chunk by chunk or, with weights, utterance by utterance.
 
@@ -61,6 +63,7 @@ def make_lattice_supervision(
         cache: folder that keeps features between runs.
         num_workers: threads that compute features.
         jobs: processes that make numerators.
+        bad_data: as for `make_supervision`.
 
     Raises:
         ConfigError: an LM scale for chunks, which have no weights.
@@ -82,7 +85,7 @@ def make_lattice_supervision(
         lattice_subsampling,
     )
     found = _read_all(lattices, {utterance.id for utterance in data})
-    copies = copies_of(experiment, data, cache, num_workers)
+    copies = copies_of(experiment, data, cache, num_workers, bad_data)
     return write_supervision(out, copies, found, maker, ", ".join(lattices), jobs)
 
 
@@ -137,12 +140,13 @@ class LatticeMaker:
         labels = self.phone_ids[found.phones.ilabel]
         found = replace(found, phones=replace(found.phones, ilabel=labels, olabel=labels))
         options = self.experiment.supervision
-        subsampling = self.experiment.network_config(self.lang.tree.num_pdfs).subsampling
+        network = self.experiment.network_spec(self.lang.tree.num_pdfs)
+        subsampling = network.subsampling
         times = {
             "left_tolerance": options.left_tolerance,
             "right_tolerance": options.right_tolerance,
             "subsampling": subsampling,
-            "time_offset": subsampling // 2,  # as `Tdnnf.time_offset`
+            "time_offset": network.time_offset,
         }
         own = [(_in_time(found, copy, subsampling), copy.num_frames) for copy in copies]
         if options.chunk_frames is not None:

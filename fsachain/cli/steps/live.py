@@ -16,6 +16,7 @@ from fsachain.nn.streaming import StreamingModel
 
 Features = NDArray[np.float32]
 CMVN_SECONDS = 30.0
+CONTEXT_SECONDS = 15.0  # to each side, of networks that see whole utterances
 
 
 def open_recording(model: AcousticModel, path: Path) -> Recording:
@@ -31,13 +32,18 @@ def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Featu
     """Network outputs [T', P] of a recording, block by block: together those of the whole, in the memory of a block.
 
     Where the configuration normalises by utterance or speaker, each frame is normalised by the `CMVN_SECONDS` around it: a
-    recording that is no longer than that, as an utterance.
+    recording that is no longer than that, as an utterance. A network that sees whole utterances is given the
+    `CONTEXT_SECONDS` before and behind each block: a recording that is no longer than that, as a whole.
 
     Raises:
         ConfigError: the model takes features from archives.
         DataError: a damaged recording.
     """
-    network = StreamingModel(model.network)
+    context = model.network.context
+    if context is None:
+        frames = max(1, round(CONTEXT_SECONDS / _frame_shift(model)))
+        context = (frames, frames)
+    network = StreamingModel(model.network, context)
     for features in _normalised(model, _features(model, recording)):
         yield network.accept(features).numpy()
     yield network.finish().numpy()
@@ -49,8 +55,7 @@ def _normalised(model: AcousticModel, blocks: Iterator[Features]) -> Iterator[Fe
         for features in blocks:
             yield model.cmvn.apply(features, "")
         return
-    shift = model.experiment.features.frame_shift_ms / 1000.0
-    sliding = SlidingCmvn(config.moments, max(1, round(CMVN_SECONDS / shift)))
+    sliding = SlidingCmvn(config.moments, max(1, round(CMVN_SECONDS / _frame_shift(model))))
     for features in blocks:
         yield sliding.accept(features)
     yield sliding.finish()
@@ -61,3 +66,8 @@ def _features(model: AcousticModel, recording: Recording) -> Iterator[Features]:
     for samples in recording.blocks():
         yield stream.accept(samples)
     yield stream.finish()
+
+
+def _frame_shift(model: AcousticModel) -> float:
+    """Seconds from one frame of the features to the next."""
+    return model.experiment.features.frame_shift_ms / 1000.0

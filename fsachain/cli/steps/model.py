@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fsachain.cli.config import Experiment
+from fsachain.cli.network_spec import NetworkSpec
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
 from fsachain.errors import DataError, FsachainError
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
+from fsachain.nn.network import Network
 from fsachain.train.checkpoint import load_tensors, save_tensors
 
 _KIND = "acoustic model"
 _BATCH_SIZE = 32
 _MAX_PARTS = 100_000
+_PERMITTED: ContextVar[frozenset[str]] = ContextVar("permitted imports", default=frozenset())
+
+
+@contextmanager
+def permitted_imports(paths: Collection[str]) -> Iterator[None]:
+    """Within the block, models whose network is one of these classes ("package.module:Class") are loaded."""
+    before = _PERMITTED.set(_PERMITTED.get() | frozenset(paths))
+    try:
+        yield
+    finally:
+        _PERMITTED.reset(before)
 
 
 @dataclass(frozen=True)
@@ -35,8 +52,13 @@ class AcousticModel:
     """
 
     experiment: Experiment
-    network: Tdnnf
+    network: Network
     cmvn: Cmvn
+
+    @property
+    def kind(self) -> str:
+        """Which network it is, as section `network` of the configuration says."""
+        return self.experiment.network_spec(self.network.num_pdfs).kind
 
     @property
     def timing(self) -> FrameTiming:
@@ -46,22 +68,28 @@ class AcousticModel:
 
     def save(self, path: Path) -> None:
         """Write the model to one safetensors file, all or nothing."""
-        tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
+        weights = cast(nn.Module, self.network).state_dict()
+        tensors = {f"network.{name}": tensor for name, tensor in weights.items()}
         for name, array in self.cmvn.state().items():
             tensors[f"cmvn.{name}"] = torch.from_numpy(np.array(array))
         header = {
             "kind": _KIND,
-            "num_pdfs": self.network.config.num_pdfs,
+            "num_pdfs": self.network.num_pdfs,
             "experiment": self.experiment.to_dict(),
         }
         save_tensors(path, tensors, header)
 
     @classmethod
-    def load(cls, path: Path) -> AcousticModel:
+    def load(cls, path: Path, imports: Collection[str] = ()) -> AcousticModel:
         """Read a model.
 
+        Args:
+            path: of the file.
+            imports: classes ("package.module:Class") that may be imported and called with the file's options, if its
+                network is one of them; see also `permitted_imports`. A file by itself imports nothing.
+
         Raises:
-            DataError: the file is absent, damaged, or holds something else.
+            DataError: the file is absent, damaged, or holds something else; or it names a class that is not permitted.
         """
         tensors, header = load_tensors(path)
         if header.get("kind") != _KIND:
@@ -74,18 +102,23 @@ class AcousticModel:
         )
         try:
             experiment = Experiment.from_dict(header["experiment"])
-            sizes = experiment.network_config(header["num_pdfs"])
-            _check_shapes(sizes, weights)
-            network = Tdnnf(sizes)
+            spec = experiment.network_spec(header["num_pdfs"])
+            _refuse_import(spec, imports)
+            _check_shapes(spec, weights)
+            network = cast(nn.Module, spec.build())
             network.load_state_dict(weights)
             cmvn = Cmvn.from_state(experiment.cmvn, statistics)
         except (FsachainError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
-        return cls(experiment, network.eval(), cmvn)
+        return cls(experiment, cast(Network, network.eval()), cmvn)
 
-    def examples(self, data: DataDir, cache: Path | None, num_workers: int) -> list[Example]:
-        """Normalised features of a data directory, as the network takes them."""
-        examples = load_examples(data, self.experiment.features, cache_dir=cache, num_workers=num_workers)
+    def examples(
+        self, data: DataDir, cache: Path | None, num_workers: int, executor: Executor | None = None
+    ) -> list[Example]:
+        """Normalised features of a data directory, as the network takes them; see `load_examples`."""
+        examples = load_examples(
+            data, self.experiment.features, cache_dir=cache, num_workers=num_workers, executor=executor
+        )
         return normalise_set(examples, self.cmvn)
 
     def outputs(
@@ -111,12 +144,24 @@ class AcousticModel:
         return {example.id: found[example.id] for example in examples if example.id in found}
 
 
-def _check_shapes(sizes: TdnnfConfig, weights: Mapping[str, torch.Tensor]) -> None:
+def _refuse_import(spec: NetworkSpec, imports: Collection[str]) -> None:
+    """A file must not decide which code runs: the user names the class, too."""
+    path = spec.import_path
+    if path is not None and path not in _PERMITTED.get() and path not in imports:
+        raise DataError(
+            f"its network is {path}, which is not imported on the word of a file; if you know this class and trust the "
+            f"file: fsachain --allow-import {path} COMMAND ..."
+        )
+
+
+def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> None:
     """Compare the sizes that a header claims with the weights, before memory is taken for them."""
-    if sum(map(len, (sizes.time_strides, weights))) > _MAX_PARTS:
-        raise DataError(f"more than {_MAX_PARTS} layers and weights")
+    if len(weights) > _MAX_PARTS:
+        raise DataError(f"more than {_MAX_PARTS} weights")
+    if spec.import_path is not None:
+        return  # its class was made by somebody else, who knows how it can be built
     with torch.device("meta"):
-        expected = Tdnnf(sizes).state_dict()
+        expected = cast(nn.Module, spec.build()).state_dict()
     for name in sorted(expected.keys() | weights.keys()):
         shapes = [list(part[name].shape) if name in part else None for part in (expected, weights)]
         if shapes[0] != shapes[1]:

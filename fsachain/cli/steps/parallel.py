@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from fsachain.cli.progress import track
+from fsachain.data.workers import Workers
 from fsachain.errors import DataError, FsachainError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _CHUNKS_PER_JOB = 20
 _MOST_IN_CHUNK = 200
+_PIECE = 50  # items that travel together to a worker elsewhere
+_PIECES_AHEAD = 200  # that are there at a time
 
 
 class _Refused(str):
@@ -25,7 +28,11 @@ _work: list[Callable[[Any], Any]] = []
 
 
 def collect(
-    make: Callable[[Item], Result], items: Sequence[tuple[str, Item]], what: str, jobs: int = 1
+    make: Callable[[Item], Result],
+    items: Sequence[tuple[str, Item]],
+    what: str,
+    jobs: int = 1,
+    executor: Executor | None = None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """make(item) for each named item, in order; and for those that raise an `FsachainError` its message.
 
@@ -34,6 +41,7 @@ def collect(
         items: pairs (name, item).
         what: what the bar says.
         jobs: processes; 1 works in this one.
+        executor: used in place of processes of our own, such as that of a Dask client.
 
     Raises:
         DataError: a process was killed.
@@ -42,7 +50,7 @@ def collect(
     excluded: dict[str, str] = {}
     names = [name for name, _ in items]
     for name, result in zip(
-        track(names, what), _results(make, [item for _, item in items], jobs), strict=True
+        track(names, what), _results(make, [item for _, item in items], jobs, executor), strict=True
     ):
         if isinstance(result, _Refused):
             excluded[name] = str(result)
@@ -51,7 +59,14 @@ def collect(
     return found, excluded
 
 
-def _results(make: Callable[[Any], Any], items: Sequence[Any], jobs: int) -> Iterator[Any]:
+def _results(
+    make: Callable[[Any], Any], items: Sequence[Any], jobs: int, executor: Executor | None
+) -> Iterator[Any]:
+    if executor is not None:
+        pieces = ([items[begin : begin + _PIECE]] for begin in range(0, len(items), _PIECE))
+        for (results,) in Workers(_Attempts(make), executor=executor).ahead(pieces, _PIECES_AHEAD):
+            yield from results
+        return
     jobs = min(jobs, len(items))
     if jobs <= 1:
         for item in items:
@@ -74,6 +89,16 @@ def _start(packed: bytes) -> None:
 
 def _do(item: Any) -> Any:
     return _attempt(_work[0], item)
+
+
+class _Attempts:
+    """`_attempt` for a list of items."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __call__(self, items: Sequence[Any]) -> list[Any]:
+        return [_attempt(self._make, item) for item in items]
 
 
 def _attempt(make: Callable[[Any], Any], item: Any) -> Any:

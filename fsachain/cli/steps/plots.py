@@ -85,7 +85,7 @@ def trellis_figure(
     numerator = _numerator(lang, den, data, utterance)
     denominator = load_denominator(lang, den)
     scores = network_output(model, data, utterance)
-    leak = model.experiment.loss.leaky_hmm_coefficient
+    leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     if by == "phone":
         pair = trellis.phone_trellis(scores, numerator, denominator, lang.tree, leaky_hmm_coefficient=leak)
     elif by == "pdf":

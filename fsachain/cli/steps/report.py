@@ -69,7 +69,7 @@ def occupancies(
     data = DataDir(tuple(utterances))
     numerators, reasons = build_numerators(lang, data, denominator.normalization_fsa())
     outputs = model.outputs(model.examples(data, None, 1))
-    leak = model.experiment.loss.leaky_hmm_coefficient
+    leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     seen = {}
     for name, numerator in numerators.items():
         if name not in outputs:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.cli.progress import counter
+from fsachain.cli.steps.bad_data import BadData
 from fsachain.cli.steps.decoding import DecodingGraphs, check_lang, network_outputs
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
@@ -31,6 +32,7 @@ def rescore_data(
     *,
     cache: Path | None = None,
     num_workers: int = 1,
+    bad_data: BadData | None = None,
 ) -> WerReport:
     """Judge the best word sequences of the search with a larger model; weights are chosen on `dev`, `test` is scored.
 
@@ -46,6 +48,7 @@ def rescore_data(
         config: how many sequences, and what is tried.
         cache: feature cache.
         num_workers: processes.
+        bad_data: with it utterances whose recordings cannot be used are left out, of the scores too.
 
     Raises:
         DataError: the language folder is not the model's.
@@ -57,7 +60,7 @@ def rescore_data(
     graph = graphs.build(lm_weight, word_insertion_penalty)
 
     def read(data: DataDir) -> tuple[Rescorer, References]:
-        outputs = network_outputs(model, data, cache, num_workers)
+        outputs = network_outputs(model, data, cache, num_workers, bad_data=bad_data)
         with counter("n-best") as update:
             lists = n_best_lists(
                 outputs,
@@ -68,7 +71,8 @@ def rescore_data(
                 num_workers=num_workers,
                 progress=update,
             )
-        references = {utterance.id: utterance.words for utterance in data}
+        kept = outputs if bad_data is not None else {utterance.id for utterance in data}
+        references = {utterance.id: utterance.words for utterance in data if utterance.id in kept}
         return Rescorer(lists, lexicon, old, lm_weight, word_insertion_penalty, new), references
 
     rescorer, references = read(dev)
@@ -79,7 +83,8 @@ def rescore_data(
     rescorer, references = read(test)
     found = rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty)
     write_text(out / "hyp.txt", found)
-    report = score(references, found, speakers={utterance.id: utterance.speaker for utterance in test})
+    speakers = {utterance.id: utterance.speaker for utterance in test}
+    report = score(references, found, speakers={name: speakers[name] for name in references})
     report.write(out)
     return report
 

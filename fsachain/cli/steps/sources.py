@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def make_pattern_numerators(
     parts: Mapping[str, Path] | None = None,
     stop_prob: float = DEFAULT_STOP_PROB,
     jobs: int = 1,
+    executor: Executor | None = None,
 ) -> NumeratorSummary:
     """Build the numerators of a file of patterns and write them to one npz file.
 
@@ -53,6 +55,7 @@ def make_pattern_numerators(
             `<loop>` has a loop of all phones, silence among them, unless it is given.
         stop_prob: of that loop; see `phone_loop`.
         jobs: processes.
+        executor: used in place of processes of our own.
 
     Raises:
         DataError: a file that cannot be read, or no utterance is left.
@@ -62,7 +65,7 @@ def make_pattern_numerators(
     known |= {name: _part(path) for name, path in (parts or {}).items()}
     lines = [(name, (name, text)) for name, (_, text) in read_table(patterns).items()]
     maker = PatternMaker(lang, known, normalization)
-    return write_numerators(out, *collect(maker, lines, "numerators", jobs), "graphs")
+    return write_numerators(out, *collect(maker, lines, "numerators", jobs, executor), "graphs")
 
 
 def _part(path: Path) -> Fsa:
@@ -104,6 +107,7 @@ def make_fst_numerators(
     words: Path | None = None,
     model: Path | None = None,
     jobs: int = 1,
+    executor: Executor | None = None,
 ) -> NumeratorSummary:
     """Build numerators from a table of FSTs (OpenFst binary or AT&T text) and write them to one npz file.
 
@@ -117,6 +121,7 @@ def make_fst_numerators(
         words: words.txt of the graphs; None: that of `lang`.
         model: the transition model that transition ids are of.
         jobs: processes.
+        executor: used in place of processes of our own.
 
     Raises:
         ConfigError: unknown labels, or transition ids without a model.
@@ -136,7 +141,7 @@ def make_fst_numerators(
         None if model is None else read_transition_model(model),
     )
     items = [(name, (name, graph)) for name, graph in read_values(table, read_fst)]
-    return write_numerators(out, *collect(maker, items, "numerators", jobs), "graphs")
+    return write_numerators(out, *collect(maker, items, "numerators", jobs, executor), "graphs")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsachain.cli.config import Experiment, SupervisionConfig
+from fsachain.cli.steps.bad_data import BadData
 from fsachain.cli.steps.lang import Lang
 from fsachain.cli.steps.parallel import collect
 from fsachain.cli.steps.training import perturbations
@@ -50,6 +51,7 @@ def make_supervision(
     cache: Path | None = None,
     num_workers: int = 1,
     jobs: int = 1,
+    bad_data: BadData | None = None,
 ) -> SupervisionSummary:
     """Cut aligned utterances into chunks with numerators and write them to one npz file.
 
@@ -66,11 +68,12 @@ def make_supervision(
         cache: folder that keeps features between runs; they tell how long each copy is.
         num_workers: threads that compute features.
         jobs: processes that make supervisions.
+        bad_data: with it utterances whose recordings cannot be used are left out; without, the first is an error.
 
     Raises:
         DataError: no utterance is left, or the alignment has a line that cannot be read.
     """
-    copies = copies_of(experiment, data, cache, num_workers)
+    copies = copies_of(experiment, data, cache, num_workers, bad_data)
     maker = AlignmentMaker(experiment, lang, normalization)
     return write_supervision(out, copies, by_utterance(read_ctm(alignment)), maker, str(alignment), jobs)
 
@@ -84,14 +87,23 @@ class Copy(NamedTuple):
 
 
 def copies_of(
-    experiment: Experiment, data: DataDir, cache: Path | None, num_workers: int
+    experiment: Experiment,
+    data: DataDir,
+    cache: Path | None,
+    num_workers: int,
+    bad_data: BadData | None = None,
 ) -> dict[str, tuple[Copy, ...]]:
-    """The copies of each utterance that section `perturbation` asks for."""
-    found: dict[str, tuple[Copy, ...]] = {utterance.id: () for utterance in data}
-    for one in perturbations(experiment.perturbation, experiment.train.seed):
-        examples = load_examples(
-            data, experiment.features, perturbation=one, cache_dir=cache, num_workers=num_workers
+    """The copies of each utterance that section `perturbation` asks for; of those that can be used, with `bad_data`."""
+    wanted = perturbations(experiment.perturbation, experiment.train.seed)
+    if bad_data is None:
+        settings: dict[str, Any] = {"cache_dir": cache, "num_workers": num_workers}
+        variants = [load_examples(data, experiment.features, perturbation=one, **settings) for one in wanted]
+    else:
+        data, variants = bad_data.load(
+            data, experiment.features, wanted, cache=cache, num_workers=num_workers
         )
+    found: dict[str, tuple[Copy, ...]] = {utterance.id: () for utterance in data}
+    for one, examples in zip(wanted, variants, strict=True):
         for name, example in zip(found, examples, strict=True):
             found[name] += (Copy(example.id, one.speed, example.num_frames),)
     return found
@@ -141,7 +153,8 @@ class AlignmentMaker:
         self.lang = lang
         self.normalization = normalization
         self.frame_shift = experiment.features.frame_shift_ms / 1000.0
-        self.subsampling = experiment.network_config(lang.tree.num_pdfs).subsampling
+        network = experiment.network_spec(lang.tree.num_pdfs)
+        self.subsampling, self.time_offset = network.subsampling, network.time_offset
 
     def __call__(self, item: tuple[Sequence[CtmEntry], tuple[Copy, ...]]) -> list[list[Chunk]]:
         """The chunks of each copy; an `FsachainError` names the copy."""
@@ -159,7 +172,7 @@ class AlignmentMaker:
             left_tolerance=self.options.left_tolerance,
             right_tolerance=self.options.right_tolerance,
             subsampling=self.subsampling,
-            time_offset=self.subsampling // 2,  # as `Tdnnf.time_offset`
+            time_offset=self.time_offset,
             name=copy.id,
         )
 

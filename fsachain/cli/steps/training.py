@@ -6,27 +6,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from fsachain.cli.config import Experiment, PerturbationConfig
+from fsachain.cli.network_spec import NetworkSpec
 from fsachain.cli.steps.graphs import load_denominator
+from fsachain.cli.steps.in_memory import Sources, load_sources
+from fsachain.cli.steps.initial import begin_network
 from fsachain.cli.steps.lang import Lang
-from fsachain.cli.steps.model import AcousticModel, normalise_set
+from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.steps.streaming import Opener, Streaming, Streams, TranscriptSet
 from fsachain.cli.steps.training_sets import ChunkedSet, TrainingSet
-from fsachain.cli.steps.validation import load_supervised
 from fsachain.data.audio import Perturbation
-from fsachain.data.dataset import Example, estimate_cmvn, load_examples
+from fsachain.data.dataset import load_examples
 from fsachain.data.faults import Fault
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import parse_json, write_text
 from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.nn.tdnnf import Tdnnf
-from fsachain.train.progress import make_progress
+from fsachain.nn.network import Network
+from fsachain.train.checkpoint import list_checkpoints
+from fsachain.train.log import JsonLinesLog
+from fsachain.train.progress import NoProgress, make_progress
 from fsachain.train.state import TrainResult
 from fsachain.train.trainer import Trainer
+from fsachain.train.world import World
 
 FINAL_MODEL = "model.safetensors"
 
@@ -56,67 +64,98 @@ def compute_features(
 def train_model(
     experiment: Experiment,
     lang: Lang,
-    train: TrainingSet | ChunkedSet,
+    train: TrainingSet | ChunkedSet | TranscriptSet,
     denominator: Path,
     out: Path,
     *,
-    dev: TrainingSet | None = None,
+    dev: TrainingSet | TranscriptSet | None = None,
     cache: Path | None = None,
     num_workers: int = 1,
+    streaming: Streaming | None = None,
     left_out: Sequence[Fault] = (),
+    world: World | None = None,
 ) -> TrainResult:
     """Train a network and write it to `out`; continues a training that was broken off.
+
+    Where several processes train together, all call this with the same arguments. The first loads the data before the
+    others, which then find features and statistics where it has put them; it alone writes to `out`.
 
     Args:
         experiment: the configuration; `train.seed` is the seed of everything that is drawn.
         lang: the tree gives the number of pdfs.
-        train: utterances and numerators, or chunks of them.
+        train: utterances and numerators, or chunks of them; with `streaming` utterances alone, too.
         denominator: folder made by `make_denominator`.
         out: folder of model.safetensors, checkpoints and log.
         dev: evaluated after each epoch.
         cache: folder that keeps features between runs.
         num_workers: threads that compute features.
+        streaming: prepare utterances ahead of their use, and keep no more; None: all features are kept in memory.
         left_out: faults of utterances that are not in `train` or `dev`, to be reported with those found here.
+        world: the processes that train together; None: this one alone.
 
     Raises:
-        ConfigError: `out` holds a training with other options, or there is no speed to train at.
+        ConfigError: `out` holds a training with other options, or there is no speed to train at; chunks are to be
+            streamed, or numerators compiled for a training in memory.
         DataError: no utterance is left; or some cannot be used and `train.bad_data` is "stop".
-        StoppedError, DivergedError, OSError: as `Trainer.fit`.
+        StoppedError, DivergedError, WorldError, OSError: as `Trainer.fit_sources`.
     """
-    _claim_folder(experiment, out)
-    seed, num_pdfs = experiment.train.seed, lang.tree.num_pdfs
-    copies = perturbations(experiment.perturbation, seed)
+    world = world or World.alone()
+    if world.is_first:
+        _claim_folder(experiment, out)
+    copies = perturbations(experiment.perturbation, experiment.train.seed)
     if not copies:
         raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
-    loss = LFMMILoss(load_denominator(lang, denominator), **asdict(experiment.loss))
-    settings: dict[str, Any] = {"cache": cache, "num_workers": num_workers}
-    data, variants, faults = load_supervised(
-        train.data, train.supervised, experiment, lang, copies, **settings
-    )
-    train = replace(train, data=data)
-    faults = [*left_out, *faults]
-    cmvn = estimate_cmvn(variants[0], experiment.cmvn)
-    tables = train.tables(num_pdfs, [copy.prefix for copy in copies])
-    dev_examples: list[Example] = []
     if dev is not None:
         _refuse_shared_ids(train.data, dev.data)
-        _, (dev_examples,), dev_faults = load_supervised(
-            dev.data, dev.supervised, experiment, lang, **settings
-        )
-        faults += dev_faults
-        tables |= dev.tables(num_pdfs, [""])
-    torch.manual_seed(seed)
-    sizes = experiment.network_config(num_pdfs)
-    network = Tdnnf(sizes)
-    trainer = Trainer(network, loss, experiment.train, out, numerators=tables, progress=make_progress())
-    result = trainer.fit(
-        train.cut([normalise_set(examples, cmvn) for examples in variants], sizes),
-        normalise_set(dev_examples, cmvn),
-        augmentation=experiment.augment,
-        left_out=faults,
-    )
-    AcousticModel(experiment, network.eval(), cmvn).save(out / FINAL_MODEL)
+    spec = experiment.network_spec(lang.tree.num_pdfs)
+    trainer, network = _begin(experiment, spec, load_denominator(lang, denominator), out, world)
+    sources: Sources | Streams
+    with world.first("the first process to load the data"):
+        if streaming is not None:
+            opener = Opener(experiment, lang, denominator, streaming, cache)
+            sources = opener.open(train, dev, copies, out, network.output_lengths)
+        elif isinstance(train, TranscriptSet) or isinstance(dev, TranscriptSet):
+            raise ConfigError(
+                "numerators: '-' compiles them while a corpus is streamed; without --stream, make them beforehand"
+            )
+        else:
+            settings: dict[str, Any] = {"cache": cache, "num_workers": num_workers}
+            sources = load_sources(
+                experiment, lang, train, dev, copies, spec, network.output_lengths, **settings
+            )
+    try:
+        result = trainer.fit_sources(sources.train, sources.dev, left_out=[*left_out, *sources.faults])
+    finally:
+        sources.close()
+    if world.is_first:
+        AcousticModel(experiment, cast(Network, trainer.model.eval()), sources.cmvn).save(out / FINAL_MODEL)
     return result
+
+
+def _begin(
+    experiment: Experiment, spec: NetworkSpec, denominator: DenominatorGraph, out: Path, world: World
+) -> tuple[Trainer, Network]:
+    """The trainer and its network, with its first parameters."""
+    loss = LFMMILoss(denominator, **experiment.loss.at(0.0))
+    torch.manual_seed(experiment.train.seed)
+    if list_checkpoints(out / "checkpoints"):
+        spec = replace(spec, init_from=None)  # the training goes on; that file may be gone
+    begun = begin_network(experiment, spec)
+    if begun.taken is not None and world.is_first:
+        JsonLinesLog(out / "train.jsonl").write("init", path=spec.init_from, **asdict(begun.taken))
+    progress = make_progress() if world.is_first else NoProgress()
+    for line in begun.lines:
+        progress.message(line)
+    trainer = Trainer(
+        cast(nn.Module, begun.network),
+        loss,
+        experiment.train,
+        out,
+        progress=progress,
+        loss_schedules=experiment.loss.schedules,
+        world=world,
+    )
+    return trainer, begun.network
 
 
 def _refuse_shared_ids(train: DataDir, dev: DataDir) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fsachain.cli.network_spec import NetworkSpec
 from fsachain.data.dataset import Example, cut_example
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import DataError
@@ -13,7 +14,6 @@ from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.numerator_files import load_numerators, source_of
 from fsachain.graph.shards import TableShards
-from fsachain.nn.tdnnf import TdnnfConfig
 from fsachain.table import TransitionTable, compile_table
 
 
@@ -47,7 +47,7 @@ class TrainingSet:
         """Ids of the utterances that have a numerator."""
         return self.numerators
 
-    def cut(self, copies: list[list[Example]], network: TdnnfConfig) -> list[list[Example]]:
+    def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
         """The utterances as they are."""
         return copies
 
@@ -79,7 +79,7 @@ class ChunkedSet:
         """Ids of the utterances that have chunks."""
         return self.chunks
 
-    def cut(self, copies: list[list[Example]], network: TdnnfConfig) -> list[list[Example]]:
+    def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
         """The chunks of every copy, with as much context as the network sees; utterances without are left out.
 
         Raises:
@@ -100,7 +100,7 @@ class ChunkedSet:
                 made += [self._cut_one(example, chunk, network) for chunk in chunks]
         return found
 
-    def _cut_one(self, example: Example, chunk: Chunk, network: TdnnfConfig) -> Example:
+    def _cut_one(self, example: Example, chunk: Chunk, network: NetworkSpec) -> Example:
         frames = -(-example.num_frames // network.subsampling)
         if frames != chunk.of_frames:
             raise DataError(
@@ -139,8 +139,13 @@ class CompiledSet(TrainingSet):
 
     @classmethod
     def read(cls, data: DataDir, numerators: Path) -> CompiledSet:
-        """The utterances with the shards that `make_shards` wrote for them; errors as for `TrainingSet.read`."""
+        """The utterances with the shards that `make_shards` wrote for them.
+
+        Raises:
+            DataError: as for `TrainingSet.read`, or a shard is damaged: found now, and not hours later.
+        """
         shards = TableShards(numerators)
+        shards.check_bodies()
         for utterance in data:
             if utterance.id in shards and not shards.says(utterance.id, utterance.words):
                 raise DataError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fsachain.cli.config import Experiment
 from fsachain.cli.progress import track
+from fsachain.cli.steps.bad_data import BadData
 from fsachain.cli.steps.lang import Lang, save_lang
 from fsachain.cli.steps.supervision import by_utterance
 from fsachain.data.dataset import load_examples
@@ -41,6 +42,7 @@ def make_tied_tree(
     min_frames: float = 100.0,
     cache: Path | None = None,
     num_workers: int = 1,
+    bad_data: BadData | None = None,
 ) -> TreeSummary:
     """Tie left biphones by the features at the centres of the output frames, and write the language folder `out`.
 
@@ -54,20 +56,25 @@ def make_tied_tree(
         min_frames: as for `build_tied_tree`.
         cache: folder that keeps features between runs.
         num_workers: threads that compute features.
+        bad_data: as for `make_supervision`.
 
     Raises:
         DataError: the alignment has none of the utterances, or a line that cannot be read.
     """
     spoken = by_utterance(read_ctm(alignment))
-    subsampling = experiment.network_config(lang.tree.num_pdfs).subsampling
+    network = experiment.network_spec(lang.tree.num_pdfs)
+    subsampling, time_offset = network.subsampling, network.time_offset
     shift = experiment.features.frame_shift_ms / 1000.0
     statistics = BiphoneStatistics(
         len(lang.lexicon.phones), lang.tree.topology, experiment.features.num_features
     )
     used = frames = 0
-    examples = load_examples(data, experiment.features, cache_dir=cache, num_workers=num_workers)
+    if bad_data is None:
+        examples = load_examples(data, experiment.features, cache_dir=cache, num_workers=num_workers)
+    else:
+        _, (examples,) = bad_data.load(data, experiment.features, cache=cache, num_workers=num_workers)
     for example in track([e for e in examples if e.id in spoken], "statistics"):
-        thinned = example.features[subsampling // 2 :: subsampling]
+        thinned = example.features[time_offset::subsampling]
         phones = aligned_phones(spoken[example.id], lang.lexicon.phones, shift)
         statistics.accumulate(thinned, _thinned(phones, subsampling, len(thinned)))
         used, frames = used + 1, frames + len(thinned)

@@ -9,12 +9,13 @@ from pathlib import Path
 from fsachain.cli.config import Experiment
 from fsachain.cli.progress import track
 from fsachain.cli.steps.lang import Lang
+from fsachain.cli.steps.training_sets import read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import Example
 from fsachain.data.faults import Fault, fault_table
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.usable import load_usable
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import DataError, FsachainError, GraphError
 from fsachain.graph.numerator import build_numerator
 
 
@@ -41,6 +42,7 @@ def validate_data(
     lang: Lang | None = None,
     *,
     allow_commands: bool = False,
+    numerators: Path | None = None,
     cache: Path | None = None,
     num_workers: int = 1,
 ) -> Validation:
@@ -51,7 +53,9 @@ def validate_data(
         experiment: its sections features and network say what recordings must be like.
         lang: with it, words that the lexicon refuses and utterances too short for their words are found too.
         allow_commands: run the commands in wav.scp; without it they are faults.
-        cache: folder that keeps the features.
+        numerators: with it the file, or every shard of the folder, is compared with its checksums, and utterances without
+            numerator, or with one of other words, are found too.
+        cache: folder that keeps the features; files of it that are damaged are made anew.
         num_workers: threads.
 
     Raises:
@@ -59,17 +63,35 @@ def validate_data(
     """
     data, faults = DataDir.check(folder, allow_commands=allow_commands)
     data, unsaid = split_by_transcript(data, lang)
+    if numerators is not None:
+        lacking = numerator_faults(data, numerators)
+        faults += lacking
+        without = {fault.id for fault in lacking}
+        data = data.select(lambda utterance: utterance.id not in without)
     usable, (examples,), broken = load_usable(
         data, experiment.features, cache_dir=cache, num_workers=num_workers
     )
     faults += unsaid + broken
     too_short: list[Fault] = []
     if lang is not None:
-        subsampling = experiment.network_config(lang.tree.num_pdfs).subsampling
+        subsampling = experiment.network_spec(lang.tree.num_pdfs).subsampling
         pairs = list(zip(usable.utterances, examples, strict=True))
         found = (_too_short(one, example, lang, subsampling) for one, example in track(pairs, "transcripts"))
         too_short = [fault for fault in found if fault is not None]
     return Validation(len(usable) - len(too_short), tuple(faults + too_short))
+
+
+def numerator_faults(data: DataDir, numerators: Path) -> list[Fault]:
+    """What is wrong with the numerators of a data set: one fault for the file, or those of utterances that have none."""
+    try:
+        supervised = read_training_set(data, numerators).supervised
+    except FsachainError as error:
+        return [Fault(str(numerators), str(error))]
+    return [
+        Fault(one.id, f"utterance {one.id!r}: has no numerator in {numerators}")
+        for one in data
+        if one.id not in supervised
+    ]
 
 
 def load_supervised(

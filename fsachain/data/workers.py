@@ -1,0 +1,152 @@
+"""Work done ahead of its use by threads, processes or a cluster, so much and no more: a bounded queue."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from fsachain.errors import ConfigError, DataError, FsachainError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_resident: list[Callable[[Any], Any]] = []  # in a process of ours: the function of its `Workers`
+
+
+class Workers(Generic[Task, Result]):
+    """Calls one function on many tasks, in order, a few of them ahead of their use.
+
+    By default in threads of this process. With `num_processes` in processes of their own, which is worth it where
+    the function holds the interpreter lock (graphs do, features do not); they are started anew, not forked, so a
+    script that uses them needs `if __name__ == "__main__":`. With `executor` wherever that works.
+
+    Args:
+        function: can be pickled unless threads work.
+        num_threads: threads, if nothing else is asked for.
+        num_processes: processes; 0 for none.
+        executor: any `concurrent.futures.Executor`, such as that of a Dask client, used in place of our own. The function
+            travels with each task; it is the caller's to close.
+
+    Raises:
+        ConfigError: no worker at all.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Task], Result],
+        *,
+        num_threads: int = 1,
+        num_processes: int = 0,
+        executor: Executor | None = None,
+    ) -> None:
+        if num_threads < 1 or num_processes < 0:
+            raise ConfigError(
+                f"num_threads = {num_threads}, num_processes = {num_processes}; expected at least 1 and 0"
+            )
+        self.count = num_processes or num_threads
+        self._owned: Executor | None = None
+        self._call: Callable[[Task], Result] = function
+        if executor is not None:
+            self._executor, self._call = executor, _Packed(pickle.dumps(function))
+        elif num_processes:
+            self._executor = self._owned = ProcessPoolExecutor(
+                num_processes,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_reside,
+                initargs=(pickle.dumps(function),),
+            )
+            self._call = _call_resident
+        else:
+            self._executor = self._owned = ThreadPoolExecutor(num_threads, "fsachain-data")
+
+    def ahead(self, groups: Iterable[Sequence[Task]], depth: int) -> Iterator[list[Result]]:
+        """The results of each group of tasks, in order; up to `depth` groups beyond the one that is waited for are begun.
+
+        Raises:
+            DataError: a worker died.
+            Anything that the function raises.
+        """
+        begun: deque[list[Future[Result]]] = deque()
+        try:
+            for group in groups:
+                begun.append([self._executor.submit(self._call, task) for task in group])
+                if len(begun) > depth:
+                    yield _results(begun.popleft())
+            while begun:
+                yield _results(begun.popleft())
+        except BrokenExecutor as error:  # submit says so too
+            raise _died(error) from error
+        finally:
+            for futures in begun:
+                for future in futures:
+                    future.cancel()
+
+    def close(self) -> None:
+        """End threads or processes of our own; tasks that have not begun are dropped."""
+        if self._owned is not None:
+            self._owned.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Workers[Task, Result]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Packed:
+    """A function in pickled form, unpacked once per worker."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+
+    def __call__(self, task: Any) -> Any:
+        return _unpacked(self._packed)(task)
+
+
+@lru_cache(maxsize=2)
+def _unpacked(packed: bytes) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = pickle.loads(packed)
+    return function
+
+
+def _reside(packed: bytes) -> None:
+    _resident[:] = [pickle.loads(packed)]
+
+
+def _call_resident(task: Any) -> Any:
+    return _resident[0](task)
+
+
+def _results(futures: Sequence[Future[Result]]) -> list[Result]:
+    try:
+        return [future.result() for future in futures]
+    except FsachainError:
+        raise
+    except (BrokenExecutor, CancelledError) as error:
+        raise _died(error) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] == "distributed":  # of Dask, not of the function
+            raise _died(error) from error
+        raise
+
+
+def _died(error: BaseException) -> DataError:
+    reason = type(error).__name__
+    return DataError(
+        f"a worker that prepares data was ended from outside ({reason}); if memory is short, use fewer"
+    )

@@ -1,0 +1,134 @@
+"""What a network is to the rest of the package: the calls and numbers that training, decoding and streaming need."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from fsachain.errors import ShapeError
+
+
+class NetworkOutput(NamedTuple):
+    """What the network says about a batch.
+
+    Attributes:
+        nnet_output: [N, T', P], any real numbers, not normalised; frames at and past lengths[n] hold nothing
+            of meaning.
+        lengths: int64 [N] on the host, output frames of each utterance.
+        xent_log_probs: [N, T', P], log-softmax of the xent branch; None in evaluation or without that branch.
+    """
+
+    nnet_output: Tensor
+    lengths: Tensor
+    xent_log_probs: Tensor | None
+
+
+class Sizes(Protocol):
+    """What a network and the configuration of one of this package both say.
+
+    F is the number of columns of the features, P that of the output.
+    """
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+
+    @property
+    def num_pdfs(self) -> int:
+        """P."""
+
+    @property
+    def subsampling(self) -> int:
+        """s, input frames per output frame."""
+
+
+class Network(Sizes, Protocol):
+    """An `nn.Module` that can be trained and used here: `Tdnnf`, `Conformer`, or one of your own.
+
+    Output frame t *owns* the input frames s t to s t + s - 1, where s is the subsampling. Two members are optional:
+    `period`, output frames (1 where it is missing), on whose multiples an utterance may be cut without another result; and
+    `scores(features, lengths)`, `nnet_output` alone without a decision that depends on data, which is what ONNX holds.
+    """
+
+    training: bool
+
+    @property
+    def time_offset(self) -> int:
+        """Output frame t is centred on input frame s t + time_offset; s // 2 where the network is symmetric."""
+
+    @property
+    def context(self) -> tuple[int, int] | None:
+        """Input frames that an output sees before and after those that it owns; None: the whole utterance."""
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """Output frames for so many input frames, int64 [N]: ceil(lengths / s)."""
+
+    def __call__(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
+        """Score features [N, T, F] of which lengths [N] frames are real, whatever the others hold."""
+
+
+Config = TypeVar("Config", bound=Sizes)
+
+
+class ConfiguredNetwork(nn.Module, Generic[Config]):
+    """The part of a `Network` that its configuration says."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.config.num_features
+
+    @property
+    def num_pdfs(self) -> int:
+        """P."""
+        return self.config.num_pdfs
+
+    @property
+    def subsampling(self) -> int:
+        """Input frames per output frame."""
+        return self.config.subsampling
+
+    @property
+    def time_offset(self) -> int:
+        """Output frame t is centred on input frame subsampling * t + time_offset."""
+        return self.config.subsampling // 2
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        """Output frames for so many input frames: ceil(T / subsampling), int64."""
+        return subsampled(lengths, self.subsampling)
+
+
+def check_input(features: Tensor, lengths: Tensor, num_features: int) -> Tensor:
+    """The lengths, int64 on the host, once both are what a network takes.
+
+    Raises:
+        ShapeError: features are not [N, T, num_features], or lengths not [N] with 0 <= lengths[n] <= T.
+    """
+    if features.dim() != 3 or features.shape[2] != num_features:
+        raise ShapeError(f"features have shape {list(features.shape)}, expected [N, T, {num_features}]")
+    lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+    if lengths.shape != features.shape[:1]:
+        raise ShapeError(f"lengths have shape {list(lengths.shape)}, expected [{features.shape[0]}]")
+    wrong = ((lengths < 0) | (lengths > features.shape[1])).nonzero()
+    if len(wrong):
+        n = int(wrong[0])
+        raise ShapeError(
+            f"lengths[{n}] = {int(lengths[n])} is not within the {features.shape[1]} frames of features"
+        )
+    return lengths
+
+
+def subsampled(lengths: Tensor, subsampling: int) -> Tensor:
+    """ceil(lengths / subsampling), int64."""
+    return torch.div(lengths + subsampling - 1, subsampling, rounding_mode="floor")
+
+
+def num_parameters(network: nn.Module | Network) -> int:
+    """Learnt numbers of a network."""
+    return sum(parameter.numel() for parameter in cast(nn.Module, network).parameters())

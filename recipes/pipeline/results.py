@@ -1,0 +1,68 @@
+"""What several runs of recipes left in their folders, side by side in one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fsachain.errors import DataError
+from fsachain.report.layout import STAGE_LOG
+from fsachain.report.stages import read_stages
+from recipes.pipeline.main import REPOSITORY
+
+
+class Result(NamedTuple):
+    """One run.
+
+    Attributes:
+        corpus, kind, seed: what it was; the kind is that of the training.
+        wer: on test, in %.
+        by_speaker: the same of each speaker.
+        seconds: of training.
+    """
+
+    corpus: str
+    kind: str
+    seed: int
+    wer: float
+    by_speaker: dict[str, float]
+    seconds: float
+
+
+def add_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """The options that every comparison has; `name` is that of its recipe."""
+    parser.add_argument("--exp", type=Path, default=REPOSITORY / "exp" / name, help="folder of all outputs")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="for all runs; may be given several times",
+    )
+
+
+def read_result(exp: Path, corpus: str, kind: str, seed: int) -> Result:
+    """What a run left in its folder.
+
+    Raises:
+        DataError: the folder has no finished run.
+    """
+    try:
+        scored = json.loads((exp / "decode" / "wer.json").read_text(encoding="utf-8"))
+        stages = {stage.name: stage.seconds for stage in read_stages(exp / STAGE_LOG).stages}
+        speakers = {name: float(counts["wer"]) for name, counts in scored["speakers"].items()}
+        return Result(
+            corpus, kind, seed, float(scored["total"]["wer"]), speakers, float(stages["train"] or 0.0)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{exp}: holds no finished run ({error})") from error
+
+
+def publish(lines: Sequence[str], exp: Path) -> None:
+    """Print a table and leave it as `table.md` in the folder of all outputs."""
+    table = "\n".join(lines) + "\n"
+    (exp / "table.md").write_text(table, encoding="utf-8")
+    print(table, end="")
