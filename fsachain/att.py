@@ -7,14 +7,18 @@ so that reading them back gives the same float64.
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from fsachain.errors import GraphError
+from fsachain.files import text_lines
 from fsachain.fsa import Fsa
 
+_SPARE_STATES = 1000  # that a short text may leave out
 _MAX_DIGITS = 10  # of a number of 32 bits; int() of thousands of digits is an error of its own
 
 
@@ -24,54 +28,63 @@ def parse_file(path: str | PathLike[str]) -> Fsa:
     Raises:
         GraphError: the file cannot be read as text, or a line is malformed; the message names the file and line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"{path}: cannot be read as AT&T text ({error})") from error
-    return parse(text, source=str(path))
+    if Path(path).is_file():
+        return _parse(lambda: text_lines(path, GraphError), str(path))
+    once = list(text_lines(path, GraphError))  # a pipe
+    return _parse(lambda: once, str(path))
 
 
 def parse(text: str, *, source: str) -> Fsa:
     """Parse AT&T text; the state on the first line is the start. `source` names it in errors."""
-    lines = [(f"{source}, line {number}", line.split()) for number, line in enumerate(text.splitlines(), 1)]
-    lines = [(where, fields) for where, fields in lines if fields]
-    label_columns = _label_columns([fields for _, fields in lines])
-    arcs: list[tuple[int, int, int]] = []
-    weights: list[float] = []
+    numbered = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
+    return _parse(lambda: ((number, fields) for number, fields in numbered if fields), source)
+
+
+def _parse(lines: Callable[[], Iterable[tuple[int, list[str]]]], source: str) -> Fsa:
+    """The acceptor of (number, fields) of lines, which are gone through twice."""
+    label_columns = _label_columns(fields for _, fields in lines())
+    columns = array("i"), array("i"), array("i")  # src, dst, pdf
+    weights = array("d")
     finals: dict[int, float] = {}
-    for where, fields in lines:
+    start = None
+    for number, fields in lines():
+        where = f"{source}, line {number}"
         if len(fields) <= 2:
             finals[_integer(fields[0], where, "state")] = (
                 -_cost(fields[1], where) if len(fields) == 2 else 0.0
             )
         else:
-            src, dst, pdf, log_prob = _arc(fields, label_columns, where)
-            arcs.append((src, dst, pdf))
+            *arc, log_prob = _arc(fields, label_columns, where)
+            for column, value in zip(columns, arc, strict=True):
+                column.append(value)
             weights.append(log_prob)
-    start = int(lines[0][1][0]) if lines else None
+        start = int(fields[0]) if start is None else start
     if start is None:
         raise GraphError(f"{source}: no states; expected at least one line")
-    columns = np.array(arcs, dtype=np.int64).reshape(-1, 3)
-    num_states = int(max(columns[:, :2].max(initial=-1), max(finals, default=-1))) + 1
-    if num_states > max(1000, 100 * (len(arcs) + len(finals))):
+    src, dst, pdf = (np.frombuffer(column, dtype=np.int32) for column in columns)
+    num_states = int(max(src.max(initial=-1), dst.max(initial=-1), max(finals, default=-1))) + 1
+    if num_states > max(_SPARE_STATES, 2 * (len(src) + len(finals))):
         raise GraphError(
-            f"{source}: state {num_states - 1} among {len(arcs)} arcs: expected states numbered densely from 0"
+            f"{source}: state {num_states - 1} among {len(src)} arcs: expected states numbered densely from 0"
         )
     final = np.full(num_states, -math.inf)
     final[list(finals.keys())] = list(finals.values())
-    return Fsa(num_states, columns[:, 0], columns[:, 1], columns[:, 2], np.array(weights), final, start)
+    return Fsa(num_states, src, dst, pdf, np.frombuffer(weights), final, start)
 
 
-def _label_columns(lines: list[list[str]]) -> int:
+def _label_columns(lines: Iterable[list[str]]) -> int:
     """How many label columns the text has: 2 (`src dst in out [cost]`) or 1 (`src dst label [cost]`).
 
     A line of five fields settles it, so does one of three. Where all arcs have four, the fourth field is a second label
     only if it equals the first on every line.
     """
-    sizes = {len(fields) for fields in lines if len(fields) > 2}
+    sizes, alike = set(), True
+    for fields in lines:
+        sizes.add(len(fields))
+        alike &= len(fields) != 4 or fields[2] == fields[3]
     if 5 in sizes or 3 in sizes:
         return 2 if 5 in sizes else 1
-    return 2 if all(fields[2] == fields[3] for fields in lines if len(fields) == 4) else 1
+    return 2 if alike else 1
 
 
 def _arc(fields: list[str], label_columns: int, where: str) -> tuple[int, int, int, float]:

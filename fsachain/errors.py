@@ -29,6 +29,10 @@ class ConfigError(FsachainError, ValueError):
     """An option is unknown or has an illegal value."""
 
 
+class LeftOutError(FsachainError):
+    """A command has done its work, but for utterances that could not be used; it ends with a status of its own."""
+
+
 class BackendUnavailable(FsachainError, RuntimeError):
     """The backend asked for cannot run here; the message lists those that can."""
 

@@ -13,11 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, FsachainError
 
 PARTIAL = ".partial"  # ends the name of a file that is being written
 LOCK = ".lock"
 MAX_JSON_BYTES = 1 << 28
+LONGEST_LINE = 1 << 20  # bytes: a line of text becomes many small objects before anybody looks at them
 _LONGEST_NAME = 200  # file systems allow 255 bytes, of which the mark and a random part take some
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot, or need not
 
@@ -128,3 +129,60 @@ def parse_json(text: str | bytes, name: str) -> Any:
         raise DataError(f"{name}: the JSON is nested too deep") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise DataError(f"{name}: no JSON ({error})") from error
+
+
+def binary_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, bytes with their end) of each line of a file, which is never in memory as a whole.
+
+    Raises:
+        DataError: the file cannot be read, or a line has more than `LONGEST_LINE` bytes.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            number = 0
+            while line := file.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(line) > LONGEST_LINE:
+                    raise DataError(f"{path}:{number}: a line of more than {LONGEST_LINE} bytes")
+                yield number, line
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def line_text(line: bytes, where: str) -> str:
+    """A line as text.
+
+    Raises:
+        DataError: `where`, and that the line is no UTF-8, begins with a byte order mark, or has a zero byte.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not a line of UTF-8 text ({error})") from error
+    if text.startswith("\ufeff"):
+        raise DataError(f"{where}: a byte order mark; save the file without")
+    if "\0" in text:
+        raise DataError(f"{where}: a zero byte; expected text")
+    return text
+
+
+def text_lines(
+    path: str | os.PathLike[str], error: type[FsachainError] = DataError
+) -> Iterator[tuple[int, list[str]]]:
+    """(number from 1, fields between white space) of each line of UTF-8 text that is not blank.
+
+    Args:
+        path: the file, read line by line. Lines end in a line feed, or carriage return and line feed.
+        error: what is raised.
+
+    Raises:
+        FsachainError: of that class: as `binary_lines` and `line_text`.
+    """
+    try:
+        for number, line in binary_lines(path):
+            if fields := line_text(line, f"{path}:{number}").split():
+                yield number, fields
+    except DataError as reason:
+        if isinstance(reason, error):
+            raise
+        raise error(str(reason)) from reason

@@ -79,7 +79,7 @@ def _array(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.
             raise DataError(f"{where} claims {size} bytes, its member has {left}")
         content = bytearray(size)
         filled = 0
-        while piece := stream.read(1 << 20):  # up to the claimed size and no further; the end checks the CRC
+        while piece := stream.read(1 << 18):  # up to the claimed size and no further; the end checks the CRC
             content[filled : filled + len(piece)] = piece
             filled += len(piece)
         if filled != size:

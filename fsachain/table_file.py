@@ -19,8 +19,9 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -185,20 +186,62 @@ class TableFile(Mapping[str, TransitionTable]):
         number = self._numbers[name]
         table = self._loaded.get(number)
         if table is None:
-            table = self._loaded[number] = self._read(number, name)
+            place, size = self._span(number)
+            table = self._loaded[number] = self._table(number, name, self._data[place : place + size])
         return table
 
-    def _read(self, number: int, name: str) -> TransitionTable:
+    def read(self, name: str) -> TransitionTable:
+        """The same table in memory of its own, and not kept: what is mapped stays in memory where there is enough.
+
+        Raises:
+            DataError: as for the mapped one; the file is gone.
+        """
+        number = self._numbers[name]
+        with self._opened() as file:
+            return self._table(number, name, self._body(file, number))
+
+    def check_bodies(self) -> None:
+        """Compare every table with its checksum, one after the other.
+
+        Raises:
+            DataError: names the first damaged table; the file is gone.
+        """
+        with self._opened() as file:
+            for name, number in self._numbers.items():
+                self._check(number, name, self._body(file, number))
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            with Path(self.path).open("rb") as file:
+                yield file
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def _body(self, file: BinaryIO, number: int) -> memoryview:
+        place, size = self._span(number)
+        return memoryview(os.pread(file.fileno(), size, place))
+
+    def _span(self, number: int) -> tuple[int, int]:
+        """Place and size of a table's body; an empty place where they cannot be."""
+        place, size = int(self._entries[number]["place"]), int(self._entries[number]["size"])
+        return (place, size) if place + size <= len(self._data) else (0, 0)
+
+    def _check(self, number: int, name: str, body: memoryview) -> None:
         entry = self._entries[number]
-        place, size = int(entry["place"]), int(entry["size"])
-        body = self._data[place : place + size]
-        if len(body) != size or zlib.crc32(body) != entry["crc"]:
-            raise DataError(f"{self.path}, byte {place}: the table {name!r} is damaged")
+        if len(body) != int(entry["size"]) or zlib.crc32(body) != entry["crc"]:
+            raise DataError(f"{self.path}, byte {int(entry['place'])}: the table {name!r} is damaged")
+
+    def _table(self, number: int, name: str, body: memoryview) -> TransitionTable:
+        self._check(number, name, body)
+        entry = self._entries[number]
         try:
             table = _parse(body, entry)
             check_indices(table)
         except ValueError as error:
-            raise DataError(f"{self.path}, byte {place}: the table {name!r} is damaged ({error})") from error
+            raise DataError(
+                f"{self.path}, byte {int(entry['place'])}: the table {name!r} is damaged ({error})"
+            ) from error
         return table
 
 

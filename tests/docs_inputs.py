@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -172,8 +173,40 @@ def transducer(folder: Path) -> Names:
     }
 
 
+def data_sets(folder: Path) -> Names:
+    """A manifest of three cuts, whose recordings are noise; graphs, and a network's output lengths."""
+    import soundfile
+
+    rng = np.random.default_rng(0)
+    with (folder / "cuts.jsonl").open("w", encoding="utf-8") as file:
+        for name, text in TRANSCRIPTS.items():
+            soundfile.write(folder / f"{name}.wav", 0.1 * rng.normal(size=16000), 8000)
+            source = {"type": "file", "channels": [0], "source": f"{name}.wav"}
+            recording = {
+                "id": name,
+                "sources": [source],
+                "sampling_rate": 8000,
+                "num_samples": 16000,
+                "duration": 2.0,
+            }
+            said = {
+                "id": name,
+                "recording_id": name,
+                "start": 0.0,
+                "duration": 2.0,
+                "text": text,
+                "speaker": "anna",
+            }
+            cut = {"id": name, "start": 0.0, "duration": 2.0, "channel": 0, "type": "MonoCut"}
+            file.write(json.dumps(cut | {"supervisions": [said], "recording": recording}) + "\n")
+    return phone_graphs(folder) | {
+        "model": SimpleNamespace(output_lengths=lambda lengths: (lengths + 2) // 3)
+    }
+
+
 GIVEN: dict[str, Callable[[Path], Names]] = {
     "README.md": readme,
+    "data.md": data_sets,
     "graphs.md": graphs,
     "kaldi.md": kaldi,
     "losses.md": losses,

@@ -193,7 +193,7 @@ def test_one_chunk_of_all_frames_trains_as_the_utterance_does(denominator):
     losses, grads = [], []
     for examples in ([example], cut_all(example, chunks)):
         sums = EpochSums()
-        losses.append(stepper.step(supervise(examples, {e.id: table for e in examples}), sums).loss)
+        losses.append(stepper.step([supervise(examples, {e.id: table for e in examples})], sums).loss)
         grads.append(gradients(network))
         assert not sums.excluded
     assert losses[0] == losses[1]
@@ -211,10 +211,10 @@ def test_frames_of_weight_zero_give_no_gradient(denominator):
     torch.manual_seed(1)
     network = Tdnnf(CONFIG)
     stepper, loss = step_of(denominator, network)
-    stepper.step(supervise(cuts, tables), EpochSums())
+    stepper.step([supervise(cuts, tables)], EpochSums())
     assert any(grad.any() for grad in gradients(network))
     objf = loss.last_record.objf
-    outcome = stepper.step(supervise(silenced, tables), EpochSums())
+    outcome = stepper.step([supervise(silenced, tables)], EpochSums())
     assert outcome.grad_norm == 0.0
     assert loss.last_record.objf == objf  # the weights are of derivatives only
 
@@ -228,7 +228,7 @@ def test_source_takes_chunks_and_names_those_whose_numerator_has_another_length(
     lengths = Tdnnf(CONFIG).output_lengths
     source = BatchSource([cuts], tables, lengths, batch_size=2, seed=0)
     assert [str(entry) for entry in source.excluded] == ["u1-000000-000012: needs 15 output frames, has 12"]
-    batches = list(source.batches(0))
+    batches = [item for (item,) in source.batches(0)]
     assert sum(len(item.batch.ids) for item in batches) == len(chunks) - 1
     assert all(item.batch.windows.lengths.tolist() == [12] * len(item.batch.ids) for item in batches)
 

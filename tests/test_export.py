@@ -123,7 +123,7 @@ def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatc
 
 def test_what_cannot_be_exported_is_named() -> None:
     cmvn = Cmvn(CmvnConfig("none"))
-    with pytest.raises(ConfigError, match="Linear cannot be exported; expected a Tdnnf"):
+    with pytest.raises(ConfigError, match="Linear cannot be exported; expected a method scores"):
         ExportedModel(torch.nn.Linear(2, 2), cmvn)
     with pytest.raises(ConfigError, match="training mode"):
         ExportedModel(network().train(), cmvn)

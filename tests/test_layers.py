@@ -22,6 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"train", "decode", "plot"}),
     frozenset({"report"}),
     frozenset({"cli"}),
+    frozenset({"__main__"}),
 )
 # The methods of Fsa that read and write files or draw, and the one of TableBatch that copies to a device, delegate to the
 # borders inside the method.
@@ -48,6 +49,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "plot": NUMERICAL | {"torch"},
     "report": NUMERICAL | {"torch"},
     "cli": NUMERICAL | {"torch", "click"},
+    "__main__": frozenset(),
 }
 MAX_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 50

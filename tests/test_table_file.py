@@ -1,9 +1,11 @@
 """Compiled tables in one file: equal to what was written, any of them by name, and no damage goes unnoticed."""
 
 import pickle
+import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +47,8 @@ def test_tables_come_back_as_they_were(fsas, extra, tmp_path_factory):
     for name in reversed(list(tables)):
         assert_equal_tables(file[name], tables[name])
         assert not file[name].by_dst.src.flags.writeable
+        assert_equal_tables(file.read(name), tables[name])
+        assert file.read(name) is not file.read(name)  # none is kept
 
 
 def test_a_table_from_a_file_computes_the_same_bits(tmp_path):
@@ -208,3 +212,35 @@ def test_wrong_requests_are_refused_by_name(tmp_path):
         make_shards([("a", ("no",))] * 2, MAKER, tmp_path)
     with pytest.raises(DataError, match="no shards of compiled tables"):
         TableShards(tmp_path)
+
+
+def damage_last_table(folder: Path, shard: str) -> None:
+    """One bit inside the body of the last table of a shard; its index stays sound."""
+    path = folder / shard
+    content = bytearray(path.read_bytes())
+    (place,) = struct.unpack_from("<Q", content, 24)  # of the index
+    content[place - 1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_body_is_found_before_it_is_used_and_named(tmp_path):
+    make_shards(transcripts(8), MAKER, tmp_path, shard_size=4)
+    TableShards(tmp_path).check_bodies()
+    damage_last_table(tmp_path, "00001.tables")
+    with pytest.raises(DataError, match=r"00001\.tables.*is damaged.*num-tables"):
+        TableShards(tmp_path).check_bodies()
+    shards = TableShards(tmp_path)
+    *sound, damaged = shards
+    assert shards.read(sound[-1]) is not shards[sound[-1]]
+    with pytest.raises(DataError, match="is damaged"):
+        shards.read(damaged)
+
+
+def test_only_a_damaged_shard_is_made_anew(tmp_path):
+    said = transcripts(8)
+    make_shards(said, MAKER, tmp_path, shard_size=4)
+    before = (tmp_path / "00001.tables").read_bytes()
+    damage_last_table(tmp_path, "00001.tables")
+    assert make_shards(said, MAKER, tmp_path, shard_size=4).num_reused == 1
+    assert (tmp_path / "00001.tables").read_bytes() == before
+    TableShards(tmp_path).check_bodies()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tolerances import NETWORK_FLOAT32, NETWORK_FLOAT64, ORTHONORMAL
+from tolerances import FEW_ROUNDINGS, NETWORK_FLOAT32, NETWORK_FLOAT64, ORTHONORMAL
 
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.nn import NetworkOutput, Tdnnf, TdnnfConfig, num_parameters, reset_batch_norm
@@ -128,6 +128,17 @@ def test_batch_norm_derivative_is_that_of_its_formula() -> None:
     torch.testing.assert_close(frames, reference)
 
 
+def test_statistics_of_a_large_batch_are_exact_to_a_few_roundings() -> None:
+    """An error of 1e-5 here turns rectifiers of the next layer on and off."""
+    x = torch.randn(16, 8, 150, generator=torch.Generator().manual_seed(5))
+    norm = MaskedBatchNorm(8).train()
+    norm(x, None)
+    exact = torch.relu(x.double())
+    expected = exact.mean(dim=(0, 2)), exact.var(dim=(0, 2), correction=0)
+    for found, value in zip((norm.running_mean, norm.running_var), expected, strict=True):
+        torch.testing.assert_close(found.double(), value, rtol=FEW_ROUNDINGS, atol=0.0)
+
+
 def test_running_averages_start_as_plain_averages_of_batches() -> None:
     norm = MaskedBatchNorm(2).train()
     inputs = [torch.rand(3, 2, 5, generator=torch.Generator().manual_seed(i)) + 1 for i in range(3)]
@@ -169,6 +180,15 @@ def test_constrain_orthonormal_changes_first_factors_only() -> None:
         name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])
     }
     assert changed == {f"layers.{i}.linear.weight" for i in range(3)}
+
+
+def test_constraint_leaves_a_frozen_layer_as_it_is() -> None:
+    model = network()
+    model.layers[1].requires_grad_(False)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    model.constrain_orthonormal()
+    changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == {"layers.0.linear.weight", "layers.2.linear.weight"}
 
 
 def test_time_constant_dropout_scales_whole_utterances() -> None:

@@ -26,6 +26,8 @@ from toy_training import (
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
+from broken_off import BreakAfter, Interruption
+
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
@@ -35,30 +37,14 @@ from fsachain.train.checkpoint import list_checkpoints, load_tensors
 from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, to_dict
 from fsachain.train.diagnosis import DivergedError
 from fsachain.train.log import JsonLinesLog, read_log
+from fsachain.train.prefetch import prefetch
 from fsachain.train.progress import LineProgress, make_progress
 from fsachain.train.schedule import ScheduleConfig
-from fsachain.train.source import BatchSource, min_frames, prefetch, supervise
+from fsachain.train.source import BatchSource, min_frames, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
 from fsachain.train.trainer import Trainer
 from fsachain.train.yaml_file import load_yaml
-
-
-class Interruption(Exception):
-    """Stands for a crash."""
-
-
-class BreakAfter(LineProgress):
-    """Breaks the training off after some batches."""
-
-    def __init__(self, batches: int) -> None:
-        super().__init__(io.StringIO())
-        self.left = batches
-
-    def batch(self, sums: Any) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Interruption
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
@@ -128,7 +114,7 @@ def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path: 
     loss(output.nnet_output, output.lengths, item.numerators).backward()
     expected = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    outcome = Stepper(model, loss, optimizer, math.inf).step(item, EpochSums())
+    outcome = Stepper(model, loss, optimizer, math.inf).step([item], EpochSums())
     assert outcome.usable
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         assert (parameter.grad is None) == (grad is None)
@@ -297,14 +283,14 @@ def test_each_epoch_draws_one_version_of_each_utterance() -> None:
     slow = [Example(f"slow-{e.id}", e.speaker, e.words, e.features.repeat(2, axis=0)) for e in examples]
     numerators |= {example.id: numerators[example.id[5:]] for example in slow}
     source = BatchSource([examples, slow], numerators, lambda n: n // 3, batch_size=5, seed=1)
-    epochs = [[name for item in source.batches(epoch) for name in item.batch.ids] for epoch in range(3)]
+    epochs = [[name for (item,) in source.batches(epoch) for name in item.batch.ids] for epoch in range(3)]
     for names in epochs:
         assert sorted(name.removeprefix("slow-") for name in names) == [example.id for example in examples]
     assert {name.startswith("slow-") for name in epochs[0]} == {True, False}
     assert set(epochs[0]) != set(epochs[1])
-    again = [name for item in source.batches(2) for name in item.batch.ids]
+    again = [name for (item,) in source.batches(2) for name in item.batch.ids]
     assert again == epochs[2]
-    assert [name for item in source.batches(2, start=1) for name in item.batch.ids] == epochs[2][5:]
+    assert [name for (item,) in source.batches(2, start=1) for name in item.batch.ids] == epochs[2][5:]
 
 
 def test_versions_of_different_corpora_are_refused() -> None:

@@ -214,7 +214,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "no recording",
         r"wav\.scp:2: 'u2' has no path",
     ),
-    "zero byte in a path": (edit("wav.scp", "u2.wav", "u2\0.wav"), "no recording", "zero byte"),
+    "zero byte in a path": (edit("wav.scp", "u2.wav", "u2\0.wav"), "table", r"wav.scp:2: a zero byte"),
     "line that is not UTF-8": (
         lambda f: (f / "text").write_bytes((f / "text").read_bytes().replace(b"u2 no", b"u2 n\xff")) and None,
         "table",
@@ -425,8 +425,51 @@ def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, train
         (corpus / f"{name}.wav").unlink()
     status, _, err = fsachain(*training)
     assert status == EXIT_USER_ERROR
-    assert "no utterance is left, 4 were excluded; the first: utterance 'u1'" in err
-    assert err.count("\n") == 1
+    *_, last = err.splitlines()
+    assert last.startswith("error: no utterance is left, 4 were excluded; the first: utterance 'u1'")
+    assert err.count("error: ") == 1
+
+
+def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus: Path) -> None:
+    top = corpus.parent
+    lang = ("--lang", top / "lang")
+    assert fsachain("num-tables", corpus, top / "tables", *lang)[0] == 0
+    words = ["validate", corpus, "--config", top / "config.yaml", "--numerators"]
+    for numerators in (top / "tables", top / "num.npz"):
+        status, out, _ = fsachain(*words, numerators)
+        assert status == 0, out
+    shard = top / "tables" / "00000.tables"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    status, out, _ = fsachain(*words, top / "tables")
+    assert status == EXIT_USER_ERROR
+    assert "00000.tables" in out
+    assert "is damaged" in out
+    status, _, err = fsachain("train", corpus, top / "tables", top / "model", *lang, "--den", top / "den")
+    assert status == EXIT_USER_ERROR
+    assert "00000.tables" in err
+    assert not (top / "model" / "checkpoints").exists()
+    assert fsachain("num-tables", corpus, top / "tables", *lang)[0] == 0
+    assert fsachain(*words, top / "tables")[0] == 0
+    (corpus / "text").write_text((corpus / "text").read_text().replace("u1 yes", "u1 no"))
+    for numerators in (top / "tables", top / "num.npz"):
+        status, out, _ = fsachain(*words, numerators)
+        assert status == EXIT_USER_ERROR
+        assert "has changed since its numerator was made" in out
+
+
+def test_utterances_without_numerator_are_found(fsachain, training, corpus: Path) -> None:
+    speak(corpus / "new.wav")
+    for table, line in (("wav.scp", "u6 new.wav\n"), ("utt2spk", "u6 anna\n"), ("text", "u6 yes\n")):
+        (corpus / table).write_text((corpus / table).read_text() + line)
+    top = corpus.parent
+    status, out, _ = fsachain(
+        "validate", corpus, "--config", top / "config.yaml", "--numerators", top / "num.npz"
+    )
+    assert status == EXIT_USER_ERROR
+    assert "4 utterances can be trained on, 1 faults" in out
+    assert "u6: utterance 'u6': has no numerator" in out
 
 
 def test_one_id_for_different_words_in_training_and_development_is_refused(

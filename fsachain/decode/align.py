@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.files import text_lines
 from fsachain.graph.numerator import NO_WORD, Numerator, Segment
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.table import compile_table
@@ -53,6 +54,9 @@ class FrameTiming:
         """Where the cell of an output frame begins, in seconds; never before the utterance."""
         centre = self.subsampling * frame + self.time_offset + 0.5
         return max(0.0, (centre - 0.5 * self.subsampling) * self.frame_shift)
+
+
+_KEPT_TIMES = 100_000  # times of a CTM file that are shared: those of an hour in steps of a frame
 
 
 class CtmEntry(NamedTuple):
@@ -204,22 +208,23 @@ def read_ctm(path: str | Path) -> list[CtmEntry]:
     Raises:
         DataError: the file cannot be read, or a line has no start and duration.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read the alignment: {error}") from error
     entries = []
-    for number, line in enumerate(lines, start=1):
-        fields = line.split()
-        if not fields:
-            continue
+    names: dict[str, str] = {}  # utterances, labels and times recur: each is kept once
+    times: dict[str, float] = {}
+    for number, fields in text_lines(path):
         try:
             utterance, _, start, duration, label = fields[:5]
-            entries.append(CtmEntry(utterance, float(start), float(duration), label))
+            if len(times) > _KEPT_TIMES:
+                times.clear()
+            begin, length = (times[field] if field in times else float(field) for field in (start, duration))
         except ValueError as error:
             raise DataError(
-                f"{path}:{number}: expected utterance, channel, start, duration, label, got {line!r}"
+                f"{path}:{number}: expected utterance, channel, start, duration, label, got {' '.join(fields)!r}"
             ) from error
+        times[start], times[duration] = begin, length
+        entries.append(
+            CtmEntry(names.setdefault(utterance, utterance), begin, length, names.setdefault(label, label))
+        )
     return entries
 
 

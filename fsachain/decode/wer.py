@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import DataError, require
+from fsachain.files import text_lines
 
 EPSILON = "<eps>"
 
@@ -195,18 +196,12 @@ def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
     Raises:
         DataError: the file cannot be read, or an utterance stands in it twice.
     """
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read the transcripts: {error}") from error
     transcripts: dict[str, tuple[str, ...]] = {}
-    for number, line in enumerate(content.splitlines(), start=1):
-        fields = line.split()
-        if not fields:
-            continue
-        if fields[0] in transcripts:
-            raise DataError(f"{path}:{number}: utterance {fields[0]!r} stands in the file twice")
-        transcripts[fields[0]] = tuple(fields[1:])
+    known: dict[str, str] = {}  # each word is kept once
+    for number, (name, *words) in text_lines(path):
+        if name in transcripts:
+            raise DataError(f"{path}:{number}: utterance {name!r} stands in the file twice")
+        transcripts[name] = tuple(known.setdefault(word, word) for word in words)
     return transcripts
 
 

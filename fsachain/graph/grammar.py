@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,10 @@ from fsachain.graph.transducer import Transducer
 __all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
 
 _EPSILON, _BACKOFF = "<eps>", "#0"
+
+_COUNT = re.compile(rb"\s*ngram\s+(\d{1,18})\s*=\s*(\d{1,18})")
+_HIGHEST_ORDER = 20
+_LONGEST_HEADER_LINE = 1 << 16
 
 # kaldilm ends the whole process on a malformed file, hence a process of its own.
 _CONVERT = """
@@ -82,6 +87,7 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
     name = os.fspath(path)
     if not Path(name).is_file():
         raise GraphError(f"{name}: no such file; expected an n-gram in ARPA format")
+    _check_header(Path(name))
     with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
         words, fst = Path(folder, "words.txt"), Path(folder, "grammar.fst")
         words.write_text(_symbol_table(lexicon), encoding="utf-8")
@@ -107,6 +113,25 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
         grammar.log_prob,
         grammar.final_log_prob,
     ).to_openfst()
+
+
+def _check_header(path: Path) -> None:
+    """Refuse claims of an ARPA file, before its end of the header, for which kaldilm would take memory."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for line in iter(lambda: file.readline(_LONGEST_HEADER_LINE), b""):
+            if line.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")) or line.endswith(b"\r\n"):
+                raise GraphError(
+                    f"{path}: a byte order mark or ends of lines of Windows; save the file without"
+                )
+            found = _COUNT.match(line)
+            if found and (int(found[1]) > _HIGHEST_ORDER or int(found[2]) > size):
+                given = line.decode("latin-1").strip()[:80]
+                raise GraphError(
+                    f"{path}: claims {given!r}; expected an order of at most {_HIGHEST_ORDER}, and at most {size} n-grams"
+                )
+            if line.startswith(b"\\1-grams:"):
+                return
 
 
 def _symbol_table(lexicon: Lexicon) -> str:

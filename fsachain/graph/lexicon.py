@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fsachain.errors import GraphError
 from fsachain.files import parse_json, write_text
@@ -122,10 +123,12 @@ class Lexicon:
         entries = lexicon_files.read_entries(path, format)
         if isinstance(phones, str | os.PathLike):
             phones = lexicon_files.read_phones(phones)
+        elif phones is None:
+            phones = _phones_of(entries, silence)
+        entries.reverse()
+        each = (entries.pop() for _ in range(len(entries)))  # given back one by one
         try:
-            return cls.from_entries(
-                entries, silence=silence, silence_prob=silence_prob, oov=oov, phones=phones
-            )
+            return cls.from_entries(each, silence=silence, silence_prob=silence_prob, oov=oov, phones=phones)
         except GraphError as error:
             raise GraphError(f"{path}: {error}") from error
 
@@ -140,10 +143,9 @@ class Lexicon:
         phones: Sequence[str] | None = None,
     ) -> Lexicon:
         """A lexicon of (word, probability, phone names); `phones` as in `read`."""
-        entries = list(entries)
         if phones is None:
-            spoken = {phone for _, _, names in entries for phone in names}
-            phones = ([] if silence is None else [silence]) + sorted(spoken - {silence})
+            entries = list(entries)
+            phones = _phones_of(entries, silence)
         ids = {phone: index + 1 for index, phone in enumerate(phones)}
         by_word: dict[str, list[Pronunciation]] = {}
         for word, prob, names in entries:
@@ -152,13 +154,19 @@ class Lexicon:
                 raise GraphError(
                     f"word {word!r} uses the phone {unknown[0]!r}, which is not among the {len(ids)} phones"
                 )
-            pronunciation = Pronunciation(tuple(ids[name] for name in names), prob)
             known = by_word.setdefault(word, [])
-            if any(other.phones == pronunciation.phones for other in known):
-                raise GraphError(f"word {word!r} has the pronunciation {' '.join(names)!r} twice")
-            known.append(pronunciation)
-        pronunciations = tuple(tuple(known) for known in by_word.values())
-        return cls(tuple(by_word), tuple(phones), pronunciations, silence, silence_prob, oov)
+            known.append(Pronunciation(tuple(ids[name] for name in names), prob))
+        for word, known in by_word.items():
+            if len({one.phones for one in known}) < len(known):
+                counts = Counter(one.phones for one in known)
+                twice = " ".join(phones[phone - 1] for phone in counts.most_common(1)[0][0])
+                raise GraphError(f"word {word!r} has the pronunciation {twice!r} twice")
+        words, pronunciations = tuple(by_word), tuple(map(tuple, by_word.values()))
+        del (
+            by_word,
+            known,
+        )  # before the lexicon numbers its words: each is as large as a dictionary of all words
+        return cls(words, tuple(phones), pronunciations, silence, silence_prob, oov)
 
     @classmethod
     def characters(
@@ -263,12 +271,23 @@ class Lexicon:
             if record["format"] != JSON_FORMAT:
                 raise GraphError(f"{path}: format {record['format']!r}, expected {JSON_FORMAT!r}")
             words = tuple(word for word, _ in record["words"])
-            lists = tuple(
-                tuple(Pronunciation(tuple(ids), prob) for ids, prob in p) for _, p in record["words"]
-            )
+            lists = tuple(_pronunciations(record["words"]))
             phones = tuple(record["phones"])
             return cls(words, phones, lists, record["silence"], record["silence_prob"], record["oov"])
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, GraphError):
                 raise
             raise GraphError(f"{path}: not a lexicon written by fsachain ({error!r})") from error
+
+
+def _phones_of(entries: Iterable[tuple[str, float, Sequence[str]]], silence: str | None) -> list[str]:
+    """Silence, then the phones of the entries by name."""
+    spoken = {phone for _, _, names in entries for phone in names}
+    return ([] if silence is None else [silence]) + sorted(spoken - {silence})
+
+
+def _pronunciations(entries: list[Any]) -> Iterator[tuple[Pronunciation, ...]]:
+    """Those of each word of a JSON file, whose lists are given back one by one: they are larger than the lexicon."""
+    for number, (_, ways) in enumerate(entries):
+        entries[number] = None
+        yield tuple(Pronunciation(tuple(ids), prob) for ids, prob in ways)

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import os
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fsachain.errors import GraphError
+from fsachain.files import text_lines
 from fsachain.kaldi.stream import MAX_DIGITS
 
-Entry = tuple[str, float, list[str]]
+Entry = tuple[str, float, tuple[str, ...]]
 FORMATS = ("auto", "lexicon", "lexiconp")
 EPSILON_NAMES = ("<eps>", "<epsilon>")
 
 
-def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
-    """(line number, fields) of each line that is not blank.
-
-    Raises:
-        GraphError: the file cannot be read or is not UTF-8.
-    """
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            return [(number, line.split()) for number, line in enumerate(file, 1) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-
-
 def read_entries(path: str | os.PathLike[str], format: str = "auto") -> list[Entry]:
-    """(word, probability, phone names) of each line of a lexicon.
+    """(word, probability, phone names) of each line of a lexicon; the same name is the same object.
 
     Args:
         path: the file.
@@ -42,8 +34,9 @@ def read_entries(path: str | os.PathLike[str], format: str = "auto") -> list[Ent
     if format == "auto":
         format = "lexiconp" if "lexiconp" in Path(path).name else "lexicon"
     entries: list[Entry] = []
-    first_line: dict[tuple[str, ...], int] = {}
-    for number, fields in read_lines(path):
+    names: dict[str, str] = {}
+    numbers, hashes = array("L"), array("q")
+    for number, fields in text_lines(path, GraphError):
         where = f"{path}:{number}"
         word, prob, phones = fields[0], 1.0, fields[1:]
         if format == "lexiconp":
@@ -55,16 +48,31 @@ def read_entries(path: str | os.PathLike[str], format: str = "auto") -> list[Ent
                 f"{where}: phone {phones[0]!r} looks like a probability; read it with format='lexiconp' "
                 "(or name it lexiconp.txt)"
             )
-        key = (word, *phones)
-        if key in first_line:
-            raise GraphError(
-                f"{where}: word {word!r} has this pronunciation already on line {first_line[key]}"
-            )
-        first_line[key] = number
-        entries.append((word, prob, phones))
+        entry = (word, prob, tuple(names.setdefault(phone, phone) for phone in phones))
+        entries.append(entry)
+        numbers.append(number)
+        hashes.append(hash((word, entry[2])))
+    _refuse_repeats(path, entries, numbers, hashes)
     if not entries:
         raise GraphError(f"{path}: no entries; expected lines of a word and its phones")
     return entries
+
+
+def _refuse_repeats(
+    path: str | os.PathLike[str], entries: Sequence[Entry], numbers: Sequence[int], hashes: array[int]
+) -> None:
+    """Entries are compared where their hashes are equal: a set of them all would be larger than the file."""
+    values = np.frombuffer(hashes, dtype=np.int64)
+    order = np.argsort(values, kind="stable")
+    first_line: dict[tuple[str, tuple[str, ...]], int] = {}
+    repeated = np.flatnonzero(np.diff(values[order]) == 0)
+    for place in sorted({*order[repeated].tolist(), *order[repeated + 1].tolist()}):
+        word, _, phones = entries[place]
+        first = first_line.setdefault((word, phones), numbers[place])
+        if first != numbers[place]:
+            raise GraphError(
+                f"{path}:{numbers[place]}: word {word!r} has this pronunciation already on line {first}"
+            )
 
 
 def read_phones(path: str | os.PathLike[str]) -> list[str]:
@@ -74,7 +82,7 @@ def read_phones(path: str | os.PathLike[str]) -> list[str]:
         GraphError: a malformed line, or ids that are not 1, 2, ... without gaps.
     """
     names: dict[int, str] = {}
-    for number, fields in read_lines(path):
+    for number, fields in text_lines(path, GraphError):
         if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= MAX_DIGITS):
             raise GraphError(f"{path}:{number}: {' '.join(fields)!r}, expected a phone and its id")
         name, phone = fields[0], int(fields[1])

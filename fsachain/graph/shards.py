@@ -151,6 +151,18 @@ class TableShards(Mapping[str, TransitionTable]):
         if len(self._homes) < sum(map(len, self.files)):
             raise DataError(f"{self.folder}: an utterance is in two shards; make them anew")
 
+    def check_bodies(self) -> None:
+        """Compare every table of every shard with its checksum: gigabytes in a second, if the disk has them.
+
+        Raises:
+            DataError: names the first damaged shard, and how it is made anew.
+        """
+        for file in self.files:
+            try:
+                file.check_bodies()
+            except DataError as error:
+                raise DataError(f"{error}; `fsachain num-tables` makes this shard anew") from error
+
     def says(self, name: str, words: Sequence[str]) -> bool:
         """Whether the table of an utterance was made of these words."""
         return bool(self._homes[name].facts["words"][name] == words_checksum(words))
@@ -166,6 +178,10 @@ class TableShards(Mapping[str, TransitionTable]):
 
     def __getitem__(self, name: str) -> TransitionTable:
         return self._homes[name][name]
+
+    def read(self, name: str) -> TransitionTable:
+        """The same table, not kept; see `TableFile.read`."""
+        return self._homes[name].read(name)
 
 
 def words_checksum(words: Sequence[str]) -> int:
@@ -210,10 +226,15 @@ def _shard_fingerprint(origin: str, transcripts: Transcripts) -> str:
 
 
 def _is_sound(path: Path, fingerprint: str) -> bool:
+    """Whether a shard was made of the same, and nothing in it is damaged."""
     try:
-        return bool(TableFile(path).facts.get("fingerprint") == fingerprint)
+        file = TableFile(path)
+        if file.facts.get("fingerprint") != fingerprint:
+            return False
+        file.check_bodies()
     except DataError:
         return False
+    return True
 
 
 @lru_cache(maxsize=1)

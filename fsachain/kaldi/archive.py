@@ -63,6 +63,8 @@ def read_archive(path: str | os.PathLike[str], read: Reader[Value]) -> Iterator[
         if not cursor.left:
             return
         key = cursor.token("a key")
+        if key.startswith("\ufeff"):
+            cursor.fail("a byte order mark; save the file without", 0)
         if cursor.data[cursor.position - 1] == ord("\n"):
             cursor.position -= 1  # an empty text value; an FST in text form begins on the next line
         cursor.detect_binary()

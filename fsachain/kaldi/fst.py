@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import struct
+from array import array
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,7 @@ _KINDS = {
 }
 _WIDE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f8"), ("dst", "<i4")])
 _CONST_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("num_arcs", "<u4"), ("epsilons", "<u4", 2)])
+_SPARE_STATES = 1000  # that no line of a text form names
 _COMPACT = np.dtype([("label", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
 
 
@@ -129,7 +132,6 @@ def _read_vector(cursor: Cursor, header: Header) -> Transducer:
     _check_size(cursor, header, state.size)
     finals = np.empty(header.num_states)
     counts = np.empty(header.num_states, dtype=np.int64)
-    pieces = []
     data, offset, end = cursor.data, cursor.position, len(cursor.data)
     for number in range(header.num_states):
         body = offset + state.size
@@ -139,10 +141,14 @@ def _read_vector(cursor: Cursor, header: Header) -> Transducer:
             cursor.fail(
                 f"state {number} of {header.num_states}: the file ends before its {max(count, 0)} arcs"
             )
-        pieces.append(data[body:offset])
         counts[number] = count
+    packed, filled, place = bytearray(arc.itemsize * int(counts.sum())), 0, cursor.position
+    for size in (arc.itemsize * counts).tolist():
+        place += state.size
+        packed[filled : filled + size] = data[place : place + size]
+        filled, place = filled + size, place + size
     cursor.position = offset
-    return _transducer(header, finals, counts, np.frombuffer(b"".join(pieces), dtype=arc))
+    return _transducer(header, finals, counts, np.frombuffer(packed, dtype=arc))
 
 
 def _read_const(cursor: Cursor, header: Header) -> Transducer:
@@ -194,7 +200,8 @@ def _transducer(
 ) -> Transducer:
     src = np.repeat(np.arange(header.num_states, dtype=np.int32), counts)
     with np.errstate(invalid="ignore"):  # signalling NaNs, which are refused later
-        log_prob = 0.0 - arcs["cost"].astype(np.float64)
+        log_prob = arcs["cost"].astype(np.float64)
+        np.subtract(0.0, log_prob, out=log_prob)
         final_log_prob = 0.0 - finals.astype(np.float64)
     ilabel, olabel = arcs["ilabel"], arcs["olabel"]
     return Transducer(
@@ -206,8 +213,8 @@ def _read_text(cursor: Cursor) -> Transducer:
     """Lines `src dst ilabel [olabel] [cost]` and `state [cost]` up to an empty line; the first names the start."""
     if cursor.peek(1) == b"\n":
         cursor.position += 1
-    arcs: list[tuple[int, int, int, int, float]] = []
-    finals: dict[int, float] = {}
+    arcs = tuple(array("i") for _ in range(4))  # src, dst, ilabel, olabel
+    costs, final_states, final_costs = array("d"), array("i"), array("d")
     start = -1
     while cursor.left:
         begin = cursor.position
@@ -216,42 +223,48 @@ def _read_text(cursor: Cursor) -> Transducer:
             break
         try:
             if len(fields) <= 2:
-                finals[int(fields[0])] = float(fields[1]) if len(fields) == 2 else 0.0
+                final_states.append(int(fields[0]))
+                final_costs.append(float(fields[1]) if len(fields) == 2 else 0.0)
             elif len(fields) in (4, 5):
-                src, dst, ilabel, olabel = map(int, fields[:4])
-                arcs.append((src, dst, ilabel, olabel, float(fields[4]) if len(fields) == 5 else 0.0))
+                numbers = [int(field) for field in fields[:4]]
+                costs.append(float(fields[4]) if len(fields) == 5 else 0.0)
+                for column, number in zip(arcs, numbers, strict=True):
+                    column.append(number)
             else:
                 raise ValueError(f"{len(fields)} fields")
+        except OverflowError:
+            cursor.fail("an FST in text form with a state or label beyond 32 bits", begin)
         except ValueError as error:
             cursor.fail(f"expected `src dst ilabel olabel [cost]` or `state [cost]` ({error})", begin)
         start = int(fields[0]) if start < 0 else start
-    states = {start, *finals, *(arc[0] for arc in arcs), *(arc[1] for arc in arcs)}
-    num_states = max(states) + 1
-    if min(states) < 0 or num_states > len(states) + cursor.position:
-        cursor.fail(
-            f"an FST in text form with states {min(states)} to {max(states)}, {len(states)} of them named"
-        )
-    return _of_rows(arcs, finals, start, num_states, cursor)
+    columns = [np.frombuffer(column, dtype=np.int32) for column in arcs]
+    finals = np.frombuffer(final_states, dtype=np.int32), np.frombuffer(final_costs, dtype=np.float64)
+    return _of_columns(columns, np.frombuffer(costs, dtype=np.float64), finals, start, cursor)
 
 
-def _of_rows(
-    rows: list[tuple[int, int, int, int, float]],
-    finals: dict[int, float],
+def _of_columns(
+    columns: Sequence[npt.NDArray[np.int32]],
+    costs: npt.NDArray[np.float64],
+    finals: tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]],
     start: int,
-    num_states: int,
     cursor: Cursor,
 ) -> Transducer:
-    limit = 2**31
-    if any(not -limit <= label < limit for row in rows for label in row[2:4]):
-        cursor.fail("an FST in text form with a label beyond 32 bits")
-    rows = sorted(rows, key=lambda row: row[0])
-    arcs = np.empty(len(rows), dtype=ARC)
-    for field, column in (("dst", 1), ("ilabel", 2), ("olabel", 3), ("cost", 4)):
-        arcs[field] = [row[column] for row in rows]
+    src, dst, ilabel, olabel = columns
+    lowest, highest = (
+        int(find([start, *(find(states) for states in (src, dst, finals[0]) if states.size)]))
+        for find in (np.min, np.max)
+    )
+    num_states = highest + 1
+    if lowest < 0 or num_states > _SPARE_STATES + 2 * len(src) + len(finals[0]):
+        cursor.fail(f"an FST in text form with states {lowest} to {highest}, of {len(src)} arcs")
+    order = np.argsort(src, kind="stable")
+    arcs = np.empty(len(src), dtype=ARC)
+    for field, column in (("dst", dst), ("ilabel", ilabel), ("olabel", olabel), ("cost", costs)):
+        arcs[field] = column[order]
     final = np.full(num_states, np.inf)
-    final[list(finals)] = list(finals.values())
-    counts = np.bincount([row[0] for row in rows], minlength=num_states).astype(np.int64)
-    return _transducer(Header("text", "standard", 0, start, num_states, len(rows)), final, counts, arcs)
+    final[finals[0]] = finals[1]
+    counts = np.bincount(src, minlength=num_states).astype(np.int64)
+    return _transducer(Header("text", "standard", 0, start, num_states, len(src)), final, counts, arcs)
 
 
 def _checked(cursor: Cursor, begin: int, arcs: Transducer) -> Transducer:

@@ -9,6 +9,7 @@ Kaldi's lat/kaldi-lattice.cc and fstext/lattice-weight.h.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from fsachain.kaldi.stream import Cursor
 PLAIN, COMPACT = ("lattice4", "lattice8"), ("compactlattice44", "compactlattice84")
 _ARC_HEAD = struct.Struct("<ii")
 _NEXT_STATE = struct.Struct("<i")
+_SPARE_STATES = 1000  # that no line of a text form names
 
 _Costs = tuple[float, float]  # of the graph, of the acoustics
 _Weight = tuple[_Costs, list[int]]  # and the string of transition ids: empty in a plain lattice
@@ -66,76 +68,102 @@ def read_lattice(cursor: Cursor) -> Lattice:
     return builder.lattice()
 
 
+class _Arcs:
+    """Arcs as columns: six numbers of an arc take 32 bytes."""
+
+    def __init__(self) -> None:
+        self.numbers = tuple(array("i") for _ in range(4))  # src, dst, transition, word
+        self.costs = array("d"), array("d")
+
+    def add(self, src: int, dst: int, transition: int, word: int, graph: float, acoustic: float) -> None:
+        """One arc; an OverflowError where a number is beyond 32 bits."""
+        for column, number in zip(self.numbers, (src, dst, transition, word), strict=True):
+            column.append(number)
+        self.costs[0].append(graph)
+        self.costs[1].append(acoustic)
+
+
 class _Builder:
-    """Arcs and final weights as they are met; states of chains are numbered behind those of the file."""
+    """Arcs and final weights as they are met; strings become chains of arcs, behind those of the file.
+
+    States of chains are -1, -2, ... until all states of the file are known; then they follow these.
+    """
 
     def __init__(self, cursor: Cursor, begin: int) -> None:
         self.cursor, self.begin = cursor, begin
         self.start, self.num_states = -1, 0
-        self.arcs: list[tuple[int, int, int, int, float, float]] = []
-        self.chains: list[tuple[int, int, int, _Weight]] = []  # src, dst (-1: the end), word, weight
-        self.finals: dict[int, _Costs] = {}
+        self.arcs, self.chains = _Arcs(), _Arcs()
+        self.num_inner = 0
+        self.finals = array("q"), array("d"), array("d")  # state, costs
 
     def add(self, src: int, dst: int, ilabel: int, olabel: int, weight: _Weight) -> None:
         """An arc of the file; the input label of a compact lattice is the word, and its output label the same."""
         costs, string = weight
         if string:
-            self.chains.append((src, dst, ilabel, weight))
+            self.chain(src, dst, ilabel, weight)
         else:
-            self.arcs.append((src, dst, ilabel, olabel, *costs))
+            self.arcs.add(src, dst, ilabel, olabel, *costs)
 
     def finish(self, state: int, weight: _Weight) -> None:
         """A final weight of the file."""
         costs, string = weight
         if string:
-            self.chains.append((state, -1, 0, weight))
-        else:
-            self.finals[state] = costs
+            last = self.inner_state()
+            self.chain(state, last, 0, weight)
+            state, costs = last, (0.0, 0.0)
+        states, *columns = self.finals
+        states.append(state)
+        for column, cost in zip(columns, costs, strict=True):
+            column.append(cost)
+
+    def inner_state(self) -> int:
+        """A new state of a chain."""
+        self.num_inner += 1
+        return -self.num_inner
+
+    def chain(self, src: int, dst: int, word: int, weight: _Weight) -> None:
+        """A string as a chain of arcs, the first of which has the word and the costs."""
+        costs, string = weight
+        for place, label in enumerate(string):
+            end = dst if place + 1 == len(string) else self.inner_state()
+            self.chains.add(src, end, label, word, *costs)
+            src, word, costs = end, 0, (0.0, 0.0)
 
     def lattice(self) -> Lattice:
-        self.write_chains()
-        fail = self.cursor.fail
-        if not 0 <= self.start < self.num_states:
-            fail(f"start state {self.start} of a lattice of {self.num_states} states", self.begin)
-        columns = list(zip(*self.arcs, strict=True)) or [()] * 6
-        try:
-            ints = [np.array(column, dtype=np.int32) for column in columns[:4]]
-        except OverflowError:
-            fail("a lattice with a state or label beyond 32 bits", self.begin)
-        graph, acoustic = (np.array(column, dtype=np.float64) for column in columns[4:])
-        final = np.full((2, self.num_states), np.inf)
-        for state, costs in self.finals.items():
-            final[:, state] = costs
+        fail, size = self.cursor.fail, self.num_states
+        if not 0 <= self.start < size:
+            fail(f"start state {self.start} of a lattice of {size} states", self.begin)
+        src, dst, transition, word = (
+            np.concatenate(
+                [np.frombuffer(part.numbers[column], np.int32) for part in (self.arcs, self.chains)]
+            )
+            for column in range(4)
+        )
+        graph, acoustic = (
+            np.concatenate([np.frombuffer(part.costs[column]) for part in (self.arcs, self.chains)])
+            for column in range(2)
+        )
+        final = np.full((2, size + self.num_inner), np.inf)
+        final[:, self.numbered(np.frombuffer(self.finals[0], np.int64))] = self.finals[1:]
+        for ends in (src, dst):
+            ends[:] = self.numbered(ends)
         for is_bad, what in (
-            ((ints[0] < 0) | (ints[0] >= self.num_states), "leaves no state of it"),
-            ((ints[1] < 0) | (ints[1] >= self.num_states), f"leads beyond its {self.num_states} states"),
-            ((ints[2] < 0) | (ints[3] < 0), "has a negative label"),
+            (src >= size + self.num_inner, "leaves no state of it"),
+            (dst >= size + self.num_inner, f"leads beyond its {size} states"),
+            ((transition < 0) | (word < 0), "has a negative label"),
             (_impossible(graph) | _impossible(acoustic), "has the cost NaN or -Infinity"),
         ):
             if is_bad.any():
                 fail(f"arc {int(np.argmax(is_bad))} of a lattice {what}", self.begin)
         if _impossible(final).any():
             fail("a lattice with the final cost NaN or -Infinity", self.begin)
-        src, dst, transition, word = ints
         return Lattice(
-            self.num_states, self.start, src, dst, transition, word, graph, acoustic, final[0], final[1]
+            len(final[0]), self.start, src, dst, transition, word, graph, acoustic, final[0], final[1]
         )
 
-    def write_chains(self) -> None:
-        """Each string as a chain of arcs, the first of which has the word and the costs."""
-        for src, dst, word, (costs, string) in self.chains:
-            last = dst
-            if dst < 0:
-                last, self.num_states = self.num_states, self.num_states + 1
-                self.finals[last] = (0.0, 0.0)
-            inner = range(self.num_states, self.num_states + len(string) - 1)
-            self.num_states += len(inner)
-            stops = [src, *inner, last]
-            self.arcs.append((stops[0], stops[1], string[0], word, *costs))
-            self.arcs += [
-                (a, b, label, 0, 0.0, 0.0)
-                for a, b, label in zip(stops[1:], stops[2:], string[1:], strict=False)
-            ]
+    def numbered(self, states: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
+        """States of chains behind those of the file."""
+        return np.where(states < 0, self.num_states - 1 - states, states)
 
 
 def _impossible(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
@@ -201,7 +229,7 @@ def _read_text(cursor: Cursor, builder: _Builder) -> None:
     """
     if cursor.peek(1) == b"\n":
         cursor.position += 1
-    states: set[int] = set()
+    lowest, highest, count = 0, -1, 0
     while cursor.left:
         begin = cursor.position
         fields = cursor.line().split()
@@ -212,11 +240,9 @@ def _read_text(cursor: Cursor, builder: _Builder) -> None:
             numbers = [int(field) for field in (fields[:-1] if commas else fields)]
             if len(numbers) == 1:
                 builder.finish(numbers[0], weight)
-                states.add(numbers[0])
             elif (len(numbers), commas) in ((3, 0), (3, 2), (4, 0), (4, 1)):
                 src, dst, label = numbers[:3]
                 _add(builder, len(numbers) == 3, (src, dst, label, numbers[-1]), weight)
-                states.update((src, dst))
             else:
                 raise ValueError(f"{len(fields)} fields")
         except ValueError as error:
@@ -224,11 +250,15 @@ def _read_text(cursor: Cursor, builder: _Builder) -> None:
                 f"expected `src dst ilabel olabel [weight]`, `src dst word [weight]` or `state [weight]` ({error})",
                 begin,
             )
+        except OverflowError:
+            cursor.fail("a lattice with a state or label beyond 32 bits", begin)
+        named = numbers[: 1 if len(numbers) == 1 else 2]
+        lowest, highest, count = min(lowest, *named), max(highest, *named), count + len(named)
         builder.start = numbers[0] if builder.start < 0 else builder.start
-    builder.num_states = max(states, default=-1) + 1
-    if states and (min(states) < 0 or builder.num_states > len(states) + cursor.position):
+    builder.num_states = highest + 1
+    if lowest < 0 or builder.num_states > _SPARE_STATES + count:
         cursor.fail(
-            f"a lattice in text form with states {min(states)} to {max(states)}, {len(states)} of them named"
+            f"a lattice in text form with states {lowest} to {highest}, at most {count} of them named"
         )
 
 

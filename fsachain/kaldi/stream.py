@@ -18,6 +18,8 @@ import re
 import stat
 import struct
 import zlib
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,14 +27,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
+from fsachain.files import line_text
 
 BINARY_MARK = b"\0B"
 MAX_UNPACKED_BYTES = 1 << 32  # of a compressed file: a small file can claim to unpack to anything
 LONGEST_TOKEN = 4096
 MAX_DIGITS = 18  # of an id: int() of thousands of digits is an error of its own
 _SPACE = re.compile(rb"\s*")
+_FIELD = re.compile(rb"\S*")
+_LINE = re.compile(rb"[^\n]*")
 _TOKEN = re.compile(rb"\S{1,%d}" % LONGEST_TOKEN)
-_PIECE = 1 << 22
+_PIECE = 1 << 18
+_FEW_FIELDS = 1 << 16  # bytes
 
 
 class Cursor:
@@ -45,7 +51,7 @@ class Cursor:
         binary: whether content is read in binary form; `detect_binary` sets it.
     """
 
-    def __init__(self, data: memoryview | bytes, name: str, position: int = 0) -> None:
+    def __init__(self, data: memoryview | bytes | bytearray, name: str, position: int = 0) -> None:
         self.data = memoryview(data)
         self.name = name
         self.position = position
@@ -178,37 +184,39 @@ class Cursor:
     def _bracketed(self, what: str) -> npt.NDArray[np.int64]:
         begin = self.position
         self.expect("[")
-        values = []
-        while (text := self.token(what)) != "]":
-            try:
-                values.append(int(text))
-            except ValueError:
-                self.fail(f"{what}: expected integers up to a ], found {text[:40]!r}", begin)
-        return self.int64(values, what, begin)
+        fields = iter(lambda: self.token(what), "]")
+        return self.int64(fields, f"{what}: expected integers up to a ]", begin)
 
-    def int64(self, values: list[int], what: str, begin: int) -> npt.NDArray[np.int64]:
-        """`values` as an array; an error, with offset `begin`, where 64 bits do not hold one of them."""
-        try:
-            return np.array(values, dtype=np.int64)
-        except OverflowError:
-            self.fail(f"{what}: an integer beyond 64 bits", begin)
+    def int64(self, fields: Iterable[str], what: str, begin: int) -> npt.NDArray[np.int64]:
+        """The fields as integers; an error, with offset `begin`, where one is none or beyond 64 bits."""
+        values = array("q")
+        for field in fields:
+            try:
+                values.append(int(field))
+            except ValueError:
+                self.fail(f"{what}, found {field[:40]!r}", begin)
+            except OverflowError:
+                self.fail(f"{what}, found an integer beyond 64 bits", begin)
+        return np.frombuffer(values, dtype=np.int64)
+
+    def fields(self) -> Iterator[str]:
+        """The fields of the rest of the line, of which a piece at a time becomes objects."""
+        begin, end = self.position, _LINE.match(self.data, self.position).end()  # type: ignore[union-attr]
+        self.position = min(end + 1, len(self.data))
+        while begin < end:
+            stop = _FIELD.match(self.data, min(begin + _FEW_FIELDS, end)).end()  # type: ignore[union-attr]
+            try:
+                yield from str(self.data[begin:stop], "utf-8").split()
+            except UnicodeDecodeError:
+                self.fail("expected a line of UTF-8 text", begin)
+            begin = stop
 
     def line(self) -> str:
         """The rest of the line as text, without its end."""
         begin = self.position
-        stop = begin
-        while True:
-            piece = bytes(self.data[stop : stop + _PIECE])
-            found = piece.find(b"\n")
-            if found >= 0 or not piece:
-                break
-            stop += len(piece)
-        end = stop + max(found, 0)
+        end = _LINE.match(self.data, begin).end()  # type: ignore[union-attr]
         self.position = min(end + 1, len(self.data))
-        try:
-            return bytes(self.data[begin:end]).decode("utf-8").strip()
-        except UnicodeDecodeError:
-            self.fail("expected a line of UTF-8 text", begin)
+        return line_text(bytes(self.data[begin:end]), f"{self.name}, byte {begin}").strip()
 
 
 def open_file(path: str | os.PathLike[str]) -> Cursor:
@@ -235,14 +243,13 @@ def open_file(path: str | os.PathLike[str]) -> Cursor:
         raise DataError(f"{name}: cannot be read ({reason})") from error
 
 
-def _unpacked(name: str) -> bytes:
-    pieces, size = [], 0
+def _unpacked(name: str) -> bytearray:
+    content = bytearray()
     with gzip.open(name, "rb") as file:
         while piece := file.read(_PIECE):
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_UNPACKED_BYTES:
+            content += piece
+            if len(content) > MAX_UNPACKED_BYTES:
                 raise DataError(
                     f"{name}: unpacks to more than {MAX_UNPACKED_BYTES} bytes; unpack it yourself"
                 )
-    return b"".join(pieces)
+    return content

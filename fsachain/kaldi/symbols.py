@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from array import array
+from itertools import pairwise
+
+import numpy as np
 
 from fsachain.errors import DataError
 from fsachain.kaldi.stream import MAX_DIGITS, open_file
@@ -17,7 +21,8 @@ def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
         DataError: a malformed line, an id or name that occurs twice, or ids with gaps; names file and line.
     """
     cursor = open_file(path)
-    names: dict[int, str] = {}
+    names: list[str] = []
+    ids = array("q")
     number = 0
     while cursor.left:
         number += 1
@@ -26,15 +31,19 @@ def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
             continue
         if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= MAX_DIGITS):
             raise DataError(f"{path}:{number}: {' '.join(fields)[:80]!r}, expected a name and its id")
-        symbol = int(fields[1])
-        if symbol in names:
-            raise DataError(f"{path}:{number}: id {symbol} belongs to {names[symbol]!r} and {fields[0]!r}")
-        names[symbol] = fields[0]
-    names.pop(0, None)
-    if sorted(names) != list(range(1, len(names) + 1)):
+        names.append(fields[0])
+        ids.append(int(fields[1]))
+    order = np.argsort(np.frombuffer(ids, dtype=np.int64), kind="stable").tolist()
+    for first, second in pairwise(order):
+        if ids[first] == ids[second]:
+            raise DataError(f"{path}: id {ids[first]} belongs to {names[first]!r} and {names[second]!r}")
+    if order and not ids[order[0]]:
+        del order[0]
+    if order and (ids[order[0]], ids[order[-1]]) != (1, len(order)):
         raise DataError(
-            f"{path}: {len(names)} ids from {min(names)} to {max(names)}: expected 1, 2, ... without gaps"
+            f"{path}: {len(order)} ids from {ids[order[0]]} to {ids[order[-1]]}: expected 1, 2, ... without gaps"
         )
-    if len(set(names.values())) != len(names):
+    found = tuple(names[place] for place in order)
+    if any(first == second for first, second in pairwise(sorted(found))):
         raise DataError(f"{path}: a name occurs twice")
-    return tuple(names[symbol] for symbol in sorted(names))
+    return found

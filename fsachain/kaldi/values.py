@@ -7,14 +7,17 @@ matrix/compressed-matrix.cc, util/kaldi-holder-inl.h and hmm/posterior.cc.
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.errors import DataError
 from fsachain.kaldi.stream import Cursor
 
 Floats = npt.NDArray[np.floating]
-Posterior = list[list[tuple[int, float]]]
 
 _PRECISION = {"F": "<f4", "D": "<f8"}
 _COMPRESSED = ("CM", "CM2", "CM3")
@@ -39,6 +42,23 @@ def read_matrix(cursor: Cursor) -> Floats:
     return _table(cursor, _PRECISION[kind[0]], rows, columns)
 
 
+def read_num_rows(cursor: Cursor) -> int:
+    """How many rows the matrix here has; its elements are read only if it is text.
+
+    Raises:
+        DataError: no matrix is there.
+    """
+    if not cursor.binary:
+        return len(_text_matrix(cursor))
+    begin = cursor.position
+    kind = cursor.token("a matrix")
+    if kind in _COMPRESSED:
+        return int(struct.unpack("<ffii", cursor.take(16, "the header of a compressed matrix"))[2])
+    if kind not in ("FM", "DM"):
+        cursor.fail(f"expected a matrix (FM, DM, {', '.join(_COMPRESSED)}), found {kind[:40]!r}", begin)
+    return cursor.integer("rows", 0)
+
+
 def _table(cursor: Cursor, dtype: str, rows: int, columns: int) -> Floats:
     """`rows` times `columns` packed numbers; a matrix without elements has no rows, as in Kaldi."""
     if not rows * columns:
@@ -50,10 +70,10 @@ def _table(cursor: Cursor, dtype: str, rows: int, columns: int) -> Floats:
 def read_vector(cursor: Cursor) -> Floats:
     """A vector [size], float32 or float64, binary (FV, DV) or text."""
     if not cursor.binary:
-        rows = _text_rows(cursor)
-        if len(rows) > 1:
-            cursor.fail(f"expected a vector, found a matrix of {len(rows)} rows")
-        return np.array(rows[0] if rows else [], dtype=np.float32)
+        values, widths = _text_rows(cursor)
+        if len(widths) > 1:
+            cursor.fail(f"expected a vector, found a matrix of {len(widths)} rows")
+        return values
     begin = cursor.position
     kind = cursor.token("a vector")
     if kind not in ("FV", "DV"):
@@ -65,12 +85,7 @@ def read_alignment(cursor: Cursor) -> npt.NDArray[np.int64]:
     """Integers, one for each frame, such as transition ids: a count, then each number with its width."""
     if not cursor.binary:
         begin = cursor.position
-        fields = cursor.line().split()
-        try:
-            values = [int(field) for field in fields]
-        except ValueError:
-            cursor.fail("expected a line of integers", begin)
-        return cursor.int64(values, "alignment", begin)
+        return cursor.int64(cursor.fields(), "expected a line of integers", begin)
     count = cursor.integer("size of the alignment", 0)
     begin = cursor.position
     packed = cursor.array(_WIDTH_AND_INT, count, f"an alignment of {count} frames")
@@ -80,70 +95,117 @@ def read_alignment(cursor: Cursor) -> npt.NDArray[np.int64]:
     return packed["value"].astype(np.int64)
 
 
+class Posterior(Sequence[list[tuple[int, float]]]):
+    """For each frame the pairs (pdf or transition id, weight), kept as arrays; equal to any sequence of such lists.
+
+    Attributes:
+        offsets: int64 [T + 1], first pair of each frame, and their number.
+        ids: int64; weights: float64, one for each pair.
+    """
+
+    def __init__(self, sizes: array[int], ids: array[int], weights: array[float]) -> None:
+        self.offsets = np.append(0, np.cumsum(np.frombuffer(sizes, dtype=np.int32), dtype=np.int64))
+        self.ids = np.frombuffer(ids, dtype=np.int64)
+        self.weights = np.frombuffer(weights, dtype=np.float64)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> list[tuple[int, float]]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[list[tuple[int, float]]]: ...
+
+    def __getitem__(self, place: int | slice) -> list[tuple[int, float]] | list[list[tuple[int, float]]]:
+        if isinstance(place, slice):
+            return [self[frame] for frame in range(*place.indices(len(self)))]
+        frame = range(len(self))[place]
+        pairs = slice(self.offsets[frame], self.offsets[frame + 1])
+        return list(zip(self.ids[pairs].tolist(), self.weights[pairs].tolist(), strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Posterior({len(self)} frames, {len(self.ids)} pairs)"
+
+
 def read_posterior(cursor: Cursor) -> Posterior:
     """For each frame the pairs (pdf or transition id, weight)."""
     if not cursor.binary:
         return _text_posterior(cursor)
-    frames = []
+    sizes, ids, weights = array("i"), array("q"), array("d")
     for _ in range(cursor.integer("number of frames", 0)):
         count = cursor.integer("number of pairs", 0)
         if 10 * count > cursor.left:
             cursor.fail(f"{count} pairs take {10 * count} bytes, {cursor.left} are left")
-        frames.append([(cursor.integer("id"), cursor.real("weight")) for _ in range(count)])
-    return frames
+        sizes.append(count)
+        for _ in range(count):
+            ids.append(cursor.integer("id"))
+            weights.append(cursor.real("weight"))
+    return Posterior(sizes, ids, weights)
 
 
 def _text_posterior(cursor: Cursor) -> Posterior:
     begin = cursor.position
-    frames: Posterior = []
-    fields = iter(cursor.line().split())
+    sizes, ids, weights = array("i"), array("q"), array("d")
+    fields = cursor.fields()
     try:
         for bracket in fields:
             if bracket != "[":
-                raise ValueError(f"expected [, found {bracket!r}")
-            frame = []
+                raise ValueError(f"expected [, found {bracket[:40]!r}")
+            before = len(ids)
             while (field := next(fields)) != "]":
-                frame.append((int(field), float(next(fields))))
-            frames.append(frame)
-    except (ValueError, StopIteration) as error:
+                ids.append(int(field))
+                weights.append(float(next(fields)))
+            sizes.append(len(ids) - before)
+    except DataError:
+        raise
+    except (ValueError, OverflowError, StopIteration) as error:
         cursor.fail(
             f"expected frames as [ id weight ... ] ({str(error) or 'the line ends in a frame'})", begin
         )
-    return frames
+    return Posterior(sizes, ids, weights)
 
 
-def _text_rows(cursor: Cursor) -> list[list[float]]:
+def _text_rows(cursor: Cursor) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """All elements, and how many each row has; rows without are left out."""
     cursor.skip_space()
     begin = cursor.position
     if cursor.peek(1) != b"[":
         cursor.fail(f"expected a matrix or vector in brackets, found {cursor.peek(16)!r}")
-    rows: list[list[float]] = []
+    values, widths = array("f"), array("q")
     closed = False
     cursor.position += 1
     while not closed:
         if not cursor.left:
             cursor.fail("the file ends before the closing ]", begin)
-        line_begin = cursor.position
-        body, bracket, rest = cursor.line().partition("]")
-        closed = bool(bracket)
-        try:
-            row = [float(field) for field in body.split()]
-        except ValueError as error:
-            cursor.fail(str(error), line_begin)
-        if rest.strip():
-            cursor.fail(f"expected the end of the line after ], found {rest.strip()[:40]!r}", line_begin)
-        if row:
-            rows.append(row)
-    return rows
+        line_begin, before = cursor.position, len(values)
+        for field in cursor.fields():
+            if closed:
+                cursor.fail(f"expected the end of the line after ], found {field[:40]!r}", line_begin)
+            number, bracket, rest = field.partition("]")
+            closed = bool(bracket)
+            if rest:
+                cursor.fail(f"expected the end of the line after ], found {rest[:40]!r}", line_begin)
+            try:
+                values.extend([float(number)] if number else ())
+            except ValueError as error:
+                cursor.fail(str(error), line_begin)
+        if len(values) > before:
+            widths.append(len(values) - before)
+    return np.frombuffer(values, dtype=np.float32), np.frombuffer(widths, dtype=np.int64)
 
 
 def _text_matrix(cursor: Cursor) -> Floats:
     begin = cursor.position
-    rows = _text_rows(cursor)
-    widths = {len(row) for row in rows}
-    if len(widths) > 1:
-        cursor.fail(f"a matrix whose rows have {min(widths)} to {max(widths)} elements", begin)
-    return np.array(rows, dtype=np.float32).reshape(len(rows), -1 if rows else 0)
+    values, widths = _text_rows(cursor)
+    if len(widths) and widths.min() != widths.max():
+        cursor.fail(f"a matrix whose rows have {widths.min()} to {widths.max()} elements", begin)
+    return values.reshape(len(widths), -1 if len(widths) else 0)
 
 
 def _compressed(cursor: Cursor, kind: str) -> Floats:

@@ -23,8 +23,6 @@ from fsachain.errors import FsachainError
 from tools.fuzz.damage import damaged
 from tools.fuzz.readers import READERS, Reader
 
-MEMORY_FLOOR = 8_000_000  # what the smallest file may take: buffers of the libraries, and messages
-
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,7 +42,7 @@ def check(reader: Reader, path: Path, content: bytes) -> None:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peak <= MEMORY_FLOOR + reader.memory_per_byte * len(content)
+    assert peak <= reader.most_memory(len(content))
 
 
 def sound(reader: Reader, scratch: Path) -> tuple[Path, bytes]:

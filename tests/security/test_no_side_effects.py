@@ -83,6 +83,7 @@ DANGEROUS_CALLS = {
 ALLOWED = {
     ("fsachain/graph/shards.py", "pickle"),  # a maker goes to worker processes, which this process started
     ("fsachain/cli/steps/parallel.py", "pickle"),  # likewise
+    ("fsachain/data/workers.py", "pickle"),  # likewise
     (
         "fsachain/backends/jit.py",
         "pickle",

@@ -30,7 +30,6 @@ with atheris.instrument_imports(include=["fsachain", "yaml", "zipfile"], exclude
     from fsachain.errors import FsachainError
     from tools.fuzz.readers import READERS, Reader
 
-MEMORY_FLOOR = 8_000_000
 HANG_SECONDS = 10  # of one file; the largest has a few kilobytes
 GRACE_SECONDS = 90  # for the start of a child and the end of its last file
 LARGEST = 1 << 16
@@ -52,7 +51,7 @@ def read_once(reader: Reader, path: Path, content: bytes) -> None:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    if peak > MEMORY_FLOOR + reader.memory_per_byte * max(len(content), 1):
+    if peak > reader.most_memory(len(content)):
         raise OutOfProportion(f"{peak} bytes for a file of {len(content)}")
 
 

@@ -1,0 +1,161 @@
+"""Commands on data of which some utterances cannot be used: the others are done, and the rest is listed and counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+for module in (
+    "kaldi_native_fbank",
+    "pywrapfst",
+    "kaldi_decoder",
+    "kaldialign",
+    "safetensors",
+    "yaml",
+    "click",
+):
+    pytest.importorskip(module, reason="the commands need fsachain[recipes]")
+
+from fsachain.cli.config import Experiment
+from fsachain.cli.steps.bad_data import BadData
+from fsachain.cli.steps.lang import load_lang
+from fsachain.cli.steps.model import AcousticModel
+from fsachain.data.cmvn import Cmvn
+from fsachain.errors import ConfigError, DataError
+from fsachain.nn.tdnnf import Tdnnf
+
+USABLE = ("u1", "u4")
+BROKEN = {"u2": "unreadable audio", "u3": "sampling rate", "u5": "no recording"}
+
+
+@pytest.fixture
+def broken(recorded: Path) -> Path:
+    """Two sound utterances, and three that are each broken in another way; a model that was not trained."""
+    data = recorded / "data"
+    (data / "2.wav").write_bytes(b"RIFF, and nothing more")
+    soundfile.write(data / "3.wav", np.zeros(8000), 16000)
+    (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 5)))
+    experiment = Experiment.read(recorded / "small.yaml")
+    num_pdfs = load_lang(recorded / "lang").tree.num_pdfs
+    model = AcousticModel(
+        experiment, Tdnnf(experiment.network_config(num_pdfs)).eval(), Cmvn(experiment.cmvn)
+    )
+    model.save(recorded / "model.safetensors")
+    return recorded
+
+
+def command(name: str, corpus: Path) -> tuple[list[object], Path, Path]:
+    """The words of a command on the corpus, its first output, and its list of faults."""
+    data, out = corpus / "data", corpus / "out"
+    lang, den = ["--lang", corpus / "lang"], ["--den", corpus / "den"]
+    model, config = corpus / "model.safetensors", ["--config", corpus / "small.yaml"]
+    (corpus / "phones.ctm").write_text(
+        "".join(f"u{n} 1 {0.5 * k} 0.5 {phone}\n" for n in range(1, 6) for k, phone in enumerate(("N", "OW")))
+    )
+    if name == "decode":
+        return ["decode", model, data, out, *lang, "--dev", data], out / "hyp.txt", out / "faults.jsonl"
+    if name == "align":
+        return ["align", model, data, out, *lang], out / "words.ctm", out / "faults.jsonl"
+    if name == "supervise":
+        file = corpus / "chunks.npz"
+        words = ["supervise", data, corpus / "phones.ctm", file, *lang, *den, *config]
+        return words, file, corpus / "chunks.faults.jsonl"
+    if name == "num-graphs":
+        file = corpus / "numerators.npz"
+        return ["num-graphs", data, file, *lang], file, corpus / "numerators.faults.jsonl"
+    if name == "num-tables":
+        return ["num-tables", data, out, *lang], out / "00000.tables", out / "faults.jsonl"
+    assert name == "kaldi outputs"
+    file = corpus / "outputs.ark"
+    return ["kaldi", "outputs", model, data, file], file, corpus / "outputs.faults.jsonl"
+
+
+TABLES_ALONE = ("num-graphs", "num-tables")
+COMMANDS = ("decode", "align", "supervise", "kaldi outputs", *TABLES_ALONE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(
+    fsachain, broken: Path, name: str
+) -> None:
+    words, made, listed = command(name, broken)
+    status, out, err = fsachain(*words)
+    assert status == 3, err
+    assert made.is_file()
+    faults = [json.loads(line) for line in listed.read_text().splitlines()]
+    found = {fault["id"]: fault["kind"] for fault in faults}
+    assert found == ({"u5": "no recording"} if name in TABLES_ALONE else BROKEN)
+    assert err.count("\n") == 1
+    assert f"{len(faults)} utterances are left out" in err
+    for identity, kind in found.items():
+        assert identity in out
+        assert kind in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_policy_stop_ends_a_command_before_it_writes(fsachain, broken: Path, name: str) -> None:
+    words, made, _ = command(name, broken)
+    status, out, err = fsachain(*words, "--bad-data", "stop")
+    assert status == 1
+    assert not made.exists()
+    assert "bad_data is 'stop'" in err
+    assert "u5" in out
+
+
+def test_what_is_left_out_is_not_scored(fsachain, broken: Path) -> None:
+    words, _, _ = command("decode", broken)
+    assert fsachain(*words)[0] == 3
+    report = json.loads((broken / "out" / "wer.json").read_text())
+    assert report["total"]["utterances"] == len(USABLE)
+    assert not report["missing"]
+    assert [line.split()[0] for line in (broken / "out" / "hyp.txt").read_text().splitlines()] == list(USABLE)
+
+
+def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken: Path) -> None:
+    words, _, listed = command("align", broken)
+    assert fsachain(*words)[0] == 3
+    assert listed.exists()
+    for number in (2, 3, 5):
+        soundfile.write(broken / "data" / f"{number}.wav", np.full(8000, 0.1), 8000)
+    (broken / "data" / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 6)))
+    assert fsachain(*words)[0] == 0
+    assert not listed.exists()
+
+
+def test_a_data_set_of_which_nothing_is_left_is_an_error(fsachain, broken: Path) -> None:
+    words, made, _ = command("align", broken)
+    for number in (1, 4):
+        (broken / "data" / f"{number}.wav").unlink()
+    status, _, err = fsachain(*words)
+    assert status == 1
+    assert "no utterance is left" in err
+    assert not made.exists()
+
+
+def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broken: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
+    words = ["plot", "trellis", broken / "model.safetensors", broken / "data", broken / "one.png"]
+    words += ["--lang", broken / "lang", "--den", broken / "den", "--utterance"]
+    status, _, err = fsachain(*words, "u1")
+    assert status == 0, err
+    status, _, err = fsachain(*words, "u5")
+    assert status == 1
+    assert "u5" in err
+
+
+def test_another_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="exclude, stop"):
+        BadData("ignore")
+
+
+def test_faults_of_several_data_sets_add_up(broken: Path) -> None:
+    bad = BadData("exclude")
+    bad.read(broken / "data")
+    bad.read(broken / "data")
+    assert len(bad.faults) == 2
+    with pytest.raises(DataError, match="does not exist"):
+        bad.read(broken / "nowhere")

@@ -1,0 +1,120 @@
+"""Features, graphs, streamed training and decoding by the workers of a Dask cluster: the results of this machine alone."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fsachain.data import DataDir, FeatureConfig
+from fsachain.data.cache import load_features
+from fsachain.data.workers import Workers
+from fsachain.errors import DataError
+from fsachain.graph.shards import TableShards
+from fsachain.train.checkpoint import load_tensors
+
+distributed = pytest.importorskip("distributed", reason="a cluster needs fsachain[cluster]")
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[str]:
+    """The address of a cluster whose workers are threads of this process."""
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture
+def graphs(recorded) -> tuple[object, ...]:
+    return ("--lang", recorded / "lang", "--den", recorded / "den")
+
+
+def test_features_of_a_cluster_are_those_of_this_machine(scheduler, recorded, tmp_path) -> None:
+    utterances = DataDir.read(recorded / "data").utterances
+    config = FeatureConfig(num_mel_bins=8)
+    with distributed.Client(scheduler) as client:
+        found = load_features(
+            utterances, config, cache_dir=tmp_path / "cache", executor=client.get_executor()
+        )
+    for one, other in zip(found, load_features(utterances, config), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, recorded, graphs) -> None:
+    (recorded / "data/text").write_text("u1 yes no\nu2 what\nu3 no no yes\nu4 yes no no\nu5\n")
+    for name, options in (("here", ()), ("there", ("--scheduler", scheduler))):
+        for command, place in (("num-graphs", f"{name}.npz"), ("num-tables", name)):
+            status, told, failed = fsachain(command, recorded / "data", recorded / place, *graphs, *options)
+            assert status == 0, failed
+            assert "2 utterances excluded" in told
+    here, there = np.load(recorded / "here.npz"), np.load(recorded / "there.npz")
+    assert here.files == there.files
+    for name in here.files:
+        assert np.array_equal(here[name], there[name]), name
+    (recorded / "patterns").write_text("u1 ( 0.7 yes | 0.3 no )\nu2 * no *\n")
+    for name, options in (("here", ()), ("there", ("--scheduler", scheduler))):
+        place = recorded / f"{name}-patterns.npz"
+        assert fsachain("num-patterns", recorded / "patterns", place, *graphs, *options)[0] == 0
+    assert (recorded / "here-patterns.npz").read_bytes() == (recorded / "there-patterns.npz").read_bytes()
+    one, other = TableShards(recorded / "here"), TableShards(recorded / "there")
+    assert list(one) == list(other) == ["u1", "u3", "u4"]
+    for name in one:
+        assert np.array_equal(one[name].by_src.log_prob, other[name].by_src.log_prob)
+
+
+def test_training_and_decoding_with_a_cluster_give_the_results_of_this_machine(
+    fsachain, scheduler, recorded, graphs
+) -> None:
+    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
+    data = recorded / "data"
+    assert fsachain("num-graphs", data, recorded / "num.npz", *graphs)[0] == 0
+    texts = []
+    for name, stream, options in (
+        ("here", ("--stream",), ()),
+        ("there", ("--stream",), ("--scheduler", scheduler)),
+    ):
+        out = recorded / name
+        settings = ("--config", recorded / "small.yaml")
+        status, _, told = fsachain(
+            "train", data, recorded / "num.npz", out, *graphs, *settings, *stream, *options
+        )
+        assert status == 0, told
+        lang = ("--lang", recorded / "lang", "--workers", 1)
+        status, _, told = fsachain(
+            "decode", out / "model.safetensors", data, out / "decoded", *lang, *options
+        )
+        assert status == 0, told
+        texts.append((out / "decoded/hyp.txt").read_text())
+    one, other = (load_tensors(recorded / name / "model.safetensors")[0] for name in ("here", "there"))
+    assert all(torch.equal(one[name], other[name]) for name in one | other)
+    assert texts[0] == texts[1]
+
+
+class Losing(ThreadPoolExecutor):
+    """An executor that loses its worker, as Dask tells it."""
+
+    def submit(self, *_: object) -> Future[object]:
+        future: Future[object] = Future()
+        future.set_exception(
+            distributed.scheduler.KilledWorker("task", SimpleNamespace(address="tcp://somewhere"), 3)
+        )
+        return future
+
+
+def test_a_worker_of_a_cluster_that_dies_is_an_error_in_one_line() -> None:
+    with Losing(1) as executor, pytest.raises(DataError, match=r"ended from outside \(KilledWorker"):
+        list(Workers(str, executor=executor).ahead([[1]], depth=1))
+
+
+def test_a_scheduler_that_does_not_answer_is_named(
+    fsachain, recorded, graphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fsachain.cli.steps.cluster.CONNECT_SECONDS", 0.2)
+    address = ("--scheduler", "tcp://127.0.0.1:9")
+    status, _, told = fsachain("num-graphs", recorded / "data", tmp_path / "num.npz", *graphs, *address)
+    assert status == 1
+    assert "scheduler 'tcp://127.0.0.1:9': cannot be reached" in told

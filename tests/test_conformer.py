@@ -1,0 +1,328 @@
+"""The Conformer: shapes, independence of batch and padding, chunks, streams, ONNX, derivatives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import NETWORK_BFLOAT16, NETWORK_FLOAT32, NETWORK_FLOAT64
+
+from fsachain.data.cmvn import Cmvn, CmvnConfig
+from fsachain.errors import ConfigError, ShapeError
+from fsachain.nn import Conformer, ConformerConfig, StreamingModel, num_parameters
+from fsachain.nn.conformer_layers import ConvSubsampling, RotaryAttention, frames_below, rotation, visible
+from fsachain.nn.export import PARITY, export_onnx
+
+SMALL = {
+    "num_features": 5,
+    "num_pdfs": 7,
+    "channels": 16,
+    "num_heads": 2,
+    "num_layers": 2,
+    "feed_forward": 24,
+    "kernel": 5,
+    "filters": 4,
+}
+VARIANTS = {
+    "whole utterances": {},
+    "batch normalisation": {"norm": "batch"},
+    "subsampling by 4": {"subsampling": 4},
+    "subsampling by 6": {"subsampling": 6},
+    "no subsampling": {"subsampling": 1},
+    "chunks of 4": {"chunk": 4, "left_chunks": 1},
+    "chunks of 3, by 2, kernel 1": {"chunk": 3, "left_chunks": 0, "subsampling": 2, "kernel": 1},
+    "chunks of 1, batch normalisation": {"chunk": 1, "left_chunks": 5, "norm": "batch"},
+}
+CHUNKED = {name: options for name, options in VARIANTS.items() if "chunk" in options}
+every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+every_chunk = pytest.mark.parametrize("options", CHUNKED.values(), ids=CHUNKED.keys())
+
+
+def network(**options: object) -> Conformer:
+    """A small network whose weights and running averages are as far from those of a new one as training gets."""
+    torch.manual_seed(1)
+    made = Conformer(ConformerConfig(**{**SMALL, **options}))
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
+        else:
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
+    for name, buffer in made.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.uniform_(-1, 1)
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 2)
+    return made.eval()
+
+
+def batch(lengths: list[int], padding: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    features = torch.randn(
+        len(lengths), max(lengths), 5, generator=torch.Generator().manual_seed(len(lengths))
+    )
+    for row, length in zip(features, lengths, strict=True):
+        row[length:] = padding
+    return features, torch.tensor(lengths)
+
+
+@every_variant
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4), extra=st.integers(0, 7))
+def test_result_for_an_utterance_does_not_depend_on_its_batch_or_what_padding_holds(
+    options: dict[str, object], lengths: list[int], extra: int
+) -> None:
+    """Rows of no frames among them; float64, so that only true influence shows."""
+    model = network(**options).double()
+    features, counts = batch([*lengths, max(lengths) + 1 + extra], torch.nan)
+    features, counts = features[:-1].double(), counts[:-1]
+    together = model(features, counts)
+    assert torch.isfinite(together.nnet_output).all()
+    assert together.nnet_output.shape == (len(lengths), -(-features.shape[1] // model.subsampling), 7)
+    for n, length in enumerate(lengths):
+        assert together.lengths[n] == -(-length // model.subsampling)
+        if length:
+            alone = model(features[n : n + 1, :length], counts[n : n + 1]).nnet_output[0]
+            found = together.nnet_output[n, : len(alone)]
+            torch.testing.assert_close(found, alone, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
+
+
+def test_float32_result_for_an_utterance_hardly_depends_on_its_batch() -> None:
+    torch.manual_seed(8)
+    model = Conformer(ConformerConfig(num_features=40, num_pdfs=80)).eval()
+    features = torch.randn(3, 300, 40, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([300, 170, 40])
+    together = model(features, lengths).nnet_output
+    for n, length in enumerate(lengths.tolist()):
+        alone = model(features[n : n + 1, :length], lengths[n : n + 1]).nnet_output[0]
+        torch.testing.assert_close(
+            together[n, : len(alone)], alone, rtol=NETWORK_FLOAT32, atol=NETWORK_FLOAT32
+        )
+
+
+@every_variant
+def test_padding_changes_no_gradient_and_every_weight_has_one(options: dict[str, object]) -> None:
+    model = network(**{**options, "dropout": 0.0, "xent": "branch"}).double().train()
+    # A bias of the keys moves all scores of a query alike but for the rotation; nothing else may be without effect.
+
+    def gradients(padding: float) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        features, lengths = batch([30, 12, 21, 0], padding)
+        output = model(features.double(), lengths)
+        assert output.xent_log_probs is not None
+        loss = sum(
+            output.nnet_output[n, :t].square().sum() - output.xent_log_probs[n, :t, 0].sum()
+            for n, t in enumerate(output.lengths.tolist())
+        )
+        loss.backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    plain, other = gradients(0.0), gradients(1e6)
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, other[name]), name
+        assert gradient.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("subsampling", [1, 2, 3, 4, 6])
+def test_subsampling_sees_as_far_as_its_context_says_to_both_sides_of_its_centre(subsampling: int) -> None:
+    torch.manual_seed(2)
+    layer = ConvSubsampling(8, 4, filters=3, subsampling=subsampling)
+    for convolution in layer.convolutions:  # so that no ReLU hides a dependence
+        torch.nn.init.uniform_(convolution.weight, 0.1, 1.0)
+    features = torch.rand(1, 12 * subsampling, 8, requires_grad=True)
+    layer(features, torch.tensor([12 * subsampling]))[0][0, 6].square().sum().backward()
+    touched = features.grad[0].abs().sum(dim=1).nonzero().flatten()
+    first, last = int(touched[0]), int(touched[-1])
+    before, after = layer.context
+    assert (first, last) == (6 * subsampling - before, 7 * subsampling - 1 + after)
+    assert (first + last) / 2 == 6 * subsampling + subsampling // 2
+
+
+@given(
+    chunk=st.integers(1, 5),
+    left_chunks=st.integers(0, 3),
+    length=st.integers(1, 17),
+    padding=st.integers(0, 4),
+)
+def test_attention_in_chunks_is_attention_to_the_chunk_and_those_before_it(
+    chunk: int, left_chunks: int, length: int, padding: int
+) -> None:
+    """Masked attention to everything against one attention for each chunk, with the keys cut out."""
+    torch.manual_seed(3)
+    attention = RotaryAttention(8, 2).double()
+    total = length + padding
+    x = torch.randn(1, total, 8, dtype=torch.float64)
+    angles = rotation(total, 4, x.device)
+    real = frames_below(torch.tensor([length]), total)
+    found = attention(x, visible(real, chunk, left_chunks), angles)[0]
+    for start in range(0, length, chunk):
+        end = min(start + chunk, length)
+        first = max(0, start - left_chunks * chunk)
+        own = visible(torch.ones(1, end - first, dtype=torch.bool), 0, 0)
+        part = attention(x[:, first:end], own, tuple(a[: end - first] for a in angles))[0]
+        torch.testing.assert_close(
+            found[start:end], part[start - first :], rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64
+        )
+
+
+def test_a_chunk_as_long_as_the_utterance_hides_nothing_from_attention() -> None:
+    real = frames_below(torch.tensor([9, 4]), 9)
+    assert torch.equal(visible(real, 9, 0), visible(real, 0, 0))
+    assert not torch.equal(visible(real, 4, 0), visible(real, 0, 0))
+
+
+@every_chunk
+def test_an_output_sees_its_context_and_nothing_else(options: dict[str, object]) -> None:
+    model = network(**options).double()
+    before, after = model.context
+    step, middle = model.subsampling, -(-(before + 1) // model.subsampling) // model.period + 1
+    outputs = [middle * model.period + place for place in range(model.period)]
+    num_frames = step * (outputs[-1] + 1) + after + 3
+    reach = []
+    for output in outputs:
+        features = torch.randn(1, num_frames, 5, dtype=torch.float64, requires_grad=True)
+        model(features, torch.tensor([num_frames])).nnet_output[0, output].square().sum().backward()
+        touched = features.grad[0].abs().sum(dim=1).nonzero().flatten()
+        reach.append((step * output - int(touched[0]), int(touched[-1]) - (step * (output + 1) - 1)))
+    assert (max(one for one, _ in reach), max(other for _, other in reach)) == (before, after)
+
+
+@every_chunk
+@given(chunks=st.lists(st.integers(0, 40), min_size=1, max_size=8))
+def test_a_stream_gives_the_outputs_of_the_whole(options: dict[str, object], chunks: list[int]) -> None:
+    model = network(**options).double()
+    stream = StreamingModel(model)
+    features = torch.randn(sum(chunks), 5, generator=torch.Generator().manual_seed(5)).double()
+    parts = [stream.accept(part) for part in features.split(chunks)]
+    found = torch.cat([*parts, stream.finish()])
+    if not len(features):
+        assert len(found) == 0
+        return
+    expected = model(features[None], torch.tensor([len(features)])).nnet_output[0]
+    torch.testing.assert_close(found, expected, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
+
+
+def test_a_stream_works_on_a_chunk_and_its_context_and_waits_no_longer_than_it_says() -> None:
+    model = network(chunk=4, left_chunks=1)
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape[1]))
+    stream = StreamingModel(model)
+    features = torch.randn(600, 5, generator=torch.Generator().manual_seed(6))
+    counts = np.cumsum([len(stream.accept(features[t : t + 1])) for t in range(600)])
+    for t, count in enumerate(counts.tolist()):
+        assert count % 4 == 0 and count >= (t - stream.delay) // model.subsampling
+    assert max(seen) <= sum(model.context) + 3 * model.period * model.subsampling
+
+
+def test_a_network_that_sees_whole_utterances_is_no_stream() -> None:
+    with pytest.raises(ConfigError, match="each output of Conformer sees the whole utterance"):
+        StreamingModel(network())
+    assert network().context is None
+
+
+def test_onnxruntime_computes_the_same(tmp_path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="export needs fsachain[onnx]")
+    import onnxruntime
+
+    model = network(num_layers=1, chunk=4, left_chunks=1, norm="batch")
+    cmvn = Cmvn(CmvnConfig("utterance"))
+    path = tmp_path / "model.onnx"
+    assert export_onnx(path, model, cmvn) <= PARITY
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    matrices = [10.0 + 3.0 * part.numpy() for part in batch([31, 1, 8])[0]]
+    for lengths in ([31, 1, 8], [31, 31, 31]):
+        padded = np.stack(matrices)
+        for row, length in zip(padded, lengths, strict=True):
+            row[length:] = np.nan
+        found, counts = session.run(None, {"features": padded, "lengths": np.array(lengths)})
+        for n, length in enumerate(lengths):
+            normal = torch.from_numpy(cmvn.apply(padded[n, :length], "self"))
+            with torch.inference_mode():
+                expected = model(normal[None], torch.tensor([length])).nnet_output[0].numpy()
+            assert counts[n] == len(expected)
+            bound = PARITY * max(1.0, float(np.abs(expected).max()))
+            np.testing.assert_allclose(found[n, : counts[n]], expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_half_precision_is_near_and_its_gradients_are_finite(norm: str) -> None:
+    torch.manual_seed(4)
+    model = Conformer(ConformerConfig(**{**SMALL, "norm": norm, "dropout": 0.0})).train()
+    features, lengths = batch([40, 23])
+    full = model(features, lengths).nnet_output.detach()
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            output = model(features, lengths).nnet_output
+        assert output.dtype == dtype
+        assert (output.float() - full).abs().max() < NETWORK_BFLOAT16 * full.abs().max()
+        grads = torch.autograd.grad(output.float().square().sum(), list(model.parameters()))
+        assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+def test_the_compiler_takes_it_as_one_graph_for_all_lengths() -> None:
+    model = network(num_layers=1, chunk=3, norm="batch")
+    compiled = torch.compile(model.scores, fullgraph=True, dynamic=True, backend="eager")
+    for lengths in ([20, 11], [33, 7, 30]):
+        features, counts = batch(lengths)
+        torch.testing.assert_close(compiled(features, counts), model.scores(features, counts))
+        expected = model(features, counts).nnet_output
+        torch.testing.assert_close(model.scores(features, counts), expected)
+
+
+def test_new_network_starts_from_small_scores_and_can_learn() -> None:
+    torch.manual_seed(7)
+    model = Conformer(ConformerConfig(**SMALL)).train()
+    features, lengths = batch([30, 24])
+    assert model(features, lengths).nnet_output.abs().max() < 3
+    target = features[:, 1::3, :1].repeat(1, 1, 7)[:, :8]
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(80):
+        optimizer.zero_grad()
+        loss = (model(features, lengths).nnet_output[:, :8] - target).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.2 * target.square().mean().item()
+
+
+def test_order_of_frames_matters_to_attention() -> None:
+    """Without positions, attention gives the same for frames in any order."""
+    torch.manual_seed(9)
+    attention = RotaryAttention(8, 2).double()
+    x = torch.randn(1, 6, 8, dtype=torch.float64)
+    mask = visible(torch.ones(1, 6, dtype=torch.bool), 0, 0)
+    angles = rotation(7, 4, x.device)
+    first = attention(x, mask, tuple(part[:6] for part in angles))
+    mixed = x[:, [0, 2, 1, 3, 4, 5]]
+    assert (attention(mixed, mask, tuple(part[:6] for part in angles))[0, 0] - first[0, 0]).abs().max() > 1e-3
+    later = attention(x, mask, tuple(part[1:] for part in angles))
+    torch.testing.assert_close(later, first)  # only distances count
+
+
+def test_default_sizes_have_about_900_thousand_parameters() -> None:
+    assert 850_000 <= num_parameters(Conformer(ConformerConfig(num_features=40, num_pdfs=80))) <= 950_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels": 0}, "channels is 0"),
+        ({"channels": 18}, "channels is 18; expected a multiple of 4"),
+        ({"kernel": 4}, "kernel is 4; expected an odd number"),
+        ({"num_layers": 10**9}, "num_layers is 1000000000; expected at most 1000"),
+        ({"subsampling": 5}, "subsampling is 5; expected one of 1, 2, 3, 4, 6"),
+        ({"chunk": -1}, "chunk is -1; expected at least 0"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"norm": "group"}, "norm is 'group'"),
+        ({"xent": "shared"}, "xent is 'shared'"),
+    ],
+)
+def test_illegal_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        network(**options)
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"features have shape \[2, 9, 4\], expected \[N, T, 5\]"):
+        network()(torch.zeros(2, 9, 4), torch.tensor([9, 9]))
+    with pytest.raises(ShapeError, match=r"lengths\[1\] = 10 is not within the 9 frames"):
+        network()(torch.zeros(2, 9, 5), torch.tensor([9, 10]))

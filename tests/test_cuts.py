@@ -1,0 +1,309 @@
+"""Manifests and Shar shards of lhotse are read like Kaldi directories; nothing in them runs a command unasked."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tolerances import FLOAT32_ROUNDING
+
+from fsachain.data import DataDir, FeatureConfig, load_examples
+from fsachain.data.audio import audio_identity, read_audio
+from fsachain.data.features import utterance_features
+from fsachain.data.lengths import frame_counts
+from fsachain.errors import DataError
+from fsachain.report.media import samples_of
+
+lhotse = pytest.importorskip("lhotse", reason="manifests of cuts need fsachain[lhotse]")
+soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+
+FEATURES = FeatureConfig(num_mel_bins=8)
+ARCHIVE = FeatureConfig(kind="archive", num_columns=5)
+
+
+def recording_of(path: Path) -> object:
+    return lhotse.Recording.from_file(path, recording_id=path.stem)
+
+
+def cut_of(path: Path, name: str, start: float, duration: float, text: str = "yes  no", **options: object):
+    supervision = lhotse.SupervisionSegment(name, path.stem, 0.0, duration, text=text, speaker="anna")
+    recording = recording_of(path)
+    return lhotse.MonoCut(
+        name, start, duration, 0, supervisions=[supervision], recording=recording, **options
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Two recordings, three utterances in them, as a Kaldi directory; the second has two channels."""
+    rng = np.random.default_rng(1)
+    soundfile.write(tmp_path / "a.wav", 0.1 * rng.normal(size=16000), 8000)
+    soundfile.write(tmp_path / "b.flac", 0.1 * rng.normal(size=(12000, 2)), 8000)
+    (tmp_path / "kaldi").mkdir()
+    (tmp_path / "kaldi/wav.scp").write_text("a ../a.wav\n")
+    (tmp_path / "kaldi/segments").write_text("a-1 a 0.25 1.5\na-2 a 1.0 2.0\n")
+    (tmp_path / "kaldi/text").write_text("a-1 yes no\na-2 no\n")
+    (tmp_path / "kaldi/utt2spk").write_text("a-1 anna\na-2 anna\n")
+    return tmp_path
+
+
+@pytest.fixture
+def cuts(corpus: Path) -> object:
+    first = cut_of(corpus / "a.wav", "a-1", 0.25, 1.25)
+    return lhotse.CutSet.from_cuts([first, cut_of(corpus / "a.wav", "a-2", 1.0, 1.0, "no")])
+
+
+def write_lines(path: Path, *contents: object) -> Path:
+    path.write_text("".join(json.dumps(content) + "\n" for content in contents))
+    return path
+
+
+def assert_same_speech(one: DataDir, other: DataDir, atol: float = 0.0) -> None:
+    assert [(u.id, u.speaker, u.words) for u in one] == [(u.id, u.speaker, u.words) for u in other]
+    for first, second in zip(load_examples(one, FEATURES), load_examples(other, FEATURES), strict=True):
+        np.testing.assert_allclose(first.features, second.features, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["cuts.jsonl", "cuts.jsonl.gz"])
+def test_a_manifest_gives_the_utterances_of_the_kaldi_directory(corpus, cuts, name) -> None:
+    cuts.to_file(corpus / name)
+    data = DataDir.read(corpus / name)
+    assert_same_speech(data, DataDir.read(corpus / "kaldi"))
+    assert [one.audio_part for one in data] == [None, None]  # read by soundfile, without lhotse
+
+
+def test_relative_paths_are_beside_the_manifest_or_in_the_working_directory(
+    corpus, cuts, monkeypatch
+) -> None:
+    contents = [cut.to_dict() for cut in cuts]
+    for content in contents:
+        content["recording"]["sources"][0]["source"] = "a.wav"
+    (corpus / "elsewhere").mkdir()
+    expected = DataDir.read(corpus / "kaldi")
+    assert_same_speech(DataDir.read(write_lines(corpus / "cuts.jsonl", *contents)), expected)
+    monkeypatch.chdir(corpus)
+    assert_same_speech(DataDir.read(write_lines(Path("elsewhere/cuts.jsonl"), *contents)), expected)
+
+
+@pytest.mark.parametrize("shard_size", [1, 2])
+def test_shar_shards_are_read_where_they_lie(corpus, cuts, shard_size) -> None:
+    (corpus / "shar").mkdir()
+    cuts.to_shar(corpus / "shar", fields={"recording": "wav"}, shard_size=shard_size)
+    data = DataDir.read(corpus / "shar")
+    sixteen_bits = 1e-2  # of features, from samples rounded to 16 bits once more
+    assert_same_speech(data, DataDir.read(corpus / "kaldi"), atol=sixteen_bits)
+    assert len({one.audio_part.path for one in data}) == 2 // shard_size
+    counts, faults = frame_counts(data.utterances, FEATURES)
+    assert not faults
+    assert counts[0].tolist() == [len(one.features) for one in load_examples(data, FEATURES)]
+
+
+def test_other_cuts_are_read_as_lhotse_reads_them(corpus) -> None:
+    plain = cut_of(corpus / "a.wav", "plain", 0.0, 1.0)
+    noise = cut_of(corpus / "a.wav", "noise", 1.0, 0.5)
+    noise.supervisions = []
+    changed = [
+        plain.perturb_speed(0.9),
+        plain.perturb_volume(2.0).with_id("louder"),
+        plain.mix(noise, snr=10).with_id("mixed"),
+        plain.pad(1.5).with_id("padded"),
+    ]
+    lhotse.CutSet.from_cuts(changed).to_file(corpus / "cuts.jsonl")
+    data = DataDir.read(corpus / "cuts.jsonl")
+    counts, faults = frame_counts(data.utterances, FEATURES)
+    assert not faults
+    for cut, one, count in zip(changed, data, counts[0].tolist(), strict=True):
+        np.testing.assert_allclose(
+            read_audio(one, 8000), cut.load_audio().mean(axis=0), atol=FLOAT32_ROUNDING
+        )
+        assert len(utterance_features(one, FEATURES)) == count
+        assert one.words == ("yes", "no")
+        assert audio_identity(one) is not None
+
+
+def test_the_channel_of_a_cut_is_read_and_no_other(corpus) -> None:
+    cut = cut_of(corpus / "b.flac", "b", 0.5, 1.0)
+    cut.channel = 1
+    lhotse.CutSet.from_cuts([cut]).to_file(corpus / "cuts.jsonl")
+    (one,) = DataDir.read(corpus / "cuts.jsonl")
+    expected = soundfile.read(corpus / "b.flac", dtype="float32")[0][4000:12000, 1]
+    assert np.array_equal(read_audio(one, 8000), expected)
+
+
+@pytest.mark.parametrize("storage", ["numpy", "lilcom"])
+def test_stored_features_are_taken_for_kind_archive(corpus, storage) -> None:
+    if storage == "lilcom":
+        pytest.importorskip("lilcom", reason="lilcom features need fsachain[lhotse]")
+    cut = cut_of(corpus / "a.wav", "a", 0.0, 0.5)
+    matrix = np.random.default_rng(0).normal(size=(50, 5)).astype(np.float32)
+    writer = lhotse.NumpyFilesWriter if storage == "numpy" else lhotse.LilcomChunkyWriter
+    with writer(corpus / "stored") as file:
+        key = file.write("a", matrix)
+        path = str(file.storage_path)
+    cut.features = lhotse.Features("kaldi-fbank", 50, 5, 0.01, 8000, 0.0, 0.5, writer.name, path, key, "a", 0)
+    lhotse.CutSet.from_cuts([cut]).to_file(corpus / "cuts.jsonl")
+    (corpus / "shar").mkdir()
+    fields = {"recording": "flac", "features": storage}
+    lhotse.CutSet.from_cuts([cut]).to_shar(corpus / "shar", fields=fields)
+    for place in ("cuts.jsonl", "shar"):
+        (one,) = DataDir.read(corpus / place)
+        counts, faults = frame_counts([one], ARCHIVE)
+        assert (counts.tolist(), faults) == ([[50]], [])
+        found = utterance_features(one, ARCHIVE)
+        np.testing.assert_allclose(found, matrix, atol=0.0 if storage == "numpy" else 0.1)
+        computed = utterance_features(one, FEATURES)
+        assert computed.shape == (50, 8)  # of the recording, where other features are asked for
+
+
+def plain_content(corpus: Path, name: str = "a-1") -> dict:
+    return cut_of(corpus / "a.wav", name, 0.25, 1.25).to_dict()
+
+
+def with_source(corpus: Path, kind: str, source: object) -> dict:
+    content = plain_content(corpus)
+    content["recording"]["sources"] = [{"type": kind, "channels": [0], "source": source}]
+    return content
+
+
+@pytest.mark.filterwarnings("ignore:You requested a subset")  # lhotse, of a command
+@pytest.mark.parametrize("kind", ["command", "url"])
+def test_a_command_or_url_is_refused_unless_it_is_allowed(corpus, kind) -> None:
+    manifest = write_lines(corpus / "cuts.jsonl", with_source(corpus, kind, f"cat {corpus / 'a.wav'}"))
+    with pytest.raises(DataError, match=rf"its audio is a {kind} .*--allow-commands"):
+        DataDir.read(manifest)
+    (one,) = DataDir.read(manifest, allow_commands=True)
+    assert audio_identity(one) is None  # nothing vouches for what a command makes
+    with pytest.raises(DataError, match="its recording is made by a command"):  # as a report reads it
+        samples_of(one, 8000, allow_commands=False)
+    if kind == "command":
+        assert np.array_equal(
+            read_audio(one, 8000), soundfile.read(corpus / "a.wav", dtype="float32")[0][2000:12000]
+        )
+
+
+def test_a_command_inside_a_mixed_cut_is_refused(corpus) -> None:
+    mixed = cut_of(corpus / "a.wav", "one", 0.0, 1.0).pad(1.5).to_dict()
+    mixed["tracks"][0]["cut"]["recording"]["sources"][0] |= {"type": "command", "source": "true"}
+    with pytest.raises(DataError, match="its audio is a command"):
+        DataDir.read(write_lines(corpus / "cuts.jsonl", mixed))
+
+
+@pytest.mark.parametrize("name", ["touch pwned |", "a'; touch pwned; '.opus", "x; touch pwned .sph"])
+def test_a_file_name_never_becomes_a_command(corpus, monkeypatch, name) -> None:
+    monkeypatch.chdir(corpus)
+    (corpus / name).write_bytes((corpus / "a.wav").read_bytes())
+    content = with_source(corpus, "file", name)
+    for one in (content, content | {"id": "x", "recording": content["recording"] | {"transforms": []}}):
+        with pytest.raises(DataError, match="would be taken for a command"):
+            DataDir.read(write_lines(corpus / "cuts.jsonl", one))
+    assert not (corpus / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"storage_type": "kaldiio"}, "storage 'kaldiio'"),
+        ({"storage_type": "lilcom_url"}, "storage 'lilcom_url'"),
+        ({"storage_path": "pipe:touch pwned"}, "would be taken for a command"),
+        ({"storage_type": "numpy_files", "storage_key": "../../secret.npy"}, "leaves its folder"),
+    ],
+)
+def test_stored_features_come_from_files_alone(corpus, monkeypatch, change, message) -> None:
+    monkeypatch.chdir(corpus)
+    content = plain_content(corpus)
+    content["features"] = {
+        "type": "fbank", "num_frames": 50, "num_features": 5, "frame_shift": 0.01, "sampling_rate": 8000,
+        "start": 0.0, "duration": 1.25, "storage_type": "lilcom_chunky", "storage_path": "stored.lca",
+        "storage_key": "0", "recording_id": "a", "channels": 0,
+    } | change  # fmt: skip
+    with pytest.raises(DataError, match=message):
+        DataDir.read(write_lines(corpus / "cuts.jsonl", content))
+
+
+def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def shar_of(corpus: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    folder = corpus / "shar"
+    folder.mkdir()
+    content = with_source(corpus, "shar", "") | {"start": 0.0}
+    with gzip.open(folder / "cuts.000000.jsonl.gz", "wt") as file:
+        file.write(json.dumps(content) + "\n")
+    write_tar(folder / "recording.000000.tar", *members)
+    return folder
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_a_member_of_a_tar_that_is_no_plain_file_is_refused(corpus, kind) -> None:
+    info = tarfile.TarInfo("a-1.wav")
+    info.type, info.linkname = kind, "/etc/passwd"
+    with pytest.raises(DataError, match="no plain file; links and folders are refused"):
+        DataDir.read(shar_of(corpus, (info, b"")))
+
+
+def test_names_in_a_tar_lead_nowhere(corpus) -> None:
+    content = (corpus / "a.wav").read_bytes()
+    folder = shar_of(corpus, (tarfile.TarInfo("../../a-1.wav"), content))
+    with pytest.raises(DataError, match="is in no tar of this shard"):
+        DataDir.read(folder)
+    assert sorted(path.name for path in corpus.iterdir()) == ["a.wav", "b.flac", "kaldi", "shar"]
+
+
+def test_a_tar_that_is_cut_short_or_no_tar_is_named(corpus) -> None:
+    folder = shar_of(corpus, (tarfile.TarInfo("a-1.wav"), (corpus / "a.wav").read_bytes()))
+    tar = folder / "recording.000000.tar"
+    for size in (20_000, 700, 100):
+        tar.write_bytes(tar.read_bytes()[:size])
+        with pytest.raises(DataError, match=r"recording\.000000\.tar"):
+            DataDir.read(folder)
+
+
+def test_every_fault_of_a_manifest_is_named_and_the_others_are_read(corpus) -> None:
+    good = plain_content(corpus, "good")
+    without = plain_content(corpus, "without")
+    without["supervisions"] = []
+    several = plain_content(corpus, "several")
+    several["supervisions"] *= 2
+    silent = {name: value for name, value in plain_content(corpus, "silent").items() if name != "recording"}
+    odd = plain_content(corpus, "odd")
+    odd["recording"]["sources"] = 5
+    broken = plain_content(corpus, "broken")
+    del broken["recording"]["sources"][0]["channels"]
+    twice = plain_content(corpus, "twice")
+    path = write_lines(
+        corpus / "cuts.jsonl", good, without, several, silent, odd, broken, twice, twice, {"id": 3}
+    )
+    with path.open("a") as file:
+        file.write("{no json\n")
+        file.write("[" * 100_000 + "\n")
+    data, faults = DataDir.check(path)
+    assert [one.id for one in data] == ["good"]
+    assert [(fault.id, fault.kind) for fault in faults] == [
+        ("without", "no transcript"),
+        ("several", "no transcript"),
+        ("silent", "no recording"),
+        ("odd", "table"),
+        ("broken", "table"),
+        ("twice", "duplicate id"),
+        (f"{path}:9", "table"),
+        (f"{path}:10", "table"),
+        (f"{path}:11", "table"),
+    ]
+
+
+def test_a_file_that_goes_missing_is_named_when_it_is_read(corpus) -> None:
+    lhotse.CutSet.from_cuts([cut_of(corpus / "a.wav", "a", 0.0, 1.0).perturb_volume(2.0)]).to_file(
+        corpus / "cuts.jsonl"
+    )
+    (one,) = DataDir.read(corpus / "cuts.jsonl")
+    (corpus / "a.wav").unlink()
+    with pytest.raises(DataError, match=r"a\.wav' is missing or no regular file"):
+        read_audio(one, 8000)

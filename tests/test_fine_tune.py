@@ -1,0 +1,152 @@
+"""The fine-tuning recipe in small, and a network of one's own through all commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "click", "yaml", "soundfile"):
+    pytest.importorskip(module, reason="the recipes need fsachain[all]")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import NETWORK_FLOAT64
+
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.nn import StreamingModel
+from fsachain.train.checkpoint import load_tensors
+from fsachain.train.log import read_log
+from recipes.demo.prepare import prepare
+from recipes.fine_tune import compare
+from recipes.fine_tune.encoder import DilatedEncoder
+
+KIND = "recipes.fine_tune.encoder:DilatedEncoder"
+TINY = [
+    "network.channels=24",
+    "network.dilations=[1, 2]",
+    "perturbation.speeds=[1.0]",
+    "train.num_epochs=2",
+    "train.average_last=1",
+    "train.num_threads=1",
+    "train.optimizer.freeze_epochs={encoder: 1}",
+    "decoding.ngram_order=0",
+    "decoding.word_insertion_penalties=[0.0]",
+    "decoding.lm_weights=[1.0]",
+]
+STRINGS = {"train": 3, "dev": 1, "test": 1}
+
+
+def prepare_tiny(corpus: Path | None, out: Path, seed: int) -> None:
+    prepare(corpus, out, seed, STRINGS)
+
+
+def prepare_with_another_phone(corpus: Path | None, out: Path, seed: int) -> None:
+    """Another lexicon: more pdfs, so that the output layer is another one."""
+    prepare_tiny(corpus, out, seed)
+    with (out / "lexicon.txt").open("a") as lexicon:
+        lexicon.write("unheard XX\n")
+
+
+@pytest.fixture(scope="module")
+def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fine_tune")
+    options = [f"--exp={folder}", "--one-in=2", *(f"--set={change}" for change in TINY)]
+    assert compare.main(options, compare.Corpora(prepare_with_another_phone, prepare_tiny)) == 0
+    return folder
+
+
+def test_the_table_has_both_starts(exp: Path) -> None:
+    lines = (exp / "table.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["random weights", "pretrained"]
+
+
+def test_training_keeps_one_utterance_in_so_many_and_test_all(exp: Path) -> None:
+    whole, part = (DataDir.read(exp / name / "data" / "train") for name in ("pretrained", "random-1"))
+    assert [u.id for u in part] == sorted(u.id for u in whole)[::2]
+    for name in ("pretrained", "random-1"):
+        assert len(DataDir.read(exp / name / "data" / "test")) == len(
+            DataDir.read(exp / "pretrained" / "data" / "test")
+        )
+
+
+def test_the_encoder_begins_where_pretraining_ended_and_the_other_does_not(exp: Path) -> None:
+    """It is frozen in the first epoch, so that the checkpoint at its end has it as it came."""
+    first = "checkpoints/epoch-0001-batch-000000.safetensors"
+    source, _ = load_tensors(exp / "pretrained" / "model" / "final.safetensors")
+    for name, equal in (("pretrained-1", True), ("random-1", False)):
+        found, _ = load_tensors(exp / name / "model" / first)
+        convolutions = [key for key in source if "convolution" in key]  # statistics of batches go on
+        same = [torch.equal(found[f"model.{key}"], source[key]) for key in convolutions]
+        assert all(same) if equal else not any(same)
+        assert found["model.head.weight"].shape != source["head.weight"].shape
+    assert "init_from" in (exp / "pretrained-1" / "model" / "experiment.json").read_text()
+
+
+def test_commands_use_the_model_on_the_users_word(exp: Path, tmp_path: Path, fsachain) -> None:
+    model, lang = exp / "pretrained-1" / "model" / "model.safetensors", exp / "pretrained-1" / "lang"
+    test = exp / "pretrained-1" / "data" / "test"
+    status, _, errors = fsachain("decode", model, test, tmp_path / "no", "--lang", lang)
+    assert status == 1 and f"--allow-import {KIND}" in errors
+    word = ("--allow-import", KIND)
+    assert fsachain(*word, "decode", model, test, tmp_path / "decoded", "--lang", lang)[0] == 0
+    expected = (exp / "pretrained-1" / "decode" / "hyp.txt").read_text()
+    assert (tmp_path / "decoded" / "hyp.txt").read_text() == expected
+    status, output, _ = fsachain(*word, "info", model)
+    assert status == 0 and KIND in output
+    recording = next(iter(DataDir.read(test))).audio
+    assert fsachain(*word, "transcribe", model, recording, "--format", "text")[0] == 0
+    assert fsachain("info", model)[0] == 1  # the word was for one command
+
+
+@given(chunks=st.lists(st.integers(0, 40), min_size=1, max_size=6), padding=st.integers(0, 9))
+def test_the_encoder_is_what_a_network_should_be(chunks: list[int], padding: int) -> None:
+    """Alone, padded and in chunks alike."""
+    torch.manual_seed(1)
+    network = DilatedEncoder(5, 7, channels=8, dilations=(1, 2)).double().eval()
+    frames = sum(chunks)
+    if not frames:
+        return
+    features = torch.full((1, frames + padding, 5), torch.nan, dtype=torch.float64)
+    features[0, :frames] = torch.randn(frames, 5, dtype=torch.float64)
+    lengths = torch.tensor([frames])
+    whole = network(features[:, :frames], lengths).nnet_output[0]
+    padded = network(features, lengths).nnet_output[0, : len(whole)]
+    stream = StreamingModel(network)
+    parts = [stream.accept(part) for part in features[0, :frames].split(chunks)]
+    for found in (padded, torch.cat([*parts, stream.finish()])):
+        torch.testing.assert_close(found, whole, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
+    before, after = network.context
+    assert (before, after) == (10, 10)
+
+
+def test_what_was_taken_is_in_the_log_and_going_on_needs_the_file_no_more(
+    exp: Path, tmp_path: Path, fsachain
+) -> None:
+    (event,) = (e for e in read_log(exp / "pretrained-1" / "model" / "train.jsonl") if e["event"] == "init")
+    assert event["other_shape"] == ["head.bias", "head.weight"]
+    assert "encoder.0.convolution.weight" in event["taken"] and event["path"].endswith("model.safetensors")
+    folder = exp / "pretrained-1"
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes((folder / "model" / "model.safetensors").read_bytes())
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"network: {{kind: '{KIND}', channels: 24, dilations: [1, 2], init_from: {weights}}}\n"
+        "train: {num_epochs: 1, average_last: 1, num_threads: 1}\ncmvn: {scope: utterance}\n"
+    )
+    graphs = folder / "graphs"
+    command = (
+        "train",
+        folder / "data" / "train",
+        graphs / "train.npz",
+        tmp_path / "model",
+        "--lang",
+        folder / "lang",
+    )
+    command += ("--den", graphs, "--config", config)
+    status, _, errors = fsachain(*command)
+    assert status == 0 and f"init_from {weights}: " in errors
+    weights.unlink()
+    assert fsachain(*command)[0] == 0
+    assert fsachain(*(part if part != tmp_path / "model" else tmp_path / "other" for part in command))[0] == 1

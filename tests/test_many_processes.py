@@ -1,0 +1,366 @@
+"""One training by several processes: the same numbers as by one, no hang, one set of files. By gloo, on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from process_group import Group
+from shared_work import (
+    BY_ID,
+    IMPOSSIBLE,
+    NUMERATORS,
+    Ended,
+    Gradient,
+    Trained,
+    gradient,
+    make_loss,
+    make_model,
+    plans,
+    train,
+)
+
+pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
+
+from fsachain.errors import ConfigError, DataError
+from fsachain.train.checkpoint import Checkpoint, list_checkpoints
+from fsachain.train.config import OptimizerConfig
+from fsachain.train.log import read_log
+from fsachain.train.pooling import Pooling
+from fsachain.train.precision import GROW_AFTER, Precision
+from fsachain.train.source import supervise
+from fsachain.train.stats import EpochSums
+from fsachain.train.step import Stepper
+from fsachain.train.world import World, WorldError
+
+NAMES = sorted(BY_ID)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Group]:
+    group = Group(2)
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def doomed() -> Iterator[Group]:
+    """Two processes that one test may break; they wait for each other for a few seconds only."""
+    group = Group(2, timeout=5.0)
+    yield group
+    group.close()
+
+
+def assert_same_step(shared: list[Gradient], alone: Gradient) -> None:
+    for found in shared:
+        assert found.usable == alone.usable
+        assert found.loss == pytest.approx(alone.loss, rel=tolerances.SHARED_GRADIENT)
+        assert found.norm == pytest.approx(alone.norm, rel=tolerances.SHARED_GRADIENT)
+        assert sorted(found.excluded) == sorted(alone.excluded)
+        assert found.sums.output_frames == alone.sums.output_frames
+        assert found.sums.l2_term == pytest.approx(alone.sums.l2_term, rel=tolerances.SHARED_GRADIENT)
+        assert found.sums.xent_objf == pytest.approx(alone.sums.xent_objf, rel=tolerances.SHARED_GRADIENT)
+        largest = max(np.abs(grad).max() for grad in alone.grads if grad is not None)
+        for grad, expected in zip(found.grads, alone.grads, strict=True):
+            np.testing.assert_allclose(grad, expected, rtol=0, atol=tolerances.SHARED_GRADIENT * largest)
+        for buffer, expected in zip(found.buffers, alone.buffers, strict=True):
+            np.testing.assert_allclose(buffer, expected, rtol=0, atol=tolerances.SHARED_GRADIENT)
+    for grads in zip(*(found.grads for found in shared), strict=True):
+        assert all(np.array_equal(grad, grads[0]) for grad in grads)
+
+
+@st.composite
+def assignments(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    """Utterances, each with a process and one of three micro-batches in it."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=7, unique=True))
+    return [(name, draw(st.integers(0, 1)), draw(st.integers(0, 2))) for name in names]
+
+
+def parts_of(assignment: list[tuple[str, int, int]], rank: int) -> list[list[str]]:
+    parts = [[name for name, r, k in assignment if (r, k) == (rank, part)] for part in range(3)]
+    return [part for part in parts if part]
+
+
+@given(assignment=assignments())
+@example(assignment=[("utt00", 0, 0), ("utt01", 1, 0)])  # the second process has an impossible one only
+@example(assignment=[(name, 1, 0) for name in IMPOSSIBLE])  # nothing is left
+@settings(max_examples=25)
+def test_any_split_of_any_batch_gives_the_loss_and_gradient_of_one_process(
+    pair: Group, assignment: list[tuple[str, int, int]]
+) -> None:
+    """Over processes and, in each, over micro-batches: gradients are sums over frames, divided by the frames of all."""
+    alone = gradient(World.alone(), ("linear", [[name for name, _, _ in assignment]], "float32"))
+    assert alone.usable == any(name not in IMPOSSIBLE for name, _, _ in assignment)
+    shared = pair.ask(gradient, [("linear", parts_of(assignment, rank), "float32") for rank in range(2)])
+    assert_same_step(shared, alone)
+
+
+@given(assignment=assignments())
+@example(assignment=[(name, 0, 0) for name in NAMES[:3]])  # the second process has none at all
+@settings(max_examples=15)
+def test_batch_normalisation_is_over_the_utterances_of_all_processes(
+    pair: Group, assignment: list[tuple[str, int, int]]
+) -> None:
+    alone = gradient(World.alone(), ("tdnnf", [[name for name, _, _ in assignment]], "float32"))
+    parts = [[name for name, r, _ in assignment if r == rank] for rank in range(2)]
+    shared = pair.ask(gradient, [("tdnnf", [part] if part else [], "float32") for part in parts])
+    assert_same_step(shared, alone)
+
+
+def test_a_process_with_fewer_micro_batches_makes_the_passes_of_the_other(pair: Group) -> None:
+    """Their k-th micro-batches are normalised together: here the first two together, then the third alone."""
+    shared = pair.ask(
+        gradient, [("tdnnf", [["utt00"], ["utt02"]], "float32"), ("tdnnf", [["utt03"]], "float32")]
+    )
+    alone = gradient(World.alone(), ("tdnnf", [["utt00", "utt03"], ["utt02"]], "float32"))
+    assert_same_step(shared, alone)
+
+
+def test_four_processes_give_what_one_gives(tmp_path: Path) -> None:
+    group = Group(4)
+    try:
+        parts = [[["utt00", "utt05"]], [["utt01"]], [], [["utt02"], ["utt03", "utt04"]]]
+        shared = group.ask(gradient, [("linear", part, "float32") for part in parts])
+        every = [name for part in parts for names in part for name in names]
+        assert_same_step(shared, gradient(World.alone(), ("linear", [every], "float32")))
+        results = group.ask(train, plans(tmp_path, 4, options={"batch_size": 3, "num_epochs": 1}))
+        assert all(isinstance(result, Trained) for result in results), results
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize(("kind", "batch_size"), [("tdnnf", 5), ("linear", 5), ("tdnnf", 1)])
+def test_a_training_by_two_processes_is_that_by_one(
+    pair: Group, kind: str, batch_size: int, tmp_path: Path
+) -> None:
+    """Uneven last batches (12 = 5 + 5 + 2), and with batches of one a process that never has an utterance."""
+    options = {"batch_size": batch_size, "num_epochs": 1 if batch_size == 1 else 3, "average_last": 1}
+    (alone_plan,) = plans(tmp_path / "alone", 1, kind=kind, options=options)
+    alone = train(World.alone(), alone_plan)
+    first, second = pair.ask(train, plans(tmp_path / "shared", 2, kind=kind, options=options))
+    for name, value in alone.state.items():
+        assert torch.equal(first.state[name], second.state[name]), name
+        torch.testing.assert_close(
+            first.state[name], value, rtol=0, atol=tolerances.SHARED_TRAINING, msg=name
+        )
+    assert first.epochs[-1]["train"]["objf"] == pytest.approx(
+        alone.epochs[-1]["train"]["objf"], abs=tolerances.SHARED_TRAINING
+    )
+    assert first.dev["objf"] == pytest.approx(alone.dev["objf"], abs=tolerances.SHARED_TRAINING)
+    assert first.dev["output_frames"] == alone.dev["output_frames"]
+    assert sorted(first.seen + second.seen) == sorted(alone.seen)
+
+
+def test_the_first_process_alone_writes(pair: Group, tmp_path: Path) -> None:
+    first, second = pair.ask(train, plans(tmp_path, 2, kind="toy"))
+    assert {path.name for path in (tmp_path / "0").iterdir()} >= {
+        "checkpoints",
+        "train.jsonl",
+        "final.safetensors",
+    }
+    assert not (tmp_path / "1").exists()
+    for name, value in first.state.items():  # statistics of torch's own layers are averaged after each step
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(value, second.state[name]), name
+    events = list(read_log(tmp_path / "0" / "train.jsonl"))
+    assert next(event for event in events if event["event"] == "start")["processes"] == 2
+
+
+def test_sigterm_to_one_process_stops_all_after_the_same_step_and_they_go_on_bit_for_bit(
+    pair: Group, tmp_path: Path
+) -> None:
+    """With dropout: each process takes up its own random numbers."""
+    common = {"options": {"batch_size": 2}, "dropout": 0.3}
+    whole = pair.ask(train, plans(tmp_path / "whole", 2, **common))
+    broken = plans(tmp_path / "broken", 2, **common)
+    broken[1] = plans(tmp_path / "broken", 2, stop_at=2, **common)[1]
+    stopped = pair.ask(train, broken)
+    assert all(isinstance(result, Ended) and "SIGTERM" in result.message for result in stopped)
+    (path,) = list_checkpoints(tmp_path / "broken" / "0" / "checkpoints")
+    assert Checkpoint.load(path).batch < 6
+    results = pair.ask(train, plans(tmp_path / "broken", 2, **common))
+    for result, ended, expected in zip(results, stopped, whole, strict=True):
+        assert ended.seen + result.seen == expected.seen
+        for name, value in expected.state.items():
+            assert torch.equal(result.state[name], value), name
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+def test_a_training_goes_on_with_another_number_of_processes_and_no_utterance_comes_twice(
+    pair: Group, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    common = {"options": {"batch_size": 2, "num_epochs": 1, "average_last": 1}}
+
+    def run(size: int, **fault: int) -> list[Trained | Ended]:
+        jobs = plans(tmp_path, size, **common, **fault)
+        return pair.ask(train, jobs) if size == 2 else [train(World.alone(), jobs[0])]
+
+    stopped, finished = run(sizes[0], stop_at=2), run(sizes[1])
+    assert all(isinstance(result, Ended) for result in stopped)
+    assert all(isinstance(result, Trained) for result in finished)
+    before, after = ([name for result in results for name in result.seen] for results in (stopped, finished))
+    assert before
+    assert after
+    assert sorted(before + after) == NAMES
+
+
+def test_a_process_with_bad_data_ends_the_others_with_a_message(doomed: Group, tmp_path: Path) -> None:
+    jobs = plans(tmp_path, 2, options={"batch_size": 2})
+    jobs[1] = plans(tmp_path, 2, options={"batch_size": 2}, raise_at=3)[1]
+    first, second = doomed.ask(train, jobs)
+    assert isinstance(second, DataError)
+    assert "u7.wav" in str(second)
+    assert isinstance(first, WorldError)
+    assert "process 0 of 2 waits for " in str(first)
+    assert "another process has ended" in str(first)
+
+
+def test_a_killed_process_ends_the_others_with_a_message(doomed: Group, tmp_path: Path) -> None:
+    jobs = plans(tmp_path, 2, options={"batch_size": 2})
+    jobs[0] = plans(tmp_path, 2, options={"batch_size": 2}, kill_at=2)[0]
+    first, second = doomed.ask(train, jobs)
+    assert first is None
+    assert isinstance(second, WorldError)
+
+
+def test_a_process_that_hangs_ends_the_others_when_their_time_is_up(doomed: Group, tmp_path: Path) -> None:
+    jobs = plans(tmp_path, 2, options={"batch_size": 2})
+    jobs[1] = plans(tmp_path, 2, options={"batch_size": 2}, hang_at=1)[1]
+    started = time.monotonic()
+    doomed._connections[1].send((train, jobs[1]))
+    doomed._connections[0].send((train, jobs[0]))
+    error = doomed._answer(0, started + 60.0)
+    assert isinstance(error, WorldError)
+    assert "did not answer for 5 s" in str(error)
+
+
+def test_what_the_first_process_does_alone_the_others_wait_for(pair: Group, tmp_path: Path) -> None:
+    assert pair.ask(prepare, [tmp_path / "done"] * 2) == [False, True]
+
+
+def prepare(world: World, done: Path) -> bool:
+    """Whether the work is done when the block begins in this process."""
+    with world.first("the first process to prepare"):
+        was_done = done.exists()
+        if world.is_first:
+            time.sleep(0.3)
+            done.touch()
+    return was_done
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_sixteen_bits_give_the_loss_to_their_accuracy(precision: str) -> None:
+    parts = [[name for name in NAMES if name not in IMPOSSIBLE]]
+    exact = gradient(World.alone(), ("tdnnf", parts, "float32"))
+    rough = gradient(World.alone(), ("tdnnf", parts, precision))
+    assert rough.usable
+    assert rough.loss != exact.loss
+    assert rough.loss == pytest.approx(exact.loss, rel=tolerances.BFLOAT16_LOSS)
+    assert rough.norm == pytest.approx(exact.norm, rel=tolerances.BFLOAT16_LOSS)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_a_training_in_micro_batches_is_that_in_batches(micro_batch: int, tmp_path: Path) -> None:
+    """For a network without statistics of the batch."""
+    common = {"batch_size": 5, "average_last": 1}
+    (plan,) = plans(tmp_path / "whole", 1, kind="linear", options=common)
+    (cut,) = plans(tmp_path / "cut", 1, kind="linear", options={**common, "micro_batch": micro_batch})
+    whole, parts = train(World.alone(), plan), train(World.alone(), cut)
+    for name, value in whole.state.items():
+        torch.testing.assert_close(
+            parts.state[name], value, rtol=0, atol=tolerances.SHARED_TRAINING, msg=name
+        )
+    assert sorted(parts.seen) == sorted(whole.seen)
+    assert [entry["train"]["output_frames"] for entry in parts.epochs] == [
+        entry["train"]["output_frames"] for entry in whole.epochs
+    ]
+
+
+def test_two_processes_train_in_bfloat16_and_stay_equal(pair: Group, tmp_path: Path) -> None:
+    options = {"precision": "bfloat16", "num_epochs": 6, "optimizer": OptimizerConfig()}
+    first, second = pair.ask(train, plans(tmp_path, 2, options=options))
+    assert first.epochs[-1]["train"]["objf"] > first.epochs[0]["train"]["objf"] + 0.2
+    assert first.dev["objf"] == second.dev["objf"]
+    for name, value in first.state.items():
+        assert value.dtype in (torch.float32, torch.int64)
+        assert torch.equal(value, second.state[name]), name
+
+
+def test_what_float16_cannot_hold_in_one_process_lowers_the_gradients_of_all(pair: Group) -> None:
+    """The step is skipped by both, the next one is taken by both."""
+    found = pair.ask(overflowing, [1.0, 1e30])
+    assert found[0] == found[1]
+    (first_usable, first_overflow, factor), (second_usable, _, _) = found[0]
+    assert not first_usable
+    assert first_overflow
+    assert factor == 1.0
+    assert second_usable
+
+
+def overflowing(world: World, size: float) -> list[tuple[bool, bool, float]]:
+    """Two steps; the gradient of the first is multiplied by `size` in this process."""
+    model = make_model("linear").train()
+    precision = Precision("float16")
+    precision.factor = 2.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    stepper = Stepper(model, make_loss(), optimizer, 5.0, world=world, precision=precision)
+    item = supervise([BY_ID["utt00"], BY_ID["utt02"]], NUMERATORS)
+    handle = model.output.weight.register_hook(lambda grad: grad * size * 1e10)
+    steps = []
+    for _ in range(2):
+        outcome = stepper.step([item], EpochSums())
+        handle.remove()
+        steps.append((outcome.usable, outcome.overflow, precision.factor))
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("gradients", "factors"),
+    [
+        ([False, False, True], [0.5, 0.25, 0.25]),
+        ([True] * GROW_AFTER, [1.0] * (GROW_AFTER - 1) + [2.0]),
+    ],
+)
+def test_the_factor_of_float16_is_halved_at_once_and_doubled_after_many_good_steps(
+    gradients: list[bool], factors: list[float]
+) -> None:
+    precision, found = Precision("float16"), []
+    for finite in gradients:
+        assert precision.note(finite) != finite
+        found.append(precision.factor)
+    assert found == factors
+
+
+def test_a_training_in_float16_that_has_diverged_is_not_held_for_an_overflow_for_ever() -> None:
+    precision = Precision("float16")
+    lowered = [precision.note(False) for _ in range(40)]
+    assert lowered == [True] * 24 + [False] * 16
+    assert not Precision("bfloat16").note(False)
+
+
+def test_a_network_with_torchs_synchronised_normalisation_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.SyncBatchNorm(3))
+    with pytest.raises(ConfigError, match="MaskedBatchNorm"):
+        Pooling(model, World(rank=0, size=2))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"), ({"WORLD_SIZE": "2"}, "RANK is ''")],
+)
+def test_an_environment_that_torchrun_did_not_make_is_refused(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        World.from_environment()

@@ -1,0 +1,265 @@
+"""Schedules, limits, moving averages and combination within whole trainings: what they do, and that they resume."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tolerances
+import torch
+from process_group import Group
+from shared_work import plans, train
+from toy_training import ToyLoss, ToyModel, config, corpus, lfmmi_trainer, new_trainer
+
+pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
+
+from broken_off import BreakAfter, Interruption
+
+from fsachain.errors import ConfigError
+from fsachain.train.checkpoint import Checkpoint, epoch_checkpoints, list_checkpoints, load_tensors
+from fsachain.train.config import OptimizerConfig
+from fsachain.train.log import read_log
+from fsachain.train.piecewise import Schedule
+from fsachain.train.trainer import Trainer
+from fsachain.train.world import World
+
+EVERYTHING: dict[str, Any] = {
+    "dropout_schedule": Schedule.parse("0,0@0.2,0.5@0.5,0"),
+    "optimizer": OptimizerConfig(
+        max_change=0.08,
+        max_change_per_component=0.05,
+        factors={"hidden": 0.5},
+        freeze_epochs={"norm": 2},
+        weight_decay=0.01,
+        decayed="weights",
+    ),
+    "ema": 0.9,
+    "combine": "best-average",
+    "average_last": 3,
+    "checkpoint_every": 2,
+}
+
+
+def end_of(directory: Path) -> dict[str, Any]:
+    return [event for event in read_log(directory / "train.jsonl") if event["event"] == "end"][-1]
+
+
+def assert_equal_models(trainer: Trainer, other: Trainer) -> None:
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, other.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("broken_after", [3, 9, 17])
+def test_a_training_with_everything_resumes_bit_for_bit(broken_after: int, tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    whole = new_trainer(tmp_path / "whole", numerators, **EVERYTHING)
+    expected = whole.fit(examples, examples[:4])
+    broken = new_trainer(tmp_path / "broken", numerators, **EVERYTHING)
+    broken.progress = BreakAfter(broken_after)
+    with pytest.raises(Interruption):
+        broken.fit(examples, examples[:4])
+    torch.manual_seed(77)
+    resumed = Trainer(ToyModel(), ToyLoss(), config(**EVERYTHING), tmp_path / "broken", numerators=numerators)
+    assert resumed.fit(examples, examples[:4]).dev["objf"] == expected.dev["objf"]
+    assert_equal_models(whole, resumed)
+    ends = [end_of(tmp_path / name) for name in ("whole", "broken")]
+    assert ends[0]["candidates"] == ends[1]["candidates"]
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 4])
+def test_a_training_broken_off_while_it_combines_makes_the_same_model(
+    evaluations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples, numerators = corpus()
+    whole = new_trainer(tmp_path / "whole", numerators, **EVERYTHING)
+    whole.fit(examples, examples[:4])
+    broken = new_trainer(tmp_path / "broken", numerators, **EVERYTHING)
+    evaluate, left = broken._stepper.evaluate, [broken.config.num_epochs + evaluations]
+
+    def breaks(*arguments: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise Interruption
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(broken._stepper, "evaluate", breaks)
+    with pytest.raises(Interruption):
+        broken.fit(examples, examples[:4])
+    resumed = new_trainer(tmp_path / "broken", numerators, **EVERYTHING)
+    resumed.fit(examples, examples[:4])
+    assert_equal_models(whole, resumed)
+    assert end_of(tmp_path / "whole")["candidates"] == end_of(tmp_path / "broken")["candidates"]
+
+
+@pytest.mark.parametrize("combine_on", ["dev", "train"])
+def test_the_final_model_is_the_candidate_with_the_best_objective(combine_on: str, tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    options = {"combine": "best-average", "combine_on": combine_on, "average_last": 3, "ema": 0.9}
+    trainer = new_trainer(tmp_path, numerators, **options)
+    result = trainer.fit(examples, examples[:6])
+    candidates = end_of(tmp_path)["candidates"]
+    assert list(candidates) == ["1", "2", "3", "ema"]
+    best = max(candidates, key=lambda name: candidates[name])
+    if combine_on == "dev":
+        assert result.dev["objf"] == pytest.approx(candidates[best], abs=tolerances.SIX_DECIMALS)
+    models = [Checkpoint.load(path).model for path in epoch_checkpoints(tmp_path / "checkpoints")]
+    newest = Checkpoint.load(epoch_checkpoints(tmp_path / "checkpoints")[-1])
+    chosen = [newest.ema] if best == "ema" else models[-int(best) :]
+    mean = sum(model["output.weight"].double() for model in chosen) / len(chosen)
+    final, header = load_tensors(result.model_path)
+    torch.testing.assert_close(
+        final["output.weight"].double(), mean, atol=tolerances.FLOAT32_ROUNDING, rtol=0
+    )
+    assert len(header["averaged"]) == (0 if best == "ema" else int(best))
+
+
+def test_the_kinds_of_ending_give_the_models_they_name(tmp_path: Path) -> None:
+    """All of them from one training: how it ends does not change its course."""
+    examples, numerators = corpus()
+    weights, newest = {}, {}
+    for kind, ema in (("mean", 0.0), ("none", 0.0), ("ema", 0.9)):
+        trainer = new_trainer(tmp_path / kind, numerators, combine=kind, ema=ema)
+        trainer.fit(examples)
+        weights[kind] = trainer.model.state_dict()["output.weight"]
+        newest[kind] = Checkpoint.load(list_checkpoints(tmp_path / kind / "checkpoints")[-1])
+    last = newest["none"].model["output.weight"]
+    assert all(torch.equal(checkpoint.model["output.weight"], last) for checkpoint in newest.values())
+    assert torch.equal(weights["none"], last)
+    assert torch.equal(weights["ema"], newest["ema"].ema["output.weight"])
+    assert not torch.equal(weights["ema"], last)
+    assert not torch.equal(weights["mean"], last)
+    assert end_of(tmp_path / "ema")["averaged"] == 0
+
+
+def test_a_finished_training_can_be_ended_in_another_way(tmp_path: Path) -> None:
+    """Without a step of training, and as if it had been meant to end so from the start."""
+    examples, numerators = corpus()
+    options = {"ema": 0.9, "average_last": 3}
+    for kind in ("ema", "best-average"):
+        again = new_trainer(tmp_path / "one", numerators, combine=kind, **options)
+        again.progress = BreakAfter(0 if kind == "best-average" else 1000)
+        again.fit(examples, examples[:4])
+        fresh = new_trainer(tmp_path / kind, numerators, combine=kind, **options)
+        fresh.fit(examples, examples[:4])
+        assert_equal_models(again, fresh)
+
+
+def test_best_average_without_a_development_set_is_refused_before_the_training(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    with pytest.raises(ConfigError, match="chosen on a development set, and there is none"):
+        new_trainer(tmp_path, numerators, combine="best-average").fit(examples)
+    assert not list_checkpoints(tmp_path / "checkpoints")
+
+
+def test_the_log_shows_what_was_scheduled_and_how_often_a_limit_bit(tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    new_trainer(tmp_path / "bound", numerators, **EVERYTHING).fit(examples, examples[:4])
+    new_trainer(tmp_path / "free", numerators).fit(examples, examples[:4])
+    bound, free = (
+        [event for event in read_log(tmp_path / name / "train.jsonl") if event["event"] == "epoch"]
+        for name in ("bound", "free")
+    )
+    steps = 4 * 5
+    ends = [(5 * number - 1) / (steps - 1) for number in range(1, 5)]
+    schedule = EVERYTHING["dropout_schedule"]
+    assert [event["dropout"] for event in bound] == pytest.approx(
+        [schedule.at(progress) for progress in ends], abs=tolerances.SIX_DECIMALS
+    )
+    assert sum(event["train"]["max_change_components"] for event in bound) > 0.0
+    assert all(0.0 <= event["train"]["max_change"] <= 1.0 for event in bound)
+    assert all("dropout" not in event for event in free)
+    assert all(event["train"]["max_change"] == 0.0 for event in free)
+    assert all(math.isfinite(event["learning_rate"]) for event in bound + free)
+
+
+def test_loss_options_follow_their_schedules_and_evaluations_use_the_last(tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    plain = lfmmi_trainer(tmp_path / "plain", numerators)
+    schedules = {
+        "denominator_scale": Schedule.parse("0.5,1"),
+        "leaky_hmm_coefficient": Schedule.parse("0.1,0"),
+    }
+    trainer = Trainer(
+        plain.model,
+        plain.loss,
+        plain.config,
+        tmp_path / "run",
+        numerators=numerators,
+        loss_schedules=schedules,
+    )
+    seen = []
+    adjust = plain.loss.adjust
+    plain.loss.adjust = lambda **options: (seen.append(options["denominator_scale"]), adjust(**options))
+    trainer.fit(examples, examples[:4])
+    steps = trainer._state.step
+    per_epoch = steps // plain.config.num_epochs
+    training = [value for number, value in enumerate(seen) if number % (per_epoch + 1) != per_epoch][:steps]
+    assert training == pytest.approx([0.5 + 0.5 * number / (steps - 1) for number in range(steps)])
+    evaluations = seen[per_epoch :: per_epoch + 1]
+    assert set(evaluations) == {1.0}
+    epochs = [event for event in read_log(tmp_path / "run" / "train.jsonl") if event["event"] == "epoch"]
+    assert [event["denominator_scale"] for event in epochs] == pytest.approx(
+        [0.5 + 0.5 * (per_epoch * number - 1) / (steps - 1) for number in range(1, 5)],
+        abs=tolerances.SIX_DECIMALS,
+    )
+
+
+def test_another_schedule_of_the_loss_is_another_training(tmp_path: Path) -> None:
+    examples, numerators = corpus(10)
+    for number, text in enumerate(("0.5,1", "0.5,1", "0.6,1")):
+        base = lfmmi_trainer(tmp_path / "base", numerators)
+        schedule = {"denominator_scale": Schedule.parse(text)}
+        trainer = Trainer(
+            base.model,
+            base.loss,
+            base.config,
+            tmp_path / "run",
+            numerators=numerators,
+            loss_schedules=schedule,
+        )
+        if number < 2:
+            trainer.fit(examples)
+        else:
+            with pytest.raises(ConfigError, match="other options"):
+                trainer.fit(examples)
+
+
+def test_frozen_parameters_are_in_the_checkpoints_as_they_began(tmp_path: Path) -> None:
+    examples, numerators = corpus()
+    options = {"optimizer": OptimizerConfig(freeze_epochs={"hidden": 2}), "average_last": 4}
+    trainer = new_trainer(tmp_path, numerators, **options)
+    begin = trainer.model.hidden.weight.detach().clone()
+    trainer.fit(examples)
+    moved = [
+        not torch.equal(Checkpoint.load(path).model["hidden.weight"], begin)
+        for path in epoch_checkpoints(tmp_path / "checkpoints")
+    ]
+    assert moved == [False, False, True, True]
+
+
+def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path: Path) -> None:
+    """The second has no checkpoint to read, and all the same makes every average and evaluation with the first."""
+    options = {
+        "optimizer": OptimizerConfig(
+            name="sgd", max_change=0.05, max_change_per_component=0.04, freeze_epochs={"input_layer": 1}
+        ),
+        "num_epochs": 3,
+        "average_last": 3,
+        "combine": "best-average",
+        "ema": 0.8,
+    }
+    (alone_plan,) = plans(tmp_path / "alone", 1, options=options)
+    train(World.alone(), alone_plan)
+    group = Group(2)
+    try:
+        first, second = group.ask(train, plans(tmp_path / "shared", 2, options=options))
+    finally:
+        group.close()
+    for name, value in first.state.items():
+        assert torch.equal(value, second.state[name]), name
+    assert first.dev["objf"] == second.dev["objf"]
+    candidates, expected = (end_of(tmp_path / name / "0")["candidates"] for name in ("shared", "alone"))
+    assert candidates == pytest.approx(expected, abs=tolerances.SHARED_TRAINING)
+    assert not (tmp_path / "shared" / "1").exists()

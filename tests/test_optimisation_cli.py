@@ -1,0 +1,79 @@
+"""Schedules, groups and the choice of the final model, from a configuration file through the command `train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import built, fsachain, recorded
+
+from fsachain.train.log import read_log
+
+__all__ = ["built", "fsachain", "recorded"]
+
+pytest.importorskip("yaml", reason="configurations need fsachain[recipes]")
+
+SECTIONS = """features: {sample_rate: 8000, num_mel_bins: 8}
+network: {channels: 8, time_strides: [1], xent: branch}
+cmvn: {scope: none}
+loss:
+  leaky_hmm_coefficient: 0.1,0.01
+  denominator_scale: [[0.5, 0], [1, 0.5], [1, 1]]
+  xent_regularize: 0.3,0.1
+train:
+  num_epochs: 2
+  batch_size: 2
+  average_last: 2
+  dropout_schedule: 0,0.4@0.5,0
+  ema: 0.9
+  combine: best-average
+  combine_on: train
+  optimizer: {name: adamw, weight_decay: 0.01, decayed: weights, max_change: 2, factors: {input_layer: 0.5}}
+"""
+
+
+def trained(fsachain: Any, place: Path, text: str) -> tuple[int, str]:
+    (place / "config.yaml").write_text(text)
+    lang, den = ("--lang", place / "lang"), ("--den", place / "den")
+    numerators = place / "numerators.npz"
+    assert fsachain("num-graphs", place / "data", numerators, *lang, *den)[0] == 0
+    status, _, errors = fsachain(
+        "train", place / "data", numerators, place / "model", *lang, *den, "--config", place / "config.yaml"
+    )
+    return status, errors
+
+
+def test_a_configuration_with_schedules_trains_as_it_says(fsachain: Any, recorded: Path) -> None:
+    status, errors = trained(fsachain, recorded, SECTIONS)
+    assert status == 0, errors
+    events = list(read_log(recorded / "model" / "train.jsonl"))
+    last = [event for event in events if event["event"] == "epoch"][-1]
+    assert (last["leaky_hmm_coefficient"], last["denominator_scale"]) == (0.01, 1.0)
+    assert (last["xent_regularize"], last["dropout"]) == (0.1, 0.0)
+    assert "l2_regularize" not in last  # it does not change
+    assert list(events[-1]["candidates"]) == ["1", "2", "ema"]
+    status, output, errors = fsachain("info", recorded / "model" / "model.safetensors")
+    assert status == 0, errors
+    assert output
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "input_layer: 0.5",
+            "input_lair: 0.5",
+            "'input_lair' begins no parameter's name; did you mean 'input_layer'",
+        ),
+        ("0.3,0.1", "0.3,0.1@2", "xent_regularize: the progress of its points"),
+        ("combine_on: train", "combine_on: dev", "chosen on a development set, and there is none"),
+    ],
+)
+def test_mistakes_end_before_a_step_is_taken(
+    fsachain: Any, recorded: Path, before: str, after: str, message: str
+) -> None:
+    status, errors = trained(fsachain, recorded, SECTIONS.replace(before, after))
+    assert status == 1
+    assert message in errors
+    assert not list((recorded / "model").glob("checkpoints/*"))

@@ -1,0 +1,273 @@
+"""Streamed batches are those of the same examples in memory, made ahead within bounds, and survive what can go wrong."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_training import NUM_FEATURES, ToyLoss, ToyModel, config, one_pdf_table
+
+from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
+from fsachain.data.cmvn import Cmvn
+from fsachain.data.lengths import frame_counts
+from fsachain.data.workers import Workers
+from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.train.progress import NoProgress
+from fsachain.train.share import Share
+from fsachain.train.source import BatchSource, SupervisedBatch
+from fsachain.train.stopping import StoppedError
+from fsachain.train.stream import Corpus, Preparation, StreamSource
+from fsachain.train.trainer import Trainer
+
+soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+
+FEATURES = FeatureConfig(num_mel_bins=8)
+COUNT = 23
+COPIES = (Perturbation(), Perturbation(speed=0.9, volume=(0.5, 2.0), seed=4))
+
+
+def output_lengths(lengths: torch.Tensor) -> torch.Tensor:
+    return (lengths + 2) // 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> DataDir:
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for n in range(COUNT):
+        samples = 0.1 * rng.normal(size=int(rng.integers(1500, 9000)))
+        soundfile.write(folder / f"{n}.wav", samples, 8000)
+    names = range(COUNT)
+    (folder / "wav.scp").write_text("".join(f"u{n:02d} {n}.wav\n" for n in names))
+    (folder / "text").write_text("".join(f"u{n:02d} yes\n" for n in names))
+    (folder / "utt2spk").write_text("".join(f"u{n:02d} s{n % 3}\n" for n in names))
+    return DataDir.read(folder)
+
+
+class ToyMaker:
+    """Numerators that depend on the name; refuses and kills where it is told to."""
+
+    def __init__(self, refused: str = "", killed: str = "") -> None:
+        self.refused, self.killed = refused, killed
+
+    def table(self, name: str, words: object) -> object:
+        if name == self.killed:
+            os._exit(3)
+        if name == self.refused:
+            raise GraphError(f"utterance {name!r}: refused")
+        return one_pdf_table(int(name[1:]) % 6)
+
+
+def stored(utterance: object) -> object:
+    return ToyMaker().table(utterance.id, ())
+
+
+def stream(data: DataDir, copies: tuple[Perturbation, ...] = COPIES[:1], **options: object) -> StreamSource:
+    maker, augmentation = options.pop("maker", None), options.pop("augmentation", None)
+    counts, faults = frame_counts(data.utterances, FEATURES, copies)
+    assert not faults
+    preparation = Preparation(FEATURES, Cmvn(CmvnConfig("utterance")), augmentation, maker)
+    corpus = Corpus(data.utterances, counts, copies, None if maker else stored)
+    return StreamSource(corpus, preparation, output_lengths, **({"batch_size": 4, "seed": 1} | options))
+
+
+def in_memory(data: DataDir, copies: tuple[Perturbation, ...] = COPIES[:1], **options: object) -> BatchSource:
+    cmvn = Cmvn(CmvnConfig("utterance"))
+    variants = [load_examples(data, FEATURES, cmvn=cmvn, perturbation=copy) for copy in copies]
+    tables = {copy.prefix + one.id: stored(one) for copy in copies for one in data}
+    return BatchSource(variants, tables, output_lengths, **({"batch_size": 4, "seed": 1} | options))
+
+
+def contents(steps: Iterator[tuple[SupervisedBatch, ...]]) -> list[list[tuple[object, ...]]]:
+    """Names, speakers, bits of the features, and active pdfs of all micro-batches."""
+    return [
+        [
+            (
+                item.batch.ids,
+                item.batch.speakers,
+                item.batch.features.numpy().tobytes(),
+                tuple(int(table.active_pdfs[0]) for table in item.numerators.tables),
+            )
+            for item in step
+        ]
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize("batch_frames", [None, 200])
+def test_streamed_steps_are_those_of_the_corpus_in_memory_bit_for_bit(data: DataDir, batch_frames) -> None:
+    options = {
+        "batch_frames": batch_frames,
+        "augmentation": AugmentConfig(time_masks=1, time_mask_frames=5, frame_shift=2, seed=3),
+    }
+    streamed, whole = stream(data, COPIES, num_threads=2, **options), in_memory(data, COPIES, **options)
+    assert (streamed.num_utterances, streamed.num_batches) == (whole.num_utterances, whole.num_batches)
+    assert streamed.fingerprint() == whole.fingerprint()
+    for epoch in range(3):
+        assert contents(streamed.batches(epoch)) == contents(whole.batches(epoch))
+    assert contents(streamed.in_order()) == contents(whole.in_order())
+    assert streamed.excluded == ()
+    streamed.close()
+
+
+@pytest.mark.parametrize("share", [Share(0, 2), Share(1, 2, micro_batch=1), Share(3, 5)])
+def test_a_share_of_streamed_steps_is_that_of_the_corpus_in_memory(data: DataDir, share: Share) -> None:
+    with_share = contents(stream(data).batches(1, 2, share))
+    assert with_share == contents(in_memory(data).batches(1, 2, share))
+    assert with_share
+
+
+def test_resuming_reads_nothing_of_the_steps_before(data: DataDir, tmp_path: Path) -> None:
+    source = stream(data)
+    whole = contents(source.batches(2))
+    late = {name for step in whole[4:] for part in step for name in part[0]}
+    broken = [one if one.id in late else replace(one, audio=str(tmp_path / "gone.wav")) for one in data]
+    corpus = replace(source._corpus, utterances=broken)
+    resumed = StreamSource(corpus, source._preparation, output_lengths, batch_size=4, seed=1)
+    assert contents(resumed.batches(2, 4)) == whole[4:]
+    assert resumed.excluded == ()
+
+
+def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(
+    data: DataDir, tmp_path: Path
+) -> None:
+    source = stream(data)
+    names = [one.id for one in data]
+    broken = [replace(one, audio=str(tmp_path / "gone.wav")) if one.id == "u05" else one for one in data]
+    corpus = replace(source._corpus, utterances=broken)
+    corpus = replace(corpus, stored=lambda one: one_pdf_table(0, 50 if one.id == "u07" else 1))
+    source = StreamSource(corpus, source._preparation, output_lengths, batch_size=1, seed=1)
+    for _ in range(2):  # the same in the next epoch, and named once
+        steps = contents(source.batches(0))
+        assert sorted(name for step in steps for part in step for name in part[0]) == [
+            name for name in names if name not in ("u05", "u07")
+        ]
+        assert steps.count([]) == 2  # steps that have nobody left
+        assert sorted((fault.id, fault.kind) for fault in source.excluded) == [
+            ("u05", "missing file"),
+            ("u07", "too short"),
+        ]
+
+
+def test_numerators_are_compiled_by_processes_and_refused_ones_are_named(data: DataDir) -> None:
+    source = stream(data, maker=ToyMaker(refused="u03"), num_processes=1)
+    try:
+        found = contents(source.batches(0))
+    finally:
+        source.close()
+    expected = contents(in_memory(data.select(lambda one: True)).batches(0))
+    assert [fault.id for fault in source.excluded] == ["u03"]
+    names = [name for step in found for part in step for name in part[0]]
+    assert names == [name for step in expected for part in step for name in part[0] if name != "u03"]
+
+
+def test_a_worker_that_dies_ends_the_epoch_with_an_error(data: DataDir) -> None:
+    source = stream(data, maker=ToyMaker(killed="u11"), num_processes=1)
+    try:
+        with pytest.raises(DataError, match="a worker that prepares data was ended from outside"):
+            list(source.batches(0))
+    finally:
+        source.close()
+
+
+def test_an_executor_of_the_caller_does_the_work(data: DataDir) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        found = contents(stream(data, maker=ToyMaker(), executor=executor).batches(0))
+        assert executor.submit(int, "3").result() == 3  # it is still the caller's
+    assert found == contents(in_memory(data).batches(0))
+
+
+class StopAfter(NoProgress):
+    """Asks the training to stop after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def batch(self, sums: object) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_streamed_training_that_was_stopped_in_an_epoch_ends_as_if_it_had_not_been(
+    data: DataDir, tmp_path: Path
+) -> None:
+    narrow = FeatureConfig(num_mel_bins=NUM_FEATURES)
+    counts, _ = frame_counts(data.utterances, narrow, COPIES)
+    corpus = Corpus(data.utterances, counts, COPIES, stored)
+
+    def run(folder: str, progress: NoProgress) -> dict[str, torch.Tensor]:
+        torch.manual_seed(5)
+        model = ToyModel()
+        preparation = Preparation(narrow, Cmvn(CmvnConfig("utterance")))
+        source = StreamSource(corpus, preparation, model.output_lengths, batch_size=5, seed=1)
+        try:
+            Trainer(model, ToyLoss(), config(), tmp_path / folder, progress=progress).fit_sources(source)
+        finally:
+            source.close()
+        return model.state_dict()
+
+    whole = run("whole", NoProgress())
+    with pytest.raises(StoppedError):
+        run("stopped", StopAfter(8))  # of 5 steps in an epoch
+    resumed = run("stopped", NoProgress())
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+
+
+class Recorder:
+    """Remembers what was begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def __call__(self, task: int) -> int:
+        self.begun.append(task)
+        if task == 13:
+            raise DataError("13 is refused")
+        return 10 * task
+
+
+def test_no_more_is_done_ahead_than_was_asked_for() -> None:
+    recorder = Recorder()
+    with Workers(recorder, num_threads=2) as workers:
+        results = workers.ahead(([n, n + 1] for n in range(0, 1000, 2)), depth=3)
+        assert next(results) == [0, 10]
+        time.sleep(0.05)  # whoever would do more has time to
+        assert len(recorder.begun) <= 8
+        assert [next(results) for _ in range(4)][-1] == [80, 90]
+        results.close()
+
+
+def test_results_come_in_order_and_an_error_reaches_the_caller() -> None:
+    with Workers(Recorder(), num_threads=3) as workers:
+        assert list(workers.ahead([[3, 1], [], [2]], depth=5)) == [[30, 10], [], [20]]
+        with pytest.raises(DataError, match="13 is refused"):
+            list(workers.ahead([[12], [13]], depth=5))
+
+
+def test_a_broken_pool_of_the_caller_is_an_error_and_not_a_wait() -> None:
+    with ProcessPoolExecutor(1) as pool:
+        workers = Workers(os._exit, executor=pool)
+        with pytest.raises(DataError, match="BrokenProcessPool"):
+            list(workers.ahead([[1], [2], [3]], depth=1))
+
+
+def test_workers_without_anybody_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_threads = 0"):
+        Workers(Recorder(), num_threads=0)
+
+
+def test_an_empty_corpus_is_refused() -> None:
+    corpus = Corpus([], np.zeros((1, 0), np.int32))
+    with pytest.raises(DataError, match="no utterance is left"):
+        StreamSource(
+            corpus, Preparation(FEATURES, Cmvn(CmvnConfig("none"))), output_lengths, batch_size=4, seed=1
+        )

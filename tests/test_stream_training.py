@@ -1,0 +1,120 @@
+"""`fsachain train --stream`: the model of a training in memory, from any kind of data, within bounded memory."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsachain.train.checkpoint import load_tensors
+
+OPTIONS = "train: {num_epochs: 2, batch_size: 4, batch_frames: 250, average_last: 1}\nperturbation: {speeds: [0.9, 1.0]}\n"
+BASE = "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"
+
+
+@pytest.fixture
+def ready(fsachain, recorded) -> Path:
+    """The corpus with numerators in both forms, and a configuration."""
+    (recorded / "small.yaml").write_text(BASE + OPTIONS + "cmvn: {scope: speaker}\n")
+    graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
+    assert fsachain("num-graphs", recorded / "data", recorded / "num.npz", *graphs)[0] == 0
+    assert fsachain("num-tables", recorded / "data", recorded / "tables", *graphs)[0] == 0
+    return recorded
+
+
+@pytest.fixture
+def train(fsachain, ready):
+    """Train on some numerators; returns status, what was written, and the model's tensors."""
+
+    def run(numerators: object, out: str, *options: object) -> tuple[int, str, dict[str, torch.Tensor]]:
+        graphs = ("--lang", ready / "lang", "--den", ready / "den", "--config", ready / "small.yaml")
+        dev = ("--dev", ready / "data", numerators)
+        status, _, told = fsachain("train", ready / "data", numerators, ready / out, *graphs, *dev, *options)
+        model = ready / out / "model.safetensors"
+        return status, told, load_tensors(model)[0] if model.is_file() else {}
+
+    return run
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert one
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("scope", ["global", "speaker"])
+def test_a_streamed_training_gives_the_model_of_one_in_memory_bit_for_bit(train, ready, scope) -> None:
+    (ready / "small.yaml").write_text(BASE + OPTIONS + f"cmvn: {{scope: {scope}}}\n")
+    status, told, whole = train(ready / "num.npz", "whole")
+    assert status == 0, told
+    status, told, streamed = train(ready / "tables", "streamed", "--stream", "--workers", "2")
+    assert status == 0, told
+    assert_same(whole, streamed)
+    status, told, compiled = train("-", "compiled", "--stream", "--cache", ready / "cache")
+    assert status == 0, told
+    assert_same(whole, compiled)
+
+
+def test_the_log_of_a_streamed_training_has_the_share_of_time_spent_waiting(train, ready) -> None:
+    train(ready / "tables", "out", "--stream")
+    events = [json.loads(line) for line in (ready / "out/train.jsonl").read_text().splitlines()]
+    shares = [event["train"]["data_share"] for event in events if event["event"] == "epoch"]
+    assert len(shares) == 2
+    assert all(0 < share < 1 for share in shares)
+
+
+def test_a_broken_recording_is_named_once_and_the_streamed_training_goes_on(train, ready) -> None:
+    path = ready / "data/3.wav"
+    path.write_bytes(path.read_bytes()[:44] + b"\xff" * 100)  # its header still promises a second
+    status, told, model = train(ready / "tables", "out", "--stream")
+    assert status == 0, told
+    assert model
+    assert "u3" in told
+
+
+def test_chunks_and_options_of_streaming_without_it_are_refused(fsachain, train, ready) -> None:
+    status, told, _ = train("-", "out")
+    assert status == 1
+    assert "--stream" in told
+    status, told, _ = train(ready / "tables", "out", "--shards-at-once", "2")
+    assert status == 2
+    assert "--shards-at-once goes with --stream" in told
+    status, told, _ = train(ready / "tables", "other", "--stream", "--shards-at-once", "2")
+    assert status == 1
+    assert "several shards" in told
+
+
+def test_cuts_and_shards_train_the_model_of_the_kaldi_directory(fsachain, ready) -> None:
+    lhotse = pytest.importorskip("lhotse", reason="manifests of cuts need fsachain[lhotse]")
+    cuts = []
+    for line in (ready / "data/text").read_text().splitlines():
+        name, text = line.split(maxsplit=1)
+        recording = lhotse.Recording.from_file(ready / f"data/{name[1:]}.wav", recording_id=name)
+        said = lhotse.SupervisionSegment(name, name, 0.0, recording.duration, text=text, speaker=name)
+        cuts.append(
+            lhotse.MonoCut(name, 0.0, recording.duration, 0, supervisions=[said], recording=recording)
+        )
+    (ready / "shar").mkdir()
+    lhotse.CutSet.from_cuts(cuts).to_file(ready / "cuts.jsonl.gz")
+    lhotse.CutSet.from_cuts(cuts).to_shar(ready / "shar", fields={"recording": "wav"}, shard_size=2)
+    graphs = ("--lang", ready / "lang", "--den", ready / "den", "--config", ready / "small.yaml")
+    models = []
+    for data, options in (
+        ("data", ()),
+        ("cuts.jsonl.gz", ("--stream",)),
+        ("shar", ("--stream",)),
+        ("shar", ("--stream", "--shards-at-once", "1")),
+    ):
+        folder, out = ready / data, ready / f"out-{len(models)}"
+        lm = ("phone-lm", folder / "text" if data == "data" else folder, ready / "lm.fst", *graphs[:2])
+        assert fsachain(*lm)[0] == 0
+        assert (ready / "lm.fst").read_bytes() == (ready / "phone_lm.fst").read_bytes()
+        numerators = "-" if options else ready / "num.npz"
+        status, _, told = fsachain("train", folder, numerators, out, *graphs, *options)
+        assert status == 0, told
+        models.append(load_tensors(out / "model.safetensors")[0])
+    assert "cuts of lhotse: 5 utterances, 11 words, 5 speakers" in fsachain("info", ready / "shar")[1]
+    for other in models[1:3]:
+        assert_same(models[0], other)
+    assert any(not torch.equal(models[0][name], models[3][name]) for name in models[0])
