@@ -1,0 +1,139 @@
+"""Many strings in little memory: one buffer of UTF-8 and where each ends.
+
+A vocabulary, the ids of a corpus and the lines of a table are hundreds of thousands of short strings. As Python objects
+each takes 50 to 60 bytes beside its letters, and a dictionary of them another hundred; here it is four bytes, and six
+more for those that are looked up by name.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+_SLOTS_PER_NAME = 1.6  # of the hash table: two probes on average
+_FEWEST_SLOTS_PER_NAME = 1.25  # while names are added
+_ABSENT = 0  # in a slot; names are counted from 1 there
+
+
+class Strings(Sequence[str]):
+    """Strings in order; equal to any sequence of the same strings. Those made on access are not kept."""
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        self._buffer = bytearray()
+        self._ends = array("I")
+        for text in strings:
+            self.append(text)
+
+    def append(self, text: str) -> None:
+        """One more string."""
+        self._buffer += text.encode("utf-8")
+        try:
+            self._ends.append(len(self._buffer))
+        except OverflowError:  # from 4 GiB on
+            self._ends = array("Q", self._ends)
+            self._ends.append(len(self._buffer))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def encoded(self, place: int) -> bytes:
+        """The UTF-8 of the string at a place in [0, len)."""
+        return bytes(self._buffer[self._ends[place - 1] if place else 0 : self._ends[place]])
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(self[one] for one in range(*place.indices(len(self))))
+        return self.encoded(range(len(self))[place]).decode("utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        begin = 0
+        for end in self._ends:
+            yield self._buffer[begin:end].decode("utf-8")
+            begin = end
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Strings):
+            return self._ends == other._ends and self._buffer == other._buffer
+        if isinstance(other, str) or not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:5]))
+        return f"{type(self).__name__}([{shown}{', ...' if len(self) > 5 else ''}]: {len(self)})"
+
+
+class Names(Strings):
+    """Strings that are looked up; of equal ones the first is found.
+
+    Appending after a look-up is possible, and makes the next look-up number them all anew.
+    """
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        self._slots = array("I")
+        self._numbered = 0  # how many the slots know
+        super().__init__(strings)
+
+    def place(self, name: str) -> int | None:
+        """Where the name stands, from 0; None if it does not."""
+        if self._numbered != len(self):
+            self.repeats()
+        if not self._slots:
+            return None
+        found = self._slots[self._slot(name.encode("utf-8"))]
+        return None if found == _ABSENT else found - 1
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.place(name) is not None
+
+    def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
+        """As of a tuple: the first place in [start, stop)."""
+        found = self.place(value)
+        if found is None or start or stop is not None:
+            return super().index(value, start, len(self) if stop is None else stop)
+        return found
+
+    def add(self, name: str) -> int:
+        """The place of the name, which is appended if it is new."""
+        found = self.place(name)
+        if found is not None:
+            return found
+        self.append(name)
+        if len(self._slots) > _FEWEST_SLOTS_PER_NAME * len(self):
+            self._slots[self._slot(name.encode("utf-8"))] = len(self)
+            self._numbered = len(self)
+        return len(self) - 1
+
+    def repeats(self) -> array[int]:
+        """Places of names that stand at an earlier place too, in order; numbers all names for `place`."""
+        found = array("I")
+        self._slots = array("I")  # the old ones are given back first
+        self._slots = array("I", [_ABSENT]) * (int(_SLOTS_PER_NAME * len(self)) + 2)
+        for place in range(len(self)):
+            slot = self._slot(self.encoded(place))
+            if self._slots[slot] == _ABSENT:
+                self._slots[slot] = place + 1
+            else:
+                found.append(place)
+        self._numbered = len(self)
+        return found
+
+    def _slot(self, name: bytes) -> int:
+        """Where the name is or would be. Python's hash differs from process to process, so that no file can aim at it."""
+        slots = self._slots
+        slot = hash(name) % len(slots)
+        while slots[slot] != _ABSENT and self.encoded(slots[slot] - 1) != name:
+            slot = slot + 1 if slot + 1 < len(slots) else 0
+        return slot
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_slots": array("I"), "_numbered": 0}  # hashes of this process alone
