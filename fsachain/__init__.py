@@ -57,7 +57,8 @@ _HOMES = {
     "fsachain.graph.supervision": ["AlignedPhone", "Supervision", "build_supervision"],
     "fsachain.graph.topology": ["HmmState", "Topology"],
     "fsachain.graph.tree_building": ["BiphoneStatistics", "build_tied_tree"],
-    "fsachain.kaldi.lattice": ["Lattice", "read_lattice"],
+    "fsachain.kaldi.lattice": ["read_lattice"],
+    "fsachain.kaldi.lattice_arrays": ["CompactLattice", "Lattice"],
     "fsachain.kaldi.lattice_graphs": ["lattice_pdfs", "phone_lattice"],
     "fsachain.loss.ctc": ["CTCLoss", "ctc_loss"],
     "fsachain.loss.lfmmi": ["LFMMILoss"],
@@ -97,6 +98,7 @@ __all__ = [
     "BiphoneCounts",
     "BiphoneStatistics",
     "CTCLoss",
+    "CompactLattice",
     "ConfigError",
     "ContextTree",
     "DataError",
@@ -231,7 +233,8 @@ if TYPE_CHECKING:
     from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
     from fsachain.graph.topology import HmmState, Topology
     from fsachain.graph.tree_building import BiphoneStatistics, build_tied_tree
-    from fsachain.kaldi.lattice import Lattice, read_lattice
+    from fsachain.kaldi.lattice import read_lattice
+    from fsachain.kaldi.lattice_arrays import CompactLattice, Lattice
     from fsachain.kaldi.lattice_graphs import lattice_pdfs, phone_lattice
     from fsachain.loss.ctc import CTCLoss, ctc_loss
     from fsachain.loss.lfmmi import LFMMILoss

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
@@ -16,9 +17,10 @@ import numpy as np
 
 from fsachain.errors import GraphError
 from fsachain.files import text_lines
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, frozen
+from fsachain.named_states import NamedStates
 
-_SPARE_STATES = 1000  # that a short text may leave out
+_LONGEST_LINE = 1 << 14  # bytes
 _MAX_DIGITS = 10  # of a number of 32 bits; int() of thousands of digits is an error of its own
 
 
@@ -28,9 +30,10 @@ def parse_file(path: str | PathLike[str]) -> Fsa:
     Raises:
         GraphError: the file cannot be read as text, or a line is malformed; the message names the file and line.
     """
+    read = partial(text_lines, path, GraphError, longest=_LONGEST_LINE)
     if Path(path).is_file():
-        return _parse(lambda: text_lines(path, GraphError), str(path))
-    once = list(text_lines(path, GraphError))  # a pipe
+        return _parse(read, str(path))
+    once = list(read())  # a pipe
     return _parse(lambda: once, str(path))
 
 
@@ -41,35 +44,50 @@ def parse(text: str, *, source: str) -> Fsa:
 
 
 def _parse(lines: Callable[[], Iterable[tuple[int, list[str]]]], source: str) -> Fsa:
-    """The acceptor of (number, fields) of lines, which are gone through twice."""
+    """The acceptor of (number, fields) of lines.
+
+    They are gone through three times: for their form, to check and count them, and to fill arrays, which have their size
+    from the beginning.
+    """
     label_columns = _label_columns(fields for _, fields in lines())
-    columns = array("i"), array("i"), array("i")  # src, dst, pdf
-    weights = array("d")
-    finals: dict[int, float] = {}
-    start = None
-    for number, fields in lines():
-        where = f"{source}, line {number}"
-        if len(fields) <= 2:
-            finals[_integer(fields[0], where, "state")] = (
-                -_cost(fields[1], where) if len(fields) == 2 else 0.0
-            )
-        else:
-            *arc, log_prob = _arc(fields, label_columns, where)
-            for column, value in zip(columns, arc, strict=True):
-                column.append(value)
-            weights.append(log_prob)
-        start = int(fields[0]) if start is None else start
-    if start is None:
+
+    def values() -> Iterator[tuple[tuple[int, ...], float]]:
+        """Of each line src, dst and pdf, or the state that is final, and the log-probability."""
+        for number, fields in lines():
+            where = f"{source}, line {number}"
+            if len(fields) > 2:
+                yield _arc(fields, label_columns, where)
+            else:
+                state = (_integer(fields[0], where, "state"),)
+                yield state, -_cost(fields[1], where) if len(fields) == 2 else 0.0
+
+    states, num_arcs = NamedStates(), 0
+    for numbers, _ in values():
+        states.add(numbers[:2])
+        num_arcs += len(numbers) == 3
+    if states.start < 0:
         raise GraphError(f"{source}: no states; expected at least one line")
-    src, dst, pdf = (np.frombuffer(column, dtype=np.int32) for column in columns)
-    num_states = int(max(src.max(initial=-1), dst.max(initial=-1), max(finals, default=-1))) + 1
-    if num_states > max(_SPARE_STATES, 2 * (len(src) + len(finals))):
+    if not states.are_possible:
         raise GraphError(
-            f"{source}: state {num_states - 1} among {len(src)} arcs: expected states numbered densely from 0"
+            f"{source}: state {states.highest} among {num_arcs} arcs: expected states numbered densely from 0"
         )
-    final = np.full(num_states, -math.inf)
-    final[list(finals.keys())] = list(finals.values())
-    return Fsa(num_states, src, dst, pdf, np.frombuffer(weights), final, start)
+    return _filled(values(), states, num_arcs)
+
+
+def _filled(values: Iterable[tuple[tuple[int, ...], float]], states: NamedStates, num_arcs: int) -> Fsa:
+    columns = tuple(array("i", [0]) * num_arcs for _ in range(3))  # src, dst, pdf
+    log_prob, final = array("d", [0.0]) * num_arcs, array("d", [-math.inf]) * (states.highest + 1)
+    arc = 0
+    for numbers, weight in values:
+        if len(numbers) == 1:
+            final[numbers[0]] = weight
+            continue
+        for column, number in zip(columns, numbers, strict=True):
+            column[arc] = number
+        log_prob[arc] = weight
+        arc += 1
+    src, dst, pdf = (frozen(column) for column in columns)
+    return Fsa(len(final), src, dst, pdf, frozen(log_prob), frozen(final), states.start)
 
 
 def _label_columns(lines: Iterable[list[str]]) -> int:
@@ -87,7 +105,7 @@ def _label_columns(lines: Iterable[list[str]]) -> int:
     return 2 if alike else 1
 
 
-def _arc(fields: list[str], label_columns: int, where: str) -> tuple[int, int, int, float]:
+def _arc(fields: list[str], label_columns: int, where: str) -> tuple[tuple[int, int, int], float]:
     allowed = (2 + label_columns, 3 + label_columns)
     if len(fields) not in allowed:
         raise GraphError(
@@ -103,12 +121,12 @@ def _arc(fields: list[str], label_columns: int, where: str) -> tuple[int, int, i
         raise GraphError(
             f"{where}: label 0 (epsilon) on the arc {src} -> {dst}; expected labels >= 1 (pdf + 1)"
         )
-    return src, dst, labels[0] - 1, -_cost(fields[-1], where) if len(fields) == allowed[1] else 0.0
+    return (src, dst, labels[0] - 1), -_cost(fields[-1], where) if len(fields) == allowed[1] else 0.0
 
 
 def _integer(field: str, where: str, kind: str) -> int:
     if not field.isascii() or not field.isdigit():
-        raise GraphError(f"{where}: {kind} {field!r}; expected an integer >= 0")
+        raise GraphError(f"{where}: {kind} {field[:40]!r}; expected an integer >= 0")
     digits = field.lstrip("0") or "0"
     if len(digits) > _MAX_DIGITS or int(digits) > np.iinfo(np.int32).max - 1:
         raise GraphError(f"{where}: {kind} {digits[:40]}; expected at most {np.iinfo(np.int32).max - 1}")
@@ -119,7 +137,7 @@ def _cost(field: str, where: str) -> float:
     try:
         cost = float(field)
     except ValueError:
-        raise GraphError(f"{where}: cost {field!r}; expected a number") from None
+        raise GraphError(f"{where}: cost {field[:40]!r}; expected a number") from None
     if math.isnan(cost) or cost == -math.inf:
         raise GraphError(f"{where}: cost {field}; expected a finite number or Infinity")
     return cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import json
@@ -18,7 +19,8 @@ from fsachain.errors import ConfigError, DataError, FsachainError
 PARTIAL = ".partial"  # ends the name of a file that is being written
 LOCK = ".lock"
 MAX_JSON_BYTES = 1 << 28
-LONGEST_LINE = 1 << 20  # bytes: a line of text becomes many small objects before anybody looks at them
+LONGEST_LINE = 1 << 18  # bytes: a line of text becomes many small objects before anybody looks at them
+_PIECE = 1 << 14  # bytes
 _LONGEST_NAME = 200  # file systems allow 255 bytes, of which the mark and a random part take some
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot, or need not
 
@@ -51,6 +53,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(partial)):
             raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
         raise
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the system inside the block that name no file, such as that of a full disk, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -131,22 +144,43 @@ def parse_json(text: str | bytes, name: str) -> Any:
         raise DataError(f"{name}: no JSON ({error})") from error
 
 
-def binary_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
+def binary_lines(path: str | os.PathLike[str], *, longest: int = LONGEST_LINE) -> Iterator[tuple[int, bytes]]:
     """(number from 1, bytes with their end) of each line of a file, which is never in memory as a whole.
 
     Raises:
-        DataError: the file cannot be read, or a line has more than `LONGEST_LINE` bytes.
+        DataError: the file cannot be read, or a line has more than `longest` bytes.
     """
     try:
         with Path(path).open("rb") as file:
             number = 0
-            while line := file.readline(LONGEST_LINE + 1):
+            while line := file.readline(longest + 1):
                 number += 1
-                if len(line) > LONGEST_LINE:
-                    raise DataError(f"{path}:{number}: a line of more than {LONGEST_LINE} bytes")
+                if len(line) > longest:
+                    raise DataError(f"{path}:{number}: a line of more than {longest} bytes")
                 yield number, line
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def check_text(line: bytes, where: str) -> None:
+    """Refuse what `line_text` refuses, a piece at a time: one wide letter makes a line of text four times as large.
+
+    Raises:
+        DataError: as `line_text`.
+    """
+    try:
+        for _ in codecs.iterdecode(_pieces(line), "utf-8"):
+            pass
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not a line of UTF-8 text ({error})") from error
+    if line.startswith(codecs.BOM_UTF8):
+        raise DataError(f"{where}: a byte order mark; save the file without")
+    if b"\0" in line:
+        raise DataError(f"{where}: a zero byte; expected text")
+
+
+def _pieces(line: bytes) -> Iterator[bytes]:
+    return (line[begin : begin + _PIECE] for begin in range(0, len(line), _PIECE))
 
 
 def line_text(line: bytes, where: str) -> str:
@@ -155,31 +189,25 @@ def line_text(line: bytes, where: str) -> str:
     Raises:
         DataError: `where`, and that the line is no UTF-8, begins with a byte order mark, or has a zero byte.
     """
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not a line of UTF-8 text ({error})") from error
-    if text.startswith("\ufeff"):
-        raise DataError(f"{where}: a byte order mark; save the file without")
-    if "\0" in text:
-        raise DataError(f"{where}: a zero byte; expected text")
-    return text
+    check_text(line, where)
+    return line.decode("utf-8")
 
 
 def text_lines(
-    path: str | os.PathLike[str], error: type[FsachainError] = DataError
+    path: str | os.PathLike[str], error: type[FsachainError] = DataError, *, longest: int = LONGEST_LINE
 ) -> Iterator[tuple[int, list[str]]]:
     """(number from 1, fields between white space) of each line of UTF-8 text that is not blank.
 
     Args:
         path: the file, read line by line. Lines end in a line feed, or carriage return and line feed.
         error: what is raised.
+        longest: bytes that a line may have. While it is split it takes up to thirty times as many.
 
     Raises:
         FsachainError: of that class: as `binary_lines` and `line_text`.
     """
     try:
-        for number, line in binary_lines(path):
+        for number, line in binary_lines(path, longest=longest):
             if fields := line_text(line, f"{path}:{number}").split():
                 yield number, fields
     except DataError as reason:

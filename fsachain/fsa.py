@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ Floats = npt.NDArray[np.float64]
 @dataclass(frozen=True, eq=False)
 class Fsa:
     """Epsilon-free weighted acceptor, immutable and validated.
+
+    Arrays of the right type that nobody can write to are taken as they are, others copied.
 
     Self-loops, cycles (through the start state too), parallel arcs, several final states, weights of any size and sign
     are legal. So is a graph without arcs or without final states: no sequence is possible through it as a numerator.
@@ -67,17 +70,16 @@ class Fsa:
         object.__setattr__(self, "start", int(self.start))
         _check_range(self.src, "src", self.num_states)
         _check_range(self.dst, "dst", self.num_states)
-        bad = np.flatnonzero(self.pdf < 0)
-        if bad.size:
-            arc = int(bad[0])
+        if self.pdf.min(initial=0) < 0:
+            arc = int(np.argmax(self.pdf < 0))
             raise GraphError(
                 f"pdf[{arc}] = {self.pdf[arc]} (arc {arc}, state {self.src[arc]} -> {self.dst[arc]}): expected a pdf >= 0; "
                 "an epsilon (OpenFst label 0) spends no frame and must be removed first"
             )
 
-    def _freeze(self, name: str, array: npt.NDArray[Any]) -> None:
-        array.setflags(write=False)
-        object.__setattr__(self, name, array)
+    def _freeze(self, name: str, values: npt.NDArray[Any]) -> None:
+        values.setflags(write=False)
+        object.__setattr__(self, name, values)
 
     @property
     def num_arcs(self) -> int:
@@ -172,36 +174,40 @@ class Fsa:
         return openfst.to_openfst(self)
 
 
+def frozen(column: array[Any]) -> npt.NDArray[Any]:
+    """The numbers of a column that has grown, without a copy and read-only: an `Fsa` takes them as they are."""
+    return np.frombuffer(memoryview(column).toreadonly(), dtype=column.typecode)
+
+
 def _integers(values: npt.ArrayLike, name: str, length: int) -> Ints:
-    array = np.asarray(values)
-    if array.ndim != 1 or len(array) != length:
+    found = np.asarray(values)
+    if found.ndim != 1 or len(found) != length:
         raise GraphError(
-            f"{name} has shape {list(array.shape)}: expected [{length}], one entry for each arc of src"
+            f"{name} has shape {list(found.shape)}: expected [{length}], one entry for each arc of src"
         )
-    if array.size and array.dtype.kind not in "iu":
-        raise GraphError(f"{name} has dtype {array.dtype}: expected integers")
-    if array.size and (array.max() > np.iinfo(np.int32).max or array.min() < np.iinfo(np.int32).min):
-        raise GraphError(f"{name} holds {array.max()}: expected values that fit in 32 bits")
-    return array.astype(np.int32)
+    if found.size and found.dtype.kind not in "iu":
+        raise GraphError(f"{name} has dtype {found.dtype}: expected integers")
+    if found.size and (found.max() > np.iinfo(np.int32).max or found.min() < np.iinfo(np.int32).min):
+        raise GraphError(f"{name} holds {found.max()}: expected values that fit in 32 bits")
+    return found.astype(np.int32, order="C", copy=found.flags.writeable)
 
 
 def _weights(values: npt.ArrayLike, name: str, length: int, kind: str) -> Floats:
-    array = np.array(values, dtype=np.float64)
-    if array.shape != (length,):
+    given = np.asarray(values)
+    found = given.astype(np.float64, order="C", copy=given.flags.writeable)
+    if found.shape != (length,):
         raise GraphError(
-            f"{name} has shape {list(array.shape)}: expected [{length}], one entry for each {kind}"
+            f"{name} has shape {list(found.shape)}: expected [{length}], one entry for each {kind}"
         )
-    bad = np.flatnonzero(np.isnan(array) | (array == np.inf))
-    if bad.size:
+    if not found.max(initial=-np.inf) < np.inf:  # NaN is the highest too
+        bad = int(np.argmax(np.isnan(found) | (found == np.inf)))
         raise GraphError(
-            f"{name}[{bad[0]}] = {array[bad[0]]} ({kind} {bad[0]}): expected a finite log-probability or -inf"
+            f"{name}[{bad}] = {found[bad]} ({kind} {bad}): expected a finite log-probability or -inf"
         )
-    return array
+    return found
 
 
 def _check_range(states: Ints, name: str, num_states: int) -> None:
-    bad = np.flatnonzero((states < 0) | (states >= num_states))
-    if bad.size:
-        raise GraphError(
-            f"{name}[{bad[0]}] = {states[bad[0]]} (arc {bad[0]}): expected a state in [0, {num_states})"
-        )
+    if states.min(initial=0) < 0 or states.max(initial=0) >= num_states:
+        bad = int(np.argmax((states < 0) | (states >= num_states)))
+        raise GraphError(f"{name}[{bad}] = {states[bad]} (arc {bad}): expected a state in [0, {num_states})")

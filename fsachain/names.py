@@ -12,8 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 _SLOTS_PER_NAME = 1.6  # of the hash table: two probes on average
-_FEWEST_SLOTS_PER_NAME = 1.25  # while names are added
-_ABSENT = 0  # in a slot; names are counted from 1 there
+_SLOTS_TO_GROW, _FEWEST_SLOTS = (
+    1.9,
+    1.3,
+)  # the same while names are added: after a renewal, and before the next
+_STEP_BITS = 40  # of a hash, below those that choose the step
+_ABSENT = 0  # in a slot, where names are counted from 1
 
 
 class Strings(Sequence[str]):
@@ -27,7 +31,11 @@ class Strings(Sequence[str]):
 
     def append(self, text: str) -> None:
         """One more string."""
-        self._buffer += text.encode("utf-8")
+        self.append_utf8(text.encode("utf-8"))
+
+    def append_utf8(self, text: bytes) -> None:
+        """One more string, given as its UTF-8, which is not checked."""
+        self._buffer += text
         try:
             self._ends.append(len(self._buffer))
         except OverflowError:  # from 4 GiB on
@@ -104,20 +112,24 @@ class Names(Strings):
 
     def add(self, name: str) -> int:
         """The place of the name, which is appended if it is new."""
-        found = self.place(name)
-        if found is not None:
-            return found
-        self.append(name)
-        if len(self._slots) > _FEWEST_SLOTS_PER_NAME * len(self):
-            self._slots[self._slot(name.encode("utf-8"))] = len(self)
-            self._numbered = len(self)
+        if self._numbered != len(self) or len(self._slots) <= _FEWEST_SLOTS * (len(self) + 1):
+            self._number(_SLOTS_TO_GROW)
+        encoded = name.encode("utf-8")
+        slot = self._slot(encoded)
+        if self._slots[slot] != _ABSENT:
+            return self._slots[slot] - 1
+        self.append_utf8(encoded)
+        self._slots[slot] = self._numbered = len(self)
         return len(self) - 1
 
     def repeats(self) -> array[int]:
         """Places of names that stand at an earlier place too, in order; numbers all names for `place`."""
+        return self._number(_SLOTS_PER_NAME)
+
+    def _number(self, slots_per_name: float) -> array[int]:
         found = array("I")
         self._slots = array("I")  # the old ones are given back first
-        self._slots = array("I", [_ABSENT]) * (int(_SLOTS_PER_NAME * len(self)) + 2)
+        self._slots = array("I", [_ABSENT]) * (int(slots_per_name * len(self)) + 3 | 1)
         for place in range(len(self)):
             slot = self._slot(self.encoded(place))
             if self._slots[slot] == _ABSENT:
@@ -129,10 +141,13 @@ class Names(Strings):
 
     def _slot(self, name: bytes) -> int:
         """Where the name is or would be. Python's hash differs from process to process, so that no file can aim at it."""
-        slots = self._slots
-        slot = hash(name) % len(slots)
-        while slots[slot] != _ABSENT and self.encoded(slots[slot] - 1) != name:
-            slot = slot + 1 if slot + 1 < len(slots) else 0
+        slots, ends, buffer = self._slots, self._ends, self._buffer
+        number, size = hash(name), len(slots)
+        slot, step = number % size, 1 << (number >> _STEP_BITS & 15)  # no divisor of the size, which is odd
+        while found := slots[slot]:  # the loop of each look-up: no calls
+            if buffer[ends[found - 2] if found > 1 else 0 : ends[found - 1]] == name:
+                break
+            slot = (slot + step) % size
         return slot
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Layout, little-endian, every part at a multiple of 8 bytes:
     index      per table place, size, CRC-32 and sizes; all names and the facts, as JSON
 
 The arrays of a table are views of the file: nothing is copied until somebody writes, which they forbid. A table is
-checked when it is first asked for: its CRC-32, and that every number in it points into the table, so that a
+checked when it is asked for and nobody has it: its CRC-32, and that every number in it points into the table, so that a
 damaged file cannot send a kernel out of its arrays.
 """
 
@@ -22,19 +22,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.files import parse_json, replacing
+from fsachain.files import replacing
+from fsachain.json_size import parse_beside
+from fsachain.names import Names
 from fsachain.table import ArcView, TransitionTable, check_indices
 
 VERSION = 1
 _MARK = b"fsachain tables\n"
-_HEADER = struct.Struct(
-    "<16sIIQQQ16x"
-)  # mark, version, CRC of the index, its place and size, number of tables
+# Mark, version, CRC of the index, its place and size, number of tables.
+_HEADER = struct.Struct("<16sIIQQQ16x")
 _ENTRY = np.dtype(
     [
         ("place", "<u8"),
@@ -53,6 +55,7 @@ _INT32 = np.dtype("<i4")
 _INT64 = np.dtype("<i8")
 _FLOAT64 = np.dtype("<f8")
 _CHUNK = 8
+_LONGEST_NAME = 1 << 14  # letters; that of a file has 255
 
 
 def write_tables(
@@ -86,13 +89,8 @@ def _write(
             raise DataError(f"{path}: the table {name!r} is given twice")
         names[name] = None
         body = b"".join(_padded(array) for array in _arrays(table))
-        sizes = (
-            table.num_states,
-            table.num_arcs,
-            table.num_pdfs,
-            len(table.active_pdfs),
-            len(table.by_dst.arc),
-        )
+        columns, kept = len(table.active_pdfs), len(table.by_dst.arc)
+        sizes = (table.num_states, table.num_arcs, table.num_pdfs, columns, kept)
         has_leak = int(table.leaky_log_prob is not None)
         entries.append((place, len(body), zlib.crc32(body), has_leak, *sizes))
         file.write(body)
@@ -160,34 +158,35 @@ class TableFile(Mapping[str, TransitionTable]):
                 f"{self.path}: the index of {count} tables at byte {place} is damaged or cut short"
             )
         self._entries = np.frombuffer(index[: count * _ENTRY.itemsize], dtype=_ENTRY)
-        record = parse_json(bytes(index[count * _ENTRY.itemsize :]), self.path)
+        record = parse_beside(bytes(index[count * _ENTRY.itemsize :]), size, self.path)
         try:
             self.facts: dict[str, Any] = dict(record["facts"])
-            self._numbers = {str(name): number for number, name in enumerate(record["names"])}
+            self._names = Names(_short(name) for name in record["names"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path}: the index lacks names or facts ({error})") from error
-        if len(self._numbers) != count:
-            raise DataError(f"{self.path}: the index has {len(self._numbers)} names for {count} tables")
-        self._loaded: dict[int, TransitionTable] = {}
+        distinct = len(self._names) - len(self._names.repeats())
+        if not distinct == len(self._names) == count:
+            raise DataError(f"{self.path}: the index has {distinct} names for {count} tables")
+        self._in_use: WeakValueDictionary[int, TransitionTable] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TableFile, (self.path,)
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._names)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
+        return iter(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._numbers
+        return name in self._names
 
     def __getitem__(self, name: str) -> TransitionTable:
-        number = self._numbers[name]
-        table = self._loaded.get(number)
+        number = self._number(name)
+        table = self._in_use.get(number)
         if table is None:
             place, size = self._span(number)
-            table = self._loaded[number] = self._table(number, name, self._data[place : place + size])
+            table = self._in_use[number] = self._table(number, name, self._data[place : place + size])
         return table
 
     def read(self, name: str) -> TransitionTable:
@@ -196,7 +195,7 @@ class TableFile(Mapping[str, TransitionTable]):
         Raises:
             DataError: as for the mapped one; the file is gone.
         """
-        number = self._numbers[name]
+        number = self._number(name)
         with self._opened() as file:
             return self._table(number, name, self._body(file, number))
 
@@ -207,7 +206,7 @@ class TableFile(Mapping[str, TransitionTable]):
             DataError: names the first damaged table; the file is gone.
         """
         with self._opened() as file:
-            for name, number in self._numbers.items():
+            for number, name in enumerate(self._names):
                 self._check(number, name, self._body(file, number))
 
     @contextmanager
@@ -222,6 +221,12 @@ class TableFile(Mapping[str, TransitionTable]):
         place, size = self._span(number)
         return memoryview(os.pread(file.fileno(), size, place))
 
+    def _number(self, name: str) -> int:
+        number = self._names.place(name)
+        if number is None:
+            raise KeyError(name)
+        return number
+
     def _span(self, number: int) -> tuple[int, int]:
         """Place and size of a table's body; an empty place where they cannot be."""
         place, size = int(self._entries[number]["place"]), int(self._entries[number]["size"])
@@ -230,7 +235,7 @@ class TableFile(Mapping[str, TransitionTable]):
     def _check(self, number: int, name: str, body: memoryview) -> None:
         entry = self._entries[number]
         if len(body) != int(entry["size"]) or zlib.crc32(body) != entry["crc"]:
-            raise DataError(f"{self.path}, byte {int(entry['place'])}: the table {name!r} is damaged")
+            raise DataError(f"{self.path}, byte {int(entry['place'])}: the table {name[:80]!r} is damaged")
 
     def _table(self, number: int, name: str, body: memoryview) -> TransitionTable:
         self._check(number, name, body)
@@ -240,9 +245,15 @@ class TableFile(Mapping[str, TransitionTable]):
             check_indices(table)
         except ValueError as error:
             raise DataError(
-                f"{self.path}, byte {int(entry['place'])}: the table {name!r} is damaged ({error})"
+                f"{self.path}, byte {int(entry['place'])}: the table {name[:80]!r} is damaged ({error})"
             ) from error
         return table
+
+
+def _short(name: Any) -> str:
+    if not isinstance(name, str) or len(name) > _LONGEST_NAME:
+        raise ValueError(f"expected names of at most {_LONGEST_NAME} letters")
+    return name
 
 
 class _Parts:

@@ -3,7 +3,8 @@
 import itertools
 
 from fsachain.graph.context import ContextTree
-from fsachain.graph.decisions import PDF_CLASS, DecisionTree, Leaf, Split, Table
+from fsachain.graph.decisions import PDF_CLASS, DecisionTree
+from fsachain.graph.tree_nodes import Leaf, Split, Table
 
 
 def tree_of(phones, topology, width, centre, pdf_of) -> ContextTree:

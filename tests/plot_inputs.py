@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fsachain import Fsa
-from fsachain.decode.align import CtmEntry
+from fsachain.decode.ctm import CtmEntry
 from fsachain.plot import (
     OccupancyPanel,
     TrellisPair,

@@ -29,6 +29,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.nn.tdnnf import Tdnnf
 
 USABLE = ("u1", "u4")
+ARPA = "\\data\\\nngram 1=4\n\n\\1-grams:\n-99 <s>\n-0.5 </s>\n-0.5 yes\n-0.5 no\n\n\\end\\\n"
 BROKEN = {"u2": "unreadable audio", "u3": "sampling rate", "u5": "no recording"}
 
 
@@ -69,13 +70,29 @@ def command(name: str, corpus: Path) -> tuple[list[object], Path, Path]:
         return ["num-graphs", data, file, *lang], file, corpus / "numerators.faults.jsonl"
     if name == "num-tables":
         return ["num-tables", data, out, *lang], out / "00000.tables", out / "faults.jsonl"
+    if name == "keyword":
+        return ["keyword", model, data, "no no", out, *lang], out / "scores.txt", out / "faults.jsonl"
+    if name == "rescore":
+        arpa = corpus / "words.arpa"
+        arpa.write_text(ARPA)
+        return (
+            ["rescore", model, data, arpa, out, *lang, "--dev", data],
+            out / "hyp.txt",
+            out / "faults.jsonl",
+        )
+    if name == "tie-tree":
+        words = ["tie-tree", data, corpus / "phones.ctm", out, *lang, *config, "--num-pdfs", 8]
+        return words, out / "tree.npz", out / "faults.jsonl"
     assert name == "kaldi outputs"
     file = corpus / "outputs.ark"
     return ["kaldi", "outputs", model, data, file], file, corpus / "outputs.faults.jsonl"
 
 
 TABLES_ALONE = ("num-graphs", "num-tables")
-COMMANDS = ("decode", "align", "supervise", "kaldi outputs", *TABLES_ALONE)
+COMMANDS = (
+    *("decode", "align", "supervise", "keyword", "rescore", "tie-tree", "kaldi outputs"),
+    *TABLES_ALONE,
+)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -12,6 +12,7 @@ pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed"
 from fsachain.errors import DataError
 from fsachain.train.batch_norm import refresh_batch_norm
 from fsachain.train.checkpoint import (
+    FORMAT,
     Checkpoint,
     average_checkpoints,
     average_states,
@@ -166,3 +167,22 @@ def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay() -> Non
     assert norm.momentum == 0.1
     assert not norm.training
     assert all(torch.equal(before, after) for before, after in zip(weights, model.parameters(), strict=True))
+
+
+def test_a_long_history_of_a_tiny_model_is_read_back(tmp_path):
+    """Its numbers, as objects, are ten times as large as their text: the file grows until that is in proportion."""
+    epochs = [{f"figure {n}": n / 7 for n in range(60)} for _ in range(1000)]
+    save_tensors(tmp_path / "a.safetensors", {"weight": torch.ones(3)}, {"epochs": epochs})
+    tensors, header = load_tensors(tmp_path / "a.safetensors")
+    assert header == {"epochs": epochs} and tensors.keys() == {"weight"}
+
+
+def test_a_header_of_objects_beyond_the_file_is_refused(tmp_path):
+    from safetensors.torch import save
+
+    text = '{"a": [' + "{}," * 100_000 + "{}]}"
+    (tmp_path / "a.safetensors").write_bytes(
+        save({"w": torch.ones(1)}, metadata={"format": FORMAT, "header": text})
+    )
+    with pytest.raises(DataError, match="too many entries"):
+        load_tensors(tmp_path / "a.safetensors")

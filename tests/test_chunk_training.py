@@ -21,7 +21,8 @@ from fsachain import (
 )
 from fsachain.data.dataset import Example, collate, cut_example
 from fsachain.data.windows import OutputWindow, WindowBatch
-from fsachain.decode.align import CtmEntry, FrameTiming, align_utterance, aligned_phones
+from fsachain.decode.align import FrameTiming, align_utterance, aligned_phones
+from fsachain.decode.ctm import CtmEntry
 from fsachain.errors import ConfigError
 from fsachain.graph.chunks import chunk_windows, make_chunks
 from fsachain.graph.lexicon import Lexicon

@@ -88,6 +88,24 @@ def test_lattices_become_weighted_numerators_of_whole_utterances(fsachain, taken
     np.testing.assert_array_equal(chunk.fsa.log_prob, expected.log_prob)
 
 
+def test_supervision_by_lattices_leaves_out_what_has_no_features_and_says_so(
+    fsachain, taken_over, lattices, case
+):
+    (taken_over / "data" / "text").write_text("a\nb\nc\n")
+    out = taken_over / "num.npz"
+    command = ("kaldi", "supervise", taken_over / "data", case / "0.trans_mdl", out, lattices)
+    command = (*command, *graphs_of(taken_over), "--config", taken_over / "config.yaml")
+    status, _, err = fsachain(*command, "--bad-data", "stop")
+    assert status == 1
+    assert "bad_data is 'stop'" in err and not out.exists()
+    status, text, err = fsachain(*command)
+    assert status == 3, err
+    assert "no recording" in text and "1 utterances are left out" in err
+    assert list(load_chunks(out)) == ["a"]
+    listed = (taken_over / "num.faults.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in listed] == ["c"]
+
+
 def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case):
     text = (
         (taken_over / "config.yaml")
@@ -221,7 +239,7 @@ VALUES = {
     "posterior": (read_posterior, b"a [ 1 0.5 2 0.5 ] [ ]\n"),
     "fst": (read_fst, b"a\n1 0 3 4 0.5\n1 2.5\n0 1\n\n"),
     "lattice": (
-        read_lattice,
+        lambda cursor: read_lattice(cursor).expanded(),
         b"a " + lattice_bytes.binary([[(7, [1], 0.5, 2.0, 1)], []], [None, (0.25, 1.0, ())]),
     ),
 }

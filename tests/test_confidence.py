@@ -15,7 +15,7 @@ from fsachain.decode.confidence import word_posteriors
 from fsachain.decode.decoder import Decoder, DecoderConfig
 from fsachain.decode.pauses import PauseCutter
 from fsachain.errors import ConfigError, DataError
-from fsachain.kaldi.lattice import Lattice
+from fsachain.kaldi.lattice_arrays import Lattice
 
 YES, NO = 1, 2
 

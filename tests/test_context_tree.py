@@ -1,16 +1,19 @@
 """The tree numbers pdfs as Kaldi does, and maps (phone, left, class) to a pdf and back."""
 
 import itertools
+import tracemalloc
 
+import numpy as np
 import pytest
 from context_trees import full_tree, split_triphone
 
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
-from fsachain.graph.decisions import DecisionTree, Leaf, Table
+from fsachain.graph.decisions import DecisionTree
 from fsachain.graph.lexicon_files import read_phones
 from fsachain.graph.pdf_numbering import BiphoneCounts
 from fsachain.graph.topology import Topology
+from fsachain.graph.tree_nodes import Leaf, Nodes, Split, Table
 
 PHONES = ("SIL", "A", "B", "C")
 CHAIN = Topology.chain()
@@ -95,8 +98,8 @@ def test_a_blank_takes_pdf_zero():
 
 @pytest.mark.parametrize("tree", TREES)
 def test_survives_save_and_load(tree, tmp_path):
-    tree.save(tmp_path / "tree.json")
-    loaded = ContextTree.load(tmp_path / "tree.json")
+    tree.save(tmp_path / "tree.npz")
+    loaded = ContextTree.load(tmp_path / "tree.npz")
     assert loaded.num_pdfs == tree.num_pdfs
     assert loaded.phones == tree.phones
     assert loaded.topology == tree.topology
@@ -138,11 +141,11 @@ def test_refuses_by_name(make, message):
 
 
 def test_refuses_a_file_that_is_no_tree(tmp_path):
-    path = tmp_path / "tree.json"
-    path.write_text('{"format": "other"}')
+    path = tmp_path / "tree.npz"
+    np.savez(path, format=np.array("other"))
     with pytest.raises(GraphError, match="format 'other'"):
         ContextTree.load(path)
-    path.write_text("not json")
+    path.write_text("no archive")
     with pytest.raises(GraphError, match="not a context tree"):
         ContextTree.load(path)
 
@@ -226,8 +229,8 @@ WIDE = {
 
 @pytest.mark.parametrize("tree", WIDE.values(), ids=WIDE)
 def test_decision_trees_come_back_from_their_file(tree, tmp_path):
-    tree.save(tmp_path / "tree.json")
-    again = ContextTree.load(tmp_path / "tree.json")
+    tree.save(tmp_path / "tree.npz")
+    again = ContextTree.load(tmp_path / "tree.npz")
     assert again.equals(tree) and again.num_pdfs == tree.num_pdfs
     assert not again.equals(ContextTree.biphone(PHONES, CHAIN))
 
@@ -267,3 +270,66 @@ def test_every_window_finds_itself_in_the_description_of_its_pdf(tree):
 def test_decision_trees_that_cannot_be_are_refused(make, message):
     with pytest.raises(GraphError, match=message):
         make()
+
+
+def test_a_tree_of_many_phones_takes_memory_for_each_and_not_for_each_pair(tmp_path):
+    """As a table of all pairs these would be 800 MB."""
+    names = [f"p{number}" for number in range(10_000)]
+    tree = ContextTree.biphone(names, CHAIN, context_independent=names[:1])
+    tree.save(tmp_path / "tree.npz")
+    tracemalloc.start()
+    try:
+        again = ContextTree.load(tmp_path / "tree.npz")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert again.equals(tree) and peak < 2_000_000
+    assert again.pdf(2, 1, left=3) == 2 + 2 * 3 + 1
+    assert again.describe(again.pdf(9_999, 0, left=17)) == ((9_999,), (17,), 0)
+    assert again.left_class(17) == 17
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("shared", [1, 2, 3, 3], "expected each of 1..4 once"),
+        ("shared", [1, 2, 3, 5], "expected each of 1..4 once"),
+        ("shared_sizes", [4, 0], "empty set"),
+        ("shared_sizes", [3], "do not share out"),
+        ("context_independent", [5], "expected ids in"),
+        ("topology", "[" * 20_000, "the topology has 20000 letters"),
+        ("window", [3, 2], "context_width = 3"),
+        ("phones", ["A", "A", "B", "C"], "phones holds 'A' twice"),
+    ],
+)
+def test_arrays_of_a_tree_that_do_not_fit_are_refused(name, value, message, tmp_path):
+    path = tmp_path / "tree.npz"
+    ContextTree.monophone(PHONES, CHAIN).save(path)
+    with np.load(path) as arrays:
+        np.savez(path, **{**arrays, name: np.array(value)})
+    with pytest.raises(GraphError, match=message):
+        ContextTree.load(path)
+
+
+def test_nodes_are_what_they_were_made_of():
+    given = (Split(0, frozenset({3, 1}), 1, 2), Table(1, (3, -1)), Leaf(4), Leaf(0))
+    nodes = Nodes(given)
+    assert tuple(nodes) == given and nodes[1:3] == given[1:3]
+    assert [nodes.follow(0, value) for value in (1, 2, 3)] == [1, 2, 1]
+    assert [nodes.follow(1, value) for value in (0, 1, 2)] == [3, -1, -1]
+    assert Nodes.of_columns(nodes.heads, nodes.rows) == nodes and Nodes(given[:3]) != nodes
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "message"),
+    [
+        ([-2], [0, 0], r"nodes\[0\] has its row at 1: expected 0"),
+        ([-1], [0], r"nodes\[0\] has its row at 0"),
+        ([-1], [0, 3, 1], "have 5 numbers: expected 3"),
+        ([0], [0], "have 0 numbers: expected 1"),
+        ([-1], [0, -3, 1, 1, 5, 5], r"nodes\[0\] is a split whose values do not rise"),
+    ],
+)
+def test_columns_that_are_no_nodes_are_refused(heads, rows, message):
+    with pytest.raises(GraphError, match=message):
+        Nodes.of_columns(heads, rows)

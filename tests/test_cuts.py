@@ -307,3 +307,24 @@ def test_a_file_that_goes_missing_is_named_when_it_is_read(corpus) -> None:
     (corpus / "a.wav").unlink()
     with pytest.raises(DataError, match=r"a\.wav' is missing or no regular file"):
         read_audio(one, 8000)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"custom": [1] * 20_000}, r"20\d\d\d JSON values in a cut, expected at most 10000; drop"),
+        ({"custom": "a" * 200_000}, r"cuts\.jsonl:1: a line of more than 131072 bytes"),
+        ({"custom": "\ud800"}, "text that is no Unicode"),
+    ],
+)
+def test_a_cut_that_would_take_much_memory_or_is_no_text_is_refused(corpus, change, message) -> None:
+    path = write_lines(corpus / "cuts.jsonl", plain_content(corpus, "a") | change)
+    with pytest.raises(DataError, match=message):
+        DataDir.read(path)
+
+
+def test_headers_of_a_tar_are_bounded(corpus) -> None:
+    info = tarfile.TarInfo("a-1.wav")
+    info.pax_headers = {"comment": "x" * 100_000}
+    with pytest.raises(DataError, match="a header of more than 16384 bytes"):
+        DataDir.read(shar_of(corpus, (info, b"")))

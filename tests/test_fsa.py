@@ -36,6 +36,16 @@ def test_arrays_are_typed_copied_and_read_only():
         fsa.start = 1
 
 
+def test_arrays_that_nobody_can_write_to_are_not_copied():
+    weights = np.array([0.0, -1.0, -2.0, -3.0])
+    weights.setflags(write=False)
+    ends = np.array([0, 1], dtype=np.int32)
+    ends.setflags(write=False)
+    fsa = Fsa(2, ends, ends, [0, 1], weights[:2], weights[::2])
+    assert fsa.src is ends and np.shares_memory(fsa.log_prob, weights)
+    assert fsa.final_log_prob.flags.c_contiguous and fsa.final_log_prob.tolist() == [0.0, -2.0]
+
+
 def test_repr_says_the_size():
     assert repr(connected_graph(0)) == "Fsa(12 states, 40 arcs, start 0)"
 

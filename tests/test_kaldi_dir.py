@@ -1,14 +1,18 @@
 """Kaldi data directories: what is read, what is refused and with which message."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tolerances
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsachain.data.audio import read_audio
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.locations import joined
 from fsachain.errors import DataError
 
 soundfile = pytest.importorskip("soundfile")
@@ -171,3 +175,52 @@ def test_recorded_corpus_has_the_durations_its_table_says(shared: Path) -> None:
         assert len(read_audio(utterance, RATE)) / RATE == pytest.approx(
             float(durations[utterance.id]), abs=tolerances.DURATION_SECONDS
         )
+
+
+@pytest.mark.parametrize("value", ["touch ran|/", "x; touch ran|/.", "./touch ran|//"])
+def test_a_path_that_becomes_a_command_is_refused_even_if_commands_are_allowed(
+    corpus: Path, value: str
+) -> None:
+    write(corpus, "wav.scp", f"a {value}\nb audio/b.wav\n")
+    with pytest.raises(DataError, match="would be taken for a command"):
+        DataDir.read(corpus, allow_commands=True)
+
+
+@given(st.text("./a|", max_size=5), st.text("./a|\n", min_size=1, max_size=9))
+def test_paths_are_joined_as_pathlib_joins_them(folder: str, path: str) -> None:
+    folder = str(Path(folder))
+    assert joined(folder, path) == str(Path(folder) / path)
+
+
+def test_utterances_are_a_sequence_that_can_be_pickled(corpus: Path) -> None:
+    data = DataDir.read(corpus)
+    first, second = data
+    assert data.utterances == (first, second) and data.utterances[-1] == second
+    assert data.utterances[::-1] == (second, first)
+    assert pickle.loads(pickle.dumps(data.utterances)) == data.utterances
+    assert DataDir.join([DataDir((first,)), data.select(lambda u: u.id == "b")]).utterances == (first, second)
+    with pytest.raises(IndexError):
+        data.utterances[2]
+
+
+def test_the_first_fault_of_each_utterance_is_kept(corpus: Path) -> None:
+    write(corpus, "wav.scp", "a audio/a.wav\nb\nb audio/b.wav\nc x|\nd d.wav\n")
+    write(corpus, "text", "e one\nd two\nd two\na three\n\n")
+    data, faults = DataDir.check(corpus)
+    assert [one.id for one in data] == ["a"]
+    assert [(fault.id, fault.kind) for fault in faults] == [
+        ("b", "no recording"),
+        ("c", "shell command"),
+        ("d", "duplicate id"),
+        ("e", "no recording"),
+    ]
+    assert faults[2].reason == f"{corpus / 'text'}:3: key 'd' occurs twice, first on line 2"
+    assert len(faults) == 4 and faults[-1].id == "e" and faults[1:3] == [faults[1], faults[2]]
+
+
+def test_a_file_that_is_no_table_is_given_up(corpus: Path) -> None:
+    (corpus / "text").write_bytes(b"\xff\n" * 1000)
+    with pytest.raises(
+        DataError, match=r"more than 500 lines are none of such a file; the last: .*text:501: "
+    ):
+        DataDir.check(corpus)

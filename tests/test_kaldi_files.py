@@ -17,6 +17,7 @@ from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.fst import read_fsa, read_fst
+from fsachain.kaldi.indexes import read_indexes
 from fsachain.kaldi.stream import Cursor, open_file
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.topology import read_topology
@@ -179,7 +180,7 @@ def test_end_to_end_examples_hold_the_supervision_that_kaldi_extracts(shared, na
         (part,), (output,) = example.inputs, example.outputs
         assert part.features.shape == (len(part.indexes), 3) and f"{part.features.shape[0]} x 3" in facts[key]
         assert f"frames_per_sequence={output.frames_per_sequence} label_dim={output.label_dim}" in facts[key]
-        inside = part.indexes[:, 1].clip(0, len(features[key]) - 1)
+        inside = part.indexes.t.clip(0, len(features[key]) - 1)
         assert np.abs(part.features - features[key][inside]).max() <= tolerances.FOUR_DECIMALS * 10
         expected = Fsa.read(folder / f"{key}.egs.fst")
         for field in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
@@ -223,7 +224,11 @@ def as_text(example) -> str:
     (part,), (output,) = example.inputs, example.outputs
 
     def indexes(rows):
-        return f"<I1V> {len(rows)} " + " ".join(f"<I1> {n} {t} {x}" for n, t, x in rows.tolist()) + " "
+        return (
+            f"<I1V> {len(rows)} "
+            + " ".join(f"<I1> {n} {t} {x}" for n, t, x in np.asarray(rows).tolist())
+            + " "
+        )
 
     rows = "\n  ".join(" ".join(map(repr, row)) for row in part.features.tolist())
     (fsa,) = output.fsas
@@ -394,9 +399,18 @@ def test_symbols_are_in_id_order_and_refused_with_gaps(shared, tmp_path):
         for name, number in zip(lines[::2], lines[1::2], strict=True)
         if int(number)
     )
-    (tmp_path / "words.txt").write_text("<eps> 0\na 1\nb 3\n")
-    with pytest.raises(DataError, match="without gaps"):
-        read_symbols(tmp_path / "words.txt")
+    (tmp_path / "words.txt").write_text("b 2\n\n<eps> 0\nc 3\na 1\n")
+    assert read_symbols(tmp_path / "words.txt") == ("a", "b", "c")
+    for content, message in {
+        "<eps> 0\na 1\nb 3\n": "2 ids from 1 to 3: .*without gaps",
+        "a 2\nb 2\n": "id 2 belongs to 'a' and 'b'",
+        "<eps> 0\n<epsilon> 0\n": "txt:2: id 0 belongs to '<eps>' and '<epsilon>'",
+        "a 1\na 2\n": "a name occurs twice, 'a'",
+        "a 1 2\n": "txt:1: 'a 1 2', expected a name and its id",
+    }.items():
+        (tmp_path / "words.txt").write_text(content)
+        with pytest.raises(DataError, match=message):
+            read_symbols(tmp_path / "words.txt")
 
 
 SILENCE_WITH_SKIPS = """<Topology> <TopologyEntry> <ForPhones> 1 </ForPhones>
@@ -478,3 +492,39 @@ def test_an_unknown_fst_type_says_what_to_do():
         DataError, match=r"x, byte 0: FST of type 'vector' over 'lattice4' arcs; expected one of"
     ):
         read_fst(Cursor(data, "x"))
+
+
+def test_index_vectors_give_the_rows_that_kaldi_means():
+    """Steps of one byte between rows in full; the first steps count from zero."""
+    content = (
+        b"\0B<I1V> "
+        + kb.i4(6)
+        + b"\2\xff\x7f"
+        + kb.i4(1)
+        + kb.i4(-4)
+        + kb.i4(7)
+        + b"\3\x7f"
+        + kb.i4(2) * 3
+        + b"\1"
+    )
+    cursor = Cursor(content, "x")
+    cursor.detect_binary()
+    found = read_indexes(cursor)
+    expected = [[0, 2, 0], [0, 1, 0], [1, -4, 7], [1, -1, 7], [2, 2, 2], [2, 3, 2]]
+    assert np.asarray(found).tolist() == expected
+    assert (len(found), found.t.tolist()) == (6, [row[1] for row in expected])
+
+
+def test_phone_ids_of_a_topology_are_bounded(tmp_path):
+    (tmp_path / "topo").write_text(SILENCE_WITH_SKIPS.replace("<ForPhones> 1", "<ForPhones> 65536"))
+    with pytest.raises(DataError, match="phone = 65536: expected 1 to 65535"):
+        read_topology(tmp_path / "topo")
+
+
+def test_a_topology_is_a_mapping_in_order_of_phones(tmp_path):
+    (tmp_path / "topo").write_text(SILENCE_WITH_SKIPS.replace("<ForPhones> 1", "<ForPhones> 7 2"))
+    found = read_topology(tmp_path / "topo")
+    assert (list(found), len(found), 3 in found) == ([2, 7], 2, False)
+    assert found == {2: found[7], 7: found[2]} and found[2][0].transitions == ((0, 0.5), (2, 0.5))
+    with pytest.raises(KeyError):
+        found[3]

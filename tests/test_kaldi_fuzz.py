@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.lexicon_files import read_entries, read_phones
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lexicon_files import read_phones
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.fst import MAGIC, read_fsa, read_fst
@@ -29,10 +30,8 @@ from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.tree import read_tree
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
 
-MEMORY_PER_BYTE = (
-    400  # Python objects for the values of a text file or of nodes; a claim of a header is 2 ** 31
-)
-MEMORY_FLOOR = 6_000_000  # above all what gzip unpacks at a time
+MEMORY_PER_BYTE = 3  # the value included; a claim of a header is 2 ** 31
+MEMORY_FLOOR = 1_000_000
 HUGE = [b"\xff\xff\xff\x7f", b"\xff" * 8, b"\x00\x00\x00\x40", b"\x7f" * 8, b"\xff" * 4]
 
 
@@ -81,7 +80,7 @@ GOLDEN = {
     "phones": ("lm8_onesent/phones.txt", by_graph_error(read_phones), unchanged),
     "lexiconp": (
         "lm8_onesent/lexiconp.txt",
-        by_graph_error(lambda path: read_entries(path, "lexiconp")),
+        by_graph_error(lambda path: Lexicon.read(path, format="lexiconp")),
         unchanged,
     ),
     "L.fst": ("lm8_onesent/L.fst", at(read_fst), unchanged),
@@ -162,7 +161,7 @@ MADE = {
     "posterior text": (b"a [ 1 0.5 2 0.5 ] [ 3 1 ]\n", table_of(read_posterior)),
     "matrix script": (b"a matrices.ark:2[0:3]\nb matrices.ark:2\n", table_of(read_matrix)),
     "fst script": (b"a graphs.ark:2\nb graphs.ark:2\n", table_of(read_fst)),
-    "lexicon": (b"yes Y EH S\nno N OW\n", by_graph_error(read_entries)),
+    "lexicon": (b"yes Y EH S\nno N OW\n", by_graph_error(Lexicon.read)),
     "gzip": (gzip.compress(b"a 1 2 3\nb 4\n", mtime=0), table_of(read_alignment)),
 }
 SUFFIXES = {"matrix script": ".scp", "fst script": ".scp", "gzip": ".gz"}

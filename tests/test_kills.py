@@ -346,6 +346,13 @@ def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless(place: int, tmp_
             assert (read.step, read.state) == (3, {"a": 1})
 
 
+def test_a_full_disk_under_the_log_is_an_error_with_its_name(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "train.jsonl")
+    log.path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*train\.jsonl'"):
+        log.write("epoch", epoch=1)
+
+
 def test_a_log_line_is_whole_json(tmp_path: Path) -> None:
     log = JsonLinesLog(tmp_path / "train.jsonl")
     log.write("x", text="two\nlines")

@@ -83,6 +83,7 @@ def chained(arcs, finals):
 
 def paths(lattice):
     """(transition ids, words, graph cost, acoustic cost) of every path, sorted."""
+    lattice = lattice.expanded()
     found, partial = [], [(lattice.start, (), (), 0.0, 0.0)]
     while partial:
         state, ids, words, graph, acoustic = partial.pop()
@@ -316,3 +317,42 @@ def test_wrong_lattices_are_refused_by_name(kaldi):
 
 def loop_free(model, phones):
     return spoken(model, 2, 1) * phones
+
+
+def test_of_several_final_weights_of_a_state_the_last_counts():
+    found = read_bytes(b"0 1 7 1,2,3\n1 1,1,4\n1 2,3\n1 5,6\n")
+    assert paths(found) == [((3,), (7,), 6.0, 8.0)]
+    assert paths(read_bytes(b"0 1 7 1,2,3\n1 1,1\n1 inf,inf\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"0 1 1 1,1,1__2", "invalid literal"),
+        (b"0 1 1 1,1,1_", "invalid literal"),
+        (b"0 1 1 1,1,0", "a transition id below 1"),
+        (b"0 1 1 1,1,4294967296", "beyond 32 bits"),
+        (b"0 1 1 1 ,1", "behind"),
+        (b"0 1 1 1, 1", "behind"),
+        (b"0 1 1 1,1,1 1", "behind"),
+        (b"0 1 1 1,1,1,1", "invalid literal"),
+        (b"0 1 1 1,1", "4 fields"),
+        (b"0 1 -1 1,1,", "negative label"),
+        (b"0 1 -1 1", "negative transition id"),
+        (b"0 1 1 nan,1,", "cost NaN or -Infinity"),
+        (b"0 1 1 1,-1e39,", "cost NaN or -Infinity"),
+        (b"0 5000 1 1,1,", "states 0 to 5000"),
+        (b"0 1 1 1,1," + b"1" * 10_000, "a field of more than 4096 bytes"),
+        (b"0 1 1 " + b" " * 20_000 + b"1,1,", "a line of more than 16384 bytes"),
+    ],
+)
+def test_lines_that_are_none_of_a_lattice_are_refused(line, message):
+    with pytest.raises(DataError, match=rf"lattice, byte \d+: .*{message}") as caught:
+        read_bytes(b"0 1 2 1,1,5_6\n" + line + b"\n1\n")
+    assert len(str(caught.value)) < 300
+
+
+def test_a_long_string_is_read_in_pieces():
+    ids = list(range(1, 30_001))
+    found = read_bytes(b"0 1 7 1,2," + "_".join(map(str, ids)).encode() + b"\n1\n")
+    assert paths(found) == [(tuple(ids), (7,), 1.0, 2.0)]

@@ -255,11 +255,37 @@ def test_many_numerators_survive_one_file(tmp_path):
     }
     save_numerators(tmp_path / "numerators.npz", numerators)
     loaded = load_numerators(tmp_path / "numerators.npz")
-    assert list(loaded) == list(numerators)
+    assert list(loaded) == list(numerators) and "u3" not in loaded
+    assert loaded.num_words.tolist() == [1, 2] and loaded.words("ü 2") == ("tat", "o")
     for name, numerator in numerators.items():
         assert_same(loaded[name], numerator)
     save_numerators(tmp_path / "none.npz", {})
     assert load_numerators(tmp_path / "none.npz") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("names", ["u1", "u1"], "names holds 'u1' twice"),
+        ("names", ["u1", "x" * 20_000], "strings of up to 20000 letters"),
+        ("num_words", [1, 1], "num_words do not share out the 3 entries"),
+        ("num_words", np.array([1, 2], np.int8), "expected a column of int64"),
+        ("num_arcs", [-1, 9], "num_arcs do not share out"),
+        ("arc_word", np.zeros(1, np.int32), "arc_word has 1 rows"),
+        ("start", [0, 99], "start = 99: expected a state"),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other_are_refused_when_they_are_read(name, value, message, tmp_path):
+    path = tmp_path / "numerators.npz"
+    made = {
+        name: build_numerator(words, LEXICON, BIPHONE)
+        for name, words in (("u1", ["at"]), ("u2", ["o", "at"]))
+    }
+    save_numerators(path, made)
+    with np.load(path) as arrays:
+        np.savez(path, **{**arrays, name: np.array(value)})
+    with pytest.raises(GraphError, match=message):
+        load_numerators(path)
 
 
 def assert_same(one, other):

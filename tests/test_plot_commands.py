@@ -33,7 +33,7 @@ from fsachain.cli.steps.lang import load_lang
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.align import CtmEntry, read_ctm
+from fsachain.decode.ctm import CtmEntry, read_ctm
 from fsachain.decode.textgrid import textgrid_name, write_textgrid
 from fsachain.errors import ConfigError, DataError
 from fsachain.nn.tdnnf import Tdnnf
@@ -189,7 +189,7 @@ def test_every_command_says_what_goes_in_and_out(command, capsys):
             ("occupancy", "{exp}/graphs/num.npz", "o.png"),
             "lacks logits, targets, logit_lengths, target_lengths",
         ),
-        (("occupancy", "{exp}/config.yaml", "o.png"), "cannot read the arrays of a lattice"),
+        (("occupancy", "{exp}/config.yaml", "o.png"), "no npz file"),
     ],
 )
 def test_mistakes_cost_one_line(exp, capsys, arguments, message):

@@ -182,7 +182,7 @@ def test_a_killed_job_goes_on_with_what_is_missing(tmp_path):
     assert [path.stat().st_mtime_ns == times[path] for path in paths] == [False, False, True, True]
 
 
-@pytest.mark.parametrize("change", ["words", "lexicon", "tree", "normalization"])
+@pytest.mark.parametrize("change", ["words", "lexicon", "pronunciation", "tree", "normalization"])
 def test_a_shard_made_of_something_else_is_made_anew(change, tmp_path):
     said = transcripts(4)
     make_shards(said, MAKER, tmp_path, shard_size=2)
@@ -191,6 +191,9 @@ def test_a_shard_made_of_something_else_is_made_anew(change, tmp_path):
         said[3] = (said[3][0], ("no",))
     elif change == "lexicon":
         maker = NumeratorMaker(Lexicon.from_entries(ENTRIES, silence_prob=0.4), TREE, MAKER.normalization)
+    elif change == "pronunciation":
+        entries = [*ENTRIES[:-1], ("oh", 0.25, ["OW", "OW"])]
+        maker = NumeratorMaker(Lexicon.from_entries(entries), TREE, MAKER.normalization)
     elif change == "tree":
         maker = NumeratorMaker(LEXICON, ContextTree.biphone(LEXICON.phones, Topology.chain()))
     else:

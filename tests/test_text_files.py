@@ -14,7 +14,7 @@ for module in ("pywrapfst", "yaml"):
 from fsachain.cli.config import Experiment
 from fsachain.cli.steps.align_long import read_words
 from fsachain.data.kaldi_dir import read_table as read_lines
-from fsachain.decode.align import read_ctm
+from fsachain.decode.ctm import read_ctm
 from fsachain.decode.wer import read_text
 from fsachain.errors import FsachainError
 from fsachain.fsa import Fsa

@@ -122,8 +122,8 @@ def test_limits_and_roots_are_kept():
 def test_a_tree_can_be_saved_and_one_class_has_no_question(tmp_path):
     one = Topology.chain_one_pdf()
     tree = build_tied_tree(PHONES, one, statistics(one, 40), num_pdfs=20, min_frames=5)
-    tree.save(tmp_path / "tree.json")
-    again = type(tree).load(tmp_path / "tree.json")
+    tree.save(tmp_path / "tree.npz")
+    again = type(tree).load(tmp_path / "tree.npz")
     assert again.equals(tree) and again.num_pdfs == 20
 
 

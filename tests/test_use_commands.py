@@ -12,7 +12,7 @@ import torch
 from tolerances import NETWORK_FLOAT32
 
 from fsachain.cli.config import Experiment
-from fsachain.decode.align import read_ctm
+from fsachain.decode.ctm import read_ctm
 
 RATE = 8000
 SECONDS = 3.0

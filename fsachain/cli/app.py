@@ -80,7 +80,7 @@ def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, se
 
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
 
-    Out: folder OUT with lexicon.json, tree.json, words.txt and phones.txt.
+    Out: folder OUT with lexicon.json, tree.npz, words.txt and phones.txt.
     """
     from fsachain.cli.steps.lang import make_lang
     from fsachain.cli.steps.transcripts import read_transcripts

@@ -14,23 +14,27 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import shlex
-import sys
 import zlib
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fsachain.data.cut_files import confine
+from fsachain.data.faults import Faults
 from fsachain.data.lhotse_cut import check_sizes, cut_of, from_files
 from fsachain.data.shar import Members, Refusal, shard_members
-from fsachain.data.utterance import Cut, Member, Report, Utterance, is_command
+from fsachain.data.utterance import Cut, Member
+from fsachain.data.utterances import Chosen, Utterances
 from fsachain.errors import DataError
 from fsachain.files import parse_json
 
 ENDINGS = (".jsonl", ".jsonl.gz")
-LONGEST_LINE = 1 << 24  # bytes of one cut
-_STORAGES = ("lilcom_chunky", "lilcom_files", "numpy_files")  # that read a file and nothing else
-_PLAIN_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg")  # that lhotse reads without a shell
+# A cut of one utterance has some 50 values and 2,000 bytes; JSON of many values becomes many times its size.
+LONGEST_LINE = 1 << 17  # bytes of one cut
+MOST_VALUES = 10_000  # of one cut, as its marks count them
+_MARKS = (b",", b":", b"[", b"{")
+_OF_SURROGATES = (b"\\ud", b"\\uD", b"\xed")  # which are no text
 
 
 def holds_cuts(path: Path) -> bool:
@@ -40,38 +44,48 @@ def holds_cuts(path: Path) -> bool:
     return path.name.endswith(ENDINGS)
 
 
-def read_cuts(path: Path, allow_commands: bool, report: Report) -> Iterator[Utterance]:
+def read_cuts(path: Path, allow_commands: bool, faults: Faults) -> Chosen:
     """The utterances of a manifest or of all shards of a folder, in order.
 
     Args:
         path: as for `holds_cuts`.
         allow_commands: accept recordings made by commands or fetched from URLs.
-        report: told of every cut that is left out.
+        faults: told of every cut that is left out.
 
     Raises:
-        DataError: the file cannot be read; and, unless `report` does otherwise, what it is told of.
+        DataError: the file cannot be read; and what `faults` raises.
     """
-    manifests = [path]
+    manifests, folder = [path], path.parent
     if path.is_dir():
         manifests = sorted(one for one in path.glob("cuts*.jsonl*") if one.name.endswith(ENDINGS))
-    seen: set[str] = set()
+        folder = path
+    utterances = Utterances(faults.ids, str(folder.absolute()))
+    rows = array("I")
     for manifest in manifests:
-        members = shard_members(manifest, report) if path.is_dir() else {}
-        for number, line in _lines(manifest):
-            where = f"{manifest}:{number}"
-            name = where
-            try:
-                content = _parsed(line, where)
-                name = str(content["id"])
-                if name in seen:
-                    raise Refusal("duplicate id", f"{where}: cut {name!r} occurs twice")
-                seen.add(name)
-                yield _utterance(content, manifest.parent, allow_commands, members)
-            except RecursionError:
-                report("table", name, f"{where}: {name!r}: nested too deep")
-            except Refusal as error:
-                text = str(error) if name == where or where in str(error) else f"{where}: {name!r}: {error}"
-                report(error.kind, name, text)
+        members = shard_members(manifest, faults) if path.is_dir() else {}
+        rows.extend(_read_manifest(manifest, utterances, members, allow_commands, faults))
+    return Chosen(utterances, array("I", (row for row in rows if not faults.holds(row))))
+
+
+def _read_manifest(
+    path: Path, utterances: Utterances, members: Members, allow_commands: bool, faults: Faults
+) -> Iterator[int]:
+    """Read the cuts of a file into the columns; gives their rows."""
+    for number, line in _lines(path):
+        name = ""
+        try:
+            content = _parsed(line, f"{path}:{number}")
+            name, count = content["id"], len(utterances)
+            row = utterances.ids.add(name)
+            if row < count:
+                faults.report("duplicate id", name, path, number, "cut {name!r} occurs twice")
+                continue
+            _add(utterances, row, content, path.parent, allow_commands, members)
+            yield row
+        except RecursionError:
+            faults.report("table", name, path, number, "{name!r}: nested too deep")
+        except Refusal as error:
+            faults.report(error.kind, name, path, number, "{name!r}: {detail}" if name else "{detail}", error)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -89,22 +103,61 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    values = sum(map(line.count, _MARKS))
+    if values > MOST_VALUES:
+        raise Refusal(
+            "table",
+            f"{values} JSON values in a cut, expected at most {MOST_VALUES}; drop its custom fields and alignments",
+        )
     try:
         content = parse_json(line, where)
     except DataError as error:
-        raise Refusal("table", str(error)) from error
+        raise Refusal("table", str(error).removeprefix(f"{where}: ")) from error
     if not isinstance(content, dict) or not isinstance(content.get("id"), str) or "type" not in content:
-        raise Refusal("table", f"{where}: no cut; expected a table with 'id' and 'type'")
+        raise Refusal("table", "no cut; expected a table with 'id' and 'type'")
+    if any(mark in line for mark in _OF_SURROGATES):
+        _check_unicode(content)
     if len(content["id"].split()) != 1:
-        raise Refusal("table", f"{where}: the id {content['id']!r} is empty or has white space")
+        raise Refusal("table", f"the id {content['id']!r} is empty or has white space")
     return content
 
 
-def _utterance(content: dict[str, Any], folder: Path, allow_commands: bool, members: Members) -> Utterance:
-    """The utterance of one cut; changes `content`."""
-    words, speaker = _supervision(content)
+def _check_unicode(content: dict[str, Any]) -> None:
+    try:
+        json.dumps(content, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Refusal("table", f"text that is no Unicode ({error.reason})") from error
+
+
+def _add(
+    utterances: Utterances,
+    row: int,
+    content: dict[str, Any],
+    folder: Path,
+    allow_commands: bool,
+    members: Members,
+) -> None:
+    """Fill the row of one cut, if there is nothing wrong with it; changes `content`."""
+    text, speaker = _supervision(content)
     if "tracks" not in content:
         content["supervisions"] = []
+    given = _sources(content, folder, allow_commands, members)
+    utterances.transcripts.put(row, text)
+    utterances.spans.put(row, (given["start"], given["end"]))
+    if speaker:
+        utterances.speakers.share(row, speaker)
+    for name, column in (("audio", utterances.audio), ("feats", utterances.feats)):
+        if name in given:
+            column.share(row, given[name])
+    if "channel" in given:
+        utterances.channels.put(row, given["channel"])
+    for name, parts in (("audio_part", utterances.audio_parts), ("feats_part", utterances.feats_parts)):
+        if name in given:
+            parts.put(row, given[name])
+
+
+def _sources(content: dict[str, Any], folder: Path, allow_commands: bool, members: Members) -> dict[str, Any]:
+    """Where a cut begins and ends and where its data are: attributes of `Utterance`, those that are not None."""
     name = content["id"]
     found = {field: table[name] for field, table in members.items() if name in table}
     for field in ("recording", "features"):
@@ -116,13 +169,13 @@ def _utterance(content: dict[str, Any], folder: Path, allow_commands: bool, memb
                 found[field] = _with_frames(found[field], held.get("num_frames"))
         else:
             found.pop(field, None)
-    _confine(content, folder, allow_commands)
+    confine(content, folder, allow_commands)
     try:
         check_sizes(content)
         if float(content.get("start", 0.0)) < 0 or not math.isfinite(float(content.get("start", 0.0))):
             raise DataError(f"start = {content['start']!r:.40}; expected seconds from 0")
         length = float(content["duration"]) if "duration" in content else float(cut_of(content).duration)
-        given: dict[str, Any] = {"start": 0.0, "end": length, "audio": None, "feats": None}
+        given: dict[str, Any] = {"start": 0.0, "end": length}
         if "recording" in found:
             given |= {"audio": found["recording"].path, "audio_part": found["recording"]}
         if "features" in found:
@@ -130,13 +183,13 @@ def _utterance(content: dict[str, Any], folder: Path, allow_commands: bool, memb
         given |= _stored(content, length)
     except (DataError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise Refusal("table", f"no cut that can be read ({error})") from error
-    if given["audio"] is None and given["feats"] is None:
+    if "audio" not in given and "feats" not in given:
         raise Refusal("no recording", "has neither a recording nor features")
-    return Utterance(id=name, speaker=speaker or name, words=words, **given)
+    return given
 
 
-def _supervision(content: dict[str, Any]) -> tuple[tuple[str, ...], str]:
-    """Words and speaker of the one supervision of a cut, in whichever track it is."""
+def _supervision(content: dict[str, Any]) -> tuple[str, str]:
+    """Text and speaker of the one supervision of a cut, in whichever track it is."""
     tracks = content.get("tracks", [{"cut": content}])
     found: list[dict[str, Any]] = []
     try:
@@ -154,7 +207,7 @@ def _supervision(content: dict[str, Any]) -> tuple[tuple[str, ...], str]:
         raise Refusal("no transcript", f"has {len(found)} supervisions, expected one{hint}")
     if not isinstance(texts[0], str | None) or not isinstance(speaker, str | None):
         raise Refusal("table", f"text {texts[0]!r} of speaker {speaker!r}; expected text")
-    return tuple(sys.intern(word) for word in (texts[0] or "").split()), "_".join((speaker or "").split())
+    return texts[0] or "", "_".join((speaker or "").split())
 
 
 def _stored(content: dict[str, Any], length: float) -> dict[str, Any]:
@@ -181,65 +234,6 @@ def _stored(content: dict[str, Any], length: float) -> dict[str, Any]:
         cut = cut_of(alone)
         given |= {"feats": features["storage_path"], "feats_part": Cut(json.dumps(alone), cut.num_frames)}
     return given
-
-
-def _is_plain(kind: str, recording: dict[str, Any]) -> bool:
-    """Whether the recording is one audio file and nothing else."""
-    sources = recording["sources"]
-    changed = recording.get("transforms") or kind not in ("MonoCut", "Cut")
-    return not changed and len(sources) == 1 and sources[0]["type"] == "file"
-
-
-def _confine(value: Any, folder: Path, allow_commands: bool) -> None:
-    """Make the paths of files absolute; refuse what is read in any other way than from a file."""
-    if isinstance(value, list):
-        for inner in value:
-            _confine(inner, folder, allow_commands)
-    if not isinstance(value, dict):
-        return
-    sources = value.get("sources") or []
-    if not isinstance(sources, list):
-        raise Refusal("table", f"the sources of audio are {sources!r}; expected a list")
-    for source in sources:
-        _confine_source(source, folder, allow_commands)
-    if "storage_type" in value:
-        if value["storage_type"] not in _STORAGES:
-            message = f"features of storage {value['storage_type']!r}; expected {', '.join(_STORAGES)}"
-            raise Refusal("unreadable features", message)
-        key = Path(str(value.get("storage_key")))
-        if value["storage_type"] != "lilcom_chunky" and (key.is_absolute() or ".." in key.parts):
-            raise Refusal("unreadable features", f"the storage key {str(key)!r} leaves its folder")
-        value["storage_path"] = _place(folder, value.get("storage_path"))
-    for inner in value.values():
-        _confine(inner, folder, allow_commands)
-
-
-def _confine_source(source: Any, folder: Path, allow_commands: bool) -> None:
-    if not isinstance(source, dict):
-        raise Refusal("table", f"a source of audio is {source!r}; expected a table")
-    kind, place = source.get("type"), source.get("source")
-    if kind == "file":
-        source["source"] = _place(folder, place)
-    elif kind not in ("command", "url"):
-        raise Refusal("no recording", f"audio of type {kind!r}; expected 'file'")
-    elif not allow_commands:
-        raise Refusal(
-            "shell command",
-            f"its audio is a {kind} ({place!r}); pass allow_commands=True (--allow-commands) to use it, if you "
-            "trust this manifest",
-        )
-
-
-def _place(folder: Path, path: Any) -> str:
-    """The absolute path of a file beside the manifest or, as lhotse has it, in the working directory."""
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise Refusal("no recording", f"the path of a file is {path!r}")
-    beside = folder / path
-    found = str((beside if beside.exists() else Path(path)).absolute())
-    unsafe = not found.lower().endswith(_PLAIN_SUFFIXES) and shlex.quote(found) != found
-    if is_command(path) or is_command(found) or unsafe:  # lhotse reads some formats by a shell
-        raise Refusal("shell command", f"the path {path!r} would be taken for a command; rename the file")
-    return found
 
 
 def _is_placeholder(value: Any) -> bool:

@@ -2,44 +2,48 @@
 
 Manifests of lhotse (`fsachain.data.cuts`) give the same utterances.
 
-A directory holds `text` and `wav.scp` or `feats.scp`, and may hold `utt2spk` and `segments`. Every line of
-every table is `key value...`; keys are unique. Nothing is read but these small tables: audio is opened in
-`fsachain.data.audio`.
-
-Paths inside `wav.scp` and `feats.scp` are relative to the folder of the file that names them, so that a
-corpus can be moved. An entry with a `|` at either end is a shell command. Commands run with the rights of the
-reader, hence they are refused unless the caller asks for them with `allow_commands=True`.
+Nothing is read but their small tables (`fsachain.data.kaldi_tables`): audio is opened in `fsachain.data.audio`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fsachain.data.cuts import holds_cuts, read_cuts
-from fsachain.data.faults import Fault, UtteranceError
-from fsachain.data.utterance import Report, Utterance, is_command
+from fsachain.data.faults import Fault, Faults, NoFaults
+from fsachain.data.kaldi_tables import read_folder
+from fsachain.data.tables import Table, read_table
+from fsachain.data.utterance import Utterance, is_command
+from fsachain.data.utterances import Chosen, Joined
 from fsachain.errors import DataError
-from fsachain.files import binary_lines, line_text
+from fsachain.names import Names
 
-__all__ = ["DataDir", "Report", "Utterance", "is_command", "read_table"]
+__all__ = ["DataDir", "Table", "Utterance", "is_command", "read_table"]
 
 
 @dataclass(frozen=True)
 class DataDir:
-    """Utterances in the order of their recordings' table, with unique ids."""
+    """Utterances with unique ids.
 
-    utterances: tuple[Utterance, ...]
+    Attributes:
+        utterances: in the order of their recordings' table. Those that were read are made when they are asked for;
+            slices are tuples.
+    """
+
+    utterances: Sequence[Utterance]
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
-        for utterance in self.utterances:
-            if utterance.id in seen:
+        if isinstance(self.utterances, Chosen):  # from what is unique
+            return
+        seen = Names()
+        for number, utterance in enumerate(self.utterances):
+            if seen.add(utterance.id) < number:
                 raise DataError(
                     f"utterance {utterance.id!r} occurs twice; ids are unique within joined directories"
                 )
-            seen.add(utterance.id)
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -60,10 +64,10 @@ class DataDir:
             DataError: a table is missing, malformed, or does not fit the others; the message names file and
                 line.
         """
-        return cls(tuple(_read(Path(path), allow_commands, _refuse)))
+        return cls(_read(Path(path), allow_commands, NoFaults(Names())))
 
     @classmethod
-    def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, list[Fault]]:
+    def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, Sequence[Fault]]:
         """What `read` reads, without stopping at faults.
 
         Args:
@@ -74,15 +78,11 @@ class DataDir:
             The utterances that the tables agree on, and what is wrong with each of the others: the first fault.
 
         Raises:
-            DataError: there is no such directory or file, or it lacks the tables themselves.
+            DataError: there is no such directory or file, or it lacks the tables themselves, or hundreds of lines
+                are none of such a table.
         """
-        faults: dict[str, Fault] = {}
-
-        def report(kind: str, name: str, message: str) -> None:
-            faults.setdefault(name, Fault(name, message, kind))
-
-        utterances = list(_read(Path(path), allow_commands, report))
-        return cls(tuple(one for one in utterances if one.id not in faults)), list(faults.values())
+        faults = Faults(Names())
+        return cls(_read(Path(path), allow_commands, faults)), faults
 
     @classmethod
     def join(cls, parts: Iterable[DataDir]) -> DataDir:
@@ -91,156 +91,13 @@ class DataDir:
         Raises:
             DataError: an utterance id occurs twice.
         """
-        return cls(tuple(utterance for part in parts for utterance in part.utterances))
+        return cls(Joined(part.utterances for part in parts))
 
     def select(self, keep: Callable[[Utterance], bool]) -> DataDir:
         """The utterances for which `keep` is true, in the same order."""
-        return DataDir(tuple(utterance for utterance in self.utterances if keep(utterance)))
+        places = array("I", (place for place, one in enumerate(self.utterances) if keep(one)))
+        return DataDir(Chosen(self.utterances, places))
 
 
-def _refuse(kind: str, name: str, message: str) -> None:
-    raise UtteranceError(kind, name, message)
-
-
-def _read(path: Path, allow_commands: bool, report: Report) -> Iterator[Utterance]:
-    if holds_cuts(path):
-        return read_cuts(path, allow_commands, report)
-    return _read_folder(path, allow_commands, report)
-
-
-def _read_folder(folder: Path, allow_commands: bool, report: Report) -> Iterator[Utterance]:
-    if not folder.is_dir():
-        raise DataError(f"data directory {str(folder)!r} does not exist")
-    if not (folder / "text").is_file():
-        raise DataError(f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts")
-    recordings = _read_locations(folder / "wav.scp", allow_commands, report)
-    features = _read_locations(folder / "feats.scp", allow_commands, report)
-    if not any(
-        (folder / name).is_file() and (folder / name).stat().st_size for name in ("wav.scp", "feats.scp")
-    ):
-        raise DataError(
-            f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
-        )
-    if (folder / "segments").is_file() and recordings:
-        utterances = _from_segments(folder / "segments", recordings, report)
-    else:
-        utterances = {key: Utterance(key, key, (), audio) for key, audio in recordings.items()}
-    for key, address in features.items():
-        utterances[key] = replace(utterances.get(key, Utterance(key, key, (), None)), feats=address)
-    return _with_speaker_and_words(folder, utterances, report)
-
-
-def read_table(path: str | Path, report: Report = _refuse) -> dict[str, tuple[int, str]]:
-    """Read a `key value...` table.
-
-    Args:
-        path: the file.
-        report: told of a line that is not UTF-8 or has a byte order mark or zero byte, and of a key that occurs twice;
-            these lines are left out then.
-
-    Returns:
-        The line number (from 1) and the stripped rest of the line for each key, in file order; empty lines
-        are skipped.
-
-    Raises:
-        DataError: the file cannot be read; and, unless `report` does otherwise, what it is told of.
-    """
-    table: dict[str, tuple[int, str]] = {}
-    repeated = set()
-    for number, line in binary_lines(path):
-        try:
-            fields = line_text(line, f"{path}:{number}").split(maxsplit=1)
-        except DataError as error:
-            report("table", f"{path}:{number}", str(error))
-            continue
-        if not fields:
-            continue
-        if fields[0] in table:
-            first = table[fields[0]][0]
-            repeated.add(fields[0])
-            report(
-                "duplicate id",
-                fields[0],
-                f"{path}:{number}: key {fields[0]!r} occurs twice, first on line {first}",
-            )
-            continue
-        table[fields[0]] = (number, fields[1].strip() if len(fields) > 1 else "")
-    for key in repeated:
-        del table[key]
-    return table
-
-
-def _read_locations(path: Path, allow_commands: bool, report: Report) -> dict[str, str]:
-    """Paths (joined to the table's folder) or commands by key; empty if there is no such table."""
-    if not path.is_file():
-        return {}
-    locations: dict[str, str] = {}
-    for key, (number, value) in read_table(path, report).items():
-        if not value:
-            report("no recording", key, f"{path}:{number}: {key!r} has no path")
-        elif is_command(value) and not allow_commands:
-            message = (
-                f"{path}:{number}: {key!r} is a shell command ({value!r}); pass allow_commands=True "
-                "(--allow-commands) to run it, if you trust this directory"
-            )
-            report("shell command", key, message)
-        else:
-            locations[key] = value if is_command(value) else str(path.parent / value)
-    return locations
-
-
-def _from_segments(path: Path, recordings: dict[str, str], report: Report) -> dict[str, Utterance]:
-    """Utterances from lines `utterance recording start end`, in seconds; -1 is the recording's end."""
-    utterances: dict[str, Utterance] = {}
-    for key, (number, value) in read_table(path, report).items():
-        fields = value.split()
-        try:
-            recording, (start, end) = fields[0], (float(field) for field in fields[1:])
-        except (IndexError, ValueError):
-            entry = f"{key} {value}"
-            report(
-                "segment", key, f"{path}:{number}: expected 'utterance recording start end', got {entry!r}"
-            )
-            continue
-        if recording not in recordings:
-            report(
-                "no recording", key, f"{path}:{number}: recording {recording!r} of {key!r} is not in wav.scp"
-            )
-            continue
-        open_end = end == -1.0
-        if not (0.0 <= start < float("inf")) or not (open_end or start < end < float("inf")):
-            message = f"{path}:{number}: {key!r} needs 0 <= start < end, got start {start} and end {end}"
-            report("segment", key, message)
-            continue
-        utterances[key] = Utterance(key, key, (), recordings[recording], start, None if open_end else end)
-    return utterances
-
-
-def _with_speaker_and_words(
-    folder: Path, utterances: dict[str, Utterance], report: Report
-) -> Iterator[Utterance]:
-    """The utterances completed from `text` and `utt2spk`, which must name every one of them."""
-    text = read_table(folder / "text", report)
-    for key, (number, _) in text.items():
-        if key not in utterances:
-            message = f"{folder / 'text'}:{number}: utterance {key!r} has neither a recording nor features"
-            report("no recording", key, message)
-    speakers_path = folder / "utt2spk"
-    speakers = read_table(speakers_path, report) if speakers_path.is_file() else None
-    known: dict[str, str] = {}  # each word and speaker is kept once, and what is used up is given back
-    for key in tuple(utterances):
-        utterance = utterances.pop(key)
-        number, said = text.pop(key, (0, ""))
-        if not number:
-            report("no transcript", key, f"{folder / 'text'}: no transcript for utterance {key!r}")
-            continue
-        speaker = key
-        if speakers is not None:
-            number, speaker = speakers.pop(key, (0, ""))
-            if not number:
-                report("no speaker", key, f"{speakers_path}: no speaker for utterance {key!r}")
-            elif len(speaker.split()) != 1:
-                message = f"{speakers_path}:{number}: expected 'utterance speaker', got '{key} {speaker}'"
-                report("no speaker", key, message)
-        words = tuple(known.setdefault(word, word) for word in said.split())
-        yield replace(utterance, speaker=known.setdefault(speaker, speaker), words=words)
+def _read(path: Path, allow_commands: bool, faults: Faults) -> Chosen:
+    return (read_cuts if holds_cuts(path) else read_folder)(path, allow_commands, faults)

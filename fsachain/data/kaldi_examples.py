@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fsachain.data.dataset import Example
 from fsachain.data.windows import OutputWindow
@@ -14,7 +15,11 @@ from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.examples import ChainExample, ChainSupervision, NnetInput, read_example
+from fsachain.kaldi.indexes import Indexes, Ints
 from fsachain.kaldi.merged import split_merged
+from fsachain.kaldi.values import Floats
+
+Places = slice | npt.NDArray[np.int64]  # of rows; a slice is no copy
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,67 +79,98 @@ def _split(
     for name, parts in ((input_name, inputs), (output_name, outputs)):
         if name not in parts:
             raise DataError(f"has {', '.join(parts)}; expected {name!r}")
-    output = outputs[output_name]
+    part, output = inputs[input_name], outputs[output_name]
+    if len(output.indexes) > len(part.indexes):
+        raise DataError(
+            f"output {output_name!r} has {len(output.indexes)} frames, input {input_name!r} {len(part.indexes)}; expected "
+            "at least as many"
+        )
     fsas = output.fsas
     if not output.end_to_end and output.num_sequences > 1:
-        fsas = tuple(split_merged(fsas[0], output.num_sequences, output.frames_per_sequence))
+        fsas = split_merged(fsas[0], output.num_sequences, output.frames_per_sequence)
+    rows, frames = (_Rows(found.indexes, len(fsas)) for found in (part, output))
+    ivector = inputs.get("ivector")
+    vectors = None if ivector is None else _Rows(ivector.indexes, len(fsas))
     for n, fsa in enumerate(fsas):
-        times, features = _rows(inputs[input_name], n)
-        first, subsampling, weights = _window(output, n, times)
+        places, times = _consecutive(rows, n, input_name)
+        first, subsampling, weights = _window(output, frames, n, times)
         first -= subsampling // 2 if time_offset is None else time_offset
-        context = max(first, 0) // subsampling
-        before = np.repeat(features[:1], max(-first, 0), axis=0)
-        features = np.concatenate([before, features[max(first, 0) % subsampling :]])
         yield SupervisedExample(
             Example(
                 key if output.num_sequences == 1 else f"{key}-{n}",
                 key,
                 (),
-                features,
-                OutputWindow(context, weights),
+                _features(part.features, places, first, subsampling),
+                OutputWindow(max(first, 0) // subsampling, weights),
             ),
             fsa,
             output.weight,
             subsampling,
             output.label_dim,
-            _speaker_vector(inputs.get("ivector"), n),
+            None if ivector is None or vectors is None else _speaker_vector(ivector, vectors, n),
         )
 
 
-def _rows(part: NnetInput, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times and features of sequence n, in order of time."""
-    mine = np.flatnonzero(part.indexes[:, 0] == n)
-    times = part.indexes[mine, 1]
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    if not len(times) or np.any(np.diff(times) != 1):
-        raise DataError(f"input {part.name!r}, sequence {n}: expected every time once, without gaps")
-    return times, part.features[mine[order]].astype(np.float32)
+class _Rows:
+    """Which rows have which index.
+
+    Args:
+        indexes: of all rows.
+        num_sequences: N; rows of other sequences than 0 to N - 1 are never asked for.
+    """
+
+    def __init__(self, indexes: Indexes, num_sequences: int) -> None:
+        n = np.minimum(indexes.n.view(np.uint32), np.uint32(num_sequences))
+        self._n = n.astype(np.min_scalar_type(num_sequences))
+        self._t = indexes.t
+
+    def of(self, n: int) -> tuple[Places, Ints]:
+        """Rows of sequence n, and their times."""
+        mine = self._n == n
+        places = slice(0, len(mine)) if mine.all() else np.flatnonzero(mine)
+        return places, self._t[places]
 
 
-def _window(output: ChainSupervision, n: int, times: np.ndarray) -> tuple[int, int, np.ndarray]:
+def _consecutive(rows: _Rows, n: int, name: str) -> tuple[Places, Ints]:
+    """Rows of sequence n of an input in order of time, and their times."""
+    places, times = rows.of(n)
+    if np.any(times[1:] <= times[:-1]):
+        order = np.argsort(times, kind="stable")
+        places, times = order if isinstance(places, slice) else places[order], times[order]
+    if not len(times) or int(times[-1]) - int(times[0]) != len(times) - 1 or np.any(times[1:] <= times[:-1]):
+        raise DataError(f"input {name!r}, sequence {n}: expected every time once, without gaps")
+    return places, times
+
+
+def _features(features: Floats, places: Places, first: int, subsampling: int) -> npt.NDArray[np.float32]:
+    """The rows at `places` such that row `first` of them comes to be a multiple of the subsampling; float32."""
+    found = features[places][max(first, 0) % subsampling :].astype(np.float32, copy=False)
+    if first >= 0:
+        return found
+    return np.concatenate([np.repeat(features[places][:1], -first, axis=0), found], dtype=np.float32)
+
+
+def _window(
+    output: ChainSupervision, rows: _Rows, n: int, times: Ints
+) -> tuple[int, int, npt.NDArray[np.float32]]:
     """Input frame of the first output that counts, input frames per output frame, factors on derivatives."""
-    mine = np.flatnonzero(output.indexes[:, 0] == n)
-    frames = output.indexes[mine, 1]
-    steps = np.unique(np.diff(frames))
-    if len(frames) != output.frames_per_sequence or len(steps) > 1 or (len(steps) and steps[0] < 1):
+    places, frames = rows.of(n)
+    subsampling = int(frames[1]) - int(frames[0]) if len(frames) > 1 else 1
+    if len(frames) != output.frames_per_sequence or subsampling < 1 or np.any(np.diff(frames) != subsampling):
         raise DataError(
             f"output {output.name!r}, sequence {n}: expected {output.frames_per_sequence} even steps"
         )
-    subsampling = int(steps[0]) if len(steps) else 1
     if frames[0] < times[0] or frames[-1] > times[-1]:
         raise DataError(
             f"output {output.name!r}, sequence {n}: times {frames[0]} to {frames[-1]} lie not in those of the "
             f"input, {times[0]} to {times[-1]}"
         )
-    weights = output.deriv_weights[mine] if len(output.deriv_weights) else np.ones(len(mine))
-    return int(frames[0] - times[0]), subsampling, weights.astype(np.float32)
+    weights = output.deriv_weights[places] if len(output.deriv_weights) else np.ones(len(frames), np.float32)
+    return int(frames[0]) - int(times[0]), subsampling, weights.astype(np.float32, copy=False)
 
 
-def _speaker_vector(part: NnetInput | None, n: int) -> np.ndarray | None:
-    if part is None:
-        return None
-    mine = np.flatnonzero(part.indexes[:, 0] == n)
-    if not len(mine):
+def _speaker_vector(part: NnetInput, rows: _Rows, n: int) -> npt.NDArray[np.float32]:
+    places, times = rows.of(n)
+    if not len(times):
         raise DataError(f"input {part.name!r} has no row for sequence {n}")
-    return part.features[mine[0]].astype(np.float32)
+    return part.features[places][0].astype(np.float32)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fsachain.errors import DataError
-
-# Told of a kind of fault, the utterance (or file) and the message; raises, or keeps it and returns.
-Report = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
+from fsachain.decode.ctm import CtmEntry
 from fsachain.errors import ConfigError, DataError, ShapeError
-from fsachain.files import text_lines
 from fsachain.graph.numerator import NO_WORD, Numerator, Segment
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.table import compile_table
@@ -54,21 +52,6 @@ class FrameTiming:
         """Where the cell of an output frame begins, in seconds; never before the utterance."""
         centre = self.subsampling * frame + self.time_offset + 0.5
         return max(0.0, (centre - 0.5 * self.subsampling) * self.frame_shift)
-
-
-_KEPT_TIMES = 100_000  # times of a CTM file that are shared: those of an hour in steps of a frame
-
-
-class CtmEntry(NamedTuple):
-    """One word or phone: start and duration in seconds."""
-
-    utterance: str
-    start: float
-    duration: float
-    label: str
-
-    def __str__(self) -> str:
-        return f"{self.utterance} 1 {self.start:.3f} {self.duration:.3f} {self.label}"
 
 
 @dataclass(frozen=True)
@@ -193,39 +176,6 @@ def alignment_of(
         for position, first, length in _word_spans(segments)
     ]
     return Alignment(name, log_prob, tuple(words), tuple(spoken))
-
-
-def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
-    """Write `utterance 1 start duration label` lines in the order given; folders are made if need be."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
-
-
-def read_ctm(path: str | Path) -> list[CtmEntry]:
-    """Read a CTM file; the channel and a confidence at the end of a line are dropped.
-
-    Raises:
-        DataError: the file cannot be read, or a line has no start and duration.
-    """
-    entries = []
-    names: dict[str, str] = {}  # utterances, labels and times recur: each is kept once
-    times: dict[str, float] = {}
-    for number, fields in text_lines(path):
-        try:
-            utterance, _, start, duration, label = fields[:5]
-            if len(times) > _KEPT_TIMES:
-                times.clear()
-            begin, length = (times[field] if field in times else float(field) for field in (start, duration))
-        except ValueError as error:
-            raise DataError(
-                f"{path}:{number}: expected utterance, channel, start, duration, label, got {' '.join(fields)!r}"
-            ) from error
-        times[start], times[duration] = begin, length
-        entries.append(
-            CtmEntry(names.setdefault(utterance, utterance), begin, length, names.setdefault(label, label))
-        )
-    return entries
 
 
 def aligned_phones(

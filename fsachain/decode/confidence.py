@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.kaldi.lattice import Lattice
+from fsachain.kaldi.lattice_arrays import Lattice
 
 
 class WordPosterior(NamedTuple):

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from fsachain.decode.search_graph import Graph, Source, load, portable
 from fsachain.decode.workers import Search, search_all
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, require
-from fsachain.kaldi.lattice import Lattice, read_lattice
+from fsachain.kaldi.lattice import read_lattice
+from fsachain.kaldi.lattice_arrays import Lattice
 from fsachain.kaldi.stream import open_file
 
 Float32Array = npt.NDArray[np.float32]
@@ -161,7 +162,7 @@ class Decoder:
         ) as folder:  # kaldifst writes lattices to files alone
             path = Path(folder, "lattice")
             lattice.write(str(path))
-            return read_lattice(open_file(path))
+            return read_lattice(open_file(path)).expanded()
 
     def _scaled(self, nnet_output: npt.ArrayLike, name: str) -> Float32Array:
         scores = _checked_scores(nnet_output, self._num_pdfs, name)

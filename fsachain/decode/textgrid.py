@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fsachain.decode.align import CtmEntry
+from fsachain.decode.ctm import CtmEntry
 from fsachain.errors import DataError, require
 
 _SLACK = 1e-4  # seconds: times of CTM files are rounded

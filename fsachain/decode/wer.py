@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsachain.data.tables import raise_fault, table_lines
 from fsachain.errors import DataError, require
-from fsachain.files import text_lines
+from fsachain.names import Names, Strings
 
 EPSILON = "<eps>"
 
@@ -190,18 +191,45 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tu
     return tuple((ref, hyp) for ref, hyp in kaldialign.align(list(reference), list(hypothesis), EPSILON))
 
 
-def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
+class Transcripts(Mapping[str, tuple[str, ...]]):
+    """Words by utterance, in order; tuples of words are made on access."""
+
+    def __init__(self) -> None:
+        self._utterances, self._texts = Names(), Strings()
+
+    def add(self, utterance: str, text: bytes) -> bool:
+        """One more, with its words as UTF-8, unless the utterance is there; returns whether it was new."""
+        if self._utterances.add(utterance) < len(self._texts):
+            return False
+        self._texts.append_utf8(text)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._utterances)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._utterances)
+
+    def __contains__(self, utterance: object) -> bool:
+        return utterance in self._utterances
+
+    def __getitem__(self, utterance: str) -> tuple[str, ...]:
+        place = self._utterances.place(utterance)
+        if place is None:
+            raise KeyError(utterance)
+        return tuple(self._texts[place].split())
+
+
+def read_text(path: str | Path) -> Transcripts:
     """Read transcripts, `utterance word word ...` per line; an id alone is an empty transcript.
 
     Raises:
         DataError: the file cannot be read, or an utterance stands in it twice.
     """
-    transcripts: dict[str, tuple[str, ...]] = {}
-    known: dict[str, str] = {}  # each word is kept once
-    for number, (name, *words) in text_lines(path):
-        if name in transcripts:
+    transcripts = Transcripts()
+    for number, name, text in table_lines(path, raise_fault):
+        if not transcripts.add(name, text):
             raise DataError(f"{path}:{number}: utterance {name!r} stands in the file twice")
-        transcripts[name] = tuple(known.setdefault(word, word) for word in words)
     return transcripts
 
 

@@ -9,7 +9,7 @@ examples: all frames of an utterance count once. An utterance that is no longer 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ import numpy.typing as npt
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.files import replacing
 from fsachain.fsa import Fsa
-from fsachain.graph.fsa_arrays import join, join_fsas, read_archive, split_fsas
+from fsachain.graph.archive import Arrays, ids, join, numbers, offsets, read_archive, texts
+from fsachain.graph.fsa_arrays import JoinedFsas, join_fsas
 from fsachain.graph.supervision import Supervision
 from fsachain.npz_file import read_npz
 
@@ -129,7 +130,7 @@ def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequ
         "num_copies": np.array([len(lists) for lists in utterances.values()], dtype=np.int64),
         "num_chunks": np.array([len(lists[0]) if lists else 0 for lists in utterances.values()], np.int64),
         "names": np.array([chunk.utterance for chunk in chunks], dtype=np.str_),
-        "frame_weights": join([chunk.frame_weights for chunk in chunks]).astype(np.float32),
+        "frame_weights": join([chunk.frame_weights for chunk in chunks], np.float32),
     }
     # "start" is also an array of the acceptors, which all start in state 0.
     arrays |= {f"chunk_{name}": np.array([getattr(c, name) for c in chunks], np.int64) for name in _NUMBERS}
@@ -138,13 +139,74 @@ def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequ
         np.savez_compressed(file, **arrays)
 
 
-def load_chunks(path: str | os.PathLike[str]) -> dict[str, list[list[Chunk]]]:
-    """Read what `save_chunks` wrote, in its order.
+class StoredChunks(Mapping[str, list[list[Chunk]]]):
+    """Lists of chunks by utterance id, one for each copy, over the arrays of a file, in its order; made when asked for.
+
+    Raises:
+        KeyError, ValueError: an array is missing, or does not fit the others.
+        GraphError: as `Fsa` for the first acceptor that cannot be.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._fsas = JoinedFsas(arrays)
+        self._names = texts(arrays, "names")
+        if len(self._names) != len(self._fsas):
+            raise ValueError(f"names has {len(self._names)} rows, num_states {len(self._fsas)}")
+        self._spans = [numbers(arrays, f"chunk_{name}", np.int64, len(self._names)) for name in _NUMBERS]
+        start, end, _ = self._spans
+        if start.min(initial=0) < 0 or (end < start).any():
+            raise ValueError("chunk_start and chunk_end are no spans of frames")
+        self._weights = numbers(arrays, "frame_weights", np.float32)
+        self._first_frame = offsets(end - start, len(self._weights), "chunk_start and chunk_end")
+        self._utterances = ids(arrays, "utterances")
+        num_copies = numbers(arrays, "num_copies", np.int64, len(self._utterances))
+        self._num_chunks = numbers(arrays, "num_chunks", np.int64, len(self._utterances))
+        self._first_chunk = self._share_out(num_copies)
+
+    def _share_out(self, num_copies: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Number of the first chunk of each utterance, and of all chunks [N + 1]."""
+        what, total = "num_copies and num_chunks", len(self._names)
+        each = self._num_chunks
+        if min(each.min(initial=0), num_copies.min(initial=0)) < 0:
+            raise ValueError(f"{what} do not share out the chunks: one is negative")
+        if (
+            np.multiply(num_copies, each, dtype=np.float64).max(initial=0) > total
+        ):  # before integers wrap around
+            raise ValueError(f"{what} do not share out the {total} chunks")
+        return offsets(num_copies * each, total, what)
+
+    def __len__(self) -> int:
+        return len(self._utterances)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._utterances)
+
+    def __contains__(self, utterance: object) -> bool:
+        return utterance in self._utterances
+
+    def __getitem__(self, utterance: str) -> list[list[Chunk]]:
+        place = self._utterances.place(utterance)
+        if place is None:
+            raise KeyError(utterance)
+        count = int(self._num_chunks[place])
+        first, last = self._first_chunk[place : place + 2].tolist()
+        chunks = [self._chunk(number) for number in range(first, last)]
+        return [chunks[begin : begin + count] for begin in range(0, len(chunks), max(1, count))]
+
+    def _chunk(self, number: int) -> Chunk:
+        frames = slice(*self._first_frame[number : number + 2].tolist())
+        start, end, of_frames = (int(column[number]) for column in self._spans)
+        name = self._names[number].item()
+        return Chunk(name, start, end, of_frames, self._fsas[number], self._weights[frames])
+
+
+def load_chunks(path: str | os.PathLike[str]) -> StoredChunks:
+    """Read what `save_chunks` wrote, in its order: a mapping which takes little more memory than the file unpacked.
 
     Raises:
         GraphError: the file is not such an archive.
     """
-    return read_archive(path, NPZ_FORMAT, _split, "no archive of chunks written by fsachain")
+    return read_archive(path, NPZ_FORMAT, StoredChunks, "no archive of chunks written by fsachain")
 
 
 def holds_chunks(path: str | os.PathLike[str]) -> bool:
@@ -153,27 +215,3 @@ def holds_chunks(path: str | os.PathLike[str]) -> bool:
         return bool(read_npz(path, ("format",))["format"].item() == NPZ_FORMAT)
     except (DataError, KeyError, ValueError):
         return False
-
-
-def _split(arrays: dict[str, np.ndarray]) -> dict[str, list[list[Chunk]]]:
-    columns = (arrays[f"chunk_{name}"].tolist() for name in _NUMBERS)
-    rows = zip(arrays["names"].tolist(), *columns, split_fsas(arrays), strict=True)
-    chunks, frame = [], 0
-    for name, start, end, of_frames, fsa in rows:
-        weights = arrays["frame_weights"][frame : frame + end - start]
-        chunks.append(Chunk(name, start, end, of_frames, fsa, weights))
-        frame += end - start
-    copies: dict[str, list[list[Chunk]]] = {}
-    first = 0
-    utterances = list(
-        zip(*(arrays[name].tolist() for name in ("utterances", "num_copies", "num_chunks")), strict=True)
-    )
-    if any(min(sizes) < 0 for _, *sizes in utterances) or sum(n * count for _, n, count in utterances) != len(
-        chunks
-    ):
-        raise ValueError("num_copies and num_chunks do not share out the chunks")
-    for utterance, num_copies, count in utterances:
-        ends = range(first, first + num_copies * count, count) if count else range(0)
-        copies[utterance] = [chunks[begin : begin + count] for begin in ends]
-        first += num_copies * count
-    return copies

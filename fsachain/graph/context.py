@@ -9,37 +9,17 @@ topology with a blank takes pdf 0 for the blank and shifts the rest by one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
-
-import numpy as np
 
 from fsachain.errors import GraphError
-from fsachain.graph.context_json import read_record, write_record
+from fsachain.graph.context_files import read_record, write_record
 from fsachain.graph.decisions import PDF_CLASS, DecisionTree, Path
-from fsachain.graph.pdf_numbering import (
-    BiphoneCounts,
-    PdfTable,
-    named_ids,
-    named_partition,
-    number_untied,
-    table_of,
-    tie_biphones,
-)
+from fsachain.graph.narrow_pdfs import PdfContext, TiedPdfs, UntiedPdfs
+from fsachain.graph.pdf_numbering import BiphoneCounts, named_ids, named_partition, tie_biphones
+from fsachain.graph.phone_sets import PhoneSet, PhoneSets
 from fsachain.graph.topology import Topology
-
-
-class PdfContext(NamedTuple):
-    """What shares one pdf: phone ids, left phone ids (0 = none; empty = any) and the pdf class.
-
-    The blank pdf of a CTC topology has no phones. In a decision tree the two sets are those of all leaves of the
-    pdf, and the class is the least of them.
-    """
-
-    phones: tuple[int, ...]
-    lefts: tuple[int, ...]
-    pdf_class: int
+from fsachain.names import Names
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +27,7 @@ class ContextTree:
     """Map (phones of a window, pdf class) -> pdf.
 
     Attributes:
-        phones: names of the phones; id = index + 1.
+        phones: names of the phones, of whatever sequence was given; id = index + 1.
         topology: HMM topology that all phones share.
         context_width: N, phones in the window: 1 for monophones, 2 for biphones.
         shared: partition of the phone ids; the phones of one set share their pdfs, as phones and as left
@@ -58,34 +38,42 @@ class ContextTree:
         num_pdfs: number of pdfs P, the width of the network output.
     """
 
-    phones: tuple[str, ...]
+    phones: Sequence[str]
     topology: Topology
     context_width: int
-    shared: tuple[tuple[int, ...], ...]
-    context_independent: frozenset[int] = frozenset()
+    shared: Sequence[tuple[int, ...]]
+    context_independent: Set[int] = frozenset()
     decisions: DecisionTree | None = None
     central_position: int = -1
     num_pdfs: int = field(init=False)
-    _pdfs: PdfTable | None = field(init=False, repr=False, default=None)
-    _left_class: dict[int, int] = field(init=False, repr=False)
+    _narrow: UntiedPdfs | TiedPdfs | None = field(init=False, repr=False)
     _hmm_pdfs: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = field(
         init=False, repr=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
-        if not self.phones or len(set(self.phones)) != len(self.phones):
-            raise GraphError(
-                f"phones has {len(self.phones)} names, {len(set(self.phones))} distinct; expected equal"
-            )
+        phones = self.phones if isinstance(self.phones, Names) else Names(self.phones)
+        distinct = len(phones) - len(phones.repeats())
+        if not phones or distinct != len(phones):
+            raise GraphError(f"phones has {len(phones)} names, {distinct} distinct; expected equal")
+        object.__setattr__(self, "phones", phones)
         if self.central_position < 0:
             object.__setattr__(self, "central_position", self.context_width - 1)
         self._check_context()
-        members = sorted(phone for phones in self.shared for phone in phones)
-        if members != list(range(1, self.num_phones + 1)):
-            raise GraphError(
-                f"shared sets hold the phone ids {members}: expected each of 1..{self.num_phones} once"
-            )
-        self._number()
+        shared, independent = PhoneSets.of(self.shared), PhoneSet.of(self.context_independent)
+        for name, ids in (("shared", shared.members), ("context_independent", independent.ids)):
+            if ids.min(initial=1) < 1 or ids.max(initial=1) > self.num_phones:
+                raise GraphError(
+                    f"{name} holds {ids.min()} to {ids.max()}: expected ids in [1, {self.num_phones}]"
+                )
+        if len(shared.members) != self.num_phones:
+            raise GraphError(f"shared sets hold {len(shared.members)} of the {self.num_phones} phones")
+        object.__setattr__(self, "shared", shared)
+        object.__setattr__(self, "context_independent", independent)
+        object.__setattr__(self, "_narrow", self._narrow_pdfs(shared, independent))
+        pdfs = self._narrow or self.decisions
+        assert pdfs is not None, "a tree without decisions is narrow"
+        object.__setattr__(self, "num_pdfs", pdfs.num_pdfs)
 
     def _check_context(self) -> None:
         width, centre = self.context_width, self.central_position
@@ -99,37 +87,27 @@ class ContextTree:
             raise GraphError(
                 "a topology with a blank has no left phone at hand: use ContextTree.monophone with it"
             )
-        bad = () if self.decisions is None else sorted(self.decisions.keys - {PDF_CLASS, *range(width)})
-        if bad:
-            raise GraphError(f"decisions ask for the place {bad[0]} of a window of {width} phones")
-
-    def _number(self) -> None:
-        classes = self.topology.num_pdf_classes
         if self.decisions is None:
-            first = 0 if self.topology.blank == "none" else 1
-            pdfs, num_pdfs = number_untied(
-                self.shared, self.context_independent, classes, self.context_width, first
+            return
+        nodes = self.decisions.nodes
+        asked = (nodes.key(number) for number in range(len(nodes)) if not nodes.is_leaf(number))
+        if (bad := min((key for key in asked if not PDF_CLASS <= key < width), default=None)) is not None:
+            raise GraphError(f"decisions ask for the place {bad} of a window of {width} phones")
+
+    def _narrow_pdfs(self, shared: PhoneSets, independent: PhoneSet) -> UntiedPdfs | TiedPdfs | None:
+        classes, width = self.topology.num_pdf_classes, self.context_width
+        if self.decisions is None:
+            return UntiedPdfs(
+                shared, independent, classes, width, first=0 if self.topology.blank == "none" else 1
             )
-            left_class = {phone: phones[0] for phones in self.shared for phone in phones}
-        else:
-            num_pdfs = self.decisions.num_pdfs
-            if not self.is_narrow:
-                object.__setattr__(self, "num_pdfs", num_pdfs)
-                return
-            pdfs = table_of(self.decisions, self.num_phones, self.context_width, classes)
-            alike: dict[bytes, int] = {}
-            ids = range(1, self.num_phones + 1)
-            left_class = {phone: alike.setdefault(pdfs[phone].tobytes(), phone) for phone in ids}
-        object.__setattr__(self, "_pdfs", pdfs)
-        object.__setattr__(self, "_left_class", {0: 0, **left_class})
-        object.__setattr__(self, "num_pdfs", num_pdfs)
+        return TiedPdfs(self.decisions, self.num_phones, classes, width) if self.is_narrow else None
 
     @classmethod
     def monophone(
         cls, phones: Sequence[str], topology: Topology, *, shared: Iterable[Iterable[str]] | None = None
     ) -> ContextTree:
         """One set of pdfs for each phone, or for each set of phone names in `shared`."""
-        return cls(tuple(phones), topology, 1, named_partition(phones, shared))
+        return cls(phones, topology, 1, named_partition(phones, shared))
 
     @classmethod
     def biphone(
@@ -149,7 +127,7 @@ class ContextTree:
             shared: sets of phone names that share their pdfs and count as one left context.
         """
         independent = named_ids(phones, context_independent, "context_independent")
-        return cls(tuple(phones), topology, 2, named_partition(phones, shared), independent)
+        return cls(phones, topology, 2, named_partition(phones, shared), independent)
 
     @classmethod
     def tied_biphone(
@@ -180,7 +158,7 @@ class ContextTree:
         independent = named_ids(phones, context_independent, "context_independent")
         classes = topology.num_pdf_classes
         tree = tie_biphones(sets, independent, classes, counts, min_biphone_count, min_monophone_count)
-        return cls(tuple(phones), topology, 2, sets, independent, tree)
+        return cls(phones, topology, 2, sets, independent, tree)
 
     @property
     def num_phones(self) -> int:
@@ -218,8 +196,8 @@ class ContextTree:
         if len(window) != self.context_width:
             raise GraphError(f"window {tuple(window)}: expected {self.context_width} phones")
         pdf: int | None
-        if self._pdfs is not None:
-            pdf = int(self._pdfs[window[0] if self.context_width == 2 else 0, window[-1], pdf_class])
+        if self._narrow is not None:
+            pdf = self._narrow.pdf(window[0] if self.context_width == 2 else 0, window[-1], pdf_class)
         else:
             assert self.decisions is not None
             pdf = self.decisions.pdf(window, pdf_class)
@@ -246,7 +224,8 @@ class ContextTree:
 
     def left_class(self, phone: int) -> int:
         """A phone that stands for all that are the same left neighbour as `phone`; 0 for none."""
-        return self._left_class[phone]
+        assert self._narrow is not None, "a wide window has more than a left phone"
+        return self._narrow.left_class(phone) if phone else 0
 
     def describe(self, pdf: int) -> PdfContext:
         """The phones, left phones and pdf class that `pdf` stands for."""
@@ -254,15 +233,7 @@ class ContextTree:
             raise GraphError(f"pdf = {pdf}: expected a pdf in [0, {self.num_pdfs})")
         if pdf == self.blank_pdf:
             return PdfContext((), (), 0)
-        if self._pdfs is None:
-            return self._describe_wide(pdf)
-        lefts, phones, classes = np.nonzero(self._pdfs == pdf)
-        anywhere = len(set(lefts.tolist())) == self.num_phones + 1
-        return PdfContext(
-            tuple(sorted(set(phones.tolist()) - {0})),
-            () if anywhere else tuple(sorted(set(lefts.tolist()))),
-            int(classes.min(initial=self.topology.num_pdf_classes)),
-        )
+        return self._describe_wide(pdf) if self._narrow is None else self._narrow.context(pdf)
 
     def equals(self, other: ContextTree) -> bool:
         """Both trees give every phone in every context the same pdfs."""
@@ -286,7 +257,7 @@ class ContextTree:
         return self.decisions.paths(values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tree as JSON."""
+        """Write the tree to an npz file at exactly `path`."""
         write_record(path, {f.name: getattr(self, f.name) for f in fields(self) if f.init})
 
     @classmethod

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import GraphError, ShapeError
 from fsachain.fsa import Fsa
-from fsachain.npz_file import read_npz
+from fsachain.graph.archive import Arrays, join, numbers, offsets
 
-Contents = TypeVar("Contents")
-
-_ARC_ARRAYS = ("src", "dst", "pdf", "log_prob")
-
-
-def join(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The arrays one after another; an empty float array where there are none."""
-    return np.concatenate(arrays) if arrays else np.empty(0)
+_ARC_ARRAYS = {"src": np.int32, "dst": np.int32, "pdf": np.int32, "log_prob": np.float64}
 
 
 def join_fsas(fsas: Sequence[Fsa]) -> dict[str, npt.NDArray[Any]]:
@@ -31,40 +21,54 @@ def join_fsas(fsas: Sequence[Fsa]) -> dict[str, npt.NDArray[Any]]:
         for name in ("num_states", "num_arcs", "start")
     }
     arrays["final_log_prob"] = join([fsa.final_log_prob for fsa in fsas])
-    return arrays | {name: join([getattr(fsa, name) for fsa in fsas]) for name in _ARC_ARRAYS}
+    return arrays | {
+        name: join([getattr(fsa, name) for fsa in fsas], dtype) for name, dtype in _ARC_ARRAYS.items()
+    }
 
 
-def split_fsas(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Fsa]:
-    """The acceptors that `join_fsas` joined, in their order; a missing array raises KeyError."""
-    fsas = []
-    state = arc = 0
-    sizes = zip(*(arrays[name].tolist() for name in ("num_states", "num_arcs", "start")), strict=True)
-    for num_states, num_arcs, start in sizes:
-        src, dst, pdf, log_prob = (arrays[name][arc : arc + num_arcs] for name in _ARC_ARRAYS)
-        final = arrays["final_log_prob"][state : state + num_states]
-        fsas.append(Fsa(num_states, src, dst, pdf, log_prob, final, start))
-        state, arc = state + num_states, arc + num_arcs
-    return fsas
+class JoinedFsas(Sequence[Fsa]):
+    """The acceptors that `join_fsas` joined, in their order; each is made anew when it is asked for.
 
-
-def read_archive(
-    path: str | os.PathLike[str],
-    expected: str,
-    make: Callable[[dict[str, npt.NDArray[Any]]], Contents],
-    complaint: str,
-) -> Contents:
-    """What `make` makes of the arrays of an npz file whose array "format" is `expected`.
+    Attributes:
+        first_arc: int64 [N + 1], where the arcs of each acceptor begin, and where those of the last end.
 
     Raises:
-        GraphError: "path: complaint (reason)" if the file is not such an archive.
+        KeyError, ValueError: an array is missing, of another type or length.
+        GraphError: as `Fsa` for the first acceptor that cannot be.
     """
-    try:
-        arrays = read_npz(path)
-        if arrays["format"].item() != expected:
-            raise GraphError(f"{path}: format {arrays['format'].item()!r}, expected {expected!r}")
-        return make(arrays)
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError, ShapeError) as error:
-        if isinstance(error, GraphError) and str(error).startswith(os.fspath(path)):
-            raise
-        reason = error if zipfile.is_zipfile(path) else "no npz file, or cut short"
-        raise GraphError(f"{path}: {complaint} ({reason})") from error
+
+    def __init__(self, arrays: Arrays) -> None:
+        num_states = numbers(arrays, "num_states", np.int64)
+        num_arcs = numbers(arrays, "num_arcs", np.int64, len(num_states))
+        self._start = numbers(arrays, "start", np.int64, len(num_states))
+        self._final = numbers(arrays, "final_log_prob", np.float64)
+        self._first_state = offsets(num_states, len(self._final), "num_states")
+        self.first_arc = offsets(num_arcs, len(arrays["src"]), "num_arcs")
+        total = int(self.first_arc[-1])
+        self._arcs = [numbers(arrays, name, dtype, total) for name, dtype in _ARC_ARRAYS.items()]
+        for column in (self._final, *self._arcs):
+            column.setflags(write=False)  # then acceptors have views of it
+        for _ in self:  # made once and thrown away: what is wrong is told now
+            pass
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    @overload
+    def __getitem__(self, place: int) -> Fsa: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Fsa]: ...
+
+    def __getitem__(self, place: int | slice) -> Fsa | list[Fsa]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        states = slice(*self._first_state[place : place + 2].tolist())
+        arcs = slice(*self.first_arc[place : place + 2].tolist())
+        src, dst, pdf, log_prob = (column[arcs] for column in self._arcs)
+        final = self._final[states]
+        return Fsa(len(final), src, dst, pdf, log_prob, final, int(self._start[place]))
+
+    def __iter__(self) -> Iterator[Fsa]:
+        return map(self.__getitem__, range(len(self)))

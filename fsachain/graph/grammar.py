@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -141,5 +142,5 @@ def _symbol_table(lexicon: Lexicon) -> str:
     if bad:
         expected = f"expected no white space and none of {', '.join((_EPSILON, *reserved))}"
         raise GraphError(f"word {bad[0]!r} of the lexicon cannot stand in an ARPA grammar: {expected}")
-    names = (_EPSILON, *lexicon.words, *reserved)
+    names = chain([_EPSILON], lexicon.words, reserved)
     return "".join(f"{word} {index}\n" for index, word in enumerate(names))

@@ -7,90 +7,70 @@ stand: Kaldi's files scale the best pronunciation of each word to 1.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from fsachain.errors import GraphError
-from fsachain.files import parse_json, write_text
+from fsachain.graph import lexicon_files, lexicon_json
+from fsachain.graph.lexicon_entries import Entries, FoundPhones, GivenPhones, PhoneNumbers
+from fsachain.graph.pronunciations import Pronunciation, Pronunciations
+from fsachain.names import Names
 
-JSON_FORMAT = "fsachain-lexicon-1"
-
-
-class Pronunciation(NamedTuple):
-    """One way to say a word: phone ids and a probability in (0, 1]."""
-
-    phones: tuple[int, ...]
-    prob: float
+__all__ = ["Lexicon", "Pronunciation"]
 
 
 @dataclass(frozen=True, eq=False)
 class Lexicon:
-    """Words and how they are said.
+    """Words and how they are said. Strings and pronunciations are kept in little memory, and made on access.
 
     Attributes:
         words: names of the words; id = index + 1.
-        phones: names of the phones, silence included; id = index + 1.
+        phones: names of the phones, silence included; id = index + 1. At most 32,768.
         pronunciations: for each word (by index in `words`), at least one pronunciation.
         silence: name of the phone that may stand at the ends and between words; None: nothing may.
         silence_prob: probability of that silence at each such place, in (0, 1).
         oov: word that stands for every word not in the lexicon; None: such words are refused.
     """
 
-    words: tuple[str, ...]
-    phones: tuple[str, ...]
-    pronunciations: tuple[tuple[Pronunciation, ...], ...]
+    words: Sequence[str]
+    phones: Sequence[str]
+    pronunciations: Sequence[Sequence[Pronunciation]]
     silence: str | None = "SIL"
     silence_prob: float = 0.5
     oov: str | None = None
-    _word_ids: dict[str, int] = field(init=False, repr=False)
-    _phone_ids: dict[str, int] = field(init=False, repr=False)
+    _words: Names = field(init=False, repr=False)
+    _phones: Names = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_word_ids", {word: index + 1 for index, word in enumerate(self.words)})
-        object.__setattr__(self, "_phone_ids", {phone: index + 1 for index, phone in enumerate(self.phones)})
-        if (
-            not self.words
-            or len(self._word_ids) != len(self.words)
-            or len(self.pronunciations) != len(self.words)
-        ):
+        words, phones = _names(self.words), _names(self.phones)
+        for attribute, names in (("words", words), ("phones", phones)):
+            object.__setattr__(self, attribute, names)
+            object.__setattr__(self, f"_{attribute}", names)
+        distinct = len(words) - len(words.repeats())
+        if not words or distinct != len(words) or len(self.pronunciations) != len(words):
             raise GraphError(
-                f"lexicon of {len(self.words)} words ({len(self._word_ids)} distinct) and "
-                f"{len(self.pronunciations)} lists of "
+                f"lexicon of {len(words)} words ({distinct} distinct) and {len(self.pronunciations)} lists of "
                 "pronunciations: expected at least one word, all distinct, one list for each"
             )
-        if len(self._phone_ids) != len(self.phones):
+        if repeats := phones.repeats():
             raise GraphError(
-                f"lexicon has {len(self.phones)} phones, {len(self._phone_ids)} of them distinct"
+                f"lexicon has {len(phones)} phones, {len(phones) - len(repeats)} of them distinct"
             )
-        if self.silence is not None and self.silence not in self._phone_ids:
+        if self.silence is not None and self.silence not in phones:
             raise GraphError(
-                f"silence = {self.silence!r} is not a phone of the lexicon; silence=None: there is none"
+                f"silence = {self.silence!r:.80} is not a phone of the lexicon; silence=None: there is none"
             )
         if self.silence is not None and not 0.0 < self.silence_prob < 1.0:
             raise GraphError(
                 f"silence_prob = {self.silence_prob}: expected one in (0, 1); silence=None: no silence"
             )
-        if self.oov is not None and self.oov not in self._word_ids:
-            raise GraphError(f"oov = {self.oov!r} is not a word of the lexicon")
-        for word, pronunciations in zip(self.words, self.pronunciations, strict=True):
-            self._check(word, pronunciations)
-
-    def _check(self, word: str, pronunciations: Sequence[Pronunciation]) -> None:
-        if not pronunciations:
-            raise GraphError(f"word {word!r} has no pronunciation")
-        for phones, prob in pronunciations:
-            if not phones or not all(1 <= phone <= len(self.phones) for phone in phones):
-                raise GraphError(
-                    f"word {word!r} has phone ids {list(phones)}: expected some in [1, {len(self.phones)}]"
-                )
-            if not 0.0 < prob <= 1.0:
-                raise GraphError(f"word {word!r} has a pronunciation of probability {prob}: expected (0, 1]")
+        if self.oov is not None and self.oov not in words:
+            raise GraphError(f"oov = {self.oov!r:.80} is not a word of the lexicon")
+        known = self.pronunciations
+        if not (isinstance(known, Pronunciations) and known.num_phones <= len(phones)):
+            object.__setattr__(self, "pronunciations", Pronunciations.of(words, known, len(phones)))
 
     @classmethod
     def read(
@@ -118,17 +98,11 @@ class Lexicon:
         Raises:
             GraphError: names file, line, what came and what was expected.
         """
-        from fsachain.graph import lexicon_files
-
-        entries = lexicon_files.read_entries(path, format)
         if isinstance(phones, str | os.PathLike):
             phones = lexicon_files.read_phones(phones)
-        elif phones is None:
-            phones = _phones_of(entries, silence)
-        entries.reverse()
-        each = (entries.pop() for _ in range(len(entries)))  # given back one by one
+        words, names, pronunciations = lexicon_files.read_lexicon(path, format, _numbers(phones, silence))
         try:
-            return cls.from_entries(each, silence=silence, silence_prob=silence_prob, oov=oov, phones=phones)
+            return cls(words, names, pronunciations, silence, silence_prob, oov)
         except GraphError as error:
             raise GraphError(f"{path}: {error}") from error
 
@@ -143,30 +117,17 @@ class Lexicon:
         phones: Sequence[str] | None = None,
     ) -> Lexicon:
         """A lexicon of (word, probability, phone names); `phones` as in `read`."""
-        if phones is None:
-            entries = list(entries)
-            phones = _phones_of(entries, silence)
-        ids = {phone: index + 1 for index, phone in enumerate(phones)}
-        by_word: dict[str, list[Pronunciation]] = {}
-        for word, prob, names in entries:
-            unknown = [name for name in names if name not in ids]
-            if unknown:
-                raise GraphError(
-                    f"word {word!r} uses the phone {unknown[0]!r}, which is not among the {len(ids)} phones"
-                )
-            known = by_word.setdefault(word, [])
-            known.append(Pronunciation(tuple(ids[name] for name in names), prob))
-        for word, known in by_word.items():
-            if len({one.phones for one in known}) < len(known):
-                counts = Counter(one.phones for one in known)
-                twice = " ".join(phones[phone - 1] for phone in counts.most_common(1)[0][0])
-                raise GraphError(f"word {word!r} has the pronunciation {twice!r} twice")
-        words, pronunciations = tuple(by_word), tuple(map(tuple, by_word.values()))
-        del (
-            by_word,
-            known,
-        )  # before the lexicon numbers its words: each is as large as a dictionary of all words
-        return cls(words, tuple(phones), pronunciations, silence, silence_prob, oov)
+        numbers, grouped = _numbers(phones, silence), Entries()
+        for word, prob, spoken in entries:
+            grouped.add(word, numbers.ids(word, spoken), prob)
+        names, order = numbers.finish()
+        pronunciations = grouped.finish(order)
+        if again := pronunciations.repeated():
+            twice = " ".join(names[phone - 1] for phone in again[1])
+            raise GraphError(
+                f"word {grouped.words[again[0]]!r:.80} has the pronunciation {twice!r:.80} twice"
+            )
+        return cls(grouped.words, names, pronunciations, silence, silence_prob, oov)
 
     @classmethod
     def characters(
@@ -194,21 +155,26 @@ class Lexicon:
         phones: list[str] = []
         for phone in self.phones:
             phones += [phone] if phone in plain else [f"{phone}_{position}" for position in "BIES"]
-        entries = []
+        return Lexicon.from_entries(
+            self._marked(plain),
+            silence=self.silence,
+            silence_prob=self.silence_prob,
+            oov=self.oov,
+            phones=phones,
+        )
+
+    def _marked(self, plain: set[str]) -> Iterator[tuple[str, float, list[str]]]:
         for word, pronunciations in zip(self.words, self.pronunciations, strict=True):
             for ids, prob in pronunciations:
                 names = [self.phones[phone - 1] for phone in ids]
                 marks = ["S"] if len(ids) == 1 else ["B", *"I" * (len(ids) - 2), "E"]
                 marked = [n if n in plain else f"{n}_{mark}" for n, mark in zip(names, marks, strict=True)]
-                entries.append((word, prob, marked))
-        return Lexicon.from_entries(
-            entries, silence=self.silence, silence_prob=self.silence_prob, oov=self.oov, phones=phones
-        )
+                yield word, prob, marked
 
     @property
     def silence_phone(self) -> int | None:
         """Id of the silence phone, or None."""
-        return None if self.silence is None else self._phone_ids[self.silence]
+        return None if self.silence is None else self._phones.index(self.silence) + 1
 
     def silence_log_probs(self) -> tuple[float, float]:
         """Log probabilities of (silence, no silence) at each place; (-inf, 0) for a lexicon without."""
@@ -226,38 +192,35 @@ class Lexicon:
         Raises:
             GraphError: the word is not in the lexicon and `oov` is None.
         """
-        index = self._word_ids.get(word)
-        if index is None:
+        place = self._words.place(word)
+        if place is None:
             if self.oov is None:
                 where = "" if name is None else f"utterance {name!r}: "
                 raise GraphError(
                     f"{where}word {word!r} is not among the {len(self.words)} words of the lexicon; "
                     "add it, or choose a word that stands for unknown ones (oov=...)"
                 )
-            index = self._word_ids[self.oov]
-        return index
+            place = self._words.index(self.oov)
+        return place + 1
 
     def phone_id(self, phone: str) -> int:
         """Id of the phone called `phone`."""
-        if phone not in self._phone_ids:
+        place = self._phones.place(phone)
+        if place is None:
             raise GraphError(f"phone {phone!r} is not among the {len(self.phones)} phones of the lexicon")
-        return self._phone_ids[phone]
+        return place + 1
 
-    def pronunciations_of(self, word: str, *, name: str | None = None) -> tuple[Pronunciation, ...]:
+    def pronunciations_of(self, word: str, *, name: str | None = None) -> Sequence[Pronunciation]:
         """The pronunciations of `word`; arguments and errors as `word_id`."""
         return self.pronunciations[self.word_id(word, name=name) - 1]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the lexicon as JSON."""
-        record = {
-            "format": JSON_FORMAT,
-            "phones": self.phones,
-            "silence": self.silence,
-            "silence_prob": self.silence_prob,
-            "oov": self.oov,
-            "words": [[word, p] for word, p in zip(self.words, self.pronunciations, strict=True)],
-        }
-        write_text(path, json.dumps(record, ensure_ascii=False))
+        """Write the lexicon as lines of JSON, which `load` reads.
+
+        Raises:
+            GraphError: a pronunciation of thousands of phones.
+        """
+        lexicon_json.write(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Lexicon:
@@ -266,28 +229,16 @@ class Lexicon:
         Raises:
             GraphError: the file is not such a lexicon.
         """
+        arguments = lexicon_json.read(path)
         try:
-            record = parse_json(Path(path).read_bytes(), str(path))
-            if record["format"] != JSON_FORMAT:
-                raise GraphError(f"{path}: format {record['format']!r}, expected {JSON_FORMAT!r}")
-            words = tuple(word for word, _ in record["words"])
-            lists = tuple(_pronunciations(record["words"]))
-            phones = tuple(record["phones"])
-            return cls(words, phones, lists, record["silence"], record["silence_prob"], record["oov"])
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, GraphError):
-                raise
-            raise GraphError(f"{path}: not a lexicon written by fsachain ({error!r})") from error
+            return cls(**arguments)
+        except GraphError as error:
+            raise GraphError(f"{path}: {error}") from error
 
 
-def _phones_of(entries: Iterable[tuple[str, float, Sequence[str]]], silence: str | None) -> list[str]:
-    """Silence, then the phones of the entries by name."""
-    spoken = {phone for _, _, names in entries for phone in names}
-    return ([] if silence is None else [silence]) + sorted(spoken - {silence})
+def _names(strings: Sequence[str]) -> Names:
+    return strings if isinstance(strings, Names) else Names(strings)
 
 
-def _pronunciations(entries: list[Any]) -> Iterator[tuple[Pronunciation, ...]]:
-    """Those of each word of a JSON file, whose lists are given back one by one: they are larger than the lexicon."""
-    for number, (_, ways) in enumerate(entries):
-        entries[number] = None
-        yield tuple(Pronunciation(tuple(ids), prob) for ids, prob in ways)
+def _numbers(phones: Iterable[str] | None, silence: str | None) -> PhoneNumbers:
+    return FoundPhones(silence) if phones is None else GivenPhones(phones)

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
-import numpy as np
-
-from fsachain.errors import GraphError
+from fsachain.errors import DataError, GraphError
 from fsachain.files import text_lines
-from fsachain.kaldi.stream import MAX_DIGITS
+from fsachain.graph.lexicon_entries import Entries, PhoneNumbers
+from fsachain.graph.pronunciations import Pronunciations
+from fsachain.kaldi.symbols import in_id_order, symbol_and_id
+from fsachain.names import Names
 
-Entry = tuple[str, float, tuple[str, ...]]
 FORMATS = ("auto", "lexicon", "lexiconp")
 EPSILON_NAMES = ("<eps>", "<epsilon>")
+LONGEST_LINE = 1 << 13  # bytes: a word and 4,000 phones
 
 
-def read_entries(path: str | os.PathLike[str], format: str = "auto") -> list[Entry]:
-    """(word, probability, phone names) of each line of a lexicon; the same name is the same object.
+def read_lexicon(
+    path: str | os.PathLike[str], format: str, numbers: PhoneNumbers
+) -> tuple[Names, Names, Pronunciations]:
+    """Words in the order of the file, phones, and the pronunciations of each word.
 
     Args:
         path: the file.
         format: one of `FORMATS`; "auto" takes "lexiconp" for a file whose name has "lexiconp" in it.
+        numbers: gives the phone ids.
 
     Raises:
         GraphError: names file and line of what is not an entry; a pronunciation that occurs twice; an empty
@@ -33,70 +39,67 @@ def read_entries(path: str | os.PathLike[str], format: str = "auto") -> list[Ent
         raise GraphError(f"format = {format!r}: expected one of {', '.join(FORMATS)}")
     if format == "auto":
         format = "lexiconp" if "lexiconp" in Path(path).name else "lexicon"
-    entries: list[Entry] = []
-    names: dict[str, str] = {}
-    numbers, hashes = array("L"), array("q")
-    for number, fields in text_lines(path, GraphError):
+    entries = Entries()
+    for where, word, prob, spoken in _entries(path, format):
+        try:
+            entries.add(word, numbers.ids(word, spoken), prob)
+        except GraphError as error:
+            raise GraphError(f"{where}: {error}") from error
+    if not entries.words:
+        raise GraphError(f"{path}: no entries; expected lines of a word and its phones")
+    phones, order = numbers.finish()
+    pronunciations = entries.finish(order)
+    if again := pronunciations.repeated():
+        _refuse_repeat(path, format, entries.words[again[0]], [phones[phone - 1] for phone in again[1]])
+    return entries.words, phones, pronunciations
+
+
+def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[str, str, float, Sequence[str]]]:
+    """(file and line, word, probability, phone names) of each line."""
+    for number, fields in text_lines(path, GraphError, longest=LONGEST_LINE):
         where = f"{path}:{number}"
         word, prob, phones = fields[0], 1.0, fields[1:]
         if format == "lexiconp":
             prob, phones = _probability(fields, where), fields[2:]
         if not phones:
-            raise GraphError(f"{where}: word {word!r} has no phones")
+            raise GraphError(f"{where}: word {word[:80]!r} has no phones")
         if format == "lexicon" and len(phones) > 1 and _looks_like_probability(phones[0]):
             raise GraphError(
-                f"{where}: phone {phones[0]!r} looks like a probability; read it with format='lexiconp' "
+                f"{where}: phone {phones[0][:80]!r} looks like a probability; read it with format='lexiconp' "
                 "(or name it lexiconp.txt)"
             )
-        entry = (word, prob, tuple(names.setdefault(phone, phone) for phone in phones))
-        entries.append(entry)
-        numbers.append(number)
-        hashes.append(hash((word, entry[2])))
-    _refuse_repeats(path, entries, numbers, hashes)
-    if not entries:
-        raise GraphError(f"{path}: no entries; expected lines of a word and its phones")
-    return entries
+        yield where, word, prob, phones
 
 
-def _refuse_repeats(
-    path: str | os.PathLike[str], entries: Sequence[Entry], numbers: Sequence[int], hashes: array[int]
-) -> None:
-    """Entries are compared where their hashes are equal: a set of them all would be larger than the file."""
-    values = np.frombuffer(hashes, dtype=np.int64)
-    order = np.argsort(values, kind="stable")
-    first_line: dict[tuple[str, tuple[str, ...]], int] = {}
-    repeated = np.flatnonzero(np.diff(values[order]) == 0)
-    for place in sorted({*order[repeated].tolist(), *order[repeated + 1].tolist()}):
-        word, _, phones = entries[place]
-        first = first_line.setdefault((word, phones), numbers[place])
-        if first != numbers[place]:
-            raise GraphError(
-                f"{path}:{numbers[place]}: word {word!r} has this pronunciation already on line {first}"
-            )
+def _refuse_repeat(path: str | os.PathLike[str], format: str, word: str, phones: Sequence[str]) -> NoReturn:
+    """The file is read again for the two lines, since to keep the number of each would take as much as some lines do."""
+    said = f"word {word[:80]!r} has this pronunciation"
+    if Path(path).is_file():
+        same = (e[0] for e in _entries(path, format) if e[1] == word and e[3] == phones)
+        first, second = islice(same, 2)
+        raise GraphError(f"{second}: {said} already on line {first.rpartition(':')[2]}")
+    raise GraphError(f"{path}: {said} twice: {' '.join(phones)[:80]}")
 
 
-def read_phones(path: str | os.PathLike[str]) -> list[str]:
+def read_phones(path: str | os.PathLike[str]) -> Names:
     """Phone names in id order from a phones.txt (name, id), without epsilon and disambiguation symbols (#0).
 
     Raises:
         GraphError: a malformed line, or ids that are not 1, 2, ... without gaps.
     """
-    names: dict[int, str] = {}
-    for number, fields in text_lines(path, GraphError):
-        if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= MAX_DIGITS):
-            raise GraphError(f"{path}:{number}: {' '.join(fields)!r}, expected a phone and its id")
-        name, phone = fields[0], int(fields[1])
-        if name in EPSILON_NAMES or name.startswith("#"):
-            continue
-        if phone in names:
-            raise GraphError(f"{path}:{number}: id {phone} belongs to {names[phone]!r} and {name!r}")
-        names[phone] = name
-    if sorted(names) != list(range(1, len(names) + 1)):
-        raise GraphError(f"{path}: phone ids {sorted(names)[:10]}...: expected 1, 2, ... without gaps")
-    return [names[phone] for phone in sorted(names)]
+    names, ids = Names(), array("I")
+    try:
+        for number, fields in text_lines(path, longest=LONGEST_LINE):
+            name, phone = symbol_and_id(fields, f"{path}:{number}", "a phone")
+            if name not in EPSILON_NAMES and not name.startswith("#"):
+                names.append(name)
+                ids.append(phone)
+        return in_id_order(names, ids, path)
+    except DataError as reason:
+        raise GraphError(str(reason)) from reason
 
 
-def _probability(fields: list[str], where: str) -> float:
+def _probability(fields: Sequence[str], where: str) -> float:
     try:
         prob = float(fields[1])
     except (IndexError, ValueError):
@@ -104,7 +107,7 @@ def _probability(fields: list[str], where: str) -> float:
     if not 0.0 < prob <= 1.0:
         given = fields[1] if len(fields) > 1 else "nothing"
         raise GraphError(
-            f"{where}: word {fields[0]!r} is followed by {given!r}, expected a probability in (0, 1]"
+            f"{where}: word {fields[0][:80]!r} is followed by {given[:80]!r}, expected a probability in (0, 1]"
         )
     return prob
 

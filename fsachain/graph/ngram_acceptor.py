@@ -45,7 +45,7 @@ def ngram_acceptor(path: str | os.PathLike[str], units: Sequence[str], *, max_ar
         GraphError: no such file, no ARPA file, no unit in it, or more arcs than `max_arcs`.
         MissingExtraError: kaldilm is not installed.
     """
-    lexicon = Lexicon.from_entries([(name, 1.0, [name]) for name in units], silence=None, phones=list(units))
+    lexicon = Lexicon.from_entries(((name, 1.0, ["unit"]) for name in units), silence=None)
     grammar = Transducer.from_openfst(grammar_from_arpa(path, lexicon))
     try:
         return without_back_off(grammar, max_arcs=max_arcs)

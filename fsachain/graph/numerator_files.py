@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fsachain.files import replacing
-from fsachain.graph.fsa_arrays import join, join_fsas, read_archive, split_fsas
+from fsachain.graph.archive import Arrays, ids, join, numbers, offsets, read_archive, texts
+from fsachain.graph.fsa_arrays import JoinedFsas, join_fsas
 from fsachain.graph.numerator import Numerator
 from fsachain.npz_file import read_npz
 
 NPZ_FORMAT = "fsachain-numerators-1"
 NumeratorSource = Literal["transcripts", "graphs"]
-_ARC_ARRAYS = ("arc_phone", "arc_word", "arc_is_start")
+_ARC_ARRAYS = {"arc_phone": np.int32, "arc_word": np.int32, "arc_is_start": np.bool_}
 
 
 def save_numerators(
@@ -38,7 +40,7 @@ def save_numerators(
         "num_words": np.array([len(n.words) for n in values], dtype=np.int64),
     }
     arrays |= join_fsas([n.fsa for n in values])
-    arrays |= {name: join([getattr(n, name) for n in values]) for name in _ARC_ARRAYS}
+    arrays |= {name: join([getattr(n, name) for n in values], dtype) for name, dtype in _ARC_ARRAYS.items()}
     with replacing(path) as file:
         np.savez_compressed(file, **arrays)
 
@@ -51,22 +53,65 @@ def source_of(path: str | os.PathLike[str]) -> NumeratorSource:
     )
 
 
-def load_numerators(path: str | os.PathLike[str]) -> dict[str, Numerator]:
-    """Read what `save_numerators` wrote, in its order.
+class StoredNumerators(Mapping[str, Numerator]):
+    """Numerators by utterance id over the arrays of a file, in its order; each is made anew when it is asked for.
+
+    Raises:
+        KeyError, ValueError: an array is missing, or does not fit the others.
+        GraphError: as `Fsa` for the first acceptor that cannot be.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._names = ids(arrays, "names")
+        self._words = texts(arrays, "words")
+        num_words = numbers(arrays, "num_words", np.int64, len(self._names))
+        self._first_word = offsets(num_words, len(self._words), "num_words")
+        self._fsas = JoinedFsas(arrays)
+        if len(self._fsas) != len(self._names):
+            raise ValueError(f"names has {len(self._names)} rows, num_states {len(self._fsas)}")
+        num_arcs = int(self._fsas.first_arc[-1])
+        self._labels = [numbers(arrays, name, dtype, num_arcs) for name, dtype in _ARC_ARRAYS.items()]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> Numerator:
+        place = self._place(name)
+        arcs = slice(*self._fsas.first_arc[place : place + 2].tolist())
+        return Numerator(self._fsas[place], self.words(name), *(column[arcs] for column in self._labels))
+
+    @property
+    def num_words(self) -> npt.NDArray[np.int64]:
+        """int64 [N], words of each numerator."""
+        return np.diff(self._first_word)
+
+    @property
+    def num_arcs(self) -> npt.NDArray[np.int64]:
+        """int64 [N], arcs of each numerator."""
+        return np.diff(self._fsas.first_arc)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Those of `self[name]`, without its graph."""
+        place = self._place(name)
+        return tuple(self._words[slice(*self._first_word[place : place + 2].tolist())].tolist())
+
+    def _place(self, name: str) -> int:
+        place = self._names.place(name)
+        if place is None:
+            raise KeyError(name)
+        return place
+
+
+def load_numerators(path: str | os.PathLike[str]) -> StoredNumerators:
+    """Read what `save_numerators` wrote, in its order: a mapping which takes no more memory than the file unpacked.
 
     Raises:
         GraphError: the file is not such an archive.
     """
-    return read_archive(path, NPZ_FORMAT, _split, "not a numerator archive written by fsachain")
-
-
-def _split(arrays: dict[str, np.ndarray]) -> dict[str, Numerator]:
-    numerators = {}
-    word = arc = 0
-    sizes = arrays["num_words"].tolist()
-    for name, num_words, fsa in zip(arrays["names"].tolist(), sizes, split_fsas(arrays), strict=True):
-        words = tuple(arrays["words"][word : word + num_words].tolist())
-        labels = (arrays[key][arc : arc + fsa.num_arcs] for key in _ARC_ARRAYS)
-        numerators[name] = Numerator(fsa, words, *labels)
-        word, arc = word + num_words, arc + fsa.num_arcs
-    return numerators
+    return read_archive(path, NPZ_FORMAT, StoredNumerators, "not a numerator archive written by fsachain")

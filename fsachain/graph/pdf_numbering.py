@@ -1,21 +1,14 @@
-"""Which pdfs a narrow context tree gives out: tables [left, phone, pdf class] for monophones and left biphones.
-
-The order is Kaldi's: phone sets in order, within one set the left sets in order ("none" first), within one
-context the pdf classes in order.
-"""
+"""Phones by their names, in sets; and left biphones tied by how often they occur, as a decision tree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from fsachain.errors import GraphError
-from fsachain.graph.decisions import PDF_CLASS, DecisionTree, Leaf, Node, Table
+from fsachain.graph.decisions import PDF_CLASS, DecisionTree
+from fsachain.graph.tree_nodes import Leaf, Node, Table
 
-PdfTable = npt.NDArray[np.int32]
 Sets = tuple[tuple[int, ...], ...]
 
 
@@ -63,26 +56,6 @@ def named_partition(phones: Sequence[str], shared: Iterable[Iterable[str]] | Non
     named = {phone for members in given for phone in members}
     alone: list[tuple[int, ...]] = [(phone,) for phone in range(1, len(phones) + 1) if phone not in named]
     return tuple(sorted(given + alone))
-
-
-def number_untied(
-    shared: Sets, context_independent: frozenset[int], num_classes: int, width: int, first: int
-) -> tuple[PdfTable, int]:
-    """Table of pdfs without tying, and the number of pdfs; `first` pdfs are given out already."""
-    num_phones = sum(len(phones) for phones in shared)
-    table = np.full((num_phones + 1, num_phones + 1, num_classes), -1, dtype=np.int32)
-    classes = np.arange(num_classes, dtype=np.int32)
-    next_pdf = first
-    lefts: list[tuple[int, ...]] = [(0,), *shared]
-    for phones in shared:
-        if width == 1 or _independent(phones, context_independent):
-            table[:, phones] = next_pdf + classes
-            next_pdf += num_classes
-            continue
-        for left in lefts:
-            table[np.ix_(left, phones)] = next_pdf + classes
-            next_pdf += num_classes
-    return table, next_pdf
 
 
 def _independent(phones: tuple[int, ...], context_independent: frozenset[int]) -> bool:
@@ -163,15 +136,3 @@ def _root_first(nodes: list[Node]) -> DecisionTree:
         return Table(node.key, tuple(map(place, node.branches))) if isinstance(node, Table) else node
 
     return DecisionTree((move(nodes[0]), *(move(node) for node in reversed(nodes[1:]))))
-
-
-def table_of(decisions: DecisionTree, num_phones: int, width: int, num_classes: int) -> PdfTable:
-    """The answers of a narrow decision tree (N = 1, or N = 2 with a left phone); -1 where it has none."""
-    table = np.full((num_phones + 1, num_phones + 1, num_classes), -1, dtype=np.int32)
-    for left in range(num_phones + 1 if width == 2 else 1):
-        for phone in range(1, num_phones + 1):
-            window = (left, phone) if width == 2 else (phone,)
-            for pdf_class in range(num_classes):
-                pdf = decisions.pdf(window, pdf_class)
-                table[left if width == 2 else slice(None), phone, pdf_class] = -1 if pdf is None else pdf
-    return table

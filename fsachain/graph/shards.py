@@ -194,25 +194,20 @@ def _fingerprint(maker: NumeratorMaker) -> str:
     lexicon, tree = maker.lexicon, maker.tree
     content: list[Any] = [
         VERSION,
-        tree.phones,
+        tuple(tree.phones),
         tree.topology,
         tree.context_width,
         tree.central_position,
-        tree.shared,
+        tuple(tree.shared),
     ]
     content += [
         sorted(tree.context_independent),
         None if tree.decisions is None else tree.decisions.to_list(),
     ]
-    content += [
-        lexicon.words,
-        lexicon.phones,
-        lexicon.pronunciations,
-        lexicon.silence,
-        lexicon.silence_prob,
-        lexicon.oov,
-    ]
+    content += [tuple(lexicon.phones), lexicon.silence, lexicon.silence_prob, lexicon.oov]
     digest = hashlib.sha256(repr(content).encode())
+    for spoken in zip(lexicon.words, lexicon.pronunciations, strict=True):
+        digest.update(repr(spoken).encode())
     if maker.normalization is not None:
         fsa = maker.normalization
         digest.update(repr((fsa.num_states, fsa.start)).encode())

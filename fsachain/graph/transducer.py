@@ -94,11 +94,13 @@ class Transducer:
         Raises:
             GraphError: an input epsilon.
         """
+        pdf = self.ilabel - 1
+        pdf.setflags(write=False)
         return Fsa(
             self.num_states,
             self.src,
             self.dst,
-            self.ilabel - 1,
+            pdf,
             self.log_prob,
             self.final_log_prob,
             self.start,

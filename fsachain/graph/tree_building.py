@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError, ShapeError
 from fsachain.graph.context import ContextTree
-from fsachain.graph.decisions import PDF_CLASS, DecisionTree, Leaf, Node, Split, Table
+from fsachain.graph.decisions import PDF_CLASS, DecisionTree
 from fsachain.graph.pdf_numbering import named_ids, named_partition
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.graph.topology import Topology
+from fsachain.graph.tree_nodes import Leaf, Node, Split, Table
 
 Floats = npt.NDArray[np.float64]
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from fsachain.errors import DataError
 from fsachain.kaldi.stream import MAX_DIGITS, Cursor, open_file
+from fsachain.names import Names
 
 Value = TypeVar("Value")
 Reader = Callable[[Cursor], Value]
@@ -25,6 +26,7 @@ _SLICE = rf"{_INDEX}:{_INDEX}"
 _RANGE = re.compile(rf"^(?P<address>.*)\[(?P<rows>{_SLICE})(?:,(?P<columns>{_SLICE}))?\]$")
 _OFFSET = re.compile(rf"^(?P<path>.*):(?P<offset>\d{{1,{MAX_DIGITS}}})$")
 _OPEN_FILES = 8
+_SHOWN = 100  # letters of a key in a message
 
 
 def read_table(table: str | os.PathLike[str], read: Reader[Value]) -> Iterator[tuple[str, Value]]:
@@ -46,11 +48,10 @@ def read_table(table: str | os.PathLike[str], read: Reader[Value]) -> Iterator[t
         name = rest
     else:
         kind = "scp" if name.endswith(".scp") else "ark"
-    seen: set[str] = set()
-    for key, value in (_read_script if kind == "scp" else read_archive)(name, read):
-        if key in seen:
-            raise DataError(f"{name}: the key {key!r} occurs twice")
-        seen.add(key)
+    seen = Names()
+    for number, (key, value) in enumerate((_read_script if kind == "scp" else read_archive)(name, read)):
+        if seen.add(key) != number:
+            raise DataError(f"{name}: the key {key[:_SHOWN]!r} occurs twice")
         yield key, value
 
 
@@ -72,7 +73,7 @@ def read_archive(path: str | os.PathLike[str], read: Reader[Value]) -> Iterator[
         try:
             value = read(cursor)
         except DataError as error:
-            raise DataError(f"{error} (entry {key!r}, which begins at byte {begin})") from error
+            raise DataError(f"{error} (entry {key[:_SHOWN]!r}, which begins at byte {begin})") from error
         yield key, value
 
 
@@ -140,7 +141,7 @@ def _read_script(path: str, read: Reader[Value]) -> Iterator[tuple[str, Value]]:
         if not fields:
             continue
         if len(fields) != 2:
-            raise DataError(f"{path}:{number}: {fields[0]!r}, expected a key and an address")
+            raise DataError(f"{path}:{number}: {fields[0][:_SHOWN]!r}, expected a key and an address")
         key, address = fields
         beside = folder / address
         place = os.fspath(beside) if _exists(os.fspath(beside)) else address

@@ -11,6 +11,7 @@ from fsachain.errors import DataError
 from fsachain.graph.transducer import Transducer
 from fsachain.kaldi.symbols import BACK_OFF
 from fsachain.kaldi.transitions import TransitionModel
+from fsachain.names import Names
 
 
 def pdf_graph(hclg: Transducer, model: TransitionModel) -> Transducer:
@@ -48,7 +49,7 @@ def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[st
     Raises:
         DataError: a label without a word, or a word that the lexicon lacks.
     """
-    ids = {word: index + 1 for index, word in enumerate(words)}
+    names = words if isinstance(words, Names) else Names(words)
     used = np.union1d(grammar.ilabel, grammar.olabel)
     if used.size and (used[0] < 0 or used[-1] > len(symbols)):
         raise DataError(
@@ -57,9 +58,11 @@ def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[st
     table = np.zeros(len(symbols) + 1, dtype=np.int32)
     for label in used[used > 0].tolist():
         name = symbols[label - 1]
-        if name != BACK_OFF and name not in ids:
+        place = names.place(name)
+        if place is not None:
+            table[label] = place + 1
+        elif name != BACK_OFF:
             raise DataError(
-                f"the grammar has the word {name!r}, which is not among the {len(ids)} words of the lexicon"
+                f"the grammar has the word {name!r}, which is not among the {len(names)} words of the lexicon"
             )
-        table[label] = ids.get(name, 0)
     return replace(grammar, ilabel=table[grammar.ilabel], olabel=table[grammar.olabel])

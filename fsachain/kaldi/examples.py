@@ -6,21 +6,22 @@ end-to-end examples and those made from alignments, merged or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from fsachain.fsa import Fsa
 from fsachain.kaldi.fst import read_fsa
+from fsachain.kaldi.indexes import Indexes, read_indexes
 from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
 
 Part = TypeVar("Part")
 
-_MAX_PARTS = 1000
-_ESCAPE = 127
+_MAX_PARTS = 200
 
 
 class NnetInput(NamedTuple):
@@ -28,12 +29,12 @@ class NnetInput(NamedTuple):
 
     Attributes:
         name: `input` for the features, `ivector` for a speaker vector.
-        indexes: int64 [rows, 3]: sequence n, time t, extra x of each row.
+        indexes: sequence n, time t, extra x of each row.
         features: [rows, F].
     """
 
     name: str
-    indexes: npt.NDArray[np.int64]
+    indexes: Indexes
     features: Floats
 
 
@@ -42,22 +43,23 @@ class ChainSupervision(NamedTuple):
 
     Attributes:
         name: `output` as a rule.
-        indexes: int64 [num_sequences x frames_per_sequence, 3]: n, t, x; t is a multiple of the subsampling.
+        indexes: num_sequences x frames_per_sequence rows of n, t and x; t is a multiple of the subsampling.
         weight: of all frames in the objective.
         num_sequences, frames_per_sequence, label_dim: sizes; label_dim is the number of pdfs.
         end_to_end: one graph for each sequence; otherwise one acyclic graph for all, one after another.
-        fsas: the graphs, weights of the normalization included if Kaldi has put them in.
+        fsas: the graphs, weights of the normalization included if Kaldi has put them in; of several each is made anew
+            on access.
         deriv_weights: factor on the derivative of each frame, rows as in `indexes`; empty for ones.
     """
 
     name: str
-    indexes: npt.NDArray[np.int64]
+    indexes: Indexes
     weight: float
     num_sequences: int
     frames_per_sequence: int
     label_dim: int
     end_to_end: bool
-    fsas: tuple[Fsa, ...]
+    fsas: Sequence[Fsa]
     deriv_weights: Floats
 
 
@@ -90,7 +92,7 @@ def _parts(cursor: Cursor, what: str, read: Callable[[Cursor], Part]) -> tuple[P
 def _read_input(cursor: Cursor) -> NnetInput:
     cursor.expect("<NnetIo>")
     name = cursor.token("name of an input")
-    indexes = _read_indexes(cursor)
+    indexes = read_indexes(cursor)
     begin = cursor.position
     features = read_matrix(cursor)
     if len(features) != len(indexes):
@@ -99,33 +101,10 @@ def _read_input(cursor: Cursor) -> NnetInput:
     return NnetInput(name, indexes, features)
 
 
-def _read_indexes(cursor: Cursor) -> npt.NDArray[np.int64]:
-    """Indexes (n, t, x); in binary one byte each where only t changes, and little."""
-    cursor.expect("<I1V>")
-    begin = cursor.position
-    count = cursor.integer("number of indexes", 0)
-    if count > cursor.left:
-        cursor.fail(f"{count} indexes, {cursor.left} bytes are left", begin)
-    rows = []
-    n = t = x = 0
-    for _ in range(count):
-        if not cursor.binary:
-            cursor.expect("<I1>")
-        step = int.from_bytes(cursor.take(1, "an index"), "little", signed=True) if cursor.binary else _ESCAPE
-        if step == _ESCAPE:
-            n, t, x = (cursor.integer(f"{name} of an index") for name in "ntx")
-        elif abs(step) < _ESCAPE - 2:
-            t += step
-        else:
-            cursor.fail(f"step {step} of an index: expected -124 to 124, or {_ESCAPE}")
-        rows.append((n, t, x))
-    return np.array(rows, dtype=np.int64).reshape(count, 3)
-
-
 def _read_output(cursor: Cursor) -> ChainSupervision:
     cursor.expect("<NnetChainSup>")
     name = cursor.token("name of an output")
-    indexes = _read_indexes(cursor)
+    indexes = read_indexes(cursor)
     begin = cursor.position
     cursor.expect("<Supervision>")
     cursor.expect("<Weight>")
@@ -137,10 +116,7 @@ def _read_output(cursor: Cursor) -> ChainSupervision:
         cursor.fail(
             f"{num_sequences} sequences of {frames_per_sequence} frames, but {len(indexes)} indexes", begin
         )
-    end_to_end, fsas = _read_fsas(cursor, num_sequences)
-    for fsa in fsas:
-        if fsa.num_arcs and int(fsa.pdf.max()) >= label_dim:
-            cursor.fail(f"pdf {fsa.pdf.max()} in a supervision of {label_dim} pdfs", begin)
+    end_to_end, fsas = _read_fsas(cursor, num_sequences, partial(_read_fsa, label_dim=label_dim))
     if cursor.peek_token() == "<AlignmentPdfs>":
         cursor.expect("<AlignmentPdfs>")
         cursor.integers("pdfs of the alignment")
@@ -159,17 +135,58 @@ def _size(cursor: Cursor, token: str) -> int:
     return cursor.integer(token, 1)
 
 
-def _read_fsas(cursor: Cursor, num_sequences: int) -> tuple[bool, tuple[Fsa, ...]]:
+def _read_fsas(
+    cursor: Cursor, num_sequences: int, read: Callable[[Cursor], Fsa]
+) -> tuple[bool, Sequence[Fsa]]:
     """Whether the supervision is end-to-end, and its graphs; old files do not say, and are not."""
     if cursor.peek_token() != "<End2End>":
-        return False, (read_fsa(cursor),)
+        return False, (read(cursor),)
     cursor.expect("<End2End>")
     if not cursor.boolean("end-to-end"):
-        return False, (read_fsa(cursor),)
+        return False, (read(cursor),)
     cursor.expect("<Fsts>")
-    fsas = tuple(read_fsa(cursor) for _ in range(num_sequences))
+    fsas = (read(cursor),) if num_sequences == 1 else _Fsas(cursor, num_sequences, read)
     cursor.expect("</Fsts>")
     return True, fsas
+
+
+def _read_fsa(cursor: Cursor, label_dim: int) -> Fsa:
+    begin = cursor.position
+    fsa = read_fsa(cursor)
+    if fsa.num_arcs and int(fsa.pdf.max()) >= label_dim:
+        cursor.fail(f"pdf {fsa.pdf.max()} in a supervision of {label_dim} pdfs", begin)
+    return fsa
+
+
+class _Fsas(Sequence[Fsa]):
+    """Graphs one behind the other, kept as in the file: the smallest `Fsa` is a hundred times as large.
+
+    They are all read once, so that what is wrong is told at the beginning, and again on access.
+    """
+
+    def __init__(self, cursor: Cursor, count: int, read: Callable[[Cursor], Fsa]) -> None:
+        begin = cursor.position
+        self._ends, self._name, self._read = array("Q"), cursor.name, read
+        for _ in range(count):
+            read(cursor)
+            self._ends.append(cursor.position - begin)
+        self._content = bytes(cursor.data[begin : cursor.position])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, place: int) -> Fsa: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Fsa, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Fsa | tuple[Fsa, ...]:
+        if isinstance(place, slice):
+            return tuple(self[one] for one in range(*place.indices(len(self))))
+        place = range(len(self))[place]
+        begin = self._ends[place - 1] if place else 0
+        return self._read(Cursor(memoryview(self._content)[: self._ends[place]], self._name, begin))
 
 
 def _read_deriv_weights(cursor: Cursor) -> Floats:
@@ -180,5 +197,7 @@ def _read_deriv_weights(cursor: Cursor) -> Floats:
         return read_vector(cursor)
     if token == "<DW>":
         cursor.expect(token)
-        return cursor.integers("derivative weights").astype(np.float32) / np.float32(255)
+        weights = cursor.integers("derivative weights").astype(np.float32)
+        weights /= np.float32(255)
+        return weights
     return np.zeros(0, dtype=np.float32)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.transducer import ARC, Transducer
+from fsachain.kaldi.fst_text import read_text
 from fsachain.kaldi.stream import Cursor
 
 MAGIC = (2125659606).to_bytes(4, "little")
@@ -33,7 +33,8 @@ _KINDS = {
 }
 _WIDE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f8"), ("dst", "<i4")])
 _CONST_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("num_arcs", "<u4"), ("epsilons", "<u4", 2)])
-_SPARE_STATES = 1000  # that no line of a text form names
+_MOST_ARCS = 2**31 - 1  # of a state
+_FEW_ARCS = 1 << 14  # which are checked at a time
 _COMPACT = np.dtype([("label", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
 
 
@@ -63,7 +64,7 @@ def read_arcs(cursor: Cursor) -> Transducer:
     """`read_fst` without a look at the states, labels and weights that it found."""
     begin = cursor.position
     if cursor.peek(4) != MAGIC:
-        return _read_text(cursor)
+        return read_text(cursor)
     header = read_header(cursor)
     if header.arc_type not in _KINDS.get(header.kind, ()):
         cursor.fail(
@@ -130,61 +131,70 @@ def _read_vector(cursor: Cursor, header: Header) -> Transducer:
         (struct.Struct("<dq"), _WIDE_ARC) if header.arc_type == "log64" else (struct.Struct("<fq"), ARC)
     )
     _check_size(cursor, header, state.size)
-    finals = np.empty(header.num_states)
-    counts = np.empty(header.num_states, dtype=np.int64)
+    finals = array("d", [0.0]) * header.num_states
+    counts = array("i", [0]) * header.num_states
     data, offset, end = cursor.data, cursor.position, len(cursor.data)
     for number in range(header.num_states):
         body = offset + state.size
         finals[number], count = state.unpack_from(data, offset) if body <= end else (math.nan, -1)
         offset = body + arc.itemsize * count
-        if count < 0 or offset > end:
+        if not 0 <= count <= _MOST_ARCS or offset > end:
             cursor.fail(
                 f"state {number} of {header.num_states}: the file ends before its {max(count, 0)} arcs"
             )
         counts[number] = count
-    packed, filled, place = bytearray(arc.itemsize * int(counts.sum())), 0, cursor.position
-    for size in (arc.itemsize * counts).tolist():
-        place += state.size
+    packed, filled, place = bytearray(arc.itemsize * sum(counts)), 0, cursor.position
+    for count in counts:
+        place, size = place + state.size, arc.itemsize * count
         packed[filled : filled + size] = data[place : place + size]
         filled, place = filled + size, place + size
     cursor.position = offset
-    return _transducer(header, finals, counts, np.frombuffer(packed, dtype=arc))
+    src = _owners(np.frombuffer(counts, dtype=np.int32))
+    return _transducer(header, np.frombuffer(finals), src, np.frombuffer(packed, dtype=arc))
 
 
 def _read_const(cursor: Cursor, header: Header) -> Transducer:
     _align(cursor, header)
     _check_size(cursor, header, _CONST_STATE.itemsize)
-    states = cursor.array(_CONST_STATE, header.num_states, "states of a const FST")
+    states = _view(cursor, _CONST_STATE, header.num_states, "states of a const FST")
     _align(cursor, header)
     arcs = cursor.array(ARC, header.num_arcs, "arcs of a const FST")
-    counts = states["num_arcs"].astype(np.int64)
-    if not np.array_equal(states["first"], np.cumsum(counts) - counts) or counts.sum() != len(arcs):
+    ends = np.cumsum(states["num_arcs"], dtype=np.int64)
+    if not np.array_equal(states["first"], ends - states["num_arcs"]) or ends[-1:].sum() != len(arcs):
         cursor.fail(f"a const FST whose states do not share out its {len(arcs)} arcs in order")
-    return _transducer(header, states["final"], counts, arcs)
+    return _transducer(header, states["final"], _owners(states["num_arcs"]), arcs)
 
 
 def _read_compact_acceptor(cursor: Cursor, header: Header) -> Transducer:
     """A final weight is an element without label and destination, before the arcs of its state."""
     _align(cursor, header)
     _check_size(cursor, header, 4)
-    offsets = cursor.array("<u4", header.num_states + 1, "states of a compact FST").astype(np.int64)
-    if offsets[0] or np.any(np.diff(offsets) < 0):
+    offsets = _view(cursor, np.dtype("<u4"), header.num_states + 1, "states of a compact FST")
+    if offsets[0] or np.any(offsets[1:] < offsets[:-1]):
         cursor.fail("a compact FST whose states are not in order")
     _align(cursor, header)
-    elements = cursor.array(_COMPACT, int(offsets[-1]), "arcs of a compact FST")
-    owner = np.repeat(np.arange(header.num_states), np.diff(offsets))
-    is_final = elements["label"] == -1
-    finals = np.full(header.num_states, np.inf)
-    finals[owner[is_final]] = elements["cost"][is_final]
-    kept = elements[~is_final]
-    arcs = np.empty(len(kept), dtype=ARC)
-    arcs["ilabel"], arcs["olabel"], arcs["cost"], arcs["dst"] = (
-        kept["label"],
-        kept["label"],
-        kept["cost"],
-        kept["dst"],
+    elements = _view(cursor, _COMPACT, int(offsets[-1]), "arcs of a compact FST")
+    owner = np.searchsorted(offsets[1:], np.arange(len(elements), dtype=np.uint32), side="right").astype(
+        np.int32
     )
-    return _transducer(header, finals, np.bincount(owner[~is_final], minlength=header.num_states), arcs)
+    is_final = elements["label"] == -1
+    finals = np.full(header.num_states, np.inf, dtype=np.float32)
+    finals[owner[is_final]] = elements["cost"][is_final]
+    src = owner[~is_final]
+    arcs = np.empty(len(src), dtype=ARC)
+    for field, column in (("ilabel", "label"), ("olabel", "label"), ("cost", "cost"), ("dst", "dst")):
+        arcs[field] = elements[column][~is_final]
+    return _transducer(header, finals, src, arcs)
+
+
+def _view(cursor: Cursor, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
+    """Packed elements where they stand in the file."""
+    return np.frombuffer(cursor.take(count * dtype.itemsize, what), dtype=dtype)
+
+
+def _owners(counts: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
+    """int32 [A]: the state of each arc, from the number of arcs of each state."""
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
 def _align(cursor: Cursor, header: Header) -> None:
@@ -193,90 +203,33 @@ def _align(cursor: Cursor, header: Header) -> None:
 
 
 def _transducer(
-    header: Header,
-    finals: npt.NDArray[np.floating],
-    counts: npt.NDArray[np.int64],
-    arcs: npt.NDArray[Any],
+    header: Header, finals: npt.NDArray[np.floating], src: npt.NDArray[np.int32], arcs: npt.NDArray[Any]
 ) -> Transducer:
-    src = np.repeat(np.arange(header.num_states, dtype=np.int32), counts)
     with np.errstate(invalid="ignore"):  # signalling NaNs, which are refused later
-        log_prob = arcs["cost"].astype(np.float64)
-        np.subtract(0.0, log_prob, out=log_prob)
-        final_log_prob = 0.0 - finals.astype(np.float64)
+        log_prob, final_log_prob = (
+            np.subtract(0.0, costs, dtype=np.float64) for costs in (arcs["cost"], finals)
+        )
+    for kept in (src, log_prob, final_log_prob):
+        kept.setflags(write=False)
     ilabel, olabel = arcs["ilabel"], arcs["olabel"]
     return Transducer(
         header.num_states, header.start, src, arcs["dst"], ilabel, olabel, log_prob, final_log_prob
     )
 
 
-def _read_text(cursor: Cursor) -> Transducer:
-    """Lines `src dst ilabel [olabel] [cost]` and `state [cost]` up to an empty line; the first names the start."""
-    if cursor.peek(1) == b"\n":
-        cursor.position += 1
-    arcs = tuple(array("i") for _ in range(4))  # src, dst, ilabel, olabel
-    costs, final_states, final_costs = array("d"), array("i"), array("d")
-    start = -1
-    while cursor.left:
-        begin = cursor.position
-        fields = cursor.line().split()
-        if not fields:
-            break
-        try:
-            if len(fields) <= 2:
-                final_states.append(int(fields[0]))
-                final_costs.append(float(fields[1]) if len(fields) == 2 else 0.0)
-            elif len(fields) in (4, 5):
-                numbers = [int(field) for field in fields[:4]]
-                costs.append(float(fields[4]) if len(fields) == 5 else 0.0)
-                for column, number in zip(arcs, numbers, strict=True):
-                    column.append(number)
-            else:
-                raise ValueError(f"{len(fields)} fields")
-        except OverflowError:
-            cursor.fail("an FST in text form with a state or label beyond 32 bits", begin)
-        except ValueError as error:
-            cursor.fail(f"expected `src dst ilabel olabel [cost]` or `state [cost]` ({error})", begin)
-        start = int(fields[0]) if start < 0 else start
-    columns = [np.frombuffer(column, dtype=np.int32) for column in arcs]
-    finals = np.frombuffer(final_states, dtype=np.int32), np.frombuffer(final_costs, dtype=np.float64)
-    return _of_columns(columns, np.frombuffer(costs, dtype=np.float64), finals, start, cursor)
-
-
-def _of_columns(
-    columns: Sequence[npt.NDArray[np.int32]],
-    costs: npt.NDArray[np.float64],
-    finals: tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]],
-    start: int,
-    cursor: Cursor,
-) -> Transducer:
-    src, dst, ilabel, olabel = columns
-    lowest, highest = (
-        int(find([start, *(find(states) for states in (src, dst, finals[0]) if states.size)]))
-        for find in (np.min, np.max)
-    )
-    num_states = highest + 1
-    if lowest < 0 or num_states > _SPARE_STATES + 2 * len(src) + len(finals[0]):
-        cursor.fail(f"an FST in text form with states {lowest} to {highest}, of {len(src)} arcs")
-    order = np.argsort(src, kind="stable")
-    arcs = np.empty(len(src), dtype=ARC)
-    for field, column in (("dst", dst), ("ilabel", ilabel), ("olabel", olabel), ("cost", costs)):
-        arcs[field] = column[order]
-    final = np.full(num_states, np.inf)
-    final[finals[0]] = finals[1]
-    counts = np.bincount(src, minlength=num_states).astype(np.int64)
-    return _transducer(Header("text", "standard", 0, start, num_states, len(src)), final, counts, arcs)
-
-
 def _checked(cursor: Cursor, begin: int, arcs: Transducer) -> Transducer:
     if not 0 <= arcs.start < arcs.num_states:
         cursor.fail(f"start state {arcs.start} of an FST of {arcs.num_states} states", begin)
-    for is_bad, what in (
-        ((arcs.dst < 0) | (arcs.dst >= arcs.num_states), f"leads beyond the {arcs.num_states} states"),
-        ((arcs.ilabel < 0) | (arcs.olabel < 0), "has a negative label"),
-        (np.isnan(arcs.log_prob) | (arcs.log_prob == np.inf), "has the cost NaN or -Infinity"),
-    ):
-        if is_bad.any():
-            cursor.fail(f"arc {int(np.argmax(is_bad))} of an FST {what}", begin)
+    for first in range(0, len(arcs.src), _FEW_ARCS):
+        columns = arcs.dst, arcs.ilabel, arcs.olabel, arcs.log_prob
+        dst, ilabel, olabel, log_prob = (column[first : first + _FEW_ARCS] for column in columns)
+        for is_bad, what in (
+            ((dst < 0) | (dst >= arcs.num_states), f"leads beyond the {arcs.num_states} states"),
+            ((ilabel < 0) | (olabel < 0), "has a negative label"),
+            (np.isnan(log_prob) | (log_prob == np.inf), "has the cost NaN or -Infinity"),
+        ):
+            if is_bad.any():
+                cursor.fail(f"arc {first + int(np.argmax(is_bad))} of an FST {what}", begin)
     if np.any(np.isnan(arcs.final_log_prob) | (arcs.final_log_prob == np.inf)):
         cursor.fail("an FST with the final cost NaN or -Infinity", begin)
     return arcs

@@ -1,176 +1,105 @@
-"""Kaldi's lattices, plain and compact, binary and text, as arrays with one transition id for each arc.
+"""Kaldi's lattices, plain and compact, binary and text, read with bounds.
 
-A plain lattice is an FST over transition ids and words whose weights are two costs, of the graph (language model,
-pronunciations, transitions) and of the acoustics. A compact one has words on its arcs and a string of transition ids
-in each weight; here it is written out, each string as a chain of arcs. Formats:
-Kaldi's lat/kaldi-lattice.cc and fstext/lattice-weight.h.
+Formats: Kaldi's lat/kaldi-lattice.cc and fstext/lattice-weight.h.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import struct
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from fsachain.kaldi.fst import MAGIC, read_header
-from fsachain.kaldi.stream import Cursor
+from fsachain.kaldi.lattice_arrays import NOT_FINAL, CompactLattice
+from fsachain.kaldi.stream import LONGEST_LINE, Cursor
+from fsachain.named_states import NamedStates
 
 PLAIN, COMPACT = ("lattice4", "lattice8"), ("compactlattice44", "compactlattice84")
 _ARC_HEAD = struct.Struct("<ii")
 _NEXT_STATE = struct.Struct("<i")
-_SPARE_STATES = 1000  # that no line of a text form names
+_TEXT_LINE = re.compile(
+    rb"([^\n,]*)(?:(?<=\S),([^\s,]*)(?:,(\S*))?)?[^\S\n]*"
+)  # the last group is the string
+_LABEL = re.compile(rb"[^_]*_?")
 
 _Costs = tuple[float, float]  # of the graph, of the acoustics
-_Weight = tuple[_Costs, list[int]]  # and the string of transition ids: empty in a plain lattice
+_Ids = Iterable[memoryview]  # the bytes of transition ids, int32, piece by piece
 
 
-@dataclass(frozen=True, eq=False)
-class Lattice:
-    """A lattice with at most one transition id on an arc.
-
-    Attributes:
-        num_states, start: number of states S and the start state.
-        src, dst: int32 [A].
-        transition: int32 [A], transition id; 0 spends no frame.
-        word: int32 [A], word id; 0: none.
-        graph_cost, acoustic_cost: float64 [A], as in the file: -log, acoustic costs without acoustic scale.
-        final_graph_cost, final_acoustic_cost: float64 [S]; inf: not final.
-    """
-
-    num_states: int
-    start: int
-    src: npt.NDArray[np.int32]
-    dst: npt.NDArray[np.int32]
-    transition: npt.NDArray[np.int32]
-    word: npt.NDArray[np.int32]
-    graph_cost: npt.NDArray[np.float64]
-    acoustic_cost: npt.NDArray[np.float64]
-    final_graph_cost: npt.NDArray[np.float64]
-    final_acoustic_cost: npt.NDArray[np.float64]
-
-
-def read_lattice(cursor: Cursor) -> Lattice:
+def read_lattice(cursor: Cursor) -> CompactLattice:
     """One lattice, plain or compact, binary or text; for `read_table("lat.1.gz", read_lattice)`.
 
     Raises:
         DataError: no lattice, cut short, without a start state, or with a state, label or weight that cannot be.
     """
-    begin = cursor.position
-    builder = _Builder(cursor, begin)
     if cursor.peek(len(MAGIC)) == MAGIC:
-        _read_binary(cursor, builder, begin)
-    else:
-        _read_text(cursor, builder)
-    return builder.lattice()
-
-
-class _Arcs:
-    """Arcs as columns: six numbers of an arc take 32 bytes."""
-
-    def __init__(self) -> None:
-        self.numbers = tuple(array("i") for _ in range(4))  # src, dst, transition, word
-        self.costs = array("d"), array("d")
-
-    def add(self, src: int, dst: int, transition: int, word: int, graph: float, acoustic: float) -> None:
-        """One arc; an OverflowError where a number is beyond 32 bits."""
-        for column, number in zip(self.numbers, (src, dst, transition, word), strict=True):
-            column.append(number)
-        self.costs[0].append(graph)
-        self.costs[1].append(acoustic)
+        return _read_binary(cursor)
+    return _read_text(cursor)
 
 
 class _Builder:
-    """Arcs and final weights as they are met; strings become chains of arcs, behind those of the file.
+    """Arcs and final weights as they are met; messages have the offset where the lattice begins."""
 
-    States of chains are -1, -2, ... until all states of the file are known; then they follow these.
-    """
-
-    def __init__(self, cursor: Cursor, begin: int) -> None:
+    def __init__(self, cursor: Cursor, begin: int, start: int, num_states: int, kind: str) -> None:
         self.cursor, self.begin = cursor, begin
-        self.start, self.num_states = -1, 0
-        self.arcs, self.chains = _Arcs(), _Arcs()
-        self.num_inner = 0
-        self.finals = array("q"), array("d"), array("d")  # state, costs
+        if not 0 <= start < num_states:
+            cursor.fail(f"start state {start} of a lattice of {num_states} states", begin)
+        self.start, self.lowest_cost = start, float(np.finfo(kind).min)
+        self.arcs = tuple(array("i") for _ in range(4))  # src, dst, word, weight
+        self.final = array("i", [NOT_FINAL]) * num_states
+        self.costs: array[float] = array(kind)
+        self.ends, self.ids = array("I"), array("i")
 
-    def add(self, src: int, dst: int, ilabel: int, olabel: int, weight: _Weight) -> None:
-        """An arc of the file; the input label of a compact lattice is the word, and its output label the same."""
-        costs, string = weight
-        if string:
-            self.chain(src, dst, ilabel, weight)
-        else:
-            self.arcs.add(src, dst, ilabel, olabel, *costs)
+    def add(self, src: int, dst: int, word: int, costs: _Costs, ids: _Ids) -> None:
+        """An arc."""
+        what = f"arc {len(self.arcs[0])} of a lattice"
+        if word < 0:
+            self.cursor.fail(f"{what} has a negative label", self.begin)
+        weight = self.weight(costs, ids, f"{what} has the cost")
+        for column, number in zip(self.arcs, (src, dst, word, weight), strict=True):
+            column.append(number)
 
-    def finish(self, state: int, weight: _Weight) -> None:
-        """A final weight of the file."""
-        costs, string = weight
-        if string:
-            last = self.inner_state()
-            self.chain(state, last, 0, weight)
-            state, costs = last, (0.0, 0.0)
-        states, *columns = self.finals
-        states.append(state)
-        for column, cost in zip(columns, costs, strict=True):
-            column.append(cost)
+    def finish(self, state: int, costs: _Costs, ids: _Ids) -> None:
+        """The final weight of a state; of several the last counts."""
+        weight = self.weight(costs, ids, "a lattice with the final cost")
+        self.final[state] = NOT_FINAL if costs == (math.inf, math.inf) else weight
 
-    def inner_state(self) -> int:
-        """A new state of a chain."""
-        self.num_inner += 1
-        return -self.num_inner
+    def weight(self, costs: _Costs, ids: _Ids, what: str) -> int:
+        """What stands for a weight in `CompactLattice.weight`."""
+        before = len(self.ids)
+        for piece in ids:
+            self.ids.frombytes(piece)
+        if not any(costs) and len(self.ids) <= before + 1:
+            return -self.ids.pop() if len(self.ids) > before else 0
+        if not all(cost >= self.lowest_cost for cost in costs):
+            self.cursor.fail(f"{what} NaN or -Infinity", self.begin)
+        self.costs.extend(costs)
+        self.ends.append(len(self.ids))
+        return len(self.ends)
 
-    def chain(self, src: int, dst: int, word: int, weight: _Weight) -> None:
-        """A string as a chain of arcs, the first of which has the word and the costs."""
-        costs, string = weight
-        for place, label in enumerate(string):
-            end = dst if place + 1 == len(string) else self.inner_state()
-            self.chains.add(src, end, label, word, *costs)
-            src, word, costs = end, 0, (0.0, 0.0)
-
-    def lattice(self) -> Lattice:
-        fail, size = self.cursor.fail, self.num_states
-        if not 0 <= self.start < size:
-            fail(f"start state {self.start} of a lattice of {size} states", self.begin)
-        src, dst, transition, word = (
-            np.concatenate(
-                [np.frombuffer(part.numbers[column], np.int32) for part in (self.arcs, self.chains)]
-            )
-            for column in range(4)
-        )
-        graph, acoustic = (
-            np.concatenate([np.frombuffer(part.costs[column]) for part in (self.arcs, self.chains)])
-            for column in range(2)
-        )
-        final = np.full((2, size + self.num_inner), np.inf)
-        final[:, self.numbered(np.frombuffer(self.finals[0], np.int64))] = self.finals[1:]
-        for ends in (src, dst):
-            ends[:] = self.numbered(ends)
-        for is_bad, what in (
-            (src >= size + self.num_inner, "leaves no state of it"),
-            (dst >= size + self.num_inner, f"leads beyond its {size} states"),
-            ((transition < 0) | (word < 0), "has a negative label"),
-            (_impossible(graph) | _impossible(acoustic), "has the cost NaN or -Infinity"),
-        ):
-            if is_bad.any():
-                fail(f"arc {int(np.argmax(is_bad))} of a lattice {what}", self.begin)
-        if _impossible(final).any():
-            fail("a lattice with the final cost NaN or -Infinity", self.begin)
-        return Lattice(
-            len(final[0]), self.start, src, dst, transition, word, graph, acoustic, final[0], final[1]
+    def lattice(self) -> CompactLattice:
+        src, dst, word, weight = (np.frombuffer(column, dtype=np.int32) for column in self.arcs)
+        return CompactLattice(
+            num_states=len(self.final),
+            start=self.start,
+            src=src,
+            dst=dst,
+            word=word,
+            weight=weight,
+            final=np.frombuffer(self.final, dtype=np.int32),
+            costs=np.frombuffer(self.costs, dtype=self.costs.typecode).reshape(-1, 2),
+            ends=np.frombuffer(self.ends, dtype=np.uint32),
+            transitions=np.frombuffer(self.ids, dtype=np.int32),
         )
 
-    def numbered(self, states: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.signedinteger]:
-        """States of chains behind those of the file."""
-        return np.where(states < 0, self.num_states - 1 - states, states)
 
-
-def _impossible(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    return np.isnan(costs) | (costs == -np.inf)
-
-
-def _read_binary(cursor: Cursor, builder: _Builder, begin: int) -> None:
+def _read_binary(cursor: Cursor) -> CompactLattice:
+    begin = cursor.position
     header = read_header(cursor)
     if header.kind != "vector" or header.arc_type not in (*PLAIN, *COMPACT):
         cursor.fail(
@@ -178,99 +107,133 @@ def _read_binary(cursor: Cursor, builder: _Builder, begin: int) -> None:
             f"{', '.join((*PLAIN, *COMPACT))}",
             begin,
         )
-    weight = _weight_reader(cursor, header.arc_type)
-    least = 16 if header.arc_type in PLAIN else 20
+    is_plain = header.arc_type in PLAIN
+    least = 16 if is_plain else 20
     if not 0 <= header.num_states * least <= cursor.left:
         cursor.fail(f"lattice of {header.num_states} states, {cursor.left} bytes are left")
-    builder.start, builder.num_states = header.start, header.num_states
-    is_compact = header.arc_type in COMPACT
+    kind = "f" if header.arc_type in ("lattice4", "compactlattice44") else "d"
+    builder = _Builder(cursor, begin, header.start, header.num_states, kind)
+    weight = _weight_reader(cursor, kind, is_plain)
     for state in range(header.num_states):
-        builder.finish(state, weight())
+        builder.finish(state, *weight())
         count = int.from_bytes(cursor.take(8, "number of arcs"), "little", signed=True)
         if not 0 <= count * least <= cursor.left:
             cursor.fail(f"state {state} has {count} arcs, {cursor.left} bytes are left")
         for _ in range(count):
             ilabel, olabel = _ARC_HEAD.unpack(cursor.take(_ARC_HEAD.size, "arc"))
-            found = weight()
+            costs, ids = weight()
             (dst,) = _NEXT_STATE.unpack(cursor.take(_NEXT_STATE.size, "arc"))
             if not 0 <= dst < header.num_states:
                 cursor.fail(f"an arc leads to state {dst} of {header.num_states}")
-            _add(builder, is_compact, (state, dst, ilabel, olabel), found)
+            if is_plain:
+                builder.add(state, dst, olabel, costs, _one_id(cursor, ilabel))
+            else:
+                builder.add(state, dst, ilabel, costs, ids)
+    return builder.lattice()
 
 
-def _add(builder: _Builder, is_compact: bool, arc: tuple[int, int, int, int], weight: _Weight) -> None:
-    """In a compact lattice an arc without a string spends no frame, whatever its word."""
-    src, dst, ilabel, olabel = arc
-    if is_compact and not weight[1]:
-        builder.add(src, dst, 0, ilabel, weight)
-    else:
-        builder.add(src, dst, ilabel, olabel, weight)
+def _one_id(cursor: Cursor, label: int) -> _Ids:
+    """The string of an arc of a plain lattice; 0 is no transition id."""
+    if label < 0:
+        cursor.fail(f"an arc of a lattice has the negative transition id {label}")
+    return (memoryview(array("i", [label])).cast("B"),) if label else ()
 
 
-def _weight_reader(cursor: Cursor, arc_type: str) -> Callable[[], _Weight]:
+def _weight_reader(cursor: Cursor, kind: str, is_plain: bool) -> Callable[[], tuple[_Costs, _Ids]]:
     """What reads one weight: two floats or doubles; a compact one has a count and 32-bit transition ids behind."""
-    costs = struct.Struct("<ff" if arc_type in ("lattice4", "compactlattice44") else "<dd")
+    costs = struct.Struct(f"<2{kind}")
 
-    def plain() -> _Weight:
-        return costs.unpack(cursor.take(costs.size, "weight")), []
+    def plain() -> tuple[_Costs, _Ids]:
+        return costs.unpack(cursor.take(costs.size, "weight")), ()
 
-    def compact() -> _Weight:
-        value = costs.unpack(cursor.take(costs.size, "weight"))
+    def compact() -> tuple[_Costs, _Ids]:
+        value, _ = plain()
         (size,) = _NEXT_STATE.unpack(cursor.take(4, "length of a string"))
-        return value, cursor.array("<i4", size, "transition ids").tolist()
+        ids = np.frombuffer(cursor.take(4 * size, "transition ids"), dtype="<i4")
+        if ids.min(initial=0) < 0:
+            cursor.fail(f"a string of a lattice has the negative transition id {ids.min()}")
+        return value, (ids.astype(np.int32, copy=False).view(np.uint8).data,)
 
-    return plain if arc_type in PLAIN else compact
+    return plain if is_plain else compact
 
 
-def _read_text(cursor: Cursor, builder: _Builder) -> None:
+def _read_text(cursor: Cursor) -> CompactLattice:
     """Lines as `fsachain.kaldi.fst` reads, with weights `graph,acoustic` or `graph,acoustic,1_2_3`, up to an empty line.
+
+    They are gone through twice: final weights are kept by state, and how many states there are the last line may tell.
+    """
+    begin, states = cursor.position, NamedStates()
+    for numbers, _, ids in _text_lines(cursor):
+        for _ in ids:  # each id is looked at
+            pass
+        states.add(numbers[:2])
+    if not states.are_possible:
+        cursor.fail(
+            f"a lattice in text form with states {states.lowest} to {states.highest}; expected states numbered densely "
+            "from 0"
+        )
+    cursor.position = begin
+    builder = _Builder(cursor, begin, states.start, states.highest + 1, "f")
+    for numbers, costs, ids in _text_lines(cursor):
+        if len(numbers) == 1:
+            builder.finish(numbers[0], costs, ids)
+        else:
+            src, dst, word = numbers
+            builder.add(src, dst, word, costs, ids)
+    return builder.lattice()
+
+
+def _text_lines(cursor: Cursor) -> Iterator[tuple[tuple[int, ...], _Costs, _Ids]]:
+    """Of each line the numbers `src dst word` or `state`, the costs, and the transition ids.
 
     An arc of a compact lattice has one label, that of a plain one two; which it is, the weights tell.
     """
     if cursor.peek(1) == b"\n":
         cursor.position += 1
-    lowest, highest, count = 0, -1, 0
     while cursor.left:
         begin = cursor.position
-        fields = cursor.line().split()
-        if not fields:
-            break
+        found = _TEXT_LINE.match(cursor.data, begin)
+        assert found is not None
+        if max(found.end(1), found.end(2)) - begin > LONGEST_LINE:
+            cursor.fail(f"a line of more than {LONGEST_LINE} bytes before its transition ids")
+        cursor.position = min(found.end() + 1, len(cursor.data))
         try:
-            weight, commas = _text_weight(fields[-1])
-            numbers = [int(field) for field in (fields[:-1] if commas else fields)]
-            if len(numbers) == 1:
-                builder.finish(numbers[0], weight)
-            elif (len(numbers), commas) in ((3, 0), (3, 2), (4, 0), (4, 1)):
-                src, dst, label = numbers[:3]
-                _add(builder, len(numbers) == 3, (src, dst, label, numbers[-1]), weight)
-            else:
-                raise ValueError(f"{len(fields)} fields")
-        except ValueError as error:
-            cursor.fail(
-                f"expected `src dst ilabel olabel [weight]`, `src dst word [weight]` or `state [weight]` ({error})",
-                begin,
-            )
-        except OverflowError:
-            cursor.fail("a lattice with a state or label beyond 32 bits", begin)
-        named = numbers[: 1 if len(numbers) == 1 else 2]
-        lowest, highest, count = min(lowest, *named), max(highest, *named), count + len(named)
-        builder.start = numbers[0] if builder.start < 0 else builder.start
-    builder.num_states = highest + 1
-    if lowest < 0 or builder.num_states > _SPARE_STATES + count:
-        cursor.fail(
-            f"a lattice in text form with states {lowest} to {highest}, at most {count} of them named"
-        )
+            behind = bytes(cursor.data[found.end() : cursor.position])
+            if behind.strip():
+                raise ValueError(f"{behind!r} behind {found[1][-40:]!r}")
+            fields, commas = found[1].split(), (found.lastindex or 1) - 1
+            if not fields:
+                return
+            costs = (float(fields.pop()), float(found[2])) if commas else (0.0, 0.0)
+            numbers = array("i", map(int, fields))
+            if len(numbers) != 1 and (len(numbers), commas) not in ((3, 0), (3, 2), (4, 0), (4, 1)):
+                raise ValueError(f"{len(numbers) + bool(commas)} fields")
+        except (ValueError, OverflowError) as error:
+            _refuse(cursor, error, begin)
+        if len(numbers) == 4:
+            yield (numbers[0], numbers[1], numbers[3]), costs, _one_id(cursor, numbers[2])
+        else:
+            yield tuple(numbers), costs, _string(cursor, *found.span(3), begin)
 
 
-def _text_weight(field: str) -> tuple[_Weight, int]:
-    """The weight that a field is, and its commas; no commas: it is a number, and the weight is one."""
-    parts = field.split(",")
-    if len(parts) == 1:
-        return ((0.0, 0.0), []), 0
-    if len(parts) not in (2, 3):
-        raise ValueError(f"{len(parts) - 1} commas")
-    string = [int(part) for part in parts[2].split("_")] if len(parts) == 3 and parts[2] else []
-    if any(label < 1 for label in string):
-        raise ValueError("a transition id below 1")
-    costs = float(parts[0]), float(parts[1])
-    return (costs, string), len(parts) - 1
+def _string(cursor: Cursor, begin: int, end: int, line: int) -> Iterator[memoryview]:
+    """Transition ids `1_2_3` between two offsets."""
+    for piece in cursor.pieces(begin, end, _LABEL):
+        begin += len(piece)
+        try:
+            ids = array("i", map(int, (piece if begin == end else piece[:-1]).split(b"_")))
+            if min(ids) < 1:
+                raise ValueError("a transition id below 1")
+        except (ValueError, OverflowError) as error:
+            _refuse(cursor, error, line)
+        yield memoryview(ids).cast("B")
+
+
+def _refuse(cursor: Cursor, error: Exception, begin: int) -> NoReturn:
+    if isinstance(error, OverflowError):
+        cursor.fail("a lattice with a state or label beyond 32 bits", begin)
+    cursor.fail(
+        "expected `src dst ilabel olabel [weight]`, `src dst word [weight]` or `state [weight]` "
+        f"({str(error)[:80]})",
+        begin,
+    )

@@ -13,14 +13,14 @@ from fsachain.fsa import Fsa
 from fsachain.graph.epsilons import remove_epsilons
 from fsachain.graph.phone_lattice import PhoneLattice
 from fsachain.graph.transducer import Transducer
-from fsachain.kaldi.lattice import Lattice
+from fsachain.kaldi.lattice_arrays import CompactLattice
 from fsachain.kaldi.transitions import TransitionModel
 
 _Arc = tuple[int, int, float]  # transition id, dst, log_prob
 
 
 def lattice_pdfs(
-    lattice: Lattice,
+    lattice: CompactLattice,
     model: TransitionModel,
     *,
     lm_scale: float = 1.0,
@@ -48,7 +48,7 @@ def lattice_pdfs(
 
 
 def phone_lattice(
-    lattice: Lattice,
+    lattice: CompactLattice,
     model: TransitionModel,
     *,
     lm_scale: float = 0.5,
@@ -77,12 +77,13 @@ def phone_lattice(
 
 
 def _frames(
-    lattice: Lattice, model: TransitionModel, lm_scale: float, acoustic_scale: float, name: str
+    compact: CompactLattice, model: TransitionModel, lm_scale: float, acoustic_scale: float, name: str
 ) -> Transducer:
     """One transition id on each arc, epsilon-free and trimmed."""
     for option, scale in (("lm_scale", lm_scale), ("acoustic_scale", acoustic_scale)):
         if not 0 <= scale < math.inf:
             raise ConfigError(f"{option} = {scale}: expected a finite number >= 0")
+    lattice = compact.expanded()
     bad = np.flatnonzero(lattice.transition >= len(model.transitions.pdf))
     if bad.size:
         raise DataError(

@@ -5,7 +5,8 @@ width in one byte before them (negative: unsigned), tokens end in one space. Tex
 space. A `Cursor` reads either form by the same calls, so a parser is written once.
 
 Nothing here trusts a count in a file: bytes are taken from what is there, and what is missing is an error that
-names the file and the offset. Hence memory stays below a small multiple of the file's own size.
+names the file and the offset. Text becomes Python objects a few thousand bytes at a time. Hence memory stays below
+three times the file's own size.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import os
 import re
 import stat
 import struct
+import tempfile
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +34,14 @@ from fsachain.files import line_text
 BINARY_MARK = b"\0B"
 MAX_UNPACKED_BYTES = 1 << 32  # of a compressed file: a small file can claim to unpack to anything
 LONGEST_TOKEN = 4096
+LONGEST_LINE = 1 << 14  # bytes of a line that is taken as a whole
 MAX_DIGITS = 18  # of an id: int() of thousands of digits is an error of its own
 _SPACE = re.compile(rb"\s*")
 _FIELD = re.compile(rb"\S*")
 _LINE = re.compile(rb"[^\n]*")
 _TOKEN = re.compile(rb"\S{1,%d}" % LONGEST_TOKEN)
-_PIECE = 1 << 18
-_FEW_FIELDS = 1 << 16  # bytes
+_UNPACKED_AT_ONCE = 1 << 16
+_FEW_FIELDS = 1 << 12  # bytes
 
 
 class Cursor:
@@ -171,56 +174,73 @@ class Cursor:
             self.fail(f"{what}: expected T or F, found {text[:40]!r}", begin)
         return text == "T"
 
-    def integers(self, what: str) -> npt.NDArray[np.int64]:
-        """A vector of integers: a width, a count and the packed elements; in text `[ 1 2 3 ]`."""
+    def integers(self, what: str) -> npt.NDArray[np.integer[Any]]:
+        """A vector of integers: a width, a count and the packed elements; in text `[ 1 2 3 ]`.
+
+        Its dtype is of the width in the file (8 bits: unsigned), in text int32.
+        """
         if not self.binary:
             return self._bracketed(what)
         width = self.take(1, what)[0]
         if width not in (1, 2, 4, 8):
             self.fail(f"{what}: expected a vector of integers, its width byte is {width}", self.position - 1)
         count = int.from_bytes(self.take(4, what), "little", signed=True)
-        return self.array(f"<i{width}" if width > 1 else "u1", count, what).astype(np.int64)
+        return self.array(f"<i{width}" if width > 1 else "u1", count, what)
 
-    def _bracketed(self, what: str) -> npt.NDArray[np.int64]:
+    def _bracketed(self, what: str) -> npt.NDArray[np.int32]:
         begin = self.position
         self.expect("[")
         fields = iter(lambda: self.token(what), "]")
-        return self.int64(fields, f"{what}: expected integers up to a ]", begin)
+        return self.int32(fields, f"{what}: expected integers up to a ]", begin)
 
-    def int64(self, fields: Iterable[str], what: str, begin: int) -> npt.NDArray[np.int64]:
-        """The fields as integers; an error, with offset `begin`, where one is none or beyond 64 bits."""
-        values = array("q")
+    def int32(self, fields: Iterable[str], what: str, begin: int) -> npt.NDArray[np.int32]:
+        """The fields as integers; an error, with offset `begin`, where one is none or beyond 32 bits."""
+        values = array("i")
         for field in fields:
             try:
                 values.append(int(field))
             except ValueError:
                 self.fail(f"{what}, found {field[:40]!r}", begin)
             except OverflowError:
-                self.fail(f"{what}, found an integer beyond 64 bits", begin)
-        return np.frombuffer(values, dtype=np.int64)
+                self.fail(f"{what}, found {field[:40]}, which is beyond 32 bits", begin)
+        return np.frombuffer(values, dtype=np.int32)
 
     def fields(self) -> Iterator[str]:
         """The fields of the rest of the line, of which a piece at a time becomes objects."""
-        begin, end = self.position, _LINE.match(self.data, self.position).end()  # type: ignore[union-attr]
+        begin, end = self.position, self._end_of_line()
         self.position = min(end + 1, len(self.data))
-        while begin < end:
-            stop = _FIELD.match(self.data, min(begin + _FEW_FIELDS, end)).end()  # type: ignore[union-attr]
+        for piece in self.pieces(begin, end, _FIELD):
             try:
-                yield from str(self.data[begin:stop], "utf-8").split()
+                yield from str(piece, "utf-8").split()
             except UnicodeDecodeError:
                 self.fail("expected a line of UTF-8 text", begin)
+
+    def pieces(self, begin: int, end: int, field: re.Pattern[bytes]) -> Iterator[bytes]:
+        """The bytes from `begin` to `end`, some thousands at a time; a piece ends where a match of `field` does."""
+        while begin < end:
+            middle = min(begin + _FEW_FIELDS, end)
+            stop = field.match(self.data, middle, end).end()  # type: ignore[union-attr]
+            if stop - middle >= LONGEST_TOKEN:
+                self.fail(f"a field of more than {LONGEST_TOKEN} bytes", begin)
+            yield bytes(self.data[begin:stop])
             begin = stop
 
     def line(self) -> str:
-        """The rest of the line as text, without its end."""
-        begin = self.position
-        end = _LINE.match(self.data, begin).end()  # type: ignore[union-attr]
+        """The rest of the line as text, without its end; an error where it has more than `LONGEST_LINE` bytes."""
+        begin, end = self.position, self._end_of_line()
+        if end - begin > LONGEST_LINE:
+            self.fail(f"a line of {end - begin} bytes; expected at most {LONGEST_LINE}")
         self.position = min(end + 1, len(self.data))
         return line_text(bytes(self.data[begin:end]), f"{self.name}, byte {begin}").strip()
 
+    def _end_of_line(self) -> int:
+        return _LINE.match(self.data, self.position).end()  # type: ignore[union-attr]
+
 
 def open_file(path: str | os.PathLike[str]) -> Cursor:
-    """The bytes of a file, mapped into memory; `.gz` is unpacked, up to `MAX_UNPACKED_BYTES`.
+    """The bytes of a file, mapped into memory; `.gz` is unpacked first, up to `MAX_UNPACKED_BYTES`.
+
+    What is unpacked goes to a temporary file without a name, which goes with the cursor.
 
     Raises:
         DataError: there is no such file, it is a folder, pipe or device, it is damaged or too large, or it is a shell
@@ -232,24 +252,26 @@ def open_file(path: str | os.PathLike[str]) -> Cursor:
     try:
         if not stat.S_ISREG(Path(name).stat().st_mode):  # to open a pipe would wait for its writer
             raise DataError(f"{name}: no file that can be read at any place; expected a file on disk")
-        if name.endswith(".gz"):
-            return Cursor(_unpacked(name), name)
         with Path(name).open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return Cursor(b"", name)
-            return Cursor(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), name)
+            return Cursor(_unpacked(file, name) if name.endswith(".gz") else _mapped(file), name)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{name}: cannot be read ({reason})") from error
 
 
-def _unpacked(name: str) -> bytearray:
-    content = bytearray()
-    with gzip.open(name, "rb") as file:
-        while piece := file.read(_PIECE):
-            content += piece
-            if len(content) > MAX_UNPACKED_BYTES:
+def _mapped(file: IO[bytes]) -> memoryview | bytes:
+    if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
+        return b""
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _unpacked(packed: IO[bytes], name: str) -> memoryview | bytes:
+    with gzip.open(packed) as content, tempfile.TemporaryFile() as file:
+        while piece := content.read(_UNPACKED_AT_ONCE):
+            file.write(piece)
+            if file.tell() > MAX_UNPACKED_BYTES:
                 raise DataError(
                     f"{name}: unpacks to more than {MAX_UNPACKED_BYTES} bytes; unpack it yourself"
                 )
-    return content
+        file.flush()
+        return _mapped(file)

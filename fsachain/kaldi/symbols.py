@@ -4,46 +4,72 @@ from __future__ import annotations
 
 import os
 from array import array
-from itertools import pairwise
-
-import numpy as np
+from collections.abc import Sequence
 
 from fsachain.errors import DataError
-from fsachain.kaldi.stream import MAX_DIGITS, open_file
+from fsachain.kaldi.stream import open_file
+from fsachain.names import Names
 
 BACK_OFF = "#0"  # label of back-off arcs in a grammar
+_MOST_DIGITS = 9  # of an id, which Kaldi keeps in 32 bits
 
 
-def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
+def read_symbols(path: str | os.PathLike[str]) -> Names:
     """Names in id order, from id 1 on, disambiguation symbols included; id 0 (epsilon) is left out.
 
     Raises:
         DataError: a malformed line, an id or name that occurs twice, or ids with gaps; names file and line.
     """
     cursor = open_file(path)
-    names: list[str] = []
-    ids = array("q")
+    names, ids = Names(), array("I")
+    epsilon: str | None = None
     number = 0
     while cursor.left:
         number += 1
         fields = cursor.line().split()
         if not fields:
             continue
-        if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= MAX_DIGITS):
-            raise DataError(f"{path}:{number}: {' '.join(fields)[:80]!r}, expected a name and its id")
-        names.append(fields[0])
-        ids.append(int(fields[1]))
-    order = np.argsort(np.frombuffer(ids, dtype=np.int64), kind="stable").tolist()
-    for first, second in pairwise(order):
-        if ids[first] == ids[second]:
-            raise DataError(f"{path}: id {ids[first]} belongs to {names[first]!r} and {names[second]!r}")
-    if order and not ids[order[0]]:
-        del order[0]
-    if order and (ids[order[0]], ids[order[-1]]) != (1, len(order)):
-        raise DataError(
-            f"{path}: {len(order)} ids from {ids[order[0]]} to {ids[order[-1]]}: expected 1, 2, ... without gaps"
-        )
-    found = tuple(names[place] for place in order)
-    if any(first == second for first, second in pairwise(sorted(found))):
-        raise DataError(f"{path}: a name occurs twice")
+        name, label = symbol_and_id(fields, f"{path}:{number}", "a name")
+        if label:
+            names.append(name)
+            ids.append(label)
+        elif epsilon is not None:
+            raise DataError(f"{path}:{number}: id 0 belongs to {epsilon[:80]!r} and {name[:80]!r}")
+        else:
+            epsilon = name
+    found = in_id_order(names, ids, path)
+    if again := found.repeats():
+        raise DataError(f"{path}: a name occurs twice, {found[again[0]][:80]!r}")
     return found
+
+
+def symbol_and_id(fields: Sequence[str], where: str, what: str) -> tuple[str, int]:
+    """What a line of a table has.
+
+    Raises:
+        DataError: `where`, and that `what` and its id were expected.
+    """
+    if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= _MOST_DIGITS):
+        came = " ".join(fields[:3])[:80]
+        raise DataError(f"{where}: {came!r}, expected {what} and its id of at most {_MOST_DIGITS} digits")
+    return fields[0], int(fields[1])
+
+
+def in_id_order(names: Names, ids: array[int], path: str | os.PathLike[str]) -> Names:
+    """The names by their ids, which are 1, 2, ... in any order.
+
+    Raises:
+        DataError: an id that occurs twice, or a gap; names the file.
+    """
+    if all(label == number for number, label in enumerate(ids, 1)):
+        return names
+    places = array("I", [0]) * (len(ids) + 1)  # by id, counted from 1
+    for place, label in enumerate(ids, 1):
+        if not 0 < label <= len(ids):
+            came = f"{len(ids)} ids from {min(ids)} to {max(ids)}"
+            raise DataError(f"{path}: {came}: expected 1, 2, ... without gaps")
+        if places[label]:
+            first, second = names[places[label] - 1], names[place - 1]
+            raise DataError(f"{path}: id {label} belongs to {first[:80]!r} and {second[:80]!r}")
+        places[label] = place
+    return Names(names[places[label] - 1] for label in range(1, len(places)))

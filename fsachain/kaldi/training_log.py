@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fsachain.errors import DataError
 from fsachain.kaldi.stream import open_file
+from fsachain.names import Names
 
 _NUMBER = rb"(?:[-+]?[0-9][0-9.e+-]{0,30}|[-+]?nan|[-+]?inf)"
 _LINE = re.compile(
@@ -21,6 +22,7 @@ _LINE = re.compile(
     + _NUMBER
     + rb") frames"
 )
+_MOST_NAMED = 20  # outputs in a message
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,22 @@ def read_objective(path: str | os.PathLike[str], output: str = "output") -> Logg
         output: name of the network's output.
 
     Raises:
-        DataError: the file cannot be read or has no such line; the message has the outputs that it has lines for.
+        DataError: the file cannot be read or has no such line; the message has the first outputs that it has lines for.
     """
     cursor = open_file(path)
-    found = {match["output"].decode("utf-8", "replace"): match for match in _LINE.finditer(cursor.data)}
-    if output not in found:
-        has = f"lines for {', '.join(map(repr, found))} alone" if found else "no such line"
+    line, others = None, Names()
+    for match in _LINE.finditer(cursor.data):
+        name = match["output"].decode("utf-8", "replace")
+        if name == output:
+            line = match
+        elif len(others) < _MOST_NAMED:
+            others.add(name)
+    if line is None:
+        has = f"lines for {', '.join(map(repr, others))} alone" if others else "no such line"
         raise DataError(
             f"{cursor.name}: expected a line \"Overall log-probability for '{output}' is ... over ... frames\" (or "
             f'"Overall average objective function ..."), as nnet3-chain-compute-prob or -train write it; found {has}'
         )
-    line = found[output]
     try:
         return LoggedObjective(float(line["objf"]), float(line["l2"] or 0.0), float(line["weight"]))
     except ValueError as error:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,11 @@ import numpy.typing as npt
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.stream import open_file
-from fsachain.kaldi.topology import State, parse_topology
+from fsachain.kaldi.topology import State, Topologies, parse_topology
 from fsachain.kaldi.values import read_vector
 
 LOG_TOLERANCE = 1e-4  # log-probabilities are float32 and may have been text
+MAX_TOPOLOGY = 1000  # states and transitions of a phone that become a `Topology`; Kaldi's largest has 23
 
 
 class Tuple(NamedTuple):
@@ -32,6 +34,39 @@ class Tuple(NamedTuple):
     hmm_state: int
     forward_pdf: int
     self_loop_pdf: int
+
+
+class Tuples(Sequence[Tuple]):
+    """Tuples in order, as columns; a `Tuple` is made on access.
+
+    Attributes:
+        phone, hmm_state, forward_pdf, self_loop_pdf: 32-bit integers, one for each tuple.
+    """
+
+    def __init__(self) -> None:
+        self.phone, self.hmm_state, self.forward_pdf, self.self_loop_pdf = (array("i") for _ in range(4))
+
+    def append(self, entry: Tuple) -> None:
+        """One more tuple."""
+        self.phone.append(entry.phone)
+        self.hmm_state.append(entry.hmm_state)
+        self.forward_pdf.append(entry.forward_pdf)
+        self.self_loop_pdf.append(entry.self_loop_pdf)
+
+    def __len__(self) -> int:
+        return len(self.phone)
+
+    @overload
+    def __getitem__(self, place: int) -> Tuple: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Tuple, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Tuple | tuple[Tuple, ...]:
+        columns = (self.phone, self.hmm_state, self.forward_pdf, self.self_loop_pdf)
+        if isinstance(place, slice):
+            return tuple(map(Tuple, *(column[place] for column in columns)))
+        return Tuple(*(column[place] for column in columns))
 
 
 class Transitions(NamedTuple):
@@ -50,14 +85,14 @@ class TransitionModel:
     """Topology, tuples and log-probabilities of a Kaldi model.
 
     Attributes:
-        states: for each phone id of the topology, its states.
-        tuples: in the order that numbers transition ids.
+        states: for each phone id of the topology, its states; a mapping that makes them on access.
+        tuples: in the order that numbers transition ids; a sequence that makes them on access.
         log_probs: float [1 + transition ids], entry 0 unused.
         name: of the file.
     """
 
-    states: dict[int, tuple[State, ...]]
-    tuples: tuple[Tuple, ...]
+    states: Topologies
+    tuples: Tuples
     log_probs: npt.NDArray[np.floating]
     name: str
 
@@ -69,27 +104,25 @@ class TransitionModel:
     @property
     def num_pdfs(self) -> int:
         """One more than the largest pdf."""
-        return max(max(entry.forward_pdf, entry.self_loop_pdf) for entry in self.tuples) + 1
+        return max(max(self.tuples.forward_pdf), max(self.tuples.self_loop_pdf)) + 1
 
     @cached_property
     def transitions(self) -> Transitions:
         """What each transition id means."""
-        rows: list[tuple[int, int, int, int, bool, bool]] = [(-1, 0, 0, -1, False, False)]
-        for number, entry in enumerate(self.tuples):
-            states = self.states[entry.phone]
-            for target, _ in states[entry.hmm_state].transitions:
-                loop = target == entry.hmm_state
-                pdf = entry.self_loop_pdf if loop else entry.forward_pdf
-                rows.append((number, entry.phone, entry.hmm_state, pdf, loop, target == len(states) - 1))
-        numbers, phone, state, pdfs, loops, finals = zip(*rows, strict=True)
-        return Transitions(
-            np.array(numbers, dtype=np.int32),
-            np.array(phone, dtype=np.int32),
-            np.array(state, dtype=np.int32),
-            np.array(pdfs, dtype=np.int32),
-            np.array(loops),
-            np.array(finals),
-        )
+        tuples = self.tuples
+        numbers = array("i", [-1]), array("i", [0]), array("i", [0]), array("i", [-1])
+        flags = bytearray(1), bytearray(1)
+        for entry, (phone, state) in enumerate(zip(tuples.phone, tuples.hmm_state, strict=True)):
+            states = self.states.states(phone)
+            for arc in self.states.arcs(states[state]):
+                target = self.states.target(arc)
+                pdfs = tuples.self_loop_pdf if target == state else tuples.forward_pdf
+                for column, number in zip(numbers, (entry, phone, state, pdfs[entry]), strict=True):
+                    column.append(number)
+                for marks, flag in zip(flags, (target == state, target == len(states) - 1), strict=True):
+                    marks.append(flag)
+        columns = [np.frombuffer(column, dtype=np.int32) for column in numbers]
+        return Transitions._make([*columns, *(np.frombuffer(marks, dtype=np.bool_) for marks in flags)])
 
     def pdfs(self, alignment: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """Pdf of each frame of an alignment of transition ids.
@@ -145,12 +178,7 @@ class TransitionModel:
             GraphError: phones of different topologies, a state without a pdf before the end, or transition
                 probabilities that differ from phone to phone: `Topology` has one for all.
         """
-        first = self.states[self.tuples[0].phone]
-        for phone, states in self.states.items():
-            if states != first:
-                raise GraphError(
-                    f"{self.name}: phone {phone} has another topology than others; expected one for all"
-                )
+        first = self._only_states()
         log_probs = self._log_probs_by_move()
         hmm_states = []
         for number, state in enumerate(first[:-1]):
@@ -172,20 +200,38 @@ class TransitionModel:
             )
         return Topology(tuple(hmm_states))
 
+    def _only_states(self) -> tuple[State, ...]:
+        """The states that all phones have."""
+        model = self.tuples[0].phone
+        size = self.states.size(model)
+        if size > MAX_TOPOLOGY:
+            raise GraphError(
+                f"{self.name}: phone {model} has {size} states and transitions; expected at most {MAX_TOPOLOGY}"
+            )
+        first = self.states[model]
+        for phone in self.states:
+            if self.states.size(phone) != size or self.states[phone] != first:
+                raise GraphError(
+                    f"{self.name}: phone {phone} has another topology than others; expected one for all"
+                )
+        return first
+
     def _log_probs_by_move(self) -> dict[tuple[int, int], float]:
         """Log-probability of each (HMM state, place among its transitions), which all phones share."""
-        found: dict[tuple[int, int], list[float]] = {}
-        values = iter(self.log_probs[1:].tolist())
-        for entry in self.tuples:
-            for place in range(len(self.states[entry.phone][entry.hmm_state].transitions)):
-                found.setdefault((entry.hmm_state, place), []).append(next(values))
-        for (state, _), same in found.items():
-            if max(same) - min(same) > LOG_TOLERANCE:
+        found: dict[tuple[int, int], tuple[float, float, float]] = {}  # the first, the least and the largest
+        values = map(float, self.log_probs[1:])
+        for phone, state in zip(self.tuples.phone, self.tuples.hmm_state, strict=True):
+            for place in range(len(self.states.arcs(self.states.states(phone)[state]))):
+                value = next(values)
+                first, least, largest = found.get((state, place), (value, value, value))
+                found[state, place] = first, min(least, value), max(largest, value)
+        for (state, _), (_, least, largest) in found.items():
+            if largest - least > LOG_TOLERANCE:
                 raise GraphError(
-                    f"{self.name}: transition log-probabilities of state {state} reach from {min(same):g} to "
-                    f"{max(same):g}; expected one for all phones (chain models have those of the topology)"
+                    f"{self.name}: transition log-probabilities of state {state} reach from {least:g} to "
+                    f"{largest:g}; expected one for all phones (chain models have those of the topology)"
                 )
-        return {move: min(_double(same[0]), 0.0) for move, same in found.items()}
+        return {move: min(_double(first), 0.0) for move, (first, _, _) in found.items()}
 
 
 def _is_reordered(entry: npt.NDArray[np.int32], loop: npt.NDArray[np.bool_]) -> bool:
@@ -212,24 +258,25 @@ def read_transition_model(path: str | os.PathLike[str]) -> TransitionModel:
     cursor.expect("<TransitionModel>")
     states = parse_topology(cursor)
     kind = cursor.expect("<Tuples>", "<Triples>")
-    tuples = []
+    tuples, num_transitions = Tuples(), 0
     for _ in range(cursor.integer("number of tuples", 1)):
         begin = cursor.position
         numbers = [cursor.integer("field of a tuple", 0) for _ in range(4 if kind == "<Tuples>" else 3)]
         entry = Tuple(*numbers, *numbers[2:3]) if kind == "<Triples>" else Tuple(*numbers)
-        if entry.phone not in states or entry.hmm_state >= len(states[entry.phone]) - 1:
+        own = states.states(entry.phone) if entry.phone in states else range(0)
+        if entry.hmm_state >= len(own) - 1:
             cursor.fail(f"state {entry.hmm_state} of phone {entry.phone}, which the topology lacks", begin)
         tuples.append(entry)
+        num_transitions += len(states.arcs(own[entry.hmm_state]))
     cursor.expect(kind.replace("<", "</"))
     cursor.expect("<LogProbs>")
     begin = cursor.position
     log_probs = read_vector(cursor)
     cursor.expect("</LogProbs>")
     cursor.expect("</TransitionModel>")
-    model = TransitionModel(states, tuple(tuples), log_probs, cursor.name)
-    if len(log_probs) != len(model.transitions.pdf):
+    if len(log_probs) != num_transitions + 1:
         cursor.fail(
-            f"{len(log_probs)} log-probabilities; expected {len(model.transitions.pdf)}, one more than transitions",
+            f"{len(log_probs)} log-probabilities; expected {num_transitions + 1}, one more than transitions",
             begin,
         )
-    return model
+    return TransitionModel(states, tuples, log_probs, cursor.name)

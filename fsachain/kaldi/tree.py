@@ -6,16 +6,24 @@ Format: Kaldi's tree/context-dep.cc and tree/event-map.cc.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.context import ContextTree
-from fsachain.graph.decisions import NO_BRANCH, DecisionTree, Leaf, Node, Split, Table
+from fsachain.graph.decisions import DecisionTree
+from fsachain.graph.phone_sets import PhoneSets
+from fsachain.graph.tree_nodes import NO_BRANCH, Nodes
 from fsachain.kaldi.stream import Cursor, open_file
 from fsachain.kaldi.transitions import TransitionModel, read_transition_model
 
 MAX_WIDTH = 16
+_TUPLES_AT_A_TIME = 1 << 16  # whose pdfs are looked for in one walk through a tree
+_BYTES_PER_BRANCH = 4  # at least: `CE 0`, `NULL`
 
 
 class ContextDependency(NamedTuple):
@@ -69,11 +77,12 @@ def read_context_tree(
             f"{model}: {transitions.num_pdfs} pdfs, but {tree} has {found.decisions.num_pdfs}: they do not belong "
             "together"
         )
+    ids = np.arange(1, len(phones) + 1)
     context = ContextTree(
-        tuple(phones),
+        phones,
         transitions.topology(),
         found.context_width,
-        tuple((phone,) for phone in range(1, len(phones) + 1)),
+        PhoneSets(ids, np.ones_like(ids)),
         frozenset(),
         found.decisions,
         found.central_position,
@@ -84,76 +93,90 @@ def read_context_tree(
 
 def _check_belongs(context: ContextTree, transitions: TransitionModel, where: str) -> None:
     """Every pdf of the transition model stands at a leaf of the same phone."""
-    phones: dict[int, set[int]] = {}
+    tuples, columns = transitions.tuples, context.num_phones + 1
+    for begin in range(0, len(tuples), _TUPLES_AT_A_TIME):
+        part = slice(begin, begin + _TUPLES_AT_A_TIME)
+        phone = np.array(tuples.phone[part])[:, None]
+        pdfs = np.stack((tuples.forward_pdf[part], tuples.self_loop_pdf[part]), axis=1)
+        wanted = (pdfs.astype(np.int64) * columns + phone).ravel()
+        missing = _unmet(context, wanted.copy())
+        if missing.size:
+            place = int(np.isin(wanted, missing).argmax())
+            pdf, of_phone = divmod(int(wanted[place]), columns)
+            raise DataError(
+                f"{where}: pdf {pdf} belongs to phone {of_phone} in the model and not in the tree; they do not belong "
+                "together"
+            )
+
+
+def _unmet(context: ContextTree, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Which of the numbers pdf * (P + 1) + phone no leaf of the tree stands for; sorts them in place."""
+    wanted.sort()
+    found = np.zeros(len(wanted), dtype=np.bool_)
+    columns = context.num_phones + 1
     for pdf, path in context.contexts():
-        phones.setdefault(pdf, set()).update(path[context.central_position])
-    for entry in transitions.tuples:
-        for pdf in (entry.forward_pdf, entry.self_loop_pdf):
-            if entry.phone not in phones.get(pdf, ()):
-                raise DataError(
-                    f"{where}: pdf {pdf} belongs to phone {entry.phone} in the model and not in the tree; they do "
-                    "not belong together"
-                )
-
-
-class _Open:
-    """A table or split that waits for its branches."""
-
-    def __init__(self, number: int, key: int, values: frozenset[int] | None, size: int) -> None:
-        self.number, self.key, self.values, self.size = number, key, values, size
-        self.branches: list[int] = []
-
-    @property
-    def end(self) -> str:
-        return ")" if self.values is None else "}"
-
-    def node(self) -> Node:
-        if self.values is None:
-            return Table(self.key, tuple(self.branches))
-        return Split(self.key, self.values, *self.branches)
+        begin, end = np.searchsorted(wanted, (pdf * columns, (pdf + 1) * columns))
+        for place in range(begin, end):
+            found[place] |= int(wanted[place]) - pdf * columns in path[context.central_position]
+    return wanted[~found]
 
 
 def _read_decisions(cursor: Cursor, width: int) -> DecisionTree:
     """Nodes in the order they are met, by an own stack: a file may nest them as deep as it is long."""
     begin = cursor.position
-    nodes: list[Node] = []
-    open_nodes: list[_Open] = []
-    while True:
-        while open_nodes and len(open_nodes[-1].branches) == open_nodes[-1].size:
-            done = open_nodes.pop()
-            cursor.expect(done.end)
-            nodes[done.number] = done.node()
-        if nodes and not open_nodes:
-            break
-        number, waiting = _read_node(cursor, nodes, width, bool(open_nodes) and open_nodes[-1].values is None)
+    nodes = Nodes()
+    open_nodes, slots = array("i"), array("i")  # what waits for branches, and its next place in the rows
+    to_come = 0
+    while not nodes or open_nodes:
+        number = _read_node(cursor, nodes, width, bool(open_nodes) and nodes.is_table(open_nodes[-1]))
         if open_nodes:
-            open_nodes[-1].branches.append(number)
-        if waiting is not None:
-            open_nodes.append(waiting)
+            nodes.rows[slots[-1]] = number
+            slots[-1] += 1
+            to_come -= 1
+        if number != NO_BRANCH and not nodes.is_leaf(number):
+            open_nodes.append(number)
+            slots.append(nodes.branches(number).start)
+            to_come += len(nodes.branches(number))
+        if _BYTES_PER_BRANCH * to_come > cursor.left:
+            cursor.fail(f"{to_come} branches of questions are to come, {cursor.left} bytes are left")
+        while open_nodes and slots[-1] == nodes.branches(open_nodes[-1]).stop:
+            slots.pop()
+            cursor.expect(")" if nodes.is_table(open_nodes.pop()) else "}")
     try:
-        return DecisionTree(tuple(nodes))
+        return DecisionTree(nodes)
     except GraphError as error:
         cursor.fail(str(error), begin)
 
 
-def _read_node(cursor: Cursor, nodes: list[Node], width: int, may_be_null: bool) -> tuple[int, _Open | None]:
-    """Append the next node; where it has branches, a leaf holds its place until they are read."""
+def _read_node(cursor: Cursor, nodes: Nodes, width: int, may_be_null: bool) -> int:
+    """Append the next node, without the branches that follow it in the file; its number."""
     begin = cursor.position
     kind = cursor.expect("CE", "TE", "SE", *(("NULL",) if may_be_null else ()))
     if kind == "NULL":
-        return NO_BRANCH, None
-    number = len(nodes)
+        return NO_BRANCH
     if kind == "CE":
-        nodes.append(Leaf(cursor.integer("pdf", 0)))
-        return number, None
-    nodes.append(Leaf(0))
+        nodes.add_leaf(cursor.integer("pdf", 0))
+        return len(nodes) - 1
     key = cursor.integer("key of a question", -1, width - 1)
     if kind == "SE":
-        values = frozenset(cursor.integers("values of a split").tolist())
+        nodes.add_split(key, _read_values(cursor))
         cursor.expect("{")
-        return number, _Open(number, key, values, 2)
+        return len(nodes) - 1
     size = cursor.integer("branches of a table", 0, 2**32 - 1)
     cursor.expect("(")
-    if 4 * size > cursor.left:
+    if _BYTES_PER_BRANCH * size > cursor.left:
         cursor.fail(f"a table of {size} branches, {cursor.left} bytes are left", begin)
-    return number, _Open(number, key, None, size)
+    nodes.add_table(key, array("i", [NO_BRANCH]) * size)
+    return len(nodes) - 1
+
+
+def _read_values(cursor: Cursor) -> Sequence[int]:
+    """The values of a split in rising order, each once; sorted in place, for there may be millions."""
+    begin = cursor.position
+    values = cursor.integers("values of a split")
+    values.sort()
+    if values.size and not -(2**31) <= values[0] <= values[-1] < 2**31:
+        cursor.fail("values of a split: expected integers of 32 bits", begin)
+    kept = np.ones(len(values), dtype=np.bool_)
+    np.not_equal(values[1:], values[:-1], out=kept[1:])
+    return values[kept].data

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.floating]
 
 _PRECISION = {"F": "<f4", "D": "<f8"}
 _COMPRESSED = ("CM", "CM2", "CM3")
+_FEW_CODES = 1 << 12  # which are unpacked at a time
 _WIDTH_AND_INT = np.dtype([("width", "u1"), ("value", "<i4")])
 
 
@@ -70,10 +71,10 @@ def _table(cursor: Cursor, dtype: str, rows: int, columns: int) -> Floats:
 def read_vector(cursor: Cursor) -> Floats:
     """A vector [size], float32 or float64, binary (FV, DV) or text."""
     if not cursor.binary:
-        values, widths = _text_rows(cursor)
-        if len(widths) > 1:
-            cursor.fail(f"expected a vector, found a matrix of {len(widths)} rows")
-        return values
+        rows = _text_rows(cursor)
+        if rows.num_rows > 1:
+            cursor.fail(f"expected a vector, found a matrix of {rows.num_rows} rows")
+        return rows.values
     begin = cursor.position
     kind = cursor.token("a vector")
     if kind not in ("FV", "DV"):
@@ -81,32 +82,33 @@ def read_vector(cursor: Cursor) -> Floats:
     return cursor.array(_PRECISION[kind[0]], cursor.integer("size", 0), "a vector")
 
 
-def read_alignment(cursor: Cursor) -> npt.NDArray[np.int64]:
+def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
     """Integers, one for each frame, such as transition ids: a count, then each number with its width."""
     if not cursor.binary:
         begin = cursor.position
-        return cursor.int64(cursor.fields(), "expected a line of integers", begin)
+        return cursor.int32(cursor.fields(), "expected a line of integers", begin)
     count = cursor.integer("size of the alignment", 0)
     begin = cursor.position
-    packed = cursor.array(_WIDTH_AND_INT, count, f"an alignment of {count} frames")
+    what = f"an alignment of {count} frames"
+    packed = np.frombuffer(cursor.take(count * _WIDTH_AND_INT.itemsize, what), dtype=_WIDTH_AND_INT)
     bad = np.flatnonzero(packed["width"] != 4)
     if bad.size:
         cursor.fail(f"frame {bad[0]} of the alignment is no 32-bit integer", begin + 5 * int(bad[0]))
-    return packed["value"].astype(np.int64)
+    return packed["value"].astype(np.int32)
 
 
 class Posterior(Sequence[list[tuple[int, float]]]):
     """For each frame the pairs (pdf or transition id, weight), kept as arrays; equal to any sequence of such lists.
 
     Attributes:
-        offsets: int64 [T + 1], first pair of each frame, and their number.
-        ids: int64; weights: float64, one for each pair.
+        offsets: int32 [T + 1], first pair of each frame, and their number.
+        ids: int32; weights: float32, one for each pair.
     """
 
-    def __init__(self, sizes: array[int], ids: array[int], weights: array[float]) -> None:
-        self.offsets = np.append(0, np.cumsum(np.frombuffer(sizes, dtype=np.int32), dtype=np.int64))
-        self.ids = np.frombuffer(ids, dtype=np.int64)
-        self.weights = np.frombuffer(weights, dtype=np.float64)
+    def __init__(self, offsets: array[int], ids: array[int], weights: array[float]) -> None:
+        self.offsets = np.frombuffer(offsets, dtype=np.int32)
+        self.ids = np.frombuffer(ids, dtype=np.int32)
+        self.weights = np.frombuffer(weights, dtype=np.float32)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -125,7 +127,9 @@ class Posterior(Sequence[list[tuple[int, float]]]):
         return list(zip(self.ids[pairs].tolist(), self.weights[pairs].tolist(), strict=True))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(list.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -137,47 +141,57 @@ def read_posterior(cursor: Cursor) -> Posterior:
     """For each frame the pairs (pdf or transition id, weight)."""
     if not cursor.binary:
         return _text_posterior(cursor)
-    sizes, ids, weights = array("i"), array("q"), array("d")
+    offsets, ids, weights = array("i", [0]), array("i"), array("f")
     for _ in range(cursor.integer("number of frames", 0)):
         count = cursor.integer("number of pairs", 0)
         if 10 * count > cursor.left:
             cursor.fail(f"{count} pairs take {10 * count} bytes, {cursor.left} are left")
-        sizes.append(count)
         for _ in range(count):
             ids.append(cursor.integer("id"))
             weights.append(cursor.real("weight"))
-    return Posterior(sizes, ids, weights)
+        offsets.append(len(ids))
+    return Posterior(offsets, ids, weights)
 
 
 def _text_posterior(cursor: Cursor) -> Posterior:
     begin = cursor.position
-    sizes, ids, weights = array("i"), array("q"), array("d")
+    offsets, ids, weights = array("i", [0]), array("i"), array("f")
     fields = cursor.fields()
     try:
         for bracket in fields:
             if bracket != "[":
                 raise ValueError(f"expected [, found {bracket[:40]!r}")
-            before = len(ids)
             while (field := next(fields)) != "]":
                 ids.append(int(field))
                 weights.append(float(next(fields)))
-            sizes.append(len(ids) - before)
+            offsets.append(len(ids))
     except DataError:
         raise
-    except (ValueError, OverflowError, StopIteration) as error:
+    except OverflowError:
+        cursor.fail(f"expected ids of 32 bits, found {field[:40]}", begin)
+    except (ValueError, StopIteration) as error:
         cursor.fail(
-            f"expected frames as [ id weight ... ] ({str(error) or 'the line ends in a frame'})", begin
+            f"expected frames as [ id weight ... ] ({str(error)[:80] or 'the line ends in a frame'})", begin
         )
-    return Posterior(sizes, ids, weights)
+    return Posterior(offsets, ids, weights)
 
 
-def _text_rows(cursor: Cursor) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """All elements, and how many each row has; rows without are left out."""
+class _Rows(NamedTuple):
+    """The numbers of rows of text, float32 [all elements]; rows without elements are left out."""
+
+    values: Floats
+    num_rows: int
+    shortest: int
+    longest: int
+
+
+def _text_rows(cursor: Cursor) -> _Rows:
     cursor.skip_space()
     begin = cursor.position
     if cursor.peek(1) != b"[":
         cursor.fail(f"expected a matrix or vector in brackets, found {cursor.peek(16)!r}")
-    values, widths = array("f"), array("q")
+    values = array("f")
+    count, shortest, longest = 0, len(cursor.data), 0
     closed = False
     cursor.position += 1
     while not closed:
@@ -193,19 +207,20 @@ def _text_rows(cursor: Cursor) -> tuple[Floats, npt.NDArray[np.int64]]:
                 cursor.fail(f"expected the end of the line after ], found {rest[:40]!r}", line_begin)
             try:
                 values.extend([float(number)] if number else ())
-            except ValueError as error:
-                cursor.fail(str(error), line_begin)
-        if len(values) > before:
-            widths.append(len(values) - before)
-    return np.frombuffer(values, dtype=np.float32), np.frombuffer(widths, dtype=np.int64)
+            except ValueError:
+                cursor.fail(f"expected a number, found {number[:40]!r}", line_begin)
+        width = len(values) - before
+        if width:
+            count, shortest, longest = count + 1, min(shortest, width), max(longest, width)
+    return _Rows(np.frombuffer(values, dtype=np.float32), count, shortest, longest)
 
 
 def _text_matrix(cursor: Cursor) -> Floats:
     begin = cursor.position
-    values, widths = _text_rows(cursor)
-    if len(widths) and widths.min() != widths.max():
-        cursor.fail(f"a matrix whose rows have {widths.min()} to {widths.max()} elements", begin)
-    return values.reshape(len(widths), -1 if len(widths) else 0)
+    rows = _text_rows(cursor)
+    if rows.num_rows and rows.shortest != rows.longest:
+        cursor.fail(f"a matrix whose rows have {rows.shortest} to {rows.longest} elements", begin)
+    return rows.values.reshape(rows.num_rows, rows.longest)
 
 
 def _compressed(cursor: Cursor, kind: str) -> Floats:
@@ -215,16 +230,34 @@ def _compressed(cursor: Cursor, kind: str) -> Floats:
     if rows < 0 or columns < 0 or not (abs(low) < highest / 2 and abs(span) < highest / 2):
         cursor.fail(f"compressed matrix of {rows} x {columns} from {low} over {span}", cursor.position - 16)
     what = f"a compressed matrix of {rows} x {columns}"
-    if kind != "CM":
-        steps = 65535 if kind == "CM2" else 255
-        packed = cursor.array("<u2" if kind == "CM2" else "u1", rows * columns, what)
-        values = np.float32(low) + packed.astype(np.float32) * np.float32(span / steps)
-        return values.reshape(rows, columns)
-    quartiles = cursor.array("<u2", 4 * columns, what).astype(np.float32).reshape(columns, 4)
-    quartiles = np.float32(low) + quartiles * np.float32(span / 65535)
-    codes = cursor.array("u1", rows * columns, what).astype(np.float32).reshape(columns, rows)
-    q0, q25, q75, q100 = (quartiles[:, k : k + 1] for k in range(4))
-    lower = q0 + (q25 - q0) * codes / 64
-    middle = q25 + (q75 - q25) * (codes - 64) / 128
-    upper = q75 + (q100 - q75) * (codes - 192) / 63
-    return np.where(codes <= 64, lower, np.where(codes <= 192, middle, upper)).T.copy()
+    if kind == "CM":
+        quartiles = _on_a_line(cursor, "<u2", 4 * columns, low, span / 65535, what)
+        return _between_quartiles(cursor, quartiles.reshape(columns, 4), rows, what)
+    dtype, steps = ("<u2", 65535) if kind == "CM2" else ("u1", 255)
+    return _on_a_line(cursor, dtype, rows * columns, low, span / steps, what).reshape(rows, columns)
+
+
+def _on_a_line(cursor: Cursor, dtype: str, count: int, low: float, step: float, what: str) -> Floats:
+    """float32 [count]: low + step * code."""
+    codes = np.frombuffer(cursor.take(count * np.dtype(dtype).itemsize, what), dtype=dtype)
+    values = codes.astype(np.float32)
+    values *= np.float32(step)
+    values += np.float32(low)
+    return values
+
+
+def _between_quartiles(cursor: Cursor, quartiles: Floats, rows: int, what: str) -> Floats:
+    """[rows, columns] of codes that stand column by column; `quartiles` [columns, 4] have the codes 0, 64, 192 and 255."""
+    columns = len(quartiles)
+    packed = np.frombuffer(cursor.take(rows * columns, what), dtype=np.uint8)
+    values = np.empty((rows, columns), dtype=np.float32)
+    by_column = values.T.flat
+    for begin in range(0, packed.size, _FEW_CODES):
+        codes = packed[begin : begin + _FEW_CODES].astype(np.float32)
+        q0, q25, q75, q100 = quartiles[np.arange(begin, begin + codes.size) // rows].T
+        lower = q0 + (q25 - q0) * codes / 64
+        middle = q25 + (q75 - q25) * (codes - 64) / 128
+        upper = q75 + (q100 - q75) * (codes - 192) / 63
+        found = np.where(codes <= 64, lower, np.where(codes <= 192, middle, upper))
+        by_column[begin : begin + codes.size] = found
+    return values

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fsachain.decode.align import CtmEntry
+    from fsachain.decode.ctm import CtmEntry
 
 DYNAMIC_RANGE = 70.0  # dB below the loudest cell that still have a shade
 _SHADES = ("#ffffff", "#e3e3e3")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.data.kaldi_dir import Utterance
-from fsachain.decode.align import CtmEntry, read_ctm
+from fsachain.decode.ctm import CtmEntry, read_ctm
 from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore
 from fsachain.report.collect import Findings
 from fsachain.report.media import Clip, Picture, bitmap, clip, samples_of

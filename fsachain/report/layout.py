@@ -21,7 +21,7 @@ class Layout:
         model: the training's folder: train.jsonl, model.safetensors, experiment.json.
         decoded: the decoder's: hyp.txt, wer.json, tuning.json.
         aligned: the aligner's: words.ctm, phones.ctm.
-        lang: lexicon.json, tree.json.
+        lang: lexicon.json, tree.npz.
         graphs: den.fst, normalization.fst, phone_lm.fst, train.npz.
         data: data directories by name; `test` is the one that was decoded.
         pictures: figures that somebody drew, to be shown too.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fsachain.report.events import EventLog, number, read_events, strings, text
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def read_training(path: Path) -> Training:
         batches=_whole(start, "batches"),
         parameters=_whole(start, "parameters"),
         config=dict(config or {}),
-        excluded=_excluded(start.get("excluded")),
+        excluded=_distinct(_excluded(log.events)),
         excluded_in_epochs=_distinct(
             name for event in log.of("epoch") for name in strings(event.get("excluded"))
         ),
@@ -149,13 +151,19 @@ def _epoch(event: dict[str, Any]) -> Epoch | None:
     )
 
 
-def _excluded(entries: Any) -> tuple[tuple[str, str], ...]:
-    tables: Sequence[Any] = entries if isinstance(entries, list) else []
-    return tuple((text(entry, "id"), text(entry, "reason")) for entry in tables if isinstance(entry, dict))
+def _excluded(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(utterance, reason) from the last start on; long lists go on in events of their own."""
+    kinds = [event.get("event") for event in events]
+    begin = len(kinds) - 1 - kinds[::-1].index("start") if "start" in kinds else len(kinds)
+    for event in events[begin:]:
+        entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                yield text(entry, "id"), text(entry, "reason")
 
 
-def _distinct(names: Any) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+def _distinct(values: Iterable[_Value]) -> tuple[_Value, ...]:
+    return tuple(dict.fromkeys(values))
 
 
 def _whole(table: Any, name: str) -> int | None:

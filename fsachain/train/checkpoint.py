@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,14 @@ import torch
 
 from fsachain.errors import DataError, require
 from fsachain.files import parse_json, replacing
+from fsachain.json_size import missing_bytes
 
 Tensors = dict[str, torch.Tensor]
 FORMAT = "fsachain checkpoint 2"
 WITHOUT_CHECKSUM = "fsachain checkpoint 1"  # of files written before checksums, still read
+_PADDING = "padding"
+_PADDING_ENTRY = 1000  # bytes for its own line of the header
+_LONGEST_REASON = 400  # letters of an error's reason, which may quote the file
 _NAME = re.compile(r"epoch-(\d+)-batch-(\d+)\.safetensors")
 
 
@@ -97,7 +102,8 @@ class Checkpoint:
             counts = (int(header["epoch"]), int(header["batch"]), int(header["step"]))
             return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"], parts["ema"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: not a training checkpoint ({type(error).__name__}: {error})") from error
+            reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+            raise DataError(f"{path}: not a training checkpoint ({reason})") from error
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
@@ -106,15 +112,21 @@ def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: 
     Raises:
         OSError: as from the system (disk full, read-only); the file that was there is as it was.
     """
-    safetensors_torch = require("safetensors.torch", extra="recipes")
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(header)
-    metadata = {"format": FORMAT, "header": text, "checksum": _checksum(owned, text)}
-    content = safetensors_torch.save(owned, metadata=metadata)
+    content = _packed(owned, text)
+    # Hundreds of epochs of a tiny model: the reader takes no more memory than three times the file.
+    if missing := missing_bytes(content[8 : 8 + int.from_bytes(content[:8], "little")], len(content)):
+        content = _packed(owned | {_PADDING: torch.zeros(missing + _PADDING_ENTRY, dtype=torch.uint8)}, text)
     with replacing(target) as file:
         file.write(content)
+
+
+def _packed(tensors: Tensors, header: str) -> bytes:
+    metadata = {"format": FORMAT, "header": header, "checksum": _checksum(tensors, header)}
+    return bytes(require("safetensors.torch", extra="recipes").save(tensors, metadata=metadata))
 
 
 def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
@@ -125,21 +137,39 @@ def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
     """
     safetensors = require("safetensors", extra="recipes")
     try:
+        check_tensor_names(path)
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         kind, text = metadata.get("format"), metadata["header"]
     except (OSError, KeyError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path}: cannot read the checkpoint: {error}") from error
+        reason = str(error)[:_LONGEST_REASON]
+        raise DataError(f"{path}: cannot read the checkpoint: {reason}") from error
     if kind not in (FORMAT, WITHOUT_CHECKSUM):
-        raise DataError(f"{path}: expected format {FORMAT!r}, got {kind!r}")
+        raise DataError(f"{path}: expected format {FORMAT!r}, got {kind and kind[:80]!r}")
     checksum = metadata.get("checksum")
     if (kind == FORMAT or checksum is not None) and checksum != _checksum(tensors, text):
         raise DataError(f"{path}: cannot read the checkpoint: its checksum is wrong, the file is damaged")
+    tensors.pop(_PADDING, None)
     header = parse_json(text, str(path))
     if not isinstance(header, dict):
         raise DataError(f"{path}: cannot read the checkpoint: its header is no table")
     return tensors, header
+
+
+def check_tensor_names(path: str | Path) -> None:
+    """Look at the header of a safetensors file, whose entries become objects a dozen times as large.
+
+    Raises:
+        OSError: as from the system.
+        ValueError: the tensors are many beside what they hold.
+    """
+    with Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        # What claims more than there is, the library refuses.
+        if length <= size and missing_bytes(file.read(length), size):
+            raise ValueError(f"a header of {length} bytes with too many entries for a file of {size}")
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], header: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,14 @@ from fsachain.train.diagnosis import describe_excluded
 from fsachain.train.log import JsonLinesLog, NoLog
 from fsachain.train.progress import Progress
 from fsachain.train.world import World
+
+_PER_EVENT = 200  # utterances: a log is read line by line
+
+
+def _records(faults: Sequence[Fault]) -> list[list[dict[str, Any]]]:
+    """The faults for the log, a few hundred in an event."""
+    records = [asdict(fault) for fault in faults]
+    return [records[begin : begin + _PER_EVENT] for begin in range(0, len(records), _PER_EVENT)]
 
 
 class LeftOut:
@@ -42,7 +50,9 @@ class LeftOut:
             DataError: there is some and `bad_data` is "stop".
         """
         new = self._add(faults)
-        self._log.write("start", **start, excluded=[asdict(fault) for fault in new])
+        first, *others = _records(new) or [[]]
+        self._log.write("start", **start, excluded=first)
+        self._log_left_out(others)
         self._tell(new)
 
     def add(self, faults: Iterable[Fault]) -> None:
@@ -53,8 +63,12 @@ class LeftOut:
         """
         new = self._add(faults)
         if new:
-            self._log.write("left_out", excluded=[asdict(fault) for fault in new])
+            self._log_left_out(_records(new))
             self._tell(new)
+
+    def _log_left_out(self, records: Iterable[list[dict[str, Any]]]) -> None:
+        for some in records:
+            self._log.write("left_out", excluded=some)
 
     def _add(self, faults: Iterable[Fault]) -> list[Fault]:
         every = [fault for found in self._world.gather(list(faults)) for fault in found]

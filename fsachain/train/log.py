@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import DataError
-from fsachain.files import replacing
+from fsachain.files import binary_lines, naming, replacing
+from fsachain.json_size import parse_beside
 
 
 class JsonLinesLog:
@@ -25,29 +26,32 @@ class JsonLinesLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one line: `event`, Unix time and values. NaN and infinities become null."""
+        """Append one line: `event`, Unix time and values. NaN and infinities become null.
+
+        Raises:
+            OSError: as from the system (disk full, read-only); it names the file.
+        """
         line = {"event": event, "time": round(time.time(), 3), **json_ready(values)}
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> int:
         """Take back the events for which `keep` is false, and what a kill or a full disk has cut short.
 
         Returns:
-            The number of lines that were no JSON. The file is replaced, all or nothing, if it changes.
+            The number of lines that were no events. The file is replaced, all or nothing, if it changes.
         """
         if not self.path.is_file():
             return 0
-        torn, changes = 0, False
-        with self.path.open("rb") as file:
-            for line in file:
-                event = _event(line)
-                torn += event is None
-                changes |= event is None or not keep(event) or not line.endswith(b"\n")
+        size, torn, changes = self.path.stat().st_size, 0, False
+        for _, line in binary_lines(self.path, longest=size):
+            event = _event(line, size)
+            torn += event is None
+            changes |= event is None or not keep(event) or not line.endswith(b"\n")
         if changes:
-            with self.path.open("rb") as file, replacing(self.path) as kept:
-                for line in file:
-                    event = _event(line)
+            with replacing(self.path) as kept:
+                for _, line in binary_lines(self.path, longest=size):
+                    event = _event(line, size)
                     if event is not None and keep(event):
                         kept.write(line.rstrip(b"\r\n") + b"\n")
         return torn
@@ -60,11 +64,11 @@ class NoLog:
         """Ignored."""
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: bytes, file_size: int) -> dict[str, Any] | None:
     """The event that a line is; None where it is cut short or damaged."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, or brackets without end
+        event = parse_beside(line, file_size, "event")
+    except DataError:
         return None
     return event if isinstance(event, dict) else None
 
@@ -76,14 +80,14 @@ def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
         DataError: another line is not JSON.
     """
     broken: DataError | None = None
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if broken is not None:
-                raise broken
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError) as error:
-                broken = DataError(f"{path}:{number}: not a line of JSON: {error}")
+    size = Path(path).stat().st_size
+    for number, line in binary_lines(path, longest=size):
+        if broken is not None:
+            raise broken
+        try:
+            yield parse_beside(line, size, f"{path}:{number}: not a line of JSON")
+        except DataError as error:
+            broken = error
 
 
 def json_ready(value: Any) -> Any:

@@ -100,6 +100,10 @@ class EpochSums:
         self.max_grad_norm = max(self.max_grad_norm, norm)
         self.moved_batches += 1
 
+    def left_out(self) -> list[str]:
+        """The first 5,000 different names of `excluded`, sorted: what a line of the log names; all are counted."""
+        return sorted(set(self.excluded))[:5000]
+
     def summary(self) -> dict[str, Any]:
         """Figures per frame and per second for log and progress; NaN where nothing was counted."""
         return {

@@ -211,7 +211,7 @@ class Trainer:
         self._state.epoch += 1
         self._state.epochs.append({"epoch": self._state.epoch, "train": train, "dev": dev})
         figures = {**self._schedules.values, "train": train, "dev": dev}
-        names = sorted(set(self._state.sums.excluded))
+        names = self._state.sums.left_out()
         self._log.write("epoch", epoch=self._state.epoch, step=self._state.step, **figures, excluded=names)
         self.progress.end_epoch(self._state.epoch, train, dev)
         self._state.batch = 0

@@ -7,9 +7,9 @@ from typing import Any
 
 from fsachain.errors import ConfigError, require
 
-MAX_BYTES = 1 << 18  # a configuration is a page or two
+MAX_BYTES = 1 << 15  # a configuration is a page or two
 MAX_DEPTH = 20
-MAX_VALUES = 5000  # each becomes a kilobyte of objects, and half a millisecond, before it is an option
+MAX_VALUES = 800  # each becomes a kilobyte of objects, and half a millisecond, before it is an option
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:

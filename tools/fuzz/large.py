@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,13 +17,17 @@ from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.cmvn import Cmvn
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, save_chunks
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.numerator_files import save_numerators
+from fsachain.graph.topology import Topology
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.table import compile_table
 from fsachain.table_file import write_tables
 from fsachain.train.checkpoint import Checkpoint
 from fsachain.train.yaml_file import MAX_BYTES
+from tools.fuzz.kaldi_readers import OBJECTIVE
 
 Writer = Callable[[Path, int], None]
 RATE = 8000
@@ -87,13 +93,15 @@ def _lexicon(path: Path, size: int) -> None:
 
 
 def _lexicon_json(path: Path, size: int) -> None:
-    generator = np.random.default_rng(4)
-    count = size // 40
-    ids = generator.integers(1, len(_PHONES), (count, _PHONES_PER_WORD)).tolist()
-    words = [[f"{word}{n}", [[ids[n], 1.0]]] for n, word in enumerate(_words(count))]
-    record = {"format": "fsachain-lexicon-1", "phones": ["SIL", *_PHONES], "silence": "SIL"}
-    text = json.dumps({**record, "silence_prob": 0.5, "oov": None, "words": words}, ensure_ascii=False)
-    path.write_text(text, encoding="utf-8")
+    text = path.with_suffix(".txt")
+    _lexicon(text, size)
+    Lexicon.read(text, silence=None).save(path)
+
+
+def _tree(path: Path, size: int) -> None:
+    """Untied biphones of as many phones as the file has room for."""
+    phones = tuple(f"{name}{number}" for number in range(max(1, size // 4000)) for name in _PHONES)
+    ContextTree.biphone(phones, Topology.chain()).save(path)
 
 
 def _symbols(path: Path, size: int) -> None:
@@ -116,6 +124,38 @@ def data_folder(folder: Path, size: int) -> int:
         "utt2spk": [f"{name} {name[:10]}" for name in names],
     }
     return sum((folder / table).write_text("\n".join(rows) + "\n") for table, rows in lines.items())
+
+
+def _cuts(path: Path, size: int) -> None:
+    vocabulary = _words(5000)
+    generator = np.random.default_rng(13)
+
+    def line(number: int) -> str:
+        said = " ".join(vocabulary[word] for word in generator.integers(0, 5000, _WORDS_PER_LINE))
+        source = {"type": "file", "channels": [0], "source": f"audio/recording{number // 100:05d}.flac"}
+        recording = {"id": f"r{number // 100}", "sources": [source], "sampling_rate": 16000}
+        recording |= {"num_samples": 16000 * 600, "duration": 600.0, "channel_ids": [0]}
+        times = {"start": 5.12 * (number % 100), "duration": 5.12, "channel": 0}
+        supervision = {"id": f"s{number}", "recording_id": recording["id"], "text": said, **times}
+        supervision["speaker"] = f"speaker{number % 50:03d}"
+        cut = {"id": f"speaker{number % 50:03d}-utterance{number:07d}", **times, "type": "MonoCut"}
+        return json.dumps({**cut, "supervisions": [supervision], "recording": recording}) + "\n"
+
+    _lines(path, size, line)
+
+
+def _shard(path: Path, size: int) -> None:
+    """Recordings of an eighth of a second, of which the manifest beside it names one."""
+    import soundfile
+
+    recording = io.BytesIO()
+    soundfile.write(recording, np.zeros(1000, np.int16), RATE, format="WAV")
+    content = recording.getvalue()
+    with tarfile.open(path, "w") as tar:
+        for number in range(max(1, size // (len(content) + 1000))):
+            member = tarfile.TarInfo(f"u{number}.wav")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
 
 
 def _matrix_text(path: Path, size: int) -> None:
@@ -217,6 +257,12 @@ def _matrices(path: Path, size: int) -> None:
             file.write(f"utterance{number:07d} ".encode() + head + values)
 
 
+def _one_matrix(path: Path, size: int) -> None:
+    values = np.random.default_rng(16).random((size // 160, 40), np.float32)
+    head = b"u1 \0BFM \x04" + len(values).to_bytes(4, "little") + b"\x04" + (40).to_bytes(4, "little")
+    path.write_bytes(head + values.tobytes())
+
+
 def _alignments(path: Path, size: int) -> None:
     ids = " ".join(map(str, np.random.default_rng(10).integers(1, 3000, 400).tolist()))
     _lines(path, size, lambda number: f"utterance{number:07d} {ids}\n")
@@ -224,6 +270,62 @@ def _alignments(path: Path, size: int) -> None:
 
 def _posteriors(path: Path, size: int) -> None:
     _lines(path, size, lambda number: f"utterance{number:07d} " + "[ 31 0.5 1207 0.5 ] " * 200 + "\n")
+
+
+def _kaldi_tree(path: Path, size: int) -> None:
+    """A table of phones over splits, as build-tree makes them, in text form."""
+    generator, leaves, roots = np.random.default_rng(14), iter(range(size)), max(1, size // 9_000)
+
+    def grow(count: int) -> str:
+        if count == 1:
+            return f"CE {next(leaves)} "
+        values = " ".join(map(str, np.unique(generator.integers(0, 200, 20)).tolist()))
+        sides = f"{grow(count // 2)}{grow(count - count // 2)}"
+        return f"SE {generator.choice([0, 2, -1])} [ {values} ]\n{{ {sides}}} \n"
+
+    text = "".join(grow(100) for _ in range(roots))
+    path.write_text(f"ContextDependency 3 1 ToPdf TE 1 {roots} ( {text}) EndContextDependency ")
+
+
+def _topology_entry(phones: range) -> str:
+    state = (
+        "<State> 0 <ForwardPdfClass> 0 <SelfLoopPdfClass> 1 <Transition> 0 0.5 <Transition> 1 0.5 </State>"
+    )
+    ids = " ".join(map(str, phones))
+    return f"<TopologyEntry> <ForPhones> {ids} </ForPhones> {state} <State> 1 </State> </TopologyEntry>\n"
+
+
+def _topology(path: Path, size: int) -> None:
+    entries = "".join(_topology_entry(range(phone, phone + 1)) for phone in range(1, size // 180))
+    path.write_text(f"<Topology> {entries}</Topology> ")
+
+
+def _transition_model(path: Path, size: int) -> None:
+    count, phones = size // 40, 300
+    tuples = "".join(f"{1 + phones * n // count} 0 {2 * n} {2 * n + 1}\n" for n in range(count))
+    log_probs = "0 " + "-0.6931472 " * (2 * count)
+    topology = f"<Topology> {_topology_entry(range(1, phones + 1))}</Topology> "
+    tail = f"<LogProbs> [ {log_probs}]\n</LogProbs> </TransitionModel> "
+    path.write_text(f"<TransitionModel> {topology}<Tuples> {count}\n{tuples}</Tuples> {tail}")
+
+
+def _examples(path: Path, size: int) -> None:
+    """Of 150 frames of 40 features, and 50 with the graph of an utterance of two seconds."""
+    generator = np.random.default_rng(15)
+    rows = "\n".join(" ".join(f"{value:.4f}" for value in row) for row in generator.random((150, 40)))
+    inputs, outputs = ("".join(f"<I1> 0 {t} 0 " for t in range(n)) for n in (150, 50))
+    text = (
+        f"<Nnet3ChainEg> <NumInputs> 1 <NnetIo> input <I1V> 150 {inputs} [\n{rows} ]\n</NnetIo> <NumOutputs> 1 "
+        f"<NnetChainSup> output <I1V> 50 {outputs}<Supervision> <Weight> 1 <NumSequences> 1 <FramesPerSeq> 50 "
+        f"<LabelDim> 40 <End2End> T <Fsts>\n{_fsa(_GRAPH_ARCS).to_text()}\n</Fsts> </Supervision> "
+        f"<DW2>  [ {'1 ' * 50}]\n</NnetChainSup>\n</Nnet3ChainEg>\n"
+    )
+    _lines(path, size, lambda number: f"utterance{number:07d} {text}")
+
+
+def _training_log(path: Path, size: int) -> None:
+    said = OBJECTIVE.decode()
+    _lines(path, size, lambda number: f"iteration {number}\n" if number else said)
 
 
 def _lattice_lines(states: int) -> Iterator[str]:
@@ -252,17 +354,6 @@ def _packed(writer: Writer) -> Writer:
     return write
 
 
-# Peak memory of reading a large sound file, in times its unpacked size, where it is more than 3: the value is Python
-# objects. docs/safety.md has the reasons.
-MORE_THAN_THREE = {
-    "lexicon": 14.0,
-    "lexicon as JSON": 13.0,
-    "symbols": 8.0,
-    "lattices": 6.0,
-    "packed lattices": 7.0,
-}
-DATA_FOLDER = 8.0  # the same for a data directory
-
 LARGE: dict[str, Writer] = {
     "checkpoint": _checkpoint,
     "model": _model,
@@ -277,16 +368,25 @@ LARGE: dict[str, Writer] = {
     "log": _log,
     "lexicon": _lexicon,
     "lexicon as JSON": _lexicon_json,
+    "tree": _tree,
     "numerators": _numerators,
     "chunks": _chunks,
     "fst": lambda path, size: _fsa(size // 20).write(path),
     "acceptor as text": _fst_text,
+    "cuts": _cuts,
+    "shard": _shard,
+    "rows of matrices": _one_matrix,
     "transcripts": _transcripts,
     "ctm": _ctm,
     "matrices": _matrices,
     "alignments": _alignments,
     "posteriors": _posteriors,
     "symbols": _symbols,
+    "kaldi tree": _kaldi_tree,
+    "topology": _topology,
+    "transition model": _transition_model,
+    "examples": _examples,
+    "training log": _training_log,
     "matrices as text": _matrix_text,
     "fsts as text": _fst_archive,
     "lattices": _lattices,

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fsachain.errors import FsachainError
-from tools.fuzz.readers import READERS, Reader
+from tools.fuzz.reader import Reader
+from tools.fuzz.readers import READERS
 
 
 class Target:

@@ -28,7 +28,8 @@ BACKENDS = Path(__file__).resolve().parents[2] / "fsachain" / "backends"
 COMPILED = ["fsachain.backends", *(f"fsachain.backends.{path.stem}" for path in BACKENDS.glob("*.py"))]
 with atheris.instrument_imports(include=["fsachain", "yaml", "zipfile"], exclude=COMPILED):
     from fsachain.errors import FsachainError
-    from tools.fuzz.readers import READERS, Reader
+    from tools.fuzz.reader import Reader, most_memory
+    from tools.fuzz.readers import READERS
 
 HANG_SECONDS = 10  # of one file; the largest has a few kilobytes
 GRACE_SECONDS = 90  # for the start of a child and the end of its last file
@@ -43,6 +44,7 @@ class OutOfProportion(Exception):
 def read_once(reader: Reader, path: Path, content: bytes) -> None:
     """Read the content; one of fsachain's own errors is right, any other exception is a finding."""
     path.write_bytes(content)
+    most = most_memory(path)
     tracemalloc.start()
     try:
         reader.read(path)
@@ -51,7 +53,7 @@ def read_once(reader: Reader, path: Path, content: bytes) -> None:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    if peak > reader.most_memory(len(content)):
+    if peak > most:
         raise OutOfProportion(f"{peak} bytes for a file of {len(content)}")
 
 

@@ -1,6 +1,6 @@
 """The steps of an experiment as functions from files and configurations to files.
 
-lang        lexicon -> folder with lexicon.json and tree.json
+lang        lexicon -> folder with lexicon.json and tree.npz
 graphs      transcripts -> phone language model, denominator, numerators, word grammar
 training    data directories and graphs -> model folder
 decoding    model folder and data directory -> network outputs -> words, word error rate, alignments

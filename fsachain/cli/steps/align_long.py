@@ -13,13 +13,15 @@ from fsachain.cli.steps.lang import Lang
 from fsachain.cli.steps.live import open_recording, stream_outputs
 from fsachain.cli.steps.model import AcousticModel
 from fsachain.cli.steps.transcribe import utterance_name
-from fsachain.decode.align import Alignment, CtmEntry, FrameTiming, alignment_of, write_ctm
+from fsachain.decode.align import Alignment, FrameTiming, alignment_of
+from fsachain.decode.ctm import CtmEntry, write_ctm
 from fsachain.decode.long_alignment import Float32Array, LongAligner
 from fsachain.decode.textgrid import write_textgrid
 from fsachain.errors import DataError
 from fsachain.files import text_lines
 from fsachain.graph.numerator import build_numerator
 
+LONGEST_TEXT = 1 << 26  # bytes of a line: a text may be all in one
 WORST = 5  # words that the summary names
 FILLER_COST = 1.0  # well-spoken words lie 0.2 below the best scores, wrong ones 1 to 4
 
@@ -117,7 +119,7 @@ def read_words(path: Path) -> list[str]:
     Raises:
         DataError: it cannot be read, or has none.
     """
-    words = [word for _, line in text_lines(path) for word in line]
+    words = [word for _, line in text_lines(path, longest=LONGEST_TEXT) for word in line]
     if not words:
         raise DataError(f"{path}: has no words; expected those of the recording")
     return words

@@ -18,7 +18,8 @@ from fsachain.cli.steps.graphs import build_numerators
 from fsachain.cli.steps.lang import Lang
 from fsachain.cli.steps.model import AcousticModel, normalise_set
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.align import align, write_ctm
+from fsachain.decode.align import align
+from fsachain.decode.ctm import write_ctm
 from fsachain.decode.decoder import decode
 from fsachain.decode.textgrid import textgrid_name, write_textgrid
 from fsachain.decode.tune import TuningResult, tune

@@ -124,7 +124,7 @@ def make_denominator(
 ) -> DenominatorGraph:
     """Build the denominator from a phone language model.
 
-    Writes den.fst, normalization.fst and the tree they were made with, tree.json, to `out`.
+    Writes den.fst, normalization.fst and the tree they were made with, tree.npz, to `out`.
 
     Raises:
         GraphError: the file holds no phone language model over the phones of `lang`.
@@ -148,7 +148,7 @@ def make_free_denominator(lang: Lang, out: Path) -> DenominatorGraph:
 def write_denominator(
     lang: Lang, denominator: DenominatorGraph, out: Path, merge: Literal["sum", "min"]
 ) -> None:
-    """Write den.fst, normalization.fst and the tree they were made with, tree.json."""
+    """Write den.fst, normalization.fst and the tree they were made with, tree.npz."""
     out.mkdir(parents=True, exist_ok=True)
     lang.tree.save(out / TREE)
     denominator.fsa.write(out / DENOMINATOR)

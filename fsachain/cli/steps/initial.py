@@ -14,7 +14,7 @@ from fsachain.cli.network_spec import NetworkSpec
 from fsachain.errors import DataError, require
 from fsachain.nn.network import Network, num_parameters
 from fsachain.nn.weights import TakenWeights, take_weights
-from fsachain.train.checkpoint import Tensors, load_tensors
+from fsachain.train.checkpoint import Tensors, check_tensor_names, load_tensors
 
 _PARTS = ("network.", "model.")  # under which an acoustic model and a checkpoint keep the network
 
@@ -45,6 +45,7 @@ def _foreign_tensors(path: Path) -> Tensors | None:
     """What a safetensors file holds that was not written here; None for those that were, which have a checksum."""
     safetensors = require("safetensors", extra="recipes")
     try:
+        check_tensor_names(path)
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             if "header" in (file.metadata() or {}):
                 return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 from fsachain.data.cuts import holds_cuts
@@ -115,10 +116,9 @@ def describe_numerators(path: Path) -> str:
     from fsachain.graph.numerator_files import load_numerators
 
     numerators = load_numerators(path)
-    arcs = [numerator.fsa.num_arcs for numerator in numerators.values()]
-    words = sum(len(numerator.words) for numerator in numerators.values())
-    most = max(arcs, default=0)
-    return f"numerators: {len(arcs)} utterances, {words} words, {sum(arcs)} arcs, at most {most} in one"
+    words, arcs = numerators.num_words.sum(), numerators.num_arcs
+    most = arcs.max(initial=0)
+    return f"numerators: {len(arcs)} utterances, {words} words, {arcs.sum()} arcs, at most {most} in one"
 
 
 def describe_chunks(path: Path) -> str:
@@ -126,14 +126,16 @@ def describe_chunks(path: Path) -> str:
     from fsachain.graph.chunks import load_chunks
 
     utterances = load_chunks(path)
-    chunks = [chunk for lists in utterances.values() for one in lists for chunk in one]
-    copies = max((len(lists) for lists in utterances.values()), default=0)
-    frames = [chunk.end - chunk.start for chunk in chunks]
+    copies, frames, arcs = 0, [], 0
+    for lists in utterances.values():
+        copies = max(copies, len(lists))
+        for chunk in chain.from_iterable(lists):
+            frames.append(chunk.end - chunk.start)
+            arcs += chunk.fsa.num_arcs
     return "\n".join(
         [
-            f"chunks: {len(chunks)} of {len(utterances)} utterances in {copies} copies",
-            f"at most {max(frames, default=0)} output frames in one, {sum(frames)} in all, "
-            f"{sum(chunk.fsa.num_arcs for chunk in chunks)} arcs",
+            f"chunks: {len(frames)} of {len(utterances)} utterances in {copies} copies",
+            f"at most {max(frames, default=0)} output frames in one, {sum(frames)} in all, {arcs} arcs",
         ]
     )
 

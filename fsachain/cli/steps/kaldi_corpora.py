@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fsachain.data.kaldi_examples import SupervisedExample, read_examples
-from fsachain.decode.align import CtmEntry, write_ctm
+from fsachain.decode.ctm import CtmEntry, write_ctm
 from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, save_chunks

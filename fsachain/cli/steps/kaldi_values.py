@@ -14,7 +14,8 @@ from fsachain.graph.transducer import Transducer
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import ChainExample, read_example
 from fsachain.kaldi.fst import read_fst
-from fsachain.kaldi.lattice import Lattice, read_lattice
+from fsachain.kaldi.lattice import read_lattice
+from fsachain.kaldi.lattice_arrays import CompactLattice
 from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.topology import read_topology
 from fsachain.kaldi.transitions import read_transition_model
@@ -89,8 +90,9 @@ def _fst_lines(fst: Transducer) -> Lines:
             yield f"{state}\t{_number(0.0 - fst.final_log_prob[state])}"
 
 
-def _lattice(key: str, lattice: Lattice) -> Lines:
+def _lattice(key: str, compact: CompactLattice) -> Lines:
     yield key
+    lattice = compact.expanded()
     columns = (
         lattice.src,
         lattice.dst,
@@ -110,7 +112,7 @@ def _lattice(key: str, lattice: Lattice) -> Lines:
 def _example(key: str, example: ChainExample) -> Lines:
     for part in example.inputs:
         rows, columns = part.features.shape
-        times = part.indexes[:, 1]
+        times = part.indexes.t
         yield f"{key} input {part.name}: {rows} rows of {columns}, times {times.min()} to {times.max()}"
     for output in example.outputs:
         arcs = sum(fsa.num_arcs for fsa in output.fsas)

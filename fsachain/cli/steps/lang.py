@@ -1,4 +1,4 @@
-"""The language folder: lexicon.json and tree.json, which fix words, phones and pdfs of an experiment."""
+"""The language folder: lexicon.json and tree.npz, which fix words, phones and pdfs of an experiment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fsachain.graph.pdf_numbering import BiphoneCounts
 from fsachain.graph.topology import Topology
 
 LEXICON = "lexicon.json"
-TREE = "tree.json"
+TREE = "tree.npz"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def make_lang(
 
     Args:
         lexicon_path: Kaldi's lexicon.txt or lexiconp.txt.
-        out: folder for lexicon.json, tree.json, words.txt and phones.txt (the last two to be read by people).
+        out: folder for lexicon.json, tree.npz, words.txt and phones.txt (the last two to be read by people).
         config: silence, topology and context.
         transcripts: counted for the context "tied-biphone"; words that the lexicon refuses are left out.
         seed: of the pronunciations and silences drawn for the counts.
@@ -108,8 +108,10 @@ def _tree(
     independent = () if lexicon.silence is None else (lexicon.silence,)
     if config.context == "biphone":
         return ContextTree.biphone(lexicon.phones, topology, context_independent=independent)
-    known = set(lexicon.words)
-    usable = [words for words in transcripts if words and (lexicon.oov or known.issuperset(words))]
+    known = lexicon.words
+    usable = [
+        words for words in transcripts if words and (lexicon.oov or all(map(known.__contains__, words)))
+    ]
     if not usable:
         raise DataError(
             "lang.context: tied-biphone counts phones; expected transcripts of known words (--text)"

@@ -113,7 +113,7 @@ def make_arpa(
     usable = usable_transcripts(transcripts, excluded, out)
     vocabulary: Sequence[str] = lang.spoken_words
     if units == "phones":
-        vocabulary = lang.lexicon.phones
+        vocabulary = tuple(lang.lexicon.phones)
         drawn = lm_phones(
             usable,
             lang.lexicon,

@@ -20,7 +20,8 @@ from fsachain.graph.chunks import Chunk
 from fsachain.graph.lexicon_files import read_phones
 from fsachain.graph.phone_lattice import PhoneLattice
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.lattice import Lattice, read_lattice
+from fsachain.kaldi.lattice import read_lattice
+from fsachain.kaldi.lattice_arrays import CompactLattice
 from fsachain.kaldi.lattice_graphs import phone_lattice
 from fsachain.kaldi.transitions import TransitionModel, read_transition_model
 
@@ -89,8 +90,8 @@ def make_lattice_supervision(
     return write_supervision(out, copies, found, maker, ", ".join(lattices), jobs)
 
 
-def _read_all(tables: Iterable[str], wanted: set[str]) -> dict[str, Lattice]:
-    found: dict[str, Lattice] = {}
+def _read_all(tables: Iterable[str], wanted: set[str]) -> dict[str, CompactLattice]:
+    found: dict[str, CompactLattice] = {}
     for table in tables:
         for name, lattice in read_table(table, read_lattice):
             if name in found:
@@ -127,7 +128,7 @@ class LatticeMaker:
     lm_scale: float
     lattice_subsampling: int
 
-    def __call__(self, item: tuple[Lattice, tuple[Copy, ...]]) -> list[list[Chunk]]:
+    def __call__(self, item: tuple[CompactLattice, tuple[Copy, ...]]) -> list[list[Chunk]]:
         """The chunks of each copy; an `FsachainError` names the copy."""
         lattice, copies = item
         found = phone_lattice(

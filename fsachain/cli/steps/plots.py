@@ -19,7 +19,7 @@ from fsachain.cli.steps.model import AcousticModel
 from fsachain.data.audio import read_audio
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.align import CtmEntry, read_ctm
+from fsachain.decode.ctm import CtmEntry, read_ctm
 from fsachain.decode.wer import read_text, score
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, GraphError
@@ -27,6 +27,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.numerator import Numerator, build_numerator
 from fsachain.graph.numerator_files import load_numerators
 from fsachain.loss.transducer_lattice import rnnt_lattice
+from fsachain.npz_file import read_npz
 from fsachain.plot import alignment, graph, occupancy, training, trellis, wer
 from fsachain.plot.occupancy import OccupancyPanel
 
@@ -54,11 +55,7 @@ def _lattice_panels(path: Path) -> list[OccupancyPanel]:
     """Of the inputs of a transducer loss in an npz file; symbols [V] and names [N] are written where it has them."""
     import torch
 
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot read the arrays of a lattice: {error}") from error
+    arrays = read_npz(path)
     missing = [name for name in LATTICE_ARRAYS if name not in arrays]
     if missing:
         raise DataError(f"{path}: has {', '.join(arrays) or 'no arrays'}; lacks {', '.join(missing)}")
@@ -204,7 +201,7 @@ def _read_graph(path: Path, utterance: str | None) -> tuple[Fsa, str]:
     if path.suffix != ".npz":
         return Fsa.read(path), path.name
     numerators = load_numerators(path)
-    if utterance not in numerators:
+    if utterance is None or utterance not in numerators:
         raise DataError(f"{path}: has no numerator of {utterance!r}, but of {len(numerators)} others")
     found = numerators[utterance]
     return found.fsa, f"numerator of {utterance}: {' '.join(found.words)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,8 @@ from fsachain.cli.steps.parallel import collect
 from fsachain.cli.steps.training import perturbations
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.align import CtmEntry, aligned_phones, read_ctm
+from fsachain.decode.align import aligned_phones
+from fsachain.decode.ctm import ByUtterance, CtmEntry, read_ctm
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
@@ -75,7 +75,7 @@ def make_supervision(
     """
     copies = copies_of(experiment, data, cache, num_workers, bad_data)
     maker = AlignmentMaker(experiment, lang, normalization)
-    return write_supervision(out, copies, by_utterance(read_ctm(alignment)), maker, str(alignment), jobs)
+    return write_supervision(out, copies, ByUtterance(read_ctm(alignment)), maker, str(alignment), jobs)
 
 
 class Copy(NamedTuple):
@@ -203,9 +203,3 @@ def _clip(phones: Sequence[AlignedPhone], num_frames: int, slack: int) -> list[A
     if not phones or phones[-1].end > num_frames + slack:
         return list(phones)
     return [AlignedPhone(p.phone, min(p.start, num_frames - 1), min(p.end, num_frames)) for p in phones]
-
-
-def by_utterance(entries: Sequence[CtmEntry]) -> dict[str, list[CtmEntry]]:
-    """The entries of each utterance, in order of time."""
-    ordered = sorted(entries, key=lambda entry: (entry.utterance, entry.start))
-    return {name: list(group) for name, group in groupby(ordered, key=lambda entry: entry.utterance)}

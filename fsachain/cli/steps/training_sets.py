@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class TrainingSet:
     """Utterances and the numerators of those that can be used, by utterance id."""
 
     data: DataDir
-    numerators: dict[str, Numerator]
+    numerators: Mapping[str, Numerator]
 
     @classmethod
     def read(cls, data: DataDir, numerators: Path) -> TrainingSet:
@@ -33,9 +33,9 @@ class TrainingSet:
         """
         graphs = load_numerators(numerators)
         # Those of patterns and graphs say what they say, whatever the transcript.
-        compared = graphs if source_of(numerators) == "transcripts" else {}
+        compared = graphs if source_of(numerators) == "transcripts" else ()
         for utterance in data:
-            if utterance.id in compared and graphs[utterance.id].words != utterance.words:
+            if utterance.id in compared and graphs.words(utterance.id) != utterance.words:
                 raise DataError(
                     f"{numerators}: the transcript of {utterance.id!r} has changed since its numerator was made; "
                     "build the numerators anew"
@@ -71,7 +71,7 @@ class ChunkedSet:
     """
 
     data: DataDir
-    chunks: dict[str, list[list[Chunk]]]
+    chunks: Mapping[str, list[list[Chunk]]]
     path: Path
 
     @property

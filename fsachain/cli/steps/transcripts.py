@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fsachain.data.cuts import holds_cuts
@@ -9,7 +10,7 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text
 
 
-def read_transcripts(path: Path) -> dict[str, tuple[str, ...]]:
+def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
     """What is said, by utterance.
 
     Args:

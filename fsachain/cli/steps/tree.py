@@ -10,10 +10,10 @@ from fsachain.cli.config import Experiment
 from fsachain.cli.progress import track
 from fsachain.cli.steps.bad_data import BadData
 from fsachain.cli.steps.lang import Lang, save_lang
-from fsachain.cli.steps.supervision import by_utterance
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.align import aligned_phones, read_ctm
+from fsachain.decode.align import aligned_phones
+from fsachain.decode.ctm import ByUtterance, read_ctm
 from fsachain.errors import DataError
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.graph.tree_building import BiphoneStatistics, build_tied_tree
@@ -61,7 +61,7 @@ def make_tied_tree(
     Raises:
         DataError: the alignment has none of the utterances, or a line that cannot be read.
     """
-    spoken = by_utterance(read_ctm(alignment))
+    spoken = ByUtterance(read_ctm(alignment))
     network = experiment.network_spec(lang.tree.num_pdfs)
     subsampling, time_offset = network.subsampling, network.time_offset
     shift = experiment.features.frame_shift_ms / 1000.0

@@ -61,7 +61,8 @@ def validate_data(
     Raises:
         DataError: there is no data directory.
     """
-    data, faults = DataDir.check(folder, allow_commands=allow_commands)
+    data, unread = DataDir.check(folder, allow_commands=allow_commands)
+    faults = list(unread)
     data, unsaid = split_by_transcript(data, lang)
     if numerators is not None:
         lacking = numerator_faults(data, numerators)

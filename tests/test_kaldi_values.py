@@ -1,0 +1,84 @@
+"""Values of Kaldi's archives: what their arrays hold, and what they cannot."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tolerances
+
+from fsachain.errors import DataError
+from fsachain.kaldi import stream
+from fsachain.kaldi.archive import read_table
+from fsachain.kaldi.stream import Cursor
+from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior
+
+
+def test_an_alignment_has_32_bits_a_frame() -> None:
+    found = read_alignment(Cursor(b"1 2147483647 -3\n", "ali"))
+    assert found.dtype == np.int32 and found.tolist() == [1, 2147483647, -3]
+    with pytest.raises(DataError, match=r"ali, byte 0: .*found 2147483648, which is beyond 32 bits"):
+        read_alignment(Cursor(b"1 2147483648\n", "ali"))
+    with pytest.raises(DataError, match=r"ali, byte 0: .*found 4294967296"):
+        read_posterior(Cursor(b"[ 1 0.5 ] [ 4294967296 1 ]\n", "ali"))
+
+
+def test_fields_are_the_same_wherever_a_long_line_is_cut() -> None:
+    numbers = [10**digits for digits in range(9)] * 2_000
+    text = "  ".join(map(str, numbers)).encode() + b" \r\n7\n"
+    cursor = Cursor(text, "ali")
+    assert read_alignment(cursor).tolist() == numbers
+    assert read_alignment(cursor).tolist() == [7]
+    with pytest.raises(DataError, match="a field of more than 4096 bytes"):
+        read_alignment(Cursor(b"1 " + b"2" * 9_000 + b" 3\n", "ali"))
+
+
+def test_a_posterior_is_a_sequence_of_its_frames() -> None:
+    frames = [[(1, 0.5), (7, 0.25)], [], [(2, 1.0)]]
+    found = read_posterior(Cursor(b"[ 1 0.5 7 0.25 ] [ ] [ 2 1 ]\n", "post"))
+    assert found == frames and found[1:] == frames[1:] and found[-1] == frames[-1]
+    assert found != frames[1:] and found != 1
+    assert (found.offsets.dtype, found.ids.dtype, found.weights.dtype) == (np.int32, np.int32, np.float32)
+
+
+def test_the_codes_of_a_large_compressed_matrix_lie_between_their_columns_quartiles() -> None:
+    rows, columns = 3_001, 7
+    generator = np.random.default_rng(1)
+    quartiles = np.sort(generator.integers(0, 65536, (columns, 4)), axis=1).astype("<u2")
+    codes = generator.integers(0, 256, (columns, rows)).astype("u1")
+    head = b"CM " + struct.pack("<ffii", -2.0, 5.0, rows, columns)
+    cursor = Cursor(head + quartiles.tobytes() + codes.tobytes(), "matrix")
+    cursor.binary = True
+    found = read_matrix(cursor)
+    points = -2.0 + quartiles * (5.0 / 65535)
+    for column in range(columns):
+        expected = np.interp(codes[column], [0, 64, 192, 255], points[column])
+        np.testing.assert_allclose(
+            found[:, column], expected, rtol=tolerances.SIX_DIGITS, atol=tolerances.SIX_DIGITS
+        )
+
+
+def test_a_packed_archive_is_read_as_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"".join(b"u%d 1 2 3\n" % number for number in range(20_000))
+    for name, data in (
+        ("a.ark", content),
+        ("a.ark.gz", gzip.compress(content)),
+        ("e.gz", gzip.compress(b"")),
+    ):
+        (tmp_path / name).write_bytes(data)
+    keys = [[key for key, _ in read_table(tmp_path / name, read_alignment)] for name in ("a.ark", "a.ark.gz")]
+    assert keys[0] == keys[1] and len(keys[0]) == 20_000
+    assert not list(read_table(tmp_path / "e.gz", read_alignment))
+    monkeypatch.setattr(stream, "MAX_UNPACKED_BYTES", 100_000)
+    with pytest.raises(DataError, match=r"a\.ark\.gz: unpacks to more than 100000 bytes"):
+        list(read_table(tmp_path / "a.ark.gz", read_alignment))
+
+
+def test_a_key_that_occurs_twice_is_named(tmp_path: Path) -> None:
+    key = "u" * 4_000
+    (tmp_path / "a.ark").write_text(f"{key} 1\nv 2\n{key} 3\n")
+    with pytest.raises(DataError, match=r"a\.ark: the key 'u{100}' occurs twice"):
+        list(read_table(tmp_path / "a.ark", read_alignment))
