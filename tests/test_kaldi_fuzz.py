@@ -29,6 +29,7 @@ from fsachain.kaldi.topology import read_topology
 from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.tree import read_tree
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
+from tools.fuzz import kaldi_readers as readers
 
 MEMORY_PER_BYTE = 3  # the value included; a claim of a header is 2 ** 31
 MEMORY_FLOOR = 1_000_000
@@ -121,21 +122,7 @@ EXAMPLE = kb.chain_example(
     LOOP * 2,
     b"<DW> \1" + (4).to_bytes(4, "little") + bytes(4),
 )
-EXAMPLE_TEXT = b"""a <Nnet3ChainEg> <NumInputs> 1
-<NnetIo> input <I1V> 2 <I1> 0 0 0 <I1> 0 1 0  [
-  0.5
-  1.5 ]
-</NnetIo>
-<NumOutputs> 1
-<NnetChainSup> output <I1V> 1 <I1> 0 0 0 <Supervision> <Weight> 1 <NumSequences> 1 <FramesPerSeq> 1 \
-<LabelDim> 4 <End2End> T <Fsts>
-0 1 1 1 0.5
-1 0.25
-
-</Fsts> </Supervision> <DW2>  [ 1 ]
-</NnetChainSup>
-</Nnet3ChainEg>
-"""
+EXAMPLE_TEXT = b"a " + readers.EXAMPLE
 MADE = {
     "const fst": (
         kb.const_fst([[(1, 1, 0.5, 1)], [(2, 2, 0.0, 0)]], [np.inf, 0.0], aligned=True),

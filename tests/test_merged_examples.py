@@ -58,7 +58,7 @@ def strung_together(parts):
 @given(st.lists(supervisions(), min_size=1, max_size=3))
 def test_parts_score_together_as_the_whole(parts):
     merged = strung_together(parts)
-    found = split_merged(merged, len(parts), FRAMES)
+    found = list(split_merged(merged, len(parts), FRAMES))
     assert len(found) == len(parts)
     whole, scores = Scorer(merged, log_add), [Scorer(one, log_add) for one in found]
     rng = np.random.default_rng(0)
@@ -113,7 +113,7 @@ def test_any_graph_is_taken_apart_or_a_data_error(data):
     final = np.where(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), 0.0, -np.inf)
     fsa = Fsa(size, src, dst, pdf, log_prob, final)
     try:
-        parts = split_merged(fsa, 2, 1)
+        parts = list(split_merged(fsa, 2, 1))
     except DataError:
         return
     whole, scores = Scorer(fsa, log_add), [Scorer(part, log_add) for part in parts]

@@ -24,7 +24,7 @@ from fsachain.data.utterance import Cut, Member, Utterance, is_command
 from fsachain.errors import ConfigError, DataError, require
 
 MAX_SECONDS = 7200.0  # of an utterance; a longer one is no utterance, or its header lies
-_BLOCK = 1 << 18  # samples of all channels that are read at once
+_BLOCK = 1 << 17  # samples of all channels that are read at once
 
 
 @dataclass(frozen=True)

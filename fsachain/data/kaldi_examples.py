@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,12 +85,12 @@ def _split(
             f"output {output_name!r} has {len(output.indexes)} frames, input {input_name!r} {len(part.indexes)}; expected "
             "at least as many"
         )
-    fsas = output.fsas
+    fsas: Iterable[Fsa] = output.fsas
     if not output.end_to_end and output.num_sequences > 1:
-        fsas = split_merged(fsas[0], output.num_sequences, output.frames_per_sequence)
-    rows, frames = (_Rows(found.indexes, len(fsas)) for found in (part, output))
+        fsas = split_merged(output.fsas[0], output.num_sequences, output.frames_per_sequence)
+    rows, frames = (_Rows(found.indexes, output.num_sequences) for found in (part, output))
     ivector = inputs.get("ivector")
-    vectors = None if ivector is None else _Rows(ivector.indexes, len(fsas))
+    vectors = None if ivector is None else _Rows(ivector.indexes, output.num_sequences)
     for n, fsa in enumerate(fsas):
         places, times = _consecutive(rows, n, input_name)
         first, subsampling, weights = _window(output, frames, n, times)

@@ -7,6 +7,8 @@ weights differ by a constant each: what the sequence before ended with (Kaldi's 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +20,7 @@ LOG_TOLERANCE = 1e-3  # weights are float32, sums of a few costs
 Ints = npt.NDArray[np.int64]
 
 
-def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> list[Fsa]:
+def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]:
     """The graphs that `fsa` strings together, in order.
 
     Args:
@@ -27,7 +29,8 @@ def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> list[Fsa]:
         num_frames: F, frames of each sequence.
 
     Returns:
-        N acyclic acceptors; the weights of N paths, one of each, add up to the weight of the path that they are.
+        N acyclic acceptors, made one by one once all is checked; the weights of N paths, one of each, add up to the
+        weight of the path that they are.
 
     Raises:
         DataError: no path, paths of other lengths, or a place between two sequences at which the one depends on the other.
@@ -36,35 +39,33 @@ def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> list[Fsa]:
     if not graph.num_arcs:
         raise DataError("the graph of merged sequences accepts nothing")
     time = _times(graph, num_sequences * num_frames)
-    constant = np.zeros(graph.num_states)
-    entry = graph.start
-    found = []
-    for number in range(num_sequences):
-        end = (number + 1) * num_frames
-        is_end = time == end
-        if number == num_sequences - 1:
-            following, final = entry, graph.final_log_prob
-        else:
-            following = int(np.flatnonzero(is_end)[0])
-            constant[is_end] = _constants(graph, np.flatnonzero(is_end), following, number)
-            final = constant
-        inside = (time > number * num_frames) & (time <= end)
-        inside[entry] = True
-        kept = inside[graph.src] & inside[graph.dst]
-        new = np.cumsum(inside) - 1
-        found.append(
-            Fsa(
-                int(inside.sum()),
-                new[graph.src[kept]],
-                new[graph.dst[kept]],
-                graph.pdf[kept],
-                graph.log_prob[kept],
-                np.where(is_end, final, -np.inf)[inside],
-                int(new[entry]),
-            )
-        )
-        entry = following
-    return found
+    constant, entries = np.zeros(graph.num_states), [graph.start]
+    for number in range(1, num_sequences):
+        ends = np.flatnonzero(time == number * num_frames)
+        entries.append(int(ends[0]))
+        constant[ends] = _constants(graph, ends, entries[-1], number - 1)
+    final = np.where(time == num_sequences * num_frames, graph.final_log_prob, constant)
+    return (
+        _part(graph, time, number * num_frames, (number + 1) * num_frames, entry, final)
+        for number, entry in enumerate(entries)
+    )
+
+
+def _part(graph: Fsa, time: Ints, begin: int, end: int, entry: int, final: npt.NDArray[np.float64]) -> Fsa:
+    """The frames [begin, end) of all paths, which lead from the state `entry` to those at time `end`."""
+    inside = (time > begin) & (time <= end)
+    inside[entry] = True
+    kept = inside[graph.src] & inside[graph.dst]
+    new = np.cumsum(inside) - 1
+    return Fsa(
+        int(inside.sum()),
+        new[graph.src[kept]],
+        new[graph.dst[kept]],
+        graph.pdf[kept],
+        graph.log_prob[kept],
+        np.where(time == end, final, -np.inf)[inside],
+        int(new[entry]),
+    )
 
 
 def _times(graph: Fsa, num_frames: int) -> Ints:

@@ -268,10 +268,14 @@ def _mapped(file: IO[bytes]) -> memoryview | bytes:
 def _unpacked(packed: IO[bytes], name: str) -> memoryview | bytes:
     with gzip.open(packed) as content, tempfile.TemporaryFile() as file:
         while piece := content.read(_UNPACKED_AT_ONCE):
-            file.write(piece)
+            try:
+                file.write(piece)
+                file.flush()
+            except OSError as error:
+                where = tempfile.gettempdir()
+                raise DataError(f"{name}: cannot be unpacked in {where} ({error.strerror})") from error
             if file.tell() > MAX_UNPACKED_BYTES:
                 raise DataError(
                     f"{name}: unpacks to more than {MAX_UNPACKED_BYTES} bytes; unpack it yourself"
                 )
-        file.flush()
         return _mapped(file)

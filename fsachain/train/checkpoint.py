@@ -101,7 +101,7 @@ class Checkpoint:
                 optimizer["state"][int(index)][moment] = tensor
             counts = (int(header["epoch"]), int(header["batch"]), int(header["step"]))
             return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"], parts["ema"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
             raise DataError(f"{path}: not a training checkpoint ({reason})") from error
 

@@ -87,6 +87,7 @@ def with_state(path: Path, header: str, checksum: str | None) -> None:
 
 STATES = {
     "nested without end": "[" * 100_000,
+    "a step without end": '{"epoch": 1, "batch": 0, "step": 1e999, "optimizer": {"param_groups": [], "state": {}}}',
     "a number of many digits": '{"epoch": ' + "9" * 10_000 + "}",
     "a list": "[1, 2]",
     "nothing": "{}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_reading_runs_nothing_and_connects_to_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # where packed files are unpacked, without a name
         capture_output=True,
         text=True,
         check=False,

@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import tarfile
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,24 +99,27 @@ def _write_checkpoint(path: Path) -> None:
     written.save(path.parent).replace(path)
 
 
-def _read_tables(path: Path) -> None:
+def _read_tables(path: Path) -> int:
+    """One at a time, as a training does."""
     file = TableFile(path)
-    deque((file[name] for name in file), maxlen=0)  # one at a time, as a training does
+    return sum(file[name].num_arcs for name in file)
 
 
 def _read_utterance(path: Path) -> object:
     return read_audio(Utterance("u1", "a", (), str(path)), RATE)
 
 
-def _data_dir(path: Path) -> None:
+def _data_dir(path: Path) -> int:
     """The file as each of the tables of a directory, beside sound ones."""
+    count = 0
     folder = path.parent / "data"
     folder.mkdir(exist_ok=True)
     for table in _TABLES:
         for name, sound in _TABLES.items():
             (folder / name).write_bytes(sound)
         shutil.copyfile(path, folder / table)
-        DataDir.check(folder)
+        count += len(DataDir.check(folder)[0])
+    return count
 
 
 _TABLES = {

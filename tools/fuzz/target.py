@@ -65,6 +65,7 @@ def fuzz(reader: Reader, seconds: int, folder: Path) -> None:
     path = folder / f"file{reader.suffix}"
     reader.write(path)
     sound = path.read_bytes()
+    reader.read(path)  # what is loaded on first use is not of this file
     for number in range(50):
         (corpus / str(number)).write_bytes(damaged(sound, random.Random(number)))
     (corpus / "sound").write_bytes(sound)
