@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fsachain.data.kaldi_examples import read_examples
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.fst import read_fst
@@ -36,6 +37,10 @@ def _table(read: Callable[[Cursor], object]) -> Callable[[Path], object]:
 def _read_rows(path: Path) -> int:
     """Of the matrix behind the key, whose numbers are not read."""
     return read_value(f"{path}:3", read_num_rows)
+
+
+def _split_examples(path: Path) -> int:
+    return sum(len(found.example.features) for found in read_examples(path))
 
 
 _LATTICE = b"u1\n0 1 5 2.5,-12.25,17_17_18\n1 2 4 0.5,1.25,\n2 0,0,3_4\n\n"
@@ -77,5 +82,6 @@ KALDI_READERS = (
         "transition model", ".mdl", content(b"<TransitionModel> " + TOPOLOGY + _MODEL), read_transition_model
     ),
     Reader("examples", ".ark", content(b"a " + EXAMPLE), _table(read_example)),
+    Reader("split examples", ".ark", content(b"a " + EXAMPLE), _split_examples),
     Reader("training log", ".log", content(OBJECTIVE), read_objective),
 )

@@ -386,6 +386,7 @@ LARGE: dict[str, Writer] = {
     "topology": _topology,
     "transition model": _transition_model,
     "examples": _examples,
+    "split examples": _examples,
     "training log": _training_log,
     "matrices as text": _matrix_text,
     "fsts as text": _fst_archive,
