@@ -7,9 +7,12 @@ more for those that are looked up by name.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fsachain.on_access import OnAccess, Value
 
 _SLOTS_PER_NAME = 1.6  # of the hash table: two probes on average
 _SLOTS_TO_GROW, _FEWEST_SLOTS = (
@@ -20,8 +23,8 @@ _STEP_BITS = 40  # of a hash, below those that choose the step
 _ABSENT = 0  # in a slot, where names are counted from 1
 
 
-class Strings(Sequence[str]):
-    """Strings in order; equal to any sequence of the same strings. Those made on access are not kept."""
+class Strings(OnAccess[str]):
+    """Strings in order."""
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
         self._buffer = bytearray()
@@ -49,16 +52,9 @@ class Strings(Sequence[str]):
         """The UTF-8 of the string at a place in [0, len)."""
         return bytes(self._buffer[self._ends[place - 1] if place else 0 : self._ends[place]])
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
-        if isinstance(place, slice):
-            return tuple(self[one] for one in range(*place.indices(len(self))))
-        return self.encoded(range(len(self))[place]).decode("utf-8")
+    def at(self, place: int) -> str:
+        """The string at a place in [0, len)."""
+        return self.encoded(place).decode("utf-8")
 
     def __iter__(self) -> Iterator[str]:
         begin = 0
@@ -69,11 +65,7 @@ class Strings(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
             return self._ends == other._ends and self._buffer == other._buffer
-        if isinstance(other, str) or not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(str.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
+        return super().__eq__(other)
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self[:5]))
@@ -152,3 +144,41 @@ class Names(Strings):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_slots": array("I"), "_numbered": 0}  # hashes of this process alone
+
+
+class ByName(Mapping[str, Value]):
+    """Values by name, in the order of the names; each is made when it is asked for. A subclass has `at`.
+
+    Attributes:
+        names: all different.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    @abstractmethod
+    def at(self, place: int) -> Value:
+        """The value of the name at a place in [0, len)."""
+
+    def place(self, name: str) -> int:
+        """Where the name stands.
+
+        Raises:
+            KeyError: it does not.
+        """
+        found = self.names.place(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> Value:
+        return self.at(self.place(name))

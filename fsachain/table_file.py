@@ -30,7 +30,7 @@ import numpy.typing as npt
 from fsachain.errors import DataError
 from fsachain.files import replacing
 from fsachain.json_size import parse_beside
-from fsachain.names import Names
+from fsachain.names import ByName, Names
 from fsachain.table import ArcView, TransitionTable, check_indices
 
 VERSION = 1
@@ -123,7 +123,7 @@ def _padded(array: npt.NDArray[Any]) -> bytes:
     return data + bytes(-len(data) % _CHUNK)
 
 
-class TableFile(Mapping[str, TransitionTable]):
+class TableFile(ByName[TransitionTable]):
     """The tables of a file by name, in its order. Picklable: a copy in another process opens the file anew.
 
     Attributes:
@@ -161,32 +161,24 @@ class TableFile(Mapping[str, TransitionTable]):
         record = parse_beside(bytes(index[count * _ENTRY.itemsize :]), size, self.path)
         try:
             self.facts: dict[str, Any] = dict(record["facts"])
-            self._names = Names(_short(name) for name in record["names"])
+            super().__init__(Names(_short(name) for name in record["names"]))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path}: the index lacks names or facts ({error})") from error
-        distinct = len(self._names) - len(self._names.repeats())
-        if not distinct == len(self._names) == count:
+        distinct = len(self.names) - len(self.names.repeats())
+        if not distinct == len(self.names) == count:
             raise DataError(f"{self.path}: the index has {distinct} names for {count} tables")
         self._in_use: WeakValueDictionary[int, TransitionTable] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TableFile, (self.path,)
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __getitem__(self, name: str) -> TransitionTable:
-        number = self._number(name)
-        table = self._in_use.get(number)
+    def at(self, place: int) -> TransitionTable:
+        """The table at a place in [0, len)."""
+        table = self._in_use.get(place)
         if table is None:
-            place, size = self._span(number)
-            table = self._in_use[number] = self._table(number, name, self._data[place : place + size])
+            begin, size = self._span(place)
+            body = self._data[begin : begin + size]
+            table = self._in_use[place] = self._table(place, self.names.at(place), body)
         return table
 
     def read(self, name: str) -> TransitionTable:
@@ -195,7 +187,7 @@ class TableFile(Mapping[str, TransitionTable]):
         Raises:
             DataError: as for the mapped one; the file is gone.
         """
-        number = self._number(name)
+        number = self.place(name)
         with self._opened() as file:
             return self._table(number, name, self._body(file, number))
 
@@ -206,7 +198,7 @@ class TableFile(Mapping[str, TransitionTable]):
             DataError: names the first damaged table; the file is gone.
         """
         with self._opened() as file:
-            for number, name in enumerate(self._names):
+            for number, name in enumerate(self.names):
                 self._check(number, name, self._body(file, number))
 
     @contextmanager
@@ -220,12 +212,6 @@ class TableFile(Mapping[str, TransitionTable]):
     def _body(self, file: BinaryIO, number: int) -> memoryview:
         place, size = self._span(number)
         return memoryview(os.pread(file.fileno(), size, place))
-
-    def _number(self, name: str) -> int:
-        number = self._names.place(name)
-        if number is None:
-            raise KeyError(name)
-        return number
 
     def _span(self, number: int) -> tuple[int, int]:
         """Place and size of a table's body; an empty place where they cannot be."""

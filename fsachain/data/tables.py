@@ -4,45 +4,37 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fsachain.errors import DataError
 from fsachain.files import binary_lines, check_text
-from fsachain.names import Names, Strings
+from fsachain.names import ByName, Names, Strings
 
 LONGEST_KEY = 4096  # letters
 _HEAD = 4 * (LONGEST_KEY + 1)  # bytes that a key is looked for in
 _KEY = re.compile(r"\s*(\S+)")
 
 
-class Table(Mapping[str, tuple[int, str]]):
+class Table(ByName[tuple[int, str]]):
     """Line number (from 1) and stripped rest of the line by key, in file order; pairs are made on access."""
 
     def __init__(self) -> None:
-        self._keys = Names()
+        super().__init__(Names())
         self._numbers = array("I")
         self._rests = Strings()
 
     def add(self, number: int, key: str, rest: bytes) -> int:
         """One more line, with its rest as UTF-8; returns the number of the line that has the key first."""
-        place = self._keys.add(key)
+        place = self.names.add(key)
         if place == len(self._numbers):
             self._numbers.append(number)
             self._rests.append_utf8(rest)
         return self._numbers[place]
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __getitem__(self, key: str) -> tuple[int, str]:
-        place = self._keys.place(key)
-        if place is None:
-            raise KeyError(key)
-        return self._numbers[place], self._rests[place].strip()
+    def at(self, place: int) -> tuple[int, str]:
+        """Line number and rest of the line of a key."""
+        return self._numbers[place], self._rests.at(place).strip()
 
 
 def read_table(path: str | Path) -> Table:

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import overload
 
 from fsachain.data.columns import Column, SharedColumn, Spans, TextColumn
 from fsachain.data.locations import Locations
 from fsachain.data.utterance import Cut, Member, Part, Utterance
 from fsachain.names import Names, Strings
+from fsachain.on_access import OnAccess
 
 OPEN_END = -1.0  # seconds: an utterance ends where its recording does
 _CUT, _MEMBER = "cut", "member"
-
-
-class UtteranceSequence(Sequence[Utterance]):
-    """Utterances that are made when asked for; equal to any sequence of the same. Slices are tuples."""
-
-    @abstractmethod
-    def at(self, place: int) -> Utterance:
-        """The utterance at a place in [0, len)."""
-
-    @overload
-    def __getitem__(self, place: int) -> Utterance: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Utterance, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> Utterance | tuple[Utterance, ...]:
-        if isinstance(place, slice):
-            return tuple(self.at(one) for one in range(*place.indices(len(self))))
-        return self.at(range(len(self))[place])
-
-    def __iter__(self) -> Iterator[Utterance]:
-        return map(self.at, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(Utterance.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class Parts:
@@ -74,7 +44,7 @@ class Parts:
         return Member(self._paths[int(path)], int(offset), int(size), kind, num_frames)
 
 
-class Utterances(UtteranceSequence):
+class Utterances(OnAccess[Utterance]):
     """Rows of a corpus, each an utterance, by columns; what no row has takes nothing.
 
     Args:
@@ -119,7 +89,7 @@ class Utterances(UtteranceSequence):
         )
 
 
-class Chosen(UtteranceSequence):
+class Chosen(OnAccess[Utterance]):
     """Some utterances of a sequence, by their places there."""
 
     def __init__(self, every: Sequence[Utterance], places: array[int]) -> None:
@@ -140,7 +110,7 @@ class Chosen(UtteranceSequence):
         return Chosen(self._every, array("I", (self._places[place] for place in places)))
 
 
-class Joined(UtteranceSequence):
+class Joined(OnAccess[Utterance]):
     """All utterances of several sequences, one after the other."""
 
     def __init__(self, parts: Iterable[Sequence[Utterance]]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
 from fsachain.errors import DataError
 from fsachain.files import text_lines
-from fsachain.names import Names, Strings
+from fsachain.names import ByName, Names, Strings
+from fsachain.on_access import OnAccess
 
 _LONGEST_LINE = 1 << 14  # bytes
 
@@ -29,8 +30,8 @@ class CtmEntry(NamedTuple):
         return f"{self.utterance} 1 {self.start:.3f} {self.duration:.3f} {self.label}"
 
 
-class Ctm(Sequence[CtmEntry]):
-    """Entries as columns; equal to any sequence of the same entries. Those made on access are not kept."""
+class Ctm(OnAccess[CtmEntry]):
+    """Entries as columns."""
 
     def __init__(self) -> None:
         self._utterances, self._labels = Strings(), Strings()
@@ -46,29 +47,18 @@ class Ctm(Sequence[CtmEntry]):
     def __len__(self) -> int:
         return len(self._labels)
 
-    @overload
-    def __getitem__(self, place: int) -> CtmEntry: ...
+    def at(self, place: int) -> CtmEntry:
+        """The entry at a place in [0, len)."""
+        start, duration = self._times[2 * place : 2 * place + 2]
+        return CtmEntry(self._utterances.at(place), start, duration, self._labels.at(place))
 
-    @overload
-    def __getitem__(self, place: slice) -> list[CtmEntry]: ...
-
-    def __getitem__(self, place: int | slice) -> CtmEntry | list[CtmEntry]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        one = range(len(self))[place]
-        start, duration = self._times[2 * one : 2 * one + 2]
-        return CtmEntry(self._utterances[one], start, duration, self._labels[one])
+    def some(self, places: range) -> list[CtmEntry]:
+        """The entries of a slice: a list."""
+        return list(map(self.at, places))
 
     def __iter__(self) -> Iterator[CtmEntry]:
         times = iter(self._times)
         return map(CtmEntry, self._utterances, times, times, self._labels)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(CtmEntry.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Ctm({len(self)} entries)"
@@ -101,31 +91,21 @@ def read_ctm(path: str | Path) -> Ctm:
     return entries
 
 
-class ByUtterance(Mapping[str, list[CtmEntry]]):
+class ByUtterance(ByName[list[CtmEntry]]):
     """The entries of each utterance, in order of time; utterances in the order of their first entries."""
 
     def __init__(self, entries: Sequence[CtmEntry]) -> None:
-        self._entries, self._names = entries, Names()
+        super().__init__(Names())
+        self._entries = entries
         numbers, starts = array("i"), array("d")
         for entry in entries:
-            numbers.append(self._names.add(entry.utterance))
+            numbers.append(self.names.add(entry.utterance))
             starts.append(entry.start)
         of = np.frombuffer(numbers, dtype=np.int32)
         self._places = np.lexsort((np.frombuffer(starts), of))
-        self._ends = list(accumulate(np.bincount(of, minlength=len(self._names)).tolist()))
+        self._ends = list(accumulate(np.bincount(of, minlength=len(self.names)).tolist()))
 
-    def __getitem__(self, name: str) -> list[CtmEntry]:
-        number = self._names.place(name)
-        if number is None:
-            raise KeyError(name)
-        begin = self._ends[number - 1] if number else 0
-        return [self._entries[place] for place in self._places[begin : self._ends[number]].tolist()]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    def at(self, place: int) -> list[CtmEntry]:
+        """The entries of an utterance."""
+        begin = self._ends[place - 1] if place else 0
+        return [self._entries[one] for one in self._places[begin : self._ends[place]].tolist()]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsachain.data.tables import raise_fault, table_lines
 from fsachain.errors import DataError, require
-from fsachain.names import Names, Strings
+from fsachain.names import ByName, Names, Strings
 
 EPSILON = "<eps>"
 
@@ -191,33 +191,23 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tu
     return tuple((ref, hyp) for ref, hyp in kaldialign.align(list(reference), list(hypothesis), EPSILON))
 
 
-class Transcripts(Mapping[str, tuple[str, ...]]):
-    """Words by utterance, in order; tuples of words are made on access."""
+class Transcripts(ByName[tuple[str, ...]]):
+    """Words by utterance."""
 
     def __init__(self) -> None:
-        self._utterances, self._texts = Names(), Strings()
+        super().__init__(Names())
+        self._texts = Strings()
 
     def add(self, utterance: str, text: bytes) -> bool:
         """One more, with its words as UTF-8, unless the utterance is there; returns whether it was new."""
-        if self._utterances.add(utterance) < len(self._texts):
+        if self.names.add(utterance) < len(self._texts):
             return False
         self._texts.append_utf8(text)
         return True
 
-    def __len__(self) -> int:
-        return len(self._utterances)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._utterances)
-
-    def __contains__(self, utterance: object) -> bool:
-        return utterance in self._utterances
-
-    def __getitem__(self, utterance: str) -> tuple[str, ...]:
-        place = self._utterances.place(utterance)
-        if place is None:
-            raise KeyError(utterance)
-        return tuple(self._texts[place].split())
+    def at(self, place: int) -> tuple[str, ...]:
+        """The words of an utterance."""
+        return tuple(self._texts.at(place).split())
 
 
 def read_text(path: str | Path) -> Transcripts:

@@ -9,7 +9,7 @@ examples: all frames of an utterance count once. An utterance that is no longer 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.archive import Arrays, ids, join, numbers, offsets, read_archive, texts
 from fsachain.graph.fsa_arrays import JoinedFsas, join_fsas
 from fsachain.graph.supervision import Supervision
+from fsachain.names import ByName
 from fsachain.npz_file import read_npz
 
 NPZ_FORMAT = "fsachain-chunks-1"
@@ -139,7 +140,7 @@ def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequ
         np.savez_compressed(file, **arrays)
 
 
-class StoredChunks(Mapping[str, list[list[Chunk]]]):
+class StoredChunks(ByName[list[list[Chunk]]]):
     """Lists of chunks by utterance id, one for each copy, over the arrays of a file, in its order; made when asked for.
 
     Raises:
@@ -149,23 +150,25 @@ class StoredChunks(Mapping[str, list[list[Chunk]]]):
 
     def __init__(self, arrays: Arrays) -> None:
         self._fsas = JoinedFsas(arrays)
-        self._names = texts(arrays, "names")
-        if len(self._names) != len(self._fsas):
-            raise ValueError(f"names has {len(self._names)} rows, num_states {len(self._fsas)}")
-        self._spans = [numbers(arrays, f"chunk_{name}", np.int64, len(self._names)) for name in _NUMBERS]
+        super().__init__(ids(arrays, "utterances"))
+        self._chunk_names = texts(arrays, "names")
+        if len(self._chunk_names) != len(self._fsas):
+            raise ValueError(f"names has {len(self._chunk_names)} rows, num_states {len(self._fsas)}")
+        self._spans = [
+            numbers(arrays, f"chunk_{name}", np.int64, len(self._chunk_names)) for name in _NUMBERS
+        ]
         start, end, _ = self._spans
         if start.min(initial=0) < 0 or (end < start).any():
             raise ValueError("chunk_start and chunk_end are no spans of frames")
         self._weights = numbers(arrays, "frame_weights", np.float32)
         self._first_frame = offsets(end - start, len(self._weights), "chunk_start and chunk_end")
-        self._utterances = ids(arrays, "utterances")
-        num_copies = numbers(arrays, "num_copies", np.int64, len(self._utterances))
-        self._num_chunks = numbers(arrays, "num_chunks", np.int64, len(self._utterances))
+        num_copies = numbers(arrays, "num_copies", np.int64, len(self.names))
+        self._num_chunks = numbers(arrays, "num_chunks", np.int64, len(self.names))
         self._first_chunk = self._share_out(num_copies)
 
     def _share_out(self, num_copies: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Number of the first chunk of each utterance, and of all chunks [N + 1]."""
-        what, total = "num_copies and num_chunks", len(self._names)
+        what, total = "num_copies and num_chunks", len(self._chunk_names)
         each = self._num_chunks
         if min(each.min(initial=0), num_copies.min(initial=0)) < 0:
             raise ValueError(f"{what} do not share out the chunks: one is negative")
@@ -175,19 +178,8 @@ class StoredChunks(Mapping[str, list[list[Chunk]]]):
             raise ValueError(f"{what} do not share out the {total} chunks")
         return offsets(num_copies * each, total, what)
 
-    def __len__(self) -> int:
-        return len(self._utterances)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._utterances)
-
-    def __contains__(self, utterance: object) -> bool:
-        return utterance in self._utterances
-
-    def __getitem__(self, utterance: str) -> list[list[Chunk]]:
-        place = self._utterances.place(utterance)
-        if place is None:
-            raise KeyError(utterance)
+    def at(self, place: int) -> list[list[Chunk]]:
+        """The chunks of each copy of an utterance."""
         count = int(self._num_chunks[place])
         first, last = self._first_chunk[place : place + 2].tolist()
         chunks = [self._chunk(number) for number in range(first, last)]
@@ -196,8 +188,8 @@ class StoredChunks(Mapping[str, list[list[Chunk]]]):
     def _chunk(self, number: int) -> Chunk:
         frames = slice(*self._first_frame[number : number + 2].tolist())
         start, end, of_frames = (int(column[number]) for column in self._spans)
-        name = self._names[number].item()
-        return Chunk(name, start, end, of_frames, self._fsas[number], self._weights[frames])
+        name = self._chunk_names[number].item()
+        return Chunk(name, start, end, of_frames, self._fsas.at(number), self._weights[frames])
 
 
 def load_chunks(path: str | os.PathLike[str]) -> StoredChunks:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fsachain.errors import GraphError
-from fsachain.graph.tree_nodes import NO_BRANCH, Leaf, Node, Nodes, Split, Table
+from fsachain.graph.tree_nodes import NO_BRANCH, Node, Nodes, Split
 
 PDF_CLASS = -1
 Path = dict[int, frozenset[int]]
@@ -81,30 +80,3 @@ class DecisionTree:
             by_branch.setdefault(self.nodes.follow(number, value), set()).add(value)
         by_branch.pop(NO_BRANCH, None)
         return [(branch, frozenset(values)) for branch, values in by_branch.items()]
-
-    def to_list(self) -> list[list[Any]]:
-        """A form that JSON can hold; `from_list` reads it."""
-        rows: list[list[Any]] = []
-        for node in self.nodes:
-            if isinstance(node, Leaf):
-                rows.append(["leaf", node.pdf])
-            elif isinstance(node, Table):
-                rows.append(["table", node.key, list(node.branches)])
-            else:
-                rows.append(["split", node.key, sorted(node.values), node.yes, node.no])
-        return rows
-
-    @classmethod
-    def from_list(cls, rows: Sequence[Sequence[Any]]) -> DecisionTree:
-        """The tree that `to_list` described; a malformed row raises KeyError, TypeError or ValueError."""
-        return cls(_node(*row) for row in rows)
-
-
-def _node(kind: str, *fields: Any) -> Node:
-    if kind == "leaf":
-        return Leaf(int(fields[0]))
-    if kind == "table":
-        return Table(int(fields[0]), tuple(map(int, fields[1])))
-    if kind == "split":
-        return Split(int(fields[0]), frozenset(map(int, fields[1])), int(fields[2]), int(fields[3]))
-    raise ValueError(f"node of kind {kind!r}: expected leaf, table or split")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.fsa import Fsa
 from fsachain.graph.archive import Arrays, join, numbers, offsets
+from fsachain.on_access import OnAccess
 
 _ARC_ARRAYS = {"src": np.int32, "dst": np.int32, "pdf": np.int32, "log_prob": np.float64}
 
@@ -26,7 +27,7 @@ def join_fsas(fsas: Sequence[Fsa]) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-class JoinedFsas(Sequence[Fsa]):
+class JoinedFsas(OnAccess[Fsa]):
     """The acceptors that `join_fsas` joined, in their order; each is made anew when it is asked for.
 
     Attributes:
@@ -54,21 +55,10 @@ class JoinedFsas(Sequence[Fsa]):
     def __len__(self) -> int:
         return len(self._start)
 
-    @overload
-    def __getitem__(self, place: int) -> Fsa: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Fsa]: ...
-
-    def __getitem__(self, place: int | slice) -> Fsa | list[Fsa]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        place = range(len(self))[place]
+    def at(self, place: int) -> Fsa:
+        """The acceptor at a place in [0, len)."""
         states = slice(*self._first_state[place : place + 2].tolist())
         arcs = slice(*self.first_arc[place : place + 2].tolist())
         src, dst, pdf, log_prob = (column[arcs] for column in self._arcs)
         final = self._final[states]
         return Fsa(len(final), src, dst, pdf, log_prob, final, int(self._start[place]))
-
-    def __iter__(self) -> Iterator[Fsa]:
-        return map(self.__getitem__, range(len(self)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from fsachain.files import replacing
 from fsachain.graph.archive import Arrays, ids, join, numbers, offsets, read_archive, texts
 from fsachain.graph.fsa_arrays import JoinedFsas, join_fsas
 from fsachain.graph.numerator import Numerator
+from fsachain.names import ByName
 from fsachain.npz_file import read_npz
 
 NPZ_FORMAT = "fsachain-numerators-1"
@@ -53,7 +54,7 @@ def source_of(path: str | os.PathLike[str]) -> NumeratorSource:
     )
 
 
-class StoredNumerators(Mapping[str, Numerator]):
+class StoredNumerators(ByName[Numerator]):
     """Numerators by utterance id over the arrays of a file, in its order; each is made anew when it is asked for.
 
     Raises:
@@ -62,29 +63,22 @@ class StoredNumerators(Mapping[str, Numerator]):
     """
 
     def __init__(self, arrays: Arrays) -> None:
-        self._names = ids(arrays, "names")
+        super().__init__(ids(arrays, "names"))
         self._words = texts(arrays, "words")
-        num_words = numbers(arrays, "num_words", np.int64, len(self._names))
+        num_words = numbers(arrays, "num_words", np.int64, len(self.names))
         self._first_word = offsets(num_words, len(self._words), "num_words")
         self._fsas = JoinedFsas(arrays)
-        if len(self._fsas) != len(self._names):
-            raise ValueError(f"names has {len(self._names)} rows, num_states {len(self._fsas)}")
+        if len(self._fsas) != len(self.names):
+            raise ValueError(f"names has {len(self.names)} rows, num_states {len(self._fsas)}")
         num_arcs = int(self._fsas.first_arc[-1])
         self._labels = [numbers(arrays, name, dtype, num_arcs) for name, dtype in _ARC_ARRAYS.items()]
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __getitem__(self, name: str) -> Numerator:
-        place = self._place(name)
+    def at(self, place: int) -> Numerator:
+        """The numerator at a place in [0, N)."""
         arcs = slice(*self._fsas.first_arc[place : place + 2].tolist())
-        return Numerator(self._fsas[place], self.words(name), *(column[arcs] for column in self._labels))
+        return Numerator(
+            self._fsas.at(place), self._words_at(place), *(column[arcs] for column in self._labels)
+        )
 
     @property
     def num_words(self) -> npt.NDArray[np.int64]:
@@ -98,14 +92,10 @@ class StoredNumerators(Mapping[str, Numerator]):
 
     def words(self, name: str) -> tuple[str, ...]:
         """Those of `self[name]`, without its graph."""
-        place = self._place(name)
-        return tuple(self._words[slice(*self._first_word[place : place + 2].tolist())].tolist())
+        return self._words_at(self.place(name))
 
-    def _place(self, name: str) -> int:
-        place = self._names.place(name)
-        if place is None:
-            raise KeyError(name)
-        return place
+    def _words_at(self, place: int) -> tuple[str, ...]:
+        return tuple(self._words[slice(*self._first_word[place : place + 2].tolist())].tolist())
 
 
 def load_numerators(path: str | os.PathLike[str]) -> StoredNumerators:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain
-from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import GraphError
 from fsachain.graph.archive import offsets
+from fsachain.on_access import OnAccess
 
 _SHOWN = 20  # ids of a message
 
@@ -44,7 +44,7 @@ class PhoneSet(Set[int]):
         return f"PhoneSet({self.ids[:_SHOWN].tolist()}: {len(self)})"
 
 
-class PhoneSets(Sequence[tuple[int, ...]]):
+class PhoneSets(OnAccess[tuple[int, ...]]):
     """The phone ids 1 to P in sets; equal to any sequence of the same tuples.
 
     Attributes:
@@ -80,24 +80,14 @@ class PhoneSets(Sequence[tuple[int, ...]]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @overload
-    def __getitem__(self, place: int) -> tuple[int, ...]: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[tuple[int, ...], ...]: ...
-
-    def __getitem__(self, place: int | slice) -> Any:
-        if isinstance(place, slice):
-            return tuple(self[one] for one in range(*place.indices(len(self))))
-        place = range(len(self))[place]
+    def at(self, place: int) -> tuple[int, ...]:
+        """The set at a place in [0, len)."""
         return tuple(self.members[self.ends[place] : self.ends[place + 1]].tolist())
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PhoneSets):
             return np.array_equal(self.ends, other.ends) and np.array_equal(self.members, other.members)
-        return isinstance(other, Sequence) and self[:] == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]
+        return super().__eq__(other)
 
     def __repr__(self) -> str:
         return f"PhoneSets({list(self[:_SHOWN])}: {len(self)})"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from fsachain.errors import GraphError
 from fsachain.names import Names, Strings
+from fsachain.on_access import OnAccess
 
 MAX_PHONES = 1 << 15  # all are characters below the surrogates, which are none
 _BELOW_FIRST = 0x3F  # phones begin behind what a probability is written with
@@ -25,7 +26,7 @@ class Pronunciation(NamedTuple):
     prob: float
 
 
-class Pronunciations(Sequence[tuple[Pronunciation, ...]]):
+class Pronunciations(OnAccess[tuple[Pronunciation, ...]]):
     """For each word, by its index, at least one pronunciation; equal to any sequence of the same.
 
     Args:
@@ -65,30 +66,12 @@ class Pronunciations(Sequence[tuple[Pronunciation, ...]]):
     def __len__(self) -> int:
         return len(self._texts)
 
-    @overload
-    def __getitem__(self, place: int) -> tuple[Pronunciation, ...]: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[tuple[Pronunciation, ...], ...]: ...
-
-    def __getitem__(
-        self, place: int | slice
-    ) -> tuple[Pronunciation, ...] | tuple[tuple[Pronunciation, ...], ...]:
-        if isinstance(place, slice):
-            return tuple(map(self._read, self._texts[place]))
-        return self._read(self._texts[place])
+    def at(self, place: int) -> tuple[Pronunciation, ...]:
+        """Those of the word at a place in [0, len)."""
+        return self._read(self._texts.at(place))
 
     def __iter__(self) -> Iterator[tuple[Pronunciation, ...]]:
         return map(self._read, self._texts)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, str) or not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(
-            mine == theirs for mine, theirs in zip(self, other, strict=True)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(of {len(self)} words)"

@@ -12,11 +12,13 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
+from fsachain.names import ByName, Names
 from fsachain.table import TransitionTable, compile_table
 from fsachain.table_file import VERSION, TableFile, write_tables
 
@@ -135,7 +138,7 @@ def make_shards(
     return ShardSummary(sum(map(len, files)), len(shards), len(shards) - len(missing), excluded)
 
 
-class TableShards(Mapping[str, TransitionTable]):
+class TableShards(ByName[TransitionTable]):
     """The tables of all shards in a folder, by utterance.
 
     Raises:
@@ -147,8 +150,9 @@ class TableShards(Mapping[str, TransitionTable]):
         self.files = [TableFile(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
         if not self.files:
             raise DataError(f"{self.folder}: no shards of compiled tables (*{SUFFIX})")
-        self._homes = {name: file for file in self.files for name in file}
-        if len(self._homes) < sum(map(len, self.files)):
+        super().__init__(Names(chain.from_iterable(self.files)))
+        self._ends = tuple(accumulate(map(len, self.files)))
+        if self.names.repeats():
             raise DataError(f"{self.folder}: an utterance is in two shards; make them anew")
 
     def check_bodies(self) -> None:
@@ -165,23 +169,19 @@ class TableShards(Mapping[str, TransitionTable]):
 
     def says(self, name: str, words: Sequence[str]) -> bool:
         """Whether the table of an utterance was made of these words."""
-        return bool(self._homes[name].facts["words"][name] == words_checksum(words))
+        return bool(self._home(name).facts["words"][name] == words_checksum(words))
 
-    def __len__(self) -> int:
-        return len(self._homes)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._homes
-
-    def __getitem__(self, name: str) -> TransitionTable:
-        return self._homes[name][name]
+    def at(self, place: int) -> TransitionTable:
+        """The table at a place in all shards."""
+        number = bisect_right(self._ends, place)
+        return self.files[number].at(place - (self._ends[number - 1] if number else 0))
 
     def read(self, name: str) -> TransitionTable:
         """The same table, not kept; see `TableFile.read`."""
-        return self._homes[name].read(name)
+        return self._home(name).read(name)
+
+    def _home(self, name: str) -> TableFile:
+        return self.files[bisect_right(self._ends, self.place(name))]
 
 
 def words_checksum(words: Sequence[str]) -> int:
@@ -202,7 +202,7 @@ def _fingerprint(maker: NumeratorMaker) -> str:
     ]
     content += [
         sorted(tree.context_independent),
-        None if tree.decisions is None else tree.decisions.to_list(),
+        None if tree.decisions is None else tree.decisions.nodes.columns(),
     ]
     content += [tuple(lexicon.phones), lexicon.silence, lexicon.silence_prob, lexicon.oov]
     digest = hashlib.sha256(repr(content).encode())

@@ -10,9 +10,10 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from fsachain.errors import GraphError
+from fsachain.on_access import OnAccess
 
 NO_BRANCH = -1
 _HEAD = 2  # numbers of a row before its branches: the key, and the size
@@ -43,8 +44,8 @@ class Split(NamedTuple):
 Node = Leaf | Table | Split
 
 
-class Nodes(Sequence[Node]):
-    """Nodes in order; those made on access are not kept.
+class Nodes(OnAccess[Node]):
+    """Nodes in order.
 
     Attributes:
         heads: of a leaf its pdf; of another node -1 - the place in `rows` where its row begins.
@@ -86,6 +87,10 @@ class Nodes(Sequence[Node]):
         if end != len(nodes.rows):
             raise GraphError(f"the rows of nodes have {end} numbers: expected {len(nodes.rows)}")
         return nodes
+
+    def columns(self) -> tuple[list[int], list[int]]:
+        """What `of_columns` takes."""
+        return self.heads.tolist(), self.rows.tolist()
 
     def add_leaf(self, pdf: int) -> None:
         """One more node, a leaf.
@@ -150,15 +155,8 @@ class Nodes(Sequence[Node]):
     def __len__(self) -> int:
         return len(self.heads)
 
-    @overload
-    def __getitem__(self, number: int) -> Node: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> tuple[Node, ...]: ...
-
-    def __getitem__(self, number: int | slice) -> Node | tuple[Node, ...]:
-        if isinstance(number, slice):
-            return tuple(self[one] for one in range(*number.indices(len(self))))
+    def at(self, number: int) -> Node:
+        """The node of a number in [0, len)."""
         if self.is_leaf(number):
             return Leaf(self.heads[number])
         branches = self.branches(number)
@@ -172,8 +170,6 @@ class Nodes(Sequence[Node]):
         if isinstance(other, Nodes):
             return self.heads == other.heads and self.rows == other.rows
         return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self[:5]))

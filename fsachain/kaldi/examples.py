@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fsachain.kaldi.fst import read_fsa
 from fsachain.kaldi.indexes import Indexes, read_indexes
 from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
+from fsachain.on_access import OnAccess
 
 Part = TypeVar("Part")
 
@@ -158,7 +159,7 @@ def _read_fsa(cursor: Cursor, label_dim: int) -> Fsa:
     return fsa
 
 
-class _Fsas(Sequence[Fsa]):
+class _Fsas(OnAccess[Fsa]):
     """Graphs one behind the other, kept as in the file: the smallest `Fsa` is a hundred times as large.
 
     They are all read once, so that what is wrong is told at the beginning, and again on access.
@@ -175,16 +176,7 @@ class _Fsas(Sequence[Fsa]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, place: int) -> Fsa: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Fsa, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> Fsa | tuple[Fsa, ...]:
-        if isinstance(place, slice):
-            return tuple(self[one] for one in range(*place.indices(len(self))))
-        place = range(len(self))[place]
+    def at(self, place: int) -> Fsa:
         begin = self._ends[place - 1] if place else 0
         return self._read(Cursor(memoryview(self._content)[: self._ends[place]], self._name, begin))
 

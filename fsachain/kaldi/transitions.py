@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.stream import open_file
 from fsachain.kaldi.topology import State, Topologies, parse_topology
 from fsachain.kaldi.values import read_vector
+from fsachain.on_access import OnAccess
 
 LOG_TOLERANCE = 1e-4  # log-probabilities are float32 and may have been text
 MAX_TOPOLOGY = 1000  # states and transitions of a phone that become a `Topology`; Kaldi's largest has 23
@@ -36,7 +37,7 @@ class Tuple(NamedTuple):
     self_loop_pdf: int
 
 
-class Tuples(Sequence[Tuple]):
+class Tuples(OnAccess[Tuple]):
     """Tuples in order, as columns; a `Tuple` is made on access.
 
     Attributes:
@@ -56,16 +57,9 @@ class Tuples(Sequence[Tuple]):
     def __len__(self) -> int:
         return len(self.phone)
 
-    @overload
-    def __getitem__(self, place: int) -> Tuple: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Tuple, ...]: ...
-
-    def __getitem__(self, place: int | slice) -> Tuple | tuple[Tuple, ...]:
+    def at(self, place: int) -> Tuple:
+        """The tuple at a place in [0, len)."""
         columns = (self.phone, self.hmm_state, self.forward_pdf, self.self_loop_pdf)
-        if isinstance(place, slice):
-            return tuple(map(Tuple, *(column[place] for column in columns)))
         return Tuple(*(column[place] for column in columns))
 
 

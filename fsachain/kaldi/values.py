@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
 from fsachain.kaldi.stream import Cursor
+from fsachain.on_access import OnAccess
 
 Floats = npt.NDArray[np.floating]
 
@@ -97,7 +97,7 @@ def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
     return packed["value"].astype(np.int32)
 
 
-class Posterior(Sequence[list[tuple[int, float]]]):
+class Posterior(OnAccess[list[tuple[int, float]]]):
     """For each frame the pairs (pdf or transition id, weight), kept as arrays; equal to any sequence of such lists.
 
     Attributes:
@@ -113,25 +113,14 @@ class Posterior(Sequence[list[tuple[int, float]]]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, place: int) -> list[tuple[int, float]]: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[list[tuple[int, float]]]: ...
-
-    def __getitem__(self, place: int | slice) -> list[tuple[int, float]] | list[list[tuple[int, float]]]:
-        if isinstance(place, slice):
-            return [self[frame] for frame in range(*place.indices(len(self)))]
-        frame = range(len(self))[place]
+    def at(self, frame: int) -> list[tuple[int, float]]:
+        """The pairs of a frame in [0, T)."""
         pairs = slice(self.offsets[frame], self.offsets[frame + 1])
         return list(zip(self.ids[pairs].tolist(), self.weights[pairs].tolist(), strict=True))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(list.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
+    def some(self, frames: range) -> list[list[tuple[int, float]]]:
+        """The frames of a slice: a list."""
+        return list(map(self.at, frames))
 
     def __repr__(self) -> str:
         return f"Posterior({len(self)} frames, {len(self.ids)} pairs)"
