@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "fsachain.backends.dispatch": ["available_backends", "best_path", "forward_backward"],
-    "fsachain.backends.paths": ["n_best", "sample_paths"],
+    "fsachain.backends.cpu.threads": ["get_num_threads", "set_num_threads"],
+    "fsachain.backends.dispatch": [
+        "available_backends",
+        "best_path",
+        "forward_backward",
+        "n_best",
+        "sample_paths",
+    ],
     "fsachain.backends.results": ["BestPath", "ForwardBackward", "NBest", "SampledPaths"],
-    "fsachain.backends.threads": ["get_num_threads", "set_num_threads"],
     "fsachain.batch": ["TableBatch"],
     "fsachain.decode.keyword": ["OperatingPoint", "false_reject_rate", "keyword_scores"],
     "fsachain.denominator": ["DenominatorGraph"],
@@ -29,38 +34,47 @@ _HOMES = {
         "ShapeError",
     ],
     "fsachain.fsa": ["Fsa"],
-    "fsachain.graph.algorithms": ["determinize", "minimize"],
-    "fsachain.graph.context": ["ContextTree"],
+    "fsachain.graph.algorithms": [
+        "GraphFacts",
+        "determinize",
+        "equivalent",
+        "graph_facts",
+        "minimize",
+        "random_paths",
+    ],
+    "fsachain.graph.context": ["BiphoneCounts", "ContextTree"],
     "fsachain.graph.ctc": ["ctc_graph"],
-    "fsachain.graph.ctc_denominator": ["ctc_denominator"],
-    "fsachain.graph.denominator": ["build_denominator"],
-    "fsachain.graph.facts": ["GraphFacts", "graph_facts"],
-    "fsachain.graph.lexicon": ["Lexicon"],
-    "fsachain.graph.lm_phones": ["lm_phones"],
-    "fsachain.graph.ngram_acceptor": ["ngram_acceptor"],
+    "fsachain.graph.denominator": ["build_denominator", "ctc_denominator"],
+    "fsachain.graph.grammar": ["ngram_acceptor"],
+    "fsachain.graph.lexicon": ["Lexicon", "lm_phones"],
     "fsachain.graph.numerator": ["Numerator", "build_numerator"],
-    "fsachain.graph.pattern_text": ["parse_pattern"],
     "fsachain.graph.patterns": [
         "OneOf",
         "build_pattern_numerator",
         "numerator_of_words",
         "optional",
+        "parse_pattern",
         "phone_loop",
     ],
-    "fsachain.graph.pdf_numbering": ["BiphoneCounts"],
     "fsachain.graph.phone_lattice": ["PhoneLattice"],
     "fsachain.graph.phone_lm": ["estimate_phone_lm"],
-    "fsachain.graph.product": ["product"],
-    "fsachain.graph.random_paths": ["equivalent", "random_paths"],
     "fsachain.graph.shards": ["NumeratorMaker", "TableShards", "make_shards"],
     "fsachain.graph.spelling": ["phone_model_of_words"],
     "fsachain.graph.supervision": ["AlignedPhone", "Supervision", "build_supervision"],
+    "fsachain.graph.tied_tree": ["BiphoneStatistics", "build_tied_tree"],
     "fsachain.graph.topology": ["HmmState", "Topology"],
-    "fsachain.graph.tree_building": ["BiphoneStatistics", "build_tied_tree"],
-    "fsachain.kaldi.lattice": ["read_lattice"],
-    "fsachain.kaldi.lattice_arrays": ["CompactLattice", "Lattice"],
-    "fsachain.kaldi.lattice_graphs": ["lattice_pdfs", "phone_lattice"],
+    "fsachain.graph.transducer": ["product"],
+    "fsachain.kaldi.lattice": ["CompactLattice", "Lattice", "lattice_pdfs", "phone_lattice", "read_lattice"],
+    "fsachain.loss.base": ["LFMMIRecord", "MBRRecord"],
+    "fsachain.loss.chunks": ["transducer_loss"],
     "fsachain.loss.ctc": ["CTCLoss", "ctc_loss"],
+    "fsachain.loss.grid": ["mutual_information_recursion"],
+    "fsachain.loss.lattice": [
+        "TransducerAlignment",
+        "TransducerLattice",
+        "TransducerOccupancy",
+        "rnnt_lattice",
+    ],
     "fsachain.loss.lfmmi": ["LFMMILoss"],
     "fsachain.loss.mbr": ["MBRLoss", "expected_accuracy"],
     "fsachain.loss.pruned": [
@@ -70,24 +84,9 @@ _HOMES = {
         "rnnt_loss_simple",
         "rnnt_loss_smoothed",
     ],
-    "fsachain.loss.record": ["LFMMIRecord", "MBRRecord"],
     "fsachain.loss.rnnt": ["RNNTLoss", "rnnt_loss"],
     "fsachain.loss.total": ["total_log_prob"],
-    "fsachain.loss.transducer_chunks": ["transducer_loss"],
-    "fsachain.loss.transducer_grid": ["mutual_information_recursion"],
-    "fsachain.loss.transducer_lattice": [
-        "TransducerAlignment",
-        "TransducerLattice",
-        "TransducerOccupancy",
-        "rnnt_lattice",
-    ],
-    "fsachain.loss.transducer_variants": [
-        "hat_lattice",
-        "hat_loss",
-        "multi_blank_loss",
-        "tdt_lattice",
-        "tdt_loss",
-    ],
+    "fsachain.loss.variants": ["hat_lattice", "hat_loss", "multi_blank_loss", "tdt_lattice", "tdt_loss"],
     "fsachain.table": ["TransitionTable", "compile_table"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -188,10 +187,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from fsachain.backends.dispatch import available_backends, best_path, forward_backward
-    from fsachain.backends.paths import n_best, sample_paths
+    from fsachain.backends.cpu.threads import get_num_threads, set_num_threads
+    from fsachain.backends.dispatch import (
+        available_backends,
+        best_path,
+        forward_backward,
+        n_best,
+        sample_paths,
+    )
     from fsachain.backends.results import BestPath, ForwardBackward, NBest, SampledPaths
-    from fsachain.backends.threads import get_num_threads, set_num_threads
     from fsachain.batch import TableBatch
     from fsachain.decode.keyword import OperatingPoint, false_reject_rate, keyword_scores
     from fsachain.denominator import DenominatorGraph
@@ -205,38 +209,47 @@ if TYPE_CHECKING:
         ShapeError,
     )
     from fsachain.fsa import Fsa
-    from fsachain.graph.algorithms import determinize, minimize
-    from fsachain.graph.context import ContextTree
+    from fsachain.graph.algorithms import (
+        GraphFacts,
+        determinize,
+        equivalent,
+        graph_facts,
+        minimize,
+        random_paths,
+    )
+    from fsachain.graph.context import BiphoneCounts, ContextTree
     from fsachain.graph.ctc import ctc_graph
-    from fsachain.graph.ctc_denominator import ctc_denominator
-    from fsachain.graph.denominator import build_denominator
-    from fsachain.graph.facts import GraphFacts, graph_facts
-    from fsachain.graph.lexicon import Lexicon
-    from fsachain.graph.lm_phones import lm_phones
-    from fsachain.graph.ngram_acceptor import ngram_acceptor
+    from fsachain.graph.denominator import build_denominator, ctc_denominator
+    from fsachain.graph.grammar import ngram_acceptor
+    from fsachain.graph.lexicon import Lexicon, lm_phones
     from fsachain.graph.numerator import Numerator, build_numerator
-    from fsachain.graph.pattern_text import parse_pattern
     from fsachain.graph.patterns import (
         OneOf,
         build_pattern_numerator,
         numerator_of_words,
         optional,
+        parse_pattern,
         phone_loop,
     )
-    from fsachain.graph.pdf_numbering import BiphoneCounts
     from fsachain.graph.phone_lattice import PhoneLattice
     from fsachain.graph.phone_lm import estimate_phone_lm
-    from fsachain.graph.product import product
-    from fsachain.graph.random_paths import equivalent, random_paths
     from fsachain.graph.shards import NumeratorMaker, TableShards, make_shards
     from fsachain.graph.spelling import phone_model_of_words
     from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
+    from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
     from fsachain.graph.topology import HmmState, Topology
-    from fsachain.graph.tree_building import BiphoneStatistics, build_tied_tree
-    from fsachain.kaldi.lattice import read_lattice
-    from fsachain.kaldi.lattice_arrays import CompactLattice, Lattice
-    from fsachain.kaldi.lattice_graphs import lattice_pdfs, phone_lattice
+    from fsachain.graph.transducer import product
+    from fsachain.kaldi.lattice import CompactLattice, Lattice, lattice_pdfs, phone_lattice, read_lattice
+    from fsachain.loss.base import LFMMIRecord, MBRRecord
+    from fsachain.loss.chunks import transducer_loss
     from fsachain.loss.ctc import CTCLoss, ctc_loss
+    from fsachain.loss.grid import mutual_information_recursion
+    from fsachain.loss.lattice import (
+        TransducerAlignment,
+        TransducerLattice,
+        TransducerOccupancy,
+        rnnt_lattice,
+    )
     from fsachain.loss.lfmmi import LFMMILoss
     from fsachain.loss.mbr import MBRLoss, expected_accuracy
     from fsachain.loss.pruned import (
@@ -246,24 +259,9 @@ if TYPE_CHECKING:
         rnnt_loss_simple,
         rnnt_loss_smoothed,
     )
-    from fsachain.loss.record import LFMMIRecord, MBRRecord
     from fsachain.loss.rnnt import RNNTLoss, rnnt_loss
     from fsachain.loss.total import total_log_prob
-    from fsachain.loss.transducer_chunks import transducer_loss
-    from fsachain.loss.transducer_grid import mutual_information_recursion
-    from fsachain.loss.transducer_lattice import (
-        TransducerAlignment,
-        TransducerLattice,
-        TransducerOccupancy,
-        rnnt_lattice,
-    )
-    from fsachain.loss.transducer_variants import (
-        hat_lattice,
-        hat_loss,
-        multi_blank_loss,
-        tdt_lattice,
-        tdt_loss,
-    )
+    from fsachain.loss.variants import hat_lattice, hat_loss, multi_blank_loss, tdt_lattice, tdt_loss
     from fsachain.table import TransitionTable, compile_table
 
 

@@ -101,7 +101,7 @@ class TableBatch:
         if name not in ("cpu", "cuda") or not (index.isdecimal() or not index):
             raise BackendUnavailable(f"device {str(device)!r}: no backend; expected 'cpu' or 'cuda'")
         if name == "cuda":
-            from fsachain.backends.cuda_call import place_tables
+            from fsachain.backends.cuda.backend import place_tables
 
             place_tables(self, int(index) if index else None)
         return self

@@ -7,13 +7,112 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
+from scipy import sparse
 
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Floats, Fsa
-from fsachain.normalization import normalization_fsa
-from fsachain.stationary import stationary_probs
+from fsachain.recursion import log_add, log_sum_rows
 from fsachain.table import TransitionTable, compile_table
+
+# The normalization FSA: a denominator that starts anywhere, as numerators are cut from anywhere.
+#
+# A numerator composed with it scores its paths as the denominator does, so that log Z of the numerator never
+# exceeds that of the denominator (Hadian et al., Interspeech 2018). One new start state takes the place of
+# the initial probabilities.
+
+MERGES = ("sum", "min")
+
+
+def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum") -> Fsa:
+    """The denominator `fsa` with its initial distribution turned into a new start state.
+
+    The new start has, for each (pdf, dst), one arc: the merge over states s of log initial_probs[s] + the
+    arc's log_prob. All other arcs stay; every state is final with probability one except the new start, since
+    an utterance has at least one frame. States that the new start does not reach are left out.
+
+    Args:
+        fsa: the denominator graph.
+        initial_probs: [S], at least 0; states of probability 0 are not started from.
+        merge: "sum", log-sum: the exact value, log Z is that of the denominator at leaky coefficient 0; or
+            "min", the best
+            term alone: Kaldi's epsilon removal in the tropical semiring.
+
+    Raises:
+        GraphError: an unknown merge, probabilities of another shape, negative, not finite or all 0.
+    """
+    if merge not in MERGES:
+        raise GraphError(f"merge = {merge!r}: expected one of {', '.join(MERGES)}")
+    probs = np.asarray(initial_probs, dtype=np.float64)
+    if probs.shape != (fsa.num_states,):
+        raise GraphError(
+            f"initial_probs has shape {list(probs.shape)}: expected [{fsa.num_states}], one for each state"
+        )
+    if not np.isfinite(probs).all() or (probs < 0).any() or not probs.any():
+        raise GraphError("initial_probs: expected finite probabilities of at least 0, one of them positive")
+    usable = np.flatnonzero((probs[fsa.src] > 0) & (fsa.log_prob > -np.inf))
+    log_prob = np.log(probs[fsa.src[usable]]) + fsa.log_prob[usable]
+    key = fsa.pdf[usable].astype(np.int64) * fsa.num_states + fsa.dst[usable]
+    order = np.argsort(key, kind="stable")
+    merged_key, first = np.unique(key[order], return_index=True)
+    reduce = np.logaddexp if merge == "sum" else np.maximum
+    merged = reduce.reduceat(log_prob[order], first) if len(first) else np.empty(0)
+    start = fsa.num_states
+    return Fsa(
+        start + 1,
+        np.concatenate([np.full(len(merged), start), fsa.src]),
+        np.concatenate([merged_key % start, fsa.dst]),
+        np.concatenate([merged_key // start, fsa.pdf]),
+        np.concatenate([merged, fsa.log_prob]),
+        np.append(np.zeros(start), -np.inf),
+        start,
+    ).trim()
+
+
+# Stationary probabilities of a graph: where a leak lands, and where a chunk cut from a recording may begin.
+
+NUM_STEPS = 100
+
+
+def stationary_probs(fsa: Fsa) -> npt.NDArray[np.float64]:
+    """float64 [S], summing to one: `init` of equation (3).
+
+    p_0 is one at the start state; p_{k+1} is one step along the arcs, each state's arcs and its own final weight
+    normalised to one, then rescaled to sum one; the result is the mean of p_0..p_99 (Povey et al., Interspeech 2016).
+
+    Raises:
+        GraphError: all mass dies within the 100 steps, as it does in a graph without a cycle.
+    """
+    transition = _step_matrix(fsa)
+    probs = np.zeros(fsa.num_states)
+    probs[fsa.start] = 1.0
+    total = np.zeros(fsa.num_states)
+    for step in range(NUM_STEPS):
+        total += probs
+        if step == NUM_STEPS - 1:
+            break
+        probs = transition @ probs
+        mass = probs.sum()
+        if mass <= 0.0:
+            raise GraphError(
+                f"all probability leaves the graph after {step} arcs, so it has no stationary distribution; expected a "
+                "cycle that the start state reaches (use initial='start' for a graph without one)"
+            )
+        probs /= mass
+    return total / total.sum()
+
+
+def _step_matrix(fsa: Fsa) -> sparse.csr_array:
+    """[S, S] with entry (j, i): the normalised probability of a step from i to j."""
+    order = np.argsort(fsa.src, kind="stable")
+    offsets = np.searchsorted(fsa.src[order], np.arange(fsa.num_states + 1)).astype(np.int64)
+    totals: Floats = log_add(log_sum_rows(fsa.log_prob[order], offsets), fsa.final_log_prob)
+    usable = fsa.log_prob > -np.inf
+    probs = np.exp(fsa.log_prob[usable] - totals[fsa.src[usable]])
+    return sparse.csr_array(
+        (probs, (fsa.dst[usable], fsa.src[usable])), shape=(fsa.num_states, fsa.num_states)
+    )
 
 
 class DenominatorGraph:
@@ -96,6 +195,6 @@ class DenominatorGraph:
     def normalization_fsa(self, merge: Literal["sum", "min"] = "sum") -> Fsa:
         """The graph to compose numerators with, so that the denominator contains them weight for weight.
 
-        See `fsachain.normalization.normalization_fsa`.
+        See `fsachain.denominator.normalization_fsa`.
         """
         return normalization_fsa(self.fsa, self.initial_probs, merge)

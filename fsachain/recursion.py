@@ -14,7 +14,7 @@ arcs that end in state i, the scores of the first t frames included; it exists f
     (6) gamma(t, arc)  = exp(alpha'(t, i) + log_prob + y[t, pdf] + beta(t+1, j))
     (7) occupancy(t,p) = sum of gamma(t, arc) over the arcs with pdf p  = d log Z / d y[t, p]
 
-c is the leaky-HMM coefficient and init the stationary probabilities (`fsachain.stationary`). With c = 0, alpha' = alpha
+c is the leaky-HMM coefficient and init the stationary probabilities (`fsachain.denominator`). With c = 0, alpha' = alpha
 and beta = beta'. The best path replaces logsum by max in (2) and (4):
 
     (8) delta(0, i)    = initial(i),   delta(t+1, j) = max over arcs i->j of  delta(t, i) + log_prob + y[t, pdf]

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError, ShapeError
-from fsachain.files import replacing
+from fsachain.files import read_npz, replacing
 from fsachain.fsa import Floats, Fsa, Ints
-from fsachain.npz_file import read_npz
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.files import replacing
-from fsachain.json_size import parse_beside
+from fsachain.files import parse_beside, replacing
 from fsachain.names import ByName, Names
 from fsachain.table import ArcView, TransitionTable, check_indices
 

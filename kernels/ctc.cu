@@ -1,6 +1,6 @@
 // CTC through the recursion for acceptors: what is different about each target is written into the scores.
 //
-// All targets of about one length share one acceptor (`fsachain/backends/cuda_ctc.py`): after a start state, blank 0, label 0,
+// All targets of about one length share one acceptor (`fsachain/backends/cuda/ctc.py`): after a start state, blank 0, label 0,
 // blank 1, label 1, ... and the last blank. Four columns of scores belong to position u,
 //
 //     4 u          the blank before label u: into it from itself and from label u - 1

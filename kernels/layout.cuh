@@ -1,4 +1,4 @@
-// How the host lays out tables and groups of sequences; `fsachain/backends/cuda_tables.py` and `cuda_place.py` fill it in.
+// How the host lays out tables and groups of sequences; `fsachain/backends/cuda/layout.py` and `cuda_place.py` fill it in.
 //
 // A share is a part of a table's states, with all arcs into them (forward) and out of them (backward). The arcs of a share
 // stand in units: up to some dozens of arcs of one state, or the partial sums of a state that has more arcs than that. Units

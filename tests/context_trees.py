@@ -3,8 +3,7 @@
 import itertools
 
 from fsachain.graph.context import ContextTree
-from fsachain.graph.decisions import PDF_CLASS, DecisionTree
-from fsachain.graph.tree_nodes import Leaf, Split, Table
+from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Split, Table
 
 
 def tree_of(phones, topology, width, centre, pdf_of) -> ContextTree:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.backends.cuda_device import DeviceArray
+from fsachain.backends.cuda.device import DeviceArray
 
 
 def on_device(device: Any, array: np.ndarray) -> DeviceArray:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.backends import cuda_cupy, cuda_memory
+from fsachain.backends.cuda import cupy_device as cuda_cupy
+from fsachain.backends.cuda import cupy_device as cuda_memory
 
 SHARED_BYTES = 232_448
 

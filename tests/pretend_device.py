@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fsachain.backends import cuda_call, kinds
-from fsachain.backends.cuda_device import KernelSpec
+from fsachain.backends import arrays as kinds
+from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends.cuda.device import KernelSpec
 from tools.cuda_on_host import HostDevice, HostMemory, skip_reason
 
 needs_host_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))

@@ -89,7 +89,7 @@ def _serve(connection: Connection, environment: dict[str, str], timeout: float) 
     os.environ.update(environment)
     import torch
 
-    from fsachain.backends.threads import set_num_threads
+    from fsachain.backends.cpu.threads import set_num_threads
     from fsachain.train.world import World
 
     torch.set_num_threads(1)

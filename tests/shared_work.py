@@ -21,13 +21,12 @@ from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.config import OptimizerConfig
 from fsachain.train.precision import Precision
-from fsachain.train.share import WHOLE, Share
 from fsachain.train.source import BatchSource, SupervisedBatch, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
 from fsachain.train.stopping import StoppedError
 from fsachain.train.trainer import Trainer
-from fsachain.train.world import World
+from fsachain.train.world import WHOLE, Share, World
 
 EXAMPLES, NUMERATORS = corpus(12)
 IMPOSSIBLE = ("utt01", "utt06", "utt07")

@@ -22,7 +22,8 @@ from fsachain import (
     set_num_threads,
     total_log_prob,
 )
-from fsachain.backends import cpu_arcs, reference
+from fsachain.backends.cpu import rows as cpu_arcs
+from fsachain.backends.reference import sums as reference
 
 NUM_PDFS = 9
 FEW_PDFS = 3

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
-from fsachain.backends import cpu
-from fsachain.backends.cpu_numbers import is_wide
+from fsachain.backends.cpu import backend as cpu
+from fsachain.backends.cpu.numbers import is_wide
 from fsachain.backends.dispatch import prepare
 
 NUM_PDFS = 9

@@ -20,10 +20,10 @@ for module in (
 ):
     pytest.importorskip(module, reason="the commands need fsachain[recipes]")
 
+from fsachain.cli.bad_data import BadData
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.bad_data import BadData
-from fsachain.cli.steps.lang import load_lang
-from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.lang import load_lang
+from fsachain.cli.model import AcousticModel
 from fsachain.data.cmvn import Cmvn
 from fsachain.errors import ConfigError, DataError
 from fsachain.nn.tdnnf import Tdnnf

@@ -13,7 +13,7 @@ from tolerances import FEW_FLOAT32_TERMS, OCCUPANCY, PEER_CTC_GRADIENT, ROUNDING
 
 import fsachain
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.reachability import arcs_from
+from fsachain.fsa import arcs_from
 from tools.bench import (
     calls,
     digits,

@@ -17,7 +17,8 @@ from loss_inputs import (
 
 from fsachain import TableBatch, compile_table, forward_backward, total_log_prob
 from fsachain.errors import ConfigError
-from fsachain.loss import lfmmi_operator, operators
+from fsachain.loss import autograd as operators
+from fsachain.loss import lfmmi as lfmmi_operator
 
 BOOST = 0.4
 

@@ -9,7 +9,7 @@ from random_graphs import left_to_right_graph
 from test_backends_agree import assert_agrees, spies, two_lobes
 
 from fsachain import TableBatch, compile_table, forward_backward
-from fsachain.backends import cpu
+from fsachain.backends.cpu import backend as cpu
 
 PLAIN, WIDE = "float64 plain", "float64 wide"
 

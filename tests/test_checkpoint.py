@@ -10,7 +10,6 @@ import torch
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
 from fsachain.errors import DataError
-from fsachain.train.batch_norm import refresh_batch_norm
 from fsachain.train.checkpoint import (
     FORMAT,
     Checkpoint,
@@ -22,6 +21,7 @@ from fsachain.train.checkpoint import (
     prune_checkpoints,
     save_tensors,
 )
+from fsachain.train.step import refresh_batch_norm
 
 
 def small_model() -> torch.nn.Module:

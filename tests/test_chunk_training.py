@@ -19,8 +19,7 @@ from fsachain import (
     compile_table,
     estimate_phone_lm,
 )
-from fsachain.data.dataset import Example, collate, cut_example
-from fsachain.data.windows import OutputWindow, WindowBatch
+from fsachain.data.dataset import Example, OutputWindow, WindowBatch, collate, cut_example
 from fsachain.decode.align import FrameTiming, align_utterance, aligned_phones
 from fsachain.decode.ctm import CtmEntry
 from fsachain.errors import ConfigError

@@ -148,7 +148,7 @@ def test_interruption_has_its_own_exit_status(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fsachain.cli.steps.lang.make_lang", interrupt)
+    monkeypatch.setattr("fsachain.cli.lang.make_lang", interrupt)
     assert fsachain("lang", corpus / "lexicon.txt", corpus / "lang").status == EXIT_INTERRUPTED
 
 
@@ -242,8 +242,8 @@ def test_scoring_against_an_empty_file_is_refused(fsachain, tmp_path: Path) -> N
 def model(built: Path) -> Path:
     torch = pytest.importorskip("torch")
     pytest.importorskip("safetensors", reason="models need fsachain[recipes]")
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.cli.lang import load_lang
+    from fsachain.cli.model import AcousticModel
     from fsachain.data.cmvn import Cmvn
     from fsachain.nn.tdnnf import Tdnnf
 

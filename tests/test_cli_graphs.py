@@ -16,16 +16,14 @@ from cli_fixtures import TEXT
 from graph_paths import sample_paths
 
 from fsachain import DenominatorGraph, Fsa
-from fsachain.cli.kaldi_commands import kaldi
-from fsachain.cli.steps.lang import load_lang
-from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.lexicon_files import read_phones
+from fsachain.cli.kaldi import kaldi
+from fsachain.cli.lang import load_lang
+from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.shards import TableShards
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.tree import read_context_tree
-from fsachain.kaldi.values import read_matrix
-from fsachain.kaldi.writing import write_matrices
+from fsachain.kaldi.values import read_matrix, write_matrices
 
 
 def test_a_tied_language_is_made_by_counts(fsachain, built):

@@ -15,19 +15,17 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
 
 from fsachain import DenominatorGraph, Fsa, equivalent, estimate_phone_lm
-from fsachain.cli.kaldi_file_commands import show
-from fsachain.cli.steps.graphs import load_normalization
-from fsachain.cli.steps.kaldi_values import KINDS
-from fsachain.cli.steps.lang import load_lang
+from fsachain.cli.graphs import load_normalization
+from fsachain.cli.kaldi import show
+from fsachain.cli.kaldi_values import KINDS
+from fsachain.cli.lang import load_lang
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.graph.chunks import load_chunks
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.fst import read_fst
-from fsachain.kaldi.lattice import read_lattice
-from fsachain.kaldi.lattice_graphs import phone_lattice
+from fsachain.kaldi.lattice import phone_lattice, read_lattice
 from fsachain.kaldi.transitions import read_transition_model
-from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
-from fsachain.kaldi.writing import write_matrices
+from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
 
 FRAMES = 15  # of the recordings of the lattices, in input frames
 

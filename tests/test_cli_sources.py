@@ -14,19 +14,19 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
 
 from fsachain import ContextTree, DenominatorGraph, Fsa, Lexicon, Topology, build_numerator, estimate_phone_lm
-from fsachain.cli.numerator_commands import NUMERATOR_COMMANDS
-from fsachain.cli.steps.graphs import load_normalization
-from fsachain.cli.steps.lang import load_lang
-from fsachain.cli.steps.parallel import collect
+from fsachain.cli.graphs import load_normalization
+from fsachain.cli.lang import load_lang
+from fsachain.cli.numerators import NUMERATOR_COMMANDS
+from fsachain.cli.parallel import collect
 from fsachain.decode.decoder import decode
 from fsachain.errors import DataError, GraphError
-from fsachain.graph.ctc_denominator import ctc_denominator
+from fsachain.graph.algorithms import equivalent
 from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.denominator import ctc_denominator
 from fsachain.graph.grammar import grammar_from_arpa, word_loop
-from fsachain.graph.numerator_files import load_numerators, source_of
+from fsachain.graph.numerator import load_numerators, source_of
 from fsachain.graph.openfst import write_fst
 from fsachain.graph.patterns import OneOf, build_pattern_numerator, optional, phone_loop
-from fsachain.graph.random_paths import equivalent
 from fsachain.graph.spelling import phone_model_of_words
 from fsachain.graph.transducer import Transducer
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fsachain.errors import DataError
 from fsachain.train.checkpoint import average_states
-from fsachain.train.combination import Combination, best_average
-from fsachain.train.ema import ParameterEma
+from fsachain.train.ending import Combination, best_average
+from fsachain.train.optimizer import ParameterEma
 
 numbers = st.floats(-2.0, 2.0)
 

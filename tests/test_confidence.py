@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import LATTICE_POSTERIOR
 
-from fsachain.decode.confidence import word_posteriors
 from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.pauses import PauseCutter
+from fsachain.decode.transcribe import PauseCutter, word_posteriors
 from fsachain.errors import ConfigError, DataError
-from fsachain.kaldi.lattice_arrays import Lattice
+from fsachain.kaldi.lattice import Lattice
 
 YES, NO = 1, 2
 

@@ -12,7 +12,7 @@ from tolerances import NETWORK_BFLOAT16, NETWORK_FLOAT32, NETWORK_FLOAT64
 from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.nn import Conformer, ConformerConfig, StreamingModel, num_parameters
-from fsachain.nn.conformer_layers import ConvSubsampling, RotaryAttention, frames_below, rotation, visible
+from fsachain.nn.conformer import ConvSubsampling, RotaryAttention, frames_below, rotation, visible
 from fsachain.nn.export import PARITY, export_onnx
 
 SMALL = {

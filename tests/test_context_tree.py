@@ -8,12 +8,10 @@ import pytest
 from context_trees import full_tree, split_triphone
 
 from fsachain.errors import GraphError
-from fsachain.graph.context import ContextTree
-from fsachain.graph.decisions import DecisionTree
-from fsachain.graph.lexicon_files import read_phones
-from fsachain.graph.pdf_numbering import BiphoneCounts
+from fsachain.graph.context import BiphoneCounts, ContextTree
+from fsachain.graph.decision_tree import DecisionTree, Leaf, Nodes, Split, Table
+from fsachain.graph.lexicon import read_phones
 from fsachain.graph.topology import Topology
-from fsachain.graph.tree_nodes import Leaf, Nodes, Split, Table
 
 PHONES = ("SIL", "A", "B", "C")
 CHAIN = Topology.chain()

@@ -11,10 +11,12 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fsachain import BackendUnavailable, ConfigError, CTCLoss, DataError, ShapeError, ctc_loss
-from fsachain.backends import cpu_ctc, reference_ctc
+from fsachain.backends.cpu import ctc as cpu_ctc
 from fsachain.backends.ctc import Rows, make_problem
-from fsachain.loss import ctc_eager, ctc_operator
-from fsachain.loss.ctc_operator import NormalizationWarning
+from fsachain.backends.reference import ctc as reference_ctc
+from fsachain.loss import ctc as ctc_eager
+from fsachain.loss import ctc as ctc_operator
+from fsachain.loss.ctc import NormalizationWarning
 
 SCORES = torch.zeros(6, 2, 5).log_softmax(-1)
 GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": [2, 1]}
@@ -190,7 +192,7 @@ def test_the_operators_follow_the_rules_of_torch(inputs, dtype):
 def test_with_and_without_the_operator_the_bits_are_the_same(inputs, dtype):
     arguments = operator_arguments(dtype, inputs)
     leaf, found = arguments[0], []
-    for losses in (ctc_eager.losses(*arguments), ctc_operator.ctc(*arguments)[0]):
+    for losses in (ctc_eager.losses_ctc_eager(*arguments), ctc_operator.ctc(*arguments)[0]):
         weights = torch.arange(1.0, len(losses) + 1, dtype=torch.float64)
         found.append((losses.detach(), *torch.autograd.grad(losses, leaf, weights)))
     for ours, theirs in zip(*found, strict=True):

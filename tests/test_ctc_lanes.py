@@ -6,7 +6,8 @@ import torch
 from ctc_inputs import random_batch
 
 from fsachain import ctc_loss
-from fsachain.backends import cpu_ctc, threads
+from fsachain.backends.cpu import ctc as cpu_ctc
+from fsachain.backends.cpu import threads
 
 SIZE = 20
 

@@ -22,7 +22,7 @@ from tolerances import (
 )
 
 from fsachain import CTCLoss, TableBatch, compile_table, ctc_graph, ctc_loss, set_num_threads, total_log_prob
-from fsachain.backends.threads import get_num_threads
+from fsachain.backends.cpu.threads import get_num_threads
 
 TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 BACKENDS = ["cpu", "reference"]

@@ -28,7 +28,8 @@ from fsachain import (
     sample_paths,
     total_log_prob,
 )
-from fsachain.backends import cuda_call, kinds
+from fsachain.backends import arrays as kinds
+from fsachain.backends.cuda import backend as cuda_call
 
 pytestmark = needs_host_compiler
 

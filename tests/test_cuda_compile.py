@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsachain import kernels
-from fsachain.backends import cuda_plan
+from fsachain.backends.cuda import plan as cuda_plan
 from tools import cuda_compile
 from tools.cuda_compile import CompileError, compile_text
 from tools.cuda_configurations import GPUS, all_kernels, main_kernels

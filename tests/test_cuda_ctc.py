@@ -10,10 +10,10 @@ import tolerances
 import torch
 from device_arrays import on_device, read, strided, upper_halves
 
-from fsachain.backends import reference_ctc
 from fsachain.backends.ctc import Rows, make_problem
-from fsachain.backends.cuda_ctc import Sizes, Targets, Task, ctc, template
-from fsachain.backends.cuda_device import DeviceArray
+from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc, template
+from fsachain.backends.cuda.device import DeviceArray
+from fsachain.backends.reference import ctc as reference_ctc
 from fsachain.graph.ctc import CtcTopology
 from tools.cuda_on_host import HostDevice, skip_reason
 

@@ -11,8 +11,7 @@ from pretend_device import PretendDevice, needs_host_compiler, pretended
 
 from fsachain.errors import DataError, ShapeError
 from fsachain.graph.ctc import CtcTopology
-from fsachain.loss.ctc import CTCLoss, ctc_loss
-from fsachain.loss.ctc_device import ctc_on_device
+from fsachain.loss.ctc import CTCLoss, ctc_loss, ctc_on_device
 
 pytestmark = needs_host_compiler
 

@@ -11,8 +11,9 @@ import pytest
 from random_graphs import left_to_right_graph
 
 from fsachain import BackendUnavailable, available_backends, compile_table, kernels
-from fsachain.backends import cuda_cupy, cuda_memory
-from fsachain.backends.cuda_device import DeviceArray, KernelSpec, Limits
+from fsachain.backends.cuda import cupy_device as cuda_cupy
+from fsachain.backends.cuda import cupy_device as cuda_memory
+from fsachain.backends.cuda.device import DeviceArray, KernelSpec, Limits
 
 INDEX = 1
 

@@ -10,9 +10,11 @@ import tolerances
 from device_arrays import on_device, read
 from random_grids import TOPOLOGIES, enumerate_grid, make_grids
 
-from fsachain.backends import cuda_grid, grid_cpu, reference_grid
-from fsachain.backends.cuda_device import DeviceArray
-from fsachain.backends.cuda_grid import Plan
+from fsachain.backends.cpu import grid as grid_cpu
+from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.backends.cuda.device import DeviceArray
+from fsachain.backends.cuda.grid import Plan
+from fsachain.backends.reference import grid as reference_grid
 from fsachain.grid import GridArc, GridBatch, dense_boxes, grid_sizes
 from tools.cuda_on_host import HostDevice, skip_reason
 

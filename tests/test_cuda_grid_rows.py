@@ -22,15 +22,17 @@ from random_rows import (
 )
 
 from fsachain import grid
-from fsachain.backends import cuda_grid, cuda_grid_rows, reference_grid
-from fsachain.backends.cuda_device import DeviceArray
-from fsachain.backends.cuda_grid_rows import Plan
+from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.backends.cuda import grid as cuda_grid_rows
+from fsachain.backends.cuda.device import DeviceArray
+from fsachain.backends.cuda.grid import Plan_cuda_grid_rows
+from fsachain.backends.reference import grid as reference_grid
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 
 LIMIT = 0.3
-SMALL = Plan(64)  # a thread of the host stands for each
+SMALL = Plan_cuda_grid_rows(64)  # a thread of the host stands for each
 WEIGHTS = np.array([1.0, -0.5, 2.0, 0.25, 1e-3])
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -161,7 +163,12 @@ def test_no_bit_depends_on_blocks_spans_or_strides(kind):
     rows = make_rows("padded", KINDS[kind], 70)
     logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
     expected = run(rows, logits, g)
-    for plan in (Plan(32), Plan(256, span=3), Plan(64, span=1), Plan(64, span=7)):
+    for plan in (
+        Plan_cuda_grid_rows(32),
+        Plan_cuda_grid_rows(256, span=3),
+        Plan_cuda_grid_rows(64, span=1),
+        Plan_cuda_grid_rows(64, span=7),
+    ):
         assert_same_bits(run(rows, logits, g, plan=plan), expected)
     device = HostDevice()
     spread, into = strided(device, logits), on_device(device, np.zeros_like(logits))

@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
-from fsachain.backends import cuda, cuda_plan, cuda_seats, reference
-from fsachain.backends.cuda_place import LOG, PLAIN, WIDE, Place, Seat
-from fsachain.backends.cuda_tables import Division, lay_out
+from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda import launch as cuda_seats
+from fsachain.backends.cuda import plan as cuda_plan
+from fsachain.backends.cuda.layout import Division, lay_out
+from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Place, Seat
+from fsachain.backends.reference import sums as reference
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -309,7 +312,7 @@ def test_blocks_of_a_team_change_no_bit():
         device = HostDevice(multiprocessors=most)
         batch = TableBatch.share(fresh(denominator()), 3)
         with seated(*in_memory()), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fsachain.backends.cuda_run.RESIDENT_BLOCKS", 1)
+            patch.setattr("fsachain.backends.cuda.launch.RESIDENT_BLOCKS", 1)
             results.append(run(device, batch, on_device(device, scores), [6, 5, 6], LEAK))
         blocks = {launch.grid[0] for launch in device.launches if launch.kernel.name == "forward"}
         assert blocks == {most}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsachain.backends.cuda_device import KernelSpec
+from fsachain.backends.cuda.device import KernelSpec
 from tools.cuda_on_host import BuildError, HostDevice, HostError, Sanitizer, Threads, build
 from tools.cuda_on_host.replay import SanitizerError, one_of_each, record, replay, uninitialised_reads
 

@@ -9,8 +9,8 @@ import torch
 from device_arrays import on_device, read
 from pretend_device import needs_host_compiler, pretended
 
-from fsachain.backends import cuda_pairs
-from fsachain.loss.pruned_normalizer import pair_normalizer, pair_normalizer_gradient
+from fsachain.backends.cuda import pairs as cuda_pairs
+from fsachain.loss.pruned import pair_normalizer, pair_normalizer_gradient
 from tools.cuda_on_host import HostDevice
 
 pytestmark = needs_host_compiler

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
 
 from fsachain import Fsa, TableBatch, best_path, compile_table
-from fsachain.backends.cuda_device import Limits
-from fsachain.backends.cuda_paths import best_paths, make_plan
+from fsachain.backends.cuda.device import Limits
+from fsachain.backends.cuda.paths import best_paths, make_plan
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))

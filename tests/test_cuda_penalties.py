@@ -7,8 +7,8 @@ import pytest
 import tolerances
 from device_arrays import on_device, read, strided, upper_halves
 
-from fsachain.backends import reference
-from fsachain.backends.cuda_penalty import add_penalties
+from fsachain.backends.cuda.backend import add_penalties
+from fsachain.backends.reference import sums as reference
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))

@@ -28,8 +28,8 @@ from fsachain import (
 from fsachain.backends.dispatch import grid
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.grid import REGULAR, TOPOLOGIES
-from fsachain.loss.transducer_arguments import Given, check_beside, given, make_rows
-from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
+from fsachain.loss.arguments import Given, check_beside, given, make_rows
+from fsachain.loss.rnnt import NO_CLAMP, rnnt
 
 pytestmark = needs_host_compiler
 
@@ -250,7 +250,7 @@ def place(monkeypatch, logits, targets, ranges=None, heads=None):
     with pretended(monkeypatch):
         ours = grid(logits, "auto")
         values, _ = ours.softmax_scores(placed, logits.detach())
-        from fsachain.loss.transducer_operators import grid_batch
+        from fsachain.loss.rnnt import grid_batch
 
         return ours.log_probs(grid_batch(placed.rows, call.sizes, torch.tensor(REGULAR)), values.view(-1))
 

@@ -17,7 +17,7 @@ from device_arrays import on_device
 from random_graphs import left_to_right_graph
 
 from fsachain import TableBatch, compile_table, forward_backward
-from fsachain.backends import cuda
+from fsachain.backends.cuda import backend as cuda
 from fsachain.denominator import DenominatorGraph
 from tools.bench.workloads import connected
 from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason

@@ -9,8 +9,9 @@ from device_arrays import on_device, read
 from random_graphs import connected_graph
 
 from fsachain import DenominatorGraph, Fsa, TableBatch
-from fsachain.backends import cuda, reference
-from fsachain.backends.cuda_device import DeviceArray
+from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda.device import DeviceArray
+from fsachain.backends.reference import sums as reference
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))

@@ -14,8 +14,9 @@ from device_arrays import on_device
 from random_grids import TOPOLOGIES, make_grids
 from random_rows import KINDS, empty_scores, make_logits, make_rows
 
-from fsachain.backends import cuda_grid, cuda_grid_rows
-from fsachain.backends.cuda_grid import Plan
+from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.backends.cuda import grid as cuda_grid_rows
+from fsachain.backends.cuda.grid import Plan
 from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason
 from tools.cuda_on_host.replay import Recording, one_of_each, record, replay, uninitialised_reads
 

@@ -9,18 +9,17 @@ from graph_paths import Scorer, log_add, pdf_sequences, sample_paths
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsachain.denominator import normalization_fsa
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.denominator import build_denominator
+from fsachain.graph.denominator import build_denominator, lump
 from fsachain.graph.expand import expand_arcs
-from fsachain.graph.lexicon_files import read_phones
-from fsachain.graph.lumping import lump
+from fsachain.graph.lexicon import read_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.graph.transducer import Transducer
 from fsachain.kaldi.tree import read_context_tree
-from fsachain.normalization import normalization_fsa
 
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
 PHONES = ("SIL", "A", "B")

@@ -15,8 +15,7 @@ from graph_paths import Scorer, log_add, pdf_sequences
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.ctc import CtcTopology, ctc_graph
-from fsachain.graph.ctc_denominator import ctc_denominator
-from fsachain.graph.denominator import build_denominator
+from fsachain.graph.denominator import build_denominator, ctc_denominator
 from fsachain.graph.expand import expand_acceptor, expand_arcs, expand_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import HmmState, Topology

@@ -9,7 +9,8 @@ import torch
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import DenominatorGraph, LFMMILoss, TableBatch, compile_table, forward_backward, total_log_prob
-from fsachain.backends import cpu, cpu_log
+from fsachain.backends.cpu import backend as cpu
+from fsachain.backends.cpu import log as cpu_log
 
 WIDTH = 5
 LENGTHS = [6, 3, 5]

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.errors import ConfigError, GraphError
-from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
+from fsachain.graph.grammar import FALLBACK_DISCOUNTS, discounts, estimate_arpa, grammar_from_arpa, word_loop
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.ngram import FALLBACK_DISCOUNTS, discounts
 
 pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 LEXICON = Lexicon.from_entries([(word, 1.0, ["P"]) for word in ("a", "b", "c", "d")])

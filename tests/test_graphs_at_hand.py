@@ -12,9 +12,7 @@ from random_graphs import connected_graph, graphs, left_to_right_graph
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.dot import to_dot
-from fsachain.graph.facts import graph_facts
-from fsachain.graph.random_paths import SequenceScorer, equivalent, random_paths
+from fsachain.graph.algorithms import SequenceScorer, equivalent, graph_facts, random_paths, to_dot
 from fsachain.table import compile_table
 
 DIAMOND = Fsa(

@@ -25,7 +25,9 @@ from fsachain import (
     set_num_threads,
     total_log_prob,
 )
-from fsachain.loss import lfmmi_operator, operator_parts, operators
+from fsachain.loss import autograd as operator_parts
+from fsachain.loss import autograd as operators
+from fsachain.loss import lfmmi as lfmmi_operator
 
 WIDTH, FRAMES, SIZE = 9, 24, 3
 LENGTHS = [24, 11, 17]

@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parent.parent
 ANNOUNCED = "fsachain: compiling the CPU kernels"
 LOST = "fsachain: compiled kernels are lost with this process"
 HELPER = """
-from fsachain.backends.jit import jit
+from fsachain.backends.cpu.jit import jit
 
 @jit
 def weigh(x):
     return 2 * x
 """
 KERNEL = """
-from fsachain.backends.jit import jit
+from fsachain.backends.cpu.jit import jit
 from {package}.helper import weigh
 
 @jit
@@ -221,7 +221,7 @@ def test_the_package_can_be_imported_where_nothing_can_be_written(kernels):
         target.write_bytes(source.read_bytes())
         (target.parent / "__pycache__").touch()
     kernels.forbid_writing_at_home()
-    show = "import fsachain.backends.cpu as b; print(b.__file__)"
+    show = "import fsachain.backends.cpu.backend as b; print(b.__file__)"
     kernels.forbid_writing_beside_the_source()
     assert kernels.run("", show)[0] == [str(copy / "backends" / "cpu.py")]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fsachain.data.audio import read_audio
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.locations import joined
+from fsachain.data.utterance import joined
 from fsachain.errors import DataError
 
 soundfile = pytest.importorskip("soundfile")

@@ -14,8 +14,7 @@ from test_kaldi_fuzz import check, damage
 from fsachain.errors import DataError
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.training_log import LoggedObjective, read_objective
-from fsachain.kaldi.values import read_matrix
-from fsachain.kaldi.writing import write_matrices
+from fsachain.kaldi.values import read_matrix, write_matrices
 
 click = pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("kaldi_native_io", reason="the recipes extra is not installed")

@@ -19,7 +19,7 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator, transcript_acceptor
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.stream import Cursor
-from fsachain.kaldi.topology import parse_topology
+from fsachain.kaldi.transitions import parse_topology
 from tools.golden.oracle import Job, lexicon_transducer, topology_text, training_graphs
 
 TOPOLOGIES = {

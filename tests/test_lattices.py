@@ -16,12 +16,11 @@ from test_kaldi_fuzz import check, damage
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.graph.denominator import build_denominator
-from fsachain.graph.lexicon_files import read_phones
+from fsachain.graph.lexicon import read_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.supervision import AlignedPhone, build_supervision
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.lattice import read_lattice
-from fsachain.kaldi.lattice_graphs import lattice_pdfs, phone_lattice
+from fsachain.kaldi.lattice import lattice_pdfs, phone_lattice, read_lattice
 from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.tree import read_context_tree

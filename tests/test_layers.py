@@ -28,9 +28,9 @@ LAYERS: tuple[frozenset[str], ...] = (
 # borders inside the method.
 UPWARD_BY_NAME = {
     ("fsachain.fsa", "fsachain.graph.openfst"),
-    ("fsachain.fsa", "fsachain.att"),
+    ("fsachain.fsa", "fsachain.fsa"),
     ("fsachain.fsa", "fsachain.plot.graph"),
-    ("fsachain.batch", "fsachain.backends.cuda_call"),
+    ("fsachain.batch", "fsachain.backends.cuda.backend"),
 }
 # Third-party packages that a layer may import at module level; the others are imported where they are used.
 NUMERICAL = frozenset({"numpy", "scipy"})

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.data import DataDir, FeatureConfig, Perturbation
-from fsachain.data import lengths as lengths_module
+from fsachain.data import order as lengths_module
 from fsachain.data.features import compute_features, num_frames_of, utterance_features
-from fsachain.data.lengths import UNKNOWN, frame_counts
+from fsachain.data.order import UNKNOWN, frame_counts
 
 soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
 pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")

@@ -7,8 +7,7 @@ import pytest
 import tolerances
 
 from fsachain.errors import GraphError
-from fsachain.graph.lexicon import Lexicon, Pronunciation
-from fsachain.graph.lm_phones import lm_phones
+from fsachain.graph.lexicon import Lexicon, Pronunciation, lm_phones
 
 TEXT = "!SIL SIL\nno N OW\nno N AH\ntea T IY\n"
 TEXT_P = "!SIL 1.0 SIL\nno 1 N OW\nno 0.5 N AH\ntea 1.0 T IY\n"

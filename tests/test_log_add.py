@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tolerances
 
-from fsachain.backends import cpu_log
+from fsachain.backends.cpu import log as cpu_log
 from fsachain.recursion import log_add, log_sum, log_sum_rows
 
 INF = math.inf

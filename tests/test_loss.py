@@ -25,7 +25,7 @@ from loss_inputs import (
 )
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.loss.numerators import _compiled
+from fsachain.loss.base import _compiled
 
 of_every_loss = pytest.mark.parametrize("loss_kind", LOSSES)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fsachain.train.config import OPTIMIZERS, OptimizerConfig
-from fsachain.train.max_change import MaxChange
-from fsachain.train.optimizer import make_optimizer, set_learning_rate
+from fsachain.train.optimizer import MaxChange, make_optimizer, set_learning_rate
 
 
 class Net(nn.Module):

@@ -33,9 +33,12 @@ from fsachain import (
     get_num_threads,
     set_num_threads,
 )
-from fsachain.backends import cpu_mbr, cpu_mbr_log, cpu_mbr_scaled
+from fsachain.backends.cpu import mbr as cpu_mbr
+from fsachain.backends.cpu import mbr as cpu_mbr_log
+from fsachain.backends.cpu import mbr as cpu_mbr_scaled
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss import mbr_operator, operators
+from fsachain.loss import autograd as operators
+from fsachain.loss import mbr as mbr_operator
 from fsachain.loss.mbr import MBRLoss, expected_accuracy
 
 NUM_PDFS = 3
@@ -389,7 +392,7 @@ def operator_arguments(first, second):
     mbr = (scores.requires_grad_(first), frames, ones, torch.zeros(0), *keys, which, options, first, second)
     expected = (scores, accuracy.requires_grad_(second), frames, key, 0.1, "auto", first, second, budget)
     return {
-        "expected_accuracy": (mbr_operator.expected_accuracy, expected),
+        "expected_accuracy": (mbr_operator.expected_accuracy_mbr_operator, expected),
         "mbr": (mbr_operator.mbr, mbr),
     }, (denominator, loss, numerators)
 

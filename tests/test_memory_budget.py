@@ -16,7 +16,9 @@ from fsachain import (
     set_num_threads,
     total_log_prob,
 )
-from fsachain.backends import cpu, cpu_mbr, cpu_work
+from fsachain.backends.cpu import backend as cpu
+from fsachain.backends.cpu import mbr as cpu_mbr
+from fsachain.backends.cpu import memory as cpu_work
 from fsachain.errors import ConfigError
 from fsachain.loss.mbr import expected_accuracy
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa
-from fsachain.graph.epsilons import remove_epsilons
-from fsachain.graph.transducer import Transducer
-from fsachain.kaldi.merged import split_merged
+from fsachain.graph.transducer import Transducer, remove_epsilons
+from fsachain.kaldi.examples import split_merged
 
 FRAMES, PDFS = 3, 2
 

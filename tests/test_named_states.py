@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from fsachain.named_states import NamedStates
+from fsachain.fsa import NamedStates
 
 
 def named(lines: Iterable[tuple[int, ...]]) -> NamedStates:

@@ -14,8 +14,7 @@ for module in ("yaml", "safetensors"):
     pytest.importorskip(module, reason="configurations and models need fsachain[recipes]")
 
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.initial import begin_network, read_weights
-from fsachain.cli.steps.model import AcousticModel, permitted_imports
+from fsachain.cli.model import AcousticModel, begin_network, permitted_imports, read_weights
 from fsachain.data.cmvn import Cmvn
 from fsachain.errors import ConfigError, DataError
 from fsachain.nn import Conformer, Tdnnf, TdnnfConfig, take_weights

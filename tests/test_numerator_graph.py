@@ -12,10 +12,8 @@ from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
-from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.lm_phones import lm_phones
-from fsachain.graph.numerator import Segment, build_numerator
-from fsachain.graph.numerator_files import load_numerators, save_numerators
+from fsachain.graph.lexicon import Lexicon, lm_phones
+from fsachain.graph.numerator import Segment, build_numerator, load_numerators, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import Topology
 from fsachain.kaldi.tree import read_context_tree

@@ -21,7 +21,7 @@ from fsachain.errors import ConfigError
 from fsachain.train.checkpoint import Checkpoint, epoch_checkpoints, list_checkpoints, load_tensors
 from fsachain.train.config import OptimizerConfig
 from fsachain.train.log import read_log
-from fsachain.train.piecewise import Schedule
+from fsachain.train.schedule import Schedule
 from fsachain.train.trainer import Trainer
 from fsachain.train.world import World
 

@@ -8,8 +8,7 @@ from toy_training import ToyModel
 
 from fsachain.errors import ConfigError
 from fsachain.train.config import OPTIMIZERS, OptimizerConfig, TrainConfig
-from fsachain.train.optimizer import longest_prefix, make_optimizer, set_learning_rate
-from fsachain.train.schedules import Schedules
+from fsachain.train.optimizer import Schedules, longest_prefix, make_optimizer, set_learning_rate
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.errors import GraphError
-from fsachain.graph.pattern_text import parse_pattern
-from fsachain.graph.patterns import OneOf, optional, phone_loop
+from fsachain.graph.patterns import OneOf, optional, parse_pattern, phone_loop
 
 LOOP = phone_loop([1, 2])
 SPELL = phone_loop([1])

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph import epsilons
+from fsachain.graph import transducer as epsilons
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
-from fsachain.graph.epsilons import remove_epsilons
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import NO_WORD, build_numerator
 from fsachain.graph.patterns import (
@@ -29,7 +28,7 @@ from fsachain.graph.patterns import (
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import phone_model_of_words, spell
 from fsachain.graph.topology import Topology
-from fsachain.graph.transducer import Transducer
+from fsachain.graph.transducer import Transducer, remove_epsilons
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.fst import read_fst
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fsachain.backends import cpu, reference
+from fsachain.backends.cpu import backend as cpu
+from fsachain.backends.reference import sums as reference
 from tests import tolerances
 
 FACTORS = (0.01, 0.5, 30.0)

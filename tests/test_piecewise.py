@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsachain.cli.config import Experiment
 from fsachain.errors import ConfigError
-from fsachain.train.piecewise import Schedule, scheduled
+from fsachain.train.schedule import Schedule, scheduled
 
 KALDI = "0,0@0.20,0.5@0.50,0"
 

@@ -25,16 +25,14 @@ import soundfile
 import torch
 from plot_inputs import epoch, lattice_inputs
 
-from fsachain.cli import EXIT_USER_ERROR, main
+from fsachain.cli import EXIT_USER_ERROR, main, plots
 from fsachain.cli.config import Experiment
-from fsachain.cli.plot_commands import plot
-from fsachain.cli.steps import plots
-from fsachain.cli.steps.lang import load_lang
-from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.lang import load_lang
+from fsachain.cli.model import AcousticModel
+from fsachain.cli.plots import plot
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.ctm import CtmEntry, read_ctm
-from fsachain.decode.textgrid import textgrid_name, write_textgrid
+from fsachain.decode.ctm import CtmEntry, read_ctm, textgrid_name, write_textgrid
 from fsachain.errors import ConfigError, DataError
 from fsachain.nn.tdnnf import Tdnnf
 

@@ -18,8 +18,7 @@ from plot_inputs import HOSTILE, large_fsa, small_fsa
 
 from fsachain import ConfigError, Fsa, ShapeError
 from fsachain.plot import figure_svg, plot_graph
-from fsachain.plot.graph_part import THINNEST, WIDEST
-from fsachain.plot.layout import lay_out
+from fsachain.plot.graph import THINNEST, WIDEST, lay_out
 
 
 def arcs(figure):

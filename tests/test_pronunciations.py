@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsachain.errors import GraphError
-from fsachain.graph.lexicon import Lexicon, Pronunciation
-from fsachain.graph.pronunciations import MAX_PHONES, Pronunciations
+from fsachain.graph.lexicon import MAX_PHONES, Lexicon, Pronunciation, Pronunciations
 
 NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "S", "P"]), min_size=1, max_size=3)
 PROBS = st.one_of(st.just(1.0), st.floats(0.0, 1.0, exclude_min=True))

@@ -14,12 +14,12 @@ for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "c
     pytest.importorskip(module, reason="the recipes need fsachain[all]")
 
 from fsachain.cli import main
-from fsachain.cli.steps.decoding import align_data
-from fsachain.cli.steps.lang import load_lang
-from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.decoding import align_data
+from fsachain.cli.lang import load_lang
+from fsachain.cli.model import AcousticModel
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.graph.chunks import load_chunks
-from fsachain.report.stages import read_stages
+from fsachain.report.collect import read_stages
 from fsachain.train.checkpoint import load_tensors
 from fsachain.train.log import read_log
 from recipes.demo.prepare import VARIANTS, prepare

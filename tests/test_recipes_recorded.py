@@ -18,7 +18,7 @@ for module in (
     pytest.importorskip(module, reason="the recipes need fsachain[all]")
 
 from fsachain.decode.wer import read_text
-from fsachain.report.stages import read_stages
+from fsachain.report.collect import read_stages
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import read_data_dirs, write_data_dir
 from recipes.pipeline.main import run_recipe

@@ -25,23 +25,19 @@ import html5lib
 import soundfile
 
 from fsachain.cli import main
-from fsachain.cli.steps.record import record_run, recorded_command, recorded_stage
+from fsachain.cli.record import record_run, recorded_command, recorded_stage
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, DataError
 from fsachain.plot import TrellisPair
-from fsachain.report.collect import collect
-from fsachain.report.contents import all_tables
+from fsachain.report.collect import collect, read_stages, read_training
+from fsachain.report.contents import NOTHING, all_tables
+from fsachain.report.events import Layout
 from fsachain.report.heard import Seen, choose
-from fsachain.report.layout import Layout
 from fsachain.report.media import MOST_HERTZ, MOST_SECONDS, clip
-from fsachain.report.page import render, state
+from fsachain.report.page import ReportOptions, render, state, write_report
 from fsachain.report.scores import best, error_rate, worst
-from fsachain.report.stages import read_stages
-from fsachain.report.tables import NOTHING
 from fsachain.report.tensorboard import write_scalars
-from fsachain.report.training import read_training
-from fsachain.report.write import ReportOptions, write_report
 from fsachain.train.log import JsonLinesLog, read_log
 from tests import report_inputs, tolerances
 

@@ -21,8 +21,8 @@ playwright = pytest.importorskip(
 for module in ("jinja2", "matplotlib", "kaldialign", "soundfile"):
     pytest.importorskip(module, reason="the report needs fsachain[report]")
 
-from fsachain.report.layout import Layout
-from fsachain.report.write import ReportOptions, write_report
+from fsachain.report.events import Layout
+from fsachain.report.page import ReportOptions, write_report
 from tests import report_inputs, tolerances
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")

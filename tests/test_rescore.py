@@ -20,8 +20,7 @@ from fsachain.decode.decoder import Decoder, DecoderConfig
 from fsachain.decode.rescore import Rescorer, RescoringConfig, best_word_sequences, n_best_lists
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.decoding import build_decoding_graph
-from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
-from fsachain.graph.ngram_scores import NgramScores
+from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
 
 WORDS = ("ba", "da", "bad")

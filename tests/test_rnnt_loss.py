@@ -19,8 +19,8 @@ from rnnt_inputs import (
 )
 
 from fsachain import Fsa, RNNTLoss, TableBatch, compile_table, rnnt_loss, total_log_prob
-from fsachain.backends import threads
-from fsachain.loss.transducer_operators import rnnt, rnnt_gradient
+from fsachain.backends.cpu import threads
+from fsachain.loss.rnnt import rnnt, rnnt_gradient
 from tools.bench import peak, transducer
 
 # optimized_transducer's kind with one symbol for each frame ends with a blank: test_transducer_lattice has it.

@@ -16,10 +16,8 @@ from fsachain import (
     rnnt_loss_simple,
     rnnt_loss_smoothed,
 )
-from fsachain.loss.exact_product import exact_product
-from fsachain.loss.pruned_normalizer import pair_normalizer, pair_normalizer_gradient
-from fsachain.loss.pruned_scores import checked_symbols
-from fsachain.loss.transducer_grid import grid, mutual_information
+from fsachain.loss.grid import grid, mutual_information
+from fsachain.loss.pruned import checked_symbols, exact_product, pair_normalizer, pair_normalizer_gradient
 
 PEERS = SHARED / "golden" / "peers"
 golden = pytest.mark.skipif(not PEERS.is_dir(), reason="no ../shared")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from toy_training import ToyLoss, ToyModel
 
-from fsachain.backends import cpu_tables
+from fsachain.backends.cpu import tables as cpu_tables
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError
 from fsachain.fsa import Fsa
@@ -18,10 +18,8 @@ from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.mbr import MBRLoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.config import TrainConfig
-from fsachain.train.dropout import NetworkDropout
-from fsachain.train.optimizer import make_optimizer
-from fsachain.train.piecewise import Schedule, Scheduled
-from fsachain.train.schedules import Schedules
+from fsachain.train.optimizer import NetworkDropout, Schedules, make_optimizer
+from fsachain.train.schedule import Schedule, Scheduled
 
 
 class Skipping(nn.Module):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from random_graphs import graphs
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.backends.cpu_layouts import ArcGroups, ArcRows
-from fsachain.backends.cpu_numbers import plain_form, wide_form
-from fsachain.backends.cpu_tables import kernel_table
+from fsachain.backends.cpu.layouts import ArcGroups, ArcRows
+from fsachain.backends.cpu.numbers import plain_form, wide_form
+from fsachain.backends.cpu.tables import kernel_table
 
 PDFS, FRAMES = 23, 6
 LEAKS = ("none", "to all states", "to some states")

@@ -15,15 +15,15 @@ from toy_training import NUM_FEATURES, ToyLoss, ToyModel, config, one_pdf_table
 
 from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
 from fsachain.data.cmvn import Cmvn
-from fsachain.data.lengths import frame_counts
+from fsachain.data.order import frame_counts
 from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.train.progress import NoProgress
-from fsachain.train.share import Share
 from fsachain.train.source import BatchSource, SupervisedBatch
 from fsachain.train.stopping import StoppedError
 from fsachain.train.stream import Corpus, Preparation, StreamSource
 from fsachain.train.trainer import Trainer
+from fsachain.train.world import Share
 
 soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
 pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from test_tdnnf import SMALL, VARIANTS, network
 from tolerances import NETWORK_FLOAT32, NETWORK_FLOAT64, NORMALISED_MEAN, NORMALISED_VARIANCE, RESAMPLED
 
-from fsachain.data.cmvn import Cmvn, CmvnConfig, Statistics
-from fsachain.data.feature_stream import FeatureStream
-from fsachain.data.features import FeatureConfig, compute_features
+from fsachain.data.cmvn import Cmvn, CmvnConfig, SlidingCmvn, Statistics
+from fsachain.data.features import FeatureConfig, FeatureStream, compute_features
 from fsachain.data.recording import BLOCK_SECONDS, Recording, Resampler
-from fsachain.data.sliding_cmvn import SlidingCmvn
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.nn.streaming import StreamingModel
 

@@ -34,7 +34,7 @@ from fsachain.graph.chunks import (
     num_chunks,
     save_chunks,
 )
-from fsachain.graph.numerator_files import save_numerators
+from fsachain.graph.numerator import save_numerators
 from fsachain.graph.supervision import AlignedPhone, build_supervision
 
 PHONES = ("SIL", "A", "B")

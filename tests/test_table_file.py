@@ -17,8 +17,7 @@ from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table, forward_b
 from fsachain.errors import ConfigError, DataError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
-from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.lm_phones import lm_phones
+from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.shards import NumeratorMaker, TableShards, make_shards
 from fsachain.graph.topology import Topology

@@ -12,14 +12,13 @@ for module in ("pywrapfst", "yaml"):
     pytest.importorskip(module, reason="the readers need fsachain[recipes]")
 
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.align_long import read_words
+from fsachain.cli.use import read_words
 from fsachain.data.kaldi_dir import read_table as read_lines
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.wer import read_text
 from fsachain.errors import FsachainError
 from fsachain.fsa import Fsa
-from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.lexicon_files import read_phones
+from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.values import read_alignment, read_posterior

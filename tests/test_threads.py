@@ -8,7 +8,7 @@ import pytest
 from random_graphs import connected_graph
 
 from fsachain import ConfigError, DenominatorGraph, forward_backward, get_num_threads, set_num_threads
-from fsachain.backends import threads
+from fsachain.backends.cpu import threads
 
 WIDTH = 9
 SCORES = np.random.default_rng(0).normal(size=(40, 30, WIDTH)).astype(np.float32)

@@ -34,17 +34,15 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.table import compile_table
 from fsachain.train.checkpoint import list_checkpoints, load_tensors
-from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, to_dict
-from fsachain.train.diagnosis import DivergedError
+from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, load_yaml, to_dict
+from fsachain.train.exclusions import DivergedError
 from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.prefetch import prefetch
 from fsachain.train.progress import LineProgress, make_progress
 from fsachain.train.schedule import ScheduleConfig
 from fsachain.train.source import BatchSource, min_frames, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
-from fsachain.train.trainer import Trainer
-from fsachain.train.yaml_file import load_yaml
+from fsachain.train.trainer import Trainer, prefetch
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

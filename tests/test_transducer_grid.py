@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_grids import TOPOLOGIES, enumerate_grid, make_grids
 
-from fsachain.backends import dispatch, grid_cpu, reference_grid, threads
+from fsachain.backends import dispatch
+from fsachain.backends.cpu import grid as grid_cpu
+from fsachain.backends.cpu import threads
+from fsachain.backends.reference import grid as reference_grid
 from fsachain.errors import BackendUnavailable
 from fsachain.grid import GridBatch, dense_boxes, grid_sizes
 

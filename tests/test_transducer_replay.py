@@ -8,7 +8,7 @@ import torch
 from test_transducer_chunks import SIZES, Joiner, close, inputs
 
 from fsachain import rnnt_loss, transducer_loss
-from fsachain.loss.transducer_replay import precision_of, random_state, set_random_state
+from fsachain.loss.chunks import precision_of, random_state, set_random_state
 
 
 class OnDevice(torch.Tensor):

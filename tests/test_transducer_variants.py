@@ -10,8 +10,8 @@ from rnnt_inputs import BLANK, losses_by_loops, make_logits, make_targets
 from fsachain import hat_lattice, hat_loss, multi_blank_loss, rnnt_loss, tdt_lattice, tdt_loss
 from fsachain.errors import ConfigError
 from fsachain.grid import REGULAR
-from fsachain.loss.transducer_arguments import given
-from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
+from fsachain.loss.arguments import given
+from fsachain.loss.rnnt import NO_CLAMP, rnnt
 
 FRAMES, LABELS, WIDTH = [9, 6, 7, 4], [3, 5, 0, 1], 11
 BIG_BLANKS = {10: 2, 9: 4}

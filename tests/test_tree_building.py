@@ -8,8 +8,8 @@ import tolerances
 
 from fsachain.errors import ConfigError, GraphError, ShapeError
 from fsachain.graph.supervision import AlignedPhone
+from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.graph.topology import Topology
-from fsachain.graph.tree_building import BiphoneStatistics, build_tied_tree
 
 NUM_PHONES, NUM_FEATURES = 8, 3
 PHONES = tuple(f"p{n}" for n in range(1, NUM_PHONES + 1))

@@ -13,12 +13,10 @@ from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.ctc import ctc_graph
-from fsachain.graph.ctc_denominator import ctc_denominator
-from fsachain.graph.ngram import estimate_arpa
-from fsachain.graph.ngram_acceptor import ngram_acceptor, without_back_off
+from fsachain.graph.denominator import ctc_denominator
+from fsachain.graph.grammar import estimate_arpa, ngram_acceptor, without_back_off
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.product import product
-from fsachain.graph.transducer import Transducer
+from fsachain.graph.transducer import Transducer, product
 
 UNITS = ("_a", "b", "_c")
 SENTENCES = [["_a", "b", "_c"], ["_c", "b", "b"], ["_a", "_a"], ["b"], ["_c", "b"], ["_a", "b", "_c", "b"]]

@@ -28,8 +28,8 @@ def model(built) -> Path:
     """A network that nobody trained, beside the language folder that it fits: PATH/model/model.safetensors, PATH/lang."""
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.cli.lang import load_lang
+    from fsachain.cli.model import AcousticModel
     from fsachain.data.cmvn import Cmvn
     from fsachain.nn.tdnnf import Tdnnf
 
@@ -106,8 +106,8 @@ def test_a_network_that_sees_whole_utterances_hears_short_recordings_whole_and_l
     built, tmp_path, seconds: float
 ) -> None:
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
-    from fsachain.cli.steps.live import CONTEXT_SECONDS, open_recording, stream_outputs
-    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.cli.model import AcousticModel
+    from fsachain.cli.use import CONTEXT_SECONDS, open_recording, stream_outputs
     from fsachain.data.cmvn import Cmvn
     from fsachain.data.features import compute_features
 

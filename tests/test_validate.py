@@ -20,8 +20,8 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 
 from fsachain.cli import EXIT_USER_ERROR, main
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.lang import Lang, load_lang
-from fsachain.cli.steps.validation import validate_data
+from fsachain.cli.lang import Lang, load_lang
+from fsachain.cli.training_data import validate_data
 from fsachain.data import audio
 from fsachain.data.faults import KINDS, Fault, fault_table
 from fsachain.errors import DataError
@@ -59,7 +59,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def lang(tmp_path_factory: pytest.TempPathFactory) -> Lang:
-    from fsachain.cli.steps.lang import make_lang
+    from fsachain.cli.lang import make_lang
 
     folder = tmp_path_factory.mktemp("lang")
     (folder / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fsachain.backends.threads import set_num_threads
+from fsachain.backends.cpu.threads import set_num_threads
 
 torch.set_num_threads(1)  # threads do not survive a fork
 set_num_threads(1)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from fsachain.kernels import read_unit
 
-from fsachain.backends.cuda_cupy import OPTIONS
-from fsachain.backends.cuda_device import KernelSpec
+from fsachain.backends.cuda.cupy_device import OPTIONS
+from fsachain.backends.cuda.device import KernelSpec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / "build" / "cuda_compile"

@@ -10,8 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import cuda, cuda_ctc, cuda_grid, cuda_grid_rows, cuda_pairs, cuda_paths, cuda_penalty
-from fsachain.backends.cuda_device import Argument, DeviceArray, KernelSpec, Limits
+from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda import backend as cuda_penalty
+from fsachain.backends.cuda import ctc as cuda_ctc
+from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.backends.cuda import grid as cuda_grid_rows
+from fsachain.backends.cuda import pairs as cuda_pairs
+from fsachain.backends.cuda import paths as cuda_paths
+from fsachain.backends.cuda.device import Argument, DeviceArray, KernelSpec, Limits
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.grid import (

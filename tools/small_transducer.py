@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.lang import load_lang
+from fsachain.cli.lang import load_lang
 from fsachain.data.dataset import Example, load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.graph.lexicon import Lexicon

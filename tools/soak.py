@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fsachain.backends import cuda
-from fsachain.backends.cuda_device import DeviceArray
+from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda.device import DeviceArray
 from fsachain.batch import TableBatch
 from fsachain.data.dataset import Example
 from fsachain.denominator import DenominatorGraph

@@ -18,9 +18,9 @@ import numpy as np
 
 from fsachain.backends.dispatch import forward_backward
 from fsachain.denominator import DenominatorGraph
+from fsachain.graph.algorithms import table_bytes
 from fsachain.graph.ctc import CtcTopology
-from fsachain.graph.ctc_denominator import ctc_denominator
-from fsachain.graph.facts import table_bytes
+from fsachain.graph.denominator import ctc_denominator
 from fsachain.graph.phone_lm import estimate_phone_lm
 
 FOLLOWERS = 200

@@ -6,8 +6,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fsachain.backends import cuda_call, cuda_grid, cuda_grid_rows, kinds
-from fsachain.backends.cuda_device import Device, DeviceArray
+from fsachain.backends import arrays as kinds
+from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.backends.cuda import grid as cuda_grid_rows
+from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.grid import GridBatch, Ints, Rows, constrain, num_cells, num_softmaxes, release
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import kinds
-from fsachain.backends.kinds import as_numpy, scores_as_numpy
-from fsachain.backends.threads import run_all
+from fsachain.backends import arrays as kinds
+from fsachain.backends.arrays import as_numpy, scores_as_numpy
+from fsachain.backends.cpu.threads import run_all
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
 

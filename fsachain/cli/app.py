@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from fsachain.cli.graph_commands import GRAPH_COMMANDS, tie_tree
-from fsachain.cli.kaldi_commands import kaldi
-from fsachain.cli.keyword_command import keyword
-from fsachain.cli.language_model_commands import LANGUAGE_MODEL_COMMANDS
-from fsachain.cli.looking import info, score
-from fsachain.cli.numerator_commands import NUMERATOR_COMMANDS
+from fsachain.cli.graph_tools import GRAPH_COMMANDS, tie_tree
+from fsachain.cli.inspect import info, score
+from fsachain.cli.kaldi import kaldi
+from fsachain.cli.keyword import keyword
+from fsachain.cli.language_models import LANGUAGE_MODEL_COMMANDS
+from fsachain.cli.numerators import NUMERATOR_COMMANDS
 from fsachain.cli.options import (
     INPUT_DATA,
     INPUT_FILE,
@@ -31,12 +31,12 @@ from fsachain.cli.options import (
     seed_option,
     workers_option,
 )
-from fsachain.cli.plot_commands import plot
-from fsachain.cli.report_commands import REPORT_COMMANDS
-from fsachain.cli.rescore_command import rescore
-from fsachain.cli.train_command import train
-from fsachain.cli.use_commands import USE_COMMANDS
-from fsachain.cli.validate_command import validate
+from fsachain.cli.plots import plot
+from fsachain.cli.report import REPORT_COMMANDS
+from fsachain.cli.rescore import rescore
+from fsachain.cli.training import train
+from fsachain.cli.use import USE_COMMANDS
+from fsachain.cli.validate import validate
 
 if TYPE_CHECKING:
     from fsachain.cli.config import Experiment
@@ -60,7 +60,7 @@ def app(context: click.Context, imports: tuple[str, ...]) -> None:
     3 done without some utterances, which are listed, 75 stopped by SIGTERM with the state saved.
     """
     if imports:
-        from fsachain.cli.steps.model import permitted_imports
+        from fsachain.cli.model import permitted_imports
 
         context.with_resource(permitted_imports(imports))
 
@@ -82,8 +82,7 @@ def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, se
 
     Out: folder OUT with lexicon.json, tree.npz, words.txt and phones.txt.
     """
-    from fsachain.cli.steps.lang import make_lang
-    from fsachain.cli.steps.transcripts import read_transcripts
+    from fsachain.cli.lang import make_lang, read_transcripts
 
     said = () if text is None else read_transcripts(text).values()
     made = make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)
@@ -104,9 +103,8 @@ def phone_lm(text: Path, out: Path, lang: Path, experiment: Experiment, seed: in
 
     Out: OUT, an OpenFst acceptor over phone ids.
     """
-    from fsachain.cli.steps.graphs import make_phone_lm
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.transcripts import read_transcripts
+    from fsachain.cli.graphs import make_phone_lm
+    from fsachain.cli.lang import load_lang, read_transcripts
 
     click.echo(
         f"{make_phone_lm(load_lang(lang), read_transcripts(text), out, experiment.phone_lm, seed)} -> {out}"
@@ -125,8 +123,8 @@ def den_graph(phone_lm: Path, out: Path, lang: Path, merge: Literal["sum", "min"
 
     Out: folder OUT with den.fst and normalization.fst, OpenFst acceptors whose labels are pdf + 1.
     """
-    from fsachain.cli.steps.graphs import make_denominator
-    from fsachain.cli.steps.lang import load_lang
+    from fsachain.cli.graphs import make_denominator
+    from fsachain.cli.lang import load_lang
 
     click.echo(f"{make_denominator(load_lang(lang), phone_lm, out, merge)} -> {out}")
 
@@ -165,11 +163,11 @@ def decode(**arguments: Any) -> None:
     Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
     utterances cannot be used, which are not scored.
     """
-    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
-    from fsachain.cli.steps.cluster import executor_at
-    from fsachain.cli.steps.decoding import DecodingGraphs, decode_data, tune_data
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.cli.bad_data import FAULTS_FILE, bad_data_of
+    from fsachain.cli.decoding import DecodingGraphs, decode_data, tune_data
+    from fsachain.cli.lang import load_lang
+    from fsachain.cli.model import AcousticModel
+    from fsachain.cli.parallel import executor_at
 
     acoustic = AcousticModel.load(arguments["model"])
     graphs = DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"], arguments["grammar"])
@@ -210,11 +208,11 @@ def align(model: Path, data: Path, out: Path, **arguments: Any) -> None:
     Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds);
     faults.jsonl if utterances cannot be used.
     """
-    from fsachain.cli.steps.bad_data import FAULTS_FILE, bad_data_of
-    from fsachain.cli.steps.decoding import align_data
-    from fsachain.cli.steps.graphs import load_normalization
-    from fsachain.cli.steps.lang import load_lang
-    from fsachain.cli.steps.model import AcousticModel
+    from fsachain.cli.bad_data import FAULTS_FILE, bad_data_of
+    from fsachain.cli.decoding import align_data
+    from fsachain.cli.graphs import load_normalization
+    from fsachain.cli.lang import load_lang
+    from fsachain.cli.model import AcousticModel
 
     language = load_lang(arguments["lang"])
     with bad_data_of(arguments, out / FAULTS_FILE) as bad_data:

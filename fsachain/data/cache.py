@@ -24,8 +24,7 @@ from fsachain.data.audio import Perturbation, audio_identity
 from fsachain.data.features import FeatureConfig, has_stored, utterance_features
 from fsachain.data.utterance import Utterance
 from fsachain.errors import ConfigError, DataError
-from fsachain.files import remove_partials, replacing
-from fsachain.npz_file import read_npz
+from fsachain.files import read_npz, remove_partials, replacing
 
 FORMAT_VERSION = 1  # part of every key; raised when the meaning of features changes
 ABANDONED_SECONDS = 86_400.0  # after so long nobody writes to a half-written file any more

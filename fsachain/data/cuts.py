@@ -14,20 +14,179 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shlex
+import tarfile
 import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from fsachain.data.cut_files import confine
 from fsachain.data.faults import Faults
 from fsachain.data.lhotse_cut import check_sizes, cut_of, from_files
-from fsachain.data.shar import Members, Refusal, shard_members
-from fsachain.data.utterance import Cut, Member
-from fsachain.data.utterances import Chosen, Utterances
+from fsachain.data.utterance import Chosen, Cut, Member, Utterances, is_command, joined
 from fsachain.errors import DataError
 from fsachain.files import parse_json
+
+# Where the data of Shar shards lie: members of tar archives, found without unpacking anything.
+
+LONGEST_HEADER = 1 << 14  # bytes of a member's headers, long names included
+_MATRICES = {"npy": "npy", "llc": "llc"}
+_EMPTY = ("json", "nodata", "nometa")
+Members = dict[str, dict[str, Member]]  # by field and by cut
+
+
+class Refusal(Exception):
+    """A cut is not used: a kind of fault, and what is wrong."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def shard_members(cuts: Path, faults: Faults) -> Members:
+    """Where the members of the tars beside a shard of cuts are; `faults` is told of a tar that is left out."""
+    number = cuts.name.removeprefix("cuts").partition(".jsonl")[0]
+    found: Members = {}
+    for field in ("recording", "features"):
+        path = cuts.with_name(f"{field}{number}.tar")
+        if path.is_file():
+            try:
+                found[field] = _members(path)
+            except Refusal as error:
+                faults.report(error.kind, "", path, 0, "{detail}", error)
+    return found
+
+
+class _Headers:
+    """A file of which `tarfile` reads headers and nothing else, few bytes for each member."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._left = file, LONGEST_HEADER
+
+    def read(self, size: int) -> bytes:
+        """At most as many bytes as are left for the member."""
+        self._left -= size
+        if self._left < 0:
+            raise Refusal("table", f"a header of more than {LONGEST_HEADER} bytes")
+        return self._file.read(size)
+
+    def begin(self) -> None:
+        """The next member."""
+        self._left = LONGEST_HEADER
+
+    def seek(self, place: int) -> int:
+        """As of the file."""
+        return self._file.seek(place)
+
+    def tell(self) -> int:
+        """As of the file."""
+        return self._file.tell()
+
+
+def _infos(path: Path) -> Iterator[tarfile.TarInfo]:
+    """What the headers of an archive say, one at a time."""
+    with path.open("rb") as file:
+        headers = _Headers(file)
+        with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as tar:
+            while (info := tar.next()) is not None:
+                if tar.pax_headers:
+                    raise Refusal("table", "headers for all members; expected none")
+                yield info
+                tar.members.clear()  # type: ignore[attr-defined]  # a kilobyte for each
+                headers.begin()
+
+
+def _members(path: Path) -> dict[str, Member]:
+    size = path.stat().st_size
+    place = str(path.absolute())
+    found: dict[str, Member] = {}
+    try:
+        for info in _infos(path):
+            stem, _, suffix = info.name.rpartition(".")
+            if not info.isreg() or info.issparse():
+                raise Refusal(
+                    "table", f"the member {info.name!r} is no plain file; links and folders are refused"
+                )
+            if suffix in _EMPTY:
+                continue
+            if stem in found or info.offset_data + info.size > size:
+                raise Refusal(
+                    "table", f"the member {info.name!r} is there twice, or the file ends before it does"
+                )
+            kind = _MATRICES.get(suffix, "audio")
+            found[stem] = Member(place, info.offset_data, info.size, kind)
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
+        raise Refusal("table", f"no tar archive, or damaged ({error})") from error
+    return found
+
+
+# What a cut of lhotse may read: files, by names that nobody takes for commands.
+
+_STORAGES = ("lilcom_chunky", "lilcom_files", "numpy_files")  # that read a file and nothing else
+_PLAIN_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg")  # that lhotse reads without a shell
+
+
+def confine(value: Any, folder: Path, allow_commands: bool) -> None:
+    """Make the paths of files in a JSON value absolute; refuse what is read in any other way than from a file.
+
+    Args:
+        value: of a cut; changed in place.
+        folder: of the manifest.
+        allow_commands: leave commands and URLs as they are.
+
+    Raises:
+        Refusal: that says what is wrong.
+    """
+    if isinstance(value, list):
+        for inner in value:
+            confine(inner, folder, allow_commands)
+    if not isinstance(value, dict):
+        return
+    sources = value.get("sources") or []
+    if not isinstance(sources, list):
+        raise Refusal("table", f"the sources of audio are {sources!r}; expected a list")
+    for source in sources:
+        _confine_source(source, folder, allow_commands)
+    if "storage_type" in value:
+        if value["storage_type"] not in _STORAGES:
+            message = f"features of storage {value['storage_type']!r}; expected {', '.join(_STORAGES)}"
+            raise Refusal("unreadable features", message)
+        key = Path(str(value.get("storage_key")))
+        if value["storage_type"] != "lilcom_chunky" and (key.is_absolute() or ".." in key.parts):
+            raise Refusal("unreadable features", f"the storage key {str(key)!r} leaves its folder")
+        value["storage_path"] = _place(folder, value.get("storage_path"))
+    for inner in value.values():
+        confine(inner, folder, allow_commands)
+
+
+def _confine_source(source: Any, folder: Path, allow_commands: bool) -> None:
+    if not isinstance(source, dict):
+        raise Refusal("table", f"a source of audio is {source!r}; expected a table")
+    kind, place = source.get("type"), source.get("source")
+    if kind == "file":
+        source["source"] = _place(folder, place)
+    elif kind not in ("command", "url"):
+        raise Refusal("no recording", f"audio of type {kind!r}; expected 'file'")
+    elif not allow_commands:
+        raise Refusal(
+            "shell command",
+            f"its audio is a {kind} ({place!r}); pass allow_commands=True (--allow-commands) to use it, if you "
+            "trust this manifest",
+        )
+
+
+def _place(folder: Path, path: Any) -> str:
+    """The absolute path of a file beside the manifest or, as lhotse has it, in the working directory."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise Refusal("no recording", f"the path of a file is {path!r}")
+    beside = joined(str(folder), path)
+    found = joined(str(Path.cwd()), beside if Path(beside).exists() else path)
+    unsafe = not found.lower().endswith(_PLAIN_SUFFIXES) and shlex.quote(found) != found
+    if is_command(path) or is_command(found) or unsafe:  # lhotse reads some formats by a shell
+        raise Refusal("shell command", f"the path {path!r} would be taken for a command; rename the file")
+    return found
+
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 # A cut of one utterance has some 50 values and 2,000 bytes; JSON of many values becomes many times its size.

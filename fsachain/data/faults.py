@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, overload
 
-from fsachain.data.columns import ByRow, SharedColumn
+from fsachain.data.utterance import ByRow, SharedColumn
 from fsachain.errors import DataError, printable
 from fsachain.files import replacing
 from fsachain.names import Names

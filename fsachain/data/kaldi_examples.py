@@ -9,14 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.data.dataset import Example
-from fsachain.data.windows import OutputWindow
+from fsachain.data.dataset import Example, OutputWindow
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.examples import ChainExample, ChainSupervision, NnetInput, read_example
-from fsachain.kaldi.indexes import Indexes, Ints
-from fsachain.kaldi.merged import split_merged
+from fsachain.kaldi.examples import (
+    ChainExample,
+    ChainSupervision,
+    Indexes,
+    Ints,
+    NnetInput,
+    read_example,
+    split_merged,
+)
 from fsachain.kaldi.values import Floats
 
 Places = slice | npt.NDArray[np.int64]  # of rows; a slice is no copy

@@ -7,25 +7,188 @@ lock while it searches, so utterances are shared out over processes, not threads
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse import csgraph
 
-from fsachain.decode.search_graph import Graph, Source, load, portable
-from fsachain.decode.workers import Search, search_all
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, require
-from fsachain.kaldi.lattice import read_lattice
-from fsachain.kaldi.lattice_arrays import Lattice
-from fsachain.kaldi.stream import open_file
+from fsachain.graph.transducer import Transducer
+from fsachain.kaldi.fst import read_fst
+from fsachain.kaldi.lattice import Lattice, read_lattice
+from fsachain.kaldi.stream import Cursor, open_file
+
+# Decoding graphs on their way to the search: how they cross to other processes, and what keeps hostile ones
+# out.
+#
+# OpenFst reserves what the header of a file claims and ends the process where it cannot; it follows arcs to
+# states that are not there. So graphs are read by our own reader, and what it found is written anew for
+# kaldifst: what was checked is what is searched.
+
+Graph = Any  # path of an OpenFst file, its bytes, or a pywrapfst object
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """A graph on disk; time and size are there so that a file written anew is read anew."""
+
+    path: str
+    modified_ns: int
+    num_bytes: int
+
+
+Source = GraphFile | bytes
+
+
+def portable(graph: Graph) -> Source:
+    """The graph as it crosses to another process; two versions of a file are told apart.
+
+    Raises:
+        GraphError: no such file, or something else than a path, bytes or a pywrapfst object.
+    """
+    if isinstance(graph, bytes | GraphFile):
+        return graph
+    if isinstance(graph, str | Path):
+        path = Path(graph).resolve()
+        if not path.is_file():
+            raise GraphError(f"{path}: no such file")
+        status = path.stat()
+        return GraphFile(str(path), status.st_mtime_ns, status.st_size)
+    if hasattr(graph, "write_to_string"):
+        return bytes(graph.write_to_string())
+    raise GraphError(f"graph: expected a path, bytes or a pywrapfst object, got {type(graph).__name__}")
+
+
+@lru_cache(maxsize=1)
+def load(source: Source) -> tuple[Any, int, int]:
+    """The graph as kaldifst object, with the largest input and output label; the last graph is kept.
+
+    Raises:
+        GraphError: the graph cannot be read, is no decoding graph, or would keep the search from ending.
+    """
+    kaldifst = require("kaldifst", extra="recipes")
+    where = "graph" if isinstance(source, bytes) else source.path
+    try:
+        arcs = read_fst(Cursor(source, where) if isinstance(source, bytes) else open_file(source.path))
+    except DataError as error:
+        raise GraphError(f"{where}: not a readable OpenFst file ({error})") from error
+    _check_epsilon_cycles(arcs, where)
+    with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
+        path = Path(folder, "graph.fst")
+        path.write_bytes(arcs.to_bytes())
+        fst = kaldifst.StdVectorFst.read(str(path))
+    return fst, int(arcs.ilabel.max(initial=0)), int(arcs.olabel.max(initial=0))
+
+
+def _check_epsilon_cycles(arcs: Transducer, where: str) -> None:
+    """Refuse cycles that spend no frame and have an arc that gains: the search would go round for ever."""
+    silent = np.flatnonzero((arcs.ilabel == 0) & (arcs.log_prob > -np.inf))
+    if not (arcs.log_prob[silent] > 0).any():
+        return
+    src, dst = arcs.src[silent], arcs.dst[silent]
+    adjacency = sparse.csr_array((np.ones(len(silent)), (src, dst)), shape=(arcs.num_states,) * 2)
+    _, component = csgraph.connected_components(adjacency, connection="strong")
+    bad = np.flatnonzero((component[src] == component[dst]) & (arcs.log_prob[silent] > 0))
+    if bad.size:
+        state, target, cost = src[bad[0]], dst[bad[0]], -arcs.log_prob[silent[bad[0]]]
+        raise GraphError(
+            f"{where}: the epsilon arc from state {state} to {target} has cost {cost:g} and lies on a cycle of epsilon "
+            "arcs; expected no negative cost there (the search would not end)"
+        )
+
+
+# Utterances shared out over processes: what a decoder finds in each, in the order they came.
 
 Float32Array = npt.NDArray[np.float32]
+Found = TypeVar("Found")
+Search = Callable[[Float32Array, str], Found]  # of the scores [T, P] of one utterance and its id
+Progress = Callable[[int, int], None]
+
+
+@contextmanager
+def process_pool(num_workers: int) -> Iterator[Executor]:
+    """Processes for a search.
+
+    Forked where the system can: the workers touch neither torch nor numba, so the threads of these libraries,
+    which do not survive a fork, are not missed, and workers start in milliseconds.
+    """
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(num_workers, mp_context=context) as pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        yield pool
+
+
+def search_all(
+    nnet_outputs: Mapping[str, npt.ArrayLike],
+    make_search: Callable[[], Search[Found]],
+    *,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Found]:
+    """What a search finds in every utterance; the result does not depend on the number of workers.
+
+    Args:
+        nnet_outputs: [T, P] network outputs by utterance id.
+        make_search: makes the search where it will run. It crosses to other processes, so it is a function of a module
+            or a partial of one.
+        num_workers: processes; all processors by default, 1 searches in this process.
+        executor: runs the work instead of processes of our own, for instance a cluster's.
+        progress: called with (utterances done, utterances in all) as results come in.
+    """
+    scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
+    workers = min(num_workers or os.cpu_count() or 1, len(scores))
+    if executor is None and workers <= 1:
+        return _search_here(make_search, scores, progress)
+    with process_pool(workers) if executor is None else _borrowed(executor) as pool:
+        futures = [pool.submit(_search_here, make_search, chunk) for chunk in _chunks(scores, workers)]
+        found: dict[str, Found] = {}
+        for future in as_completed(futures):
+            found.update(future.result())
+            if progress is not None:
+                progress(len(found), len(scores))
+    return {name: found[name] for name in scores}
+
+
+@contextmanager
+def _borrowed(executor: Executor) -> Iterator[Executor]:
+    yield executor
+
+
+def _chunks(scores: Mapping[str, Float32Array], workers: int) -> list[dict[str, Float32Array]]:
+    """Four chunks a worker, dealt out by falling length, so that no worker is left with the long ones."""
+    count = min(len(scores), 4 * workers)
+    longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
+    return [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
+
+
+def _search_here(
+    make_search: Callable[[], Search[Found]],
+    scores: Mapping[str, Float32Array],
+    progress: Progress | None = None,
+) -> dict[str, Found]:
+    search = make_search()
+    found = {}
+    for done, (name, output) in enumerate(scores.items(), start=1):
+        found[name] = search(output, name)
+        if progress is not None:
+            progress(done, len(scores))
+    return found
+
+
 SEARCHES = ("lattice", "beam")
 
 

@@ -22,14 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.search_graph import Graph, Source, portable
+from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, Search, Source, portable, search_all
 from fsachain.decode.tune import TuningPoint, TuningResult, choose
 from fsachain.decode.wer import score
-from fsachain.decode.workers import Search, search_all
 from fsachain.errors import ConfigError, require
+from fsachain.graph.grammar import NgramScores
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.ngram_scores import NgramScores
 from fsachain.graph.transducer import Transducer
 
 BEAM_ROUNDING = 1e-3  # costs of a lattice are float32 sums over its frames

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.decode.decoder import DecoderConfig, decode
-from fsachain.decode.search_graph import Graph
+from fsachain.decode.decoder import DecoderConfig, Graph, decode, process_pool
 from fsachain.decode.wer import ErrorCounts, score
-from fsachain.decode.workers import process_pool
 from fsachain.errors import ConfigError
 
 GraphBuilder = Callable[[float, float], Graph]

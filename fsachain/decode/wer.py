@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsachain.data.tables import raise_fault, table_lines
+from fsachain.data.kaldi_dir import raise_fault, table_lines
 from fsachain.errors import DataError, require
 from fsachain.names import ByName, Names, Strings
 

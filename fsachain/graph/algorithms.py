@@ -6,18 +6,358 @@ the tropical one the best stays. Both keep what they call the score of a sequenc
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse.linalg import MatrixRankWarning, spsolve
 
+from fsachain import fsa as reachability
 from fsachain.errors import ConfigError, GraphError, require
 from fsachain.fsa import Fsa
-from fsachain.graph.facts import graph_facts
-from fsachain.graph.random_paths import SEMIRINGS
+from fsachain.graph.transducer import Transducer
+from fsachain.table import ArcView, TransitionTable, compile_table
+
+# Random accepted paths of an acceptor, and whether two acceptors give random sequences the same scores.
+
+SEMIRINGS = ("log", "tropical")
+Path = npt.NDArray[np.int64]
+
+
+def random_paths(fsa: Fsa, count: int, *, seed: int = 0, mean_frames: int = 50) -> list[Path]:
+    """`count` accepted paths, each an int64 array of arc numbers, one for each frame.
+
+    From each state one of the arcs that lead on to a final state is drawn, all alike, weights aside. In a final
+    state a path ends with probability 1 / mean_frames; after 2 x mean_frames frames it takes the shortest way
+    to the end. So paths are about as long as asked for, where the graph allows it, and all are accepted.
+
+    Raises:
+        GraphError: the acceptor accepts nothing.
+        ConfigError: mean_frames is below 1.
+    """
+    if mean_frames < 1:
+        raise ConfigError(f"mean_frames = {mean_frames}: expected at least 1")
+    walker = _Walker(fsa)
+    rng = np.random.default_rng(seed)
+    return [walker.walk(rng, mean_frames) for _ in range(count)]
+
+
+class _Walker:
+    """The arcs that lead to a final state, by source, and how far each state is from the end."""
+
+    def __init__(self, fsa: Fsa) -> None:
+        usable = np.flatnonzero(fsa.log_prob > -math.inf)
+        finals = np.flatnonzero(fsa.final_log_prob > -math.inf)
+        # One more state, behind all final ones: its distance backwards is the way to the end.
+        src = np.concatenate([fsa.dst[usable], np.full(len(finals), fsa.num_states)])
+        dst = np.concatenate([fsa.src[usable], finals])
+        distance = reachability.arcs_from(fsa.num_states, fsa.num_states + 1, src, dst)[:-1] - 1
+        if not math.isfinite(distance[fsa.start]):
+            raise GraphError(
+                f"the acceptor ({fsa.num_states} states, {fsa.num_arcs} arcs) accepts no sequence: it has no paths"
+            )
+        alive = usable[np.isfinite(distance[fsa.dst[usable]])]
+        order = alive[np.argsort(fsa.src[alive], kind="stable")]
+        self.fsa, self.distance, self.arcs = fsa, distance, order
+        self.offsets = np.searchsorted(fsa.src[order], np.arange(fsa.num_states + 1))
+
+    def walk(self, rng: np.random.Generator, mean_frames: int) -> Path:
+        fsa, state, path = self.fsa, self.fsa.start, list[int]()
+        while True:
+            leaving = self.arcs[self.offsets[state] : self.offsets[state + 1]]
+            is_final = fsa.final_log_prob[state] > -math.inf
+            if is_final and (
+                not len(leaving) or len(path) >= 2 * mean_frames or rng.random() * mean_frames < 1
+            ):
+                return np.array(path, dtype=np.int64)
+            if len(path) >= 2 * mean_frames:
+                arc = int(leaving[np.argmin(self.distance[fsa.dst[leaving]])])
+            else:
+                arc = int(leaving[rng.integers(len(leaving))])
+            path.append(arc)
+            state = int(fsa.dst[arc])
+
+
+class SequenceScorer:
+    """Scores of pdf sequences in one acceptor.
+
+    Args:
+        fsa: the acceptor.
+        semiring: "log": the log-sum over all paths, as equation (4) with y = 0; "tropical": the best path.
+    """
+
+    def __init__(self, fsa: Fsa, semiring: str = "log") -> None:
+        if semiring not in SEMIRINGS:
+            raise ConfigError(f"semiring = {semiring!r}: expected one of {', '.join(SEMIRINGS)}")
+        self.fsa = fsa
+        self.add = np.logaddexp if semiring == "log" else np.maximum
+        order = np.lexsort((fsa.pdf, fsa.src))
+        self.arcs = order
+        keys = fsa.src[order].astype(np.int64) * self.num_pdfs + fsa.pdf[order]
+        self.keys = keys
+
+    @property
+    def num_pdfs(self) -> int:
+        """One more than the largest pdf of an arc."""
+        return int(self.fsa.pdf.max(initial=-1)) + 1
+
+    def __call__(self, pdfs: Sequence[int] | npt.NDArray[np.integer]) -> float:
+        """The score of one pdf sequence; -inf where no path accepts it."""
+        fsa = self.fsa
+        scores = {fsa.start: 0.0}
+        for pdf in np.asarray(pdfs, dtype=np.int64).tolist():
+            reached: dict[int, float] = {}
+            for state, score in scores.items() if pdf < self.num_pdfs else ():
+                key = state * self.num_pdfs + pdf
+                first, end = np.searchsorted(self.keys, (key, key + 1))
+                for arc in self.arcs[first:end].tolist():
+                    dst = int(fsa.dst[arc])
+                    reached[dst] = float(self.add(reached.get(dst, -math.inf), score + fsa.log_prob[arc]))
+            scores = reached
+        total = -math.inf
+        for state, score in scores.items():
+            total = float(self.add(total, score + fsa.final_log_prob[state]))
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `equivalent` found.
+
+    Attributes:
+        num_sequences: pdf sequences compared, from both acceptors.
+        worst_difference: largest difference of two scores; inf where one acceptor refuses a sequence.
+        worst_sequence: the pdfs it was found for.
+        scores: of that sequence in the first and in the second acceptor.
+        tolerance: what counts as equal, relative to max(1, |score|).
+    """
+
+    num_sequences: int
+    worst_difference: float
+    worst_sequence: npt.NDArray[np.integer]
+    scores: tuple[float, float]
+    tolerance: float
+
+    def __bool__(self) -> bool:
+        """No difference beyond the tolerance was found."""
+        if not math.isfinite(self.worst_difference):
+            return False
+        return self.worst_difference <= self.tolerance * max(1.0, abs(self.scores[0]))
+
+    def __str__(self) -> str:
+        shown = " ".join(map(str, self.worst_sequence[:12].tolist())) + (
+            " ..." if len(self.worst_sequence) > 12 else ""
+        )
+        verdict = "no difference found" if self else "different"
+        return (
+            f"{verdict}: {self.num_sequences} sequences, worst difference {self.worst_difference:.3g} "
+            f"({self.scores[0]:.6g} and {self.scores[1]:.6g}), on {len(self.worst_sequence)} frames: {shown}"
+        )
+
+
+def equivalent(
+    first: Fsa,
+    second: Fsa,
+    *,
+    count: int = 100,
+    semiring: str = "log",
+    tolerance: float = 1e-4,
+    seed: int = 0,
+    mean_frames: int = 50,
+) -> Comparison:
+    """Compare the scores of random accepted sequences of each acceptor in both.
+
+    A sample: it finds differences that many sequences show, and proves nothing where it finds none. Scores that
+    differ by a constant on all sequences are different.
+
+    Args:
+        first: an acceptor that accepts something.
+        second: another.
+        count: sequences drawn from each.
+        semiring: as for `SequenceScorer`; determinisation keeps scores in the semiring it was made in alone.
+        tolerance: largest difference that counts as none, relative to max(1, |score|).
+        seed: of the paths.
+        mean_frames: as for `random_paths`.
+
+    Raises:
+        GraphError: one of them accepts nothing.
+    """
+    scorers = SequenceScorer(first, semiring), SequenceScorer(second, semiring)
+    worst = Comparison(2 * count, 0.0, np.empty(0, np.int32), (0.0, 0.0), tolerance)
+    worst_share = -1.0
+    for fsa in (first, second):
+        for path in random_paths(fsa, count, seed=seed, mean_frames=mean_frames):
+            pdfs = fsa.pdf[path]
+            scores = scorers[0](pdfs), scorers[1](pdfs)
+            difference = 0.0 if scores[0] == scores[1] else abs(scores[0] - scores[1])
+            share = difference / max(1.0, abs(scores[0])) if math.isfinite(difference) else math.inf
+            if share > worst_share:
+                worst_share = share
+                worst = Comparison(2 * count, difference, pdfs, scores, tolerance)
+    return worst
+
+
+# What a graph is like and what it costs: sizes, cycles, sums of its states, memory, work per frame.
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """Facts about one acceptor.
+
+    Attributes:
+        num_states, num_arcs, num_finals: sizes; arcs of weight -inf count.
+        num_pdfs: distinct pdfs; largest_pdf: the largest, -1 without arcs.
+        num_self_loops: arcs from a state to itself.
+        num_cyclic_states: states on a cycle, in num_cycles groups that reach each other.
+        num_useful_states: states on a path from the start to a final state.
+        num_parallel_arcs: arcs beyond the first between two states with one pdf.
+        is_deterministic: no state has two arcs of one pdf.
+        min_frames: arcs of the shortest path; inf where there is none.
+        least_sum, largest_sum: over states, the probabilities of their arcs and their end added up.
+        table_bytes: memory of the compiled table.
+        arcs_per_frame: arc-evaluations of forward and backward, equations (2), (5) and (6), for one sequence.
+    """
+
+    num_states: int
+    num_arcs: int
+    num_finals: int
+    num_pdfs: int
+    largest_pdf: int
+    num_self_loops: int
+    num_cyclic_states: int
+    num_cycles: int
+    num_useful_states: int
+    num_parallel_arcs: int
+    is_deterministic: bool
+    min_frames: float
+    least_sum: float
+    largest_sum: float
+    table_bytes: int
+    arcs_per_frame: int
+
+    def __str__(self) -> str:
+        cycles = (
+            f"{self.num_cyclic_states} states on cycles, in groups: {self.num_cycles}"
+            if self.num_cycles
+            else "no cycle"
+        )
+        unused = self.num_states - self.num_useful_states
+        pdfs = f"{self.num_pdfs} pdfs, the largest {self.largest_pdf}" if self.num_pdfs else "no pdfs"
+        return "\n".join(
+            [
+                f"acceptor: {self.num_states} states, {self.num_finals} of them final, {self.num_arcs} arcs, {pdfs}",
+                f"{self.num_self_loops} self-loops, {cycles}, {unused} states on no path, "
+                f"{'deterministic' if self.is_deterministic else 'not deterministic'}, "
+                f"{self.num_parallel_arcs} parallel arcs of one pdf",
+                f"shortest path {self.min_frames:g} frames",
+                f"probabilities of a state add up to {self.least_sum:.6g} to {self.largest_sum:.6g}",
+                f"compiled: {self.table_bytes:,} bytes; {self.arcs_per_frame:,} arc-evaluations per frame and sequence",
+            ]
+        )
+
+
+def graph_facts(fsa: Fsa) -> GraphFacts:
+    """Facts about `fsa` as it is, dead states and arcs of weight -inf included."""
+    usable = fsa.log_prob > -np.inf
+    loops = fsa.src == fsa.dst
+    ones = np.ones(int(usable.sum()))
+    links = sparse.csr_array((ones, (fsa.src[usable], fsa.dst[usable])), shape=(fsa.num_states,) * 2)
+    _, component = csgraph.connected_components(links, directed=True, connection="strong")
+    sizes = np.bincount(component)
+    looping = np.zeros(len(sizes), dtype=np.bool_)
+    looping[component[fsa.src[loops & usable]]] = True
+    cyclic = looping | (sizes > 1)
+    with np.errstate(over="ignore"):
+        sums = np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
+    by_label = np.unique(np.stack([fsa.src, fsa.pdf]), axis=1).shape[1]
+    by_end = np.unique(np.stack([fsa.src, fsa.pdf, fsa.dst]), axis=1).shape[1]
+    accepts = np.isfinite(fsa.min_frames())
+    return GraphFacts(
+        num_states=fsa.num_states,
+        num_arcs=fsa.num_arcs,
+        num_finals=int(np.count_nonzero(fsa.final_log_prob > -np.inf)),
+        num_pdfs=len(np.unique(fsa.pdf)),
+        largest_pdf=int(fsa.pdf.max(initial=-1)),
+        num_self_loops=int(loops.sum()),
+        num_cyclic_states=int(sizes[cyclic].sum()),
+        num_cycles=int(cyclic.sum()),
+        num_useful_states=fsa.trim().num_states if accepts else 0,
+        num_parallel_arcs=fsa.num_arcs - by_end,
+        is_deterministic=by_label == fsa.num_arcs,
+        min_frames=fsa.min_frames(),
+        least_sum=float(sums.min()),
+        largest_sum=float(sums.max()),
+        table_bytes=table_bytes(compile_table(fsa)),
+        arcs_per_frame=2 * int(usable.sum()),
+    )
+
+
+@dataclass(frozen=True)
+class TransducerFacts:
+    """Facts about an FST that is no acceptor over pdfs, such as L.fst or HCLG.fst.
+
+    Attributes:
+        num_states, num_arcs, num_finals: sizes.
+        num_input_labels, num_output_labels: distinct labels, epsilon (0) left out.
+        num_epsilons: arcs without input and output label.
+        num_input_epsilons, num_output_epsilons: arcs without the one, whatever the other.
+        num_self_loops: arcs from a state to itself.
+    """
+
+    num_states: int
+    num_arcs: int
+    num_finals: int
+    num_input_labels: int
+    num_output_labels: int
+    num_epsilons: int
+    num_input_epsilons: int
+    num_output_epsilons: int
+    num_self_loops: int
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"transducer: {self.num_states} states, {self.num_finals} of them final, {self.num_arcs} arcs",
+                f"{self.num_input_labels} input labels, {self.num_output_labels} output labels",
+                f"{self.num_input_epsilons} arcs without input label, {self.num_output_epsilons} without output label, "
+                f"{self.num_epsilons} without both; {self.num_self_loops} self-loops",
+            ]
+        )
+
+
+def transducer_facts(fst: Transducer) -> TransducerFacts:
+    """Facts about `fst` as it is."""
+    silent_in, silent_out = fst.ilabel == 0, fst.olabel == 0
+    return TransducerFacts(
+        num_states=fst.num_states,
+        num_arcs=len(fst.src),
+        num_finals=int(np.count_nonzero(fst.final_log_prob > -np.inf)),
+        num_input_labels=len(np.unique(fst.ilabel[~silent_in])),
+        num_output_labels=len(np.unique(fst.olabel[~silent_out])),
+        num_epsilons=int((silent_in & silent_out).sum()),
+        num_input_epsilons=int(silent_in.sum()),
+        num_output_epsilons=int(silent_out.sum()),
+        num_self_loops=int((fst.src == fst.dst).sum()),
+    )
+
+
+def table_bytes(table: TransitionTable) -> int:
+    """Memory of the arrays of a compiled table."""
+    total = 0
+    for field in fields(table):
+        value = getattr(table, field.name)
+        parts = (
+            [getattr(value, part.name) for part in fields(ArcView)] if isinstance(value, ArcView) else [value]
+        )
+        total += sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+    return total
+
 
 # OpenFst rounds weights to multiples of this before it compares them, and keeps them rounded.
 DELTA = 2.0**-17
@@ -41,7 +381,7 @@ def determinize(fsa: Fsa, *, semiring: str) -> Fsa:
     if facts.num_cycles:
         raise GraphError(
             f"{facts.num_cyclic_states} states lie on cycles: determinisation of a cyclic graph that is not "
-            "deterministic may not end; `fsachain.graph.lumping.lump` merges its states"
+            "deterministic may not end; `fsachain.graph.denominator.lump` merges its states"
         )
     pywrapfst = require("pywrapfst", extra="graph")
     return _back(pywrapfst.determinize(_in_semiring(fsa.trim(), semiring), delta=DELTA))
@@ -127,3 +467,49 @@ def _in_semiring(fsa: Fsa, semiring: str) -> Any:
 def _back(fst: Any) -> Fsa:
     fst.connect()
     return Fsa.from_openfst(fst)
+
+
+# Graphviz text of an acceptor, to be drawn by `dot -Tsvg`.
+
+MAX_STATES = 2000  # larger graphs make no picture that a person can read
+
+
+def to_dot(fsa: Fsa, pdf_names: Sequence[str] | None = None) -> str:
+    """The acceptor as a Graphviz digraph, left to right; arcs carry pdf and probability, finals two circles.
+
+    Args:
+        fsa: at most `MAX_STATES` states.
+        pdf_names: what to write for each pdf; its number by default.
+
+    Raises:
+        GraphError: a larger graph, or a pdf without a name.
+    """
+    if fsa.num_states > MAX_STATES:
+        raise GraphError(f"{fsa.num_states} states: expected at most {MAX_STATES}; draw a part of the graph")
+    largest = int(fsa.pdf.max(initial=-1))
+    if pdf_names is not None and largest >= len(pdf_names):
+        raise GraphError(f"pdf_names has {len(pdf_names)} names; the graph has pdfs up to {largest}")
+    lines = [
+        "digraph fsa {",
+        "  rankdir = LR;",
+        '  node [shape = circle, label = "\\N"];',
+        "  begin [shape = point];",
+    ]
+    for state in np.flatnonzero(fsa.final_log_prob > -np.inf).tolist():
+        label = f"{state}\\n{_weight(fsa.final_log_prob[state])}"
+        lines.append(f'  {state} [shape = doublecircle, label = "{label}"];')
+    lines.append(f"  begin -> {fsa.start};")
+    columns = (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob)
+    for src, dst, pdf, log_prob in zip(*(column.tolist() for column in columns), strict=True):
+        name = str(pdf) if pdf_names is None else _escaped(pdf_names[pdf])
+        lines.append(f'  {src} -> {dst} [label = "{name} / {_weight(log_prob)}"];')
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _weight(log_prob: float) -> str:
+    """The log-probability, short; weights of any size and sign are legal, so no probability."""
+    return f"{log_prob:.4g}"
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -17,13 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, GraphError
-from fsachain.files import replacing
+from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa
-from fsachain.graph.archive import Arrays, ids, join, numbers, offsets, read_archive, texts
-from fsachain.graph.fsa_arrays import JoinedFsas, join_fsas
+from fsachain.graph.archive import (
+    Arrays,
+    JoinedFsas,
+    ids,
+    join,
+    join_fsas,
+    numbers,
+    offsets,
+    read_archive,
+    texts,
+)
 from fsachain.graph.supervision import Supervision
 from fsachain.names import ByName
-from fsachain.npz_file import read_npz
 
 NPZ_FORMAT = "fsachain-chunks-1"
 _NUMBERS = ("start", "end", "of_frames")

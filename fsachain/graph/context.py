@@ -8,18 +8,440 @@ topology with a blank takes pdf 0 for the blank and shifts the rest by one.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from fsachain.errors import GraphError
-from fsachain.graph.context_files import read_record, write_record
-from fsachain.graph.decisions import PDF_CLASS, DecisionTree, Path
-from fsachain.graph.narrow_pdfs import PdfContext, TiedPdfs, UntiedPdfs
-from fsachain.graph.pdf_numbering import BiphoneCounts, named_ids, named_partition, tie_biphones
-from fsachain.graph.phone_sets import PhoneSet, PhoneSets
+from fsachain.files import parse_json, replacing
+from fsachain.graph.archive import Arrays, ids, numbers, offsets, read_archive
+from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Node, Nodes, Path, Table
 from fsachain.graph.topology import Topology
 from fsachain.names import Names
+from fsachain.on_access import OnAccess
+
+# Sets of phone ids in little memory: a partition of all phones, and one set.
+
+_SHOWN = 20  # ids of a message
+
+
+class PhoneSet(Set[int]):
+    """A set of phone ids, such as a frozenset holds."""
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        given = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
+        rises = bool((given[1:] > given[:-1]).all())
+        self.ids: npt.NDArray[np.int64] = given if rises else np.unique(given)
+
+    @classmethod
+    def of(cls, ids: Iterable[int]) -> PhoneSet:
+        """The set as it is given."""
+        return ids if isinstance(ids, PhoneSet) else cls(ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return map(int, self.ids)
+
+    def __contains__(self, phone: object) -> bool:
+        if not isinstance(phone, int | np.integer):
+            return False
+        place = int(np.searchsorted(self.ids, phone))
+        return place < len(self.ids) and bool(self.ids[place] == phone)
+
+    def __repr__(self) -> str:
+        return f"PhoneSet({self.ids[:_SHOWN].tolist()}: {len(self)})"
+
+
+class PhoneSets(OnAccess[tuple[int, ...]]):
+    """The phone ids 1 to P in sets; equal to any sequence of the same tuples.
+
+    Attributes:
+        members: int64 [P], the phones of one set after another.
+        ends: int64 [S + 1], where each set begins in `members`, and where the last ends.
+        number: int32 [P + 1], the set of each phone, from 0; -1 for no phone.
+
+    Raises:
+        GraphError: a phone that is in no set or in two, or an empty set.
+    """
+
+    def __init__(self, members: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
+        self.members, self.ends = members, offsets(sizes, len(members), "shared sets")
+        count = len(members)
+        if not sizes.all():
+            raise GraphError("shared has an empty set")
+        self.number = np.full(count + 1, -1, np.int32)
+        if members.min(initial=1) > 0 and members.max(initial=0) <= count:
+            self.number[members] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        if (self.number[1:] < 0).any():
+            ids = sorted(members[:_SHOWN].tolist())
+            raise GraphError(f"shared sets hold the phone ids {ids}: expected each of 1..{count} once")
+
+    @classmethod
+    def of(cls, sets: Iterable[Iterable[int]]) -> PhoneSets:
+        """The sets as they are given."""
+        if isinstance(sets, PhoneSets):
+            return sets
+        given = [tuple(phones) for phones in sets]
+        members = np.fromiter(chain.from_iterable(given), np.int64)
+        return cls(members, np.array([len(phones) for phones in given], np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def at(self, place: int) -> tuple[int, ...]:
+        """The set at a place in [0, len)."""
+        return tuple(self.members[self.ends[place] : self.ends[place + 1]].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PhoneSets):
+            return np.array_equal(self.ends, other.ends) and np.array_equal(self.members, other.members)
+        return super().__eq__(other)
+
+    def __repr__(self) -> str:
+        return f"PhoneSets({list(self[:_SHOWN])}: {len(self)})"
+
+
+# The saved form of a context tree: what its constructor takes, as columns of an npz file.
+
+NPZ_FORMAT = "fsachain-context-tree-2"
+_LONGEST_TOPOLOGY = 1 << 14  # letters of JSON: hundreds of states
+
+
+def write_record(path: str | os.PathLike[str], fields: dict[str, Any]) -> None:
+    """Write the fields of a context tree to exactly `path`; `read_record` reads them.
+
+    Raises:
+        GraphError: a topology of thousands of states.
+    """
+    topology = json.dumps(fields["topology"].to_dict())
+    if len(topology) > _LONGEST_TOPOLOGY:
+        raise GraphError(
+            f"{path}: the topology has {len(fields['topology'].states)} states; expected hundreds"
+        )
+    sets: PhoneSets = fields["shared"]
+    arrays: dict[str, Any] = {
+        "format": np.array(NPZ_FORMAT),
+        "topology": np.array(topology),
+        "phones": np.array(list(fields["phones"]), dtype=np.str_),
+        "window": np.array([fields["context_width"], fields["central_position"]], np.int64),
+        "shared": sets.members,
+        "shared_sizes": np.diff(sets.ends),
+        "context_independent": fields["context_independent"].ids,
+    }
+    if fields["decisions"] is not None:
+        nodes = fields["decisions"].nodes
+        arrays |= {"heads": np.array(nodes.heads, np.int32), "rows": np.array(nodes.rows, np.int32)}
+    with replacing(path) as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The arguments of `ContextTree` for the file that `write_record` wrote.
+
+    Raises:
+        GraphError: the file is not a context tree.
+    """
+    return read_archive(path, NPZ_FORMAT, _fields, "not a context tree written by fsachain")
+
+
+def _fields(arrays: Arrays) -> dict[str, Any]:
+    topology = arrays["topology"]
+    if topology.dtype.itemsize > 4 * _LONGEST_TOPOLOGY:
+        raise ValueError(f"the topology has {topology.dtype.itemsize // 4} letters")
+    phones = ids(arrays, "phones")
+    width, centre = numbers(arrays, "window", np.int64, 2).tolist()
+    members = numbers(arrays, "shared", np.int64, len(phones))
+    independent = numbers(arrays, "context_independent", np.int64)
+    if len(independent) > len(phones):
+        raise ValueError(f"context_independent has {len(independent)} ids of {len(phones)} phones")
+    decisions = None
+    if "heads" in arrays:
+        columns = (numbers(arrays, name, np.int32) for name in ("heads", "rows"))
+        decisions = DecisionTree(Nodes.of_columns(*columns))
+    return {
+        "phones": phones,
+        "topology": Topology.from_dict(parse_json(topology.item(), "the topology")),
+        "context_width": width,
+        "shared": PhoneSets(members, numbers(arrays, "shared_sizes", np.int64)),
+        "context_independent": PhoneSet(independent),
+        "decisions": decisions,
+        "central_position": centre,
+    }
+
+
+# The pdfs of narrow context trees, whose window is the phone, or the phone and its left neighbour.
+#
+# Without tying they are counted in Kaldi's order: phone sets in order, within one set the left sets in order
+# ("none" first), within one context the pdf classes in order.
+
+_MOST_PDFS = 2**31 - 1
+_MOST_CONTEXTS = 1 << 27  # of a table of them: half a gibibyte, or two thousand phones with sixteen classes
+
+
+class PdfContext(NamedTuple):
+    """What shares one pdf: phone ids, left phone ids (0 = none; empty = any) and the pdf class.
+
+    The blank pdf of a CTC topology has no phones. In a decision tree the two sets are those of all leaves of the
+    pdf, and the class is the least of them.
+    """
+
+    phones: tuple[int, ...]
+    lefts: tuple[int, ...]
+    pdf_class: int
+
+
+class UntiedPdfs:
+    """Pdfs of their own for each set of phones, or for each pair of left set and set.
+
+    Args:
+        sets: phones that share their pdfs, as phones and as left neighbours.
+        independent: phones whose pdfs ignore the left neighbour.
+        num_classes: C, pdfs of one context.
+        width: 1 (monophones) or 2.
+        first: how many pdfs are given out already.
+
+    Raises:
+        GraphError: a set some of whose phones are independent, or more pdfs than 32 bits can count.
+    """
+
+    def __init__(
+        self, sets: PhoneSets, independent: PhoneSet, num_classes: int, width: int, first: int
+    ) -> None:
+        self._sets, self._num_classes = sets, num_classes
+        self._any_left = _ignoring(sets, independent) | (width == 1)
+        self._first = np.full(len(sets) + 1, first, np.int64)  # pdf of each set
+        self._first[1:] = np.where(self._any_left, num_classes, num_classes * (len(sets) + 1))
+        np.cumsum(self._first, out=self._first)
+        self.num_pdfs = int(self._first[-1])
+        if self.num_pdfs > _MOST_PDFS:
+            raise GraphError(
+                f"{sets.ends[-1]} phones have {self.num_pdfs} pdfs; expected at most {_MOST_PDFS}"
+            )
+
+    def pdf(self, left: int, phone: int, pdf_class: int) -> int:
+        """The pdf of a phone after another (0: none); -1 for no phone."""
+        number = int(self._sets.number[phone])
+        if number < 0:
+            return -1
+        rank = 0 if self._any_left[number] else 1 + int(self._sets.number[left])
+        return int(self._first[number]) + rank * self._num_classes + pdf_class
+
+    def left_class(self, phone: int) -> int:
+        """A phone that stands for all that are the same left neighbour."""
+        return int(self._sets.members[self._sets.ends[self._sets.number[phone]]])
+
+    def context(self, pdf: int) -> PdfContext:
+        """What shares the pdf."""
+        number = int(np.searchsorted(self._first, pdf, side="right")) - 1
+        rank, pdf_class = divmod(pdf - int(self._first[number]), self._num_classes)
+        phones = tuple(sorted(self._sets[number]))
+        if self._any_left[number]:
+            return PdfContext(phones, (), pdf_class)
+        return PdfContext(phones, tuple(sorted(self._sets[rank - 1])) if rank else (0,), pdf_class)
+
+
+def _ignoring(sets: PhoneSets, independent: PhoneSet) -> npt.NDArray[np.bool_]:
+    """Bool [S], which sets consist of independent phones."""
+    count = np.bincount(sets.number[independent.ids], minlength=len(sets))
+    if (partly := np.flatnonzero((count > 0) & (count < np.diff(sets.ends)))).size:
+        phones = list(sets[int(partly[0])][:20])
+        raise GraphError(f"shared set of the phone ids {phones} is only partly context independent")
+    return count > 0
+
+
+class TiedPdfs:
+    """The answers of a narrow decision tree; tabled on first use.
+
+    Raises:
+        GraphError: so many phones that their contexts make no table.
+    """
+
+    def __init__(self, decisions: DecisionTree, num_phones: int, num_classes: int, width: int) -> None:
+        self._decisions, self._width = decisions, width
+        self._shape = (num_phones + 1 if width == 2 else 1, num_phones + 1, num_classes)
+        self.num_pdfs = decisions.num_pdfs
+        if self._shape[0] * self._shape[1] * self._shape[2] > _MOST_CONTEXTS:
+            raise GraphError(
+                f"{num_phones} phones after each other in {num_classes} pdf classes: expected at most {_MOST_CONTEXTS} "
+                "contexts of a decision tree"
+            )
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.int32]:
+        """[left phone, phone, pdf class]: the pdf, or -1; one row where the left phone is not asked for."""
+        lefts, phones, classes = (frozenset(range(length)) for length in self._shape)
+        everything = {self._width - 1: phones - {0}, PDF_CLASS: classes}
+        table = np.full(self._shape, -1, dtype=np.int32)
+        for pdf, path in self._decisions.paths({0: lefts} | everything):
+            places = (path[0] if self._width == 2 else (0,), path[self._width - 1], path[PDF_CLASS])
+            table[np.ix_(*map(list, places))] = pdf
+        return table
+
+    @cached_property
+    def _left_classes(self) -> list[int]:
+        alike: dict[bytes, int] = {}
+        rows = [0 if len(self._table) == 1 else phone for phone in range(self._shape[1])]
+        return [
+            0,
+            *(alike.setdefault(self._table[row].tobytes(), phone + 1) for phone, row in enumerate(rows[1:])),
+        ]
+
+    def pdf(self, left: int, phone: int, pdf_class: int) -> int:
+        """The pdf of a phone after another (0: none); -1 where the tree has no answer."""
+        return int(self._table[left if self._width == 2 else 0, phone, pdf_class])
+
+    def left_class(self, phone: int) -> int:
+        """A phone that stands for all that are the same left neighbour."""
+        return self._left_classes[phone]
+
+    def context(self, pdf: int) -> PdfContext:
+        """What shares the pdf."""
+        lefts, phones, classes = (sorted(set(places.tolist())) for places in np.nonzero(self._table == pdf))
+        return PdfContext(
+            tuple(phones),
+            () if len(lefts) == len(self._table) else tuple(lefts),
+            classes[0] if classes else self._shape[2],
+        )
+
+
+# Phones by their names, in sets; and left biphones tied by how often they occur, as a decision tree.
+
+Sets = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class BiphoneCounts:
+    """How often phones stand alone and after others, which `ContextTree.tied_biphone` ties by.
+
+    Attributes:
+        biphones: counts by (left phone id, phone id); left 0 is the start of an utterance.
+        monophones: counts by phone id.
+    """
+
+    biphones: Mapping[tuple[int, int], int]
+    monophones: Mapping[int, int]
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]]) -> BiphoneCounts:
+        """Counts of phone sequences, such as `lm_phones` draws."""
+        biphones: dict[tuple[int, int], int] = {}
+        monophones: dict[int, int] = {}
+        for phones in sequences:
+            for left, phone in zip((0, *phones), phones, strict=False):
+                biphones[left, phone] = biphones.get((left, phone), 0) + 1
+                monophones[phone] = monophones.get(phone, 0) + 1
+        return cls(biphones, monophones)
+
+
+def named_ids(phones: Sequence[str], names: Iterable[str], argument: str) -> frozenset[int]:
+    """Ids (place in `phones`, from 1) of the phones called `names`; errors name `argument`."""
+    ids = {name: index + 1 for index, name in enumerate(phones)}
+    given = list(names)
+    for name in given:
+        if name not in ids:
+            raise GraphError(f"{argument} names the phone {name!r}, which is not among the {len(ids)} phones")
+    return frozenset(ids[name] for name in given)
+
+
+def named_partition(phones: Sequence[str], shared: Iterable[Iterable[str]] | None) -> Sets:
+    """Sets of phone ids: those of `shared` in order of their first phone, all other phones alone."""
+    given = [
+        tuple(sorted(members))
+        for members in (named_ids(phones, s, "shared") for s in shared or ())
+        if members
+    ]
+    named = {phone for members in given for phone in members}
+    alone: list[tuple[int, ...]] = [(phone,) for phone in range(1, len(phones) + 1) if phone not in named]
+    return tuple(sorted(given + alone))
+
+
+def _independent(phones: tuple[int, ...], context_independent: frozenset[int]) -> bool:
+    independent = [phone in context_independent for phone in phones]
+    if any(independent) and not all(independent):
+        raise GraphError(f"shared set of the phone ids {list(phones)} is only partly context independent")
+    return all(independent)
+
+
+def tie_biphones(
+    shared: Sets,
+    context_independent: frozenset[int],
+    num_classes: int,
+    counts: BiphoneCounts,
+    min_biphone_count: int,
+    min_monophone_count: int,
+) -> DecisionTree:
+    """Left biphones tied by counts, numbered as Kaldi's gmm-init-biphone does.
+
+    Context-independent phones come first. Each other phone set begins with its pdfs for "no left phone"; then
+    each left set in order gets pdfs of its own if the pair was seen `min_biphone_count` times, else those of
+    the phone set whatever its left if that was seen more than `min_monophone_count` times, else those that all
+    rare phones share. The latter two are numbered where they are first needed.
+    """
+    num_phones = sum(len(phones) for phones in shared)
+    nodes: list[Node] = [Table(1, ())]
+    branches = [-1] * (num_phones + 1)
+    context = _Contexts(nodes, num_classes)
+    independent = [phones for phones in shared if _independent(phones, context_independent)]
+    for phones in independent:
+        own = context.new()
+        for phone in phones:
+            branches[phone] = own
+    rare = -1
+    for phones in (phones for phones in shared if phones not in independent):
+        own = -1
+        by_left = [context.new()] + [-1] * num_phones
+        seen = sum(counts.monophones.get(phone, 0) for phone in phones)
+        for lefts in shared:
+            pairs = sum(counts.biphones.get((left, phone), 0) for left in lefts for phone in phones)
+            if pairs >= min_biphone_count:
+                chosen = context.new()
+            elif seen > min_monophone_count:
+                chosen = own = context.new() if own < 0 else own
+            else:
+                chosen = rare = context.new() if rare < 0 else rare
+            for left in lefts:
+                by_left[left] = chosen
+        nodes.append(Table(0, tuple(by_left)))
+        for phone in phones:
+            branches[phone] = len(nodes) - 1
+    nodes[0] = Table(1, tuple(branches))
+    return _root_first(nodes)
+
+
+class _Contexts:
+    """Appends nodes that ask for the pdf class, with pdfs of their own."""
+
+    def __init__(self, nodes: list[Node], num_classes: int) -> None:
+        self.nodes, self.num_classes, self.next_pdf = nodes, num_classes, 0
+
+    def new(self) -> int:
+        first = len(self.nodes)
+        self.nodes += [Leaf(self.next_pdf + pdf_class) for pdf_class in range(self.num_classes)]
+        self.next_pdf += self.num_classes
+        self.nodes.append(Table(PDF_CLASS, tuple(range(first, first + self.num_classes))))
+        return len(self.nodes) - 1
+
+
+def _root_first(nodes: list[Node]) -> DecisionTree:
+    """The tree with every branch leading further on: the root, then the others from last to first."""
+    last = len(nodes)
+
+    def place(number: int) -> int:
+        return number if number <= 0 else last - number
+
+    def move(node: Node) -> Node:
+        return Table(node.key, tuple(map(place, node.branches))) if isinstance(node, Table) else node
+
+    return DecisionTree((move(nodes[0]), *(move(node) for node in reversed(nodes[1:]))))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,161 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import get_args
 
-from fsachain.errors import GraphError
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
+from fsachain.graph.ctc import CtcTopology
 from fsachain.graph.expand import expand_acceptor
-from fsachain.graph.lumping import lump
 from fsachain.graph.transducer import Transducer
+
+# Make a graph smaller by merging its states; a stochastic graph stays stochastic.
+#
+# Two states with the same futures (same arcs into the same classes, same final weight) can be one; so can two
+# states whose pasts are proportional. Both merges are one formula. Let x(s) > 0 be the expected (discounted)
+# number of visits to s: then
+#
+#     x(C)            = sum over s in C of x(s)
+#     w'(C -> D, pdf) = sum over s in C, d in D of x(s) w(s -> d, pdf) / x(C)
+#     final'(C)       = sum over s in C of x(s) final(s) / x(C)
+#
+# keeps the weight of every path set (lumpability, Kemeny and Snell), and a graph whose states sum to one
+# still does. Kaldi gets there by pushing, quantising and minimising in turns (chain-den-graph,
+# DenGraphMinimizeWrapper); OpenFst has no such pushing, and its minimisation would keep the quantised
+# weights. Here quantised weights only decide what is equal.
+
+LOG_TOLERANCE = 1e-5  # log-probabilities that round to the same multiple count as equal
+DISCOUNT = 0.99
+MAX_VISIT_STEPS = 10_000
+MAX_ROUNDS = 10
+MAX_MAGNITUDE = 300.0  # of a log-probability, far inside the range of exp() in 64 bits
+
+Ints = npt.NDArray[np.integer]
+Floats = npt.NDArray[np.float64]
+
+
+def lump(fsa: Fsa, log_tolerance: float = LOG_TOLERANCE) -> Fsa:
+    """Merge states with the same future and states with proportional pasts, in turns, until nothing changes.
+
+    Args:
+        fsa: the graph; it is trimmed first. With a log-probability beyond +-`MAX_MAGNITUDE` that is all.
+        log_tolerance: quantum of the log-probabilities that are compared, so the largest error per arc.
+
+    Returns:
+        A graph of the same language and, within `log_tolerance` per arc, the same path scores. Parallel arcs
+        of one pdf are summed. State 0 is the start; arcs are sorted by (src, pdf, dst).
+    """
+    fsa = fsa.trim()
+    weights = np.append(fsa.log_prob, fsa.final_log_prob)
+    if np.any(np.abs(weights[np.isfinite(weights)]) > MAX_MAGNITUDE):
+        return fsa
+    for _ in range(MAX_ROUNDS):
+        before = fsa.num_states
+        visits = _visits(fsa)
+        if visits is not None:
+            fsa = _merge(fsa, _same_pasts(fsa, visits, log_tolerance), visits)
+            visits = _visits(fsa)
+        shares = np.ones(fsa.num_states) if visits is None else visits
+        fsa = _merge(fsa, _same_futures(fsa, log_tolerance), shares)
+        if fsa.num_states == before:
+            break
+    return fsa
+
+
+def _visits(fsa: Fsa) -> Floats | None:
+    """Discounted visits x = e_start + r M^T x of each state; None where not all positive and finite."""
+    prob = np.exp(fsa.log_prob)
+    into = sparse.csr_array((prob, (fsa.dst, fsa.src)), shape=(fsa.num_states, fsa.num_states))
+    out_sums = np.bincount(fsa.src, prob, fsa.num_states)
+    into *= DISCOUNT / max(1.0, float(out_sums.max()))
+    start = np.zeros(fsa.num_states)
+    start[fsa.start] = 1.0
+    visits = start
+    for _ in range(MAX_VISIT_STEPS):
+        previous, visits = visits, start + into @ visits
+        if np.all(np.abs(visits - previous) <= 1e-13 * visits):
+            break
+    return visits if np.all(np.isfinite(visits) & (visits > 0)) else None
+
+
+def _same_futures(fsa: Fsa, tolerance: float) -> Ints:
+    final = _quantise(fsa.final_log_prob, tolerance)
+    return _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, final, tolerance)
+
+
+def _same_pasts(fsa: Fsa, visits: Floats, tolerance: float) -> Ints:
+    """Classes of states that agree in their arcs in, weighed by the flow; the start keeps to itself."""
+    log_visits = np.log(visits)
+    flow = fsa.log_prob + log_visits[fsa.src] - log_visits[fsa.dst]
+    is_start = np.arange(fsa.num_states) == fsa.start
+    return _refine(fsa.dst, fsa.src, fsa.pdf, flow, is_start.astype(np.int64), tolerance)
+
+
+def _refine(state: Ints, other: Ints, pdf: Ints, log_weight: Floats, colour: Ints, tolerance: float) -> Ints:
+    """Coarsest partition whose classes have one colour and the same arcs (pdf, class of `other`, weight).
+
+    Weights of arcs that agree in state, pdf and class are added before they are compared. A state's arcs are
+    compared by the sum of their 64-bit hashes.
+    """
+    prob = np.exp(log_weight)
+    classes = np.unique(colour, return_inverse=True)[1].astype(np.int64)
+    num_classes = int(classes.max()) + 1
+    while True:
+        order = np.lexsort((classes[other], pdf, state))
+        keys = np.stack([state[order], pdf[order], classes[other[order]]])
+        first = np.flatnonzero(np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: keys.shape[1]])
+        total = np.add.reduceat(prob[order], first) if len(first) else np.empty(0)
+        row, label, target = keys[:, first].astype(np.uint64)
+        with np.errstate(divide="ignore"):
+            weight = _quantise(np.log(total), tolerance).astype(np.uint64)
+        arc_hash = _mix(_mix(_mix(label) ^ target) ^ weight)
+        signature = _mix(classes.astype(np.uint64))
+        np.add.at(signature, row.astype(np.int64), arc_hash)
+        classes = np.unique(signature, return_inverse=True)[1].astype(np.int64)
+        previous, num_classes = num_classes, int(classes.max()) + 1
+        if num_classes == previous:
+            return classes
+
+
+def _merge(fsa: Fsa, classes: Ints, weights: Floats) -> Fsa:
+    """One state per class, by the formula of the module; the start becomes state 0."""
+    members = np.bincount(classes, weights)
+    earliest = np.full(len(members), fsa.num_states)
+    np.minimum.at(earliest, classes, np.arange(fsa.num_states))
+    earliest[classes[fsa.start]] = -1
+    number = np.empty(len(members), dtype=np.int64)
+    number[np.argsort(earliest)] = np.arange(len(members))
+    share = weights / members[classes]
+    final = np.bincount(number[classes], share * np.exp(fsa.final_log_prob), len(members))
+    src, dst = number[classes[fsa.src]], number[classes[fsa.dst]]
+    order = np.lexsort((dst, fsa.pdf, src))
+    keys = np.stack([src, fsa.pdf, dst])[:, order]
+    first = np.flatnonzero(np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: keys.shape[1]])
+    prob = (share[fsa.src] * np.exp(fsa.log_prob))[order]
+    total = np.add.reduceat(prob, first) if len(first) else prob
+    source, pdf, target = keys[:, first]
+    with np.errstate(divide="ignore"):
+        return Fsa(len(members), source, target, pdf, np.log(total), np.log(final), 0)
+
+
+def _quantise(log_prob: Floats, tolerance: float) -> Ints:
+    finite = np.isfinite(log_prob)
+    steps = np.full(len(log_prob), np.iinfo(np.int64).min, dtype=np.int64)
+    steps[finite] = np.rint(log_prob[finite] / tolerance).astype(np.int64)
+    return steps
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The splitmix64 finaliser: a bijection of 64-bit words whose output bits look independent."""
+    x = values + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
@@ -59,3 +206,100 @@ def free_denominator(num_pdfs: int) -> Fsa:
         raise GraphError(f"num_pdfs = {num_pdfs}; expected at least 1")
     loop = np.zeros(num_pdfs, np.int64)
     return Fsa(1, loop, loop, np.arange(num_pdfs), np.zeros(num_pdfs), np.zeros(1))
+
+
+# Denominators over units with a blank: a unit language model under one of the CTC topologies.
+#
+# `fsachain.graph.ctc` says which frame sequences spell a target; this is the same for all targets at once,
+# each with its probability under the language model. Pdf 0 is the blank, pdf k unit k. Only the pairs of
+# units that the language model has become arcs: a bigram of 5,000 BPE units has some hundred thousand, where
+# all pairs would be 25 million.
+#
+# Of a bigram with S states (one for the history of each unit) and A arcs:
+#
+# | topology | states | arcs |
+# |---|---|---|
+# | "standard" | about 2 S | about 2 A + 3 S, less one for each unit that may follow itself |
+# | "compact" | about 2 S | about 2 A + 3 S |
+# | "selfless" | about 2 S | S less than "standard" |
+# | "minimal" | S | A + S |
+
+BLANK = 0
+
+
+def ctc_denominator(units: Fsa, topology: CtcTopology = "standard") -> Fsa:
+    """The graph of all frame sequences of all unit sequences of a language model.
+
+    The score of a frame sequence is the log-sum, over the ways in which the topology reads it, of the language model's
+    score of what is read; blanks and repetitions cost nothing. So for a target y the sequences of
+    `ctc_graph(y, 0, topology)` are a part of these, and `product` with `DenominatorGraph(...).normalization_fsa()`
+    makes of it a numerator for `LFMMILoss`. Under "compact" frames that spell two equal units in a row are read in
+    several ways, which numerator and normalization count independently; objf may then be positive.
+
+    Args:
+        units: acceptor, label = unit id - 1 with unit ids from 1 on: `estimate_phone_lm` of sequences of unit ids (order 2
+            for thousands of units), or `ngram_acceptor`.
+        topology: "standard", "compact", "selfless" or "minimal".
+
+    Returns:
+        The graph for `DenominatorGraph(fsa, num_units + 1)`; start state 0.
+
+    Raises:
+        ConfigError: an unknown topology.
+        GraphError: the language model accepts nothing.
+    """
+    if topology not in get_args(CtcTopology):
+        raise ConfigError(f"topology = {topology!r}; expected one of {list(get_args(CtcTopology))}")
+    model = units.trim()
+    if not model.num_arcs or not np.isfinite(model.final_log_prob).any():
+        raise GraphError(
+            f"units ({units.num_states} states, {units.num_arcs} arcs) accepts no sequence of units"
+        )
+    states = np.arange(model.num_states)
+    if topology == "minimal":
+        parts = [_arcs(states, states, BLANK), _arcs(model.src, model.dst, model.pdf + 1, model.log_prob)]
+        return _graph(parts, model.final_log_prob, model.start)
+    return _with_last_unit(model, topology)
+
+
+def _with_last_unit(model: Fsa, topology: CtcTopology) -> Fsa:
+    """States below S: the last frame was blank, or there was none. Behind them: pairs (state, unit of the last frame)."""
+    num_states, states = model.num_states, np.arange(model.num_states)
+    width = int(model.pdf.max()) + 1
+    keys, pair_of_arc = np.unique(model.dst.astype(np.int64) * width + model.pdf, return_inverse=True)
+    pair_state, pair_unit = keys // width, keys % width + 1
+    pairs = num_states + np.arange(len(keys))
+    units = model.pdf + 1
+    spoken = num_states + pair_of_arc
+    # Behind each pair, each arc that leaves its state.
+    order = np.argsort(model.src, kind="stable")
+    begin = np.searchsorted(model.src[order], pair_state)
+    count = np.searchsorted(model.src[order], pair_state, side="right") - begin
+    owner = np.repeat(np.arange(len(keys)), count)
+    arc = order[np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(begin, count)]
+    if topology != "compact":
+        differs = units[arc] != pair_unit[owner]
+        owner, arc = owner[differs], arc[differs]
+    parts = [
+        _arcs(states, states, BLANK),
+        _arcs(pairs, pair_state, BLANK),
+        _arcs(model.src, spoken, units, model.log_prob),
+        _arcs(pairs[owner], spoken[arc], units[arc], model.log_prob[arc]),
+    ]
+    if topology != "selfless":
+        parts.append(_arcs(pairs, pairs, pair_unit))
+    return _graph(parts, np.append(model.final_log_prob, model.final_log_prob[pair_state]), model.start)
+
+
+def _arcs(
+    src: np.ndarray, dst: np.ndarray, pdf: np.ndarray | int, log_prob: np.ndarray | float = 0.0
+) -> list[np.ndarray]:
+    """src, dst, pdf and log_prob of some arcs, all of the length of `src`."""
+    return [src, dst, np.broadcast_to(pdf, src.shape), np.broadcast_to(log_prob, src.shape)]
+
+
+def _graph(parts: list[list[np.ndarray]], final: np.ndarray, start: int) -> Fsa:
+    """The arcs by source state; `trim` drops blank states that no path of the model needs."""
+    src, dst, pdf, log_prob = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.lexsort((dst, pdf, src))
+    return Fsa(len(final), src[order], dst[order], pdf[order], log_prob[order], final, start).trim()

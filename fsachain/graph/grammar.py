@@ -16,20 +16,164 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fsachain.errors import GraphError, require
+from fsachain.errors import ConfigError, GraphError, require
+from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.ngram import END, START, estimate_arpa
 from fsachain.graph.openfst import read_transducer
 from fsachain.graph.transducer import Transducer
 
 __all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
+
+
+# Word n-grams of a training text, in ARPA format: interpolated modified Kneser-Ney smoothing.
+#
+# Equations (after Chen and Goodman, Computer Speech and Language 13, 1999). h is a history, h' the same
+# without its oldest word, c(h, w) a count, c(h) its sum over w, V the number of words that can be predicted:
+#
+#     (1)  P(w | h) = (c(h, w) - D(c(h, w))) / c(h) + lambda(h) P(w | h')          below the unigrams: 1 / V (2)
+#     lambda(h) = sum over w seen after h of D(c(h, w)) / c(h)                the back-off weight of h (3)  D(k)
+#     = k - (k + 1) Y n(k + 1) / n(k) for k = 1, 2, 3 (3 for more), D(0) = 0,  Y = n(1) / (n(1) + 2 n(2))
+#
+# n(k) is the number of n-grams of one order with count k. Counts of the highest order, and of n-grams that
+# begin with the sentence start, are how often the n-gram occurs; all others are how many different words
+# precede it.
+
+START, END = "<s>", "</s>"
+
+# For texts so small that (3) is not defined or leaves its range.
+FALLBACK_DISCOUNTS = (0.0, 0.5, 1.0, 1.5)
+
+Ngram = tuple[str, ...]
+Followers = dict[Ngram, Counter[str]]
+
+
+def estimate_arpa(
+    sentences: Iterable[Sequence[str]], order: int = 3, *, vocabulary: Iterable[str] = ()
+) -> str:
+    """Estimate a word n-gram of a text by equations (1) to (3). Nothing is pruned.
+
+    Args:
+        sentences: words of each sentence; an empty sentence counts as start and end.
+        order: longest n-gram, at least 1.
+        vocabulary: words that get a probability even if no sentence has them, such as `lexicon.words`. Words
+            of the sentences always belong to it.
+
+    Returns:
+        The n-gram in ARPA format (log10 of probabilities and back-off weights).
+
+    Raises:
+        ConfigError: order below 1.
+        GraphError: no sentence, a sentence that is a string, a word with white space, or `<s>` or `</s>`.
+    """
+    if order < 1:
+        raise ConfigError(f"order = {order}: expected at least 1")
+    occurrences = _count(sentences, order)
+    words = vocabulary if isinstance(vocabulary, str) else tuple(vocabulary)
+    _check_words(words, "vocabulary")
+    prob: dict[Ngram, float] = {}
+    backoff: dict[Ngram, float] = {}
+    for length in range(1, order + 1):
+        counts = occurrences[length] if length == order else _preceding(occurrences, length)
+        if length == 1:
+            _smooth(counts, dict.fromkeys([*counts[()], *words]), prob, backoff)
+        else:
+            _smooth(counts, None, prob, backoff)
+    return _arpa_text(prob, backoff)
+
+
+def discounts(counts_of_counts: Mapping[int, int]) -> tuple[float, float, float, float]:
+    """D(0), D(1), D(2), D(3 or more) of equation (3), or fallback values where it gives none of use.
+
+    Args:
+        counts_of_counts: n(k), the number of n-grams with count k; k = 1 to 4 are used.
+    """
+    n = [counts_of_counts.get(k, 0) for k in range(5)]
+    if not all(n[1:4]):
+        return FALLBACK_DISCOUNTS
+    y = n[1] / (n[1] + 2 * n[2])
+    found = (0.0, *(k - (k + 1) * y * n[k + 1] / n[k] for k in (1, 2, 3)))
+    if not all(0 < found[k] < k for k in (1, 2)) or not 0 < found[3] <= 3:
+        return FALLBACK_DISCOUNTS
+    return found[0], found[1], found[2], found[3]
+
+
+def _count(sentences: Iterable[Sequence[str]], order: int) -> list[Followers]:
+    """How often each word follows each history, by n-gram length; entry 0 is empty."""
+    found: list[Followers] = [defaultdict(Counter) for _ in range(order + 1)]
+    for number, sentence in enumerate(sentences):
+        _check_words(sentence, f"sentences[{number}]")
+        words = (START, *sentence, END)
+        for last in range(1, len(words)):
+            for length in range(1, min(order, last + 1) + 1):
+                found[length][words[last - length + 1 : last]][words[last]] += 1
+    if not found[1]:
+        raise GraphError("sentences is empty: expected at least one sentence")
+    return found
+
+
+def _preceding(occurrences: list[Followers], length: int) -> Followers:
+    """How many words precede each n-gram of `length`; occurrences where it begins with the start."""
+    found: Followers = defaultdict(Counter)
+    for history, words in occurrences[length + 1].items():
+        found[history[1:]].update(words.keys())
+    for history, words in occurrences[length].items():
+        if history[:1] == (START,):
+            found[history] = words
+    return found
+
+
+def _smooth(
+    counts: Followers, types: Iterable[str] | None, prob: dict[Ngram, float], backoff: dict[Ngram, float]
+) -> None:
+    """Equations (1) and (2) for the n-grams of one length; `types` are the words of V, for unigrams only."""
+    discount = discounts(Counter(count for words in counts.values() for count in words.values()))
+    for history, words in counts.items():
+        total = words.total()
+        backoff[history] = sum(discount[min(count, 3)] for count in words.values()) / total
+        predicted = list(words) if types is None else list(types)
+        for word in predicted:
+            lower = prob[(*history[1:], word)] if history else 1 / len(predicted)
+            kept = words[word] - discount[min(words[word], 3)]
+            prob[(*history, word)] = kept / total + backoff[history] * lower
+
+
+def _check_words(words: Sequence[str], where: str) -> None:
+    if isinstance(words, str):
+        raise GraphError(f"{where} = {words!r}: expected a sequence of words, such as text.split()")
+    for word in words:
+        if not isinstance(word, str) or word.split() != [word] or word in (START, END):
+            expected = f"expected a word without white space, not {START} or {END}"
+            raise GraphError(f"{where} has the word {word!r}: {expected}")
+
+
+def _arpa_text(prob: dict[Ngram, float], backoff: dict[Ngram, float]) -> str:
+    by_length: defaultdict[int, list[Ngram]] = defaultdict(list)
+    for ngram in (*prob, (START,)):
+        by_length[len(ngram)].append(ngram)
+    header = [f"ngram {length}={len(ngrams)}" for length, ngrams in sorted(by_length.items())]
+    lines = [
+        line for _, ngrams in sorted(by_length.items()) for line in _section(sorted(ngrams), prob, backoff)
+    ]
+    return "\n".join(["\\data\\", *header, *lines, "", "\\end\\", ""])
+
+
+def _section(ngrams: list[Ngram], prob: dict[Ngram, float], backoff: dict[Ngram, float]) -> Iterator[str]:
+    yield ""
+    yield f"\\{len(ngrams[0])}-grams:"
+    for ngram in ngrams:
+        # -99 is the format's "never": the start is a history, no word predicts it.
+        log_prob = math.log10(prob[ngram]) if ngram in prob else -99.0
+        weight = f"\t{math.log10(backoff[ngram]):.9f}" if ngram in backoff else ""
+        yield f"{log_prob:.9f}\t{' '.join(ngram)}{weight}"
+
 
 _EPSILON, _BACKOFF = "<eps>", "#0"
 
@@ -144,3 +288,194 @@ def _symbol_table(lexicon: Lexicon) -> str:
         raise GraphError(f"word {bad[0]!r} of the lexicon cannot stand in an ARPA grammar: {expected}")
     names = chain([_EPSILON], lexicon.words, reserved)
     return "".join(f"{word} {index}\n" for index, word in enumerate(names))
+
+
+# A smoothed n-gram as an acceptor without epsilon arcs, for denominators and for graphs of words.
+#
+# In an ARPA model a word that was not seen after a history is predicted by a shorter one, times the back-off
+# weight of the history. As an FST that is an epsilon arc, through which a seen word can be reached too, a
+# second time. Here each history gets an arc for each word, with the one probability that the model gives it:
+#
+#     P(w | h) = the n-gram's own probability if h w was seen, else backoff(h) P(w | h')
+#
+# with h' the history without its oldest word. That is (number of histories) x (number of words) arcs: small
+# for phones, too many for thousands of units. For those `estimate_phone_lm` of order 2 keeps the pairs that
+# were seen and no others.
+
+MAX_ARCS = 20_000_000
+
+_Arcs = dict[int, tuple[int, float]]  # by label: destination and log-probability
+
+
+def ngram_acceptor(path: str | os.PathLike[str], units: Sequence[str], *, max_arcs: int = MAX_ARCS) -> Fsa:
+    """The n-gram of an ARPA file over phones, BPE units or words.
+
+    Args:
+        path: the ARPA file; read by kaldilm.
+        units: names by id, from id 1 on: `lexicon.phones` for `build_denominator`, the pieces of a BPE model for
+            `ctc_denominator`, `lexicon.words` for `phone_model_of_words`. N-grams with other names are left out; their
+            probability is lost.
+        max_arcs: more than these are refused.
+
+    Returns:
+        Deterministic acceptor, label = id - 1. Weights are kaldilm's, in 32 bits.
+
+    Raises:
+        GraphError: no such file, no ARPA file, no unit in it, or more arcs than `max_arcs`.
+        MissingExtraError: kaldilm is not installed.
+    """
+    lexicon = Lexicon.from_entries(((name, 1.0, ["unit"]) for name in units), silence=None)
+    grammar = Transducer.from_openfst(grammar_from_arpa(path, lexicon))
+    try:
+        return without_back_off(grammar, max_arcs=max_arcs)
+    except GraphError as error:
+        raise GraphError(f"{os.fspath(path)}: {error}") from error
+
+
+def without_back_off(grammar: Transducer, *, max_arcs: int = MAX_ARCS) -> Fsa:
+    """A back-off model with its epsilon arcs resolved as this module says.
+
+    Args:
+        grammar: each state has at most one arc of input label 0, to a shorter history, and one arc for each other label.
+        max_arcs: more than these are refused.
+
+    Returns:
+        Deterministic acceptor, label = input label - 1; trimmed.
+
+    Raises:
+        GraphError: two arcs of one label, back-off arcs in a cycle, or more arcs than `max_arcs`.
+    """
+    own: list[_Arcs] = [{} for _ in range(grammar.num_states)]
+    columns = (grammar.src, grammar.ilabel, grammar.dst, grammar.log_prob)
+    for src, label, dst, log_prob in zip(*(column.tolist() for column in columns), strict=True):
+        if label in own[src]:
+            raise GraphError(f"state {src} has two arcs of label {label}; expected a back-off n-gram")
+        own[src][label] = (dst, log_prob)
+    back_off = [arcs.pop(0, None) for arcs in own]
+    final = grammar.final_log_prob.copy()
+    done: list[bool] = [False] * grammar.num_states
+    num_arcs = 0
+    for state in range(grammar.num_states):
+        for here in reversed(_chain(state, back_off, done)):
+            shorter = back_off[here]
+            if shorter is not None:
+                lower, weight = shorter
+                own[here] = {
+                    label: (dst, weight + log_prob) for label, (dst, log_prob) in own[lower].items()
+                } | own[here]
+                final[here] = final[here] if final[here] > -np.inf else weight + final[lower]
+            done[here] = True
+            num_arcs += len(own[here])
+            if num_arcs > max_arcs:
+                raise GraphError(
+                    f"a smoothed n-gram of {grammar.num_states} histories has more than max_arcs = {max_arcs} arcs; "
+                    "an unsmoothed one (estimate_phone_lm) stays small"
+                )
+    rows = [(src, dst, label - 1) for src, arcs in enumerate(own) for label, (dst, _) in sorted(arcs.items())]
+    weights = [log_prob for arcs in own for _, (_, log_prob) in sorted(arcs.items())]
+    src, dst, pdf = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    return Fsa(grammar.num_states, src, dst, pdf, np.array(weights), final, grammar.start).trim()
+
+
+def _chain(state: int, back_off: list[tuple[int, float] | None], done: list[bool]) -> list[int]:
+    """The state and those that it backs off to, up to one that is resolved."""
+    chain: list[int] = []
+    while not done[state]:
+        if len(chain) > len(done):
+            raise GraphError(f"state {state} lies on a cycle of back-off arcs")
+        chain.append(state)
+        shorter = back_off[state]
+        if shorter is None:
+            break
+        state = shorter[0]
+    return chain
+
+
+# Scores of word sequences under a word grammar, without a search over recordings.
+
+
+class NgramScores:
+    """An n-gram (or word loop) as `grammar_from_arpa` and `word_loop` give it, made ready to score word sequences.
+
+    Args:
+        grammar: pywrapfst FST over word ids; a state has at most one arc for each word and one epsilon arc, which backs
+            off.
+
+    Raises:
+        GraphError: two arcs of one state have the same word, or both are epsilons.
+    """
+
+    def __init__(self, grammar: Any) -> None:
+        arcs = Transducer.from_openfst(grammar)
+        self._start = arcs.start
+        self._final = arcs.final_log_prob
+        self._width = int(arcs.ilabel.max(initial=0)) + 1
+        key = arcs.src.astype(np.int64) * self._width + arcs.ilabel
+        order = np.argsort(key, kind="stable")
+        self._key, self._dst, self._log_prob = key[order], arcs.dst[order], arcs.log_prob[order]
+        twice = np.flatnonzero(np.diff(self._key) == 0)
+        if twice.size:
+            state, label = divmod(int(self._key[twice[0]]), self._width)
+            raise GraphError(
+                f"grammar: state {state} has two arcs with word id {label}; expected an n-gram, which has one at most"
+            )
+
+    def log_prob(self, word_ids: Iterable[int]) -> float:
+        """Log-probability of a sentence as an n-gram means it: a shorter history counts only where the longer is unseen.
+
+        Returns:
+            Natural log, the end of the sentence included; -inf for a word that the grammar does not have.
+        """
+        state, total = self._start, 0.0
+        for word_id in word_ids:
+            arc = self._arc(state, word_id)
+            while arc is None:
+                backoff = self._arc(state, 0)
+                if backoff is None:
+                    return -math.inf
+                state, total = backoff[0], total + backoff[1]
+                arc = self._arc(state, word_id)
+            state, total = arc[0], total + arc[1]
+        while self._final[state] == -math.inf:
+            backoff = self._arc(state, 0)
+            if backoff is None:
+                return -math.inf
+            state, total = backoff[0], total + backoff[1]
+        return total + float(self._final[state])
+
+    def best_path_log_prob(self, word_ids: Iterable[int]) -> float:
+        """Log-probability of the best path of a sentence, as a decoding graph of this grammar has it.
+
+        There the arc that backs off is open even where the longer history is known, so this is `log_prob` or more.
+        """
+        reached = self._with_backoff({self._start: 0.0})
+        for word_id in word_ids:
+            after: dict[int, float] = {}
+            for state, total in reached.items():
+                arc = self._arc(state, word_id)
+                if arc is not None:
+                    after[arc[0]] = max(after.get(arc[0], -math.inf), total + arc[1])
+            reached = self._with_backoff(after)
+        return max((total + float(self._final[state]) for state, total in reached.items()), default=-math.inf)
+
+    def _with_backoff(self, reached: dict[int, float]) -> dict[int, float]:
+        """The states of `reached` and those that they back off to, each with the best score."""
+        found = dict(reached)
+        waiting = list(reached)
+        while waiting:
+            state = waiting.pop()
+            backoff = self._arc(state, 0)
+            if backoff is not None and found[state] + backoff[1] > found.get(backoff[0], -math.inf):
+                found[backoff[0]] = found[state] + backoff[1]
+                waiting.append(backoff[0])
+        return found
+
+    def _arc(self, state: int, label: int) -> tuple[int, float] | None:
+        """Destination and log-probability of the arc with this label; None if there is none."""
+        if label >= self._width:
+            return None
+        key = state * self._width + label
+        place = int(np.searchsorted(self._key, key))
+        if place == len(self._key) or self._key[place] != key:
+            return None
+        return int(self._dst[place]), float(self._log_prob[place])

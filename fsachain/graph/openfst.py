@@ -2,7 +2,7 @@
 
 OpenFst stores costs (smaller is better) in 32 bits and reserves label 0 for epsilon; fsachain stores
 log-probabilities and counts pdfs from 0. Hence log_prob = -cost and pdf = label - 1, here and in the AT&T
-text of `fsachain.att` only.
+text of `fsachain.fsa` only.
 """
 
 from __future__ import annotations

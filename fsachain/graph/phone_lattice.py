@@ -16,11 +16,9 @@ import numpy.typing as npt
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import Expansion, expand_acceptor
-from fsachain.graph.product import product
+from fsachain.graph.expand import Expansion, FrameTimes, Unrolled, expand_acceptor, unroll
 from fsachain.graph.supervision import DEFAULT_TOLERANCE, Supervision, supervision_of
-from fsachain.graph.transducer import Transducer
-from fsachain.graph.unrolling import FrameTimes, Unrolled, unroll
+from fsachain.graph.transducer import Transducer, product
 
 
 @dataclass(frozen=True, eq=False)

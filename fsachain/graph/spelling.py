@@ -13,9 +13,8 @@ import numpy as np
 
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.epsilons import remove_epsilons
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.transducer import Transducer
+from fsachain.graph.transducer import Transducer, remove_epsilons
 
 NO_TAG = -1
 

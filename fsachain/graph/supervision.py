@@ -26,10 +26,8 @@ import numpy.typing as npt
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import Expansion, expand_acceptor
-from fsachain.graph.product import product
-from fsachain.graph.transducer import Transducer
-from fsachain.graph.unrolling import FrameTimes, Unrolled, unroll
+from fsachain.graph.expand import Expansion, FrameTimes, Unrolled, expand_acceptor, unroll
+from fsachain.graph.transducer import Transducer, product
 
 DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
 Ints = npt.NDArray[np.int64]

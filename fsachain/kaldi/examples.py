@@ -7,18 +7,107 @@ end-to-end examples and those made from alignments, merged or not.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.kaldi.fst import read_fsa
-from fsachain.kaldi.indexes import Indexes, read_indexes
 from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
 from fsachain.on_access import OnAccess
+
+# Index vectors of Kaldi's examples: which sequence and time each row of a matrix belongs to.
+#
+# Format: Kaldi's nnet3/nnet-common.cc. A row takes one byte where only the time changes, and little; it is
+# kept so.
+
+Ints = npt.NDArray[np.int32]
+
+_ESCAPE = 127
+_LARGEST_STEP = 124
+_HIGHEST = 2**31 - 1
+
+
+class Indexes:
+    """Rows (n, t, x): sequence, time and extra, each made on access as int32 [rows].
+
+    Args:
+        steps: int8 [rows], by how much t is larger than in the row before; 127 for a row that stands in `full`.
+        full: int32 [such rows, 3]. Before the first row n, t and x are 0.
+    """
+
+    def __init__(self, steps: npt.NDArray[np.int8], full: Ints) -> None:
+        self._steps, self._full = steps, full
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[np.integer]:
+        """All of n, t and x as [rows, 3]."""
+        return np.stack((self.n, self.t, self.x), axis=1).astype(dtype or np.int64)
+
+    @property
+    def n(self) -> Ints:
+        """The sequence of each row."""
+        return self._repeated(self._full[:, 0])
+
+    @property
+    def t(self) -> Ints:
+        """The time of each row, in frames."""
+        steps, begins = self._steps.astype(np.int32), np.flatnonzero(self._steps == _ESCAPE)
+        if begins.size:
+            times = self._full[:, 1]
+            last = times + np.add.reduceat(steps, begins) - _ESCAPE  # before the next full row
+            steps[begins] = times - np.append(steps[: begins[0]].sum(), last[:-1])
+        return np.cumsum(steps, out=steps)
+
+    @property
+    def x(self) -> Ints:
+        """The extra index of each row."""
+        return self._repeated(self._full[:, 2])
+
+    def _repeated(self, values: Ints) -> Ints:
+        """A value for each row: that of the last full row, 0 before the first."""
+        begins = np.flatnonzero(self._steps == _ESCAPE)
+        sizes = np.diff(begins, prepend=0, append=len(self))
+        return np.repeat(np.append(np.int32(0), values), sizes)
+
+
+def read_indexes(cursor: Cursor) -> Indexes:
+    """An index vector, binary or text.
+
+    Raises:
+        DataError: something else is there, it is cut short, or a time is beyond 32 bits.
+    """
+    cursor.expect("<I1V>")
+    begin = cursor.position
+    count = cursor.integer("number of indexes", 0)
+    if count > cursor.left:
+        cursor.fail(f"{count} indexes, {cursor.left} bytes are left", begin)
+    steps, full, time = array("b"), array("i"), 0
+    for _ in range(count):
+        if not cursor.binary:
+            cursor.expect("<I1>")
+        step = int.from_bytes(cursor.take(1, "an index"), "little", signed=True) if cursor.binary else _ESCAPE
+        if step == _ESCAPE:
+            full.extend(cursor.integer(f"{name} of an index") for name in "ntx")
+            time = full[-2]
+        elif abs(step) <= _LARGEST_STEP:
+            time += step
+        else:
+            cursor.fail(f"step {step} of an index: expected -124 to 124, or {_ESCAPE}")
+        if abs(time) > _HIGHEST:
+            cursor.fail(f"time {time} of an index: expected at most {_HIGHEST}")
+        steps.append(step)
+    return Indexes(np.frombuffer(steps, np.int8), np.frombuffer(full, np.int32).reshape(-1, 3))
+
 
 Part = TypeVar("Part")
 
@@ -193,3 +282,111 @@ def _read_deriv_weights(cursor: Cursor) -> Floats:
         weights /= np.float32(255)
         return weights
     return np.zeros(0, dtype=np.float32)
+
+
+# The graphs of merged chain examples that were made from alignments, taken apart again.
+#
+# nnet3-chain-merge-egs strings the graphs of a minibatch together: the first F frames of every path belong to
+# the first sequence, the next F to the second, and so on. Between two sequences stands one state, or several
+# with the same arcs, whose weights differ by a constant each: what the sequence before ended with (Kaldi's
+# chain/chain-supervision.cc).
+
+LOG_TOLERANCE = 1e-3  # weights are float32, sums of a few costs
+
+Ints_merged = npt.NDArray[np.int64]
+
+
+def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]:
+    """The graphs that `fsa` strings together, in order.
+
+    Args:
+        fsa: every path has num_sequences * num_frames arcs.
+        num_sequences: N.
+        num_frames: F, frames of each sequence.
+
+    Returns:
+        N acyclic acceptors, made one by one once all is checked; the weights of N paths, one of each, add up to the
+        weight of the path that they are.
+
+    Raises:
+        DataError: no path, paths of other lengths, or a place between two sequences at which the one depends on the other.
+    """
+    graph = fsa.trim()
+    if not graph.num_arcs:
+        raise DataError("the graph of merged sequences accepts nothing")
+    time = _times(graph, num_sequences * num_frames)
+    constant, entries = np.zeros(graph.num_states), [graph.start]
+    for number in range(1, num_sequences):
+        ends = np.flatnonzero(time == number * num_frames)
+        entries.append(int(ends[0]))
+        constant[ends] = _constants(graph, ends, entries[-1], number - 1)
+    final = np.where(time == num_sequences * num_frames, graph.final_log_prob, constant)
+    return (
+        _part(graph, time, number * num_frames, (number + 1) * num_frames, entry, final)
+        for number, entry in enumerate(entries)
+    )
+
+
+def _part(
+    graph: Fsa, time: Ints_merged, begin: int, end: int, entry: int, final: npt.NDArray[np.float64]
+) -> Fsa:
+    """The frames [begin, end) of all paths, which lead from the state `entry` to those at time `end`."""
+    inside = (time > begin) & (time <= end)
+    inside[entry] = True
+    kept = inside[graph.src] & inside[graph.dst]
+    new = np.cumsum(inside) - 1
+    return Fsa(
+        int(inside.sum()),
+        new[graph.src[kept]],
+        new[graph.dst[kept]],
+        graph.pdf[kept],
+        graph.log_prob[kept],
+        np.where(time == end, final, -np.inf)[inside],
+        int(new[entry]),
+    )
+
+
+def _times(graph: Fsa, num_frames: int) -> Ints_merged:
+    """Frames behind each state."""
+    leaving = np.argsort(graph.src, kind="stable")
+    first = np.searchsorted(graph.src[leaving], np.arange(graph.num_states + 1))
+    time = np.full(graph.num_states, -1, dtype=np.int64)
+    time[graph.start] = 0
+    layer = np.array([graph.start])
+    for frame in range(1, num_frames + 1):
+        parts = [graph.dst[leaving[first[state] : first[state + 1]]] for state in layer.tolist()]
+        layer = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts])).astype(np.int64)
+        if (time[layer] >= 0).any():
+            break
+        time[layer] = frame
+    ends = graph.final_log_prob > -np.inf
+    if (time < 0).any() or (time[graph.dst] != time[graph.src] + 1).any() or (time[ends] != num_frames).any():
+        raise DataError(
+            f"the graph of merged sequences has paths of other lengths; expected {num_frames} frames"
+        )
+    return time
+
+
+def _constants(graph: Fsa, states: Ints_merged, model: int, number: int) -> npt.NDArray[np.float64]:
+    """By how much the arcs of each state outweigh those of `model`; all have the same."""
+    expected = _arcs(graph, model)
+    found = []
+    for state in states.tolist():
+        own = _arcs(graph, state)
+        differences = [own.get(key, np.nan) - weight for key, weight in expected.items()]
+        if own.keys() != expected.keys() or np.ptp(differences) > LOG_TOLERANCE:
+            raise DataError(
+                f"the graph of merged sequences goes on in several ways behind sequence {number}, which depend on it; "
+                "expected graphs strung together"
+            )
+        found.append(differences[0])
+    return np.array(found)
+
+
+def _arcs(graph: Fsa, state: int) -> dict[tuple[int, int], float]:
+    """Log-weights of the arcs that leave a state, by pdf and destination."""
+    arcs: dict[tuple[int, int], float] = {}
+    for arc in np.flatnonzero(graph.src == state).tolist():
+        key = int(graph.pdf[arc]), int(graph.dst[arc])
+        arcs[key] = float(np.logaddexp(arcs.get(key, -np.inf), graph.log_prob[arc]))
+    return arcs

@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError
-from fsachain.graph.context import ContextTree
-from fsachain.graph.decisions import DecisionTree
-from fsachain.graph.phone_sets import PhoneSets
-from fsachain.graph.tree_nodes import NO_BRANCH, Nodes
+from fsachain.graph.context import ContextTree, PhoneSets
+from fsachain.graph.decision_tree import NO_BRANCH, DecisionTree, Nodes
 from fsachain.kaldi.stream import Cursor, open_file
 from fsachain.kaldi.transitions import TransitionModel, read_transition_model
 

@@ -3,18 +3,149 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends.arguments import check_budget
+from fsachain.backends.arrays import check_budget
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss.numerators import Numerators, pack_numerators
-from fsachain.loss.operator_parts import real_frames
-from fsachain.loss.record import LossRecord
+from fsachain.fsa import Fsa
+from fsachain.loss.autograd import real_frames
+from fsachain.table import TransitionTable, compile_table
+
+# What an evaluation of a loss found, besides the number to minimise.
+
+# Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
+EXCLUDED_OBJF = -10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossRecord:
+    """Detached float64 results of one batch; scalars are 0-dimensional tensors.
+
+    Attributes:
+        objf: the objective, larger is better, with a value for each excluded sequence.
+        objf_ok: the same over ok sequences only: what the loss uses.
+        num_log_prob, den_log_prob: [N] log Z of numerator and denominator; -inf: impossible, NaN: illegal score.
+        l2_term, out_of_range_term: the penalties, <= 0, already times their factors.
+        xent_objf: sum_n w_n sum_t,p occupancy_num xent_log_probs, before `xent_regularize`; 0 without that branch.
+        weight: sum_n w_n T_n in frames; weight_ok: over ok sequences.
+        ok: bool [N].
+        batch: the numerators; their names are the utterances'.
+    """
+
+    objf: Tensor
+    objf_ok: Tensor
+    num_log_prob: Tensor
+    den_log_prob: Tensor
+    l2_term: Tensor
+    out_of_range_term: Tensor
+    xent_objf: Tensor
+    weight: Tensor
+    weight_ok: Tensor
+    ok: Tensor
+    batch: TableBatch
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the N utterances."""
+        return self.batch.names
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Names of the sequences that left the objective: no path of their length, or an illegal score.
+
+        Reading it waits for the device of the scores.
+        """
+        return tuple(name for name, ok in zip(self.names, self.ok.tolist(), strict=True) if not ok)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LFMMIRecord(LossRecord):
+    """What `LFMMILoss` found; fields as in `LossRecord`.
+
+    objf is sum_n w_n (num - s den) over ok sequences, and -10 w_n T_n for each excluded one. Where the loss boosts,
+    `den_log_prob` is log Z of the boosted scores, so that objf may reach boost times the frames.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MBRRecord(LossRecord):
+    """What `MBRLoss` found; fields as in `LossRecord`.
+
+    objf is sum_n w_n E_n[A]; an excluded sequence adds 0, as if it had no frame right.
+
+    Attributes:
+        expected_accuracy: [N] E_n[A], frames that a path of the denominator is expected to have right, in [0, T_n] but for
+            rounding; -inf: impossible, NaN: illegal score.
+    """
+
+    expected_accuracy: Tensor
+
+
+def common_fields(
+    batch: TableBatch, results: tuple[Tensor, ...], xent_objf: Tensor, values: Tensor
+) -> dict[str, Any]:
+    """All fields of `LossRecord` but objf, from an operator's results.
+
+    values [N] is what each sequence adds to objf_ok, times its weight.
+    """
+    _, num, den, ok, l2_term, range_term, _, _, frames, weights = results[:10]
+    per_sequence = weights * frames
+    return {
+        "objf_ok": torch.where(ok, weights * values, 0.0).sum(),
+        "num_log_prob": num,
+        "den_log_prob": den,
+        "l2_term": l2_term.detach(),
+        "out_of_range_term": range_term.detach(),
+        "xent_objf": xent_objf,
+        "weight": per_sequence.sum(),
+        "weight_ok": torch.where(ok, per_sequence, 0.0).sum(),
+        "ok": ok,
+        "batch": batch,
+    }
+
+
+# Numerators as a batch of tables, each acceptor compiled once in its life.
+
+Numerators = TableBatch | Sequence[Fsa | TransitionTable]
+_compiled: WeakKeyDictionary[Fsa, TransitionTable] = WeakKeyDictionary()
+
+
+def pack_numerators(numerators: Sequence[Fsa | TransitionTable], num_pdfs: int) -> TableBatch:
+    """Compile what is not yet compiled (each Fsa once in its life) and pack.
+
+    Raises:
+        ShapeError: not a sequence of acceptors and tables.
+        GraphError: an acceptor that does not fit `num_pdfs`.
+    """
+    if isinstance(numerators, Fsa | TransitionTable):
+        raise ShapeError(
+            f"numerators is one {type(numerators).__name__}; expected a list, one for each sequence"
+        )
+    for n, graph in enumerate(numerators):
+        if not isinstance(graph, Fsa | TransitionTable):
+            raise ShapeError(
+                f"numerators[{n}] is a {type(graph).__name__}; expected an Fsa or a TransitionTable"
+            )
+    return TableBatch.pack(
+        [
+            _compile(graph, num_pdfs, n) if isinstance(graph, Fsa) else graph
+            for n, graph in enumerate(numerators)
+        ]
+    )
+
+
+def _compile(fsa: Fsa, num_pdfs: int, n: int) -> TransitionTable:
+    if fsa not in _compiled or _compiled[fsa].num_pdfs != num_pdfs:
+        _compiled[fsa] = compile_table(fsa, num_pdfs, name=f"numerators[{n}]")
+    return _compiled[fsa]
+
 
 Record = TypeVar("Record", bound=LossRecord)
 

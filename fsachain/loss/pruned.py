@@ -5,25 +5,355 @@ A loss whose joiner only adds tells which few labels matter at each frame; the j
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fsachain.backends import arrays as kinds
+from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends.cuda import pairs as cuda_pairs
 from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, RnntType
-from fsachain.loss import transducer_arguments as arguments
-from fsachain.loss.pruned_scores import (
-    Pair,
-    check_boundary,
-    check_simple,
-    check_symbols,
-    simple_scores,
-    smoothed_scores,
+from fsachain.loss import arguments
+from fsachain.loss.arguments import (
+    check_beside,
+    check_finite,
+    check_logits,
+    check_topology,
+    class_index,
+    integers,
+    integers_there,
 )
-from fsachain.loss.transducer_grid import mutual_information_recursion
-from fsachain.loss.transducer_operators import NO_CLAMP, rnnt
+from fsachain.loss.autograd import only_first_has_gradient, operator, refuse_second_derivative
+from fsachain.loss.grid import mutual_information_recursion
+from fsachain.loss.rnnt import NO_CLAMP, rnnt
+
+# Products of matrices that are as exact as their type, whatever the user allows elsewhere.
+
+_lock = Lock()  # what is set is the process's: two threads must not keep what the other has set
+
+
+def exact_product(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y of float32 or float64 [.., I, K] and [.., K, J], without autocast, TF32 or bfloat16 inside.
+
+    These are for the layers of a network. A sum of probabilities that is off by a thousandth is a log-probability that is
+    off by as much, at every node of a path.
+    """
+    with torch.autocast(x.device.type, enabled=False), _full_precision():
+        return x @ y
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    with _lock:
+        before = [(place, name, getattr(place, name)) for place, name, _ in _settings()]
+        try:
+            for place, name, exact in _settings():
+                setattr(place, name, exact)
+            yield
+        finally:
+            for place, name, value in before:
+                setattr(place, name, value)
+
+
+def _settings() -> list[tuple[Any, str, Any]]:
+    """Where torch keeps how exact products of float32 are, under which name, and the value for exact ones."""
+    places = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    if hasattr(places[0], "fp32_precision"):  # since torch 2.9
+        return [(place, "fp32_precision", "ieee") for place in places if place is not None]
+    return [(places[0], "allow_tf32", False)]
+
+
+# log sum_c exp(am[t, c] + lm[s, c]) for all pairs (s, t) as a product of matrices, exact at any magnitude.
+#
+# The product of exp(lm - max) and exp(am - max) has lost what matters where its result is tiny: where am and
+# lm disagree by more than the range of the type. Those pairs are summed again one by one. The host looks for
+# them; on a device a kernel does, so that nothing waits for it.
+
+# What the product loses of a sum is below C times the least number of the type: nothing beside these.
+_LEAST = {torch.float32: 1e-25, torch.float64: 1e-280}
+_PAIRS = 1 << 21  # entries of the pairs that are summed again at once
+
+
+def _parts(x: Tensor) -> Tensor:
+    """exp(x - largest); the largest counts as 0 where all entries are -inf."""
+    return (x - _largest(x)).exp()
+
+
+def _largest(x: Tensor) -> Tensor:
+    largest = x.amax(dim=2, keepdim=True)
+    return torch.where(largest == -torch.inf, 0, largest)
+
+
+def _weak_pairs(sums: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Indices (n, s, t) of sums that cannot be trusted, in pieces."""
+    for piece in torch.nonzero(~(sums > _LEAST[sums.dtype])).split(max(1, _PAIRS // max(1, width))):
+        n, s, t = piece.unbind(1)
+        yield n, s, t
+
+
+@operator("fsachain::pair_normalizer")
+def pair_normalizer(am: Tensor, lm: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalizers [N, S + 1, T] of am [N, T, C] and lm [N, S + 1, C], both float32 or float64; and the product's sums."""
+    am, lm = am.contiguous(), lm.contiguous()
+    sums = exact_product(_parts(lm), _parts(am).transpose(1, 2)).contiguous()
+    result = sums.log() + _largest(lm) + _largest(am).transpose(1, 2)
+    if kinds.home_of(am) == "cuda":
+        view, least = cuda_call.view, _LEAST[sums.dtype]
+        cuda_pairs.log_sums(cuda_call.find_device(am), view(am), view(lm), view(sums), least, view(result))
+        return result, sums
+    for n, s, t in _weak_pairs(sums, am.shape[2]):
+        result[n, s, t] = torch.logsumexp(am[n, t] + lm[n, s], dim=1)
+    return result, sums
+
+
+@pair_normalizer.register_fake
+def __pruned_normalizer(am, lm):  # type: ignore[no-untyped-def]
+    shape = am.shape[0], lm.shape[1], am.shape[1]
+    return am.new_empty(shape), am.new_empty(shape)
+
+
+@operator("fsachain::pair_normalizer_gradient")
+def pair_normalizer_gradient(
+    am: Tensor, lm: Tensor, normalizer: Tensor, sums: Tensor, factors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The sums over (s, t) of factors [N, S + 1, T] times the derivatives by am and lm."""
+    am, lm, factors = am.contiguous(), lm.contiguous(), factors.contiguous()
+    am_parts, lm_parts = _parts(am), _parts(lm)
+    shares = torch.where(sums > _LEAST[sums.dtype], factors / sums, 0)
+    by_am = am_parts * exact_product(shares.transpose(1, 2), lm_parts)
+    by_lm = lm_parts * exact_product(shares, am_parts)
+    if kinds.home_of(am) == "cuda":
+        view, least = cuda_call.view, _LEAST[sums.dtype]
+        pairs = view(am), view(lm), view(sums), least, view(normalizer), view(factors)
+        cuda_pairs.add_gradient(cuda_call.find_device(am), *pairs, view(by_am), view(by_lm))
+    else:
+        _add_weak_pairs(am, lm, sums, factors, by_am, by_lm)
+    unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN
+    unused = unused.view(-1, 1, 1)
+    return by_am.masked_fill_(unused, 0), by_lm.masked_fill_(unused, 0)
+
+
+def _add_weak_pairs(
+    am: Tensor, lm: Tensor, sums: Tensor, factors: Tensor, by_am: Tensor, by_lm: Tensor
+) -> None:
+    for n, s, t in _weak_pairs(sums, am.shape[2]):
+        logits = am[n, t] + lm[n, s]
+        factor = factors[n, s, t].unsqueeze(1)
+        # Rows of -inf alone have no softmax, and no factor either.
+        single = torch.where(factor == 0, 0, logits.softmax(dim=1) * factor)
+        by_am.index_put_((n, t), single, accumulate=True)
+        by_lm.index_put_((n, s), single, accumulate=True)
+
+
+@pair_normalizer_gradient.register_fake
+def __pruned_normalizer(am, lm, *_):  # type: ignore[no-untyped-def]
+    return torch.empty_like(am, memory_format=torch.contiguous_format), torch.empty_like(
+        lm, memory_format=torch.contiguous_format
+    )
+
+
+pair_normalizer_gradient.register_autograd(refuse_second_derivative)
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs, *output)
+    only_first_has_gradient(ctx, output)
+
+
+def _backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
+    if gradient is None:
+        return None, None
+    return pair_normalizer_gradient(*ctx.saved_tensors, gradient)
+
+
+pair_normalizer.register_autograd(_backward, setup_context=_save)
+
+
+# px and py of a transducer whose joiner adds am and lm: the simple and the smoothed kind of Kuang et al.,
+# 2022.
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Simple(NamedTuple):
+    """Checked arguments: lm [N, S + 1, C], am [N, T, C] with padding of 0, float32 or float64, and more beside these.
+
+    symbols [N, S]: -1 where one of a device is no class; boundary [N, 4] on the host; last [N, 2]: s_end and t_end.
+    """
+
+    lm: Tensor
+    am: Tensor
+    symbols: Tensor
+    termination: int
+    boundary: Tensor
+    last: Tensor
+    rnnt_type: RnntType
+    delay_penalty: float
+
+
+def check_boundary(boundary: Any, size: int, labels: int, frames: int, device: torch.device) -> Tensor:
+    """[N, 4] int64: s_begin, t_begin, s_end, t_end; None: 0, 0, S, T. Values are checked by the operators."""
+    if boundary is None:
+        return torch.tensor([[0, 0, labels, frames]]).expand(size, 4).contiguous()
+    spans = integers(boundary, "boundary", device)
+    if spans.shape != (size, 4):
+        raise ShapeError(f"boundary has shape {list(spans.shape)}; expected [{size}, 4]")
+    return spans
+
+
+@operator("fsachain::checked_symbols")
+def checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int) -> Tensor:
+    """The symbols [N, S] with padding of 0.
+
+    An operator, because what is wrong with them is known only when it runs: a symbol of the host that is no class of `width`
+    raises, one of a device becomes -1.
+    """
+    real = (torch.arange(labels) < boundary[:, 2:3]).to(symbols.device, non_blocking=True)
+    wrong = real & ((symbols < 0) | (symbols >= width))
+    if not symbols.is_cpu:
+        return torch.where(wrong, -1, torch.where(real, symbols, 0))
+    for n, u in np.argwhere(wrong.numpy()).tolist():
+        raise ShapeError(f"symbols[{n}, {u}] = {int(symbols[n, u])}; expected a class, 0 to {width - 1}")
+    return torch.where(real, symbols, 0)
+
+
+@checked_symbols.register_fake
+def _(symbols, boundary, labels, width):  # type: ignore[no-untyped-def]
+    return torch.empty_like(symbols)
+
+
+def check_symbols(symbols: Tensor, boundary: Tensor, shape: tuple[int, int], width: int) -> Tensor:
+    """The symbols [N, S] with padding of 0; a symbol that is no class and a wrong shape raise."""
+    if tuple(symbols.shape) != shape:
+        raise ShapeError(f"symbols has shape {list(symbols.shape)}; expected {list(shape)}")
+    return checked_symbols(symbols, boundary, shape[1], width)
+
+
+def check_simple(
+    lm: Any,
+    am: Any,
+    symbols: Any,
+    termination_symbol: int,
+    boundary: Any,
+    rnnt_type: RnntType,
+    delay_penalty: float,
+) -> Simple:
+    """The arguments of a simple or smoothed loss.
+
+    Raises:
+        ShapeError, ConfigError, BackendUnavailable: one of them cannot be used.
+    """
+    check_logits(lm, "lm", (3,))
+    check_logits(am, "am", (3,))
+    check_beside(lm, "lm", am, "am")
+    check_topology(rnnt_type)
+    size, frames, width = am.shape
+    if not size or lm.shape[0] != size or lm.shape[2] != width or lm.shape[1] < 1:
+        raise ShapeError(
+            f"lm and am have shapes {list(lm.shape)} and {list(am.shape)}; expected [B, S + 1, C] and [B, T, C]"
+        )
+    labels = lm.shape[1] - 1
+    spans = check_boundary(boundary, size, labels, frames, am.device)
+    own = integers_there(symbols, "symbols", am.device)
+    given = check_symbols(own, spans, (size, labels), width).to(am.device, non_blocking=True)
+    kind = torch.float64 if torch.float64 in (lm.dtype, am.dtype) else torch.float32
+    last = spans[:, 2:].to(am.device, non_blocking=True)
+    real_frames = (torch.arange(frames, device=am.device) < last[:, 1:]).unsqueeze(2)
+    return Simple(
+        lm.to(kind),
+        torch.where(real_frames, am.to(kind), 0),
+        given,
+        class_index(termination_symbol, width, "termination_symbol"),
+        spans,
+        last,
+        rnnt_type,
+        check_finite("delay_penalty", delay_penalty),
+    )
+
+
+def _without_padding(call: Simple) -> Tensor:
+    positions = torch.arange(call.lm.shape[1], device=call.lm.device)
+    real = (positions <= call.last[:, :1]).unsqueeze(2)
+    return torch.where(real, call.lm, 0)
+
+
+def _of_symbols(call: Simple, lm: Tensor, am: Tensor) -> tuple[Pair, Pair]:
+    """(px, py) of lm and of am alone: [N, S, 1] and [N, S + 1, 1]; [N, S, T] and [N, 1, T]."""
+    index = call.symbols.clamp(min=0).unsqueeze(2)
+    px_lm = lm[:, :-1].gather(2, index)
+    px_am = am.transpose(1, 2).gather(1, index.expand(-1, -1, am.shape[1]))
+    return (px_lm, lm[:, :, call.termination].unsqueeze(2)), (
+        px_am,
+        am[:, :, call.termination].unsqueeze(1),
+    )
+
+
+def _finish(call: Simple, px: Tensor, py: Tensor) -> Pair:
+    """Topology and delay penalty: px [N, S, T + 1] for the regular kind, whose labels end before the last node."""
+    frames = py.shape[2]
+    if call.rnnt_type == "constrained":
+        px = px + py[:, 1:]
+    times = torch.arange(frames, device=px.device)
+    if call.delay_penalty:
+        middle = 0.5 * (call.last[:, 1].to(px.dtype) - 1.0)
+        px = px + call.delay_penalty * (middle.view(-1, 1, 1) - times.to(px.dtype))
+    px = torch.where(times < call.last[:, 1].view(-1, 1, 1), px, -torch.inf)
+    px = torch.where(call.symbols.unsqueeze(2) < 0, torch.nan, px)
+    if call.rnnt_type == "regular":
+        px = torch.nn.functional.pad(px, (0, 1), value=-torch.inf)
+    return px, py
+
+
+def simple_scores(call: Simple) -> Pair:
+    """px and py of the logits am[t] + lm[s]."""
+    lm = _without_padding(call)
+    (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
+    normalizer, _ = pair_normalizer(call.am, lm)
+    return _finish(call, px_lm + px_am - normalizer[:, :-1], py_lm + py_am - normalizer)
+
+
+def smoothed_scores(call: Simple, lm_only_scale: float, am_only_scale: float) -> Pair:
+    """The same mixed with scores of lm alone, and of am with the mean of softmax(lm) in the place of lm.
+
+    The mean runs over the batch and all S + 1 positions, padding included, as in fast_rnnt; rows with NaN are left out.
+    """
+    scales = 1.0 - lm_only_scale - am_only_scale, lm_only_scale, am_only_scale
+    if not (min(scales) >= 0.0):
+        raise ConfigError(
+            f"lm_only_scale and am_only_scale are {lm_only_scale} and {am_only_scale}; "
+            "expected numbers >= 0 whose sum is at most 1"
+        )
+    usable = ~torch.isnan(call.lm.softmax(dim=2)).any(dim=2, keepdim=True)
+    everywhere = torch.where(usable, call.lm, 0).softmax(dim=2)
+    unigram = torch.where(usable, everywhere, 0).sum((0, 1)) / usable.sum().clamp(min=1)
+    log_unigram = (unigram + torch.finfo(unigram.dtype).tiny).log()
+    lm = _without_padding(call)
+    (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
+    joint, _ = pair_normalizer(call.am, lm)
+    lm_alone = torch.logsumexp(lm, dim=2, keepdim=True)
+    am_alone = torch.logsumexp(call.am + log_unigram, dim=2).unsqueeze(1)
+    px_kinds = (
+        px_lm + px_am - joint[:, :-1],
+        px_lm - lm_alone[:, :-1],
+        px_am + log_unigram[call.symbols.clamp(min=0)].unsqueeze(2) - am_alone,
+    )
+    py_kinds = (
+        py_lm + py_am - joint,
+        py_lm - lm_alone,
+        py_am + log_unigram[call.termination] - am_alone,
+    )
+    # A kind without a share is left out: 0 times -inf is NaN.
+    used = [kind for kind, scale in enumerate(scales) if scale > 0.0]
+    px = sum((scales[kind] * px_kinds[kind] for kind in used), torch.zeros_like(px_kinds[0]))
+    py = sum((scales[kind] * py_kinds[kind] for kind in used), torch.zeros_like(py_kinds[0]))
+    return _finish(call, px, py)
 
 
 def rnnt_loss_simple(

@@ -10,7 +10,7 @@ from torch import Tensor
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss import operators
+from fsachain.loss import autograd as operators
 
 
 def total_log_prob(

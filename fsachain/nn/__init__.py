@@ -1,10 +1,9 @@
 """Networks: TDNN-F, Conformer, what yours must have; weights to begin with; streams; `export` writes ONNX files."""
 
 from fsachain.nn.conformer import Conformer, ConformerConfig
-from fsachain.nn.network import Network, NetworkOutput, num_parameters
+from fsachain.nn.network import Network, NetworkOutput, TakenWeights, num_parameters, take_weights
 from fsachain.nn.streaming import StreamingModel
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig, reset_batch_norm
-from fsachain.nn.weights import TakenWeights, take_weights
 
 __all__ = [
     "Conformer",

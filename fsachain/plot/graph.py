@@ -2,24 +2,390 @@
 
 from __future__ import annotations
 
+import heapq
+import json
 import textwrap
-from collections.abc import Iterator, Sequence
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse import csgraph
 
-from fsachain.errors import ConfigError, FsachainError, require
+from fsachain.errors import ConfigError, FsachainError, GraphError, ShapeError, require
 from fsachain.fsa import Fsa, Ints
-from fsachain.plot.canvas import FIGURE_WIDTH, figure_svg, new_figure, plain_text, shortened
-from fsachain.plot.graph_part import MOST_ARCS, Part, checked_occupancy, chosen, make_part, symbols
-from fsachain.plot.graph_summary import draw_summary
-from fsachain.plot.layout import DrawnEdge, Layout, lay_out
+from fsachain.graph.algorithms import GraphFacts, graph_facts
+from fsachain.plot.canvas import (
+    COLOURS,
+    FIGURE_WIDTH,
+    figure_svg,
+    new_figure,
+    nothing_to_show,
+    plain_text,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# Which part of a graph is drawn, and what is written on it.
+
+MOST_ARCS = 1000  # a picture of more is black, and takes Graphviz minutes
+THINNEST, WIDEST = 0.7, 6.0  # points
+
+
+@dataclass(frozen=True)
+class Part:
+    """The states and arcs that are drawn, and what is written on them.
+
+    Attributes:
+        states: their numbers in the graph, ascending.
+        arcs: likewise.
+        labels: one for each arc.
+        widths: [arcs] of the lines, points.
+        unused: [arcs] True where an occupancy is known and zero.
+        is_cut: [states] True where arcs of the state are left out.
+    """
+
+    states: Ints
+    arcs: Ints
+    labels: tuple[str, ...]
+    widths: npt.NDArray[np.float64]
+    unused: npt.NDArray[np.bool_]
+    is_cut: npt.NDArray[np.bool_]
+
+
+def checked_occupancy(occupancy: npt.ArrayLike, num_arcs: int) -> npt.NDArray[np.float64]:
+    """The occupancy [A] as float64.
+
+    Raises:
+        ShapeError: another shape, or numbers that are negative or not finite.
+    """
+    values = np.asarray(occupancy, dtype=np.float64)
+    if values.shape != (num_arcs,):
+        raise ShapeError(
+            f"occupancy: shape {list(values.shape)}, expected [{num_arcs}], one entry for each arc"
+        )
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if bad.size:
+        raise ShapeError(
+            f"occupancy[{bad[0]}] = {values[bad[0]]}: expected finite numbers that are not negative"
+        )
+    return values
+
+
+def symbols(fsa: Fsa, names: Sequence[str] | None, arc_names: Sequence[str] | None) -> Callable[[int], str]:
+    """What to write for an arc, by its number: its own name, that of its pdf, or the pdf.
+
+    Raises:
+        ShapeError: names that do not fit the graph.
+    """
+    if arc_names is not None:
+        if len(arc_names) != fsa.num_arcs:
+            raise ShapeError(f"arc_names: {len(arc_names)}, expected {fsa.num_arcs}, one for each arc")
+        return arc_names.__getitem__
+    largest = int(fsa.pdf.max(initial=-1))
+    if names is not None and largest >= len(names):
+        raise ShapeError(f"names: {len(names)}; the graph has pdfs up to {largest}")
+    return lambda arc: str(int(fsa.pdf[arc])) if names is None else names[int(fsa.pdf[arc])]
+
+
+def chosen(fsa: Fsa, used: npt.NDArray[np.float64] | None, max_arcs: int) -> Ints:
+    """The numbers of the arcs that are drawn, ascending."""
+    if fsa.num_arcs <= max_arcs:
+        return np.arange(fsa.num_arcs)
+    if used is not None:
+        return np.sort(np.argsort(-used, kind="stable")[:max_arcs])
+    return _nearest(fsa, max_arcs)
+
+
+def _nearest(fsa: Fsa, max_arcs: int) -> Ints:
+    """The arcs that the most probable ways from the start meet first."""
+    order = np.lexsort((-fsa.log_prob, fsa.src))
+    first = np.searchsorted(fsa.src[order], np.arange(fsa.num_states + 1))
+    waiting: list[tuple[float, int, int]] = []  # cost up to the end of the arc, arcs up to there, arc
+    seen = {fsa.start}
+
+    def leave(state: int, cost: float, depth: int) -> None:
+        for arc in order[first[state] : first[state + 1]][:max_arcs].tolist():
+            heapq.heappush(waiting, (cost - float(fsa.log_prob[arc]), depth + 1, arc))
+
+    leave(fsa.start, 0.0, 0)
+    taken: list[int] = []
+    while waiting and len(taken) < max_arcs:
+        cost, depth, arc = heapq.heappop(waiting)
+        taken.append(arc)
+        if (state := int(fsa.dst[arc])) not in seen:
+            seen.add(state)
+            leave(state, cost, depth)
+    return np.sort(np.array(taken, dtype=np.int64))
+
+
+def make_part(
+    fsa: Fsa, arcs: Ints, used: npt.NDArray[np.float64] | None, symbol: Callable[[int], str]
+) -> Part:
+    """The part of `fsa` that consists of `arcs`, with labels by `symbol` and widths by the occupancy `used` [A]."""
+    whole = len(arcs) == fsa.num_arcs
+    ends = np.concatenate([fsa.src[arcs], fsa.dst[arcs], [fsa.start]])
+    states = np.arange(fsa.num_states) if whole and fsa.num_states <= MOST_ARCS else np.unique(ends)
+    drawn = np.bincount(np.searchsorted(states, fsa.src[arcs]), minlength=len(states))
+    drawn += np.bincount(np.searchsorted(states, fsa.dst[arcs]), minlength=len(states))
+    every = np.bincount(fsa.src, minlength=fsa.num_states) + np.bincount(fsa.dst, minlength=fsa.num_states)
+    labels = tuple(f"{shortened(symbol(arc), 16)} / {fsa.log_prob[arc] + 0.0:.3g}" for arc in arcs.tolist())
+    widths, unused = np.full(len(arcs), 1.2), np.zeros(len(arcs), dtype=np.bool_)
+    if used is not None:
+        largest = used.max(initial=0.0) or 1.0
+        widths, unused = THINNEST + (WIDEST - THINNEST) * used[arcs] / largest, used[arcs] == 0
+    return Part(states, arcs, labels, widths, unused, drawn < every[states])
+
+
+# What a graph too large to be drawn whole is like: its sizes in words, and two distributions.
+
+
+def draw_summary(figure: Any, fsa: Fsa, used: npt.NDArray[np.float64] | None, shape: tuple[int, int]) -> None:
+    """Facts, arcs per state, and the share of the occupancy (or of the arcs, by weight) in three panels.
+
+    Args:
+        figure: a figure or subfigure.
+        fsa: the whole graph.
+        used: [A] occupancies; None where they are not known.
+        shape: rows and columns of the three panels.
+    """
+    words, degrees, third = figure.subplots(*shape).flat
+    words.set_axis_off()
+    words.text(
+        0.0, 1.0, _facts(graph_facts(fsa)), va="top", fontsize=8, linespacing=1.5, transform=words.transAxes
+    )
+    _draw_degrees(degrees, fsa)
+    if used is not None:
+        _draw_shares(third, used)
+    else:
+        _draw_weights(third, fsa)
+    for axes in (degrees, third):
+        axes.tick_params(labelsize=7)
+
+
+def _facts(facts: GraphFacts) -> str:
+    unused = facts.num_states - facts.num_useful_states
+    return "\n".join(
+        [
+            "the whole graph",
+            f"{facts.num_states:,} states, {facts.num_finals:,} final",
+            f"{facts.num_arcs:,} arcs, {facts.num_pdfs:,} pdfs",
+            f"{facts.num_self_loops:,} self-loops",
+            f"{facts.num_cyclic_states:,} states on cycles",
+            f"{unused:,} states on no path",
+            f"shortest path {facts.min_frames:g} frames",
+            "deterministic" if facts.is_deterministic else "not deterministic",
+            f"compiled: {facts.table_bytes / 1000:,.0f} kB",
+        ]
+    )
+
+
+def _draw_degrees(axes: Axes, fsa: Fsa) -> None:
+    """States by the number of their arcs, in bins that double."""
+    axes.set_title("arcs that leave a state", fontsize=8)
+    degrees = np.bincount(fsa.src, minlength=fsa.num_states)
+    edges = np.concatenate([[0, 1], 2 ** np.arange(1, int(max(degrees.max(), 1)).bit_length() + 1)])
+    counts = np.histogram(degrees, edges)[0]
+    names = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in pairwise(edges)]
+    axes.bar(np.arange(len(counts)), counts, color=COLOURS[0], edgecolor="black", linewidth=0.5)
+    axes.set_xticks(np.arange(len(counts)), names, rotation=45, ha="right")
+    axes.set_ylabel("states", fontsize=8)
+    axes.set_yscale("symlog", linthresh=1.0)
+    axes.yaxis.set_major_formatter(_plain)
+    axes.set_ylim(0.0, max(counts.max() * 2, 1))
+
+
+def _draw_shares(axes: Axes, used: npt.NDArray[np.float64]) -> None:
+    axes.set_title("the most used arcs together", fontsize=8)
+    if not used.sum() > 0:
+        nothing_to_show(axes, "no arc is used")
+        axes.set_xticks([])
+        return
+    shares = 100 * np.cumsum(-np.sort(-used)) / used.sum()
+    axes.plot(np.arange(1, len(shares) + 1), shares, color=COLOURS[0])
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(_plain)
+    axes.set_ylim(0.0, 105.0)
+    axes.set_xlabel("arcs", fontsize=8)
+    axes.set_ylabel("% of the occupancy", fontsize=8)
+    axes.grid(color="#dddddd", linewidth=0.5)
+
+
+def _plain(value: float, _: float = 0.0) -> str:
+    """A tick of a logarithmic axis without a formula."""
+    return f"{value:,.0f}"
+
+
+def _draw_weights(axes: Axes, fsa: Fsa) -> None:
+    axes.set_title("weights of the arcs", fontsize=8)
+    weights = fsa.log_prob[fsa.log_prob > -np.inf]
+    if not weights.size:
+        nothing_to_show(axes, "no arc can be taken")
+        axes.set_xticks([])
+        return
+    axes.hist(weights, bins=30, color=COLOURS[0], edgecolor="black", linewidth=0.3)
+    axes.set_xlabel("log weight", fontsize=8)
+    axes.set_ylabel("arcs", fontsize=8)
+
+
+# Where Graphviz puts the states and arcs of a graph.
+#
+# The pygraphviz wheel ships the library of Graphviz, so that no program `dot` needs to be installed. Only
+# sizes go in and only positions come out: names are drawn by us, and can neither be markup nor depend on the
+# fonts that Graphviz finds.
+
+POINTS = 72.0  # to the inch
+ROW_WIDTH = 8.0  # inches that are filled before parts of a graph that do not hang together begin another row
+_GAP = 0.25
+Points = npt.NDArray[np.float64]
+_LOCK = threading.Lock()  # Graphviz keeps its state in global variables
+
+
+@dataclass(frozen=True)
+class DrawnEdge:
+    """A curve in inches.
+
+    Attributes:
+        curve: [1 + 3 k, 2]: control points of k cubic Bezier pieces.
+        tip: [2]: where the arrow ends.
+        label: [2]: centre of its label.
+    """
+
+    curve: Points
+    tip: Points
+    label: Points
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A drawing, in inches.
+
+    Attributes:
+        size: width and height.
+        nodes: [S, 2] centres.
+        edges: in the order given.
+    """
+
+    size: tuple[float, float]
+    nodes: Points
+    edges: tuple[DrawnEdge, ...]
+
+
+def lay_out(
+    node_sizes: Sequence[float],
+    edges: Sequence[tuple[int, int]],
+    label_sizes: Sequence[tuple[float, float]],
+    direction: Literal["LR", "TB"] = "LR",
+) -> Layout:
+    """Positions by Graphviz's `dot`.
+
+    Args:
+        node_sizes: diameter of each node, inches.
+        edges: (from, to), numbers of nodes; parallel edges and loops are legal.
+        label_sizes: width and height of each edge's label, inches.
+        direction: from left to right, or from top to bottom.
+
+    Raises:
+        MissingExtraError: pygraphviz is not installed.
+        GraphError: Graphviz failed.
+    """
+    lines = [
+        "digraph {",
+        f"rankdir={direction}; nodesep=0.15; ranksep=0.3;",
+        'node [shape=circle, fixedsize=true, label=""];',
+    ]
+    lines += [f"{node} [width={size:.4f}];" for node, size in enumerate(node_sizes)]
+    for place, ((src, dst), (width, height)) in enumerate(zip(edges, label_sizes, strict=True)):
+        # An empty table of fixed size keeps the label's place free.
+        box = f'width="{width * POINTS:.0f}" height="{height * POINTS:.0f}"'
+        table = f'<table border="0" fixedsize="true" {box}><tr><td></td></tr></table>'
+        lines.append(f"{src} -> {dst} [place={place}, label=<{table}>];")
+    found = _run_dot("\n".join([*lines, "}"]))
+    nodes = np.zeros((len(node_sizes), 2))
+    for node in found.get("objects", ()):
+        nodes[int(node["name"])] = _point(node["pos"])
+    by_place = {int(edge["place"]): edge for edge in found.get("edges", ())}
+    drawn = tuple(_edge(by_place[place]) for place in range(len(edges)))
+    return _packed(nodes, drawn, np.asarray(node_sizes), edges, np.asarray(label_sizes).reshape(-1, 2))
+
+
+def _packed(
+    nodes: Points,
+    edges: tuple[DrawnEdge, ...],
+    node_sizes: npt.NDArray[np.float64],
+    ends: Sequence[tuple[int, int]],
+    label_sizes: Points,
+) -> Layout:
+    """The drawing with the parts that hang together put into rows, the tallest first; Graphviz sets all in one row."""
+    pairs = np.asarray(ends, dtype=np.int64).reshape(-1, 2)
+    links = sparse.csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(nodes),) * 2)
+    count, part = csgraph.connected_components(links, directed=False)
+    corners: list[list[Points]] = [[] for _ in range(count)]
+    for node, centre in enumerate(nodes):
+        corners[part[node]] += [centre - node_sizes[node] / 2, centre + node_sizes[node] / 2]
+    for (src, _), edge, size in zip(ends, edges, label_sizes, strict=True):
+        corners[part[src]] += [*edge.curve, edge.label - size / 2, edge.label + size / 2]
+    low = np.array([np.min(points, axis=0) for points in corners])
+    sizes = np.array([np.max(points, axis=0) for points in corners]) - low
+    places, whole = _shelves(sizes)
+    shift = places - low
+    moved = tuple(
+        DrawnEdge(edge.curve + by, edge.tip + by, edge.label + by)
+        for edge, by in zip(edges, (shift[part[src]] for src, _ in ends), strict=True)
+    )
+    return Layout(whole, nodes + shift[part], moved)
+
+
+def _shelves(sizes: Points) -> tuple[Points, tuple[float, float]]:
+    """Lower left corners of boxes [C, 2] set in rows from the top, and the size of them all."""
+    limit = max(float(sizes[:, 0].max()), ROW_WIDTH)
+    places = np.zeros_like(sizes)
+    across = down = row_height = widest = 0.0
+    for box in np.lexsort((np.arange(len(sizes)), -sizes[:, 1])).tolist():
+        width, height = sizes[box].tolist()
+        if across and across + width > limit:
+            across, down, row_height = 0.0, down + row_height + _GAP, 0.0
+        places[box] = across, -down - height
+        row_height = max(row_height, height)
+        across += width + _GAP
+        widest = max(widest, across - _GAP)
+    total = down + row_height
+    return places + np.array([0.0, total]), (widest, total)
+
+
+def _run_dot(text: str) -> dict[str, Any]:
+    pygraphviz = require("pygraphviz", extra="plot")
+    try:
+        with _LOCK, warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # what Graphviz says about fonts, which are not used
+            graph = pygraphviz.AGraph(string=text)
+            return dict(json.loads(graph.draw(format="json", prog="dot")))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise GraphError(f"Graphviz could not arrange the graph: {error}") from error
+
+
+def _point(text: str) -> Points:
+    return np.array([float(part) for part in text.split(",")[:2]]) / POINTS
+
+
+def _edge(edge: dict[str, str]) -> DrawnEdge:
+    """`pos` is "e,x,y x,y x,y ...": the tip, then the control points."""
+    tip, *points = edge["pos"].split()
+    curve = np.array([_point(point) for point in points])
+    return DrawnEdge(curve, _point(tip.removeprefix("e,")), _point(edge["lp"]))
+
 
 MAX_ARCS = 60
 _MOST_SHOWN = (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fsachain.loss.transducer_lattice import TransducerLattice
+    from fsachain.loss.lattice import TransducerLattice
 
 START = "(start)"
 _PANEL_HEIGHT = 2.6

@@ -6,20 +6,364 @@ A file that is absent, cut short or damaged costs its own part of the report onl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import ErrorCounts, WerReport
-from fsachain.errors import FsachainError
-from fsachain.report.layout import Layout
-from fsachain.report.media import Picture, drawing, picture_file
+from fsachain.errors import DataError, FsachainError
+from fsachain.fsa import Fsa
+from fsachain.graph.algorithms import GraphFacts, graph_facts
+from fsachain.graph.numerator import load_numerators
+from fsachain.report.events import EventLog, Layout, number, read_events, strings, text
+from fsachain.report.media import Picture, drawing, picture_file, seconds_of
 from fsachain.report.scores import Tuned, read_table, read_totals, read_tuned, score_decoding
-from fsachain.report.sizes import DataSize, GraphSize, data_size, graph_size, numerator_size
-from fsachain.report.stages import StageLog, read_stages
-from fsachain.report.training import Training, read_training
+
+# How large data sets and graphs are.
+
+MOST_RECORDINGS = 20_000
+MOST_NUMERATOR_BYTES = 20_000_000
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """One data directory; `seconds` is None where it is not known of every utterance."""
+
+    name: str
+    utterances: int
+    words: int
+    distinct_words: int
+    speakers: int
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class GraphSize:
+    """One graph file and what it is like."""
+
+    name: str
+    num_bytes: int
+    facts: GraphFacts
+
+
+def data_size(name: str, data: DataDir) -> DataSize:
+    """Sizes of a data directory; lengths are read from the headers of recordings, of at most 20,000."""
+    words = [word for utterance in data for word in utterance.words]
+    speakers = {utterance.speaker for utterance in data}
+    return DataSize(name, len(data), len(words), len(set(words)), len(speakers), _seconds(data))
+
+
+def graph_size(path: Path) -> GraphSize:
+    """Facts about one OpenFst file.
+
+    Raises:
+        GraphError: it is none, or is cut short.
+    """
+    return GraphSize(path.name, path.stat().st_size, graph_facts(Fsa.read(path)))
+
+
+def _seconds(data: DataDir) -> float | None:
+    if len(data) > MOST_RECORDINGS:
+        return None
+    try:
+        return sum(seconds_of(utterance) for utterance in data)
+    except DataError:  # a command, a feature matrix, or a recording that is not there
+        return None
+
+
+def numerator_size(path: Path) -> str:
+    """Number and size of the numerators in one file, in a line; of a file beyond 20 MB the bytes alone.
+
+    Raises:
+        GraphError: the file holds none, or is cut short.
+    """
+    num_bytes = path.stat().st_size
+    if num_bytes > MOST_NUMERATOR_BYTES:
+        return f"{num_bytes / 1e6:,.0f} MB of numerators"
+    arcs = load_numerators(path).num_arcs
+    return f"{len(arcs):,} numerators, {arcs.sum():,} arcs, at most {arcs.max(initial=0):,} in one"
+
+
+# What ran, with which versions, and what each stage took: from `stages.jsonl`.
+
+_STATES = {"start": "begun", "end": "done", "failed": "failed", "stopped": "stopped"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The newest attempt at one stage.
+
+    Attributes:
+        name: of the stage.
+        state: "done", "failed", "stopped", "begun" (it runs, or was killed) or "to come".
+        started: Unix time; None for a stage to come.
+        seconds: wall time.
+        cpu_seconds: of all threads and finished child processes.
+        peak_rss: largest memory of the process in bytes.
+        peak_device: largest allocation on the GPU in bytes, where one was used.
+        error: why it failed.
+    """
+
+    name: str
+    state: str
+    started: float | None = None
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    peak_rss: float | None = None
+    peak_device: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of the recipe: its command line, versions by package, configuration and what else it noted."""
+
+    time: float | None
+    command: tuple[str, ...]
+    stages: tuple[str, ...]
+    versions: dict[str, str]
+    config: dict[str, Any]
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StageLog:
+    """The runs in order, and the stages in the order in which they belong."""
+
+    runs: tuple[Run, ...]
+    stages: tuple[Stage, ...]
+    num_unreadable: int
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the newest attempt at every stage."""
+        return sum(stage.seconds or 0.0 for stage in self.stages)
+
+    @property
+    def trained_by(self) -> Run | None:
+        """The newest run that was to train; the newest of all where none was."""
+        runs = [run for run in self.runs if "train" in run.stages] or self.runs
+        return runs[-1] if runs else None
+
+
+def read_stages(path: Path) -> StageLog:
+    """Read `stages.jsonl`, whole or cut short.
+
+    Raises:
+        DataError: there is no such file, or it cannot be read.
+    """
+    log = read_events(path)
+    runs = tuple(_run(event) for event in log.of("run"))
+    order = list(dict.fromkeys([*(name for run in runs for name in run.stages), *_begun(log)]))
+    found = {name: Stage(name, "to come") for name in order}
+    for event in log.events:
+        name = text(event, "stage")
+        if name and text(event, "event") in _STATES:
+            found[name] = _stage(event, found.get(name))
+    return StageLog(runs, tuple(found.values()), log.num_unreadable)
+
+
+def _begun(log: EventLog) -> list[str]:
+    return [text(event, "stage") for event in log.events if text(event, "stage")]
+
+
+def _stage(event: dict[str, Any], before: Stage | None) -> Stage:
+    kind, name = event["event"], text(event, "stage")
+    if kind == "start" or before is None:
+        started = number(event, "time")
+    else:
+        started = before.started
+    return Stage(
+        name,
+        _STATES[kind],
+        started,
+        number(event, "seconds"),
+        number(event, "cpu_seconds"),
+        number(event, "peak_rss"),
+        number(event, "peak_device"),
+        text(event, "error"),
+    )
+
+
+def _run(event: dict[str, Any]) -> Run:
+    versions, config = event.get("versions"), event.get("config")
+    known = {"event", "time", "command", "stages", "versions", "config"}
+    facts = {name: value for name, value in event.items() if name not in known and value is not None}
+    return Run(
+        number(event, "time"),
+        strings(event.get("command")),
+        strings(event.get("stages")),
+        {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
+        config if isinstance(config, dict) else {},
+        {str(name): str(value) for name, value in facts.items()},
+    )
+
+
+# What a training log says: epochs, how far it is, which utterances took no part.
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch; None for what the log does not say. objf, num, den in nats per output frame."""
+
+    number: int
+    objf: float | None
+    num: float | None
+    den: float | None
+    dev_objf: float | None
+    learning_rate: float | None
+    grad_norm: float | None
+    seconds: float | None
+    frames_per_second: float | None
+    loss_share: float | None
+    data_share: float | None
+    excluded: int
+    skipped_batches: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training as its log tells it.
+
+    Attributes:
+        log: the events, for the curves.
+        epochs: finished ones by number; of an epoch that was trained twice, after a crash, the later.
+        num_epochs: how many there are to be; None where the log does not say.
+        utterances, batches, parameters: sizes; None where the log does not say.
+        config: the options of section `train`.
+        excluded: (utterance, reason) of those that take no part.
+        excluded_in_epochs: names that the loss left out.
+        skipped: names of each batch that moved no parameter.
+        finished: the log has an end.
+        resumed: how often the training went on after it had been broken off.
+        final_dev_objf: of the final model, nats per output frame.
+        last_time: Unix time of the last event.
+    """
+
+    log: EventLog
+    epochs: tuple[Epoch, ...]
+    num_epochs: int | None
+    utterances: int | None
+    batches: int | None
+    parameters: int | None
+    config: dict[str, Any]
+    excluded: tuple[tuple[str, str], ...]
+    excluded_in_epochs: tuple[str, ...]
+    skipped: tuple[tuple[str, ...], ...]
+    finished: bool
+    resumed: int
+    final_dev_objf: float | None
+    last_time: float | None
+
+    @property
+    def state(self) -> str:
+        """How far it is, in a few words."""
+        if self.finished:
+            return "finished"
+        of = f" of {self.num_epochs}" if self.num_epochs else ""
+        return f"{len(self.epochs)}{of} epochs done"
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the finished epochs."""
+        return sum(epoch.seconds or 0.0 for epoch in self.epochs)
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """What the epochs to come may take, if they are as long as the mean of those behind."""
+        if self.finished or not self.epochs or not self.num_epochs:
+            return None
+        return max(0, self.num_epochs - len(self.epochs)) * self.seconds / len(self.epochs)
+
+
+def read_training(path: Path) -> Training:
+    """Read `train.jsonl`, finished or not.
+
+    Raises:
+        DataError: there is no such file, or it cannot be read.
+    """
+    log = read_events(path)
+    epochs: dict[int, Epoch] = {}
+    for event in log.of("epoch"):
+        epoch = _epoch(event)
+        if epoch is not None:
+            epochs[epoch.number] = epoch
+    starts = log.of("start")
+    start = starts[-1] if starts else {}
+    ends = log.of("end")
+    config = start.get("config") if isinstance(start.get("config"), dict) else {}
+    last = log.events[-1] if log.events else {}
+    return Training(
+        log=log,
+        epochs=tuple(epochs[key] for key in sorted(epochs)),
+        num_epochs=_whole(config, "num_epochs"),
+        utterances=_whole(start, "utterances"),
+        batches=_whole(start, "batches"),
+        parameters=_whole(start, "parameters"),
+        config=dict(config or {}),
+        excluded=_distinct(_excluded(log.events)),
+        excluded_in_epochs=_distinct(
+            name for event in log.of("epoch") for name in strings(event.get("excluded"))
+        ),
+        skipped=tuple(strings(event.get("utterances")) for event in log.of("skipped")),
+        finished=bool(ends) and last.get("event") == "end",
+        resumed=len(log.of("resume")),
+        final_dev_objf=number(ends[-1], "dev", "objf") if ends else None,
+        last_time=number(last, "time"),
+    )
+
+
+def _epoch(event: dict[str, Any]) -> Epoch | None:
+    which = _whole(event, "epoch")
+    if which is None:
+        return None
+    train = event.get("train")
+    figures = {
+        name: number(train, name)
+        for name in (
+            "objf",
+            "num",
+            "den",
+            "grad_norm",
+            "seconds",
+            "frames_per_second",
+            "loss_share",
+            "data_share",
+        )
+    }
+    return Epoch(
+        number=which,
+        dev_objf=number(event, "dev", "objf"),
+        learning_rate=number(event, "learning_rate"),
+        excluded=int(number(train, "excluded") or 0),
+        skipped_batches=int(number(train, "skipped_batches") or 0),
+        **figures,
+    )
+
+
+def _excluded(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(utterance, reason) from the last start on; long lists go on in events of their own."""
+    kinds = [event.get("event") for event in events]
+    begin = len(kinds) - 1 - kinds[::-1].index("start") if "start" in kinds else len(kinds)
+    for event in events[begin:]:
+        entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                yield text(entry, "id"), text(entry, "reason")
+
+
+def _distinct(values: Iterable[_Value]) -> tuple[_Value, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _whole(table: Any, name: str) -> int | None:
+    value = number(table, name)
+    return None if value is None else int(value)
+
 
 MOST_PICTURES = 20
 # What reading a damaged file or drawing strange numbers may end in. A report without that part is worth more than none.

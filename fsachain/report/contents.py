@@ -2,14 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from fsachain.decode.wer import EPSILON, ErrorCounts
-from fsachain.report import tables
 from fsachain.report.collect import Findings
 from fsachain.report.scores import confusions, error_rate, worst_first
-from fsachain.report.tables import Cell, Row, Table, table
+
+# Numbers and tables as the page shows them.
+
+NOTHING = "\N{EN DASH}"
+_MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell says, and the number by which its column sorts; None sorts last."""
+
+    text: str
+    key: float | None = None
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that sorts by a click on a column's head.
+
+    Attributes:
+        caption: what it shows.
+        columns: heads; of numbers those for which `numeric` is true.
+        numeric: for each column whether it holds numbers.
+        rows: cells; the first of each row is its head.
+        total: a last row that stays last; empty for none.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    total: tuple[Cell, ...] = ()
+
+
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    total: Row = (),
+) -> Table:
+    """A table without the columns that say nothing; one of numbers has a key in every cell of which something is known."""
+    given = [_cells(row) for row in rows]
+    shown = [k for k in range(len(columns)) if not given or any(row[k].text != NOTHING for row in given)]
+    cells = tuple(tuple(row[k] for k in shown) for row in given)
+    numeric = tuple(
+        any(row[k].key is not None for row in cells)
+        and all(row[k].key is not None or row[k].text == NOTHING for row in cells)
+        for k in range(len(shown))
+    )
+    last = _cells(total)
+    return Table(
+        caption, tuple(columns[k] for k in shown), numeric, cells, tuple(last[k] for k in shown if last)
+    )
+
+
+def _cells(row: Row) -> tuple[Cell, ...]:
+    return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+
+
+def amount(value: float | None, digits: int = 0, unit: str = "") -> Cell:
+    """A number with thousands set apart."""
+    if value is None or math.isnan(value):
+        return Cell(NOTHING)
+    if math.isinf(value):
+        return Cell("\N{INFINITY}" if value > 0 else f"{_MINUS}\N{INFINITY}", math.copysign(1e308, value))
+    return Cell(f"{value:,.{digits}f}".replace("-", _MINUS) + (f" {unit}" if unit else ""), value)
+
+
+def short(value: float | None) -> Cell:
+    """A number of three digits that mean something, however small."""
+    return Cell(NOTHING) if value is None else Cell(f"{value:.3g}".replace("-", _MINUS), value)
+
+
+def share(value: float | None) -> Cell:
+    """A share of one as per cent."""
+    return Cell(NOTHING) if value is None else Cell(f"{100 * value:.0f} %", value)
+
+
+def per_cent(value: float | None) -> Cell:
+    """An error rate that is in per cent already."""
+    return amount(value, 2, "%")
+
+
+def duration(seconds: float | None) -> Cell:
+    """Seconds as people say them."""
+    if seconds is None or not math.isfinite(seconds):
+        return Cell(NOTHING)
+    if seconds < 60:
+        return Cell(f"{seconds:.1f} s", seconds)
+    whole = round(seconds)
+    if whole < 3600:
+        return Cell(f"{whole // 60} min {whole % 60:02d} s", seconds)
+    return Cell(f"{whole // 3600} h {whole % 3600 // 60:02d} min", seconds)
+
+
+def memory(num_bytes: float | None) -> Cell:
+    """Bytes in the unit that suits them, powers of 1000."""
+    if num_bytes is None:
+        return Cell(NOTHING)
+    for size, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1)):
+        if num_bytes >= size:
+            return Cell(f"{num_bytes / size:.{digits}f} {unit}", num_bytes)
+    return Cell(f"{num_bytes:.0f} B", num_bytes)
+
+
+def moment(seconds: float | None) -> Cell:
+    """Unix time as date and time, UTC."""
+    if seconds is None:
+        return Cell(NOTHING)
+    try:
+        return Cell(f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", seconds)
+    except (OverflowError, OSError, ValueError):
+        return Cell(NOTHING)
+
 
 MOST_CONFUSIONS = 20
 MOST_UTTERANCES = 200
@@ -38,18 +156,18 @@ def _epochs(found: Findings) -> Table:
     rows: list[Row] = [
         [
             Cell(str(one.number), one.number),
-            tables.amount(one.objf, 4),
-            tables.amount(one.num, 4),
-            tables.amount(one.den, 4),
-            tables.amount(one.dev_objf, 4),
-            tables.short(one.learning_rate),
-            tables.short(one.grad_norm),
-            tables.duration(one.seconds),
-            tables.amount(one.frames_per_second),
-            tables.share(one.loss_share),
-            tables.share(one.data_share),
-            tables.amount(one.excluded),
-            tables.amount(one.skipped_batches),
+            amount(one.objf, 4),
+            amount(one.num, 4),
+            amount(one.den, 4),
+            amount(one.dev_objf, 4),
+            short(one.learning_rate),
+            short(one.grad_norm),
+            duration(one.seconds),
+            amount(one.frames_per_second),
+            share(one.loss_share),
+            share(one.data_share),
+            amount(one.excluded),
+            amount(one.skipped_batches),
         ]
         for one in (found.training.epochs if found.training else ())
     ]
@@ -93,17 +211,15 @@ _COUNTS = ("words", "errors", "substitutions", "insertions", "deletions", "WER")
 
 def _counts(counts: ErrorCounts) -> list[Cell]:
     parts = (counts.num_words, counts.errors, counts.substitutions, counts.insertions, counts.deletions)
-    return [*(tables.amount(part) for part in parts), tables.per_cent(100.0 * error_rate(counts))]
+    return [*(amount(part) for part in parts), per_cent(100.0 * error_rate(counts))]
 
 
 def _speakers(found: Findings) -> Table:
     """One row for each speaker; where only the totals are known, a row for all."""
     by_speaker = found.wer.by_speaker if found.wer else {"all": found.total} if found.total else {}
-    rows: list[Row] = [
-        [name, tables.amount(one.num_utterances), *_counts(one)] for name, one in by_speaker.items()
-    ]
+    rows: list[Row] = [[name, amount(one.num_utterances), *_counts(one)] for name, one in by_speaker.items()]
     total: Row = (
-        ["all", tables.amount(found.total.num_utterances), *_counts(found.total)]
+        ["all", amount(found.total.num_utterances), *_counts(found.total)]
         if found.wer and found.total
         else []
     )
@@ -120,20 +236,20 @@ def _lengths(found: Findings) -> Table:
     for size, counts in sorted(classes.items()):
         low, high = (0, 0) if size == 0 else (1 << (size - 1), (1 << size) - 1)
         label = str(low) if low == high else f"{low} to {high}"
-        rows.append([Cell(label, low), tables.amount(counts.num_utterances), *_counts(counts)])
+        rows.append([Cell(label, low), amount(counts.num_utterances), *_counts(counts)])
     return table("Word errors by length of the transcript", ("words said", "utterances", *_COUNTS), rows)
 
 
 def _confusions(found: Findings) -> Table:
     most = confusions(found.wer, MOST_CONFUSIONS) if found.wer else ()
     rows: list[Row] = [
-        [one.kind, _word(one.reference), _word(one.hypothesis), tables.amount(one.count)] for one in most
+        [one.kind, _word(one.reference), _word(one.hypothesis), amount(one.count)] for one in most
     ]
     return table("The most frequent errors", ("kind", "said", "recognised", "times"), rows)
 
 
 def _word(word: str) -> str:
-    return tables.NOTHING if word == EPSILON else word
+    return NOTHING if word == EPSILON else word
 
 
 def _utterances(found: Findings) -> Table:
@@ -154,14 +270,14 @@ def _graphs(found: Findings) -> Table:
         rows.append(
             [
                 graph.name,
-                *(tables.amount(value) for value in numbers),
-                tables.amount(facts.num_states - facts.num_useful_states),
+                *(amount(value) for value in numbers),
+                amount(facts.num_states - facts.num_useful_states),
                 Cell("yes" if facts.is_deterministic else "no"),
-                tables.amount(facts.min_frames),
+                amount(facts.min_frames),
                 Cell(f"{facts.least_sum:.4g} to {facts.largest_sum:.4g}", facts.largest_sum),
-                tables.amount(facts.arcs_per_frame),
-                tables.memory(facts.table_bytes),
-                tables.memory(graph.num_bytes),
+                amount(facts.arcs_per_frame),
+                memory(facts.table_bytes),
+                memory(graph.num_bytes),
             ]
         )
     columns = (
@@ -182,11 +298,11 @@ def _data(found: Findings) -> Table:
     rows: list[Row] = [
         [
             size.name,
-            tables.amount(size.utterances),
-            tables.amount(size.words),
-            tables.amount(size.distinct_words),
-            tables.amount(size.speakers),
-            tables.duration(size.seconds),
+            amount(size.utterances),
+            amount(size.words),
+            amount(size.distinct_words),
+            amount(size.speakers),
+            duration(size.seconds),
         ]
         for size in found.sizes
     ]
@@ -198,16 +314,16 @@ def _stages(found: Findings) -> Table:
         [
             one.name,
             one.state + (f": {one.error}" if one.error else ""),
-            tables.moment(one.started),
-            tables.duration(one.seconds),
-            tables.duration(one.cpu_seconds),
-            tables.memory(one.peak_rss),
-            tables.memory(one.peak_device),
+            moment(one.started),
+            duration(one.seconds),
+            duration(one.cpu_seconds),
+            memory(one.peak_rss),
+            memory(one.peak_device),
         ]
         for one in (found.stages.stages if found.stages else ())
     ]
     columns = ("stage", "state", "began", "time", "processor time", "memory, peak", "GPU memory, peak")
-    together = tables.duration(found.stages.seconds if found.stages else 0.0).text
+    together = duration(found.stages.seconds if found.stages else 0.0).text
     return table(f"Stages, the newest attempt at each; {together} together", columns, rows)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import DataError
-from fsachain.files import binary_lines, naming, replacing
-from fsachain.json_size import parse_beside
+from fsachain.files import binary_lines, naming, parse_beside, replacing
 
 
 class JsonLinesLog:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from fsachain.errors import ConfigError
-from fsachain.train.config import OptimizerConfig
+from fsachain.errors import ConfigError, DataError
+from fsachain.train.config import OptimizerConfig, TrainConfig
+from fsachain.train.schedule import Scheduled, learning_rate, training_progress, value_at
 
 Value = TypeVar("Value")
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -107,3 +111,311 @@ def check_prefixes(names: Iterable[str], prefixes: Iterable[str], where: str) ->
             tops = [name for name in known if "." not in name]
             hint = f"did you mean {near[0]!r}?" if near else f"they begin with {', '.join(tops)}"
             raise ConfigError(f"{where}: {prefix!r} begins no parameter's name; {hint}")
+
+
+# Dropout proportions of a network, set while it trains.
+#
+# What a network drops is found by going down its modules:
+#
+# - a module with a method `set_dropout(proportion)` is asked, and its children are left to it;
+# - a dropout module, torch's or one with "Dropout" in the name of its class and a number `p`, gets this p;
+# - torch's attention and recurrent layers get their `dropout`, which drops attention weights or what passes between layers.
+
+
+@runtime_checkable
+class HasDropout(Protocol):
+    """A module that says itself what a dropout proportion means for it, say for layers that are skipped."""
+
+    def set_dropout(self, proportion: float) -> None:
+        """Drop this proportion, in [0, 1), from the next call on."""
+
+
+class NetworkDropout:
+    """All that drops something in a network.
+
+    Raises:
+        ConfigError: nothing does.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._setters = list(_setters(network))
+        if not self._setters:
+            raise ConfigError(
+                f"train.dropout_schedule: nothing in {type(network).__name__} drops anything; expected a dropout module, "
+                "or a module with set_dropout(proportion)"
+            )
+
+    def __len__(self) -> int:
+        return len(self._setters)
+
+    def set(self, proportion: float) -> None:
+        """Drop this proportion from the next call of the network on."""
+        for setter in self._setters:
+            setter(proportion)
+
+
+def _setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
+    if isinstance(module, HasDropout):
+        yield module.set_dropout
+        return
+    if "Dropout" in type(module).__name__ and isinstance(getattr(module, "p", None), float | int):
+        yield _attribute_setter(module, "p")
+    elif isinstance(module, nn.MultiheadAttention) or (
+        isinstance(module, nn.RNNBase) and module.num_layers > 1
+    ):
+        yield _attribute_setter(module, "dropout")
+    for child in module.children():
+        yield from _setters(child)
+
+
+def _attribute_setter(module: nn.Module, name: str) -> Callable[[float], None]:
+    def set_attribute(proportion: float) -> None:
+        setattr(module, name, proportion)
+
+    return set_attribute
+
+
+# Everything that changes with the progress of a training, set before each step.
+#
+# Learning rate by group of parameters, frozen parameters, dropout, options of the loss: all are pure
+# functions of the number of steps done, so that a training that goes on from a checkpoint needs nothing but
+# this number.
+
+
+class Schedules:
+    """Sets what changes in a training.
+
+    Args:
+        model: its dropout and its frozen parameters are set.
+        loss: its `adjust(**options)` is called, if there are `loss_options`.
+        optimizer: made by `make_optimizer` for the model.
+        config: options of the training.
+        loss_options: schedules of options of the loss by name, such as `denominator_scale`.
+
+    Raises:
+        ConfigError: a dropout schedule for a network that drops nothing, or options for a loss that takes none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        loss_options: Mapping[str, Scheduled],
+    ) -> None:
+        self._loss = loss
+        self._optimizer = optimizer
+        self._config = config
+        self.loss_options = dict(loss_options)
+        if self.loss_options and not hasattr(loss, "adjust"):
+            raise ConfigError(
+                f"loss_schedules: {', '.join(self.loss_options)} for a {type(loss).__name__}, which has no `adjust`"
+            )
+        self._dropout = None if config.dropout_schedule is None else NetworkDropout(model)
+        # What the user froze stays so.
+        movable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self._frozen = [
+            (movable[name], epochs)
+            for name, epochs in frozen_epochs(movable, config.optimizer).items()
+            if epochs
+        ]
+        self._values: dict[str, float] = {}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """What was set last, by name, for the log; the learning rate is that of factor 1."""
+        return dict(self._values)
+
+    def apply(self, step: int, num_steps: int) -> None:
+        """Set everything for step `step`, counted from 0, of `num_steps` in all epochs together."""
+        rate = learning_rate(self._config.schedule, step, num_steps)
+        set_learning_rate(self._optimizer, rate)
+        epochs = step * self._config.num_epochs / max(num_steps, 1)
+        for parameter, until in self._frozen:
+            moves = epochs >= until
+            if not moves:
+                parameter.grad = None  # one from before a resumed training would still move it
+            parameter.requires_grad_(moves)
+        progress = training_progress(step, num_steps)
+        self._values = {"learning_rate": rate, **self._adjust(progress)}
+        if self._dropout is not None and self._config.dropout_schedule is not None:
+            self._values["dropout"] = value_at(self._config.dropout_schedule, progress)
+            self._dropout.set(self._values["dropout"])
+
+    def apply_final(self) -> None:
+        """Give the loss its options of the last step, so that evaluations at any time can be compared."""
+        self._adjust(1.0)
+
+    def _adjust(self, progress: float) -> dict[str, float]:
+        options = {name: value_at(value, progress) for name, value in self.loss_options.items()}
+        if options:
+            self._loss.adjust(**options)
+        return options
+
+
+# Limits on how far one step of an optimiser moves the parameters, as in Kaldi's neural-network training.
+#
+#     d_c   = change of the parameters of component c in the step, all of its tensors together
+#     f_c   = min(1, max_change_per_component / |d_c|)
+#     g     = min(1, max_change / sqrt(sum_c f_c^2 |d_c|^2))
+#     step  = g f_c d_c
+#
+# with Euclidean norms; Kaldi's recipes have max_change_per_component = 0.75 and max_change = 2. A component
+# is a module with parameters of its own: a convolution or linear layer with weight and bias is what Kaldi
+# calls an affine component.
+
+
+class MaxChange:
+    """Scales the step that is taken within its `with` block, whatever takes it.
+
+        with limit:
+            optimizer.step()
+
+    The change is the parameters after the step less a copy made before it: the one thing that every optimiser has in
+    common. The copy takes as much memory as the parameters, half of what Adam keeps. Parameters without a gradient
+    take no part. Projections that come after the step, such as `constrain_orthonormal`, are not limited, as in Kaldi.
+
+    Args:
+        model: whose parameters are watched.
+        per_component: largest norm of a component's change, > 0; None for no limit.
+        total: largest norm of the whole change, > 0; None for no limit.
+
+    Attributes:
+        limited: whether the last step was scaled down as a whole: 1 or 0.
+        limited_components: how many components were scaled down by themselves in the last step.
+        norm: of the last step after scaling; NaN without limits.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, per_component: float | None = None, total: float | None = None
+    ) -> None:
+        self.per_component = math.inf if per_component is None else per_component
+        self.total = math.inf if total is None else total
+        self.limited = 0
+        self.limited_components = 0
+        self.norm = math.nan
+        self._components: list[tuple[int, nn.Parameter]] = []
+        seen: set[nn.Parameter] = set()
+        for number, module in enumerate(model.modules()):
+            own = [parameter for parameter in module.parameters(recurse=False) if parameter not in seen]
+            seen.update(own)  # a tensor that two modules share belongs to the first
+            self._components += [(number, parameter) for parameter in own]
+        self._copies: dict[nn.Parameter, torch.Tensor] = {}
+        self._moving: list[tuple[int, nn.Parameter]] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a limit at all; without one the block costs nothing."""
+        return min(self.per_component, self.total) < math.inf
+
+    def __enter__(self) -> MaxChange:
+        if self.active:
+            self._moving = [entry for entry in self._components if entry[1].grad is not None]
+            for _, parameter in self._moving:
+                if parameter not in self._copies:
+                    self._copies[parameter] = torch.empty_like(parameter, requires_grad=False)
+            with torch.no_grad():
+                if self._moving:
+                    torch._foreach_copy_(self._before(), [parameter for _, parameter in self._moving])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.active and kind is None:
+            self._scale()
+
+    def _before(self) -> list[torch.Tensor]:
+        return [self._copies[parameter] for _, parameter in self._moving]
+
+    @torch.no_grad()
+    def _scale(self) -> None:
+        """Take back what is too much: parameters += (1 - g f_c) (before - after)."""
+        self.limited, self.limited_components, self.norm = 0, 0, 0.0
+        if not self._moving:
+            return
+        back = self._before()
+        torch._foreach_sub_(back, [parameter for _, parameter in self._moving])
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(back)]).tolist()
+        factors = self._factors(norms)
+        much = [position for position, factor in enumerate(factors) if factor < 1.0]
+        if much:
+            excess = [back[position] for position in much]
+            torch._foreach_mul_(excess, [1.0 - factors[position] for position in much])
+            torch._foreach_add_([self._moving[position][1] for position in much], excess)
+
+    def _factors(self, norms: list[float]) -> list[float]:
+        """g f_c for every moving tensor, from the norms of their changes."""
+        squares: dict[int, float] = {}
+        for (number, _), norm in zip(self._moving, norms, strict=True):
+            squares[number] = squares.get(number, 0.0) + norm * norm
+        changes = {number: math.sqrt(square) for number, square in squares.items()}
+        if not all(map(math.isfinite, changes.values())):
+            return [1.0] * len(norms)  # no number to scale to; the next loss says what is wrong
+        scale = {number: _down_to(self.per_component, change) for number, change in changes.items()}
+        whole = math.sqrt(sum((scale[number] * change) ** 2 for number, change in changes.items()))
+        overall = _down_to(self.total, whole)
+        self.limited_components = sum(factor < 1.0 for factor in scale.values())
+        self.limited = int(overall < 1.0)
+        self.norm = overall * whole
+        return [overall * scale[number] for number, _ in self._moving]
+
+
+def _down_to(limit: float, norm: float) -> float:
+    """The factor, at most 1, that brings `norm` to `limit`."""
+    return 1.0 if norm <= limit else limit / norm
+
+
+# An exponential moving average of the parameters over the steps of a training (Polyak and Juditsky, 1992).
+#
+#     e(0) = p(0),    e(t) = d_t e(t - 1) + (1 - d_t) p(t),    d_t = min(decay, (1 + t) / (10 + t))
+#
+# with p(t) the parameters after step t. The smaller d_t of the first steps lets the start be forgotten. d_t
+# depends on t alone: the averages are all that a checkpoint has to keep.
+
+
+class ParameterEma:
+    """The moving average of a model's parameters; buffers take no part.
+
+    Args:
+        model: its parameters now are the average's start.
+        decay: of the average, in (0, 1); about 1 / (1 - decay) steps are averaged.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._decay = decay
+        self._parameters = dict(model.named_parameters())
+        self._averages = {name: value.detach().clone() for name, value in self._parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the parameters after step `step`, counted from 1."""
+        average = get_ema_multi_avg_fn(min(self._decay, (1 + step) / (10 + step)))
+        average(list(self._averages.values()), [value.detach() for value in self._parameters.values()], step)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin again with the parameters as they are."""
+        for name, average in self._averages.items():
+            average.copy_(self._parameters[name])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The averages by the names of the parameters."""
+        return dict(self._averages)
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from the averages that `state` gave.
+
+        Raises:
+            DataError: names or shapes are not those of the model.
+        """
+        for name, average in self._averages.items():
+            value = state.get(name)
+            if value is None or value.shape != average.shape:
+                raise DataError(
+                    f"the moving average of {name!r} has shape {None if value is None else list(value.shape)}; "
+                    f"expected {list(average.shape)}"
+                )
+            average.copy_(value)

@@ -13,7 +13,10 @@ linearly over the warm-up, reaches `peak`, and falls to `final` at the last step
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from fsachain.errors import ConfigError
 
@@ -83,3 +86,150 @@ def learning_rate(config: ScheduleConfig, step: int, num_steps: int) -> float:
 def _half_cosine(x: float) -> float:
     """0 at 0, 1 at 1, flat at both ends."""
     return 0.5 - 0.5 * math.cos(math.pi * x)
+
+
+# Values that change while a training goes on: piecewise linear in its progress.
+#
+# A `Schedule` is a pure function of progress (0 at the first step, 1 at the last), so that a resumed training
+# needs no state of it. It is written as in Kaldi's chain recipes, value@progress,
+#
+#     0,0@0.20,0.5@0.50,0      0 up to a fifth of the training, a line up to 0.5 in its middle, a line down to 0 at its end
+#
+# where the first value is at 0, the last at 1 and one between them at 0.5 without saying so; or as a list of
+# pairs [value, progress]. Two values at one progress are a jump: the second holds from there on.
+
+FORMS = 'a number, text such as "0,0@0.20,0.5@0.50,0" (value@progress), or pairs [value, progress]'
+
+
+class Schedule:
+    """A piecewise linear function of training progress.
+
+    Args:
+        points: (value, progress) pairs; progress does not fall, begins with 0 and ends with 1.
+        where: name of the option, for messages.
+
+    Raises:
+        ConfigError: a number that is not finite, or a progress that is out of order or range.
+    """
+
+    __slots__ = ("points",)
+    points: tuple[tuple[float, float], ...]
+
+    def __init__(self, points: Sequence[tuple[float, float]], where: str = "schedule") -> None:
+        self.points = tuple((float(value), float(progress)) for value, progress in points)
+        for value, progress in self.points:
+            if not math.isfinite(value):
+                raise ConfigError(f"{where}: {value} at progress {progress} is not a finite number")
+        places = [progress for _, progress in self.points]
+        if not places or places[0] != 0.0 or places[-1] != 1.0:
+            raise ConfigError(
+                f"{where}: the progress of its points is {places}; expected [value, progress] from progress 0 to 1"
+            )
+        for before, after in pairwise(places):
+            if not after >= before:
+                raise ConfigError(
+                    f"{where}: progress {after} comes after {before}; expected progress that does not fall"
+                )
+
+    @classmethod
+    def parse(cls, value: Any, where: str = "schedule") -> Schedule:
+        """The schedule in an option's value: a number, text or pairs, see the head of this module.
+
+        Raises:
+            ConfigError: it is none of these; `where` begins the message.
+        """
+        if isinstance(value, Schedule):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return cls([(value, 0.0), (value, 1.0)], where)
+        if isinstance(value, str):
+            return cls(_points_of_text(value, where), where)
+        if isinstance(value, list | tuple) and value:
+            return cls([_pair(item, where) for item in value], where)
+        raise ConfigError(f"{where}: {value!r} is no schedule; expected {FORMS}")
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values at the points, between which all others lie."""
+        return tuple(value for value, _ in self.points)
+
+    @property
+    def constant(self) -> float | None:
+        """The value, if there is only one."""
+        return self.points[0][0] if len(set(self.values)) == 1 else None
+
+    def at(self, progress: float) -> float:
+        """The value at `progress`, which is taken into [0, 1]."""
+        place = min(max(progress, 0.0), 1.0)
+        last = max(index for index, (_, at) in enumerate(self.points) if at <= place)
+        value, begin = self.points[last]
+        if last + 1 == len(self.points):
+            return value
+        after, end = self.points[last + 1]
+        return value + (after - value) * ((place - begin) / (end - begin))
+
+    def __str__(self) -> str:
+        """Text that `parse` makes the same schedule of."""
+        return ",".join(f"{value!r}@{progress!r}" for value, progress in self.points)
+
+    def __repr__(self) -> str:
+        return f"Schedule.parse({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self.points == other.points
+
+    def __hash__(self) -> int:
+        return hash(self.points)
+
+
+Scheduled = float | Schedule
+"""Type of an option that may be a number or a schedule."""
+
+
+def scheduled(value: Any, where: str) -> Scheduled:
+    """An option's value: a plain number where it does not change.
+
+    Raises:
+        ConfigError: as `Schedule.parse`.
+    """
+    schedule = Schedule.parse(value, where)
+    constant = schedule.constant
+    return schedule if constant is None else constant
+
+
+def values_of(value: Scheduled) -> tuple[float, ...]:
+    """The number, or the values at the points of the schedule: what an option's range has to be checked for."""
+    return value.values if isinstance(value, Schedule) else (float(value),)
+
+
+def value_at(value: Scheduled, progress: float) -> float:
+    """The value of an option at some progress in [0, 1]."""
+    return value.at(progress) if isinstance(value, Schedule) else float(value)
+
+
+def _points_of_text(text: str, where: str) -> list[tuple[float, float]]:
+    parts = text.split(",")
+    points = []
+    for index, part in enumerate(parts):
+        value, at, progress = part.partition("@")
+        between = "1" if index == len(parts) - 1 else "0.5"
+        place = progress if at else ("0" if index == 0 else between)
+        points.append((_number(value, text, where), _number(place, text, where)))
+    # A value alone is both ends.
+    return [*points, (points[0][0], 1.0)] if len(parts) == 1 and "@" not in text else points
+
+
+def _number(part: str, text: str, where: str) -> float:
+    try:
+        return float(part)
+    except ValueError:
+        raise ConfigError(f"{where}: {part.strip()!r} in {text!r} is no number; expected {FORMS}") from None
+
+
+def _pair(item: Any, where: str) -> tuple[float, float]:
+    if not isinstance(item, list | tuple) or len(item) != 2:
+        raise ConfigError(f"{where}: {item!r} is no pair [value, progress]")
+    try:
+        return float(item[0]), float(item[1])
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: {item!r} is no pair [value, progress] of numbers") from None

@@ -11,21 +11,262 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from fsachain.data.dataset import Batch
+from fsachain.errors import ConfigError
+from fsachain.nn.layers import MaskedBatchNorm
 from fsachain.train.config import TrainConfig
-from fsachain.train.max_change import MaxChange
-from fsachain.train.passes import Passes
+from fsachain.train.optimizer import MaxChange
 from fsachain.train.precision import Precision
-from fsachain.train.share import WHOLE, Share
 from fsachain.train.source import Source, SupervisedBatch
 from fsachain.train.stats import EpochSums
-from fsachain.train.world import World
+from fsachain.train.world import WHOLE, Share, World
+
+# Batch-normalisation statistics for weights that no batch has seen, such as an average of several models.
+
+Item = TypeVar("Item")
+
+
+@torch.no_grad()
+def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batches: Iterable[Item]) -> None:
+    """Replace all running statistics by their mean over some batches; the weights stay.
+
+    Modules are recognised by their buffers `running_mean` and `running_var` and a number `momentum`, the
+    share of the newest batch in the running value. Dropout is off meanwhile, as it is wherever the statistics
+    are used.
+
+    Args:
+        model: Left in the mode (training or evaluation) it came in.
+        forward: Runs the model on one batch.
+        batches: The batches.
+    """
+    norms = [module for module in model.modules() if _keeps_statistics(module)]
+    if not norms:
+        return
+    modes = {module: module.training for module in model.modules()}
+    momenta = [module.momentum for module in norms]
+    model.train()
+    for module in model.modules():
+        if "dropout" in type(module).__name__.lower():
+            module.eval()
+    try:
+        for count, batch in enumerate(batches, start=1):
+            for module in norms:
+                module.momentum = 1.0 / count  # type: ignore[assignment]
+            forward(batch)
+    finally:
+        for module, momentum in zip(norms, momenta, strict=True):
+            module.momentum = momentum
+        for module, training in modes.items():
+            module.training = training
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    buffers = dict(module.named_buffers(recurse=False))
+    return {"running_mean", "running_var"} <= set(buffers) and isinstance(
+        getattr(module, "momentum", None), float
+    )
+
+
+# Batch normalisation over several processes: one batch, whichever process has which of its utterances.
+#
+# `MaskedBatchNorm` adds up its sums over all processes in every forward and backward pass. All must therefore
+# make the same passes: one that has fewer micro-batches than another passes a stand-in through the network,
+# whose frames do not count. Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their
+# own process, as they do in torch's own training with several processes; their running averages are averaged
+# after each step, so that one model is saved.
+
+STAND_IN = "(stand-in)"
+
+
+class WorldPool:
+    """A `fsachain.nn.layers.Pool` of all processes of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.counts = True
+
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        """Turn the values into their sum over all processes."""
+        return self._world.add_up(values)
+
+
+class Pooling:
+    """The statistics of one model's normalisation layers, in one process of several.
+
+    Args:
+        model: its layers are told of the other processes within `joined`.
+        world: alone, nothing here does anything.
+
+    Raises:
+        ConfigError: a layer is an `nn.SyncBatchNorm`, which would wait for processes that have no utterance.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        modules = list(model.modules()) if world.size > 1 else []
+        if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
+            raise ConfigError(
+                "the network has an nn.SyncBatchNorm, which cannot wait for processes without utterances; expected "
+                "fsachain.nn.layers.MaskedBatchNorm, or nn.BatchNorm1d"
+            )
+        self._world = world
+        self._pool = WorldPool(world)
+        self._pooled = [module for module in modules if isinstance(module, MaskedBatchNorm)]
+        self._running = [
+            buffer
+            for module in modules
+            if not isinstance(module, MaskedBatchNorm)
+            for name, buffer in module.named_buffers(recurse=False)
+            if name in ("running_mean", "running_var")
+        ]
+
+    @property
+    def active(self) -> bool:
+        """Whether all processes must make the same passes."""
+        return bool(self._pooled)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """A block in which the layers normalise over all processes, in training mode."""
+        for module in self._pooled:
+            module.pool = self._pool
+        try:
+            yield
+        finally:
+            for module in self._pooled:
+                module.pool = None
+
+    @contextmanager
+    def counting(self, counts: bool) -> Iterator[None]:
+        """A block in which what passes through the network counts, or does not."""
+        self._pool.counts = counts
+        try:
+            yield
+        finally:
+            self._pool.counts = True
+
+    def stand_ins(self, parts: Sequence[SupervisedBatch]) -> list[Batch]:
+        """What this process has to pass through the network after its micro-batches, so that all make as many passes."""
+        if not self.active:
+            return []
+        frames, width = parts[0].batch.features.shape[1:] if parts else (0, 0)
+        count, frames, width = self._world.largest([len(parts), frames, width])
+        batch = Batch((STAND_IN,), (STAND_IN,), ((),), torch.zeros(1, frames, width), torch.tensor([frames]))
+        return [batch] * (count - len(parts))
+
+    @torch.no_grad()
+    def average_running(self, passed: bool) -> None:
+        """Average what the other layers have over the processes that `passed` something through them; call in all."""
+        if not self._running:
+            return
+        count = self._world.sum_numbers([float(passed)])[0]
+        sums = self._world.add_up_many(
+            [buffer if passed else torch.zeros_like(buffer) for buffer in self._running]
+        )
+        for buffer, total in zip(self._running, sums, strict=True):
+            buffer.copy_(total / max(count, 1.0))
+
+
+# Passes through the network, forward and backward, that several processes make together.
+
+
+@dataclass
+class _Scores:
+    nnet_output: torch.Tensor
+    lengths: torch.Tensor
+    xent_log_probs: torch.Tensor | None
+
+
+class Output(Protocol):
+    """What a model returns: scores [N, T', P], lengths [N], log-softmax of a second branch or None."""
+
+    nnet_output: torch.Tensor
+    lengths: torch.Tensor
+    xent_log_probs: torch.Tensor | None
+
+
+class Passes:
+    """The passes of one model.
+
+    Args:
+        model: As for `Trainer`.
+        world: The processes that make them.
+        precision: Number format.
+    """
+
+    def __init__(self, model: nn.Module, world: World, precision: Precision) -> None:
+        self.model = model
+        self.precision = precision
+        self.pooling = Pooling(model, world)
+        self._world = world
+        self._device = next(model.parameters()).device
+        self._used: list[int] | None = None
+
+    @contextmanager
+    def shared(self, parts: Sequence[SupervisedBatch]) -> Iterator[list[Batch]]:
+        """A block in which all processes pass their micro-batches of one batch; gives the stand-ins to pass after them."""
+        with self.pooling.joined():
+            yield self.pooling.stand_ins(parts)
+
+    def forward(self, batch: Batch) -> Output:
+        """The model's output for a batch, on the model's device; of chunks without what is only context."""
+        with self.precision.passes(self._device):
+            output: Output = self.model(batch.features.to(self._device), batch.lengths)
+        scores, xent, lengths = output.nnet_output, output.xent_log_probs, output.lengths
+        if batch.windows is not None:
+            scores, lengths = batch.windows.crop(scores), batch.windows.lengths
+            xent = None if xent is None else batch.windows.crop(xent)
+        return _Scores(_at_least_float32(scores), lengths, None if xent is None else _at_least_float32(xent))
+
+    def backward(self, roots: list[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
+        """Carry the loss's gradients through the network; where passes are shared, through the same roots everywhere."""
+        used = [int(grad is not None) for grad in grads]
+        if self.pooling.active:
+            self._used = used = self._used or self._world.largest(used)
+        pairs = [
+            (root, torch.zeros_like(root) if grad is None else grad)
+            for root, grad, wanted in zip(roots, grads, used, strict=True)
+            if wanted
+        ]
+        torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+
+    def stand_in(self, batch: Batch) -> None:
+        """Make the passes that the other processes make."""
+        with self.pooling.counting(False):
+            output = self.forward(batch)
+            roots = [value for value in (output.nnet_output, output.xent_log_probs) if value is not None]
+            self.backward(roots, [None] * len(roots))
+
+    def refresh(self, batches: Iterable[Sequence[SupervisedBatch]]) -> None:
+        """Take the running statistics of all normalisation layers anew; see `refresh_batch_norm`."""
+        passed = False
+
+        def every() -> Iterator[tuple[Batch, bool]]:
+            nonlocal passed
+            for parts in batches:
+                passed = passed or bool(parts)
+                with self.shared(parts) as stand_ins:
+                    yield from ((item.batch, True) for item in parts)
+                    yield from ((batch, False) for batch in stand_ins)
+
+        def forward(one: tuple[Batch, bool]) -> None:
+            batch, counts = one
+            with self.pooling.counting(counts):
+                self.forward(batch)
+
+        refresh_batch_norm(self.model, forward, every())
+        self.pooling.average_running(passed)
+
+
+def _at_least_float32(values: torch.Tensor) -> torch.Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,8 @@ from fsachain.data.utterance import Utterance
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
 from fsachain.table import TransitionTable
-from fsachain.train.checks import OutputLengths, fault_of, min_frames
-from fsachain.train.share import WHOLE, Share
-from fsachain.train.source import SupervisedBatch
+from fsachain.train.source import OutputLengths, SupervisedBatch, fault_of, min_frames
+from fsachain.train.world import WHOLE, Share
 
 PIECE = 8  # utterances that a worker takes at a time
 _SPARE_STEPS = 2
@@ -105,7 +104,7 @@ class Corpus:
 
     Attributes:
         utterances: those that can be used, as far as that is known.
-        frames: int32 [copies, utterances], from `fsachain.data.lengths.frame_counts`.
+        frames: int32 [copies, utterances], from `fsachain.data.order.frame_counts`.
         copies: changes of speed and volume; an epoch draws one for each utterance.
         stored: the numerator of an utterance; None where workers compile it.
         shard_of: see `EpochOrder`; None: utterances from everywhere are mixed.

@@ -6,11 +6,13 @@ take part is in `source.py`.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -19,26 +21,70 @@ from fsachain.data.dataset import Example
 from fsachain.data.faults import Fault
 from fsachain.files import locked
 from fsachain.table import TransitionTable
-from fsachain.train.checkpoint import save_tensors
+from fsachain.train.checkpoint import Keeper, TrainResult, TrainState, begin_random, fingerprint, save_tensors
 from fsachain.train.config import TrainConfig, to_dict
-from fsachain.train.ema import ParameterEma
 from fsachain.train.ending import Finisher, check_ending
-from fsachain.train.keeper import Keeper
-from fsachain.train.left_out import LeftOut
+from fsachain.train.exclusions import LeftOut, Skipping
 from fsachain.train.log import JsonLinesLog, NoLog, json_ready
-from fsachain.train.optimizer import make_optimizer
-from fsachain.train.piecewise import Scheduled
-from fsachain.train.prefetch import prefetch, timed
+from fsachain.train.optimizer import ParameterEma, Schedules, make_optimizer
 from fsachain.train.progress import NoProgress, Progress
-from fsachain.train.random_state import begin_random
-from fsachain.train.schedules import Schedules
-from fsachain.train.skipping import Skipping
+from fsachain.train.schedule import Scheduled
 from fsachain.train.source import BatchSource, Source, SupervisedBatch, versions_of
-from fsachain.train.state import TrainResult, TrainState, fingerprint
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import StepOutcome, Stepper
 from fsachain.train.stopping import MESSAGE, StoppedError, StopRequest
 from fsachain.train.world import World
+
+# Items made ahead of their use by a thread, and how long one had to wait for them.
+
+Item = TypeVar("Item")
+
+
+def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
+    """The same items, up to `depth` of them made ahead by a thread; its errors are raised here."""
+    ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(kind: str, value: Item | BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put((kind, value), timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def produce() -> None:
+        try:
+            for item in items:
+                put("item", item)
+                if stopped.is_set():
+                    return
+        except BaseException as error:  # the consumer raises it
+            put("error", error)
+        else:
+            put("end", None)
+
+    thread = threading.Thread(target=produce, name="fsachain-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if isinstance(value, BaseException):
+                raise value
+            yield value  # type: ignore[misc]
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
+    """Each item with the seconds that it took to get it."""
+    started = time.perf_counter()
+    for item in items:
+        yield time.perf_counter() - started, item
+        started = time.perf_counter()
 
 
 class Trainer:

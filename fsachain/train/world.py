@@ -10,20 +10,98 @@ some may have no utterance. What it would win, reduction during the backward pas
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
-from fsachain.backends.threads import set_num_threads
-from fsachain.errors import FsachainError
-from fsachain.train.meeting import choose_device, meet, number
+from fsachain.backends.cpu.threads import set_num_threads
+from fsachain.errors import ConfigError, FsachainError
+
+# How the processes of a training that torchrun has started find each other.
+
+_RETRY = timedelta(seconds=1)
+
+
+def number(name: str, default: int | None = None) -> int:
+    """A number in the environment.
+
+    Raises:
+        ConfigError: it is no number, or absent and there is no default.
+    """
+    text = os.environ.get(name, "" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name} is {text!r} in the environment; expected a number, as torchrun sets it"
+        ) from None
+
+
+def choose_device(local_rank: int) -> torch.device | None:
+    """The GPU of a process of this machine, made the current one; None where there are no GPUs.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes.
+    """
+    if not torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise ConfigError(f"LOCAL_RANK is {local_rank}; expected one process for each of the {count} GPUs")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def meet(rank: int, size: int, backend: str, timeout: timedelta) -> None:
+    """Begin torch's process group.
+
+    torchrun keeps one store for all its restarts, in which a new process would find the addresses of dead ones: every
+    attempt takes names of its own.
+
+    Raises:
+        RuntimeError: by torch, the others do not come.
+    """
+    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
+    own = dist.PrefixStore(_agree(store, rank, size, timeout), store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+
+
+def _agree(store: Any, rank: int, size: int, timeout: timedelta) -> str:
+    """A name that the processes of this attempt alone know.
+
+    The first process writes a new one down and answers all who call it by that name; whoever reads the name of a dead
+    first process gets no answer, and looks again.
+    """
+    own = secrets.token_hex(8)
+    if rank == 0:
+        store.set("fsachain", own)
+        for other in range(1, size):
+            store.wait([f"{own}/{other}"], timeout)
+            store.set(f"{own}/{other}/{store.get(f'{own}/{other}').decode()}", "yes")
+        return own
+    until = time.monotonic() + timeout.total_seconds()
+    while True:
+        store.wait(["fsachain"], timeout)
+        first = store.get("fsachain").decode()
+        store.set(f"{first}/{rank}", own)
+        try:
+            store.wait([f"{first}/{rank}/{own}"], _RETRY)
+        except RuntimeError:  # no answer in time
+            if time.monotonic() > until:
+                raise
+        else:
+            return first
+
 
 TIMEOUT = 600.0  # seconds that a process waits for the others within a training
 PATIENCE = timedelta(days=30)  # for work that the first process does alone, which takes what it takes
@@ -261,3 +339,42 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         size += more
     if bucket:
         yield bucket
+
+
+# Which utterances of a step one process computes, and in how many pieces.
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of every optimiser step that one of several processes computes.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: processes in all.
+        micro_batch: utterances that go through the network together, at most; their gradients are added up. 0: all
+            of the process's share at once.
+    """
+
+    rank: int = 0
+    size: int = 1
+    micro_batch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank is {self.rank}; expected 0 <= rank < size, which is {self.size}")
+        if self.micro_batch < 0:
+            raise ConfigError(f"micro_batch is {self.micro_batch}; expected 0 (no limit) or more")
+
+    def parts(self, bucket: Sequence[Item]) -> tuple[list[Item], ...]:
+        """This process's micro-batches of a step over all of `bucket`; none if there are fewer items than processes.
+
+        Every item comes to exactly one process; neighbours, which are of similar length, to different ones.
+        """
+        mine = list(bucket[self.rank :: self.size])
+        size = self.micro_batch or max(len(mine), 1)
+        return tuple(mine[begin : begin + size] for begin in range(0, len(mine), size))
+
+
+WHOLE = Share()  # what a process that works alone computes: every step at once

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fsachain.train.yaml_file import load_yaml
+from fsachain.train.config import load_yaml
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.handwriting.prepare import prepare as prepare_handwriting
 from recipes.pipeline.main import REPOSITORY, run_recipe

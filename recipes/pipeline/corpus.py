@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import DataError, require
-from fsachain.kaldi.writing import write_matrices
+from fsachain.kaldi.values import write_matrices
 
 SPLITS = ("train", "dev", "test")
 

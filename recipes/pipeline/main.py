@@ -15,13 +15,13 @@ import yaml
 
 from fsachain.cli import EXIT_INTERRUPTED, describe, exit_status
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.model import permitted_imports
-from fsachain.cli.steps.record import open_log, record_run, recorded_stage
-from fsachain.cli.steps.report import REPORT
+from fsachain.cli.model import permitted_imports
+from fsachain.cli.record import open_log, record_run, recorded_stage
+from fsachain.cli.report import REPORT
 from fsachain.errors import ConfigError, FsachainError
+from fsachain.train.config import load_yaml
 from fsachain.train.stopping import stoppable
 from fsachain.train.world import World
-from fsachain.train.yaml_file import load_yaml
 from recipes.pipeline.stages import SECOND_PASS, STAGES, Prepare, Run
 
 Stages = dict[str, Callable[[Run], None]]

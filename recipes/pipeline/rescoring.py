@@ -9,8 +9,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from fsachain.cli.steps.decoding import DecodingGraphs
-from fsachain.cli.steps.rescoring import rescore_data
+from fsachain.cli.decoding import DecodingGraphs
+from fsachain.cli.rescore import rescore_data
 from recipes.pipeline.stages import STAGES, Run
 
 RESCORING = "rescoring.arpa"

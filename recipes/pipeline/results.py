@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsachain.errors import DataError
-from fsachain.report.layout import STAGE_LOG
-from fsachain.report.stages import read_stages
+from fsachain.report.collect import read_stages
+from fsachain.report.events import STAGE_LOG
 from recipes.pipeline.main import REPOSITORY
 
 

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.decoding import DecodingGraphs, align_data, decode_data, tune_data
-from fsachain.cli.steps.graphs import (
+from fsachain.cli.decoding import DecodingGraphs, align_data, decode_data, tune_data
+from fsachain.cli.graphs import (
     load_normalization,
     make_denominator,
     make_free_denominator,
@@ -37,23 +37,18 @@ from fsachain.cli.steps.graphs import (
     make_numerators,
     make_phone_lm,
 )
-from fsachain.cli.steps.lang import Lang, load_lang, make_lang
-from fsachain.cli.steps.model import AcousticModel
-from fsachain.cli.steps.record import STAGE_LOG
-from fsachain.cli.steps.report import make_report
-from fsachain.cli.steps.supervision import make_supervision
-from fsachain.cli.steps.training import (
-    FINAL_MODEL,
-    compute_features,
-    perturbations,
-    train_model,
-)
-from fsachain.cli.steps.training_sets import TrainingSet, read_training_set
+from fsachain.cli.lang import Lang, load_lang, make_lang
+from fsachain.cli.model import AcousticModel
+from fsachain.cli.record import STAGE_LOG
+from fsachain.cli.report import make_report
+from fsachain.cli.supervision import make_supervision
+from fsachain.cli.training import FINAL_MODEL, compute_features, perturbations, train_model
+from fsachain.cli.training_data import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text, write_text
 from fsachain.nn.network import num_parameters
-from fsachain.report.stages import read_stages
+from fsachain.report.collect import read_stages
 from fsachain.train.log import read_log
 from fsachain.train.world import World
 

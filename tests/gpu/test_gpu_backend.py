@@ -22,7 +22,8 @@ from fsachain import (
     forward_backward,
     total_log_prob,
 )
-from fsachain.loss import lfmmi_operator, operators
+from fsachain.loss import autograd as operators
+from fsachain.loss import lfmmi as lfmmi_operator
 from tools.bench.workloads import connected
 from tools.golden import kaldi, peers
 

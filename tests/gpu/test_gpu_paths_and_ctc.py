@@ -9,7 +9,10 @@ import torch
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import Fsa, TableBatch, available_backends, best_path, compile_table
-from fsachain.backends import cuda_call, cuda_paths, cuda_penalty, reference
+from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends.cuda import backend as cuda_penalty
+from fsachain.backends.cuda import paths as cuda_paths
+from fsachain.backends.reference import sums as reference
 from fsachain.loss.ctc import ctc_loss
 from tools.bench.workloads import connected
 

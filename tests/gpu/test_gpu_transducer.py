@@ -9,11 +9,13 @@ import torch
 from random_grids import TOPOLOGIES, make_grids
 
 from fsachain import available_backends
-from fsachain.backends import cuda_call, cuda_grid, grid_cpu
+from fsachain.backends.cpu import grid as grid_cpu
+from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.loss.chunks import transducer_loss
 from fsachain.loss.pruned import rnnt_loss_simple, rnnt_loss_smoothed
 from fsachain.loss.rnnt import rnnt_loss
-from fsachain.loss.transducer_chunks import transducer_loss
-from fsachain.loss.transducer_variants import hat_loss, multi_blank_loss, tdt_loss
+from fsachain.loss.variants import hat_loss, multi_blank_loss, tdt_loss
 from tools.bench import gpu_transducer
 
 REASON = available_backends()["cuda"]

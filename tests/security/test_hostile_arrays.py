@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from fsachain.errors import DataError
+from fsachain.files import read_npz
 from fsachain.fsa import Fsa
-from fsachain.npz_file import read_npz
 from fsachain.table import TransitionTable, compile_table
 
 SMALL = 20_000_000  # bytes; what is claimed below is gigabytes

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
-from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.model import AcousticModel
 from fsachain.errors import DataError
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors, save_tensors
 from tools.fuzz.readers import READERS

@@ -15,7 +15,7 @@ from fsachain.graph.chunks import holds_chunks, load_chunks
 from fsachain.graph.context import ContextTree
 from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator_files import load_numerators
+from fsachain.graph.numerator import load_numerators
 from tools.fuzz.readers import READERS
 
 JSON = {

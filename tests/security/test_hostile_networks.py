@@ -12,8 +12,7 @@ pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed"
 
 from safetensors.torch import save_file
 
-from fsachain.cli.steps.initial import read_weights
-from fsachain.cli.steps.model import AcousticModel, permitted_imports
+from fsachain.cli.model import AcousticModel, permitted_imports, read_weights
 from fsachain.errors import DataError
 from fsachain.train.checkpoint import load_tensors, save_tensors
 from tools.fuzz.readers import READERS

@@ -12,8 +12,8 @@ pytest.importorskip("yaml", reason="the extra 'recipes' is not installed")
 
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import parse_json
+from fsachain.train.config import MAX_BYTES, load_yaml
 from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.yaml_file import MAX_BYTES, load_yaml
 
 LAUGHS = "a: &a [x, x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]\n" for n in range(9)

@@ -84,10 +84,10 @@ DANGEROUS_CALLS = {
 # Each with the reason why it may.
 ALLOWED = {
     ("fsachain/graph/shards.py", "pickle"),  # a maker goes to worker processes, which this process started
-    ("fsachain/cli/steps/parallel.py", "pickle"),  # likewise
+    ("fsachain/cli/parallel.py", "pickle"),  # likewise
     ("fsachain/data/workers.py", "pickle"),  # likewise
     (
-        "fsachain/backends/jit.py",
+        "fsachain/backends/cpu/jit.py",
         "pickle",
     ),  # numba's index of compiled kernels, in the user's own cache folder
 }

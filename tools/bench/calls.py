@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fsachain.backends import cpu
+from fsachain.backends.cpu import backend as cpu
 from fsachain.batch import TableBatch
 from fsachain.loss.ctc import Inputs, ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss

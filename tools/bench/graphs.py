@@ -27,8 +27,7 @@ from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
-from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.lm_phones import lm_phones
+from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.shards import NumeratorMaker, make_shards

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.backends import cpu
+from fsachain.backends.cpu import backend as cpu
 from tools.bench import machine
 from tools.bench.row import Table
 from tools.bench.tables import LEAK

@@ -20,22 +20,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from fsachain.backends.threads import set_num_threads
+from fsachain.backends.cpu.threads import set_num_threads
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.graphs import load_denominator
-from fsachain.cli.steps.in_memory import load_sources
-from fsachain.cli.steps.initial import begin_network
-from fsachain.cli.steps.lang import load_lang
-from fsachain.cli.steps.training_sets import read_training_set
+from fsachain.cli.graphs import load_denominator
+from fsachain.cli.lang import load_lang
+from fsachain.cli.model import begin_network
+from fsachain.cli.training_data import load_sources, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.loss.lfmmi import LFMMILoss
+from fsachain.train.config import load_yaml
 from fsachain.train.optimizer import make_optimizer
 from fsachain.train.source import SupervisedBatch
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
 from fsachain.train.world import World
-from fsachain.train.yaml_file import load_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = (1, 257, 280_000, 5_000_000)  # in a message

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from fsachain.backends.threads import get_num_threads, set_num_threads
+from fsachain.backends.cpu.threads import get_num_threads, set_num_threads
 
 Key = TypeVar("Key")
 

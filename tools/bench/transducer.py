@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsachain.loss.grid import mutual_information_recursion
 from fsachain.loss.pruned import get_rnnt_prune_ranges, rnnt_loss_pruned, rnnt_loss_simple
 from fsachain.loss.rnnt import rnnt_loss
-from fsachain.loss.transducer_grid import mutual_information_recursion
-from fsachain.loss.transducer_variants import hat_loss, tdt_loss
+from fsachain.loss.variants import hat_loss, tdt_loss
 from tools.bench import machine
 from tools.bench.peak import RESET, held
 from tools.bench.row import HEADER, Comparison, Row, Table

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.jit import with_cache
+from fsachain.backends.cpu.jit import with_cache
 from fsachain.table import ArcView, TransitionTable
 
 Reals = npt.NDArray[np.floating[Any]]

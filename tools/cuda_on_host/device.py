@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain import kernels
-from fsachain.backends.cuda_device import KernelSpec, Limits
+from fsachain.backends.cuda.device import KernelSpec, Limits
 from tools.cuda_on_host import build
 from tools.cuda_on_host.memory import HostMemory
 
@@ -78,7 +78,7 @@ def _library(path: Path) -> ctypes.CDLL:
 
 
 class HostDevice:
-    """A `fsachain.backends.cuda_device.Device` made of threads of the host, with the limits of a GPU of your choice.
+    """A `fsachain.backends.cuda.device.Device` made of threads of the host, with the limits of a GPU of your choice.
 
     New memory, shared memory too, holds the byte `fill` everywhere; 0xFF makes every float a NaN. Launches run to their
     end at once. A launch that a GPU would refuse, a deadlock, a barrier that some threads miss and a write beside a

@@ -16,9 +16,8 @@ from fsachain.kaldi.fst import read_fst
 from fsachain.kaldi.lattice import read_lattice
 from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.symbols import read_symbols
-from fsachain.kaldi.topology import read_topology
 from fsachain.kaldi.training_log import read_objective
-from fsachain.kaldi.transitions import read_transition_model
+from fsachain.kaldi.transitions import read_topology, read_transition_model
 from fsachain.kaldi.tree import read_tree
 from fsachain.kaldi.values import read_alignment, read_matrix, read_num_rows, read_posterior
 from tools.fuzz.reader import Reader, content

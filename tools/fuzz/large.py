@@ -13,20 +13,19 @@ import numpy as np
 import torch
 
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.model import AcousticModel
 from fsachain.data.cmvn import Cmvn
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, save_chunks
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import Numerator
-from fsachain.graph.numerator_files import save_numerators
+from fsachain.graph.numerator import Numerator, save_numerators
 from fsachain.graph.topology import Topology
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.table import compile_table
 from fsachain.table_file import write_tables
 from fsachain.train.checkpoint import Checkpoint
-from fsachain.train.yaml_file import MAX_BYTES
+from fsachain.train.config import MAX_BYTES
 from tools.fuzz.kaldi_readers import OBJECTIVE
 
 Writer = Callable[[Path, int], None]

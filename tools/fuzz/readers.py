@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from fsachain.cli.config import Experiment
-from fsachain.cli.steps.initial import read_weights
-from fsachain.cli.steps.model import AcousticModel
+from fsachain.cli.model import AcousticModel, read_weights
 from fsachain.data.audio import read_audio
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.kaldi_dir import DataDir, Utterance
@@ -22,20 +21,19 @@ from fsachain.data.lhotse_cut import cut_of
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.wer import read_text
 from fsachain.errors import DataError, MissingExtraError
+from fsachain.files import read_npz
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, load_chunks, save_chunks
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import build_numerator
-from fsachain.graph.numerator_files import load_numerators, save_numerators
+from fsachain.graph.numerator import build_numerator, load_numerators, save_numerators
 from fsachain.graph.topology import Topology
 from fsachain.nn.tdnnf import Tdnnf
-from fsachain.npz_file import read_npz
 from fsachain.table import TransitionTable, compile_table
 from fsachain.table_file import TableFile, write_tables
 from fsachain.train.checkpoint import Checkpoint
+from fsachain.train.config import load_yaml
 from fsachain.train.log import JsonLinesLog
-from fsachain.train.yaml_file import load_yaml
 from tools.fuzz.damage import reseal_index, reseal_npz, reseal_safetensors, reseal_tables
 from tools.fuzz.kaldi_readers import KALDI_READERS
 from tools.fuzz.reader import Reader, content

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsachain import DenominatorGraph, Fsa
+from fsachain.graph.algorithms import SequenceScorer, random_paths
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.random_paths import SequenceScorer, random_paths
 from fsachain.kaldi.tree import read_context_tree
 from tests import tolerances
 from tools.golden.table import SHARED

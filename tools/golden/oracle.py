@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fsachain import Fsa
-from fsachain.graph.epsilons import remove_epsilons
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.openfst import write_fst
 from fsachain.graph.topology import Topology
-from fsachain.graph.transducer import Transducer
+from fsachain.graph.transducer import Transducer, remove_epsilons
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.fst import read_fst
 

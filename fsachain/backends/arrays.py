@@ -1,0 +1,190 @@
+"""Whose array it is, where it lives, and how it gets from there to the host and back.
+
+numpy, torch and cupy arrays are recognised without importing torch or cupy. Here and in `dispatch` is all that the library
+knows about the kinds of arrays; the files named cuda_* know about devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.batch import TableBatch
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+
+# Checks of the arguments that every recursion shares, the same for all backends and kinds of arrays.
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def check_scores(batch: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless `batch` is a TableBatch and scores of this shape are its sequences' [N, T, P].
+
+    Raises:
+        ShapeError: they are not.
+    """
+    if not isinstance(batch, TableBatch):
+        raise ShapeError(
+            f"batch is a {type(batch).__name__}; expected a TableBatch (see TableBatch.pack and TableBatch.share)"
+        )
+    if len(shape) != 3:
+        raise ShapeError(f"scores has shape {list(shape)}; expected [N, T, P]")
+    if shape[0] != batch.size:
+        raise ShapeError(
+            f"scores has {shape[0]} sequences (shape {list(shape)}); expected {batch.size} as in the batch"
+        )
+    for n, table in enumerate(batch.tables):
+        if table.num_pdfs > shape[2]:
+            raise ShapeError(
+                f"scores has {shape[2]} pdfs (shape {list(shape)}); "
+                f"expected at least {table.num_pdfs} for {batch.names[n]}"
+            )
+
+
+def check_dtype(name: str) -> None:
+    """Raise unless scores of the dtype of this name can be used.
+
+    Raises:
+        ShapeError: they cannot.
+    """
+    if name not in FLOATS:
+        raise ShapeError(f"scores has dtype {name}; expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
+
+
+def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArray[np.int64]:
+    """int64 [N] on the host, each in [0, num_frames]; None stands for num_frames everywhere.
+
+    Raises:
+        ShapeError: they are not.
+    """
+    if lengths is None:
+        return np.full(batch.size, num_frames, dtype=np.int64)
+    if getattr(getattr(lengths, "device", None), "type", "cpu") != "cpu":
+        # Reading them would wait for the device, each time, without a word.
+        raise ShapeError(f"lengths are on {lengths.device}; expected {batch.size} integers on the host")
+    array = np.asarray(lengths)
+    if array.shape != (batch.size,) or array.dtype.kind not in "iu":
+        raise ShapeError(
+            f"lengths has shape {list(array.shape)} and dtype {array.dtype}; expected {batch.size} integers"
+        )
+    bad = np.flatnonzero((array < 0) | (array > num_frames))
+    if bad.size:
+        n = int(bad[0])
+        raise ShapeError(
+            f"lengths[{n}] = {array[n]} ({batch.names[n]}); expected 0 to {num_frames}, the frames of scores"
+        )
+    return array.astype(np.int64)
+
+
+def check_budget(memory_budget: float | None) -> None:
+    """Raise unless it is a number of bytes, infinity, or None.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if memory_budget is not None and not memory_budget >= 0.0:
+        raise ConfigError(
+            f"memory_budget = {memory_budget}; expected bytes, a number >= 0, or None for a share of the free memory"
+        )
+
+
+def check_leak(batch: TableBatch, coefficient: float) -> None:
+    """Raise unless every table can leak with this coefficient.
+
+    Raises:
+        ConfigError: one cannot, or the coefficient is not in [0, 1].
+    """
+    if not 0.0 <= coefficient <= 1.0:
+        raise ConfigError(f"leaky_hmm_coefficient = {coefficient}; expected a number in [0, 1]")
+    for n, table in enumerate(batch.tables):
+        if coefficient > 0.0 and table.leaky_log_prob is None:
+            raise ConfigError(
+                f"leaky_hmm_coefficient = {coefficient}, but the table of {batch.names[n]} has no leaky_log_prob; "
+                "expected tables of a DenominatorGraph, or coefficient 0"
+            )
+
+
+Kind = Literal["numpy", "torch", "cupy"]
+Home = Literal["cpu", "cuda"]
+
+
+def kind_of(array: Any) -> Kind:
+    """The library of an array; what is of neither torch nor cupy counts as numpy's."""
+    module = type(array).__module__.split(".")[0]
+    if module == "torch" or hasattr(array, "requires_grad_"):  # torch's subclasses have modules of their own
+        return "torch"
+    return "cupy" if module == "cupy" else "numpy"
+
+
+def home_of(array: Any) -> Home:
+    """Where an array lives.
+
+    Raises:
+        BackendUnavailable: on a device for which there is no backend.
+    """
+    kind = kind_of(array)
+    if kind == "torch":
+        if array.device.type not in ("cpu", "cuda"):
+            raise BackendUnavailable(f"scores are on {array.device}; expected a CPU or CUDA tensor")
+        return "cuda" if array.device.type == "cuda" else "cpu"
+    return "cuda" if kind == "cupy" else "cpu"
+
+
+def dtype_name(array: Any) -> str:
+    """The name of an array's dtype, as numpy and torch agree on it, without a byte order."""
+    return str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")
+
+
+def on_host(array: Any) -> Any:
+    """The array itself, or a copy on the host, which waits for the device; of its own library, or numpy's for cupy's."""
+    kind = kind_of(array)
+    if kind == "torch":
+        return array.detach().cpu()
+    return array.get() if kind == "cupy" else array
+
+
+def as_numpy(array: Any) -> npt.NDArray[Any]:
+    """A host array as numpy sees it, without a copy."""
+    result: npt.NDArray[Any] = array if isinstance(array, np.ndarray) else array.numpy()
+    return result
+
+
+def scores_as_numpy(scores: Any) -> npt.NDArray[np.floating]:
+    """Scores of any kind as compiled code reads them: float32 or float64, in order, aligned, writable.
+
+    Raises:
+        ShapeError: a dtype that is none of the four.
+    """
+    array = on_host(scores)
+    if kind_of(array) == "torch":
+        check_dtype(dtype_name(array))
+        array = (array if array.element_size() == 8 else array.float()).numpy()
+    array = np.asarray(array)
+    check_dtype(dtype_name(array))
+    # Read-only is another type for compiled code, and so is what is not aligned.
+    dtype = np.float64 if array.itemsize == 8 else np.float32
+    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+
+
+def back_to(like: Any) -> Callable[[npt.NDArray[Any]], Any]:
+    """What makes of a numpy result an array of the kind of `like`, where that lives."""
+    kind = kind_of(like)
+    if kind == "numpy":
+        return lambda result: result
+    if kind == "torch":
+        import torch
+
+        device = like.device
+        return lambda result: torch.from_numpy(result).to(device)
+    import cupy
+
+    index = like.device.id
+
+    def to_cupy(result: npt.NDArray[Any]) -> Any:
+        with cupy.cuda.Device(index):
+            return cupy.asarray(result)
+
+    return to_cupy

@@ -1,0 +1,681 @@
+"""One frame of equations (2) and (5)-(7) on a graph that sequences share: every state gathers its arcs.
+
+Arcs that share a destination and a pdf are summed before they are multiplied by the pdf's probability. Many graphs have one
+pdf for all arcs into a state; an arc then costs one load and one multiply-add each way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, pdf_probabilities
+from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.numbers import (
+    add,
+    is_wide_type,
+    lanes_of,
+    least_positive,
+    multiply,
+    multiply_add,
+    plain_form,
+    probability,
+    read,
+    scaled,
+    tidy,
+    weight,
+    where_lane,
+    where_positive,
+    wide_form,
+    write,
+    zero,
+)
+from fsachain.backends.cpu.simd import (
+    Lanes,
+    _address,
+    as_floats,
+    as_integers,
+    by_type,
+    fill,
+    intrinsic,
+    least_lane,
+    load,
+    load_from,
+    prefetch,
+    splat,
+    store,
+    store_to,
+    sum_lanes,
+    where_more,
+)
+
+
+@jit_on_views
+def gather_pairs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
+    """Equation (2); row [3, W] = the sum over states, a number; and the least alpha that is not 0."""
+    total = zero(form, before)
+    least = fill(load(lanes_of(form), row, 0), 1.0)
+    for j in range(len(arcs.state_pairs) - 1):
+        alpha = zero(form, before)
+        for q in range(arcs.state_pairs[j], arcs.state_pairs[j + 1]):
+            pair = zero(form, before)
+            for e in range(arcs.pair_arcs[q], arcs.pair_arcs[q + 1]):
+                pair = multiply_add(
+                    weight(form, arcs.arc_weight, e), read(form, before, arcs.arc_src[e]), pair
+                )
+            alpha = multiply_add(pair, read(form, probs, arcs.pair_column[q]), alpha)
+        alpha = tidy(alpha)
+        write(form, now, j, alpha)
+        total = add(total, alpha)
+        least = least_positive(alpha, least)
+    write(form, row, 0, tidy(total))
+    store(row, 2, least)
+
+
+@jit_on_views
+def occupy_pairs(form: Any, arcs: Any, alphas: Any, after: Any, probs: Any, work: Any) -> Any:
+    """Equations (6), (7): occupancy rows and their sum, and the pairs' rows exp(y) b(t + 1, dst), from which betas come."""
+    before, alpha, alpha_after = alphas
+    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
+    total = zero(form, alpha)
+    for k in range(len(arcs.column_pairs) - 1):
+        p = read(form, probs, k)
+        gamma = zero(form, alpha)
+        for q in range(arcs.column_pairs[k], arcs.column_pairs[k + 1]):
+            j = arcs.column_dst[q]
+            prefetch(before, min(q, len(before) - 1) * before.shape[1])
+            beta = add(scaled(read(form, after, j), scale), leak)
+            onward = multiply(beta, p)
+            write(form, work.pairs, q, onward)
+            first, last = arcs.column_arcs[q], arcs.column_arcs[q + 1]
+            if first == last:
+                gamma = multiply_add(read(form, alpha_after, j), beta, gamma)
+            else:
+                pair = zero(form, alpha)
+                for e in range(first, last):
+                    x = read(form, alpha, arcs.column_src[e])
+                    pair = multiply_add(weight(form, arcs.column_weight, e), x, pair)
+                gamma = multiply_add(pair, onward, gamma)
+        gamma = tidy(gamma)
+        write(form, work.occupancy, k, gamma)
+        total = add(total, gamma)
+    return tidy(total)
+
+
+@jit_on_views
+def spread_pairs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    """Equation (5) and (6), (7): betas, occupancy rows; the sums of occupancies, of betas, and of betas over init."""
+    arcs, alpha, num_states = table.arcs, alphas[1], len(table.initial[0])
+    occupied = occupy_pairs(form, arcs, alphas, after, probs, work)
+    leaks = len(table.final[0]) > num_states
+    total, leaked = zero(form, now), zero(form, now)
+    for i in range(num_states):
+        beta = zero(form, now)
+        for e in range(arcs.src_arcs[i], arcs.src_arcs[i + 1]):
+            beta = multiply_add(
+                weight(form, arcs.src_weight, e), read(form, work.pairs, arcs.src_pair[e]), beta
+            )
+        passed = read(form, alpha, i)
+        if leaks:
+            passed = multiply_add(weight(form, table.init, i), read(form, alpha, num_states), passed)
+        beta = where_positive(passed, tidy(beta), zero(form, now))
+        write(form, now, i, beta)
+        total = add(total, beta)
+        leaked = multiply_add(weight(form, table.init, i), beta, leaked)
+    return occupied, total, leaked
+
+
+# Lanes that hold different rows of one sequence, for graphs that are shared but have a single sequence at
+# hand.
+#
+# Such a sequence has rows of one number. Here a register full of these comes into the lanes, of rows that
+# follow each other or stand anywhere, of either kind of number (`cpu_numbers`). All arithmetic is then that
+# of sequences side by side, lane by lane, and so are the bits. From anywhere means a load for each lane: the
+# instruction that some processors have for it takes 1.4 times as long on Zen 4.
+
+SIDES = {4: 16, 8: 8}  # rows in the lanes, by the bytes of a number: a register where registers are widest
+_FORMS = {size: (plain_form(side), wide_form(side)) for size, side in SIDES.items()}
+
+
+@by_type
+def across(form: Any, array: Any) -> Any:
+    """The form of as many lanes of the same kind as there are rows side by side, for numbers of the array's type."""
+    plain, wide = _FORMS[array.dtype.bitwidth // 8]
+    return (lambda form, array: wide) if is_wide_type(form) else (lambda form, array: plain)
+
+
+@by_type
+def width(form: Any) -> Any:
+    """How many lanes a form has. Unsigned, like all that it is added to: numba makes floats of signed and unsigned."""
+    lanes = np.uint64(form[0].count if is_wide_type(form) else form.count)
+    return lambda form: lanes
+
+
+def _element(context: Any, builder: Any, array: tuple[Any, Any], index: Any, step: int, plus: int) -> Any:
+    """The address of entry index x step + plus; array: type and value."""
+    place = builder.mul(index, ir.Constant(index.type, step))
+    place = builder.add(place, ir.Constant(index.type, plus))
+    return _address(context, builder, array, (types.intp, place), Lanes(array[0].dtype, 1))
+
+
+def _index(context: Any, builder: Any, indices: tuple[Any, Any], position: Any, lane: int) -> Any:
+    """Entry position + lane of an array of unsigned integers, as an intp."""
+    place = builder.add(position, ir.Constant(position.type, lane))
+    address = _address(context, builder, indices, (types.intp, place), Lanes(indices[0].dtype, 1))
+    single = builder.extract_element(builder.load(address), ir.Constant(ir.IntType(32), 0))
+    return builder.zext(single, position.type)
+
+
+def _gathering(step: int, plus: int) -> Any:
+    @intrinsic
+    def gather_entries(typing: Any, form: Any, array: Any, indices: Any, position: Any) -> Any:
+        lanes = Lanes(array.dtype, form.count)
+
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            first = context.cast(builder, arguments[3], position, types.intp)
+            value = ir.Constant(context.get_value_type(lanes), ir.Undefined)
+            for lane in range(lanes.width):
+                index = _index(context, builder, (indices, arguments[2]), first, lane)
+                address = _element(context, builder, (array, arguments[1]), index, step, plus)
+                entry = builder.extract_element(builder.load(address), ir.Constant(ir.IntType(32), 0))
+                value = builder.insert_element(value, entry, ir.Constant(ir.IntType(32), lane))
+            return value
+
+        return lanes(form, array, indices, position), code
+
+    return gather_entries
+
+
+def _scattering(step: int, plus: int) -> Any:
+    @intrinsic
+    def scatter_entries(typing: Any, array: Any, indices: Any, position: Any, value: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            first = context.cast(builder, arguments[2], position, types.intp)
+            single = ir.VectorType(context.get_value_type(value.dtype), 1)
+            for lane in range(value.width):
+                index = _index(context, builder, (indices, arguments[1]), first, lane)
+                address = _element(context, builder, (array, arguments[0]), index, step, plus)
+                entry = builder.extract_element(arguments[3], ir.Constant(ir.IntType(32), lane))
+                nothing = ir.Constant(single, ir.Undefined)
+                builder.store(builder.insert_element(nothing, entry, ir.Constant(ir.IntType(32), 0)), address)
+            return context.get_dummy_value()
+
+        return types.void(array, indices, position, value), code
+
+    return scatter_entries
+
+
+def _every_second(plus: int) -> Any:
+    @intrinsic
+    def load_every_second(typing: Any, form: Any, array: Any, position: Any) -> Any:
+        lanes = Lanes(array.dtype, form.count)
+
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            both = Lanes(array.dtype, 2 * lanes.width)
+            address = _address(context, builder, (array, arguments[1]), (position, arguments[2]), both)
+            rows = builder.load(address, align=array.dtype.bitwidth // 8)
+            picks = list(range(plus, both.width, 2))
+            return builder.shuffle_vector(
+                rows, rows, ir.Constant(ir.VectorType(ir.IntType(32), lanes.width), picks)
+            )
+
+        return lanes(form, array, position), code
+
+    return load_every_second
+
+
+@intrinsic
+def _store_in_turn(typing: Any, array: Any, position: Any, x: Any, y: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        both = Lanes(array.dtype, 2 * x.width)
+        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), both)
+        picks = [lane + half for lane in range(x.width) for half in (0, x.width)]
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), both.width), picks)
+        rows = builder.shuffle_vector(arguments[2], arguments[3], mask)
+        builder.store(rows, address, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, position, x, y), code
+
+
+_gather, _gather_even, _gather_odd = _gathering(1, 0), _gathering(2, 0), _gathering(2, 1)
+_scatter, _scatter_even, _scatter_odd = _scattering(1, 0), _scattering(2, 0), _scattering(2, 1)
+_load_even, _load_odd = _every_second(0), _every_second(1)
+
+
+@by_type
+def gather(form: Any, array: Any, indices: Any, position: Any) -> Any:
+    """The numbers in the rows indices[position], indices[position + 1], ... of an array whose rows hold one each."""
+
+    def wide(form, array, indices, position):  # type: ignore[no-untyped-def]
+        mantissas = _gather_even(form[0], array, indices, position)
+        return mantissas, as_integers(_gather_odd(form[0], array, indices, position))
+
+    plain = lambda form, array, indices, position: _gather(form, array, indices, position)  # noqa: E731
+    return wide if is_wide_type(form) else plain
+
+
+@by_type
+def scatter(form: Any, array: Any, indices: Any, position: Any, x: Any) -> Any:
+    """The reverse."""
+
+    def wide(form, array, indices, position, x):  # type: ignore[no-untyped-def]
+        _scatter_even(array, indices, position, x[0])
+        _scatter_odd(array, indices, position, as_floats(x[0], x[1]))
+
+    plain = lambda form, array, indices, position, x: _scatter(array, indices, position, x)  # noqa: E731
+    return wide if is_wide_type(form) else plain
+
+
+@by_type
+def read_from(form: Any, array: Any, row: Any) -> Any:
+    """The numbers in as many rows as there are lanes, from `row` on."""
+
+    def wide(form, array, row):  # type: ignore[no-untyped-def]
+        return _load_even(form[0], array, 2 * row), as_integers(_load_odd(form[0], array, 2 * row))
+
+    return wide if is_wide_type(form) else (lambda form, array, row: load_from(form, array, row))
+
+
+@by_type
+def write_from(form: Any, array: Any, row: Any, x: Any) -> Any:
+    """The reverse."""
+
+    def wide(form, array, row, x):  # type: ignore[no-untyped-def]
+        _store_in_turn(array, 2 * row, x[0], as_floats(x[0], x[1]))
+
+    return wide if is_wide_type(form) else (lambda form, array, row, x: store_to(array, row, x))
+
+
+@by_type
+def weights_from(form: Any, weights: Any, position: Any) -> Any:
+    """Consecutive entries of a pair of arrays that `cpu_numbers.weights` made, one for each lane."""
+
+    def wide(form, weights, position):  # type: ignore[no-untyped-def]
+        return load_from(form[0], weights[0], position), load_from(form[0], weights[1], position)
+
+    return (
+        wide
+        if is_wide_type(form)
+        else (lambda form, weights, position: load_from(form, weights[0], position))
+    )
+
+
+@by_type
+def everywhere(form: Any, array: Any, row: Any) -> Any:
+    """The number in one row, in every lane."""
+
+    def wide(form, array, row):  # type: ignore[no-untyped-def]
+        return splat(form[0], array[row, 0]), as_integers(splat(form[0], array[row, 1]))
+
+    return wide if is_wide_type(form) else (lambda form, array, row: splat(form, array[row, 0]))
+
+
+# `cpu_by_pair` for a sequence that has no others beside it: lanes hold different rows of the graph.
+#
+# The sums over arcs into pairs, over pairs into states and pdfs, and over arcs out of states are made for a
+# register full of rows at once (`cpu_across`); rows that are too unlike any others come after them, one by
+# one, in the same text. Sums of pairs are kept beside the alphas, so that the occupancies need no arcs: one
+# lane has room for them. The order within each sum is that of `cpu_by_pair`, and so are the bits.
+
+
+@jit_on_views
+def _sum(form: Any, rows: Any, source: Any, e: Any, length: Any) -> Any:
+    """The sum of `length` terms that begin at e, of weight x source."""
+    total = zero(form, source)
+    for _ in range(length):
+        total = multiply_add(weights_from(form, rows.weight, e), gather(form, source, rows.source, e), total)
+        e += width(form)
+    return total
+
+
+@jit_on_views
+def _sum_pairs(form: Any, sums: Any, before: Any, leak: Any, now: Any) -> None:
+    """The sums of pairs over arcs, without the pdf's probability; leak: the row of its alpha."""
+    rows, e, row = sums.into, np.uint64(0), np.uint64(0)
+    leaks, leaked = len(sums.leak[0]) > 0, everywhere(form, before, leak)
+    for g in range(len(rows.lengths)):
+        pair = _sum(form, rows, before, e, rows.lengths[g])
+        if leaks:
+            pair = multiply_add(weights_from(form, sums.leak, row), leaked, pair)
+        write_from(form, now, rows.first + row, pair)
+        e += rows.lengths[g] * width(form)
+        row += width(form)
+
+
+@jit_on_views
+def _sum_states(form: Any, rows: Any, probs: Any, now: Any) -> None:
+    """Equation (2) from the sums of pairs."""
+    e, row = np.uint64(0), np.uint64(0)
+    for g in range(len(rows.lengths)):
+        alpha = zero(form, now)
+        for _ in range(rows.lengths[g]):
+            p = gather(form, probs, rows.other, e)
+            alpha = multiply_add(gather(form, now, rows.source, e), p, alpha)
+            e += width(form)
+        scatter(form, now, rows.target, row, tidy(alpha))
+        row += width(form)
+
+
+@jit_on_views
+def gather_groups(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
+    """As `gather_pairs`; the sums of the pairs are kept behind the alphas."""
+    side = across(form, now)
+    _sum_pairs(side, arcs.many, before, arcs.nothing - 1, now)
+    _sum_pairs(form, arcs.single, before, arcs.nothing - 1, now)
+    write(form, now, arcs.nothing, zero(form, now))
+    _sum_states(side, arcs.many.states, probs, now)
+    _sum_states(form, arcs.single.states, probs, now)
+    total = zero(form, now)
+    least = fill(load(lanes_of(form), row, 0), 1.0)
+    for j in range(arcs.nothing - 1):
+        alpha = read(form, now, j)
+        total = add(total, alpha)
+        least = least_positive(alpha, least)
+    write(form, row, 0, tidy(total))
+    store(row, 2, least)
+
+
+@jit_on_views
+def _scale(form: Any, first: int, last: int, work: Any, after: Any) -> None:
+    """Give betas the scale and the leak of (5), rows `first` to last - 1."""
+    leak, scale = everywhere(form, work.leak, 0), splat(lanes_of(form), work.beta_scale[0, 0])
+    for j in range(first, last, width(form)):
+        write_from(form, after, j, add(scaled(read_from(form, after, j), scale), leak))
+
+
+@jit_on_views
+def _sum_columns(form: Any, rows: Any, alpha_after: Any, after: Any, probs: Any, work: Any) -> None:
+    """Equations (6), (7): occupancies, and the terms exp(y) b(t + 1, dst), from which betas come."""
+    e, row = np.uint64(0), np.uint64(0)
+    for g in range(len(rows.lengths)):
+        p, gamma = gather(form, probs, rows.target, row), zero(form, after)
+        for _ in range(rows.lengths[g]):
+            beta = gather(form, after, rows.other, e)
+            onward = multiply(beta, p)
+            write_from(form, work.pairs, rows.first + e, onward)
+            factor = where_lane(beta, load_from(lanes_of(form), rows.weight[0], e), onward)
+            gamma = multiply_add(gather(form, alpha_after, rows.source, e), factor, gamma)
+            e += width(form)
+        scatter(form, work.occupancy, rows.target, row, tidy(gamma))
+        row += width(form)
+
+
+@jit_on_views
+def _sum_back(form: Any, rows: Any, terms: Any, now: Any) -> None:
+    e, row = np.uint64(0), np.uint64(0)
+    for g in range(len(rows.lengths)):
+        beta = _sum(form, rows, terms, e, rows.lengths[g])
+        scatter(form, now, rows.target, row, beta)
+        e += rows.lengths[g] * width(form)
+        row += width(form)
+
+
+@jit_on_views
+def _mask(form: Any, table: Any, alpha: Any, now: Any, first: int, last: int) -> None:
+    """Zero the betas of states that no path has reached, and tidy the others, rows `first` to last - 1."""
+    num_states = len(table.initial[0])
+    leaks = len(table.final[0]) > num_states
+    leaked = everywhere(form, alpha, num_states)
+    for i in range(first, last, width(form)):
+        passed = read_from(form, alpha, i)
+        if leaks:
+            passed = multiply_add(weights_from(form, table.init, i), leaked, passed)
+        write_from(form, now, i, where_positive(passed, tidy(read_from(form, now, i)), zero(form, now)))
+
+
+@jit_on_views
+def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    """As `spread_pairs`."""
+    arcs, num_states, side = table.arcs, len(table.initial[0]), across(form, now)
+    whole = num_states - num_states % width(side)
+    _scale(side, 0, whole, work, after)
+    _scale(form, whole, num_states, work, after)
+    _sum_columns(side, arcs.many.columns, alphas[2], after, probs, work)
+    _sum_columns(form, arcs.single.columns, alphas[2], after, probs, work)
+    _sum_back(side, arcs.many.back, work.pairs, now)
+    _sum_back(form, arcs.single.back, work.pairs, now)
+    _mask(side, table, alphas[1], now, 0, whole)
+    _mask(form, table, alphas[1], now, whole, num_states)
+    occupied, total, leaked = zero(form, now), zero(form, now), zero(form, now)
+    for k in range(len(table.active)):
+        occupied = add(occupied, read(form, work.occupancy, k))
+    for i in range(num_states):
+        beta = read(form, now, i)
+        total = add(total, beta)
+        leaked = multiply_add(weight(form, table.init, i), beta, leaked)
+    return tidy(occupied), total, leaked
+
+
+# One frame of equations (2) and (5)-(7) on a graph that one sequence has for itself: arc after arc.
+#
+# Such graphs have few arcs for each state, and rows of one number; loops over the arcs of a state would spend
+# their time on branches. Every arc is added to its destination's alpha or its source's beta where these stand
+# in memory, in the order of `cpu_tables.ArcList`; what a state or a scale needs then is done for ALONG states
+# side by side.
+
+# Equation (19), in plain numbers, which are float64 here: what is less than this among alphas is put to zero, and betas are
+# raised by it. It is 2**74 times the least number there is, so that no rounding of such numbers can be seen beside it.
+FLOOR = 2.0**-1000
+
+
+@jit_on_views
+def _sum_rows(form: Any, rows: Any, count: int) -> Any:
+    """The sum of the numbers in rows 0 to count - 1, one after another."""
+    total = zero(form, rows)
+    for i in range(count):
+        total = add(total, read(form, rows, i))
+    return total
+
+
+@jit_on_views
+def _sum_along(form: Any, rows: Any, count: int) -> Any:
+    """The same, ALONG rows side by side."""
+    partial = splat(ALONG_FORM, rows.dtype.type(0))
+    whole = count - count % ALONG
+    for i in range(0, whole, ALONG):
+        partial = partial + load_from(ALONG_FORM, rows, i)
+    total = splat(form, sum_lanes(partial))
+    for i in range(whole, count):
+        total = total + load(form, rows, i)
+    return total
+
+
+@by_type
+def sum_rows(form: Any, rows: Any, count: Any) -> Any:
+    """The sum of `count` rows that hold a number each."""
+    if is_wide_type(form):
+        return lambda form, rows, count: _sum_rows(form, rows, count)
+    return lambda form, rows, count: _sum_along(form, rows, count)
+
+
+@jit_on_views
+def _flush_along(form: Any, rows: Any, count: int) -> Any:
+    least = splat(ALONG_FORM, rows.dtype.type(1))
+    floor, nothing = fill(least, FLOOR), fill(least, 0.0)
+    for i in range(-(-count // ALONG)):
+        x = load(ALONG_FORM, rows, i)
+        least = least_positive(x, least)
+        store(rows, i, where_more(floor, x, nothing, x))
+    return splat(form, least_lane(least))
+
+
+@by_type
+def _flush_rows(form: Any, rows: Any, count: Any) -> Any:
+    """For (19), put to 0 what is below FLOOR; the least number that was not 0, at most 1. Wide numbers are never small."""
+    if is_wide_type(form):
+        return lambda form, rows, count: splat(form[0], rows.dtype.type(1))
+    return lambda form, rows, count: _flush_along(form, rows, count)
+
+
+@jit_on_views
+def _clear_each(form: Any, rows: Any, count: int) -> None:
+    for i in range(count):
+        write(form, rows, i, zero(form, rows))
+
+
+@jit_on_views
+def _clear_along(form: Any, rows: Any, count: int) -> None:
+    for i in range(-(-count // ALONG)):
+        store(rows, i, splat(ALONG_FORM, rows.dtype.type(0)))
+
+
+@by_type
+def _clear_rows(form: Any, rows: Any, count: Any) -> Any:
+    """Zero in `count` rows at least."""
+    if is_wide_type(form):
+        return lambda form, rows, count: _clear_each(form, rows, count)
+    return lambda form, rows, count: _clear_along(form, rows, count)
+
+
+@jit_on_views
+def _scale_each(form: Any, after: Any, count: int, work: Any) -> None:
+    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
+    for j in range(count):
+        write(form, work.pairs, j, add(scaled(read(form, after, j), scale), leak))
+
+
+@jit_on_views
+def _scale_along(form: Any, after: Any, count: int, work: Any) -> None:
+    leak, scale = splat(ALONG_FORM, work.leak[0, 0]), splat(ALONG_FORM, work.beta_scale[0, 0])
+    for j in range(-(-count // ALONG)):
+        store(work.pairs, j, scaled(load(ALONG_FORM, after, j), scale) + leak)
+
+
+@by_type
+def _scale_betas(form: Any, after: Any, count: Any, work: Any) -> Any:
+    """work.pairs [S] = the betas of the frame after, with the leak into it."""
+    if is_wide_type(form):
+        return lambda form, after, count, work: _scale_each(form, after, count, work)
+    return lambda form, after, count, work: _scale_along(form, after, count, work)
+
+
+@jit_on_views
+def _mask_each(form: Any, table: Any, alpha: Any, now: Any) -> None:
+    num_states = len(table.initial[0])
+    leaks = len(table.final[0]) > num_states
+    for i in range(num_states):
+        passed = read(form, alpha, i)
+        if leaks:
+            passed = multiply_add(weight(form, table.init, i), read(form, alpha, num_states), passed)
+        write(form, now, i, where_positive(passed, tidy(read(form, now, i)), zero(form, now)))
+
+
+@jit_on_views
+def _mask_along(alpha: Any, now: Any, count: int) -> None:
+    nothing = splat(ALONG_FORM, now.dtype.type(0))
+    for i in range(-(-count // ALONG)):
+        beta = load(ALONG_FORM, now, i)
+        store(now, i, where_positive(load(ALONG_FORM, alpha, i), beta, nothing))
+
+
+@by_type
+def _mask_betas(form: Any, table: Any, alpha: Any, now: Any) -> Any:
+    """Zero the betas of states that no path has reached, and tidy the others."""
+
+    def plain(form, table, alpha, now):  # type: ignore[no-untyped-def]
+        if len(table.final[0]) > len(table.initial[0]):
+            _mask_each(form, table, alpha, now)
+        else:
+            _mask_along(alpha, now, len(table.initial[0]))
+
+    return (
+        (lambda form, table, alpha, now: _mask_each(form, table, alpha, now)) if is_wide_type(form) else plain
+    )
+
+
+@jit_on_views
+def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
+    """Equation (2) with `arc_probabilities`; row [3, 1] = the sum over states, a number; and the least alpha not 0."""
+    num_states = arcs.num_states
+    _clear_rows(form, now, num_states)
+    for e in range(len(arcs.src)):
+        j = arcs.dst[e]
+        alpha = multiply_add(read(form, probs, e), read(form, before, arcs.src[e]), read(form, now, j))
+        write(form, now, j, alpha)
+    _tidy_rows(form, now, num_states)
+    store(row, 2, _flush_rows(form, now, num_states))
+    write(form, row, 0, tidy(sum_rows(form, now, num_states)))
+
+
+@jit_on_views
+def _probabilities_each(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    pdf_probabilities(form, columns, scale, work, probs)
+    for e in range(len(arcs.src)):
+        write(form, probs, e, multiply(weight(form, arcs.weight, e), read(form, probs, e)))
+
+
+@jit_on_views
+def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
+    for row in range(-(-len(arcs.src) // ALONG)):
+        p = probability(ALONG_FORM, load(ALONG_FORM, work.scores, row), shift, n)
+        store(probs, row, p * load(ALONG_FORM, arcs.weight[0], row))
+
+
+@by_type
+def arc_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+    """probs [A] = weight x exp(y - shift) 2**-n as numbers, one for each arc, n the integer scale [1, 1]."""
+    if is_wide_type(form):
+        return lambda form, arcs, columns, scale, work, probs: _probabilities_each(
+            form, arcs, columns, scale, work, probs
+        )
+    return lambda form, arcs, columns, scale, work, probs: _probabilities_along(
+        form, arcs, columns, scale, work, probs
+    )
+
+
+@jit_on_views
+def _tidy_wide(form: Any, rows: Any, count: int) -> None:
+    for i in range(count):
+        write(form, rows, i, tidy(read(form, rows, i)))
+
+
+@by_type
+def _tidy_rows(form: Any, rows: Any, count: Any) -> Any:
+    if is_wide_type(form):
+        return lambda form, rows, count: _tidy_wide(form, rows, count)
+    return lambda form, rows, count: None
+
+
+@jit_on_views
+def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    """Equation (5) and (6): betas, arc occupancies; the sums of occupancies, of betas, and of betas over init."""
+    arcs, alpha = table.arcs, alphas[1]
+    num_states, num_arcs = arcs.num_states, len(arcs.src)
+    _clear_rows(form, now, len(table.final[0]))
+    _scale_betas(form, after, num_states, work)
+    for e in range(num_arcs):
+        i = arcs.src[e]
+        onward = multiply(read(form, probs, e), read(form, work.pairs, arcs.dst[e]))
+        write(form, now, i, add(read(form, now, i), onward))
+        write(form, work.occupancy, e, multiply(read(form, alpha, i), onward))
+    leaked = zero(form, now)
+    if len(table.final[0]) > num_states:
+        leaked = read(form, now, num_states)
+    _mask_betas(form, table, alpha, now)
+    return tidy(sum_rows(form, work.occupancy, num_arcs)), sum_rows(form, now, num_states), leaked
+
+
+@jit_on_views
+def _raise_along(rows: Any, count: int) -> None:
+    for i in range(-(-count // ALONG)):
+        x = load(ALONG_FORM, rows, i)
+        store(rows, i, x + fill(x, FLOOR))
+
+
+@jit_on_views
+def raise_betas(form: Any, table: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    """The betas of (19), without a leak, in plain numbers; returns their sum."""
+    arcs, num_states = table.arcs, table.arcs.num_states
+    _clear_rows(form, now, num_states)
+    _scale_betas(form, after, num_states, work)
+    for e in range(len(arcs.src)):
+        i = arcs.src[e]
+        onward = multiply_add(read(form, probs, e), read(form, work.pairs, arcs.dst[e]), read(form, now, i))
+        write(form, now, i, onward)
+    _raise_along(now, num_states)
+    return sum_rows(form, now, num_states)

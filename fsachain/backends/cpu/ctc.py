@@ -1,0 +1,332 @@
+"""CTC on the CPU: sequences with targets of their own side by side, in the recursion that shared graphs run through.
+
+A group of sequences runs through the graph of its longest target; what a target lacks has weight zero in its lane. A lane
+never sees another, and zeros change no sum, so a sequence gets the same bits in any group. It runs in plain float64 first,
+then in wide numbers, last in logs, as in `cpu`; which of these was enough for log Z is remembered for the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.cpu import log as cpu_log
+from fsachain.backends.cpu.backend import DOUBLE, SMALLEST, run
+from fsachain.backends.cpu.frames import FORMS, CtcFrames, OwnColumns, leave_out_masks
+from fsachain.backends.cpu.layouts import ArcRows, Weights
+from fsachain.backends.cpu.log import log_table
+from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
+from fsachain.backends.cpu.numbers import (
+    ZERO_EXPONENT,
+    Form,
+    is_wide,
+    plain_form,
+    weights,
+    wide_form,
+    width_of,
+)
+from fsachain.backends.cpu.simd import aligned_bytes
+from fsachain.backends.cpu.tables import KernelTable, kernel_table
+from fsachain.backends.cpu.threads import get_num_threads, run_all
+from fsachain.backends.ctc import (
+    Checks,
+    CtcProblem,
+    Integers,
+    Rows,
+    column_graph,
+    column_scores,
+    column_shape,
+    columns_of,
+    write_gradient,
+)
+from fsachain.fsa import Floats
+from fsachain.graph.ctc import CtcTopology, ctc_arcs, final_states
+from fsachain.table import TransitionTable, compile_table
+
+# What sequences with targets of their own run on side by side: a graph for all, weights and columns for each
+# lane.
+
+# Two AVX-512 registers: what each arc costs beside its arithmetic is then shared by more. One lane alone takes 0.4 of the
+# time of 16. Any other width would have to be compiled too.
+WIDTHS = 1, 16
+# What is tried for a sequence, in this order: float32 would leave its range, and its wide form hardly saves time.
+FORMS_TRIED = {width: (plain_form(width), wide_form(width)) for width in WIDTHS}
+KINDS = 2  # of these forms; then logs
+ZERO = ZERO_EXPONENT[DOUBLE.itemsize]
+LABELS = 8  # graphs are made for multiples of so many labels: few of them, and kept
+
+
+class Group(NamedTuple):
+    """Some sequences side by side: the form of their numbers, their lanes and lengths, -1 for none, and what they run on."""
+
+    form: Form
+    lanes: Integers
+    lengths: Integers
+    table: KernelTable
+    columns: Any
+    shape: Shape
+
+
+def group_of(problem: CtcProblem, kind: int, lanes: Integers) -> Group:
+    """Made once for the losses and the gradient."""
+    key = kind, lanes.tobytes()
+    if key not in problem.kept:
+        width = next(width for width in WIDTHS if width >= len(lanes))
+        form, padded = FORMS_TRIED[width][kind], np.resize(lanes, width)
+        lengths = np.full(width, -1)
+        lengths[: len(lanes)] = problem.frame_counts[lanes]
+        most = int(problem.label_counts[lanes].max())
+        num_labels = -(-most // LABELS) * LABELS
+        table = _lane_table(problem, padded, num_labels, form)
+        columns: Any = _own_columns(problem, padded, num_labels)
+        shape = shape_of(table, columns, form, DOUBLE)
+        problem.kept[key] = Group(form, padded, lengths, table, columns, shape)
+    found: Group = problem.kept[key]
+    return found
+
+
+def _own_columns(problem: CtcProblem, lanes: Integers, num_labels: int) -> OwnColumns:
+    classes, counts, offset, slope = columns_of(problem, lanes, num_labels)
+    place = np.arange(len(classes), dtype=np.uint32)
+    return OwnColumns(classes.astype(np.uint32), counts, offset, slope, np.empty(0, np.int64), place)
+
+
+class _Shape(NamedTuple):
+    """The graph of all targets of so many labels.
+
+    In each of the three orders of `ArcRows` there are `sizes` arcs; of these, `rows` are there only where the labels that
+    they lead to, `labels`, differ from the ones before.
+    """
+
+    table: TransitionTable
+    sizes: tuple[int, int, int]
+    rows: tuple[Integers, Integers, Integers]
+    labels: tuple[Integers, Integers, Integers]
+
+
+@lru_cache(maxsize=256)
+def _shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> _Shape:
+    fsa, own = column_shape(num_labels, topology, repeats_apart), ctc_arcs(num_labels, topology)
+    table = compile_table(fsa)
+    arcs: Any = kernel_table(table, DOUBLE, plain_form(1), False, ArcRows).arcs
+    key = fsa.src.astype(np.int64) * fsa.num_states + fsa.dst  # no two arcs have the same ends
+    sorting = np.argsort(key)
+    pair_dst = np.repeat(np.arange(fsa.num_states), np.diff(arcs.state_pairs))
+    src_of = np.repeat(np.arange(fsa.num_states), np.diff(arcs.src_arcs))
+    sizes, rows, labels = [], [], []
+    for src, dst in (
+        (arcs.arc_src, np.repeat(pair_dst, np.diff(arcs.pair_arcs))),
+        (arcs.column_src, np.repeat(arcs.column_dst, np.diff(arcs.column_arcs))),
+        (src_of, arcs.column_dst[arcs.src_pair]),
+    ):
+        number = sorting[np.searchsorted(key, src.astype(np.int64) * fsa.num_states + dst, sorter=sorting)]
+        found = np.flatnonzero(own.must_differ(topology)[number])
+        sizes.append(len(number))
+        rows.append(found)
+        labels.append(own.label[number[found]].astype(np.int64))
+    return _Shape(table, tuple(sizes), tuple(rows), tuple(labels))  # type: ignore[arg-type]
+
+
+def _lane_table(problem: CtcProblem, lanes: Integers, num_labels: int, form: Form) -> KernelTable:
+    """The kernels' table of the shape, with weights of its own for each lane: 0 for arcs that a target has not."""
+    shape = _shape(num_labels, problem.topology, problem.repeats_apart)
+    table = kernel_table(shape.table, DOUBLE, form, False, ArcRows)
+    differs = np.ones((num_labels + 1, len(lanes)), np.bool_)
+    own = problem.differs[lanes, : num_labels + 1].T
+    differs[: len(own)] = own
+    by_order = []
+    for size, rows, labels in zip(shape.sizes, shape.rows, shape.labels, strict=True):
+        mantissas, exponents = both = _lane_weights(form, size, 1.0)
+        mantissas[rows] = differs[labels]
+        if len(exponents):
+            exponents[rows] = np.where(differs[labels], 0, ZERO)
+        by_order.append(both)
+    arcs: Any = table.arcs
+    arcs = arcs._replace(arc_weight=by_order[0], column_weight=by_order[1], src_weight=by_order[2])
+    final = _lane_weights(form, shape.table.num_states, 0.0)
+    for state in final_states(problem.label_counts[lanes], problem.topology):
+        final[0][state, np.arange(len(lanes))] = 1.0
+        if len(final[1]):
+            final[1][state, np.arange(len(lanes))] = 0
+    return table._replace(arcs=arcs, final=final)
+
+
+def _lane_weights(form: Form, count: int, value: float) -> Weights:
+    """Rows of weights, all 0 or all 1, as `cpu_numbers.weights` makes them; in memory that begins at a line."""
+    width = width_of(form)
+    size = count * width * DOUBLE.itemsize
+    mantissas = aligned_bytes(size).view(np.float64).reshape(count, width)
+    mantissas.fill(value)
+    if not is_wide(form):
+        return mantissas, _no_exponents(width)
+    exponents = aligned_bytes(size).view(np.int64).reshape(count, width)
+    exponents.fill(0 if value else ZERO)
+    return mantissas, exponents
+
+
+@lru_cache
+def _no_exponents(width: int) -> Integers:
+    return np.empty((0, width), np.int64)
+
+
+ALONE = 3  # so many sequences of a thread take less time one after the other than side by side
+
+
+class _Job(NamedTuple):
+    """What a call works on; without a gradient `out` is empty. checks: of `sums`. budget: bytes for each thread."""
+
+    problem: CtcProblem
+    scores: Rows
+    statistics: Floats
+    sums: Floats
+    checks: Checks
+    factors: Floats
+    out: npt.NDArray[np.floating]
+    kinds: npt.NDArray[np.uint8]
+    budget: float
+
+
+def log_probs(
+    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, checks: Checks
+) -> tuple[Floats, npt.NDArray[np.uint8]]:
+    """log Z [N] of scores as they are, and the kinds of numbers [N] that they took, for `gradient`.
+
+    Of real rows two arrays are filled, each unless it is empty: statistics [2, N, T] with maxima m and the sums of
+    exp(y - m); sums [N, T], where `checks` says so, with the sums of exp(y), within 1e-4 of themselves and where no y is
+    above 88.
+    """
+    kinds = np.zeros(len(problem.labels), np.uint8)
+    nowhere = np.empty(0, scores.flat.dtype)
+    job = _Job(problem, scores, statistics, sums, checks, np.zeros(len(kinds)), nowhere, kinds, 0.0)
+    return _run(job), kinds
+
+
+def gradient(
+    problem: CtcProblem,
+    scores: Rows,
+    statistics: Floats,
+    kinds: npt.NDArray[np.uint8],
+    factors: Floats,
+    out: npt.NDArray[np.floating],
+    memory_budget: float | None,
+) -> None:
+    """Write factors [N] x (softmax - occupancy) to `out`, flat and strided as the scores.
+
+    Without statistics the softmax is left out: they are the derivatives of log-probabilities. Frames beyond a sequence's
+    end, and sequences whose factor is 0, are not written.
+    """
+    budget, no_sums = thread_budget(memory_budget), np.empty((0, 0))
+    job = _Job(problem, scores, statistics, no_sums, Checks(), -factors, out, kinds.copy(), budget)
+    _run(job)
+
+
+def _run(job: _Job) -> Floats:
+    """log Z [N], each sequence in the first kind of number from its own on that is wide enough."""
+    log_z = np.full(len(job.kinds), -np.inf)
+    wanted = job.factors != 0.0 if len(job.out) else np.ones(len(log_z), np.bool_)
+    for index in range(KINDS):
+        waiting = (wanted & (job.kinds == index)).nonzero()[0]
+        if not waiting.size:
+            continue
+        certain = np.ones(len(log_z), np.bool_)
+        groups = _groups(job.problem, waiting)
+        run_all([_group_job(job, index, lanes, log_z, certain) for lanes in groups])
+        job.kinds[~certain] += 1
+    if (job.kinds == KINDS).any():
+        in_logs = (wanted & (job.kinds == KINDS)).nonzero()[0]
+        run_all([_log_job(job, int(n), log_z) for n in in_logs])
+    trim()
+    return log_z
+
+
+def _groups(problem: CtcProblem, waiting: Integers) -> list[Integers]:
+    """Sequences of about equal length side by side, as many as there are lanes, or fewer where threads would idle."""
+    threads, size = get_num_threads(), len(waiting)
+    if size == 1:
+        return [waiting]
+    ordered = waiting[np.argsort(-problem.frame_counts[waiting], kind="stable")]
+    count = size if size <= ALONE * threads else max(-(-size // WIDTHS[-1]), threads)
+    return np.array_split(ordered, count)
+
+
+def _group_job(
+    job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: npt.NDArray[np.bool_]
+) -> Callable[[], None]:
+    def run_group() -> None:
+        log_z[lanes], certain[lanes] = _in_numbers(job, kind, lanes)
+
+    return run_group
+
+
+def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """log Z of the lanes and whether each is certain; the gradient of those that are."""
+    problem = job.problem
+    form, padded, lengths, table, columns, shape = group_of(problem, kind, lanes)
+    count = int(lengths.max())
+    plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
+    limit = -ZERO / 4 if is_wide(form) else SMALLEST[DOUBLE]
+    log_z, certain = np.empty(len(padded)), np.empty(len(padded), np.bool_)
+    size = job.scores.flat.itemsize
+    with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
+        frames = CtcFrames(
+            scores=job.scores.flat,
+            lanes=padded,
+            lengths=lengths,
+            columns=columns,
+            strides=np.array(job.scores.strides),
+            num_classes=problem.num_classes,
+            statistics=job.statistics,
+            sums=job.sums,
+            every=job.checks.every,
+            phase=job.checks.phase,
+            reads=not len(job.out),
+            form=FORMS[size],
+            masks=leave_out_masks(size),
+        )
+        factors = job.factors[padded]
+        run(
+            form,
+            table,
+            _no_leak(form),
+            frames,
+            plan.segment,
+            memory,
+            limit,
+            factors,
+            log_z,
+            certain,
+            job.out,
+        )
+    return log_z[: len(lanes)], certain[: len(lanes)]
+
+
+@lru_cache(maxsize=8)
+def _no_leak(form: Form) -> Any:
+    return weights(form, np.array([-np.inf]), DOUBLE)
+
+
+def _log_job(job: _Job, n: int, log_z: Floats) -> Callable[[], None]:
+    def run_one() -> None:
+        log_z[n] = _in_logs(job, n)
+
+    return run_one
+
+
+def _in_logs(job: _Job, n: int) -> float:
+    """The same for one sequence in logs, always certain."""
+    data = log_table(compile_table(column_graph(job.problem, n)))
+    scores = column_scores(job.problem, job.scores, n)
+    frames = len(scores) + 1 if len(job.out) else min(2, len(scores) + 1)
+    history = np.empty((frames, max(len(data.initial), len(data.active))))
+    log_z = float(cpu_log.forward(data, -np.inf, scores, history))
+    if len(job.out) and np.isfinite(log_z):
+        cpu_log.backward(data, -np.inf, scores, history)
+        occupancy = np.zeros(scores.shape)
+        occupancy[:, data.active] = history[: len(scores), : len(data.active)]
+        into = job.scores._replace(flat=job.out)
+        write_gradient(job.problem, job.scores, job.statistics, n, -job.factors[n], occupancy, into)
+    return log_z

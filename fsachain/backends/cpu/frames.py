@@ -1,0 +1,640 @@
+"""Between arrays of sequences [N, T, P] and rows of numbers: scores in, probabilities, occupancies out, frame by frame."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.numbers import (
+    is_wide_type,
+    lanes_of,
+    plain_form,
+    probability,
+    ratio,
+    read,
+    reciprocal,
+    shift_of,
+    write,
+)
+from fsachain.backends.cpu.simd import (
+    by_type,
+    exp_or_nan,
+    exp_or_zero,
+    fill,
+    fma,
+    intrinsic,
+    larger,
+    largest_lane,
+    least_lane,
+    load,
+    load_from,
+    prefetch,
+    smaller,
+    splat,
+    store,
+    store_to,
+    sum_in_halves,
+    sum_lanes,
+    tile_in,
+    tile_out,
+    where_more,
+)
+
+# Rows of C classes as lanes: sums of their exponentials, and the gradient that a softmax leaves there.
+#
+# A row is read W classes at a time, as many as fill a register. Where C is no multiple of W the last W
+# classes are read once more, and those that were counted already are left out.
+
+# Registers that are added up before the sum goes on in float64: float32 keeps its digits over so many.
+BLOCK = 64
+WIDTH = {4: 16, 8: 8}  # by the bytes of a class
+FORMS = {size: plain_form(width) for size, width in WIDTH.items()}
+LOG2_E, LN_2 = 1.0 / np.log(2.0), np.log(2.0)
+# exp(r) for |r| <= ln 2 / 2 through the four Chebyshev points of the interval: relative error below 1e-4.
+_POINTS = 0.5 * LN_2 * np.cos(np.pi * (np.arange(4) + 0.5) / 4.0)
+CUBIC = tuple(np.linalg.solve(np.vander(_POINTS, increasing=True), np.exp(_POINTS)).tolist())
+
+
+@intrinsic
+def as_power(typing: Any, like: Any, x: Any) -> Any:
+    """2**n from lanes whose lowest mantissa bits are n + bias."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[1], x.bits)
+        return builder.bitcast(builder.shl(bits, x.constant(x.mantissa_bits)), context.get_value_type(x))
+
+    return like(like, x), code
+
+
+@lru_cache(maxsize=2)
+def leave_out_masks(itemsize: int) -> Any:
+    """[2 W] zeros and ones: W of them from r on are zero but for the last r."""
+    width = WIDTH[itemsize]
+    kind = np.float32 if itemsize == 4 else np.float64
+    return np.repeat(np.array([0.0, 1.0], kind), width)
+
+
+@jit_on_views
+def _largest(form: Any, flat: Any, start: int, count: int) -> Any:
+    """The largest of `count` entries, count >= W; a NaN may go unseen."""
+    width, end = len(form), start + count - len(form)
+    a = load_from(form, flat, end)
+    b, c, d = a, a, a  # four at once: none waits for the one before
+    i = start
+    while i + 3 * width <= end:
+        a = larger(load_from(form, flat, i), a)
+        b = larger(load_from(form, flat, i + width), b)
+        c = larger(load_from(form, flat, i + 2 * width), c)
+        d = larger(load_from(form, flat, i + 3 * width), d)
+        i += 4 * width
+    while i < end:
+        a = larger(load_from(form, flat, i), a)
+        i += width
+    return largest_lane(larger(larger(a, b), larger(c, d)))
+
+
+@jit_on_views
+def _sum_wide(form: Any, flat: Any, masks: Any, start: int, count: int, top: Any) -> float:
+    """The sum of exp(y - top) over `count` entries, count >= W."""
+    width, lanes = len(form), splat(form, top)
+    rest = count % width
+    total, partial = 0.0, fill(lanes, 0.0)
+    if rest > 0:
+        last = exp_or_nan(form, load_from(form, flat, start + count - width) - lanes)
+        partial = last * load_from(form, masks, rest)
+    i, end = start, start + count - rest
+    while i < end:
+        stop = min(i + BLOCK * width, end)
+        while i < stop:
+            partial = partial + exp_or_nan(form, load_from(form, flat, i) - lanes)
+            i += width
+        total += sum_in_halves(partial)
+        partial = fill(lanes, 0.0)
+    return total
+
+
+@jit_on_views
+def row_statistics(form: Any, flat: Any, masks: Any, start: int, count: int) -> Any:
+    """(m, s) with logsum of `count` entries from `start` on = m + log s: their maximum, the sum of exp(y - m), float64.
+
+    (0, 0) for a row of nothing but -inf; s is NaN for one that holds NaN or +inf.
+    """
+    if count < len(form):
+        return _narrow_statistics(flat, start, count)
+    top = _largest(form, flat, start, count)
+    if top == -np.inf:
+        top = flat.dtype.type(0)
+    return float(top), _sum_wide(form, flat, masks, start, count, top)
+
+
+@jit_on_views
+def _narrow_statistics(flat: Any, start: int, count: int) -> Any:
+    """The same for count < W. A function of its own: with it `row_statistics` is too large to be inlined, and slower."""
+    top = flat.dtype.type(-np.inf)
+    for i in range(start, start + count):
+        top = max(top, flat[i])
+    if top == -np.inf:
+        top = flat.dtype.type(0)
+    lanes, total = splat((0,), top), 0.0
+    for i in range(start, start + count):
+        total += sum_in_halves(exp_or_nan((0,), load_from((0,), flat, i) - lanes))
+    return float(top), total
+
+
+@by_type
+def _roughly_exp(form: Any, y: Any) -> Any:
+    """exp(y) within 1e-4 of itself for y < 88, those below -80 as if they were -80.
+
+    A cubic whose error is spread evenly over |r| <= ln 2 / 2, and an exponent that rounding leaves in the bits.
+    """
+    mantissa_bits = y.mantissa_bits
+    # Added to n, it leaves the integer n + bias in the lowest bits of the mantissa.
+    magic = 1.5 * 2.0**mantissa_bits + y.bias
+
+    def rough(form, y):  # type: ignore[no-untyped-def]
+        x = larger(fill(y, -80.0), y)
+        shifted = fma(x, fill(x, LOG2_E), fill(x, magic))
+        r = fma(shifted - fill(x, magic), fill(x, -LN_2), x)
+        q = fma(fill(x, CUBIC[3]), r, fill(x, CUBIC[2]))
+        q = fma(fma(q, r, fill(x, CUBIC[1])), r, fill(x, CUBIC[0]))
+        return q * as_power(x, shifted)
+
+    return rough
+
+
+@jit_on_views
+def row_sum(form: Any, flat: Any, masks: Any, start: int, count: int) -> float:
+    """The sum of exp(y) over `count` entries from `start` on, within 1e-4 of itself where no y is above 88.
+
+    A larger y gives any number but none that is near one; entries below -80 count as exp(-80).
+    """
+    width, total = len(form), 0.0
+    if count < width:
+        for i in range(start, start + count):
+            total += sum_in_halves(_roughly_exp((0,), load_from((0,), flat, i)))
+        return total
+    last = start + count - width
+    partial = _roughly_exp(form, load_from(form, flat, last)) * load_from(form, masks, count % width)
+    for i in range(start, start + count - width + 1, width):
+        partial = partial + _roughly_exp(form, load_from(form, flat, i))
+    return float(sum_in_halves(partial))
+
+
+@jit_on_views
+def write_softmax(form: Any, flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
+    """out = factor min(scale exp(y - top), limit) for `count` entries from `start` on; `out` may be the scores themselves.
+
+    numbers: top, scale, limit and factor, of the scores' type.
+    """
+    width, end = len(form), start + count - len(form)
+    if count < width:
+        _write_narrow_softmax(flat, start, count, numbers, out)
+        return
+    top, scale = splat(form, numbers[0]), splat(form, numbers[1])
+    limit, factor = splat(form, numbers[2]), splat(form, numbers[3])
+    # Some of these a second time: before any of them is overwritten.
+    last = exp_or_zero(form, load_from(form, flat, end) - top) * scale
+    for i in range(start, end, width):
+        share = exp_or_zero(form, load_from(form, flat, i) - top) * scale
+        store_to(out, i, smaller(share, limit) * factor)
+    store_to(out, end, smaller(last, limit) * factor)
+
+
+@jit_on_views
+def _write_narrow_softmax(flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
+    """The same for count < W."""
+    top, scale, limit, factor = numbers
+    shift = splat((0,), top)
+    for i in range(start, start + count):
+        share = exp_or_zero((0,), load_from((0,), flat, i) - shift)
+        out[i] = min(sum_in_halves(share) * scale, limit) * factor
+
+
+@jit_on_views
+def write_zeros(form: Any, out: Any, start: int, count: int) -> None:
+    """out[start : start + count] = 0."""
+    nothing = splat(form, out.dtype.type(0))
+    whole = count // len(form)
+    for block in range(whole):
+        store_to(out, start + block * len(form), nothing)
+    for i in range(start + whole * len(form), start + count):
+        out[i] = 0
+
+
+# Between arrays [N, T, C] and rows of numbers where each lane has columns of its own, as CTC targets have.
+#
+# The same frames pass through the log-softmax here, where they are in the cache anyway: its statistics are
+# taken when scores are read, its gradient is written just before the occupancies.
+
+
+class OwnColumns(NamedTuple):
+    """What each column of each lane reads: see `fsachain.backends.ctc.CtcColumns`.
+
+    active [K, W]: classes; counts [W]: columns in use; offset [K, W], slope [K]; tiles and place as in `cpu_frames.Columns`:
+    none, and k. A lane with such columns is rounded alike alone and beside others: `cpu_frames` tells them by this type.
+    """
+
+    active: npt.NDArray[np.uint32]
+    counts: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.float64]
+    slope: npt.NDArray[np.float64]
+    tiles: npt.NDArray[np.int64]
+    place: npt.NDArray[np.uint32]
+
+
+class CtcFrames(NamedTuple):
+    """Scores, flat, of sequences lanes[g] of lengths[g] frames, -1 if there is none for the lane.
+
+    strides [2]: entries from one sequence and from one frame to the next. num_classes: C. statistics [2, N, T]: of each row
+    what `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T], if there are any:
+    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are. reads: the scores are read
+    for the first time, so both are to be found now. form: of a register of scores; masks: `leave_out_masks`.
+    """
+
+    scores: npt.NDArray[np.floating]
+    lanes: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    columns: OwnColumns
+    strides: npt.NDArray[np.int64]
+    num_classes: int
+    statistics: npt.NDArray[np.float64]
+    sums: npt.NDArray[np.float64]
+    every: int
+    phase: int
+    reads: bool
+    form: Any
+    masks: npt.NDArray[np.floating]
+
+
+@jit_on_views
+def _prefetch_row(flat: Any, start: int, count: int) -> None:
+    for i in range(start, start + count, 16):
+        prefetch(flat, i)
+
+
+@jit_on_views
+def copy_own(form: Any, frames: Any, t: int, rows: Any) -> None:
+    """rows[k, g] = the score of column k, -inf beyond a lane's columns and past a sequence's end."""
+    columns, flat = frames.columns, frames.scores
+    num_columns = len(columns.active)
+    for g in range(len(form)):
+        count = 0
+        if t < frames.lengths[g]:
+            count = columns.counts[g]
+            n = frames.lanes[g]
+            start = n * frames.strides[0] + t * frames.strides[1]
+            if frames.reads and frames.statistics.size > 0:
+                top, total = row_statistics(frames.form, flat, frames.masks, start, frames.num_classes)
+                frames.statistics[0, n, t] = top
+                frames.statistics[1, n, t] = total
+            elif frames.reads and frames.sums.size > 0 and (t + frames.phase) % frames.every == 0:
+                frames.sums[n, t] = row_sum(frames.form, flat, frames.masks, start, frames.num_classes)
+            if t + 1 < frames.lengths[g]:
+                _prefetch_row(flat, start + frames.strides[1], frames.num_classes)
+            late = (frames.lengths[g] - 1) * 0.5 - t
+            for k in range(count):
+                y = flat[start + columns.active[k, g]]
+                rows[k, g] = y - columns.offset[k, g] + columns.slope[k] * late
+        for k in range(count, num_columns):
+            rows[k, g] = -np.inf
+
+
+@jit_on_views
+def add_own(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -> None:
+    """The gradient of frame t where the factor is not 0: the rows of shares over zeros, or over minus factor x softmax."""
+    columns = frames.columns
+    for g in range(len(form)):
+        factor = factors[0, g]
+        if t < frames.lengths[g] and factor != 0.0:
+            n = frames.lanes[g]
+            start = n * frames.strides[0] + t * frames.strides[1]
+            if frames.statistics.size > 0:
+                kind, total = frames.scores.dtype.type, frames.statistics[1, n, t]
+                top, scale = kind(frames.statistics[0, n, t]), kind(-factor / total)
+                numbers = top, scale, kind(np.inf), kind(1)
+                write_softmax(frames.form, frames.scores, start, frames.num_classes, numbers, out)
+            else:
+                write_zeros(frames.form, out, start, frames.num_classes)
+            if t > 0:
+                _prefetch_row(frames.scores, start - frames.strides[1], frames.num_classes)
+                _prefetch_row(out, start - frames.strides[1], frames.num_classes)
+            for k in range(columns.counts[g]):
+                out[start + columns.active[k, g]] += rows[k, g]
+
+
+ALONG = 8  # pdfs or states side by side where a single sequence has no others beside it
+ALONG_FORM = (0,) * ALONG
+
+
+class Columns(NamedTuple):
+    """Where the active pdfs lie.
+
+    active [K]: in the scores; equal ones in runs that begin at `runs`, whose last entry is K. tiles: the first pdfs of
+    W x W tiles; place [K]: in the rows of all tiles; k without tiles.
+    """
+
+    active: npt.NDArray[np.uint32]
+    runs: npt.NDArray[np.uint32]
+    tiles: npt.NDArray[np.int64]
+    place: npt.NDArray[np.uint32]
+
+
+class Frames(NamedTuple):
+    """The scores [N, T, P]; lane g has sequence lanes[g] of lengths[g] frames, -1 if there is none for it."""
+
+    scores: npt.NDArray[np.floating]
+    lanes: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    columns: Columns
+
+
+def make_columns(
+    active: npt.NDArray[np.uint32], runs: npt.NDArray[np.uint32], width: int, num_pdfs: int
+) -> Columns:
+    """Columns for `width` lanes and scores of `num_pdfs` pdfs; tiles where both are wide enough."""
+    if width == 1 or num_pdfs < width or not len(active):
+        return Columns(active, runs, np.empty(0, np.int64), np.arange(len(active), dtype=np.uint32))
+    tiles: list[int] = []
+    place = np.empty(len(active), np.uint32)
+    k = 0
+    while k < len(active):
+        start = min(int(active[k]), num_pdfs - width)
+        after = int(np.searchsorted(active, start + width))
+        place[k:after] = len(tiles) * width + active[k:after] - start
+        tiles.append(start)
+        k = after
+    return Columns(active, runs, np.array(tiles), place)
+
+
+def count_rows(columns: Columns, width: int) -> int:
+    """Rows of a workspace for these columns."""
+    return max(len(columns.tiles) * width, len(columns.active))
+
+
+@jit_on_views
+def _offsets(frames: Any, t: int, offsets: Any) -> None:
+    """offsets[g]: where frame t of each sequence begins in the flat scores; its last frame where it has ended."""
+    _, num_frames, num_pdfs = frames.scores.shape
+    for g in range(len(frames.lanes)):
+        frame = max(min(t, frames.lengths[g] - 1), 0)
+        offsets[g] = (frames.lanes[g] * num_frames + frame) * num_pdfs
+
+
+@jit_on_views
+def _copy_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
+    _offsets(frames, t, offsets)
+    for index in range(len(frames.columns.tiles)):
+        tile_in(form, frames.scores, offsets, frames.columns.tiles[index], rows, np.int64(index * len(form)))
+    for g in range(len(form)):
+        if t >= frames.lengths[g]:
+            for k in range(len(frames.columns.active)):
+                rows[frames.columns.place[k], g] = -np.inf
+
+
+@jit_on_views
+def _copy_single(frames: Any, t: int, rows: Any) -> None:
+    y, active = frames.scores[frames.lanes[0], t], frames.columns.active
+    following = frames.scores[frames.lanes[0], min(t + 1, frames.scores.shape[1] - 1)]
+    for k in range(len(active)):
+        rows[k, 0] = y[active[k]]
+        prefetch(following, active[k])
+
+
+@jit_on_views
+def _copy_entries(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
+    for g in range(len(form)):
+        if t < frames.lengths[g]:
+            for k in range(len(frames.columns.active)):
+                pdf = frames.columns.active[k]
+                rows[frames.columns.place[k], g] = frames.scores[frames.lanes[g], t, pdf]
+        else:
+            for k in range(len(frames.columns.active)):
+                rows[frames.columns.place[k], g] = -np.inf
+
+
+@by_type
+def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any:
+    """rows[place[k], g] = the score of active pdf k, -inf past a sequence's end."""
+    if frames.instance_class is CtcFrames:
+        return lambda form, frames, t, rows, offsets: copy_own(form, frames, t, rows)
+    if form.count == 1:  # and no frame past its end
+        return lambda form, frames, t, rows, offsets: _copy_single(frames, t, rows)
+
+    def tiles(form, frames, t, rows, offsets):  # type: ignore[no-untyped-def]
+        if len(frames.columns.tiles) > 0:
+            _copy_tiles(form, frames, t, rows, offsets)
+        else:
+            _copy_entries(form, frames, t, rows, offsets)
+
+    if frames.types[0].dtype == rows.dtype:
+        return tiles
+    return lambda form, frames, t, rows, offsets: _copy_entries(form, frames, t, rows, offsets)
+
+
+@jit_on_views
+def _extremes(form: Any, rows: Any, places: Any, top: Any) -> Any:
+    """Of the rows `places`: their maximum, from `top` up, their least value that is not -inf, NaN if one is not legal."""
+    low, zero = fill(top, np.inf), fill(top, 0.0)
+    lowest, illegal = fill(top, np.finfo(np.float32).min), zero
+    for place in places:
+        y = load(form, rows, place)
+        top = larger(top, y)
+        low = smaller(where_more(y, fill(top, -np.inf), y, fill(top, np.inf)), low)
+        illegal = fma(larger(lowest, y), zero, illegal)  # +inf x 0 and NaN x 0 are NaN
+    return top, low, illegal
+
+
+@jit_on_views
+def _keep_extremes(form: Any, extremes: Any, top: Any, low: Any, illegal: Any) -> None:
+    """extremes [3, W]: the maximum (0 where it is -inf), the least value, at most the maximum, NaN if one is not legal."""
+    top = where_more(top, fill(top, -np.inf), top, fill(top, 0.0))
+    store(extremes, 0, top)
+    store(extremes, 1, smaller(low, top))
+    store(extremes, 2, illegal)
+
+
+@jit_on_views
+def _extremes_by_row(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
+    nothing = fill(load(form, extremes, 0), -np.inf)
+    _keep_extremes(form, extremes, *_extremes(form, rows, columns.place, nothing))
+
+
+@jit_on_views
+def _extremes_along(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
+    """The same for one sequence, ALONG pdfs side by side, filled up with -inf: a lane of nothing else has no say."""
+    count, nothing = len(columns.active), fill(load(ALONG_FORM, extremes, 0), -np.inf)
+    for k in range(count, len(rows)):
+        rows[k, 0] = -np.inf
+    top, low, illegal = _extremes(ALONG_FORM, rows, range(-(-count // ALONG)), nothing)
+    top, low = fill(top, largest_lane(top)), fill(top, least_lane(low))
+    _keep_extremes(ALONG_FORM, extremes, top, low, fill(top, sum_lanes(illegal)))
+
+
+@by_type
+def _find_extremes(form: Any, columns: Any, rows: Any, extremes: Any) -> Any:
+    if form.count == 1:
+        return lambda form, columns, rows, extremes: _extremes_along(form, columns, rows, extremes)
+    return lambda form, columns, rows, extremes: _extremes_by_row(form, columns, rows, extremes)
+
+
+@jit_on_views
+def load_scores(form: Any, frames: Any, t: int, work: Any) -> None:
+    """Rows of scores of frame t on the active pdfs, -inf past a sequence's end, and their extremes."""
+    _copy_scores(form, frames, t, work.scores, work.offsets)
+    _find_extremes(form, frames.columns, work.scores, work.extremes)
+
+
+@jit_on_views
+def _probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    lanes = lanes_of(form)
+    shift = shift_of(form, load(lanes, work.extremes, 0))
+    n = load(lanes, scale, 0)
+    for k in range(len(columns.active)):
+        write(form, probs, k, probability(form, load(lanes, work.scores, columns.place[k]), shift, n))
+
+
+@jit_on_views
+def _probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
+    for k in range(-(-len(columns.active) // ALONG)):
+        write(ALONG_FORM, probs, k, probability(ALONG_FORM, load(ALONG_FORM, work.scores, k), shift, n))
+
+
+@by_type
+def pdf_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+    """probs [K] = exp(y - shift) 2**-n as numbers, n the integers scale [1, W]."""
+    if not is_wide_type(form) and form.count == 1:
+        return lambda form, columns, scale, work, probs: _probabilities_along(
+            form, columns, scale, work, probs
+        )
+    return lambda form, columns, scale, work, probs: _probabilities_by_row(form, columns, scale, work, probs)
+
+
+@jit_on_views
+def _shares_by_row(form: Any, columns: Any, inverse: Any, work: Any) -> None:
+    lanes = lanes_of(form)
+    factor = load(lanes, work.factors, 0)
+    nothing = fill(factor, 0.0)
+    used = larger(factor, nothing - factor)
+    for index in range(len(columns.tiles) * len(lanes)):
+        store(work.scores, index, nothing)
+    for k in range(len(columns.active)):
+        share = factor * ratio(read(form, work.occupancy, k), inverse)
+        # A lane that is not used may hold NaN, and NaN times 0 is not 0.
+        store(work.scores, columns.place[k], where_more(used, nothing, share, nothing))
+
+
+@jit_on_views
+def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
+    factor = splat(ALONG_FORM, work.factors[0, 0] * sum_lanes(inverse))
+    for k in range(-(-len(columns.active) // ALONG)):
+        store(work.scores, k, factor * load(ALONG_FORM, work.occupancy, k))
+
+
+@by_type
+def _make_shares(form: Any, columns: Any, inverse: Any, work: Any) -> Any:
+    if not is_wide_type(form) and form.count == 1 and columns.instance_class is not OwnColumns:
+        return lambda form, columns, inverse, work: _shares_along(form, columns, inverse, work)
+    return lambda form, columns, inverse, work: _shares_by_row(form, columns, inverse, work)
+
+
+@jit_on_views
+def _add_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any, out: Any) -> None:
+    _offsets(frames, t, offsets)
+    for index in range(len(frames.columns.tiles)):
+        tile_out(form, rows, np.int64(index * len(form)), out, offsets, frames.columns.tiles[index])
+
+
+@jit_on_views
+def _add_single(frames: Any, t: int, rows: Any, out: Any) -> None:
+    into, active, runs = out[frames.lanes[0], t], frames.columns.active, frames.columns.runs
+    following = out[frames.lanes[0], max(t - 1, 0)]
+    for run in range(len(runs) - 1):
+        pdf, total = active[runs[run]], rows.dtype.type(0)
+        for k in range(runs[run], runs[run + 1]):
+            total += rows[k, 0]
+        into[pdf] += total
+        prefetch(following, pdf)
+
+
+@jit_on_views
+def _add_entries(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -> None:
+    for g in range(len(form)):
+        if t < frames.lengths[g] and factors[0, g] != 0.0:
+            for k in range(len(frames.columns.active)):
+                pdf = frames.columns.active[k]
+                out[frames.lanes[g], t, pdf] += rows[frames.columns.place[k], g]
+
+
+@by_type
+def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) -> Any:
+    if frames.instance_class is CtcFrames:
+        return lambda form, frames, t, rows, work, out: add_own(form, frames, t, rows, work.factors, out)
+    if form.count == 1:
+        return lambda form, frames, t, rows, work, out: _add_single(frames, t, rows, out)
+
+    def tiles(form, frames, t, rows, work, out):  # type: ignore[no-untyped-def]
+        if len(frames.columns.tiles) > 0:
+            _add_tiles(form, frames, t, rows, work.offsets, out)
+        else:
+            _add_entries(form, frames, t, rows, work.factors, out)
+
+    if out.dtype == rows.dtype:
+        return tiles
+    return lambda form, frames, t, rows, work, out: _add_entries(form, frames, t, rows, work.factors, out)
+
+
+@jit_on_views
+def scatter(form: Any, frames: Any, t: int, total: Any, work: Any, out: Any) -> None:
+    """out[n, t, p] += factor of the sequence x occupancy / total; where the factor is 0 nothing changes."""
+    _make_shares(form, frames.columns, reciprocal(total), work)
+    _add_rows(lanes_of(form), frames, t, work.scores, work, out)
+
+
+# Numba kernel for the penalties on large scores: one pass over a sequence's network output.
+
+WIDE = (0,) * 16
+
+
+@jit_on_views
+def _largest_cpu_penalty(y: Any) -> float:
+    """The largest |y| of a row [P], NaN left out."""
+    whole, result = len(y) - len(y) % 16, 0.0
+    if whole > 0:
+        top = fill(load_from(WIDE, y, 0), 0.0)
+        for p in range(0, whole, 16):
+            value = load_from(WIDE, y, p)
+            top = larger(larger(value, fill(value, 0.0) - value), top)
+        result = float(largest_lane(top))
+    for p in range(whole, len(y)):
+        if abs(y[p]) > result:
+            result = abs(y[p])
+    return result
+
+
+@jit_on_views
+def add_penalties(
+    y: Any, weight: float, l2: float, out_of_range: float, limit: float, out: Any, sums: Any
+) -> None:
+    """Sums of weight y^2 and weight (|y| - limit)_+^2 over y [T, P]; d(-1/2 factor sum)/dy is added to `out`.
+
+    `out` [T, P] may be empty. Infinite scores cost nothing. A frame within the limit costs a glance where l2 is 0.
+    """
+    squares, excesses = 0.0, 0.0
+    for t in range(y.shape[0]):
+        if l2 == 0.0 and _largest_cpu_penalty(y[t]) <= limit:
+            continue
+        for p in range(y.shape[1]):
+            value = float(y[t, p])
+            if not -np.inf < value < np.inf:
+                continue
+            excess = value - min(max(value, -limit), limit)
+            squares += value * value
+            excesses += excess * excess
+            if len(out) > 0:
+                out[t, p] -= weight * (l2 * value + out_of_range * excess)
+    sums[0], sums[1] = weight * squares, weight * excesses

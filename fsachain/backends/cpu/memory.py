@@ -1,0 +1,269 @@
+"""Memory of the CPU kernels: how many frames of alphas are kept, and buffers that the next group of sequences uses again."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.cpu.frames import ALONG, Columns, count_rows
+from fsachain.backends.cpu.layouts import ArcGroups, ArcRows
+from fsachain.backends.cpu.numbers import Form, is_wide, width_of
+from fsachain.backends.cpu.simd import LINE, aligned_bytes
+from fsachain.backends.cpu.tables import KernelTable
+from fsachain.backends.cpu.threads import get_num_threads
+
+Bytes = npt.NDArray[np.uint8]
+
+SHARE_OF_FREE_MEMORY = 1 / 32
+KEPT_BYTES = 64 << 20  # a larger buffer is given back after the call
+
+FRESH = 0.1  # seconds
+
+_free = (-math.inf, 0)  # when the machine was asked, and what it said
+_lock = Lock()
+_buffers: list[Bytes] = []
+
+
+class Plan(NamedTuple):
+    """Frames are worked on in segments of `segment`.
+
+    Unless one holds them all, only the alphas before each are kept and the others computed again, about sqrt(T) of each.
+    """
+
+    frames: int
+    segment: int
+
+    @property
+    def starts(self) -> range:
+        """The first frame of each segment; one empty segment where there are no frames."""
+        return range(0, max(self.frames, 1), self.segment)
+
+    @property
+    def is_whole(self) -> bool:
+        """All alphas are kept."""
+        return self.segment >= self.frames
+
+
+class Shape(NamedTuple):
+    """Sizes of one group's work.
+
+    alphas: states, one more with a leak, and pairs if their sums are kept; active pdfs; pairs; rows of scores; the numbers.
+    """
+
+    alphas: int
+    pdfs: int
+    pairs: int
+    score_rows: int
+    form: Form
+    dtype: np.dtype[Any]
+
+    @property
+    def width(self) -> int:
+        """W, sequences side by side."""
+        return width_of(self.form)
+
+    @property
+    def row(self) -> int:
+        """R W, entries of a row of numbers."""
+        return 2 * self.width if is_wide(self.form) else self.width
+
+
+def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
+    """The sizes of a group that runs through `table`; those of a single sequence are rounded up to multiples of ALONG."""
+    width = width_of(form)
+    alphas = len(table.final[0])
+    if isinstance(table.arcs, ArcGroups):
+        alphas, pairs = table.arcs.num_alphas, table.arcs.num_terms
+    else:
+        pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial[0])
+    sizes = alphas, len(table.active), pairs, count_rows(columns, width)
+    step = ALONG if width == 1 else 1
+    alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
+    return Shape(alphas, pdfs, pairs, rows, form, dtype)
+
+
+def free_bytes() -> int:
+    """Memory that is free on this machine, or would be if caches were dropped; 4 GiB where it does not say.
+
+    The machine is asked ten times a second at most: its answer takes as long as the loss of a short utterance.
+    """
+    global _free
+    now = time.monotonic()
+    if now >= _free[0] + FRESH:
+        _free = now, _ask_free_bytes()
+    return _free[1]
+
+
+def _ask_free_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        return int(found["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):
+            return 4 << 30
+
+
+def thread_budget(memory_budget: float | None) -> float:
+    """Bytes for each thread of a call that may take `memory_budget`; None: a 32nd of the free memory."""
+    total = SHARE_OF_FREE_MEMORY * free_bytes() if memory_budget is None else memory_budget
+    return total / get_num_threads()
+
+
+def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
+    """All alphas if they fit `budget` bytes, else the segments that need least memory."""
+    frame = shape.row * shape.dtype.itemsize
+    if ((frames + 1) * shape.alphas + frames * shape.pdfs) * frame <= budget:
+        return Plan(frames, max(frames, 1))
+    segment = math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs)))
+    return Plan(frames, max(segment, 1))
+
+
+class Record(NamedTuple):
+    """What the forward pass leaves beside the alphas, for W lanes; a row of numbers has R W entries, R = 1 or 2.
+
+    shift [T, W] and scale [T + 1, W]: see `cpu_recursion`. z and z_scale [W]: the stored Z of (4) is z 2**z_scale.
+    lowest [1, W]: the least product of an alpha, a probability and a weight that are not zero. leaked [1, W]: the least
+    alpha that the leak alone gives. extent [1, W]: the largest absolute value of a finite score; NaN where a score is not
+    legal.
+    """
+
+    shift: npt.NDArray[np.floating]
+    scale: npt.NDArray[np.integer]
+    z: npt.NDArray[np.floating]
+    z_scale: npt.NDArray[np.integer]
+    lowest: npt.NDArray[np.floating]
+    leaked: npt.NDArray[np.floating]
+    extent: npt.NDArray[np.floating]
+
+
+class Workspace(NamedTuple):
+    """Memory of the passes; S' = S, or S + 1 with a leak, or what `ArcGroups` says.
+
+    history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
+    beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
+    them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores [K, W] or as many rows as the tiles have,
+    extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W]. Where
+    W = 1, sizes are rounded up to multiples of ALONG; and K stands for the arcs where these have their own (`ArcList`).
+    """
+
+    history: npt.NDArray[np.floating]
+    probs: npt.NDArray[np.floating]
+    beta: npt.NDArray[np.floating]
+    leak: npt.NDArray[np.floating]
+    beta_scale: npt.NDArray[np.integer]
+    pairs: npt.NDArray[np.floating]
+    occupancy: npt.NDArray[np.floating]
+    scores: npt.NDArray[np.floating]
+    extremes: npt.NDArray[np.floating]
+    row: npt.NDArray[np.floating]
+    exponents: npt.NDArray[np.integer]
+    frames: npt.NDArray[np.floating]
+    factors: npt.NDArray[np.floating]
+    offsets: npt.NDArray[np.int64]
+
+
+class Memory(NamedTuple):
+    """Arrays for one group: kernels' workspace, record, and the alphas before each segment [segments, S', R W]."""
+
+    work: Workspace
+    record: Record
+    checkpoints: npt.NDArray[np.floating]
+
+
+@contextmanager
+def memory_for(shape: Shape, plan: Plan, kept: int) -> Iterator[Memory]:
+    """Arrays for a group whose passes keep `kept` frames at a time: those of the segment, or 1 where no beta will run."""
+    places, size = _layout(shape, plan, kept)
+    with _borrowed(size) as buffer:
+        arrays = [np.ndarray(where.shape, where.dtype, buffer, where.offset) for where in places]
+        work, record = len(Workspace._fields), len(Record._fields)
+        yield Memory(Workspace(*arrays[:work]), Record(*arrays[work : work + record]), arrays[-1])
+
+
+class _Place(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+
+@lru_cache(maxsize=512)
+def _layout(shape: Shape, plan: Plan, kept: int) -> tuple[tuple[_Place, ...], int]:
+    """Where the arrays of `Memory` lie in a buffer, in the order of their fields, and its size."""
+    alphas, row, width, kind = shape.alphas, shape.row, shape.width, shape.dtype
+    integers = np.dtype(f"i{kind.itemsize}")
+    segments = 0 if plan.is_whole or kept == 1 else len(plan.starts)
+    sizes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
+        ((kept + 1, alphas, row), kind),  # history
+        ((kept, shape.pdfs, row), kind),  # probs
+        ((2, alphas, row), kind),  # beta
+        ((2, width), kind),  # leak
+        ((1, width), integers),  # beta_scale
+        ((shape.pairs, row), kind),  # pairs
+        ((shape.pdfs, row), kind),  # occupancy
+        ((shape.score_rows, width), kind),  # scores
+        ((3, max(width, ALONG)), kind),  # extremes
+        ((3, width), kind),  # row
+        ((1, width), integers),  # exponents
+        ((1, width), kind),  # frames
+        ((1, width), kind),  # factors
+        ((width,), np.dtype(np.int64)),  # offsets
+        ((plan.frames, width), kind),  # shift
+        ((plan.frames + 1, width), integers),  # scale
+        ((width,), kind),  # z
+        ((width,), integers),  # z_scale
+        ((1, width), kind),  # lowest
+        ((1, width), kind),  # leaked
+        ((1, width), kind),  # extent
+        ((segments, alphas, row), kind),  # checkpoints
+    )
+    places, offset = [], 0
+    for size, dtype in sizes:
+        places.append(_Place(size, dtype, offset))
+        offset += -(-math.prod(size) * dtype.itemsize // LINE) * LINE
+    return tuple(places), offset
+
+
+def trim() -> None:
+    """Give back the large buffers."""
+    with _lock:
+        _buffers[:] = [buffer for buffer in _buffers if len(buffer) <= KEPT_BYTES]
+
+
+@contextmanager
+def _borrowed(size: int) -> Iterator[Bytes]:
+    """A buffer of at least `size` bytes that begins at a line."""
+    with _lock:
+        fitting = [index for index, buffer in enumerate(_buffers) if len(buffer) >= size]
+        buffer = _buffers.pop(fitting[0]) if fitting else None
+        if buffer is None and _buffers:
+            _buffers.pop()  # too small: the larger one takes its place
+    if buffer is None:
+        buffer = aligned_bytes(size)
+    try:
+        yield buffer
+    finally:
+        with _lock:
+            _buffers.append(buffer)
+
+
+def _after_fork() -> None:
+    # A forked child has none of the parent's other threads, one of which may have held the lock.
+    global _lock
+    _lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,234 @@
+"""The two kinds of positive numbers in which the CPU kernels compute; the kernels' text is the same for both.
+
+Plain: a floating-point number. Wide: a mantissa in floating point and an exponent in an integer, m 2**e, so that no
+product of scores of any common size leaves the range, at about three times the work. Which kind a kernel is compiled for
+follows from its `form`: a tuple of W zeros for W plain lanes, a tuple that holds such a tuple for W wide ones.
+
+Rows of wide numbers are stored as W mantissas and then the bits of W exponents. Zero is the mantissa 0 with an exponent
+so low that it never decides how two numbers are aligned.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from fsachain.backends.cpu.simd import (
+    as_floats,
+    as_integers,
+    by_type,
+    exp_parts,
+    exponent,
+    fill,
+    fma,
+    larger,
+    load,
+    mantissa,
+    power_of_two,
+    smaller,
+    splat,
+    store,
+    where_more,
+)
+
+Form = tuple[Any, ...]
+
+# The exponent of a wide zero, by the bytes of a number: far below all others, and four of them may be added.
+ZERO_EXPONENT = {4: -(2**28), 8: -(2**60)}
+
+
+def plain_form(width: int) -> Form:
+    """The form of `width` plain lanes."""
+    return (0,) * width
+
+
+def wide_form(width: int) -> Form:
+    """The form of `width` wide lanes."""
+    return (plain_form(width),)
+
+
+def is_wide(form: Form) -> bool:
+    """Which of the two a form is."""
+    return isinstance(form[0], tuple)
+
+
+def width_of(form: Form) -> int:
+    """W."""
+    return len(form[0]) if is_wide(form) else len(form)
+
+
+def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """exp(log_probs) as the pair of mantissas and exponents that `weight` reads; plain numbers have no exponents."""
+    integers = np.dtype(f"i{dtype.itemsize}")
+    if not is_wide(form):
+        return np.exp(log_probs).astype(dtype), np.empty(0, integers)
+    finite = log_probs > -np.inf
+    usable = np.where(finite, log_probs, 0.0)
+    exponents = np.floor(usable / np.log(2.0))
+    mantissas = np.exp(usable - exponents * np.log(2.0))
+    exponents = np.where(finite, exponents, ZERO_EXPONENT[dtype.itemsize])
+    return np.where(finite, mantissas, 0.0).astype(dtype), exponents.astype(integers)
+
+
+def is_wide_type(first: Any) -> bool:
+    """For the numba type of a form or a number."""
+    if not isinstance(first, types.BaseTuple):
+        return False
+    elements: Any = first  # which numba can iterate over
+    return not all(isinstance(element, types.Integer) for element in elements)
+
+
+def _by_kind(plain: Callable[..., Any], wide: Callable[..., Any]) -> Any:
+    """A function for compiled code that is `plain` or `wide` by the kind of its first argument."""
+
+    def choose(*arguments: Any) -> Any:
+        return wide if is_wide_type(arguments[0]) else plain
+
+    choose.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
+    return by_type(choose)
+
+
+@by_type
+def _zero_exponent(n: Any) -> Any:
+    value = ZERO_EXPONENT[n.dtype.bitwidth // 8]
+    return lambda n: fill(n, value)
+
+
+@by_type
+def _entry(form: Any, array: Any, e: Any) -> Any:
+    if array.ndim == 2:
+        return lambda form, array, e: load(form, array, e)
+    return lambda form, array, e: splat(form, array[e])
+
+
+def _wide_zero(form: Any, array: Any) -> Any:
+    zero = splat(form[0], array.dtype.type(0))
+    return zero, _zero_exponent(as_integers(zero))
+
+
+def _wide_read(form: Any, array: Any, row: Any) -> Any:
+    return load(form[0], array, 2 * row), as_integers(load(form[0], array, 2 * row + 1))
+
+
+def _wide_write(form: Any, array: Any, row: Any, x: Any) -> None:
+    store(array, 2 * row, x[0])
+    store(array, 2 * row + 1, as_floats(x[0], x[1]))
+
+
+def _plain_probability(form: Any, y: Any, shift: Any, scale: Any) -> Any:
+    # Neither -inf nor a difference beyond the integers can be reduced; exp(-2000) is 0 whatever the scale.
+    q, n = exp_parts(form, larger(fill(y, -2000.0), y - shift))
+    return q * power_of_two(q, n - scale)
+
+
+def _wide_probability(form: Any, y: Any, shift: Any, scale: Any) -> Any:
+    impossible, zero = fill(y, -np.inf), fill(y, 0.0)
+    q, n = exp_parts(form[0], where_more(y, impossible, y - shift, zero))
+    return where_more(y, impossible, q, zero), where_more(y, impossible, n - scale, _zero_exponent(n))
+
+
+def _wide_multiply_add(x: Any, y: Any, z: Any) -> Any:
+    n = x[1] + y[1]
+    highest = larger(n, z[1])
+    addend = z[0] * power_of_two(z[0], z[1] - highest)
+    return fma(x[0] * power_of_two(x[0], n - highest), y[0], addend), highest
+
+
+def _wide_sum(x: Any, y: Any) -> Any:
+    highest = larger(x[1], y[1])
+    return x[0] * power_of_two(x[0], x[1] - highest) + y[0] * power_of_two(y[0], y[1] - highest), highest
+
+
+def _wide_tidy(x: Any) -> Any:
+    zero = fill(x[0], 0.0)
+    n = where_more(x[0], zero, exponent(x[0]) + x[1], _zero_exponent(x[1]))
+    return where_more(x[0], zero, mantissa(x[0]), zero), n
+
+
+def _plain_reciprocal(x: Any) -> Any:
+    zero = fill(x, 0.0)
+    return where_more(x, zero, fill(x, 1.0) / x, zero)
+
+
+def _wide_reciprocal(x: Any) -> Any:
+    zero = fill(x[0], 0.0)
+    inverse = where_more(x[0], zero, fill(x[0], 1.0) / x[0], zero)
+    return inverse, x[1] - x[1] - x[1]
+
+
+def _plain_where_positive(x: Any, value: Any, other: Any) -> Any:
+    return where_more(x, fill(x, 0.0), value, other)
+
+
+def _wide_where_positive(x: Any, value: Any, other: Any) -> Any:
+    zero = fill(x[0], 0.0)
+    return where_more(x[0], zero, value[0], other[0]), where_more(x[0], zero, value[1], other[1])
+
+
+def _plain_where_lane(x: Any, mask: Any, other: Any) -> Any:
+    return where_more(mask, fill(mask, 0.0), x, other)
+
+
+def _wide_where_lane(x: Any, mask: Any, other: Any) -> Any:
+    zero = fill(mask, 0.0)
+    return where_more(mask, zero, x[0], other[0]), where_more(mask, zero, x[1], other[1])
+
+
+def _plain_bound(form: Any, factor: Any, y: Any, shift: Any, scale: Any) -> Any:
+    p = probability(form, y, shift, scale - scale)
+    return factor * smaller(p, p * power_of_two(p, fill(scale, 0) - scale))
+
+
+def _plain_least(x: Any, least: Any) -> Any:
+    return smaller(where_more(x, fill(x, 0.0), x, least), least)
+
+
+lanes_of = _by_kind(lambda form: form, lambda form: form[0])
+zero = _by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero)
+read = _by_kind(lambda form, array, row: load(form, array, row), _wide_read)
+write = _by_kind(lambda form, array, row, x: store(array, row, x), _wide_write)
+# Entry e of a pair of arrays made by `weights`, in every lane; row e where each lane has weights of its own.
+weight = _by_kind(
+    lambda form, weights, e: _entry(form, weights[0], e),
+    lambda form, weights, e: (_entry(form[0], weights[0], e), _entry(form[0], weights[1], e)),
+)
+# By how much scores are shifted so that the largest is exp(0); wide numbers need no shift.
+shift_of = _by_kind(lambda form, largest: largest, lambda form, largest: fill(largest, 0.0))
+# exp(y - shift) 2**-scale for lanes of scores, shifts and integers; -inf gives 0.
+probability = _by_kind(_plain_probability, _wide_probability)
+multiply = _by_kind(lambda x, y: x * y, lambda x, y: (x[0] * y[0], x[1] + y[1]))
+multiply_add = _by_kind(lambda x, y, z: fma(x, y, z), _wide_multiply_add)
+add = _by_kind(lambda x, y: x + y, _wide_sum)
+# The same number with its mantissa in [1, 2): after every sum that is kept.
+tidy = _by_kind(lambda x: x, _wide_tidy)
+# n with 2**n <= x < 2**(n + 1) for a tidy number.
+scale_of = _by_kind(lambda x: exponent(x), lambda x: x[1])
+# A tidy number as lanes m and integer lanes n, x = m 2**n.
+parts_of = _by_kind(lambda x: (x, as_integers(x) - as_integers(x)), lambda x: x)
+# x 2**-n.
+scaled = _by_kind(
+    lambda x, n: x * power_of_two(x, fill(n, 0) - n),
+    lambda x, n: (x[0], x[1] - n),
+)
+# 1 / x, and 0 for 0.
+reciprocal = _by_kind(_plain_reciprocal, _wide_reciprocal)
+# x times a reciprocal, as lanes.
+ratio = _by_kind(
+    lambda x, inverse: x * inverse,
+    lambda x, inverse: x[0] * power_of_two(x[0], x[1] + inverse[1]) * inverse[0],
+)
+# x in the lanes where the mask is positive, else `other`.
+where_lane = _by_kind(_plain_where_lane, _wide_where_lane)
+# `value` where x is not 0, else `other`.
+where_positive = _by_kind(_plain_where_positive, _wide_where_positive)
+# factor exp(y - shift), or that times 2**-scale where it is less; 1 for wide numbers.
+bound = _by_kind(_plain_bound, lambda form, factor, y, shift, scale: fill(factor, 1.0))
+# factor x as lanes; 1 for wide numbers.
+bound_sum = _by_kind(lambda x, factor: x * fill(x, factor), lambda x, factor: fill(x[0], 1.0))
+# The lesser of the lanes `least` and x where x is not 0; wide numbers are never too small.
+least_positive = _by_kind(_plain_least, lambda x, least: least)

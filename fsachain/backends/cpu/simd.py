@@ -1,0 +1,608 @@
+"""A numba type for W numbers that are worked on together, one in each lane of the vector registers.
+
+A row of a C-contiguous array [rows, W] is loaded into lanes, computed with and stored; the compiler chooses the
+instructions (AVX-512, AVX2, NEON, ...) and splits a row where the machine's registers are narrower. A lane never sees
+another lane, nothing is reordered and only `fma` is fused: a sequence gets the same bits in any lane, and with W = 1.
+
+The width is part of the type of a `form`, a tuple of W zeros: `load((0,) * 16, array, i)` gives 16 lanes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import models, overload, register_model
+
+from fsachain.backends.cpu.jit import NO_COUNTS
+
+LINE = 64  # bytes of a cache line
+
+
+class Lanes(types.Type):
+    """W numbers of one scalar type."""
+
+    def __init__(self, dtype: Any, width: int) -> None:
+        self.dtype, self.width = dtype, width
+        super().__init__(name=f"Lanes({dtype}, {width})")
+
+    @property
+    def integers(self) -> Lanes:
+        """Lanes of the integers that have as many bits."""
+        return Lanes(getattr(types, f"int{self.dtype.bitwidth}"), self.width)
+
+    @property
+    def bits(self) -> Any:
+        """Their LLVM type."""
+        return ir.VectorType(ir.IntType(self.dtype.bitwidth), self.width)
+
+    def constant(self, value: int) -> Any:
+        """The LLVM constant that has an integer in every lane."""
+        return ir.Constant(self.bits, [value] * self.width)
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Stored bits of the mantissa; the exponent's bits stand above them."""
+        return {32: 23, 64: 52}[int(self.dtype.bitwidth)]
+
+    @property
+    def bias(self) -> int:
+        """What is added to an exponent when it is stored."""
+        return {32: 127, 64: 1023}[int(self.dtype.bitwidth)]
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's decorator, untyped: what compiled code calls has not the parameters of what makes its code."""
+    return numba_intrinsic(function)
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, lanes: Lanes) -> None:
+        element = manager.lookup(lanes.dtype).get_value_type()
+        super().__init__(manager, lanes, ir.VectorType(element, lanes.width))
+
+
+def _address(
+    context: Any, builder: Any, array: tuple[Any, Any], position: tuple[Any, Any], lanes: Lanes
+) -> Any:
+    """A pointer to W entries of an array; array and position are pairs of type and value."""
+    data = context.make_array(array[0])(context, builder, array[1]).data
+    first = builder.gep(data, [context.cast(builder, position[1], position[0], types.intp)])
+    return builder.bitcast(first, context.get_value_type(lanes).as_pointer())
+
+
+def _row_address(
+    context: Any, builder: Any, array: tuple[Any, Any], row: tuple[Any, Any], lanes: Lanes
+) -> Any:
+    """The same for a row of W entries."""
+    index = context.cast(builder, row[1], row[0], types.intp)
+    position = builder.mul(index, ir.Constant(index.type, lanes.width))
+    return _address(context, builder, array, (types.intp, position), lanes)
+
+
+def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """`size` bytes that begin at a cache line, as arrays must whose rows are loaded: no row then straddles two lines."""
+    raw = np.empty(size + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    return raw[start : start + size]
+
+
+def _bytes(lanes: Lanes) -> int:
+    return min(LINE, lanes.dtype.bitwidth // 8 * lanes.width)
+
+
+@intrinsic
+def load(typing: Any, form: Any, array: Any, row: Any) -> Any:
+    """Row `row` of an array whose rows have W numbers."""
+    lanes = Lanes(array.dtype, form.count)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _row_address(context, builder, (array, arguments[1]), (row, arguments[2]), lanes)
+        return builder.load(address, align=_bytes(lanes))
+
+    return lanes(form, array, row), code
+
+
+@intrinsic
+def prefetch(typing: Any, array: Any, position: Any) -> Any:
+    """Have the cache line brought near in which an entry of a contiguous array stands, counted through all its axes."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lane = Lanes(array.dtype, 1)
+        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), lane)
+        byte, i32 = builder.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(32)
+        function = ir.FunctionType(ir.VoidType(), [byte.type, i32, i32, i32])
+        call = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+        # To be read, of middling locality (the second-level cache), data.
+        builder.call(call, [byte, ir.Constant(i32, 0), ir.Constant(i32, 2), ir.Constant(i32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(array, position), code
+
+
+@intrinsic
+def load_from(typing: Any, form: Any, array: Any, position: Any) -> Any:
+    """W entries of a contiguous array from `position` on, at any address: here the lanes are entries, not sequences."""
+    lanes = Lanes(array.dtype, form.count)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, (array, arguments[1]), (position, arguments[2]), lanes)
+        return builder.load(address, align=array.dtype.bitwidth // 8)
+
+    return lanes(form, array, position), code
+
+
+@intrinsic
+def store(typing: Any, array: Any, row: Any, value: Any) -> Any:
+    """Write lanes over row `row`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _row_address(context, builder, (array, arguments[0]), (row, arguments[1]), value)
+        builder.store(arguments[2], address, align=_bytes(value))
+        return context.get_dummy_value()
+
+    return types.void(array, row, value), code
+
+
+@intrinsic
+def store_to(typing: Any, array: Any, position: Any, value: Any) -> Any:
+    """Write lanes over W entries of a contiguous array from `position` on, at any address: see `load_from`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), value)
+        builder.store(arguments[2], address, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, position, value), code
+
+
+def _spread(context: Any, builder: Any, lanes: Lanes, value: Any) -> Any:
+    nothing = ir.Constant(context.get_value_type(lanes), ir.Undefined)
+    single = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes.width), [0] * lanes.width)
+    return builder.shuffle_vector(single, nothing, zeros)
+
+
+@intrinsic
+def splat(typing: Any, form: Any, value: Any) -> Any:
+    """The same number in every lane."""
+    lanes = Lanes(value, form.count)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _spread(context, builder, lanes, arguments[1])
+
+    return lanes(form, value), code
+
+
+@intrinsic
+def fill(typing: Any, like: Any, value: Any) -> Any:
+    """The same number in every lane, in the type of `like`, whose own numbers do not matter."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _spread(context, builder, like, context.cast(builder, arguments[1], value, like.dtype))
+
+    return like(like, value), code
+
+
+def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
+    """A function for compiled code whose implementation `choose` gives for the types of its arguments.
+
+    Its parameters are those of `choose`. With `function`, an operator say, that is given one implementation more.
+    """
+
+    def for_compiled_code(*arguments: Any) -> Any:
+        raise NotImplementedError("for compiled code only")
+
+    def choose_bare(*arguments: Any) -> Any:
+        implementation = choose(*arguments)
+        if implementation is not None:
+            implementation.__annotations__ = {}  # numba compares signatures, and annotations with them
+        return implementation
+
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in _parameters(choose)]
+    choose_bare.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function = for_compiled_code if function is None else function
+    options: Any = NO_COUNTS
+    overload(function, jit_options=options)(choose_bare)
+    return function
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+# Arithmetic of `cpu_lanes.Lanes`, lane by lane: each function is one instruction or a few.
+
+
+def _llvm(name: str, arity: int) -> Any:
+    """An intrinsic of LLVM that takes and returns floating-point lanes."""
+
+    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = signature.return_type
+        vector = context.get_value_type(lanes)
+        full_name = f"llvm.{name}.v{lanes.width}f{lanes.dtype.bitwidth}"
+        function = ir.FunctionType(vector, [vector] * arity)
+        return builder.call(cgutils.get_or_insert_function(builder.module, function, full_name), arguments)
+
+    return call
+
+
+@intrinsic
+def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """x y + z, rounded once."""
+    return x(x, y, z), _llvm("fma", 3)
+
+
+@intrinsic
+def rint(typing: Any, x: Any) -> Any:
+    """The nearest integers, as floating-point lanes."""
+    return x(x), _llvm("rint", 1)
+
+
+def _binary(build: Callable[[Any, Lanes, Any, Any], Any]) -> Any:
+    @intrinsic
+    def operation(typing: Any, x: Any, y: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return build(builder, x, *arguments)
+
+        return x(x, y), code
+
+    return operation
+
+
+def _arithmetic(name: str) -> Any:
+    def build(builder: Any, lanes: Lanes, x: Any, y: Any) -> Any:
+        is_float = isinstance(lanes.dtype, types.Float)
+        return getattr(builder, ("f" if is_float else "") + name)(x, y)
+
+    return _binary(build)
+
+
+def _choose_larger(builder: Any, lanes: Lanes, x: Any, y: Any) -> Any:
+    is_float = isinstance(lanes.dtype, types.Float)
+    larger = builder.fcmp_ordered(">", x, y) if is_float else builder.icmp_signed(">", x, y)
+    return builder.select(larger, x, y)
+
+
+def _choose_smaller(builder: Any, lanes: Lanes, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+
+
+_add, _sub, _mul = _arithmetic("add"), _arithmetic("sub"), _arithmetic("mul")
+_div = _binary(lambda builder, lanes, x, y: builder.fdiv(x, y))
+larger = _binary(_choose_larger)  # x where x > y, else y: larger(x, NaN) is NaN, larger(NaN, y) is y
+smaller = _binary(_choose_smaller)  # x where x < y, else y
+
+
+def _give_operator(function: Any, implementation: Any) -> None:
+    def choose(x: Any, y: Any) -> Any:
+        return (lambda x, y: implementation(x, y)) if isinstance(x, Lanes) and isinstance(y, Lanes) else None
+
+    by_type(choose, function)
+
+
+for _function, _implementation in (
+    (operator.add, _add),
+    (operator.sub, _sub),
+    (operator.mul, _mul),
+    (operator.truediv, _div),
+):
+    _give_operator(_function, _implementation)
+
+
+@intrinsic
+def where_more(typing: Any, x: Any, limit: Any, value: Any, other: Any) -> Any:
+    """`value` where x > limit, else `other`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        more = builder.fcmp_ordered(">", arguments[0], arguments[1])
+        return builder.select(more, arguments[2], arguments[3])
+
+    return value(x, limit, value, other), code
+
+
+def _in_order(combine: Callable[[Any, Any], Any], builder: Any, value: Any, width: int) -> Any:
+    """From the first lane to the last."""
+    entries = [builder.extract_element(value, ir.Constant(ir.IntType(32), g)) for g in range(width)]
+    result = entries[0]
+    for entry in entries[1:]:
+        result = combine(result, entry)
+    return result
+
+
+def _in_halves(combine: Callable[[Any, Any], Any], builder: Any, value: Any, width: int) -> Any:
+    """The lower half with the upper half, until one lane is left: few steps that wait for one another."""
+    i32 = ir.IntType(32)
+    while width > 1:
+        width //= 2
+        kind = ir.VectorType(i32, width)
+        picks = [ir.Constant(kind, list(range(first, first + width))) for first in (0, width)]
+        value = combine(*(builder.shuffle_vector(value, value, pick) for pick in picks))
+    return builder.extract_element(value, ir.Constant(i32, 0))
+
+
+def _reduction(combine: Callable[[Any, Lanes, Any, Any], Any], order: Callable[..., Any]) -> Any:
+    """All lanes combined into one scalar."""
+
+    @intrinsic
+    def reduce(typing: Any, x: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return order(partial(combine, builder, x), builder, arguments[0], x.width)
+
+        return x.dtype(x), code
+
+    return reduce
+
+
+def _fadd(builder: Any, lanes: Lanes, x: Any, y: Any) -> Any:
+    return builder.fadd(x, y)
+
+
+sum_lanes = _reduction(_fadd, _in_order)
+sum_in_halves = _reduction(_fadd, _in_halves)
+largest_lane = _reduction(_choose_larger, _in_halves)
+least_lane = _reduction(_choose_smaller, _in_halves)
+
+
+@intrinsic
+def to_integers(typing: Any, x: Any) -> Any:
+    """Floating-point lanes that hold integers, as integers."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fptosi(arguments[0], x.bits)
+
+    return x.integers(x), code
+
+
+@intrinsic
+def to_floats(typing: Any, like: Any, n: Any) -> Any:
+    """Integer lanes as floating-point lanes in the type of `like`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.sitofp(arguments[1], context.get_value_type(like))
+
+    return like(like, n), code
+
+
+@intrinsic
+def as_integers(typing: Any, x: Any) -> Any:
+    """The bits of floating-point lanes, unchanged."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], x.bits)
+
+    return x.integers(x), code
+
+
+@intrinsic
+def as_floats(typing: Any, like: Any, n: Any) -> Any:
+    """The reverse of `as_integers`, in the type of `like`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[1], context.get_value_type(like))
+
+    return like(like, n), code
+
+
+@intrinsic
+def power_of_two(typing: Any, like: Any, n: Any) -> Any:
+    """2**n made from its bits, in the type of `like`; 0 where n is below the exponents of normal numbers."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        exponent = _choose_larger(builder, n, arguments[1], n.constant(-like.bias))
+        biased = builder.add(exponent, n.constant(like.bias))
+        shifted = builder.shl(biased, n.constant(like.mantissa_bits))
+        return builder.bitcast(shifted, context.get_value_type(like))
+
+    return like(like, n), code
+
+
+@intrinsic
+def exponent(typing: Any, x: Any) -> Any:
+    """n with 2**n <= x < 2**(n + 1), for x > 0; the lowest exponent less one for 0 and subnormal numbers."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], x.bits)
+        return builder.sub(builder.lshr(bits, x.constant(x.mantissa_bits)), x.constant(x.bias))
+
+    return x.integers(x), code
+
+
+@intrinsic
+def mantissa(typing: Any, x: Any) -> Any:
+    """x / 2**exponent(x), within [1, 2), for x > 0 that is not subnormal."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], x.bits)
+        stored = builder.and_(bits, x.constant((1 << x.mantissa_bits) - 1))
+        return builder.bitcast(
+            builder.or_(stored, x.constant(x.bias << x.mantissa_bits)), context.get_value_type(x)
+        )
+
+    return x(x), code
+
+
+# exp and log of lanes: a power of two, and a series for what is left of it.
+
+# |r| <= ln 2 / 2: these powers leave relative errors of 5e-9 in float32, 7e-15 in float64.
+_DEGREES = {types.float32: 7, types.float64: 11}
+_EXCESS = {
+    types.float32: 1.9046542999577679e-9,
+    types.float64: -2.3190468138462996e-17,
+}  # ln 2 as rounded, less ln 2
+# exp of less than this is 0 in the type, subnormal numbers left out.
+_FLOORS = {types.float32: -104.0, types.float64: -746.0}
+_ODD_TERMS = 10  # of the series of atanh below: its remainder is below 2e-17 in float64
+_SQRT_2 = 2.0**0.5
+_LN_2 = 0.6931471805599453
+_SCALARS = {types.float32: np.float32, types.float64: np.float64}
+
+
+@by_type
+def exp_parts(form: Any, x: Any) -> Any:
+    """(q, n) with exp(x) = q 2**n, q within [0.7, 1.42] and n integer lanes; finite x only."""
+    scalar = _SCALARS[x.dtype]
+    log2_e = scalar(math.log2(math.e))
+    # n ln 2 is taken off in two parts, which together have twice the digits: exact enough for any n.
+    minus_ln2 = scalar(-math.log(2.0))
+    excess = scalar(_EXCESS[x.dtype])
+    series = tuple(scalar(1.0 / math.factorial(degree)) for degree in range(_DEGREES[x.dtype], -1, -1))
+    first, rest = series[0], series[1:]
+
+    def parts(form: Any, x: Any) -> Any:
+        n = rint(x * splat(form, log2_e))
+        r = fma(n, splat(form, excess), fma(n, splat(form, minus_ln2), x))
+        q = splat(form, first)
+        for coefficient in rest:
+            q = fma(q, r, splat(form, coefficient))
+        return q, to_integers(n)
+
+    return parts
+
+
+@by_type
+def exp_or_zero(form: Any, x: Any) -> Any:
+    """exp(x) for x <= 0 or near it; exactly 0 for -inf and for NaN, as -inf - -inf gives it."""
+    floor = _FLOORS[x.dtype]
+
+    def implementation(form: Any, x: Any) -> Any:
+        q, n = exp_parts(form, larger(x, fill(x, floor)))
+        return q * power_of_two(q, n)
+
+    return implementation
+
+
+@by_type
+def exp_or_nan(form: Any, x: Any) -> Any:
+    """The same, but NaN for NaN."""
+    floor = _FLOORS[x.dtype]
+
+    def implementation(form: Any, x: Any) -> Any:
+        q, n = exp_parts(form, larger(fill(x, floor), x))
+        return q * power_of_two(q, n)
+
+    return implementation
+
+
+@by_type
+def log_of_sum(form: Any, x: Any) -> Any:
+    """log of float64 lanes that are 1 or more; some number for others."""
+    series = tuple(1.0 / (2 * k + 1) for k in range(_ODD_TERMS, -1, -1))
+    first, rest = series[0], series[1:]
+
+    def implementation(form: Any, x: Any) -> Any:
+        # x = f 2**n with f in [1 / sqrt 2, sqrt 2]; log f = 2 atanh((f - 1) / (f + 1)).
+        f, limit, one = mantissa(x), fill(x, _SQRT_2), fill(x, 1.0)
+        f = where_more(f, limit, f * fill(x, 0.5), f)
+        n = to_floats(x, exponent(x))
+        n = where_more(mantissa(x), limit, n + one, n)
+        z = (f - one) / (f + one)
+        square = z * z
+        total = splat(form, first)
+        for coefficient in rest:
+            total = fma(total, square, splat(form, coefficient))
+        return fma(n, fill(x, _LN_2), (z + z) * total)
+
+    return implementation
+
+
+# W x W tiles turned round in registers: from the scores of W sequences to rows of lanes, and back for
+# occupancies.
+#
+# Scores of one sequence lie side by side, while the kernels want those of one pdf side by side. Element by
+# element that costs as much as ten arcs; turned in log2(W) steps of shuffles, a tile costs hardly more than
+# its loads and stores.
+
+
+def _turned(builder: Any, rows: list[Any]) -> list[Any]:
+    """Entry [k] of result [g] is entry [g] of row [k]: in step h, the bit h of the two indices is exchanged."""
+    width = len(rows)
+    h = 1
+    while h < width:
+        # Entries of the first row have the numbers 0 to W - 1, those of the second W to 2 W - 1.
+        upper = [k if not k & h else width + k - h for k in range(width)]
+        lower = [k + h if not k & h else width + k for k in range(width)]
+        masks = [ir.Constant(ir.VectorType(ir.IntType(32), width), mask) for mask in (upper, lower)]
+        turned = list(rows)
+        for i in range(width):
+            if not i & h:
+                for target, mask in zip((i, i | h), masks, strict=True):
+                    turned[target] = builder.shuffle_vector(rows[i], rows[i | h], mask)
+        rows, h = turned, 2 * h
+    return rows
+
+
+def _vectors(
+    context: Any, builder: Any, array: tuple[Any, Any], lanes: Lanes, offsets: list[Any]
+) -> list[Any]:
+    """Pointers to W entries of an array at each of these offsets."""
+    data = context.make_array(array[0])(context, builder, array[1]).data
+    pointer = context.get_value_type(lanes).as_pointer()
+    return [builder.bitcast(builder.gep(data, [offset]), pointer) for offset in offsets]
+
+
+def _row_offsets(builder: Any, first: Any, lanes: Lanes) -> list[Any]:
+    width = ir.Constant(first.type, lanes.width)
+    return [builder.mul(builder.add(first, ir.Constant(first.type, k)), width) for k in range(lanes.width)]
+
+
+def _lane_offsets(
+    context: Any, builder: Any, offsets: tuple[Any, Any], column: Any, lanes: Lanes
+) -> list[Any]:
+    """offsets[g] + column for each lane g."""
+    data = context.make_array(offsets[0])(context, builder, offsets[1]).data
+    loaded = (builder.load(builder.gep(data, [ir.Constant(column.type, g)])) for g in range(lanes.width))
+    return [builder.add(offset, column) for offset in loaded]
+
+
+@intrinsic
+def tile_in(typing: Any, form: Any, source: Any, offsets: Any, column: Any, rows: Any, first: Any) -> Any:
+    """rows[first + k, g] = flat source[offsets[g] + column + k] for 0 <= k, g < W; int64 offsets, column and first."""
+    lanes = Lanes(rows.dtype, form.count)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, source_value, offset_value, column_value, row_value, first_value = arguments
+        size = rows.dtype.bitwidth // 8
+        starts = _lane_offsets(context, builder, (offsets, offset_value), column_value, lanes)
+        pointers = _vectors(context, builder, (source, source_value), lanes, starts)
+        turned = _turned(builder, [builder.load(pointer, align=size) for pointer in pointers])
+        targets = _row_offsets(builder, first_value, lanes)
+        for pointer, value in zip(
+            _vectors(context, builder, (rows, row_value), lanes, targets), turned, strict=True
+        ):
+            builder.store(value, pointer, align=size)
+        return context.get_dummy_value()
+
+    return types.void(form, source, offsets, types.int64, rows, types.int64), code
+
+
+@intrinsic
+def tile_out(typing: Any, form: Any, rows: Any, first: Any, target: Any, offsets: Any, column: Any) -> Any:
+    """flat target[offsets[g] + column + k] += rows[first + k, g] for 0 <= k, g < W; int64 offsets, column and first."""
+    lanes = Lanes(rows.dtype, form.count)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, row_value, first_value, target_value, offset_value, column_value = arguments
+        size = rows.dtype.bitwidth // 8
+        sources = _row_offsets(builder, first_value, lanes)
+        pointers = _vectors(context, builder, (rows, row_value), lanes, sources)
+        turned = _turned(builder, [builder.load(pointer, align=size) for pointer in pointers])
+        starts = _lane_offsets(context, builder, (offsets, offset_value), column_value, lanes)
+        for pointer, value in zip(
+            _vectors(context, builder, (target, target_value), lanes, starts), turned, strict=True
+        ):
+            builder.store(builder.fadd(builder.load(pointer, align=size), value), pointer, align=size)
+        return context.get_dummy_value()
+
+    return types.void(form, rows, types.int64, target, offsets, types.int64), code

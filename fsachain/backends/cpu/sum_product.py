@@ -1,0 +1,273 @@
+"""Numba kernels for equations (1)-(7) in the normalised form (10)-(12), on W sequences that share a graph.
+
+The text holds for both kinds of numbers of `cpu_numbers`. Frames are normalised by powers of two, which lose nothing:
+with s(t) the exponent of tot(t), frame t multiplies by exp(y - shift) 2**-s(t), so that
+
+    alpha(t, i) = log(stored a(t, i)) + sum over u < t of (shift(u) + s(u) log 2).
+
+The leak is one more state, as `cpu_tables.KernelTable` explains; the arrays are those of `cpu_work`. Betas are kept only
+where the alpha is not zero, since they are of no use elsewhere: their scale is then set by states that matter. How a
+frame runs over the arcs depends on the layout of the table: `cpu_by_pair`, `cpu_by_group` or `cpu_by_arc`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fsachain.backends.cpu.arcs import (
+    arc_probabilities,
+    gather_arcs,
+    gather_groups,
+    gather_pairs,
+    raise_betas,
+    spread_arcs,
+    spread_groups,
+    spread_pairs,
+)
+from fsachain.backends.cpu.frames import load_scores, pdf_probabilities, scatter
+from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.layouts import ArcGroups, ArcList
+from fsachain.backends.cpu.numbers import (
+    add,
+    bound,
+    bound_sum,
+    is_wide_type,
+    lanes_of,
+    multiply,
+    multiply_add,
+    parts_of,
+    read,
+    scale_of,
+    scaled,
+    shift_of,
+    tidy,
+    weight,
+    where_lane,
+    write,
+    zero,
+)
+from fsachain.backends.cpu.simd import by_type, fill, larger, load, load_from, smaller, store, where_more
+
+
+@by_type
+def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, work: Any) -> Any:
+    if arcs.instance_class is ArcList:
+        return lambda form, arcs, before, probs, now, work: gather_arcs(
+            form, arcs, before, probs, now, work.row
+        )
+    if arcs.instance_class is ArcGroups:
+        return lambda form, arcs, before, probs, now, work: gather_groups(
+            form, arcs, before, probs, now, work.row
+        )
+    return lambda form, arcs, before, probs, now, work: gather_pairs(form, arcs, before, probs, now, work.row)
+
+
+@by_type
+def make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+    """probs = exp(y - shift) 2**-n of the scores in `work`: one for each pdf, or weighted for each arc of an `ArcList`."""
+    if table.types[table.fields.index("arcs")].instance_class is ArcList:
+        return lambda form, table, columns, scale, work, probs: arc_probabilities(
+            form, table.arcs, columns, scale, work, probs
+        )
+    return lambda form, table, columns, scale, work, probs: pdf_probabilities(
+        form, columns, scale, work, probs
+    )
+
+
+@by_type
+def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    layout = table.types[table.fields.index("arcs")].instance_class
+    if layout is ArcList:
+        return lambda form, table, alphas, after, probs, now, work: spread_arcs(
+            form, table, alphas, after, probs, now, work
+        )
+    if layout is ArcGroups:
+        return lambda form, table, alphas, after, probs, now, work: spread_groups(
+            form, table, alphas, after, probs, now, work
+        )
+    return lambda form, table, alphas, after, probs, now, work: spread_pairs(
+        form, table, alphas, after, probs, now, work
+    )
+
+
+@jit_on_views
+def _begin(form: Any, table: Any, now: Any, row: Any) -> None:
+    """Equation (1), with the same results in `row` as `_gather`."""
+    total = zero(form, now)
+    for i in range(len(table.initial[0])):
+        alpha = weight(form, table.initial, i)
+        write(form, now, i, alpha)
+        total = add(total, alpha)
+    write(form, row, 0, tidy(total))
+    store(row, 2, fill(load(lanes_of(form), row, 0), 1.0))
+
+
+@jit_on_views
+def _bound(form: Any, table: Any, t: int, work: Any, record: Any) -> None:
+    """Take frame t, just loaded, into `lowest` and `extent`."""
+    lanes = lanes_of(form)
+    step = work.extremes.shape[1]
+    top, low = load(lanes, work.extremes, 0), load_from(lanes, work.extremes, step)
+    nothing = fill(top, 0.0)
+    largest = larger(larger(top, nothing - top), larger(low, nothing - low))
+    # The last one, NaN for a score that is not legal, goes on from frame to frame: see `larger`.
+    store(
+        record.extent,
+        0,
+        larger(largest, load(lanes, record.extent, 0)) + load_from(lanes, work.extremes, 2 * step),
+    )
+    least = load(lanes, work.row, 2) * fill(top, table.least[1])
+    product = bound(form, least, low, top, load(lanes, record.scale, t))
+    _lower(lanes, record.lowest, product, t + 1, work)
+
+
+@jit_on_views
+def _lower(lanes: Any, rows: Any, value: Any, t: int, work: Any) -> None:
+    """rows [1, W] = the lesser of themselves and `value`, for sequences of at least t frames."""
+    least = load(lanes, rows, 0)
+    goes_on = load(lanes, work.frames, 0)
+    store(rows, 0, where_more(goes_on, fill(goes_on, t - 0.5), smaller(value, least), least))
+
+
+@jit_on_views
+def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: Any, record: Any) -> None:
+    """Equations (3) and, for the sequences that end here, (4): after `_gather` made the alphas of time t."""
+    num_states = len(table.initial[0])
+    total = read(form, work.row, 0)
+    store(record.scale, t, scale_of(total))
+    if len(table.final[0]) > num_states:
+        write(form, now, num_states, tidy(multiply(weight(form, c, 0), total)))
+    _lower(lanes_of(form), record.leaked, bound_sum(total, c[0][0] * table.init_everywhere), t, work)
+    ends = False
+    for g in range(len(frames.lengths)):
+        ends |= frames.lengths[g] == t
+    if ends:
+        z = zero(form, now)
+        for i in range(len(table.final[0])):
+            z = multiply_add(weight(form, table.final, i), read(form, now, i), z)
+        significand, n = parts_of(tidy(z))
+        store(work.row, 0, significand)
+        store(work.exponents, 0, n)
+        for g in range(len(frames.lengths)):
+            if frames.lengths[g] == t:
+                record.z[g], record.z_scale[g] = work.row[0, g], work.exponents[0, g]
+                record.lowest[0, g] = min(record.lowest[0, g], work.row[2, g] * table.least[3])
+                record.leaked[0, g] = min(record.leaked[0, g], work.row[0, g])
+
+
+@jit_on_views
+def forward(
+    form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, record: Any
+) -> None:
+    """Equations (1)-(4) for frames first to last - 1; history row 0 holds the alphas of time `first`, unless that is 0."""
+    lanes, history, probs = lanes_of(form), work.history, work.probs
+    for g in range(len(frames.lengths)):
+        work.frames[0, g] = frames.lengths[g]
+    if first == 0:
+        record.lowest[:] = table.least[0] if c[0][0] == 0 else min(table.least[0], c[0][0] * table.least[2])
+        record.leaked[:] = 1.0
+        record.extent[:] = 0.0
+        _begin(form, table, history[0], work.row)
+        _finish(form, table, c, frames, 0, history[0], work, record)
+    for t in range(first, last):
+        load_scores(lanes, frames, t, work)
+        _bound(form, table, t, work, record)
+        store(record.shift, t, shift_of(form, load(lanes, work.extremes, 0)))
+        p = probs[(t - first) % len(probs)]
+        make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, p)
+        before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
+        _gather(form, table.arcs, before, p, now, work)
+        _finish(form, table, c, frames, t + 1, now, work, record)
+
+
+@jit_on_views
+def keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
+    """Keep the exponent of the sum of betas, and the leak of (5) at that scale."""
+    scale = scale_of(tidy(total))
+    store(work.beta_scale, 0, scale)
+    write(form, work.leak, 0, scaled(multiply(weight(form, c, 0), tidy(leaked)), scale))
+
+
+@jit_on_views
+def end_betas(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: Any) -> None:
+    """Equation (5) at the end of the sequences of t frames: their betas become the final weights."""
+    ends = False
+    for g in range(len(frames.lengths)):
+        work.extremes[0, g] = frames.lengths[g] == t
+        ends |= frames.lengths[g] == t
+    if ends:
+        mask = load(lanes_of(form), work.extremes, 0)
+        total, leaked = zero(form, beta), zero(form, beta)
+        for i in range(len(table.init[0])):
+            x = where_lane(weight(form, table.final, i), mask, read(form, beta, i))
+            write(form, beta, i, x)
+            total = add(total, x)
+            leaked = multiply_add(weight(form, table.init, i), x, leaked)
+        keep_beta(form, c, total, leaked, work)
+
+
+@jit_on_views
+def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, out: Any) -> None:
+    """Equations (5)-(7) for frames last - 1 to first, whose alphas `forward` left in history rows 0 to last - first.
+
+    out[n, t, p] += factor x occupancy, each frame divided by its sum (12), with the factors [1, W] in `work`. The betas of
+    time `last` stand in `work`, all zero if no frame follows.
+    """
+    for t in range(last - 1, first - 1, -1):
+        after, now = work.beta[(t + 1) % 2], work.beta[t % 2]
+        row = t - first
+        alphas = work.history[max(row - 1, 0)], work.history[row], work.history[row + 1]
+        end_betas(form, table, c, frames, t + 1, after, work)
+        occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
+        scatter(form, frames, t, occupied, work, out)
+        keep_beta(form, c, total, leaked, work)
+
+
+# Equation (19): log Z from both ends, for a sequence of which (13) does not say that nothing was lost.
+#
+# The forward pass has put alphas below a floor to zero, so its Z is not too large. Here betas run in the same
+# plain numbers, raised in every frame by more than they can have lost, so their Z is not too small. A pass
+# over betas alone costs a sixth of what wide numbers do.
+
+SAME = 1e-11  # the two may differ by this share, most of which is left to rounding
+
+
+@jit_on_views
+def _both_ends_agree(form: Any, table: Any, c: Any, frames: Any, work: Any, record: Any) -> bool:
+    count, scales = frames.lengths[0], 0
+    nothing = zero(form, work.leak)
+    for t in range(count - 1, -1, -1):
+        after, now = work.beta[(t + 1) % 2], work.beta[t % 2]
+        end_betas(form, table, c, frames, t + 1, after, work)
+        scales += work.beta_scale[0, 0]
+        probs = work.probs[t % len(work.probs)]
+        if len(work.probs) < count:  # they are made again, and not where those of the last segment are
+            load_scores(lanes_of(form), frames, t, work)
+            probs = work.occupancy
+            make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, probs)
+        keep_beta(form, c, raise_betas(form, table, after, probs, now, work), nothing, work)
+    z = 0.0
+    for i in range(len(table.initial[0])):
+        z += table.initial[0][i] * work.beta[0][i, 0]
+    return abs(math.ldexp(z / record.z[0], scales) - 1.0) <= SAME
+
+
+@by_type
+def confirm(
+    form: Any, table: Any, c: Any, frames: Any, limit: Any, work: Any, record: Any, certain: Any
+) -> Any:
+    """Set certain [1] where both ends agree. For graphs of single sequences that do not leak, else nothing happens."""
+
+    def nothing(form, table, c, frames, limit, work, record, certain):  # type: ignore[no-untyped-def]
+        pass
+
+    def plain(form, table, c, frames, limit, work, record, certain):  # type: ignore[no-untyped-def]
+        # Weights below the limit may themselves have lost digits.
+        normal = min(table.least[0], table.least[1], table.least[3]) >= limit
+        possible = frames.lengths[0] > 0 and record.z[0] > 0.0
+        if not certain[0] and c[0][0] == 0.0 and normal and possible:
+            certain[0] = _both_ends_agree(form, table, c, frames, work, record)
+
+    by_arc = table.types[table.fields.index("arcs")].instance_class is ArcList
+    return plain if by_arc and not is_wide_type(form) else nothing

@@ -1,0 +1,393 @@
+"""A `TransitionTable` in the forms that the numba kernels read, made once per table and kept while it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.cpu.arcs import SIDES
+from fsachain.backends.cpu.frames import ALONG
+from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Index, Rows, Sums, Weights
+from fsachain.backends.cpu.numbers import Form, is_wide, weights
+from fsachain.backends.cpu.simd import aligned_bytes
+from fsachain.fsa import Floats
+from fsachain.table import TransitionTable
+
+# `ArcGroups` from `ArcRows`: rows of about equal length side by side.
+
+Positions = npt.NDArray[np.int64]
+
+WASTE = 2  # rows go side by side where filling them up makes no more than this many terms of each
+
+
+class _Order(NamedTuple):
+    """Rows in groups of W. rows [G, W]; lengths [G]; terms: where each term was before, -1 where a row has no more."""
+
+    rows: Positions
+    lengths: Positions
+    terms: Positions
+
+
+def _split(counts: Positions, side: int) -> tuple[Positions, Positions]:
+    """Rows [G, side] side by side, the last of them repeated where there are too few, and rows [N, 1] for themselves."""
+    order = np.argsort(-counts, kind="stable")
+    groups, singles, n = [np.empty((0, side), np.int64)], [np.empty((0, 1), np.int64)], 0
+    while n < len(order):
+        rows = order[n : n + side]
+        if side * counts[rows[0]] <= WASTE * counts[rows].sum():
+            groups.append(np.pad(rows, (0, side - len(rows)), "edge")[None])
+            n += side
+        else:
+            singles.append(rows[:1, None])
+            n += 1
+    return np.concatenate(groups), np.concatenate(singles)
+
+
+def _in_order(starts: Positions, counts: Positions, rows: Positions) -> _Order:
+    """The terms from starts[n] on, counts[n] of them, of each row n of `rows`."""
+    lengths = counts[rows].max(axis=1, initial=0)
+    terms = [np.empty(0, np.int64)]
+    for start, count, length in zip(starts[rows], counts[rows], lengths, strict=True):
+        along = np.arange(length)[:, None]
+        terms.append(np.where(along < count, start + along, -1).ravel())
+    return _Order(rows, lengths, np.concatenate(terms))
+
+
+def _in_groups(starts: Positions, counts: Positions, side: int) -> tuple[_Order, _Order]:
+    """All rows, in both widths."""
+    many, single = (_in_order(starts, counts, rows) for rows in _split(counts, side))
+    return many, single
+
+
+def _by_offsets(offsets: Index, side: int) -> tuple[_Order, _Order]:
+    starts = offsets.astype(np.int64)
+    return _in_groups(starts[:-1], np.diff(starts), side)
+
+
+def _places(positions: Sequence[Positions], count: int) -> Positions:
+    """Where each of `count` numbers stands in what `positions` lists one after another; -1 stands for none."""
+    listed = np.concatenate(positions)
+    places = np.zeros(count, np.int64)
+    places[listed[listed >= 0]] = np.flatnonzero(listed >= 0)
+    return places
+
+
+def _aligned(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    copy = aligned_bytes(values.nbytes).view(values.dtype)
+    copy[:] = values
+    return copy
+
+
+def _pick(values: npt.NDArray[Any], positions: Positions, filling: Any) -> npt.NDArray[Any]:
+    """values[positions], and `filling` where these are -1."""
+    return np.append(values, np.array([filling], values.dtype))[positions]
+
+
+def _pick_weights(weights: Weights, positions: Positions, zero: Weights) -> Weights:
+    mantissas, exponents = weights
+    filled = _pick(exponents, positions, zero[1][0]) if len(exponents) else exponents
+    return _aligned(_pick(mantissas, positions, zero[0][0])), _aligned(filled)
+
+
+def _rows(
+    order: _Order, first: int, source: npt.NDArray[Any], other: npt.NDArray[Any], weight: Weights
+) -> Rows:
+    return Rows(
+        lengths=order.lengths.astype(np.uint32),
+        target=_aligned(order.rows.ravel().astype(np.uint32)),
+        first=np.uint64(first),
+        source=_aligned(source.astype(np.uint32)),
+        other=_aligned(other.astype(np.uint32)),
+        weight=weight,
+    )
+
+
+class _Pairs(NamedTuple):
+    """What the sums of both widths need to know.
+
+    zero: the weight 0. nothing: a row that holds the number 0. For each pair, leak: the position of the leak's arc, or -1;
+    kept_row: the row that has its sum. For each in the order of the pdfs, row: that of its sum, or of the state whose alpha
+    tells it; is_only: the latter; place: where its term is kept.
+    """
+
+    rows: ArcRows
+    zero: Weights
+    nothing: int
+    leak: Positions
+    kept_row: Positions
+    row: Positions
+    is_only: npt.NDArray[np.bool_]
+    place: Positions
+
+
+def _sums(pairs: _Pairs, orders: tuple[_Order, ...], first: tuple[int, int]) -> Sums:
+    """The sums of one width; first: the first of its rows of kept sums, and of its terms."""
+    rows, zero, unused = pairs.rows, pairs.zero, np.empty(0, np.uint32)
+    into, states, columns, back = orders
+    leak = pairs.leak[into.rows.ravel()] if (pairs.leak >= 0).any() else np.empty(0, np.int64)
+    arcs_in, arcs_out, is_only = (
+        _pick_weights(rows.arc_weight, into.terms, zero),
+        _pick_weights(rows.src_weight, back.terms, zero),
+        _aligned(_pick(pairs.is_only.astype(zero[0].dtype), columns.terms, 0)),
+    )
+    sources = (
+        _pick(rows.arc_src, into.terms, 0),
+        _pick(pairs.kept_row, states.terms, pairs.nothing),
+        _pick(pairs.row, columns.terms, pairs.nothing),
+        _pick(pairs.place[rows.src_pair], back.terms, 0),
+    )
+    columns_of, states_of = _pick(rows.pair_column, states.terms, 0), _pick(rows.column_dst, columns.terms, 0)
+    none = zero[0][:0], zero[1][:0]
+    return Sums(
+        into=_rows(into, first[0], sources[0], unused, arcs_in),
+        leak=_pick_weights(rows.arc_weight, leak, zero),
+        states=_rows(states, 0, sources[1], columns_of, none),
+        columns=_rows(columns, first[1], sources[2], states_of, (is_only, none[1])),
+        back=_rows(back, 0, sources[3], unused, arcs_out),
+    )
+
+
+def arc_groups(rows: ArcRows, zero: Weights) -> ArcGroups:
+    """The arcs of `rows`, of which the last into a pair is the leak's if it leaves no state; zero: the weight 0."""
+    num_states, side = len(rows.src_arcs) - 1, SIDES[zero[0].itemsize]
+    starts, ends = rows.pair_arcs[:-1].astype(np.int64), rows.pair_arcs[1:].astype(np.int64)
+    leaks = rows.arc_src[ends - 1] == num_states
+    into = _in_groups(starts, ends - starts - leaks, side)
+    states, columns, back = (
+        _by_offsets(x, side) for x in (rows.state_pairs, rows.column_pairs, rows.src_arcs)
+    )
+    nothing = num_states + 1
+    kept = -(-(nothing + 1) // side) * side
+    kept_row = kept + _places([order.rows.ravel() for order in into], len(starts))
+    is_only = np.diff(rows.column_arcs.astype(np.int64)) == 0
+    anew = np.argsort(rows.pair_column, kind="stable")
+    pairs = _Pairs(
+        rows=rows,
+        zero=zero,
+        nothing=nothing,
+        leak=np.where(leaks, ends - 1, -1),
+        kept_row=kept_row,
+        row=np.where(is_only, rows.column_dst, kept_row[anew]),
+        is_only=is_only,
+        place=_places([order.terms for order in columns], len(starts)),
+    )
+    middle = kept + into[0].rows.size, len(columns[0].terms)
+    many, single = zip(into, states, columns, back, strict=True)
+    return ArcGroups(
+        many=_sums(pairs, many, (kept, 0)),
+        single=_sums(pairs, single, middle),
+        nothing=nothing,
+        num_alphas=middle[0] + into[1].rows.size,
+        num_terms=middle[1] + len(columns[1].terms),
+    )
+
+
+class KernelTable(NamedTuple):
+    """What `cpu_recursion` reads; the arcs in one of three layouts.
+
+    With a leak there is one state more, the last: its alpha is c tot(t), and its arcs, one for each pair, are the arcs of
+    all states weighted by init. Weights are relative to their maximum where numbers are plain; the logs of the maxima
+    are in `log_scale` (of initial, arcs, final). `least` has the least nonzero weights of initial, arcs, init and final
+    before they are rounded to the table's type, in which they may be zero; `runs` are the positions in `active` at which
+    another pdf begins, and its length; `init_everywhere` is the least init, 0
+    where a leak misses a state; `reach` is the largest exponent of any weight.
+    """
+
+    arcs: ArcRows | ArcGroups | ArcList
+    active: Index
+    runs: Index
+    initial: Weights
+    init: Weights
+    final: Weights
+    log_scale: Floats
+    least: tuple[float, float, float, float]
+    init_everywhere: float
+    reach: float
+
+
+_kernel: WeakKeyDictionary[TransitionTable, dict[Any, KernelTable]] = WeakKeyDictionary()
+
+
+def kernel_table(
+    table: TransitionTable,
+    dtype: np.dtype[Any],
+    form: Form,
+    leaks: bool,
+    layout: type[ArcRows] | type[ArcGroups] | type[ArcList],
+) -> KernelTable:
+    """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
+    made = _kernel.setdefault(table, {})
+    key = dtype, is_wide(form), leaks, layout
+    if key not in made:
+        arcs = _with_leak(table) if leaks else _plain_arcs(table)
+        arcs_scale = 0.0 if is_wide(form) else _largest(table.by_dst.log_prob)
+        arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
+        rows: ArcRows | ArcGroups | ArcList
+        if layout is ArcList:
+            order = _by_pdf_and_rank(arcs)
+            rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
+        else:
+            rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
+            rows = (
+                arc_groups(rows, weights(form, np.array([-np.inf]), dtype)) if layout is ArcGroups else rows
+            )
+        active = table.active_pdfs[columns].astype(np.uint32)
+        made[key] = _make(table, rows, active, arcs_scale, dtype, form, leaks)
+    return made[key]
+
+
+def _make(
+    table: TransitionTable,
+    rows: ArcRows | ArcGroups | ArcList,
+    active: Index,
+    arcs_scale: float,
+    dtype: np.dtype[Any],
+    form: Form,
+    leaks: bool,
+) -> KernelTable:
+    wide = is_wide(form)
+    initial_scale, final_scale = (
+        0.0 if wide else _largest(x) for x in (table.initial_log_prob, table.final_log_prob)
+    )
+    init = table.leak_target
+    through = np.empty(0)
+    if leaks:
+        with np.errstate(divide="ignore"):
+            through = (
+                np.log(np.exp(init + table.final_log_prob - final_scale).sum(keepdims=True)) + final_scale
+            )
+    log_weights = (table.by_dst.log_prob, table.initial_log_prob, table.final_log_prob, init)
+    return KernelTable(
+        arcs=rows,
+        active=active,
+        runs=np.append(np.flatnonzero(np.diff(active, prepend=-1)), len(active)).astype(np.uint32),
+        initial=weights(form, table.initial_log_prob - initial_scale, dtype),
+        init=weights(form, init, dtype),
+        final=weights(form, np.append(table.final_log_prob, through) - final_scale, dtype),
+        log_scale=np.array([initial_scale, arcs_scale, final_scale]),
+        least=(
+            _least(table.initial_log_prob, initial_scale),
+            _least(table.by_dst.log_prob, arcs_scale),
+            _least(init, 0.0),
+            _least(table.final_log_prob, final_scale),
+        ),
+        init_everywhere=float(np.exp(init.min())),
+        reach=max(float(np.abs(x[x > -np.inf]).max(initial=0.0)) for x in log_weights) / np.log(2.0),
+    )
+
+
+class _Arcs(NamedTuple):
+    """Parallel arrays, one entry for each arc."""
+
+    src: npt.NDArray[Any]
+    dst: npt.NDArray[Any]
+    column: npt.NDArray[Any]
+    log_prob: Floats
+
+
+def _plain_arcs(table: TransitionTable) -> _Arcs:
+    view = table.by_dst
+    return _Arcs(view.src, view.dst, view.column, view.log_prob)
+
+
+def _arc_list(
+    table: TransitionTable, arcs: _Arcs, order: npt.NDArray[np.int64], dtype: np.dtype[Any], form: Form
+) -> ArcList:
+    return ArcList(
+        num_states=table.num_states,
+        src=arcs.src[order].astype(np.uint32),
+        dst=arcs.dst[order].astype(np.uint32),
+        weight=_filled_up(weights(form, arcs.log_prob[order], dtype)),
+    )
+
+
+def _filled_up(both: Weights) -> Weights:
+    """The same in memory that begins at a line, with zeros up to the next multiple of ALONG."""
+    mantissas, exponents = both
+    count = -(-len(mantissas) // ALONG) * ALONG
+    rows = aligned_bytes(count * mantissas.itemsize).view(mantissas.dtype)
+    rows[: len(mantissas)], rows[len(mantissas) :] = mantissas, 0.0
+    return rows, exponents
+
+
+def _by_pdf_and_rank(arcs: _Arcs) -> npt.NDArray[np.int64]:
+    """By pdf; then the first arc into every state, the second of each, and so on."""
+    order = np.argsort(arcs.dst, kind="stable")
+    ordered = arcs.dst[order]
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return np.lexsort((rank, arcs.column))
+
+
+def _arc_rows(table: TransitionTable, arcs: _Arcs, dtype: np.dtype[Any], form: Form) -> ArcRows:
+    num_states, num_columns = table.num_states, len(table.active_pdfs)
+    order = np.lexsort((arcs.column, arcs.dst))
+    src, dst, column, log_prob = (array[order] for array in arcs)
+    key = dst.astype(np.int64) * num_columns + column
+    pairs, first, pair_of = np.unique(key, return_index=True, return_inverse=True)
+    pair_dst, pair_column = np.divmod(pairs, max(num_columns, 1))
+    anew = np.argsort(pair_column, kind="stable")
+    number = np.empty_like(anew)
+    number[anew] = np.arange(len(anew))
+    is_only = np.bincount(pair_dst, minlength=num_states)[dst] == 1
+    again = np.flatnonzero(~is_only)
+    again = again[np.argsort(number[pair_of[again]], kind="stable")]
+    by_src = np.flatnonzero(src < num_states)
+    by_src = by_src[np.argsort(src[by_src], kind="stable")]
+    return ArcRows(
+        state_pairs=_offsets(pair_dst, num_states),
+        pair_column=pair_column.astype(np.uint32),
+        pair_arcs=np.append(first, len(src)).astype(np.uint32),
+        arc_src=src.astype(np.uint32),
+        arc_weight=weights(form, log_prob, dtype),
+        column_pairs=_offsets(pair_column[anew], num_columns),
+        column_dst=pair_dst[anew].astype(np.uint32),
+        column_arcs=_offsets(number[pair_of[again]], len(pairs)),
+        column_src=src[again].astype(np.uint32),
+        column_weight=weights(form, log_prob[again], dtype),
+        src_arcs=_offsets(src[by_src], num_states),
+        src_pair=number[pair_of[by_src]].astype(np.uint32),
+        src_weight=weights(form, log_prob[by_src], dtype),
+    )
+
+
+def _with_leak(table: TransitionTable) -> _Arcs:
+    """The arcs and, after them, one arc of the state S for each pair."""
+    view, num_columns = table.by_dst, max(len(table.active_pdfs), 1)
+    key = view.dst.astype(np.int64) * num_columns + view.column
+    pairs, pair_of = np.unique(key, return_inverse=True)
+    weight = table.leak_target[view.src] + view.log_prob
+    largest = np.full(len(pairs), -np.inf)
+    np.maximum.at(largest, pair_of, weight)
+    reached = largest > -np.inf
+    usable = weight > -np.inf
+    relative = np.exp(weight[usable] - largest[pair_of[usable]])
+    sums = np.bincount(pair_of[usable], relative, len(pairs))[reached]
+    log_prob = np.log(sums) + largest[reached]
+    dst, column = np.divmod(pairs[reached], num_columns)
+    src = np.full(len(dst), table.num_states)
+    return _Arcs(
+        np.concatenate([view.src, src]),
+        np.concatenate([view.dst, dst]),
+        np.concatenate([view.column, column]),
+        np.concatenate([view.log_prob, log_prob]),
+    )
+
+
+def _offsets(rows: npt.NDArray[Any], count: int) -> Index:
+    """Where each of `count` rows begins among entries sorted by row, and the end."""
+    return np.searchsorted(rows, np.arange(count + 1)).astype(np.uint32)
+
+
+def _largest(log_probs: Floats) -> float:
+    largest = float(log_probs.max(initial=-np.inf))
+    return largest if largest > -np.inf else 0.0
+
+
+def _least(log_probs: Floats, scale: float) -> float:
+    finite = log_probs[log_probs > -np.inf]
+    return float(np.exp(finite.min() - scale)) if finite.size else 1.0

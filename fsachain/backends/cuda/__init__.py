@@ -1,0 +1,1 @@
+"""backend, ctc, cupy_device, device, grid, launch, layout, pairs, paths, plan."""

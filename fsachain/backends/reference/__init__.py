@@ -1,0 +1,1 @@
+"""ctc, grid, mbr, paths, sums."""

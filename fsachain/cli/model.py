@@ -1,0 +1,270 @@
+"""A trained model as one file: weights, feature normalisation, and the configuration that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fsachain.cli.config import Experiment, NetworkSpec
+from fsachain.data.cmvn import Cmvn
+from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.decode.align import FrameTiming
+from fsachain.errors import DataError, FsachainError, require
+from fsachain.nn.network import Network, TakenWeights, num_parameters, take_weights
+from fsachain.train.checkpoint import Tensors, check_tensor_names, load_tensors, save_tensors
+
+_KIND = "acoustic model"
+_BATCH_SIZE = 32
+_MAX_PARTS = 100_000
+_PERMITTED: ContextVar[frozenset[str]] = ContextVar("permitted imports", default=frozenset())
+
+
+@contextmanager
+def permitted_imports(paths: Collection[str]) -> Iterator[None]:
+    """Within the block, models whose network is one of these classes ("package.module:Class") are loaded."""
+    before = _PERMITTED.set(_PERMITTED.get() | frozenset(paths))
+    try:
+        yield
+    finally:
+        _PERMITTED.reset(before)
+
+
+@dataclass(frozen=True)
+class AcousticModel:
+    """A network with all that is needed to run it on recordings.
+
+    Attributes:
+        experiment: the configuration it was trained with.
+        network: its weights; in evaluation mode.
+        cmvn: normalisation of the training set; statistics of scope "speaker" are taken from each data set.
+    """
+
+    experiment: Experiment
+    network: Network
+    cmvn: Cmvn
+
+    @property
+    def kind(self) -> str:
+        """Which network it is, as section `network` of the configuration says."""
+        return self.experiment.network_spec(self.network.num_pdfs).kind
+
+    @property
+    def timing(self) -> FrameTiming:
+        """Where the output frames lie in time."""
+        shift = self.experiment.features.frame_shift_ms / 1000.0
+        return FrameTiming(self.network.subsampling, self.network.time_offset, shift)
+
+    def save(self, path: Path) -> None:
+        """Write the model to one safetensors file, all or nothing."""
+        weights = cast(nn.Module, self.network).state_dict()
+        tensors = {f"network.{name}": tensor for name, tensor in weights.items()}
+        for name, array in self.cmvn.state().items():
+            tensors[f"cmvn.{name}"] = torch.from_numpy(np.array(array))
+        header = {
+            "kind": _KIND,
+            "num_pdfs": self.network.num_pdfs,
+            "experiment": self.experiment.to_dict(),
+        }
+        save_tensors(path, tensors, header)
+
+    @classmethod
+    def load(cls, path: Path, imports: Collection[str] = ()) -> AcousticModel:
+        """Read a model.
+
+        Args:
+            path: of the file.
+            imports: classes ("package.module:Class") that may be imported and called with the file's options, if its
+                network is one of them; see also `permitted_imports`. A file by itself imports nothing.
+
+        Raises:
+            DataError: the file is absent, damaged, or holds something else; or it names a class that is not permitted.
+        """
+        tensors, header = load_tensors(path)
+        if header.get("kind") != _KIND:
+            raise DataError(
+                f"{path}: holds no acoustic model; `fsachain train` writes one as model.safetensors"
+            )
+        weights, statistics = (
+            {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
+            for part in ("network.", "cmvn.")
+        )
+        try:
+            experiment = Experiment.from_dict(header["experiment"])
+            spec = experiment.network_spec(header["num_pdfs"])
+            _refuse_import(spec, imports)
+            _check_shapes(spec, weights)
+            network = cast(nn.Module, spec.build())
+            network.load_state_dict(weights)
+            cmvn = Cmvn.from_state(experiment.cmvn, statistics)
+        except (FsachainError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
+        return cls(experiment, cast(Network, network.eval()), cmvn)
+
+    def examples(
+        self, data: DataDir, cache: Path | None, num_workers: int, executor: Executor | None = None
+    ) -> list[Example]:
+        """Normalised features of a data directory, as the network takes them; see `load_examples`."""
+        examples = load_examples(
+            data, self.experiment.features, cache_dir=cache, num_workers=num_workers, executor=executor
+        )
+        return normalise_set(examples, self.cmvn)
+
+    def outputs(
+        self, examples: Sequence[Example], progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        """Network outputs [T', P] by utterance id; an utterance without frames has none.
+
+        Args:
+            examples: as `examples` gives them.
+            progress: called with (utterances done, utterances in all).
+        """
+        found: dict[str, NDArray[np.float32]] = {}
+        with torch.inference_mode():
+            for batch in _batches_by_length(examples):
+                features = collate(batch)
+                result = self.network(features.features, features.lengths)
+                for name, scores, length in zip(
+                    features.ids, result.nnet_output.numpy(), result.lengths.tolist(), strict=True
+                ):
+                    found[name] = scores[:length].copy()
+                if progress is not None:
+                    progress(len(found), len(examples))
+        return {example.id: found[example.id] for example in examples if example.id in found}
+
+
+def _refuse_import(spec: NetworkSpec, imports: Collection[str]) -> None:
+    """A file must not decide which code runs: the user names the class, too."""
+    path = spec.import_path
+    if path is not None and path not in _PERMITTED.get() and path not in imports:
+        raise DataError(
+            f"its network is {path}, which is not imported on the word of a file; if you know this class and trust the "
+            f"file: fsachain --allow-import {path} COMMAND ..."
+        )
+
+
+def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> None:
+    """Compare the sizes that a header claims with the weights, before memory is taken for them."""
+    if len(weights) > _MAX_PARTS:
+        raise DataError(f"more than {_MAX_PARTS} weights")
+    if spec.import_path is not None:
+        return  # its class was made by somebody else, who knows how it can be built
+    with torch.device("meta"):
+        expected = cast(nn.Module, spec.build()).state_dict()
+    for name in sorted(expected.keys() | weights.keys()):
+        shapes = [list(part[name].shape) if name in part else None for part in (expected, weights)]
+        if shapes[0] != shapes[1]:
+            raise DataError(f"the weight {name!r} has shape {shapes[1]}, the options say {shapes[0]}")
+
+
+def normalise_set(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
+    """The examples of one data set, normalised; for scope "speaker" with statistics of this set."""
+    if not examples:
+        return []
+    own = estimate_cmvn(examples, cmvn.config) if cmvn.config.scope == "speaker" else cmvn
+    return normalise(examples, own)
+
+
+def _batches_by_length(examples: Sequence[Example]) -> Iterator[list[Example]]:
+    """Utterances of similar length together, so that little padding is computed."""
+    ordered = sorted((e for e in examples if e.num_frames), key=lambda example: example.num_frames)
+    for start in range(0, len(ordered), _BATCH_SIZE):
+        yield ordered[start : start + _BATCH_SIZE]
+
+
+# The weights that a training begins with: `network.init_from`.
+
+_PARTS = ("network.", "model.")  # under which an acoustic model and a checkpoint keep the network
+
+
+def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """The network's weights in a safetensors file: an acoustic model, a checkpoint, or any other.
+
+    Nothing is imported or run, whatever network the file is of.
+
+    Returns:
+        The weights by name, on the host, and the file's header, which is empty for files that were not written here.
+
+    Raises:
+        DataError: the file is absent or damaged.
+    """
+    foreign = _foreign_tensors(path)
+    if foreign is not None:
+        return foreign, {}
+    tensors, header = load_tensors(path)
+    for part in _PARTS:
+        mine = {name.removeprefix(part): one for name, one in tensors.items() if name.startswith(part)}
+        if mine:
+            return mine, header
+    return tensors, header
+
+
+def _foreign_tensors(path: Path) -> Tensors | None:
+    """What a safetensors file holds that was not written here; None for those that were, which have a checksum."""
+    safetensors = require("safetensors", extra="recipes")
+    try:
+        check_tensor_names(path)
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+            if "header" in (file.metadata() or {}):
+                return None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot read the weights: {error}") from error
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A network before its first step, lines that say what it is, and which weights it took from `network.init_from`."""
+
+    network: Network
+    lines: tuple[str, ...]
+    taken: TakenWeights | None
+
+
+def begin_network(experiment: Experiment, spec: NetworkSpec) -> Beginning:
+    """The network with random weights, or those of `network.init_from` where they fit.
+
+    The path counts from the working directory.
+
+    Raises:
+        ConfigError: as `NetworkSpec.build`.
+        DataError: the file is absent or damaged, or nothing in it fits; the message has its name.
+    """
+    network = spec.build()
+    module = cast(nn.Module, network)
+    told = [f"network: {spec.kind}, {num_parameters(network)} parameters"]
+    if spec.init_from is None:
+        return Beginning(network, tuple(told), None)
+    path = Path(spec.init_from)
+    weights, header = read_weights(path)
+    try:
+        taken = take_weights(module, weights)
+    except DataError as error:
+        raise DataError(f"{path}: {error} (network.init_from)") from error
+    told.append(f"init_from {path}: {taken}")
+    other = _features(header)
+    if other is not None and other != experiment.to_dict()["features"]:
+        told.append(f"init_from {path}: was trained on other features: {_differences(other, experiment)}")
+    return Beginning(network, tuple(told), taken)
+
+
+def _features(header: Mapping[str, Any]) -> dict[str, Any] | None:
+    experiment = header.get("experiment")
+    features = experiment.get("features") if isinstance(experiment, dict) else None
+    return features if isinstance(features, dict) else None
+
+
+def _differences(other: Mapping[str, Any], experiment: Experiment) -> str:
+    own = experiment.to_dict()["features"]
+    names = sorted(name for name in own if own[name] != other.get(name))
+    return ", ".join(f"{name} {other.get(name)!r} (here {own[name]!r})" for name in names)

@@ -1,0 +1,173 @@
+"""What ran, with which versions, and what each stage took: lines of JSON in `stages.jsonl`, for `fsachain report`.
+
+Events, each with Unix time: `run` (command line, versions, commit, configuration, seed, stages asked for), and for each
+stage `start` and then `end`, `failed` or `stopped` (by a signal). A stage that was killed has a `start` alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fsachain.report.events import STAGE_LOG
+from fsachain.train.log import JsonLinesLog
+from fsachain.train.stopping import StoppedError, stoppable
+
+__all__ = ["STAGE_LOG", "commit", "open_log", "record_run", "recorded_command", "recorded_stage", "versions"]
+
+_PROCESS = Path("/proc/self")
+
+
+def versions() -> dict[str, str]:
+    """Version of Python, of fsachain, and of every installed package that it can use, by name; tools of its tests apart."""
+    found = {"python": platform.python_version()}
+    try:
+        required = metadata.requires("fsachain") or []
+    except metadata.PackageNotFoundError:  # run from a folder of sources
+        required = ["numpy", "scipy", "numba", "torch"]
+    needed = [line for line in required if not re.search(r"extra == .dev\b", line)]
+    for name in ["fsachain", *sorted({re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in needed})]:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit(folder: Path) -> str | None:
+    """The git commit of a checkout, with "+" behind it where files differ from it; None where that is unknown."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+
+    def ask(*arguments: str) -> str:
+        done = subprocess.run(
+            [git, "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
+        )
+        return done.stdout.strip()
+
+    try:
+        changed = ask("status", "--porcelain", "--untracked-files=no")
+        return ask("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def open_log(folder: Path) -> JsonLinesLog:
+    """The stage log of a folder, which is made; a line that was cut short is taken out, so that it swallows no other."""
+    log = JsonLinesLog(folder / STAGE_LOG)
+    log.rewind(lambda event: True)
+    return log
+
+
+def record_run(log: JsonLinesLog, stages: list[str], **values: Any) -> None:
+    """Note what is about to run, and where.
+
+    Args:
+        log: of the experiment.
+        stages: that are asked for, in order.
+        values: anything else of the run that JSON can hold, such as its configuration and seed.
+    """
+    log.write(
+        "run",
+        stages=stages,
+        command=sys.argv,
+        versions=versions(),
+        commit=commit(Path(__file__).resolve().parent),
+        system=platform.platform(),
+        processor=_processor(),
+        processors=os.cpu_count(),
+        **values,
+    )
+
+
+@contextmanager
+def recorded_stage(log: JsonLinesLog, name: str) -> Iterator[None]:
+    """Note when a stage begins and what it took; SIGTERM ends it with StoppedError.
+
+    `seconds` is wall time; `cpu_seconds` that of all threads and finished child processes; `peak_rss` the largest memory of
+    this process in bytes, of this stage alone where Linux allows to begin the count anew, since the process began elsewhere;
+    `peak_device` the largest allocation of PyTorch on the GPU, where it uses one.
+    """
+    log.write("start", stage=name)
+    _forget_peaks()
+    started, worked = time.perf_counter(), _cpu_seconds()
+    try:
+        with stoppable():
+            yield
+    except BaseException as error:
+        seconds = time.perf_counter() - started
+        kind = "stopped" if isinstance(error, KeyboardInterrupt | StoppedError) else "failed"
+        log.write(kind, stage=name, seconds=seconds, peak_rss=_peak_rss(), error=_told(error))
+        raise
+    seconds = time.perf_counter() - started
+    figures = {"seconds": seconds, "cpu_seconds": _cpu_seconds() - worked, "peak_rss": _peak_rss()}
+    log.write("end", stage=name, **figures, **_peak_device())
+
+
+def _told(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def recorded_command(folder: Path, stage: str, **values: Any) -> Iterator[None]:
+    """Note a command that is one stage in the log of a folder; `values` as for `record_run`."""
+    log = open_log(folder)
+    record_run(log, [stage], **values)
+    with recorded_stage(log, stage):
+        yield
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _processor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)
+
+
+def _forget_peaks() -> None:
+    """Begin the counts of the largest memory anew (5 stands for the peak of the resident set, see proc(5))."""
+    with suppress(OSError):
+        (_PROCESS / "clear_refs").write_text("5", encoding="ascii")
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+
+
+def _peak_rss() -> int:
+    try:
+        status = (_PROCESS / "status").read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        status = ""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(peak[1]) * 1024 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _peak_device() -> dict[str, int]:
+    cuda = _cuda()
+    return {} if cuda is None else {"peak_device": cuda.max_memory_allocated()}
+
+
+def _cuda() -> Any:
+    """PyTorch's CUDA module where it is in use; nothing is started by asking."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

@@ -1,0 +1,149 @@
+"""The commands that show an experiment: `report` as a page, `tensorboard` as scalars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from fsachain.cli.decoding import check_lang
+from fsachain.cli.graphs import build_numerators, load_denominator
+from fsachain.cli.lang import load_lang
+from fsachain.cli.model import AcousticModel
+from fsachain.cli.options import INPUT_DATA, INPUT_FOLDER, INPUT_PATH, OUTPUT, commands_option
+from fsachain.cli.training import FINAL_MODEL
+from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.plot import phone_trellis
+from fsachain.report.events import Layout
+from fsachain.report.heard import Seen
+from fsachain.report.page import ReportOptions, look_at_nothing, write_report
+
+COUNT = click.IntRange(min=0)
+
+
+@click.command()
+@click.argument("exp", type=INPUT_FOLDER)
+@click.argument("out", type=OUTPUT, required=False)
+@click.option(
+    "--base", type=INPUT_FOLDER, help="Folder with data, lang and graphs, if not EXP or its first pass."
+)
+@click.option(
+    "--test", type=INPUT_DATA, help="Data directory that was decoded.  [default: data/test or test]"
+)
+@click.option(
+    "--utterances", type=COUNT, default=10, show_default=True, help="Of the worst and of the best, each."
+)
+@click.option(
+    "--pictured", type=COUNT, default=3, show_default=True, help="Of these, with spectrogram and lattice."
+)
+@commands_option
+def report(
+    exp: Path,
+    out: Path | None,
+    base: Path | None,
+    test: Path | None,
+    utterances: int,
+    pictured: int,
+    allow_commands: bool,
+) -> None:
+    """Show an experiment as one HTML file that needs no network.
+
+    In: EXP, the folder of a recipe, or one with model, lang, graphs, decoded, aligned and test as in docs/training.md. It
+    may be running, or broken off: what is not there yet is said.
+
+    Out: OUT, by default EXP/report.html.
+    """
+    from fsachain.report.page import ReportOptions
+
+    options = ReportOptions(utterances, pictured, allow_commands)
+    click.echo(f"report -> {make_report(exp, out, base=base, test=test, options=options)}")
+
+
+@click.command()
+@click.argument("log", type=INPUT_PATH)
+@click.argument("out", type=OUTPUT)
+@click.option("--follow", is_flag=True, help="Go on until the training ends.")
+def tensorboard(log: Path, out: Path, follow: bool) -> None:
+    """Write a training's log as TensorBoard scalars.
+
+    In: LOG, the train.jsonl that `fsachain train` writes, or its folder.
+
+    Out: folder OUT with event files, for `tensorboard --logdir OUT`. Those of an earlier call are replaced.
+    """
+    from fsachain.report.tensorboard import write_scalars
+
+    count = write_scalars(log, out, wait_seconds=5.0 if follow else None)
+    click.echo(f"{count} epochs -> {out}")
+
+
+REPORT_COMMANDS = (report, tensorboard)
+
+
+# The report of an experiment, with the lattices of its utterances where there is a model.
+
+REPORT = "report.html"
+
+
+def make_report(
+    exp: Path,
+    out: Path | None = None,
+    *,
+    base: Path | None = None,
+    test: Path | None = None,
+    options: ReportOptions | None = None,
+) -> Path:
+    """Write the report of an experiment; returns its path.
+
+    Args:
+        exp: the experiment's folder.
+        out: the HTML file; by default report.html in `exp`.
+        base: as for `Layout.find`.
+        test: as for `Layout.find`.
+        options: how much is shown.
+
+    Raises:
+        DataError: there is no such folder.
+        MissingExtraError: the extra `report` is not installed.
+    """
+    layout = Layout.find(exp, base=base, test=test)
+    target = out or exp / REPORT
+    model = layout.model / FINAL_MODEL
+    if not model.is_file():
+        write_report(layout, target, options, look_at_nothing)
+        return target
+
+    def look(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
+        return occupancies(layout, AcousticModel.load(model), utterances)
+
+    write_report(layout, target, options, look)
+    return target
+
+
+def occupancies(
+    layout: Layout, model: AcousticModel, utterances: Sequence[Utterance]
+) -> tuple[dict[str, Seen], dict[str, str]]:
+    """What numerator and denominator make of the utterances, by phone, and for those that have no path the reason.
+
+    Raises:
+        DataError: the language folder or the graphs are not those of the model.
+    """
+    lang = load_lang(layout.lang)
+    check_lang(model, lang)
+    denominator = load_denominator(lang, layout.graphs)
+    data = DataDir(tuple(utterances))
+    numerators, reasons = build_numerators(lang, data, denominator.normalization_fsa())
+    outputs = model.outputs(model.examples(data, None, 1))
+    leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
+    seen = {}
+    for name, numerator in numerators.items():
+        if name not in outputs:
+            reasons[name] = f"utterance {name!r}: has no frames"
+            continue
+        pair = phone_trellis(outputs[name], numerator, denominator, lang.tree, leaky_hmm_coefficient=leak)
+        if all(map(math.isfinite, pair.log_probs or ())):
+            seen[name] = Seen(pair, model.timing.frame_seconds)
+        else:
+            reasons[name] = f"utterance {name!r}: has no path of its {len(outputs[name])} output frames"
+    return seen, reasons

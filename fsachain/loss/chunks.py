@@ -1,0 +1,310 @@
+"""The transducer loss with the joiner inside: logits exist for a few frames at a time and are computed again in backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fsachain.backends import dispatch
+from fsachain.backends.dispatch import BackendName
+from fsachain.backends.grid_call import Grid, Placed
+from fsachain.errors import ConfigError, ShapeError
+from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
+from fsachain.loss import arguments
+from fsachain.loss.autograd import FirstOnly
+
+# What it takes to call a joiner twice and get the same: states of random numbers, and the precision of
+# autocast.
+
+
+def random_state(like: Tensor) -> tuple[Tensor, ...]:
+    """The states of the random numbers of the host and of the device of `like`; nothing waits for the device."""
+    states = [torch.get_rng_state()]
+    return (*states, torch.cuda.get_rng_state(like.device)) if like.is_cuda else tuple(states)
+
+
+def set_random_state(like: Tensor, states: tuple[Tensor, ...]) -> None:
+    """Go on from states of `random_state`."""
+    torch.set_rng_state(states[0])
+    if like.is_cuda:
+        torch.cuda.set_rng_state(states[1], like.device)
+
+
+def precision_of(like: Tensor) -> Callable[[], AbstractContextManager[None]]:
+    """The autocast of now, of the host and of the device of `like`, to be entered again, in any thread.
+
+    Its cache is left out: weights that were cast where no gradient is made, or for a graph that is gone, would be taken for
+    those of a graph that is to have one.
+    """
+    kinds = dict.fromkeys(("cpu", like.device.type))
+    states = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for kind, dtype, enabled in states:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
+            yield
+
+    return again
+
+
+Joiner = Callable[[Tensor, Tensor], Tensor]
+_CHUNK_ENTRIES = 1 << 22  # logits of a chunk where the caller does not say its frames: 16 MB
+
+
+class Setting(NamedTuple):
+    """What forward and backward share beside tensors."""
+
+    joiner: Joiner
+    call: arguments.Given
+    arcs: Any
+    is_constrained: bool
+    delay_penalty: float
+    fastemit: float
+    clamp: float
+    chunk_frames: int | None
+    backend: Grid
+    precision: Callable[[], AbstractContextManager[None]]
+
+
+def transducer_loss(
+    encoder_out: Tensor,
+    predictor_out: Tensor,
+    joiner: Joiner,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    blank: int = -1,
+    clamp: float = -1,
+    reduction: str = "mean",
+    *,
+    chunk_frames: int | None = None,
+    parameters: Sequence[Tensor] | None = None,
+    fastemit_lambda: float = 0.0,
+    delay_penalty: float = 0.0,
+    rnnt_type: RnntType = "regular",
+    zero_infinity: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """`rnnt_loss` of joiner(encoder_out, predictor_out), without ever holding all logits: memory is O(N T U).
+
+    Args:
+        encoder_out: [N, T, D]. Frames beyond logit_lengths are ignored.
+        predictor_out: [N, U + 1, E].
+        joiner: takes [N, frames, 1, D] and [N, 1, U + 1, E], returns logits [N, frames, U + 1, V] as an elementwise joiner
+            does by broadcasting. It is called again in backward and must then do the same: random numbers (dropout) are
+            repeated; statistics kept from call to call (batch normalisation) would count twice.
+        chunk_frames: frames of a call; None: as many as give about four million logits. A joiner that draws random numbers
+            is called frame by frame whatever this is, so that its draws do not depend on the chunks.
+        parameters: tensors that the joiner depends on beside its arguments and that need a gradient; None: those of the
+            module, where the joiner is one or a method of one.
+        the others: as for `rnnt_loss`.
+
+    Returns:
+        float64. Differentiable once in encoder_out, predictor_out and the parameters; neither the loss nor the gradients
+        depend on the chunks but for rounding.
+
+    Raises:
+        ShapeError: shapes that do not fit; also the joiner's.
+        ConfigError: an option with an illegal value; a joiner that needs `parameters` and has none.
+    """
+    for name, tensor in (("encoder_out", encoder_out), ("predictor_out", predictor_out)):
+        arguments.check_logits(tensor, name, (3,))
+    arguments.check_beside(predictor_out, "predictor_out", encoder_out, "encoder_out")
+    arguments.check_topology(rnnt_type)
+    arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
+    if chunk_frames is not None and chunk_frames < 1:
+        raise ConfigError(f"chunk_frames = {chunk_frames}; expected 1 or more, or None")
+    call = arguments.given(encoder_out, targets, logit_lengths, target_lengths, [blank, -1])
+    setting = Setting(
+        joiner,
+        call,
+        np.array(TOPOLOGIES[rnnt_type]),
+        rnnt_type == "constrained",
+        arguments.check_finite("delay_penalty", delay_penalty),
+        arguments.check_fastemit(fastemit_lambda),
+        arguments.check_clamp(clamp),
+        chunk_frames,
+        dispatch.grid(encoder_out, backend),
+        precision_of(encoder_out),
+    )
+    arguments.check_frames(call.sizes, list(encoder_out.shape), list(predictor_out.shape))
+    used = list(parameters or _parameters(joiner))
+    if not used and torch.is_grad_enabled():
+        _check_closed(setting, encoder_out, predictor_out)
+    log_prob = _Chunks.apply(setting, encoder_out, predictor_out, *used)
+    return arguments.reduce_losses(log_prob, reduction, zero_infinity)
+
+
+def _parameters(joiner: Joiner) -> list[Tensor]:
+    module = joiner if isinstance(joiner, nn.Module) else getattr(joiner, "__self__", None)
+    return [p for p in module.parameters() if p.requires_grad] if isinstance(module, nn.Module) else []
+
+
+def _check_closed(setting: Setting, encoder_out: Tensor, predictor_out: Tensor) -> None:
+    """Raise if the joiner depends on tensors that need a gradient and are not known."""
+    state = random_state(encoder_out)
+    logits = _join(setting, encoder_out.detach(), predictor_out.detach(), 0, min(1, encoder_out.shape[1]))
+    set_random_state(encoder_out, state)
+    if logits.requires_grad:
+        raise ConfigError(
+            "joiner depends on tensors that need a gradient and is not a module; expected them as parameters"
+        )
+
+
+def _real(values: Tensor, lengths: Tensor) -> Tensor:
+    """Values [N, L, ..] with 0 beyond the lengths: padding may be NaN, and 0 times NaN is NaN."""
+    real = torch.arange(values.shape[1], device=values.device) < lengths.view(-1, 1)
+    return torch.where(real.unsqueeze(2), values, 0)
+
+
+def _lengths(setting: Setting, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Frames and labels [N] of each sequence, where `like` lives."""
+    frames, labels = setting.call.sizes[:, 2:].T.contiguous().to(like.device, non_blocking=True)
+    return frames, labels
+
+
+def _join(setting: Setting, encoder: Tensor, predictor: Tensor, first: int, last: int) -> Tensor:
+    with setting.precision():
+        logits = setting.joiner(encoder[:, first:last].unsqueeze(2), predictor.unsqueeze(1))
+    expected = [len(encoder), last - first, predictor.shape[1]]
+    if logits.ndim != 4 or list(logits.shape[:3]) != expected:
+        raise ShapeError(
+            f"joiner returned shape {list(logits.shape)}; expected {expected} and the classes: "
+            "its arguments are [N, frames, 1, D] and [N, 1, U + 1, E]"
+        )
+    return logits
+
+
+def _chunk_rows(setting: Setting, shape: list[int], first: int) -> Placed:
+    """Rows of the logits of frames `first` and on; cells are dense, [N, frames, U + 1]."""
+    sizes = setting.call.sizes.clone()
+    sizes[:, 2] = (sizes[:, 2] - first).clamp(0, shape[1])
+    classes = setting.call.classes.clone()
+    classes[0, 0] = arguments.class_index(int(classes[0, 0]), shape[3], "blank")
+    call = setting.call._replace(sizes=sizes, classes=classes)
+    return arguments.make_rows(shape, call, [shape[3], -1], [0.0, 0.0], 0.0)
+
+
+class _Scores(NamedTuple):
+    """Scores [2, N, T, U + 1] of all chunks; the statistics of each chunk's rows; frames of a chunk; randomness before."""
+
+    values: Tensor
+    stats: list[Tensor]
+    step: int
+    state: tuple[Tensor, ...]
+
+
+def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores:
+    state = random_state(encoder)
+    frames, labels = encoder.shape[1], predictor.shape[1]
+    logits = _join(setting, encoder, predictor, 0, min(1, frames))
+    step = _chunk_length(setting, logits, state)
+    set_random_state(encoder, state)
+    values = encoder.new_empty(2, len(encoder), frames, labels, dtype=torch.float64)
+    stats = []
+    for first in range(0, frames, step):
+        last = min(first + step, frames)
+        logits = _join(setting, encoder, predictor, first, last)
+        placed = _chunk_rows(setting, list(logits.shape), first)
+        cells, own = setting.backend.softmax_scores(placed, logits.detach())
+        stats.append(own)
+        if setting.is_constrained:
+            setting.backend.constrain(placed, cells)
+        values[:, :, first:last] = cells.view(2, len(encoder), last - first, labels)
+    if setting.delay_penalty:
+        middle = 0.5 * (setting.call.sizes[:, 2:3].double() - 1.0)
+        late = (middle - torch.arange(frames)).to(encoder.device, non_blocking=True)
+        values[1] += setting.delay_penalty * late.unsqueeze(2)
+    return _Scores(values, stats, step, state)
+
+
+def _chunk_length(setting: Setting, logits: Tensor, state: tuple[Tensor, ...]) -> int:
+    """Frames of a chunk, after a first call of the joiner with one frame."""
+    if not all(map(torch.equal, random_state(logits), state)):
+        return 1
+    return setting.chunk_frames or max(1, _CHUNK_ENTRIES // max(1, logits.numel()))
+
+
+def _occupancies(setting: Setting, values: Tensor) -> Tensor:
+    """log Z [N]; values give way to g, scaled as in (27)."""
+    _, size, frames, labels = values.shape
+    batch = GridBatch(setting.arcs, setting.call.sizes.numpy(), dense_boxes(size, 2, frames, labels))
+    log_prob: Tensor = setting.backend.forward_backward(batch, values.view(-1))
+    if setting.fastemit:
+        values[1] *= 1.0 + setting.fastemit
+    return log_prob
+
+
+class _Chunks(torch.autograd.Function):
+    """log Z [N]; not a custom operator, because those cannot take a function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, setting: Setting, encoder_out: Tensor, predictor_out: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        frames, labels = _lengths(setting, encoder_out)
+        encoder = _real(encoder_out.detach(), frames)
+        predictor = _real(predictor_out.detach(), labels + 1)
+        scores = _all_scores(setting, encoder, predictor)
+        log_prob = _occupancies(setting, scores.values)
+        ctx.setting, ctx.scores, ctx.log_prob = setting, scores, log_prob
+        ctx.save_for_backward(encoder_out, predictor_out, *parameters)
+        return log_prob.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            found = _gradients(ctx, gradient)
+        pairs = zip(found, ctx.saved_tensors, strict=True)
+        return None, *(None if value is None else FirstOnly.apply(value, like) for value, like in pairs)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
+    """Those of the saved tensors: encoder_out, predictor_out and the parameters, None where none is wanted."""
+    encoder_out, predictor_out, *parameters = ctx.saved_tensors
+    setting, scores = ctx.setting, ctx.scores
+    ok, (frames, labels) = torch.isfinite(ctx.log_prob), _lengths(setting, encoder_out)
+    encoder = _real(encoder_out.detach(), frames * ok).requires_grad_()
+    predictor = _real(predictor_out.detach(), (labels + 1) * ok).requires_grad_()
+    wanted = [encoder, predictor, *(p for p in parameters if p.requires_grad)]
+    totals = [torch.zeros_like(x) for x in wanted]
+    weights = torch.where(ok, -gradient, 0).double()
+    now = random_state(encoder)
+    try:
+        set_random_state(encoder, scores.state)
+        for index, first in enumerate(range(0, encoder.shape[1], scores.step)):
+            last = min(first + scores.step, encoder.shape[1])
+            with torch.enable_grad():
+                logits = _join(setting, encoder, predictor, first, last)
+            given = _chunk_gradient(setting, logits, first, scores, index, weights)
+            parts = torch.autograd.grad(logits, wanted, given, allow_unused=True)
+            for total, part in zip(totals, parts, strict=True):
+                if part is not None:
+                    total += part
+    finally:
+        set_random_state(encoder, now)
+    found = iter(totals[2:])
+    return [totals[0], totals[1], *(next(found) if p.requires_grad else None for p in parameters)]
+
+
+def _chunk_gradient(
+    setting: Setting, logits: Tensor, first: int, scores: _Scores, index: int, weights: Tensor
+) -> Tensor:
+    """The gradient by the logits of one chunk, in their dtype."""
+    placed = _chunk_rows(setting, list(logits.shape), first)
+    g = scores.values[:, :, first : first + logits.shape[1]].reshape(2, -1)
+    if setting.is_constrained:
+        g = g.clone()  # a view where there is one chunk
+        setting.backend.release(placed, g)
+    found: Tensor = setting.backend.gradient(
+        placed, logits.detach(), scores.stats[index], g, weights, setting.clamp
+    )
+    return found.view(logits.shape)

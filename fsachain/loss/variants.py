@@ -1,0 +1,249 @@
+"""Transducers whose blanks differ: factorised (HAT), of several frames, and with durations of their own (TDT).
+
+All are `rnnt` with other arcs, and for HAT and TDT with rows of two factors, (28) and (29): logits are read once each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsachain.backends import dispatch
+from fsachain.backends.dispatch import BackendName
+from fsachain.errors import ConfigError
+from fsachain.grid import BLANK, REGULAR, GridArc
+from fsachain.loss import arguments
+from fsachain.loss.lattice import TransducerLattice, as_lattice
+from fsachain.loss.rnnt import rnnt
+
+
+class _Variant(NamedTuple):
+    """A checked call: arguments as for `rnnt`."""
+
+    logits: Tensor
+    given: arguments.Given
+    arcs: tuple[GridArc, ...]
+    heads: list[int]
+    sigma: float
+    backend: BackendName
+
+    @torch.no_grad()
+    def lattice(self) -> TransducerLattice:
+        """Scores without history."""
+        delays = [0.0] * len(self.arcs)
+        placed = arguments.make_rows(list(self.logits.shape), self.given, self.heads, delays, self.sigma)
+        ours = dispatch.grid(self.logits, self.backend)
+        scores, _ = ours.softmax_scores(placed, self.logits.detach())
+        return as_lattice(scores, self.logits, self.arcs, self.given.sizes, self.backend)
+
+    def loss(self, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
+        """-log Z, reduced."""
+        arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
+        results = rnnt(
+            self.logits,
+            *self.given,
+            torch.tensor(self.arcs),
+            self.heads,
+            [0.0] * len(self.arcs),
+            self.sigma,
+            arguments.check_fastemit(fastemit_lambda),
+            arguments.check_clamp(clamp),
+            False,
+            False,
+            inplace,
+            self.backend,
+            torch.is_grad_enabled() and self.logits.requires_grad,
+        )
+        return arguments.reduce_losses(results[0], reduction)
+
+
+def _hat(
+    logits: Tensor,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    blank: int,
+    dimensions: tuple[int, ...],
+    backend: BackendName,
+) -> _Variant:
+    arguments.check_logits(logits, "logits", dimensions)
+    width = logits.shape[-1]
+    if width < 2:
+        raise ConfigError(f"logits has {width} classes; expected the blank and at least one label")
+    blank = arguments.class_index(blank, width, "blank")
+    given = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
+    return _Variant(logits, given, REGULAR, [width, blank], 0.0, backend)
+
+
+def hat_lattice(
+    logits: Tensor,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    blank: int = -1,
+    *,
+    backend: BackendName = "auto",
+) -> TransducerLattice:
+    """The lattice of `hat_loss`, without history.
+
+    Args:
+        logits: [N, T, U + 1, V]; the others as for `hat_loss`.
+
+    Raises:
+        ShapeError, ConfigError: an argument that cannot be used.
+    """
+    return _hat(logits, targets, logit_lengths, target_lengths, blank, (4,), backend).lattice()
+
+
+def hat_loss(
+    logits: Tensor,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    blank: int = -1,
+    reduction: str = "mean",
+    *,
+    clamp: float = -1,
+    fastemit_lambda: float = 0.0,
+    inplace: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The hybrid autoregressive transducer (28): the blank by a sigmoid of its logit, labels by a softmax of the others.
+
+    Args:
+        logits: [N, T, U + 1, V] or packed; this and the others as for `rnnt_loss`. A target must not be the blank.
+
+    Raises:
+        ShapeError, ConfigError: an argument that cannot be used.
+    """
+    variant = _hat(logits, targets, logit_lengths, target_lengths, blank, (4, 2), backend)
+    return variant.loss(reduction, clamp, fastemit_lambda, inplace)
+
+
+def _tdt(
+    logits: Tensor,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    durations: Sequence[int],
+    blank: int,
+    sigma: float,
+    dimensions: tuple[int, ...],
+    backend: BackendName,
+) -> _Variant:
+    arguments.check_logits(logits, "logits", dimensions)
+    lengths = _check_durations(durations, 0, "durations")
+    width = logits.shape[-1] - len(lengths)
+    if width < 1:
+        raise ConfigError(
+            f"logits has {logits.shape[-1]} entries a row; expected more than the {len(lengths)} durations"
+        )
+    blank = arguments.class_index(blank, width, "blank")
+    times = list(enumerate(lengths, width))
+    kinds = [(GridArc(frames, 0, 0), blank, entry) for entry, frames in times if frames > 0]
+    kinds += [(GridArc(frames, 1, 1), -1, entry) for entry, frames in times]
+    arcs, classes, entries = zip(*kinds, strict=True)
+    given = arguments.given(logits, targets, logit_lengths, target_lengths, list(classes))
+    given = given._replace(classes=torch.tensor([classes, entries]))
+    return _Variant(logits, given, arcs, [width, -1], arguments.check_finite("sigma", sigma), backend)
+
+
+def tdt_lattice(
+    logits: Tensor,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    durations: Sequence[int],
+    blank: int = -1,
+    *,
+    sigma: float = 0.0,
+    backend: BackendName = "auto",
+) -> TransducerLattice:
+    """The lattice of `tdt_loss`, without history.
+
+    Args:
+        logits: [N, T, U + 1, V + D]; the others as for `tdt_loss`.
+
+    Raises:
+        ShapeError, ConfigError: an argument that cannot be used.
+    """
+    given = logits, targets, logit_lengths, target_lengths, durations, blank, sigma
+    return _tdt(*given, (4,), backend).lattice()
+
+
+def tdt_loss(
+    logits: Tensor,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    durations: Sequence[int],
+    blank: int = -1,
+    reduction: str = "mean",
+    *,
+    sigma: float = 0.0,
+    clamp: float = -1,
+    fastemit_lambda: float = 0.0,
+    inplace: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The token-and-duration transducer (Xu et al., ICML 2023): every arc passes one of `durations` frames, (29).
+
+    Args:
+        logits: [N, T, U + 1, V + D] or packed: V scores of tokens and then D of durations, each with a softmax of its own.
+        durations: D different numbers of frames >= 0; blanks take those above 0. The last arc of a path is a blank.
+        blank: the blank among the V tokens; a negative one counts from their end.
+        sigma: what each arc costs more, the paper's logit undernormalisation.
+        the others: as for `rnnt_loss`.
+
+    Raises:
+        ShapeError, ConfigError: an argument that cannot be used.
+    """
+    given = logits, targets, logit_lengths, target_lengths, durations, blank, sigma
+    return _tdt(*given, (4, 2), backend).loss(reduction, clamp, fastemit_lambda, inplace)
+
+
+def multi_blank_loss(
+    logits: Tensor,
+    targets: Any,
+    logit_lengths: Any,
+    target_lengths: Any,
+    big_blanks: dict[int, int],
+    blank: int = -1,
+    clamp: float = -1,
+    reduction: str = "mean",
+    *,
+    sigma: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    inplace: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The multi-blank transducer (Xu et al., ICASSP 2023): `rnnt_loss` with blanks that pass several frames.
+
+    Args:
+        logits: [N, T, U + 1, V] or packed, as for `rnnt_loss`; the big blanks are classes of V.
+        big_blanks: the frames that each of these classes passes, 2 or more.
+        sigma: what each arc costs more, the paper's logit undernormalisation.
+        blank, clamp, reduction, fastemit_lambda, inplace, backend: as for `rnnt_loss`.
+
+    Raises:
+        ShapeError, ConfigError: an argument that cannot be used.
+    """
+    arguments.check_logits(logits, "logits", (4, 2))
+    width = logits.shape[-1]
+    frames = _check_durations(big_blanks.values(), 2, "big_blanks")
+    own = [arguments.class_index(index, width, "big_blanks") for index in big_blanks]
+    classes = [arguments.class_index(blank, width, "blank"), -1, *own]
+    arcs = *REGULAR, *(BLANK._replace(frames=count) for count in frames)
+    given = arguments.given(logits, targets, logit_lengths, target_lengths, classes)
+    variant = _Variant(logits, given, arcs, [width, -1], arguments.check_finite("sigma", sigma), backend)
+    return variant.loss(reduction, clamp, fastemit_lambda, inplace)
+
+
+def _check_durations(durations: Any, least: int, name: str) -> list[int]:
+    found = [int(frames) for frames in durations]
+    if not found or min(found) < least or len(set(found)) != len(found):
+        raise ConfigError(f"{name} = {found}; expected different numbers of frames, each {least} or more")
+    return found
