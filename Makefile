@@ -22,7 +22,7 @@ PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu bench-gpu gpu-report clean docs mini-librispeech
+.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu bench-gpu gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,8 +60,11 @@ fine-tune: $(STAMP)  ## a network of one's own, pretrained, then fine-tuned: mak
 docs: $(STAMP)  ## the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build $(ARGS)
 
-test: $(STAMP)  ## run all tests
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q $(ARGS)
+test: $(STAMP)  ## the tests that every change has to pass: a few minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q --ignore tests/slow --ignore tests/gpu $(ARGS)
+
+test-all: $(STAMP)  ## everything else: sanitizers, emulated kernels, fuzz, kills, recipes, browsers, many processes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q tests/slow tests/gpu $(ARGS)
 
 $(ORACLE)/.installed:
 	@$(PYTHON) -m venv $(ORACLE)
@@ -73,7 +76,7 @@ test-kaldi: $(STAMP) $(ORACLE)/.installed  ## compare graphs with Kaldi's own co
 	@$(BIN)/python -m tools.golden.graphs
 
 test-kills: $(STAMP)  ## kill a training at every point where it touches a file, and at random times: two minutes
-	@OMP_NUM_THREADS=1 FSACHAIN_KILLS=all $(BIN)/python -m pytest -q tests/test_kills.py $(ARGS)
+	@OMP_NUM_THREADS=1 FSACHAIN_KILLS=all $(BIN)/python -m pytest -q tests/slow/test_kills.py $(ARGS)
 
 $(ATHERIS)/.installed:
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --target $(ATHERIS) $(ATHERIS_PACKAGE)
@@ -93,6 +96,9 @@ check: $(STAMP)  ## format, lint, types and layers
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_layers.py
+
+size:  ## lines, files and depth of imports by folder
+	@$(PYTHON) -m tools.size
 
 bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
 	@$(BIN)/python tools/bench_forward_backward.py $(ARGS)

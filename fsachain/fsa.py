@@ -204,7 +204,6 @@ class Fsa:
     @classmethod
     def from_text(cls, text_or_path: str | PathLike[str]) -> Fsa:
         """Read AT&T text (label = pdf + 1, cost = -log_prob): the text itself, or the path of a file that holds it."""
-
         if isinstance(text_or_path, os.PathLike):
             return parse_file(text_or_path)
         # os.path and not Path: text is no legal file name on some systems, which Path reports by an exception.
@@ -215,7 +214,6 @@ class Fsa:
 
     def to_text(self) -> str:
         """AT&T text with label = pdf + 1 and cost = -log_prob; the first line starts with the start state."""
-
         return format_fsa(self)
 
     @classmethod

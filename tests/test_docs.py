@@ -83,12 +83,9 @@ def test_every_page_of_docs_is_in_the_navigation_once() -> None:
     assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} <= set(listed)
 
 
-@pytest.mark.parametrize("package", ["fsachain", "fsachain.data", "fsachain.nn", "fsachain.plot"])
-def test_every_public_name_is_on_one_page_of_the_api(package: str) -> None:
-    found = [
-        name.removeprefix(f"{package}.")
-        for page in (DOCS / "api").glob("*.md")
-        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-        if name.rpartition(".")[0] == package
-    ]
-    assert sorted(found) == sorted(importlib.import_module(package).__all__)
+def test_every_public_name_is_on_one_page_of_the_api() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    found = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    for package in ("fsachain", "fsachain.data", "fsachain.nn", "fsachain.plot"):
+        here = [name.rpartition(".")[2] for name in found if name.rpartition(".")[0] == package]
+        assert sorted(here) == sorted(importlib.import_module(package).__all__)

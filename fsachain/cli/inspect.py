@@ -58,7 +58,6 @@ def info(path: Path) -> None:
     Out: a few lines, printed. Of a graph: states, arcs, pdfs, self-loops, cycles, final states, shortest path, sums
     of its states, memory and work per frame.
     """
-
     click.echo(describe_path(path))
 
 

@@ -224,7 +224,6 @@ def import_lang(
 
     Out: language folder OUT, for all other commands.
     """
-
     made = import_lang_kaldi(lexicon, model_dir, out, silence=silence, silence_prob=silence_prob, oov=oov)
     click.echo(f"{made} -> {out}")
 
@@ -291,7 +290,6 @@ def decode_archive(
 
     Out: folder OUT with hyp.txt.
     """
-
     count = decode_archive_kaldi(
         matrices, hclg, model, words, out, acoustic_scale=acoustic_scale, num_workers=jobs
     )

@@ -78,7 +78,6 @@ def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_se
 
     Out: OUT, the picture.
     """
-
     _save(occupancy_figure(files, utterances, frame_seconds), out)
 
 
@@ -189,7 +188,6 @@ def draw_training(log: Path, out: Path, wers: tuple[tuple[int, Path], ...]) -> N
 
     Out: OUT, the picture.
     """
-
     _save(training_figure(log, wers), out)
 
 
@@ -205,7 +203,6 @@ def draw_wer(reference: Path, hypothesis: Path, out: Path, utt2spk: Path | None)
 
     Out: OUT, the picture.
     """
-
     _save(wer_figure(reference, hypothesis, utt2spk), out)
 
 

@@ -483,10 +483,10 @@ class ContextTree:
             object.__setattr__(self, "central_position", self.context_width - 1)
         self._check_context()
         shared, independent = PhoneSets.of(self.shared), PhoneSet.of(self.context_independent)
-        for name, ids in (("shared", shared.members), ("context_independent", independent.ids)):
-            if ids.min(initial=1) < 1 or ids.max(initial=1) > self.num_phones:
+        for name, members in (("shared", shared.members), ("context_independent", independent.ids)):
+            if members.min(initial=1) < 1 or members.max(initial=1) > self.num_phones:
                 raise GraphError(
-                    f"{name} holds {ids.min()} to {ids.max()}: expected ids in [1, {self.num_phones}]"
+                    f"{name} holds {members.min()} to {members.max()}: expected members in [1, {self.num_phones}]"
                 )
         if len(shared.members) != self.num_phones:
             raise GraphError(f"shared sets hold {len(shared.members)} of the {self.num_phones} phones")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor  # noqa: F401 (torch looks here for the types in the operators' signatures)
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from fsachain.backends import dispatch

@@ -25,7 +25,7 @@ from fsachain.train.world import World
 from recipes.pipeline.main import run_stages
 from recipes.pipeline.stages import Run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds that torchrun may take, on a machine that does other things too
 CONFIG = (
     "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"
