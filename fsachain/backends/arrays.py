@@ -169,6 +169,21 @@ def scores_as_numpy(scores: Any) -> npt.NDArray[np.floating]:
     return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
 
 
+def zeros_like(array: Any) -> Any:
+    """Zeros of this shape, kind and place for occupancies: float64 for float64 scores, else float32."""
+    kind, wide = kind_of(array), "float64" if dtype_name(array) == "float64" else "float32"
+    if kind == "numpy":
+        return np.zeros(array.shape, wide)
+    if kind == "torch":
+        import torch
+
+        return torch.zeros(array.shape, dtype=getattr(torch, wide), device=array.device)
+    import cupy
+
+    with array.device:
+        return cupy.zeros(array.shape, wide)
+
+
 def back_to(like: Any) -> Callable[[npt.NDArray[Any]], Any]:
     """What makes of a numpy result an array of the kind of `like`, where that lives."""
     kind = kind_of(like)

@@ -1,34 +1,35 @@
 """The public recursions: checks the arguments and chooses the backend by name, or by where the scores live.
 
-Backends are chosen here and nowhere else. What the host's compute is called through `host_call`, kernels of a device through
-`cuda_call`; arrays of numpy, torch and cupy are told apart in `kinds`, and neither torch nor cupy is imported here.
+Backends are chosen here and nowhere else; neither torch nor cupy is imported here.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import arrays as kinds
+from fsachain.backends import Backend, LogProbs, Paths, arrays
 from fsachain.backends.arrays import check_budget, check_dtype, check_leak, check_lengths, check_scores
 from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu import ctc as cpu_ctc
-from fsachain.backends.cpu import grid as grid_cpu
-from fsachain.backends.cpu import grid_rows as grid_cpu_rows
+from fsachain.backends.cpu import grid as cpu_grid
+from fsachain.backends.cpu import grid_rows as cpu_grid_rows
+from fsachain.backends.cpu import mbr as cpu_mbr
 from fsachain.backends.cpu import paths as cpu_paths
 from fsachain.backends.cpu import rows as cpu_arcs
 from fsachain.backends.cpu.threads import run_all
-from fsachain.backends.cuda import backend as cuda_call
-from fsachain.backends.cuda import cupy_device as cuda_cupy
+from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda import cupy_device
 from fsachain.backends.grid_call import DeviceGrid, Grid, HostGrid
-from fsachain.backends.host_call import HostCall, Prepared, from_device
 from fsachain.backends.reference import ctc as reference_ctc
 from fsachain.backends.reference import grid as reference_grid
+from fsachain.backends.reference import mbr as reference_mbr
 from fsachain.backends.reference import paths as reference_paths
 from fsachain.backends.reference import sums as reference
 from fsachain.backends.results import BestPath, ForwardBackward, NBest, SampledPaths, pdfs_along, states_along
@@ -37,67 +38,117 @@ from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.fsa import Ints
 
 BackendName = Literal["auto", "reference", "cpu", "cuda"]
-Lanes = npt.NDArray[np.int64]
 
-
-class _Host(NamedTuple):
-    """The modules of a backend of the host: sums over paths; occupancies of arcs and states; paths; CTC; grids and rows."""
-
-    sums: Any
-    arcs: Any
-    paths: Any
-    ctc: Any
-    grid: Any
-    grid_rows: Any
-
-
-_ON_HOST = {
-    "cpu": _Host(cpu, cpu_arcs, cpu_paths, cpu_ctc, grid_cpu, grid_cpu_rows),
-    "reference": _Host(reference, reference, reference_paths, reference_ctc, reference_grid, reference_grid),
+_BACKENDS = {
+    "reference": Backend(
+        reference, reference, reference_paths, reference_mbr, reference_ctc, reference_grid, reference_grid
+    ),
+    "cpu": Backend(cpu, cpu_arcs, cpu_paths, cpu_mbr, cpu_ctc, cpu_grid, cpu_grid_rows),
 }
+_BACKENDS["cuda"] = _BACKENDS["cpu"]._replace(recursion=cuda.OnDevice())
+_ON_HOST = ("cpu", "reference")
 
 
-class Sums(Protocol):
-    """The recursions of a backend on the scores of one call; `sums` makes it.
+@dataclass(frozen=True)
+class Call:
+    """A backend bound to the checked scores [N, T, P] and lengths [N] of one call.
 
-    Arrays are of the kind of the caller's scores and live where these live; `out` is float32 or, for float64 scores,
-    float64.
+    Arrays come and go in the kind of the caller's scores, where these live; `scores` is what the backend reads. Where the
+    backend works in another memory, the host waits for the copies.
+
+    Attributes:
+        there, back: copy or view arrays of the caller's for the backend, and its results for the caller.
+        place: makes an array for the caller of one of the host that nobody writes to.
+        shares_memory: what the backend writes into `there(array)` is in `array`.
     """
 
-    def log_probs(self, batch: TableBatch, leaky: float) -> tuple[Any, Any]:
-        """log Z, float64 [N], and ok, bool [N]; see `reference.log_probs`."""
+    backend: Backend
+    scores: Any
+    lengths: npt.NDArray[np.int64]
+    memory_budget: float | None
+    there: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+    place: Callable[[npt.NDArray[Any]], Any]
+    shares_memory: bool
 
-    def add_occupancy(self, batch: TableBatch, leaky: float, weights: Any, out: Any) -> tuple[Any, Any]:
-        """Add weights (float64 [N], None: ones) times occupancy to out [N, T, P]; log Z and ok."""
+    def log_probs(self, batch: TableBatch, leaky: float) -> LogProbs:
+        """log Z [N] and ok [N]."""
+        found = self.backend.recursion.log_probs(batch, self.scores, self.lengths, leaky)
+        return LogProbs(self.back(found.log_prob), self.back(found.ok))
 
-    def best_paths(self, batch: TableBatch) -> tuple[Any, list[Ints]]:
-        """Scores of the best paths, float64 [N], and their arcs on the host."""
-
-    def zeros(self) -> Any:
-        """Zeros [N, T, P] for `out`."""
-
-
-class Recursions(Sums, Protocol):
-    """The same where the scores live, and what else losses need there; `recursions` makes it."""
-
-    @property
-    def lengths(self) -> Lanes:
-        """[N], on the host."""
+    def add_occupancy(self, batch: TableBatch, leaky: float, weights: Any, out: Any) -> LogProbs:
+        """Add weights (float64 [N], None: ones) times occupancy to out [N, T, P]; log Z [N] and ok [N]."""
+        factors = self.there(self.place(np.ones(batch.size)) if weights is None else weights)
+        own = self.there(out) if self.shares_memory else arrays.zeros_like(self.scores)
+        inputs = batch, self.scores, self.lengths, leaky, factors, own, self.memory_budget
+        found = self.backend.recursion.add_occupancy(*inputs)
+        if not self.shares_memory:
+            out += self.back(own)
+        return LogProbs(self.back(found.log_prob), self.back(found.ok))
 
     def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:
-        """The two penalties, float64 [2], and their derivatives, unless `out` is empty; see `reference.add_penalties`."""
+        """See `Recursion.add_penalties`; only where the backend shares the caller's memory."""
+        inputs = self.scores, self.lengths, self.there(weights), factors, self.there(out)
+        return self.back(self.backend.recursion.add_penalties(*inputs))
 
-    def constant(self, values: npt.NDArray[Any]) -> Any:
-        """Values of the host as an array of the caller's kind, not to be written to."""
+    def best_paths(self, batch: TableBatch) -> Paths:
+        """Scores of the best paths [N] and their arcs."""
+        found = self.backend.recursion.best_paths(batch, self.scores, self.lengths, self.memory_budget)
+        return Paths(self.back(found.score), found.arcs)
 
-    def clear(self, buffer: Any, ok: Any) -> None:
-        """Put rows of a torch buffer [N, T, P] to 0 where ok [N] is False."""
-
-    def part(self, lanes: Lanes) -> Recursions:
+    def part(self, sequences: npt.NDArray[np.int64]) -> Call:
         """The same for some of the sequences."""
+        at = self.there(self.place(sequences))
+        return replace(self, scores=self.scores[at], lengths=self.lengths[sequences])
 
-    def with_scores(self, scores: Any) -> Recursions:
-        """The same for other scores of the same shape."""
+
+def bind(
+    batch: TableBatch,
+    scores: Any,
+    lengths: Any,
+    backend: str = "auto",
+    memory_budget: float | None = None,
+    *,
+    on_host: bool = False,
+) -> Call:
+    """Check the arguments that every recursion shares, and choose the backend.
+
+    Args:
+        on_host: for what no device computes: "auto" and "cuda" then stand for "cpu".
+
+    Raises:
+        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`; "cuda" where there is no such device.
+    """
+    check_budget(memory_budget)
+    home = arrays.home_of(scores)
+    name = home if backend == "auto" else backend
+    if on_host:
+        if backend == "cuda":
+            cupy_device.check_any()
+        name = "cpu" if name == "cuda" else name
+    if name not in _BACKENDS:
+        _refuse(name, "")
+    array: Any = scores if hasattr(scores, "dtype") else np.asarray(scores)
+    check_dtype(arrays.dtype_name(array))
+    check_scores(batch, tuple(array.shape))
+    frames = check_lengths(lengths, batch, array.shape[1])
+    chosen, like = _BACKENDS[name], arrays.back_to(scores)
+    if name != "cuda":
+        there = arrays.as_numpy if home == "cpu" else lambda copied: arrays.as_numpy(arrays.on_host(copied))
+        own = arrays.scores_as_numpy(array)
+        return Call(chosen, own, frames, memory_budget, there, like, like, home == "cpu")
+    if home == "cuda":
+        cuda.find_device(array)
+        own = array.detach() if arrays.kind_of(array) == "torch" else array
+        place = partial(cuda.place, own)
+        return Call(chosen, own, frames, memory_budget, _itself, _itself, place, True)
+    copy, back = cuda.copies()
+    own = copy(arrays.scores_as_numpy(array))
+    return Call(chosen, own, frames, memory_budget, copy, lambda found: like(back(found)), like, False)
+
+
+def _itself(array: Any) -> Any:
+    return array
 
 
 def available_backends() -> dict[str, str]:
@@ -105,7 +156,7 @@ def available_backends() -> dict[str, str]:
     return {
         "reference": "available",
         "cpu": "available",
-        "cuda": cuda_cupy.reason_unavailable() or "available",
+        "cuda": cupy_device.reason_unavailable() or "available",
     }
 
 
@@ -142,21 +193,21 @@ def forward_backward(
         ConfigError: leaky_hmm_coefficient out of range, tables without init, or a memory_budget below 0.
         BackendUnavailable: the backend cannot run here.
     """
-    call = sums(batch, scores, lengths, backend, memory_budget)
+    call = bind(batch, scores, lengths, backend, memory_budget)
     check_leak(batch, leaky_hmm_coefficient)
     log_prob, ok = call.log_probs(batch, leaky_hmm_coefficient)
 
     def occupancy() -> Any:
-        out = call.zeros()
+        out = arrays.zeros_like(scores)
         call.add_occupancy(batch, leaky_hmm_coefficient, None, out)
         return out
 
     def of_one(name: str, n: int) -> Any:
         k = range(batch.size)[n]
         alone, frames = TableBatch.pack([batch.table(k)]), None if lengths is None else [int(lengths[k])]
-        ready = prepare(alone, scores[k : k + 1], frames, backend)
-        only = ready.scores[0, : ready.lengths[0]]
-        return ready.like(getattr(ready.arcs, name)(batch.table(k), only, leaky_hmm_coefficient))
+        one = bind(alone, scores[k : k + 1], frames, backend, on_host=True)
+        compute = getattr(one.backend.arcs, name)
+        return one.back(compute(batch.table(k), one.scores[0, : one.lengths[0]], leaky_hmm_coefficient))
 
     return ForwardBackward(
         log_prob, ok, occupancy, partial(of_one, "arc_occupancy"), partial(of_one, "state_occupancy")
@@ -170,8 +221,8 @@ def best_path(
 
     Paths come as numpy arrays: where the scores live on a device, the call waits for it.
     """
-    score, arcs = sums(batch, scores, lengths, backend).best_paths(batch)
-    found = np.isfinite(kinds.as_numpy(kinds.on_host(score)))
+    score, arcs = bind(batch, scores, lengths, backend).best_paths(batch)
+    found = np.isfinite(arrays.as_numpy(arrays.on_host(score)))
     return BestPath(
         score,
         [pdfs_along(batch.table(n), path) for n, path in enumerate(arcs)],
@@ -180,80 +231,18 @@ def best_path(
     )
 
 
-def sums(
-    batch: TableBatch, scores: Any, lengths: Any, backend: str, memory_budget: float | None = None
-) -> Sums:
-    """Check the arguments that every recursion shares, and choose the backend.
-
-    Raises:
-        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`.
-    """
-    home = kinds.home_of(scores)
-    name = home if backend == "auto" else backend
-    if name == home:
-        return recursions(batch, scores, lengths, memory_budget)
-    if name != "cuda":
-        return from_device(prepare(batch, scores, lengths, name, memory_budget), scores)
-    return cuda_call.from_host(*_checked(batch, scores, lengths, memory_budget), memory_budget)
-
-
-def recursions(
-    batch: TableBatch, scores: Any, lengths: Any, memory_budget: float | None = None
-) -> Recursions:
-    """The same for the backend of the place where the scores live."""
-    if kinds.home_of(scores) == "cpu":
-        return HostCall(prepare(batch, scores, lengths, "cpu", memory_budget))
-    return cuda_call.CudaCall(*_checked(batch, scores, lengths, memory_budget), memory_budget)
-
-
-def _checked(batch: TableBatch, scores: Any, lengths: Any, memory_budget: float | None) -> tuple[Any, Lanes]:
-    """The scores as an array of their library, and the lengths."""
-    check_budget(memory_budget)
-    array = scores if hasattr(scores, "dtype") else np.asarray(scores)
-    check_dtype(kinds.dtype_name(array))
-    check_scores(batch, tuple(array.shape))
-    return array, check_lengths(lengths, batch, array.shape[1])
-
-
-def prepare(
-    batch: TableBatch, scores: Any, lengths: Any, backend: str, memory_budget: float | None = None
-) -> Prepared:
-    """The checked arguments of a recursion that runs on the host, wherever the scores live.
-
-    What only the host computes is computed there also for scores of a device, and for backend "cuda": they are copied, for
-    which the host waits.
-
-    Raises:
-        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`; "cuda" where there is no such device.
-    """
-    check_budget(memory_budget)
-    array = kinds.scores_as_numpy(scores)
-    check_scores(batch, array.shape)
-    frames = check_lengths(lengths, batch, array.shape[1])
-    if backend == "cuda":
-        cuda_cupy.check_any()
-    modules = _ON_HOST["cpu"] if backend == "cuda" else _on_host(backend)
-    return Prepared(
-        modules.sums, modules.arcs, modules.paths, array, frames, kinds.back_to(scores), memory_budget
-    )
-
-
 def computes_ctc_on_device(scores: Any, backend: str) -> bool:
     """Whether CTC runs where these scores live, on a device; else it is for `ctc_backend`."""
-    return kinds.home_of(scores) == "cuda" and backend in ("auto", "cuda")
+    return arrays.home_of(scores) == "cuda" and backend in ("auto", "cuda")
 
 
 def ctc_backend(name: str, scores: Any) -> Any:
-    """The module of the host with `log_probs` and `gradient` for scores of the host: see `cpu_ctc`.
+    """The module of the host with `log_probs` and `gradient` for scores of the host: see `cpu.ctc`.
 
     Raises:
         BackendUnavailable: there is none, or the scores are on a device.
     """
-    if kinds.home_of(scores) != "cpu":
-        raise BackendUnavailable(
-            f"backend {name!r} takes CTC scores of the host, these are on {scores.device}; expected backend 'auto'"
-        )
-    return _on_host(name, "CTC for scores of the host").ctc
+    return _for_host(name, scores, "CTC").ctc
 
 
 def grid(like: Any, name: str) -> Grid:
@@ -262,21 +251,26 @@ def grid(like: Any, name: str) -> Grid:
     Raises:
         BackendUnavailable: there is none, or it is elsewhere.
     """
-    if kinds.home_of(like) == "cpu":
-        modules = _on_host(name, "transducer grid for scores of the host")
-        return HostGrid(modules.grid, modules.grid_rows, like)
-    if name in ("auto", "cuda"):
+    if name in ("auto", "cuda") and arrays.home_of(like) == "cuda":
         return DeviceGrid(like)
-    raise BackendUnavailable(
-        f"backend {name!r} takes transducer scores of the host, these are on {like.device}; expected backend 'auto'"
-    )
+    chosen = _for_host(name, like, "transducer grid")
+    return HostGrid(chosen.grid, chosen.grid_rows, like)
 
 
-def _on_host(name: str, what: str = "recursion of the host") -> _Host:
-    if name == "auto":
-        return _ON_HOST["cpu"]
-    if name in _ON_HOST:
-        return _ON_HOST[name]
+def _for_host(name: str, scores: Any, what: str) -> Backend:
+    """The backend of the host for scores of the host."""
+    if arrays.home_of(scores) != "cpu":
+        kind = "CTC" if what == "CTC" else "transducer"
+        raise BackendUnavailable(
+            f"backend {name!r} takes {kind} scores of the host, these are on {scores.device}; expected backend 'auto'"
+        )
+    name = "cpu" if name == "auto" else name
+    if name not in _ON_HOST:
+        _refuse(name, f"{what} for scores of the host")
+    return _BACKENDS[name]
+
+
+def _refuse(name: str, what: str) -> NoReturn:
     states = available_backends()
     if name in states:
         raise BackendUnavailable(f"backend {name!r} has no {what}; available: {', '.join(_ON_HOST)}")
@@ -315,12 +309,12 @@ def n_best(
         ConfigError: n is not an integer of at least 1.
     """
     count = _at_least(1, "n", n)
-    ready = prepare(batch, scores, lengths, backend)
+    call = bind(batch, scores, lengths, backend, on_host=True)
     score = np.full((batch.size, count), -np.inf)
     arcs: list[Ints] = [np.empty((0, 0), dtype=np.int32)] * batch.size
 
     def job(k: int) -> None:
-        found, arcs[k] = ready.paths.n_best(batch.table(k), ready.scores[k, : ready.lengths[k]], count)
+        found, arcs[k] = call.backend.paths.n_best(batch.table(k), call.scores[k, : call.lengths[k]], count)
         if np.isnan(found).any():
             score[k] = np.nan
         else:
@@ -329,7 +323,7 @@ def n_best(
     run_all([partial(job, k) for k in range(batch.size)])
     tables = [batch.table(k) for k in range(batch.size)]
     return NBest(
-        ready.like(score),
+        call.back(score),
         [pdfs_along(table, paths) for table, paths in zip(tables, arcs, strict=True)],
         [states_along(table, paths) for table, paths in zip(tables, arcs, strict=True)],
         arcs,
@@ -373,22 +367,22 @@ def sample_paths(
         ConfigError: num_samples, a seed or leaky_hmm_coefficient out of range, or tables without init.
     """
     size = _at_least(1, "num_samples", num_samples)
-    ready = prepare(batch, scores, lengths, backend)
+    call = bind(batch, scores, lengths, backend, on_host=True)
     check_leak(batch, leaky_hmm_coefficient)
     seeds = _seeds(seed, batch.size)
     drawn: list[tuple[Any, ...]] = [()] * batch.size
 
     def job(k: int) -> None:
-        frames = ready.scores[k, : ready.lengths[k]]
+        frames = call.scores[k, : call.lengths[k]]
         # One row for each path: its numbers do not depend on how many are drawn.
         uniforms = np.random.Generator(np.random.Philox(seeds[k])).random((size, 2 * len(frames) + 2))
-        drawn[k] = ready.paths.sample_paths(batch.table(k), frames, leaky_hmm_coefficient, uniforms)
+        drawn[k] = call.backend.paths.sample_paths(batch.table(k), frames, leaky_hmm_coefficient, uniforms)
 
     run_all([partial(job, k) for k in range(batch.size)])
     arcs, states, jumps = (list(part) for part in zip(*drawn, strict=True))
     ok = np.array([len(paths) > 0 for paths in arcs])
     pdfs = [pdfs_along(batch.table(k), paths) for k, paths in enumerate(arcs)]
-    return SampledPaths(ready.like(ok), pdfs, states, arcs, jumps)
+    return SampledPaths(call.back(ok), pdfs, states, arcs, jumps)
 
 
 def _at_least(least: int, name: str, value: Any) -> int:

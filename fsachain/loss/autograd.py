@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fsachain.backends import arrays as kinds
 from fsachain.backends import dispatch
 from fsachain.backends.arrays import check_budget, check_leak
-from fsachain.backends.host_call import HostCall
 from fsachain.batch import TableBatch, find_batch
 from fsachain.errors import ConfigError
 
@@ -109,7 +109,7 @@ def log_prob(
     memory_budget: see `budget_number`.
     """
     batch = find_batch(int(batch_key.item()))
-    call = dispatch.sums(batch, scores, lengths, backend, budget_of(memory_budget))
+    call = dispatch.bind(batch, scores, lengths, backend, budget_of(memory_budget))
     check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
     if with_occupancy:
@@ -219,8 +219,7 @@ def weighted_log_prob(
         return results[0], results[1], results[2]
     batch = find_batch(int(batch_key.item()))
     weighted = _with_arc_log_probs(batch, arc_log_probs)
-    ready = dispatch.prepare(weighted, scores, lengths, backend, budget_of(memory_budget))
-    call = HostCall(ready)
+    call = dispatch.bind(weighted, scores, lengths, backend, budget_of(memory_budget), on_host=True)
     check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
     if with_occupancy:
@@ -231,7 +230,7 @@ def weighted_log_prob(
     if rows > 0:
         own = list(arcs) if batch.is_shared else torch.split(arcs[0], arc_counts.tolist())
         counts = [row.numpy() for row in own]
-        ready.arcs.add_arc_occupancy(weighted, ready.scores, ready.lengths, leaky, counts)
+        call.backend.arcs.add_arc_occupancy(weighted, call.scores, call.lengths, leaky, counts)
     return values, out, arcs
 
 
@@ -304,9 +303,7 @@ Lanes = npt.NDArray[np.int64]
 Recursion = Callable[[TableBatch, Any, Tensor | None, Tensor], tuple[Tensor, ...]]
 
 
-def placed_weights(
-    weights: Tensor, batch: TableBatch, call: dispatch.Recursions, device: torch.device
-) -> Tensor:
+def placed_weights(weights: Tensor, batch: TableBatch, call: dispatch.Call, device: torch.device) -> Tensor:
     """The weights on the device of the scores.
 
     Raises:
@@ -319,11 +316,11 @@ def placed_weights(
     if bad.size:
         n = int(bad[0])
         raise ConfigError(f"weights[{n}] = {values[n]} ({batch.names[n]}); expected a finite number >= 0")
-    return weights if device.type == "cpu" else call.constant(values)
+    return weights if device.type == "cpu" else call.place(values)
 
 
 def log_probs(
-    call: dispatch.Recursions, batch: TableBatch, leaky: float, weights: Tensor | None, out: Tensor
+    call: dispatch.Call, batch: TableBatch, leaky: float, weights: Tensor | None, out: Tensor
 ) -> tuple[Tensor, Tensor]:
     """log Z [N] and ok [N]; weights times occupancy is added to `out` unless that is empty: then no beta runs."""
     if len(out):
@@ -334,7 +331,7 @@ def log_probs(
 def by_denominator(
     keys: Tensor,
     denominator_of: Tensor,
-    call: dispatch.Recursions,
+    call: dispatch.Call,
     run: Recursion,
     out: Tensor,
     results: Tensor,
@@ -348,7 +345,7 @@ def by_denominator(
         if len(lanes) == results.shape[1]:
             torch.stack(run(shared, call, None, out), out=results)
             continue
-        at = call.constant(lanes)
+        at = call.place(lanes)
         own = out.new_zeros((len(lanes), *out.shape[1:]) if len(out) else out.shape)
         results[:, at] = torch.stack(run(shared, call.part(lanes), at, own))
         if len(out):
@@ -366,7 +363,7 @@ class Terms(NamedTuple):
 
 
 def finish(
-    call: dispatch.Recursions,
+    call: dispatch.Call,
     objf: Tensor,
     ok: Tensor,
     weights: Tensor,
@@ -382,15 +379,23 @@ def finish(
     gradient, _ = buffers
     for buffer in buffers:
         if len(buffer):
-            call.clear(buffer, ok)
+            _clear(buffer, ok)
     terms = objf.new_zeros(2)
     if any(penalties):
         terms = call.add_penalties(torch.where(ok, weights, 0.0), (*penalties, OUT_OF_RANGE), gradient)
-    frames = call.constant(call.lengths.astype(np.float64))
+    frames = call.place(call.lengths.astype(np.float64))
     if len(gradient) and frame_weights.numel():
         gradient *= real_frames(frame_weights, frames).to(gradient.dtype).unsqueeze(2)
     # Results of an operator are no views of one another or of what others use.
     return Terms(objf + terms.sum(), terms[0].clone(), terms[1].clone(), frames.clone(), weights.clone())
+
+
+def _clear(buffer: Tensor, ok: Tensor) -> None:
+    """0 in the rows [T, P] of sequences that are not ok [N]."""
+    if kinds.home_of(buffer) == "cuda":
+        buffer.masked_fill_(~ok.view(-1, 1, 1), 0.0)
+    else:  # without a look at the others
+        buffer.numpy()[~ok.numpy()] = 0.0
 
 
 def real_frames(values: Tensor, frames: Tensor) -> Tensor:

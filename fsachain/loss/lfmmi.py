@@ -44,7 +44,7 @@ def lfmmi(
     """
     leaky, scale, l2, out_of_range, boost, memory_budget = options
     numerators = find_batch(int(numerator_key.item()))
-    call = dispatch.recursions(numerators, nnet_output, lengths, budget_of(memory_budget))
+    call = dispatch.bind(numerators, nnet_output, lengths, memory_budget=budget_of(memory_budget))
     factors = parts.placed_weights(weights, numerators, call, nnet_output.device)
     gradient = new_buffer(nnet_output, with_gradient or with_numerator)
     boosted = call
@@ -57,9 +57,7 @@ def lfmmi(
         gradient = new_buffer(nnet_output, False)
     signed = torch.where(num_ok, -scale * factors, 0.0)
 
-    def denominator(
-        batch: TableBatch, part: dispatch.Recursions, at: Tensor | None, out: Tensor
-    ) -> tuple[Tensor]:
+    def denominator(batch: TableBatch, part: dispatch.Call, at: Tensor | None, out: Tensor) -> tuple[Tensor]:
         return (parts.log_probs(part, batch, leaky, signed if at is None else signed[at], out)[0],)
 
     den = torch.empty_like(num).view(1, -1)
@@ -73,13 +71,13 @@ def lfmmi(
 
 
 def _boost(
-    call: dispatch.Recursions,
+    call: dispatch.Call,
     numerators: TableBatch,
     nnet_output: Tensor,
     boost: float,
     weights: Tensor,
     gradient: Tensor,
-) -> tuple[dispatch.Recursions, Tensor, Tensor]:
+) -> tuple[dispatch.Call, Tensor, Tensor]:
     """The recursions for scores y - boost a, a the numerators' occupancy; the numerators' log Z [N] and ok [N].
 
     Weights times a is written to `gradient` unless that is empty. One more buffer of the scores' size is made, in which
@@ -90,7 +88,7 @@ def _boost(
     if len(gradient):
         torch.mul(buffer, weights.to(buffer.dtype).view(-1, 1, 1), out=gradient)
     buffer.mul_(-boost).add_(nnet_output.detach())
-    return call.with_scores(buffer), num, num_ok
+    return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), num, num_ok
 
 
 @lfmmi.register_fake

@@ -12,12 +12,7 @@ from torch import Tensor
 
 from fsachain.backends import dispatch
 from fsachain.backends.arrays import check_leak
-from fsachain.backends.cpu import backend as cpu
-from fsachain.backends.cpu import mbr as cpu_mbr
 from fsachain.backends.dispatch import BackendName
-from fsachain.backends.host_call import HostCall, Prepared
-from fsachain.backends.reference import mbr as reference_mbr
-from fsachain.backends.reference import sums as reference
 from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ShapeError
@@ -34,9 +29,6 @@ from fsachain.loss.autograd import (
 from fsachain.loss.base import Call, MBRRecord, SequenceLoss, common_fields
 
 # State-level minimum Bayes risk as torch operators.
-
-# The recursions (M1)-(M6) of each backend.
-_RECURSIONS: dict[Any, Any] = {cpu: cpu_mbr, reference: reference_mbr}
 
 
 @operator("fsachain::expected_accuracy")
@@ -61,7 +53,7 @@ def expected_accuracy_mbr_operator(
         results = by_host(expected_accuracy_mbr_operator, scores.device, *inputs, memory_budget)
         return results[0], results[1], results[2]
     batch = find_batch(int(batch_key.item()))
-    ready = dispatch.prepare(batch, scores, lengths, backend, budget_of(memory_budget))
+    ready = dispatch.bind(batch, scores, lengths, backend, budget_of(memory_budget), on_host=True)
     check_leak(batch, leaky)
     gradient, occupancy = (
         new_buffer(scores, with_gradient or with_occupancy),
@@ -77,7 +69,7 @@ def _wide(accuracy: Tensor) -> npt.NDArray[np.floating]:
 
 
 def _run(
-    ready: Prepared,
+    ready: dispatch.Call,
     batch: TableBatch,
     accuracy: npt.NDArray[np.floating],
     leaky: float,
@@ -86,7 +78,7 @@ def _run(
     occupancy: Tensor,
 ) -> tuple[npt.NDArray[Any], ...]:
     """log Z [N], E[A] [N] and ok [N]; weights times derivatives into the buffers, none if the first is empty."""
-    recursions, inputs = _RECURSIONS[ready.backend], (batch, ready.scores, accuracy, ready.lengths, leaky)
+    recursions, inputs = ready.backend.mbr, (batch, ready.scores, accuracy, ready.lengths, leaky)
     if not len(gradient):
         result = recursions.expected_accuracy(*inputs)
     else:
@@ -155,17 +147,19 @@ def mbr(
         return by_host(mbr, nnet_output.device, *tensors, *options_too)  # type: ignore[return-value]
     leaky, l2, out_of_range, memory_budget = options
     numerators = find_batch(int(numerator_key.item()))
-    call = HostCall(dispatch.prepare(numerators, nnet_output, lengths, "cpu", budget_of(memory_budget)))
+    call = dispatch.bind(numerators, nnet_output, lengths, "cpu", budget_of(memory_budget))
     factors = parts.placed_weights(weights, numerators, call, nnet_output.device)
     accuracy = new_buffer(nnet_output, True)
     num, num_ok = parts.log_probs(call, numerators, 0.0, None, accuracy)
     gradient = new_buffer(nnet_output, with_gradient)
     used = torch.where(num_ok, factors, 0.0)
 
-    def denominator(batch: TableBatch, part: HostCall, at: Tensor | None, out: Tensor) -> tuple[Tensor, ...]:
+    def denominator(
+        batch: TableBatch, part: dispatch.Call, at: Tensor | None, out: Tensor
+    ) -> tuple[Tensor, ...]:
         own, its = (accuracy, used) if at is None else (accuracy[at], used[at])
         nowhere = new_buffer(accuracy, False)
-        values = _run(part.ready, batch, own.numpy(), leaky, its.numpy(), out, nowhere)[:2]
+        values = _run(part, batch, own.numpy(), leaky, its.numpy(), out, nowhere)[:2]
         return tuple(torch.from_numpy(value) for value in values)
 
     results = torch.empty((2, len(num)), dtype=torch.float64)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends import LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.frames import Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
@@ -171,7 +172,7 @@ class _Numbers(NamedTuple):
     make_form: Callable[[int], Form]
 
 
-def log_probs(batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float) -> tuple[Floats, Bools]:
+def log_probs(batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float) -> LogProbs:
     """log Z [N] and ok [N]; see `reference.log_probs`."""
     return _run(
         batch, _Job(scores, lengths, leaky, np.zeros(batch.size), np.empty((0, 0, 0), scores.dtype), 0.0)
@@ -186,7 +187,7 @@ def add_occupancy(
     weights: Floats,
     out: npt.NDArray[np.floating],
     memory_budget: float | None = None,
-) -> tuple[Floats, Bools]:
+) -> LogProbs:
     """Add weights[n] x occupancy to out [N, T, P]; log Z [N] and ok [N]; see `reference.add_occupancy`.
 
     Alphas of all frames are kept if they fit `memory_budget` bytes (None: a 32nd of the free memory); else about
@@ -201,7 +202,7 @@ def add_penalties(
     weights: Floats,
     factors: tuple[float, float, float],
     out: npt.NDArray[np.floating],
-) -> tuple[float, float]:
+) -> Floats:
     """Penalties on large scores and their derivatives; see `reference.add_penalties`."""
     sums = np.zeros((len(scores), 2))
     l2, out_of_range, limit = factors
@@ -212,8 +213,21 @@ def add_penalties(
         return lambda: add_penalties_of_one(y, weights[n], l2, out_of_range, limit, into, sums[n])
 
     run_all([job(int(n)) for n in np.flatnonzero(weights)])
-    squares, excesses = sums.sum(axis=0)
-    return -0.5 * l2 * float(squares), -0.5 * out_of_range * float(excesses)
+    return np.array([-0.5 * l2, -0.5 * out_of_range]) * sums.sum(axis=0)
+
+
+def best_paths(
+    batch: TableBatch, scores: Scores, lengths: Lengths, memory_budget: float | None = None
+) -> Paths:
+    """The best path of every sequence; `memory_budget` is for other backends."""
+    score = np.empty(batch.size)
+    arcs: list[Ints] = [np.empty(0, dtype=np.int32)] * batch.size
+
+    def job(n: int) -> None:
+        score[n], arcs[n] = best_path(batch.table(n), scores[n, : lengths[n]])
+
+    run_all([partial(job, n) for n in range(batch.size)])
+    return Paths(score, arcs)
 
 
 def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
@@ -224,7 +238,7 @@ def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
     return score, table.by_dst.arc[path] if np.isfinite(score) else np.empty(0, dtype=np.int32)
 
 
-def _run(batch: TableBatch, job: _Job) -> tuple[Floats, Bools]:
+def _run(batch: TableBatch, job: _Job) -> LogProbs:
     """All sequences in the first kind of number that is wide enough for each."""
     log_z, waiting = np.empty(batch.size), np.arange(batch.size)
     for numbers in _kinds(batch, job.scores.dtype):
@@ -235,7 +249,7 @@ def _run(batch: TableBatch, job: _Job) -> tuple[Floats, Bools]:
             waiting = np.flatnonzero(~certain)
     run_all([_log_job(batch, job, int(n), log_z) for n in waiting])
     trim()
-    return log_z, np.isfinite(log_z)
+    return LogProbs(log_z, np.isfinite(log_z))
 
 
 def _kinds(batch: TableBatch, dtype: np.dtype[Any]) -> Iterator[_Numbers]:

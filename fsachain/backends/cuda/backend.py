@@ -7,12 +7,14 @@ sequence is of the kind returns at once, so that the host never asks what the de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends import LogProbs, Paths
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import cupy_device as cuda_cupy
 from fsachain.backends.cuda import paths as cuda_paths
@@ -29,9 +31,7 @@ from fsachain.backends.cuda.plan import (
     window_of,
     with_frames,
 )
-from fsachain.backends.host_call import Ferry
 from fsachain.batch import TableBatch
-from fsachain.fsa import Ints
 
 __all__ = ["Sums", "add_occupancy", "log_probs", "place_tables_cuda", "start"]
 
@@ -248,8 +248,6 @@ def add_penalties(
 
 # The CUDA backend, called with arrays that live on a device: nothing here waits for it, but for best paths.
 
-Lanes = npt.NDArray[np.int64]
-
 
 def find_device(array: Any) -> Device:
     """The device of a torch or cupy array, with the stream that is current there.
@@ -271,107 +269,67 @@ def view(array: Any) -> DeviceArray:
     return DeviceArray(array.data.ptr, dtype, tuple(array.shape), strides, array)
 
 
-def _array(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Memory that the device's pool gave, as an array of the library whose pool it is, without a copy."""
-    return memory.array(dtype, shape)
+class OnDevice:
+    """`fsachain.backends.Recursion` for torch and cupy arrays of a device.
 
-
-class CudaCall:
-    """The recursions of the CUDA backend on one batch of scores; see `dispatch.Recursions`.
-
-    Arrays that come and go are torch's or cupy's, as the scores are, on their device. Each method works on the stream that
-    is current when it is called.
+    Each method works on the stream that is current when it is called; nothing but `best_paths` waits for the device.
     """
 
-    def __init__(self, scores: Any, lengths: Lanes, memory_budget: float | None) -> None:
-        self._scores = scores.detach() if kinds.kind_of(scores) == "torch" else scores
-        self._lengths, self._budget, self._view = lengths, memory_budget, view(self._scores)
-        find_device(scores)
+    def log_probs(self, batch: TableBatch, scores: Any, lengths: Lengths, leaky: float) -> LogProbs:
+        return _results(log_probs(find_device(scores), batch, view(scores), lengths, leaky), lengths)
 
-    @property
-    def lengths(self) -> Lanes:
-        """See `dispatch.Recursions`."""
-        return self._lengths
+    def add_occupancy(
+        self,
+        batch: TableBatch,
+        scores: Any,
+        lengths: Lengths,
+        leaky: float,
+        weights: Any,
+        out: Any,
+        memory_budget: float | None,
+    ) -> LogProbs:
+        inputs = find_device(scores), batch, view(scores), lengths, leaky
+        return _results(add_occupancy(*inputs, view(weights), view(out), memory_budget), lengths)
 
-    @property
-    def _device(self) -> Device:
-        return find_device(self._scores)  # with the stream that is current now
-
-    def log_probs(self, batch: TableBatch, leaky: float) -> tuple[Any, Any]:
-        """See `dispatch.Recursions`."""
-        return self._results(log_probs(self._device, batch, self._view, self.lengths, leaky))
-
-    def add_occupancy(self, batch: TableBatch, leaky: float, weights: Any, out: Any) -> tuple[Any, Any]:
-        """See `dispatch.Recursions`."""
-        factors = self.constant(np.ones(batch.size)) if weights is None else weights
-        inputs = self._device, batch, self._view, self.lengths, leaky
-        return self._results(add_occupancy(*inputs, view(factors), view(out), self._budget))
-
-    def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:
-        """See `dispatch.Recursions`."""
+    def add_penalties(
+        self, scores: Any, lengths: Lengths, weights: Any, factors: tuple[float, float, float], out: Any
+    ) -> Any:
         into = view(out) if len(out) else None
-        inputs = self._device, self._view, self.lengths
-        terms = add_penalties(*inputs, view(weights), factors, into)
-        return _array(terms, "float64", (2,))
+        memory: Any = add_penalties(find_device(scores), view(scores), lengths, view(weights), factors, into)
+        return memory.array("float64", (2,))
 
-    def best_paths(self, batch: TableBatch) -> tuple[Any, list[Ints]]:
-        """See `dispatch.Recursions`; waits for the device."""
-        size, num_frames, _ = self._view.shape
-        found = cuda_paths.best_paths(self._device, batch, self._view, self.lengths, self._budget)
-        score = _array(found.score, "float64", (size,))
-        arcs = kinds.as_numpy(kinds.on_host(_array(found.arcs, "int32", (size, num_frames))))
+    def best_paths(
+        self, batch: TableBatch, scores: Any, lengths: Lengths, memory_budget: float | None
+    ) -> Paths:
+        found: Any = cuda_paths.best_paths(find_device(scores), batch, view(scores), lengths, memory_budget)
+        score = found.score.array("float64", lengths.shape)
+        arcs = kinds.as_numpy(kinds.on_host(found.arcs.array("int32", tuple(scores.shape[:2]))))
         is_path = np.isfinite(kinds.as_numpy(kinds.on_host(score)))
-        return score, [arcs[n, : self.lengths[n] if is_path[n] else 0] for n in range(size)]
-
-    def zeros(self) -> Any:
-        """See `dispatch.Recursions`."""
-        wide = "float64" if self._view.dtype == "float64" else "float32"
-        if kinds.kind_of(self._scores) == "torch":
-            import torch
-
-            return torch.zeros(self._view.shape, dtype=getattr(torch, wide), device=self._scores.device)
-        import cupy
-
-        with self._scores.device:
-            return cupy.zeros(self._view.shape, wide)
-
-    def constant(self, values: npt.NDArray[Any]) -> Any:
-        """See `dispatch.Recursions`."""
-        (memory,) = self._device.upload([values])
-        return _array(memory, str(values.dtype), values.shape)
-
-    def clear(self, buffer: Any, ok: Any) -> None:
-        """See `dispatch.Recursions`."""
-        buffer.masked_fill_(~ok.view(-1, 1, 1), 0.0)
-
-    def part(self, lanes: Lanes) -> CudaCall:
-        """See `dispatch.Recursions`."""
-        return CudaCall(self._scores[self.constant(lanes)], self.lengths[lanes], self._budget)
-
-    def with_scores(self, scores: Any) -> CudaCall:
-        """See `dispatch.Recursions`."""
-        return CudaCall(scores, self.lengths, self._budget)
-
-    def _results(self, results: tuple[Any, Any]) -> tuple[Any, Any]:
-        shape = self.lengths.shape
-        return _array(results[0], "float64", shape), _array(results[1], "bool", shape)
+        return Paths(score, [arcs[n, : lengths[n] if is_path[n] else 0] for n in range(len(lengths))])
 
 
-def from_host(scores: Any, lengths: Lanes, memory_budget: float | None) -> Ferry:
-    """The recursions of the CUDA backend for scores of the host, which travel to the device that is current for cupy.
+def _results(found: tuple[Memory, Memory], lengths: Lengths) -> LogProbs:
+    log_prob, ok = found  # in memory of the pool of the library whose the scores are
+    return LogProbs(log_prob.array("float64", lengths.shape), ok.array("bool", lengths.shape))  # type: ignore[attr-defined]
+
+
+def place(like: Any, values: npt.NDArray[Any]) -> Any:
+    """Values of the host as an array like `like` on its device."""
+    memory: Any
+    (memory,) = find_device(like).upload([values])
+    return memory.array(str(values.dtype), values.shape)
+
+
+def copies() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Functions that copy arrays of the host to the device that is current for cupy, and arrays of it to numpy's.
 
     Raises:
-        BackendUnavailable: kernels cannot run here.
+        BackendUnavailable: kernels cannot run there.
     """
     cuda_cupy.check_any()
     import cupy
 
-    def there(array: Any) -> Any:
-        return cupy.asarray(kinds.as_numpy(array))
-
-    back = kinds.back_to(scores)
-    inner = CudaCall(there(kinds.scores_as_numpy(scores)), lengths, memory_budget)
-    return Ferry(inner, there, lambda result: back(cupy.asnumpy(result)))
+    return (lambda array: cupy.asarray(kinds.as_numpy(array))), cupy.asnumpy
 
 
 def place_tables(batch: TableBatch, index: int | None) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends import LogProbs, Paths
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
 from fsachain.recursion import Array, log_add, log_sum, log_sum_rows
@@ -83,16 +84,14 @@ def _log_z(table: TransitionTable, alpha: Array) -> float:
     return log_sum(alpha[-1] + table.final_log_prob)  # (4), without the shifts
 
 
-def log_probs(
-    batch: TableBatch, scores: Scores, lengths: npt.NDArray[np.int64], leaky: float
-) -> tuple[Array, npt.NDArray[np.bool_]]:
+def log_probs(batch: TableBatch, scores: Scores, lengths: npt.NDArray[np.int64], leaky: float) -> LogProbs:
     """log Z [N] (NaN for an illegal score, -inf where no path exists) and ok [N]."""
     log_prob = np.empty(batch.size)
     for n in range(batch.size):
         frames = _frames(batch.table(n), scores[n, : lengths[n]])
         alpha = _alphas(batch.table(n), frames.scores, leaky) if frames.legal else None
         log_prob[n] = np.nan if alpha is None else _log_z(batch.table(n), alpha) + frames.shift.sum()
-    return log_prob, np.isfinite(log_prob)
+    return LogProbs(log_prob, np.isfinite(log_prob))
 
 
 def arc_occupancy(table: TransitionTable, scores: Scores, leaky: float) -> Array:
@@ -149,7 +148,7 @@ def add_occupancy(
     weights: Array,
     out: npt.NDArray[np.floating],
     memory_budget: float | None = None,
-) -> tuple[Array, npt.NDArray[np.bool_]]:
+) -> LogProbs:
     """Add weights[n] x occupancy(t, p) of equation (7) to out [N, T, P]; returns log Z [N] and ok [N].
 
     `memory_budget` is for the other backends: the oracle keeps all alphas, betas and occupancies of arcs of one sequence.
@@ -161,7 +160,7 @@ def add_occupancy(
         for column, pdf in enumerate(table.active_pdfs):
             first, last = table.by_column.offsets[column : column + 2]
             out[n, : lengths[n], pdf] += weights[n] * gamma[:, table.by_column.arc[first:last]].sum(axis=1)
-    return log_prob, ok
+    return LogProbs(log_prob, ok)
 
 
 def add_penalties(
@@ -170,7 +169,7 @@ def add_penalties(
     weights: Array,
     factors: tuple[float, float, float],
     out: npt.NDArray[np.floating],
-) -> tuple[float, float]:
+) -> Array:
     """Penalties on large scores, sequence n's times weights[n]; sequences of weight 0 are not looked at.
 
     factors: l2, o and the limit L. Returns -1/2 l2 sum y^2 and -1/2 o sum (|y| - L)_+^2 over real frames; their
@@ -186,7 +185,15 @@ def add_penalties(
         range_term -= 0.5 * out_of_range * weights[n] * float((excess * excess).sum())
         if len(out):
             out[n, : lengths[n]] -= weights[n] * (l2 * y + out_of_range * excess)
-    return l2_term, range_term
+    return np.array([l2_term, range_term])
+
+
+def best_paths(
+    batch: TableBatch, scores: Scores, lengths: npt.NDArray[np.int64], memory_budget: float | None = None
+) -> Paths:
+    """The best path of every sequence; `memory_budget` is for other backends."""
+    found = [best_path(batch.table(n), scores[n, : lengths[n]]) for n in range(batch.size)]
+    return Paths(np.array([score for score, _ in found]), [arcs for _, arcs in found])
 
 
 def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
