@@ -188,8 +188,7 @@ def train(folder: Path, stop_at: int | None = None) -> None:
 
 def fill_cache(folder: Path, stop_at: int | None = None) -> None:
     """Features of two chunks of recordings, which the driver has written."""
-    from fsachain.data.cache import load_features
-    from fsachain.data.features import FeatureConfig
+    from fsachain.data.features import FeatureConfig, load_features
     from fsachain.data.kaldi_dir import Utterance
 
     utterances = [Utterance(f"u{n}", "a", (), str(folder / f"{n % 3}.wav")) for n in range(70)]

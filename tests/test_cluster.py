@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fsachain.data import DataDir, FeatureConfig
-from fsachain.data.cache import load_features
+from fsachain.data.features import load_features
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError
 from fsachain.graph.shards import TableShards

@@ -17,11 +17,9 @@ from tolerances import (
     SPEED_SAMPLES,
 )
 
-from fsachain.data import cache
 from fsachain.data.audio import Perturbation, change_speed
-from fsachain.data.cache import load_features
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.features import FeatureConfig, compute_features
+from fsachain.data.features import FeatureConfig, compute_features, load_features
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.errors import ConfigError, DataError, ShapeError
 
@@ -190,7 +188,7 @@ def test_cmvn_errors_name_what_is_wrong() -> None:
 @pytest.fixture
 def utterances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Utterance]:
     """Five utterances in chunks of two."""
-    monkeypatch.setattr(cache, "CHUNK", 2)
+    monkeypatch.setattr("fsachain.data.features.CHUNK", 2)
     made = []
     for i in range(5):
         path = tmp_path / f"{i}.wav"
@@ -211,7 +209,10 @@ def test_cached_features_equal_computed_ones_and_are_not_computed_again(
     plain = load_features(utterances, FeatureConfig())
     folder = tmp_path / "cache"
     assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder), plain)
-    monkeypatch.setattr(cache, "utterance_features", lambda *unused: pytest.fail("computed although cached"))
+    monkeypatch.setattr(
+        "fsachain.data.features.utterance_features",
+        lambda *unused: pytest.fail("computed although cached"),
+    )
     assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder, num_workers=2), plain)
     assert sorted(path.suffix for path in folder.iterdir()) == [".npz"] * 3
 

@@ -1,18 +1,14 @@
 """Kaldi data directories: what is read, what is refused and with which message."""
 
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tolerances
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fsachain.data.audio import read_audio
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.utterance import joined
 from fsachain.errors import DataError
 
 soundfile = pytest.importorskip("soundfile")
@@ -186,23 +182,6 @@ def test_a_path_that_becomes_a_command_is_refused_even_if_commands_are_allowed(
         DataDir.read(corpus, allow_commands=True)
 
 
-@given(st.text("./a|", max_size=5), st.text("./a|\n", min_size=1, max_size=9))
-def test_paths_are_joined_as_pathlib_joins_them(folder: str, path: str) -> None:
-    folder = str(Path(folder))
-    assert joined(folder, path) == str(Path(folder) / path)
-
-
-def test_utterances_are_a_sequence_that_can_be_pickled(corpus: Path) -> None:
-    data = DataDir.read(corpus)
-    first, second = data
-    assert data.utterances == (first, second) and data.utterances[-1] == second
-    assert data.utterances[::-1] == (second, first)
-    assert pickle.loads(pickle.dumps(data.utterances)) == data.utterances
-    assert DataDir.join([DataDir((first,)), data.select(lambda u: u.id == "b")]).utterances == (first, second)
-    with pytest.raises(IndexError):
-        data.utterances[2]
-
-
 def test_the_first_fault_of_each_utterance_is_kept(corpus: Path) -> None:
     write(corpus, "wav.scp", "a audio/a.wav\nb\nb audio/b.wav\nc x|\nd d.wav\n")
     write(corpus, "text", "e one\nd two\nd two\na three\n\n")
@@ -211,11 +190,20 @@ def test_the_first_fault_of_each_utterance_is_kept(corpus: Path) -> None:
     assert [(fault.id, fault.kind) for fault in faults] == [
         ("b", "no recording"),
         ("c", "shell command"),
-        ("d", "duplicate id"),
         ("e", "no recording"),
+        ("d", "duplicate id"),
     ]
-    assert faults[2].reason == f"{corpus / 'text'}:3: key 'd' occurs twice, first on line 2"
-    assert len(faults) == 4 and faults[-1].id == "e" and faults[1:3] == [faults[1], faults[2]]
+    assert faults[3].reason == f"{corpus / 'text'}:3: key 'd' occurs twice, first on line 2"
+
+
+def test_segments_of_a_recording_that_occurs_twice_are_left_out(corpus: Path) -> None:
+    write(corpus, "wav.scp", "a audio/a.wav\nb audio/b.wav\na audio/b.wav\n")
+    write(corpus, "segments", "a1 a 0.5 1.25\nb1 b 0 1\n")
+    write(corpus, "text", "a1 one\nb1 two\n")
+    write(corpus, "utt2spk", "a1 anna\nb1 anna\n")
+    data, faults = DataDir.check(corpus)
+    assert [one.id for one in data] == ["b1"]
+    assert [fault.id for fault in faults] == ["a", "a1"]
 
 
 def test_a_file_that_is_no_table_is_given_up(corpus: Path) -> None:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsachain.data.dataset import length_buckets
-from fsachain.data.order import EpochOrder
+from fsachain.data.order import EpochOrder, length_buckets
 from fsachain.errors import ConfigError
 
 LENGTHS = np.random.default_rng(4).integers(20, 600, 203).tolist()

@@ -23,7 +23,7 @@ from fsachain.cli.config import Experiment
 from fsachain.cli.lang import Lang, load_lang
 from fsachain.cli.training_data import validate_data
 from fsachain.data import audio
-from fsachain.data.faults import KINDS, Fault, fault_table
+from fsachain.data.utterance import KINDS, Fault, fault_table
 from fsachain.errors import DataError
 from fsachain.train.log import read_log
 

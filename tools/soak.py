@@ -176,7 +176,7 @@ from pathlib import Path
 import numpy as np
 from fsachain.batch import TableBatch
 from fsachain.backends.dispatch import forward_backward
-from fsachain.data.cache import load_features
+from fsachain.data.features import load_features
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import Utterance
 from tools.soak import NUM_PDFS, denominator

@@ -11,11 +11,10 @@ from typing import Any
 from click import echo
 
 from fsachain.data.audio import Perturbation
-from fsachain.data.dataset import Example
-from fsachain.data.faults import Fault, fault_table, write_faults
+from fsachain.data.dataset import Example, load_usable
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.usable import load_usable
+from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError
 
 POLICIES = ("exclude", "stop")

@@ -39,8 +39,8 @@ from fsachain.cli.training_data import (
 )
 from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import load_examples
-from fsachain.data.faults import Fault
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.utterance import Fault
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import parse_json, write_text

@@ -18,12 +18,10 @@ from fsachain.cli.model import normalise_set
 from fsachain.cli.options import track
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.dataset import Example, cut_example, estimate_cmvn
-from fsachain.data.faults import Fault, fault_table
+from fsachain.data.dataset import Example, cut_example, estimate_cmvn, load_usable
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.order import frame_counts
-from fsachain.data.usable import load_usable
-from fsachain.data.utterance import Member
+from fsachain.data.utterance import Fault, Member, fault_table
 from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError, FsachainError, GraphError
 from fsachain.files import read_npz, replacing

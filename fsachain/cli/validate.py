@@ -54,7 +54,7 @@ def validate(data: Path, lang: Path | None, out: Path | None, policy: str, **arg
     """
     from fsachain.cli.lang import load_lang
     from fsachain.cli.training_data import validate_data
-    from fsachain.data.faults import write_faults
+    from fsachain.data.utterance import write_faults
     from fsachain.errors import DataError
 
     found = validate_data(

@@ -8,12 +8,12 @@ from fsachain.data.dataset import (
     Example,
     collate,
     estimate_cmvn,
-    length_buckets,
     load_examples,
     normalise,
 )
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.data.order import length_buckets
 
 __all__ = [
     "AugmentConfig",

@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.faults import UtteranceError
-from fsachain.data.lhotse_cut import cut_identity, cut_samples
-from fsachain.data.utterance import Cut, Member, Utterance, is_command
+from fsachain.data.cuts import MAX_SECONDS, cut_identity, cut_samples
+from fsachain.data.utterance import Cut, Member, Utterance, UtteranceError, is_command
 from fsachain.errors import ConfigError, DataError, require
 
-MAX_SECONDS = 7200.0  # of an utterance; a longer one is no utterance, or its header lies
 _BLOCK = 1 << 17  # samples of all channels that are read at once
 
 

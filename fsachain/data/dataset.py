@@ -7,8 +7,10 @@ batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from fsachain.data.audio import Perturbation, seeded_generator
-from fsachain.data.cache import load_features
+from fsachain.data.audio import Perturbation
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.features import FeatureConfig
+from fsachain.data.features import CHUNK, FeatureConfig, load_chunk, load_features
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.errors import ConfigError, DataError
+from fsachain.data.utterance import Fault, Utterance, UtteranceError
+from fsachain.errors import DataError
 
 # Which outputs of a network count: those of a chunk, and not those of the context around it.
 
@@ -133,7 +135,7 @@ def load_examples(
         perturbation: speed and volume; ids and speakers of a copy at another speed get `perturbation.prefix`.
         cache_dir: folder of the feature cache; None for none.
         num_workers: threads that compute features.
-        executor: used instead of threads; see `fsachain.data.cache.load_features`.
+        executor: used instead of threads; see `fsachain.data.features.load_features`.
 
     Returns:
         One example per utterance, in order.
@@ -152,6 +154,86 @@ def load_examples(
         for utterance, matrix in zip(data_dir.utterances, features, strict=True)
     ]
     return examples if cmvn is None else normalise(examples, cmvn)
+
+
+Loaded = list[tuple[Utterance, NDArray[np.float32] | Fault]]
+
+
+def load_usable(
+    data_dir: DataDir,
+    config: FeatureConfig,
+    copies: Sequence[Perturbation] = (Perturbation(),),
+    *,
+    cache_dir: str | Path | None = None,
+    num_workers: int = 1,
+    executor: Executor | None = None,
+) -> tuple[DataDir, list[list[Example]], list[Fault]]:
+    """Features of the utterances that have some, for each copy.
+
+    Args:
+        data_dir: the utterances.
+        config: kind and size of the features.
+        copies: changes of speed and volume, one list of examples for each.
+        cache_dir, num_workers, executor: as for `fsachain.data.dataset.load_examples`.
+
+    Returns:
+        The usable utterances, their examples per copy in the same order, and what is wrong with each of the others:
+        a recording or matrix that cannot be read or has another rate or width, no frames, numbers that are not
+        finite. An utterance is usable if all its copies are.
+
+    Raises:
+        DataError: the options do not fit the data at all, such as a change of speed where there is no audio.
+    """
+    if cache_dir is not None:
+        Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    folder = None if cache_dir is None else str(cache_dir)
+    chunks = [tuple(data_dir.utterances[i : i + CHUNK]) for i in range(0, len(data_dir), CHUNK)]
+    matrices: list[dict[str, NDArray[np.float32]]] = []  # of each copy
+    faults: dict[str, Fault] = {}
+    for copy in copies:
+        work = partial(_load_sound, config=config, perturbation=copy, folder=folder)
+        matrices.append({})
+        with nullcontext(executor) if executor is not None else ThreadPoolExecutor(num_workers) as pool:
+            for found, wrong in pool.map(work, chunks):
+                matrices[-1] |= found
+                faults = {**wrong, **faults}  # the first fault of each utterance counts
+    usable = data_dir.select(lambda utterance: utterance.id not in faults)
+    variants = [
+        [
+            Example(copy.prefix + one.id, copy.prefix + one.speaker, one.words, features[one.id])
+            for one in usable
+        ]
+        for copy, features in zip(copies, matrices, strict=True)
+    ]
+    order = {utterance.id: place for place, utterance in enumerate(data_dir)}
+    return usable, variants, [faults[name] for name in sorted(faults, key=order.__getitem__)]
+
+
+def _load_sound(
+    utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
+) -> tuple[dict[str, NDArray[np.float32]], dict[str, Fault]]:
+    """A chunk by the cache; one after the other, the utterances that keep it from being loaded are left out."""
+    left, faults = utterances, dict[str, Fault]()
+    while left:
+        try:
+            matrices = load_chunk(left, config, perturbation, folder)
+            break
+        except UtteranceError as error:
+            faults[error.fault.id] = error.fault
+            left = tuple(one for one in left if one.id != error.fault.id)
+    else:
+        return {}, faults
+    for one, matrix in zip(left, matrices, strict=True):
+        where = f"utterance {one.id!r}"
+        finite = np.isfinite(matrix).all(axis=1)
+        if not len(matrix):
+            kind = "empty audio" if one.feats is None else "no frames"
+            faults[one.id] = Fault(one.id, f"{where}: {one.feats or one.audio!r} gives no frame", kind)
+        elif not finite.all():
+            frame = int(np.argmin(finite))
+            message = f"{where}: features are not finite, first in frame {frame} of {len(matrix)}"
+            faults[one.id] = Fault(one.id, message, "features not finite")
+    return {one.id: matrix for one, matrix in zip(left, matrices, strict=True)}, faults
 
 
 def estimate_cmvn(examples: Sequence[Example], config: CmvnConfig) -> Cmvn:
@@ -237,54 +319,3 @@ def cut_example(
     first = max(0, start - -(-context[0] // subsampling))
     features = example.features[subsampling * first : subsampling * end + context[1]]
     return replace(example, id=name, features=features, window=OutputWindow(start - first, frame_weights))
-
-
-def length_buckets(
-    lengths: Sequence[int],
-    *,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    max_batch_frames: int | None = None,
-    noise: float = 0.1,
-) -> list[list[int]]:
-    """The batches of one epoch: utterances of similar length together, in random order.
-
-    Utterances are sorted by length times a random factor in [1 - noise, 1 + noise], cut into batches, and the
-    batches are shuffled. The factor makes batches differ from epoch to epoch at little padding.
-
-    Args:
-        lengths: frames of each utterance.
-        batch_size: utterances per batch, at most.
-        seed: of the run.
-        epoch: from 0; the order is a function of seed, epoch and the lengths.
-        max_batch_frames: limit of (utterances x longest) per batch, so that long utterances come in smaller
-            batches; an utterance longer than the limit is a batch of its own.
-        noise: 0 sorts strictly by length, ties at random.
-
-    Returns:
-        Lists of positions in `lengths`; each position occurs once.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
-    if max_batch_frames is not None and max_batch_frames < 1:
-        raise ConfigError(f"max_batch_frames is {max_batch_frames}; expected at least 1")
-    if not 0.0 <= noise < 1.0:
-        raise ConfigError(f"noise is {noise}; expected 0 <= noise < 1")
-    generator = seeded_generator(seed, epoch, "length_buckets")
-    blurred = np.asarray(lengths, np.float64) * generator.uniform(1.0 - noise, 1.0 + noise, len(lengths))
-    order = generator.permutation(len(lengths))
-    order = order[np.argsort(blurred[order], kind="stable")]
-    batches: list[list[int]] = []
-    longest = 0
-    for position in order.tolist():
-        longest = max(longest, lengths[position])
-        full = not batches or len(batches[-1]) == batch_size
-        if full or (max_batch_frames is not None and (len(batches[-1]) + 1) * longest > max_batch_frames):
-            batches.append([])
-            longest = lengths[position]
-        batches[-1].append(position)
-    return [batches[i] for i in generator.permutation(len(batches))]

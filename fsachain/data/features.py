@@ -10,22 +10,29 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.audio import Perturbation, read_audio
-from fsachain.data.faults import UtteranceError
-from fsachain.data.lhotse_cut import cut_features
-from fsachain.data.utterance import Cut, Member, Part, Utterance
+from fsachain.data.audio import Perturbation, audio_identity, read_audio
+from fsachain.data.cuts import cut_features
+from fsachain.data.utterance import Cut, Member, Utterance, UtteranceError
 from fsachain.errors import ConfigError, DataError, require
+from fsachain.files import read_npz, remove_partials, replacing
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_matrix
 
 # Kaldi's features take samples as 16-bit integers; log energies shift by a constant otherwise.
 SAMPLE_SCALE = 32768.0
+FORMAT_VERSION = 1  # of cached features; raised when their meaning changes
+ABANDONED_SECONDS = 86_400.0  # after so long nobody writes to a half-written file any more
+CHUNK = 64  # utterances per cached file: few files, and still enough pieces of work for many processes
 
 
 @dataclass(frozen=True)
@@ -143,9 +150,24 @@ def utterance_features(
         raise DataError(
             f"utterance {utterance.id!r} comes as features; speed and volume can only be changed on audio"
         )
-    if utterance.feats_part is not None:
-        return _read_part(utterance, utterance.feats_part, config.num_features)
-    return read_kaldi_matrix(utterance, config.num_features)
+    try:
+        matrix = _stored_matrix(utterance)
+    except (ValueError, RuntimeError, OSError, EOFError) as error:  # a DataError is a ValueError
+        raise unreadable_features(utterance, error) from error
+    if matrix.ndim != 2 or matrix.shape[1] != config.num_features:
+        raise UtteranceError(
+            "width of features",
+            utterance.id,
+            f"utterance {utterance.id!r}: {utterance.feats!r} has shape {matrix.shape}, "
+            f"expected [frames, {config.num_features}]",
+        )
+    return matrix
+
+
+def unreadable_features(utterance: Utterance, error: Exception) -> UtteranceError:
+    """The error of stored features that cannot be read."""
+    message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
+    return UtteranceError("unreadable features", utterance.id, message)
 
 
 def has_stored(utterance: Utterance, config: FeatureConfig) -> bool:
@@ -153,15 +175,6 @@ def has_stored(utterance: Utterance, config: FeatureConfig) -> bool:
     if utterance.feats is None:
         return False
     return utterance.feats_part is None or config.kind == "archive" or utterance.audio is None
-
-
-def _read_part(utterance: Utterance, part: Part, num_features: int) -> NDArray[np.float32]:
-    """Features in a Shar tar or of a lhotse cut; errors as for `read_kaldi_matrix`."""
-    try:
-        matrix = cut_features(part.text) if isinstance(part, Cut) else _member_matrix(part)
-    except (ValueError, RuntimeError, OSError, EOFError) as error:  # a DataError is a ValueError
-        raise _unreadable(utterance, error) from error
-    return _checked_width(utterance, matrix, num_features)
 
 
 def _member_matrix(part: Member) -> NDArray[np.float32]:
@@ -173,40 +186,17 @@ def _member_matrix(part: Member) -> NDArray[np.float32]:
     raise DataError("holds audio; expected features")
 
 
-def read_kaldi_matrix(utterance: Utterance, num_features: int) -> NDArray[np.float32]:
-    """The matrix at the utterance's `feats` address, compressed or not, or from the command that stands there.
-
-    Raises:
-        DataError: it cannot be read or has not `num_features` columns.
-    """
-    address = utterance.feats or ""
-    try:
-        if address.rstrip().endswith("|"):  # a command, which the reader of the directory was told to accept
-            kaldi_native_io = require("kaldi_native_io", extra="recipes")
-            matrix = np.array(kaldi_native_io.FloatMatrix.read(address).numpy(), np.float32)
-        else:
-            matrix = read_value(address, read_matrix).astype(np.float32)
-    except (RuntimeError, DataError) as error:
-        raise _unreadable(utterance, error) from error
-    return _checked_width(utterance, matrix, num_features)
-
-
-def _unreadable(utterance: Utterance, error: Exception) -> UtteranceError:
-    message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
-    return UtteranceError("unreadable features", utterance.id, message)
-
-
-def _checked_width(
-    utterance: Utterance, matrix: NDArray[np.float32], num_features: int
-) -> NDArray[np.float32]:
-    if matrix.ndim != 2 or matrix.shape[1] != num_features:
-        raise UtteranceError(
-            "width of features",
-            utterance.id,
-            f"utterance {utterance.id!r}: {utterance.feats!r} has shape {matrix.shape}, "
-            f"expected [frames, {num_features}]",
-        )
-    return matrix
+def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
+    """The matrix in a Shar tar, of a lhotse cut, at a Kaldi address, or from the command that stands there."""
+    part, address = utterance.feats_part, utterance.feats or ""
+    if isinstance(part, Cut):
+        return cut_features(part.text)
+    if part is not None:
+        return _member_matrix(part)
+    if address.rstrip().endswith("|"):  # which the reader of the directory was told to accept
+        kaldi_native_io = require("kaldi_native_io", extra="recipes")
+        return np.array(kaldi_native_io.FloatMatrix.read(address).numpy(), np.float32)
+    return read_value(address, read_matrix).astype(np.float32)
 
 
 def online_extractor(knf: Any, config: FeatureConfig) -> Any:
@@ -267,3 +257,101 @@ class FeatureStream:
         self._extractor.pop(len(frames))
         self._returned = ready
         return frames
+
+
+# Features on disk, so that a second run starts training at once. A chunk of utterances is one file, named by a hash of
+# everything its content depends on: feature configuration, perturbation, and the identity of each recording. A changed
+# recording or option is therefore another name, and no entry is ever updated. A file is written under a temporary name
+# and renamed, which is atomic: any number of threads, processes and machines may fill one cache, and the worst that a
+# race costs is the same work twice. A damaged file, which its CRC-32 tells, is computed anew.
+
+
+def load_features(
+    utterances: Sequence[Utterance],
+    config: FeatureConfig,
+    *,
+    perturbation: Perturbation | None = None,
+    cache_dir: str | Path | None = None,
+    num_workers: int = 1,
+    executor: Executor | None = None,
+) -> list[NDArray[np.float32]]:
+    """Features of many utterances, from the cache where it has them.
+
+    Args:
+        utterances: their `id` need not be unique.
+        config: the kind and size of the features.
+        perturbation: speed and volume; None for the recordings as they are.
+        cache_dir: folder of the cache, made if absent; None for none.
+        num_workers: threads that compute features. Most of the work is done with the interpreter lock
+            released.
+        executor: used instead of threads: a ProcessPoolExecutor, a Dask client's executor, ...; cache_dir
+            must then be a folder that all its workers see.
+
+    Returns:
+        float32 [T, F] per utterance, in order.
+
+    Raises:
+        ConfigError: num_workers is not positive.
+        DataError: an utterance cannot be read.
+    """
+    if num_workers < 1:
+        raise ConfigError(f"num_workers is {num_workers}; expected at least 1")
+    if cache_dir is not None:
+        Path(cache_dir).mkdir(parents=True, exist_ok=True)
+        remove_partials(cache_dir, older_than=ABANDONED_SECONDS)
+    chunks = [tuple(utterances[i : i + CHUNK]) for i in range(0, len(utterances), CHUNK)]
+    folder = None if cache_dir is None else str(cache_dir)
+    work = partial(load_chunk, config=config, perturbation=perturbation or Perturbation(), folder=folder)
+    if executor is not None:
+        parts = list(executor.map(work, chunks))
+    elif num_workers == 1 or len(chunks) <= 1:
+        parts = [work(chunk) for chunk in chunks]
+    else:
+        with ThreadPoolExecutor(num_workers) as threads:
+            parts = list(threads.map(work, chunks))
+    return [features for part in parts for features in part]
+
+
+def load_chunk(
+    utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
+) -> list[NDArray[np.float32]]:
+    """Features of one chunk: from its file if that is sound, else computed and, with a folder, written."""
+    name = None if folder is None else _key(utterances, config, perturbation)
+    path = None if name is None or folder is None else Path(folder) / f"{name}.npz"
+    if path is not None:
+        cached = _read(path)
+        if cached is not None:
+            return cached
+    features = [utterance_features(utterance, config, perturbation) for utterance in utterances]
+    if path is not None:
+        _write(path, features)
+    return features
+
+
+def _key(utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation) -> str | None:
+    """Hash of all that the features depend on; None if that is unknown or they are an archive anyway."""
+    identities = [None if has_stored(u, config) else audio_identity(u) for u in utterances]
+    if any(identity is None for identity in identities) or config.dither != 0.0:
+        return None
+    content = (FORMAT_VERSION, config.fingerprint(), sorted(asdict(perturbation).items()), identities)
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> list[NDArray[np.float32]] | None:
+    """The chunk in this file; None if there is none or it is damaged, for instance by a full disk."""
+    try:
+        content = read_npz(path)
+        frames, lengths = content["frames"], content["lengths"]
+    except (DataError, KeyError):
+        return None
+    if frames.ndim != 2 or lengths.ndim != 1 or lengths.sum() != len(frames) or np.any(lengths < 0):
+        return None
+    return np.split(frames, np.cumsum(lengths)[:-1])
+
+
+def _write(path: Path, features: list[NDArray[np.float32]]) -> None:
+    """Write a chunk so that readers see all of it or nothing."""
+    with replacing(path) as file:
+        np.savez(
+            file, frames=np.concatenate(features), lengths=np.array([len(f) for f in features], np.int64)
+        )

@@ -1,107 +1,32 @@
 """Data sets: which recordings there are, who speaks and what is said, as Kaldi data directories say it.
 
-Manifests of lhotse (`fsachain.data.cuts`) give the same utterances.
+A directory holds `text` and `wav.scp` or `feats.scp`, and may hold `utt2spk` and `segments`. Every line of every table is
+`key value...`; keys are unique. Paths in `wav.scp` and `feats.scp` are relative to the folder of the file that names
+them, so that a corpus can be moved. An entry with a `|` at either end is a shell command. Commands run with the rights of
+the reader, hence they are refused unless the caller asks for them with `allow_commands=True`.
 
-Nothing is read but their small tables (`fsachain.data.kaldi_dir`): audio is opened in `fsachain.data.audio`.
+Manifests of lhotse (`fsachain.data.cuts`) give the same utterances. Audio is opened in `fsachain.data.audio`.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from array import array
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import filterfalse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsachain.data.cuts import holds_cuts, read_cuts
-from fsachain.data.faults import Fault, Faults, NoFaults
-from fsachain.data.utterance import (
-    OPEN_END,
-    ByRow,
-    Chosen,
-    Column,
-    Joined,
-    Utterance,
-    Utterances,
-    is_command,
-    joined,
-)
+from fsachain.data.utterance import Fault, Faults, Utterance, is_command, shortened
 from fsachain.errors import DataError
-from fsachain.files import binary_lines, check_text
-from fsachain.names import ByName, Names, Strings
+from fsachain.files import binary_lines, line_text
 
-__all__ = ["DataDir", "Table", "Utterance", "is_command", "read_table"]
-
-
-# Tables of lines `key value...`, the text files of which Kaldi's data directories consist.
+__all__ = ["DataDir", "Utterance", "is_command", "read_table"]
 
 LONGEST_KEY = 4096  # letters
-_HEAD = 4 * (LONGEST_KEY + 1)  # bytes that a key is looked for in
-_KEY = re.compile(r"\s*(\S+)")
-
-
-class Table(ByName[tuple[int, str]]):
-    """Line number (from 1) and stripped rest of the line by key, in file order; pairs are made on access."""
-
-    def __init__(self) -> None:
-        super().__init__(Names())
-        self._numbers = array("I")
-        self._rests = Strings()
-
-    def add(self, number: int, key: str, rest: bytes) -> int:
-        """One more line, with its rest as UTF-8; returns the number of the line that has the key first."""
-        place = self.names.add(key)
-        if place == len(self._numbers):
-            self._numbers.append(number)
-            self._rests.append_utf8(rest)
-        return self._numbers[place]
-
-    def at(self, place: int) -> tuple[int, str]:
-        """Line number and rest of the line of a key."""
-        return self._numbers[place], self._rests.at(place).strip()
-
-
-def read_table(path: str | Path) -> Table:
-    """Read a `key value...` table; empty lines are skipped.
-
-    Raises:
-        DataError: the file cannot be read, a line is no text, or a key occurs twice.
-    """
-    table = Table()
-    for number, key, rest in table_lines(path, raise_fault):
-        first = table.add(number, key, rest)
-        if first != number:
-            raise DataError(f"{path}:{number}: key {key!r} occurs twice, first on line {first}")
-    return table
-
-
-def table_lines(
-    path: str | Path, refuse: Callable[[str | Path, int, str], None]
-) -> Iterator[tuple[int, str, bytes]]:
-    """(number from 1, key, the rest of the line as UTF-8 without spaces at its ends) of each line that is not blank.
-
-    Args:
-        path: the file.
-        refuse: told of a line that is not UTF-8, has a byte order mark or zero byte, or a key of more than `LONGEST_KEY`
-            letters: the file, the line number and what is wrong. If it returns, the line is left out.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    for number, line in binary_lines(path):
-        where = f"{path}:{number}"
-        try:
-            check_text(line, where)
-            key, begin = _key(line)
-        except DataError as error:
-            refuse(path, number, str(error).removeprefix(f"{where}: "))
-            continue
-        if key:
-            yield number, key, line[begin:].strip()
+_OPEN_END = -1.0  # seconds, in segments: the utterance ends where its recording does
 
 
 def raise_fault(path: str | Path, number: int, why: str) -> None:
@@ -109,175 +34,191 @@ def raise_fault(path: str | Path, number: int, why: str) -> None:
     raise DataError(f"{path}:{number}: {why}")
 
 
-def _key(line: bytes) -> tuple[str, int]:
-    """The key of a line and how many bytes it ends after; the rest, which may be long, stays in bytes."""
-    text = line[:_HEAD].decode("utf-8", "ignore")
-    found = _KEY.match(text)
-    if found is None and len(line) <= _HEAD:
-        return "", 0
-    if found is None or found.end() > LONGEST_KEY:
-        raise DataError(f"no key in its first {LONGEST_KEY} letters")
-    return found[1], len(text[: found.end()].encode("utf-8"))
-
-
-# The tables of a Kaldi data directory, line by line into columns.
-#
-# A directory holds `text` and `wav.scp` or `feats.scp`, and may hold `utt2spk` and `segments`. Every line of
-# every table is `key value...`; keys are unique.
-#
-# Paths inside `wav.scp` and `feats.scp` are relative to the folder of the file that names them, so that a
-# corpus can be moved. An entry with a `|` at either end is a shell command. Commands run with the rights of
-# the reader, hence they are refused unless the caller asks for them with `allow_commands=True`.
-
-
-def read_folder(folder: Path, allow_commands: bool, faults: Faults) -> Chosen:
-    """The utterances of a directory, in the order of segments (or wav.scp) and feats.scp.
+def table_lines(
+    path: str | Path, refuse: Callable[[str | Path, int, str], None] = raise_fault
+) -> Iterator[tuple[int, str, str]]:
+    """(number from 1, key, stripped rest) of each line of a table that is not blank.
 
     Args:
-        folder: the directory.
-        allow_commands: accept locations that are shell commands.
-        faults: told of every utterance that is left out.
+        path: the file.
+        refuse: told of a line that is not UTF-8, has a byte order mark or zero byte, or a key of more than `LONGEST_KEY`
+            letters: the file, the line number and what is wrong. If it returns, the line is left out.
 
     Raises:
-        DataError: the directory or a table that it needs is missing; and what `faults` raises.
+        DataError: the file cannot be read, or has a line that is too long.
     """
-    _check_files(folder)
-    utterances = Utterances(faults.ids, str(folder))  # with rows for recordings, too
-    segments = folder / "segments"
-    recordings = Column(utterances.audio.values) if segments.is_file() else utterances.audio
-    _read_locations(folder / "wav.scp", recordings, allow_commands, faults)
-    cuts = array("I")
-    if segments.is_file() and any(row in recordings for row in range(len(faults.ids))):
-        cuts = _read_segments(segments, recordings, utterances, faults)
-    _read_locations(folder / "feats.scp", utterances.feats, allow_commands, faults)
-
-    def rows() -> Iterator[int]:
-        """Of utterances, sound or not."""
-        every = range(len(faults.ids))
-        yield from cuts if segments.is_file() else filter(utterances.audio.__contains__, every)
-        yield from (row for row in every if row in utterances.feats and row not in utterances.audio)
-
-    text = folder / "text"
-    _read_words(text, utterances, faults)
-    _require(rows(), utterances.transcripts, text, "no transcript", faults)
-    speakers = folder / "utt2spk"
-    if speakers.is_file():
-        _read_speakers(speakers, utterances, faults)
-        _require(rows(), utterances.speakers, speakers, "no speaker", faults)
-    return Chosen(utterances, array("I", filterfalse(faults.holds, rows())))
-
-
-def _check_files(folder: Path) -> None:
-    if not folder.is_dir():
-        raise DataError(f"data directory {str(folder)!r} does not exist")
-    if not (folder / "text").is_file():
-        raise DataError(f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts")
-    sources = (folder / "wav.scp", folder / "feats.scp")
-    if not any(path.is_file() and path.stat().st_size for path in sources):
-        raise DataError(
-            f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
-        )
-
-
-def _lines(path: Path, column: Column[Any], faults: Faults) -> Iterator[tuple[int, str, int, bytes]]:
-    """(number, key, row, rest of the line) of the lines of a table; a key that occurs twice loses what the column has."""
-    first = ByRow()  # line
-    row = -1
-    for number, key, rest in table_lines(path, partial(faults.report, "table", "")):
-        row = _row(faults.ids, key, row + 1)
-        if faults.holds(row):
-            continue
-        if first[row]:
-            message = "key {name!r} occurs twice, first on line {detail}"
-            faults.report("duplicate id", key, path, number, message, first[row])
-            column.remove(row)
-            continue
-        yield number, key, row, rest
-        if not faults.holds(row):
-            first[row] = number
-
-
-def _row(ids: Names, key: str, likely: int) -> int:
-    """The row of a key, which is added if it is new; tables have the same order, as a rule."""
-    return likely if likely < len(ids) and ids[likely] == key else ids.add(key)
-
-
-def _read_locations(path: Path, locations: Column[str], allow_commands: bool, faults: Faults) -> None:
-    """Paths (joined to the table's folder) or commands into a column, if there is such a table."""
-    if not path.is_file():
-        return
-    folder = str(path.parent)
-    for number, key, row, rest in _lines(path, locations, faults):
-        value = rest.decode("utf-8").strip()
-        place = value if is_command(value) else joined(folder, value)
-        if not value:
-            faults.report("no recording", key, path, number, "{name!r} has no path")
-        elif is_command(value) and not allow_commands:
-            message = (
-                "{name!r} is a shell command ({detail!r}); pass allow_commands=True "
-                "(--allow-commands) to run it, if you trust this directory"
-            )
-            faults.report("shell command", key, path, number, message, value)
-        elif is_command(place) and not is_command(value):  # such as `file|/`
-            message = "the path {detail!r} of {name!r} would be taken for a command; rename the file"
-            faults.report("shell command", key, path, number, message, value)
-        else:
-            locations.put(row, place)
-
-
-def _read_segments(path: Path, recordings: Column[str], utterances: Utterances, faults: Faults) -> array[int]:
-    """Utterances from lines `utterance recording start end`, in seconds; -1 is the recording's end. Returns their rows."""
-    rows = array("I")
-    for number, key, row, rest in _lines(path, utterances.audio, faults):
-        value = rest.decode("utf-8").strip()
-        fields = value.split(maxsplit=3)
+    for number, line in binary_lines(path):
         try:
-            recording, (start, end) = fields[0], (float(field) for field in fields[1:])
-        except (IndexError, ValueError):
-            message = "expected 'utterance recording start end', got '{name} {detail}'"
-            faults.report("segment", key, path, number, message, value)
+            if not line.isascii() or b"\0" in line:
+                line_text(line, "")
+            key, *rest = line.decode("utf-8").split(None, 1) or [""]
+            if len(key) > LONGEST_KEY:
+                raise DataError(f": no key in its first {LONGEST_KEY} letters")
+        except DataError as error:
+            refuse(path, number, str(error).removeprefix(": "))
             continue
-        found = faults.ids.place(recording)
-        open_end = end == OPEN_END
-        if found is None or found not in recordings:
-            message = "recording {detail!r} of {name!r} is not in wav.scp"
-            faults.report("no recording", key, path, number, message, recording)
-        elif not (0.0 <= start < math.inf and (open_end or start < end < math.inf)):
-            message = "{name!r} needs 0 <= start < end, got {detail}"
-            faults.report("segment", key, path, number, message, f"start {start} and end {end}")
+        if key:
+            yield number, key, rest[0].rstrip() if rest else ""
+
+
+def read_table(path: str | Path) -> dict[str, tuple[int, str]]:
+    """Line number (from 1) and stripped rest of the line by key, in file order; empty lines are skipped.
+
+    Raises:
+        DataError: the file cannot be read, a line is no text, or a key occurs twice.
+    """
+    table: dict[str, tuple[int, str]] = {}
+    for number, key, rest in table_lines(path):
+        first, _ = table.setdefault(key, (number, rest))
+        if first != number:
+            raise DataError(f"{path}:{number}: key {key!r} occurs twice, first on line {first}")
+    return table
+
+
+class _Segment(NamedTuple):
+    audio: str
+    start: float = 0.0
+    end: float | None = None
+
+
+class _Folder:
+    """Reads the tables of a directory; each has what it finds, by utterance, and tells `faults` of the rest."""
+
+    def __init__(self, folder: Path, allow_commands: bool, faults: Faults) -> None:
+        self.folder, self.allow_commands, self.faults = folder, allow_commands, faults
+
+    def read(self) -> list[Utterance]:
+        """The utterances without faults, in the order of segments (or wav.scp) and feats.scp."""
+        self._check_files()
+        recordings = self._locations("wav.scp")
+        if recordings and (self.folder / "segments").is_file():
+            audio = self._segments(recordings)
+        elif (self.folder / "segments").is_file():
+            audio = {}
         else:
-            utterances.audio.link(row, recordings.place(found))
-            utterances.spans.put(row, (start, end))
-            rows.append(row)
-    return rows
+            audio = {name: _Segment(place) for name, place in recordings.items()}
+        feats = self._locations("feats.scp")
+        ids = dict.fromkeys([*audio, *feats])
+        texts = self._texts(ids)
+        speakers = self._speakers(ids)
+        faults, silence = self.faults.by_id, _Segment("")
+        found = []
+        for name in ids:
+            if name not in faults:
+                place, start, end = audio.get(name, silence)
+                words = tuple(texts[name].split())
+                found.append(
+                    Utterance(
+                        name, speakers.get(name, name), words, place or None, start, end, feats.get(name)
+                    )
+                )
+        return found
 
+    def _check_files(self) -> None:
+        folder = self.folder
+        if not folder.is_dir():
+            raise DataError(f"data directory {str(folder)!r} does not exist")
+        if not (folder / "text").is_file():
+            raise DataError(
+                f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts"
+            )
+        sources = (folder / "wav.scp", folder / "feats.scp")
+        if not any(path.is_file() and path.stat().st_size for path in sources):
+            raise DataError(
+                f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
+            )
 
-def _read_words(path: Path, utterances: Utterances, faults: Faults) -> None:
-    """Transcripts, each of an utterance that has a recording or features."""
-    for number, key, row, rest in _lines(path, utterances.transcripts, faults):
-        if row in utterances.audio or row in utterances.feats:
-            utterances.transcripts.put_utf8(row, rest)
-        else:
-            message = "utterance {name!r} has neither a recording nor features"
-            faults.report("no recording", key, path, number, message)
+    def _lines(self, path: Path, found: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
+        """The lines of a table whose key has no fault and is new; one that comes again loses what was found."""
+        first: dict[str, int] = {}
+        report, faults = self.faults.report, self.faults.by_id
+        for number, key, rest in table_lines(path, partial(report, "table", "")):
+            if key in faults:
+                continue
+            if first.setdefault(key, number) != number:
+                message = f"key {key!r} occurs twice, first on line {first[key]}"
+                report("duplicate id", key, path, number, message)
+                found.pop(key, None)
+                continue
+            yield number, key, rest
 
+    def _locations(self, name: str) -> dict[str, str]:
+        """Paths, joined to the table's folder, or commands."""
+        path, found = self.folder / name, dict[str, str]()
+        if not path.is_file():
+            return {}
+        folder = str(self.folder)
+        for number, key, value in self._lines(path, found):
+            if not value:
+                self.faults.report("no recording", key, path, number, f"{key!r} has no path")
+            elif is_command(value) and not self.allow_commands:
+                message = (
+                    f"{key!r} is a shell command ({shortened(value)!r}); pass allow_commands=True "
+                    "(--allow-commands) to run it, if you trust this directory"
+                )
+                self.faults.report("shell command", key, path, number, message)
+            elif is_command(value):
+                found[key] = value
+            elif "|" in value and is_command(str(Path(value))):  # such as `file|/`
+                message = (
+                    f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
+                )
+                self.faults.report("shell command", key, path, number, message)
+            else:
+                found[key] = os.path.join(folder, value)  # noqa: PTH118  pathlib takes ten times as long
+        return found
 
-def _read_speakers(path: Path, utterances: Utterances, faults: Faults) -> None:
-    """Speakers of utterances, one word each; others may be named, too."""
-    for number, key, row, rest in _lines(path, utterances.speakers, faults):
-        speaker = rest.decode("utf-8").strip()
-        if len(speaker.split(maxsplit=1)) == 1:
-            utterances.speakers.share(row, speaker)
-        elif row in utterances.audio or row in utterances.feats:
-            message = "expected 'utterance speaker', got '{name} {detail}'"
-            faults.report("no speaker", key, path, number, message, speaker)
+    def _segments(self, recordings: dict[str, str]) -> dict[str, _Segment]:
+        """Utterances from lines `utterance recording start end`, in seconds; -1 is the recording's end."""
+        path, found = self.folder / "segments", dict[str, _Segment]()
+        for number, key, value in self._lines(path, found):
+            fields = value.split(maxsplit=3)
+            try:
+                recording, (start, end) = fields[0], (float(field) for field in fields[1:])
+            except (IndexError, ValueError):
+                message = f"expected 'utterance recording start end', got '{key} {shortened(value)}'"
+                self.faults.report("segment", key, path, number, message)
+                continue
+            open_end = end == _OPEN_END
+            if recording not in recordings:
+                message = f"recording {shortened(recording)!r} of {key!r} is not in wav.scp"
+                self.faults.report("no recording", key, path, number, message)
+            elif not (0.0 <= start < math.inf and (open_end or start < end < math.inf)):
+                message = f"{key!r} needs 0 <= start < end, got start {start} and end {end}"
+                self.faults.report("segment", key, path, number, message)
+            else:
+                found[key] = _Segment(recordings[recording], start, None if open_end else end)
+        return found
 
+    def _texts(self, ids: dict[str, None]) -> dict[str, str]:
+        path, found = self.folder / "text", dict[str, str]()
+        for number, key, text in self._lines(path, found):
+            if key in ids:
+                found[key] = text
+            else:
+                message = f"utterance {key!r} has neither a recording nor features"
+                self.faults.report("no recording", key, path, number, message)
+        self._require(ids, found, path, "no transcript")
+        return found
 
-def _require(rows: Iterable[int], column: Column[Any], path: Path, kind: str, faults: Faults) -> None:
-    """Tell the faults of the utterances that a table should name and does not."""
-    for row in rows:
-        if row not in column and not faults.holds(row):
-            faults.report(kind, faults.ids[row], path, 0, f"{kind} for utterance {{name!r}}")
+    def _speakers(self, ids: dict[str, None]) -> dict[str, str]:
+        """Speakers, one word each; the table may name other utterances, too."""
+        path, found = self.folder / "utt2spk", dict[str, str]()
+        if not path.is_file():
+            return {}
+        for number, key, speaker in self._lines(path, found):
+            if len(speaker.split(maxsplit=1)) == 1:
+                found[key] = speaker
+            elif key in ids:
+                message = f"expected 'utterance speaker', got '{key} {shortened(speaker)}'"
+                self.faults.report("no speaker", key, path, number, message)
+        self._require(ids, found, path, "no speaker")
+        return found
+
+    def _require(self, ids: Iterable[str], found: dict[str, str], path: Path, kind: str) -> None:
+        for name in ids:
+            if name not in found:
+                self.faults.report(kind, name, path, 0, f"{kind} for utterance {name!r}")
 
 
 @dataclass(frozen=True)
@@ -285,21 +226,19 @@ class DataDir:
     """Utterances with unique ids.
 
     Attributes:
-        utterances: in the order of their recordings' table. Those that were read are made when they are asked for;
-            slices are tuples.
+        utterances: in the order of their recordings' table.
     """
 
     utterances: Sequence[Utterance]
 
     def __post_init__(self) -> None:
-        if isinstance(self.utterances, Chosen):  # from what is unique
-            return
-        seen = Names()
-        for number, utterance in enumerate(self.utterances):
-            if seen.add(utterance.id) < number:
+        seen = set()
+        for utterance in self.utterances:
+            if utterance.id in seen:
                 raise DataError(
                     f"utterance {utterance.id!r} occurs twice; ids are unique within joined directories"
                 )
+            seen.add(utterance.id)
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -320,10 +259,10 @@ class DataDir:
             DataError: a table is missing, malformed, or does not fit the others; the message names file and
                 line.
         """
-        return cls(_read(Path(path), allow_commands, NoFaults(Names())))
+        return cls(_read(Path(path), allow_commands, Faults(stop=True)))
 
     @classmethod
-    def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, Sequence[Fault]]:
+    def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, list[Fault]]:
         """What `read` reads, without stopping at faults.
 
         Args:
@@ -337,8 +276,8 @@ class DataDir:
             DataError: there is no such directory or file, or it lacks the tables themselves, or hundreds of lines
                 are none of such a table.
         """
-        faults = Faults(Names())
-        return cls(_read(Path(path), allow_commands, faults)), faults
+        faults = Faults(stop=False)
+        return cls(_read(Path(path), allow_commands, faults)), faults.all()
 
     @classmethod
     def join(cls, parts: Iterable[DataDir]) -> DataDir:
@@ -347,13 +286,14 @@ class DataDir:
         Raises:
             DataError: an utterance id occurs twice.
         """
-        return cls(Joined(part.utterances for part in parts))
+        return cls(tuple(utterance for part in parts for utterance in part))
 
     def select(self, keep: Callable[[Utterance], bool]) -> DataDir:
         """The utterances for which `keep` is true, in the same order."""
-        places = array("I", (place for place, one in enumerate(self.utterances) if keep(one)))
-        return DataDir(Chosen(self.utterances, places))
+        return DataDir(tuple(filter(keep, self.utterances)))
 
 
-def _read(path: Path, allow_commands: bool, faults: Faults) -> Chosen:
-    return (read_cuts if holds_cuts(path) else read_folder)(path, allow_commands, faults)
+def _read(path: Path, allow_commands: bool, faults: Faults) -> tuple[Utterance, ...]:
+    if holds_cuts(path):
+        return tuple(read_cuts(path, allow_commands, faults))
+    return tuple(_Folder(path, allow_commands, faults).read())

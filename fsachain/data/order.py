@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.data.audio import (
-    MAX_SECONDS,
     Perturbation,
     audio_identity,
     check_file,
@@ -26,10 +25,15 @@ from fsachain.data.audio import (
     seeded_generator,
     unreadable,
 )
-from fsachain.data.dataset import length_buckets
-from fsachain.data.faults import Fault, UtteranceError
-from fsachain.data.features import FeatureConfig, has_stored, num_frames_of, utterance_features
-from fsachain.data.utterance import Utterance, is_command
+from fsachain.data.cuts import MAX_SECONDS
+from fsachain.data.features import (
+    FeatureConfig,
+    has_stored,
+    num_frames_of,
+    unreadable_features,
+    utterance_features,
+)
+from fsachain.data.utterance import Fault, Utterance, UtteranceError, is_command
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.files import read_npz, replacing
 from fsachain.kaldi.archive import read_value
@@ -39,6 +43,57 @@ NOISE = 0.1  # of the lengths by which utterances are put together; see `length_
 _PROBES = 4  # epochs whose steps are counted
 _SPARE = 0.02  # more steps than these epochs have, so that none has to make do with fewer than it needs
 _WIDENING = 1.02
+
+
+def length_buckets(
+    lengths: Sequence[int],
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    max_batch_frames: int | None = None,
+    noise: float = 0.1,
+) -> list[list[int]]:
+    """The batches of one epoch: utterances of similar length together, in random order.
+
+    Utterances are sorted by length times a random factor in [1 - noise, 1 + noise], cut into batches, and the
+    batches are shuffled. The factor makes batches differ from epoch to epoch at little padding.
+
+    Args:
+        lengths: frames of each utterance.
+        batch_size: utterances per batch, at most.
+        seed: of the run.
+        epoch: from 0; the order is a function of seed, epoch and the lengths.
+        max_batch_frames: limit of (utterances x longest) per batch, so that long utterances come in smaller
+            batches; an utterance longer than the limit is a batch of its own.
+        noise: 0 sorts strictly by length, ties at random.
+
+    Returns:
+        Lists of positions in `lengths`; each position occurs once.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
+    if max_batch_frames is not None and max_batch_frames < 1:
+        raise ConfigError(f"max_batch_frames is {max_batch_frames}; expected at least 1")
+    if not 0.0 <= noise < 1.0:
+        raise ConfigError(f"noise is {noise}; expected 0 <= noise < 1")
+    generator = seeded_generator(seed, epoch, "length_buckets")
+    blurred = np.asarray(lengths, np.float64) * generator.uniform(1.0 - noise, 1.0 + noise, len(lengths))
+    order = generator.permutation(len(lengths))
+    order = order[np.argsort(blurred[order], kind="stable")]
+    batches: list[list[int]] = []
+    longest = 0
+    for position in order.tolist():
+        longest = max(longest, lengths[position])
+        full = not batches or len(batches[-1]) == batch_size
+        if full or (max_batch_frames is not None and (len(batches[-1]) + 1) * longest > max_batch_frames):
+            batches.append([])
+            longest = lengths[position]
+        batches[-1].append(position)
+    return [batches[i] for i in generator.permutation(len(batches))]
 
 
 class EpochOrder:
@@ -242,8 +297,7 @@ def _stored_frames(utterance: Utterance, config: FeatureConfig) -> int:
     try:
         return read_value(utterance.feats, read_num_rows)
     except (DataError, RuntimeError) as error:
-        message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
-        raise UtteranceError("unreadable features", utterance.id, message) from error
+        raise unreadable_features(utterance, error) from error
 
 
 def _samples(utterance: Utterance, sample_rate: int) -> int:

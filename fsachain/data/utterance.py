@@ -1,19 +1,16 @@
-"""One stretch of speech: where its samples or features are, who speaks, what is said."""
+"""Utterances: where the samples or features of each are, who speaks, what is said; and what can be wrong with them."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from fsachain.errors import DataError
-from fsachain.names import Names, Strings
-from fsachain.on_access import OnAccess
+from fsachain.errors import DataError, printable
+from fsachain.files import replacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +38,8 @@ class Member:
             DataError: the file cannot be read or ends before.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found = os.pread(descriptor, self.size, self.offset)
-            finally:
-                os.close(descriptor)
+            with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123
+                found = os.pread(file.fileno(), self.size, self.offset)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
         if len(found) != self.size:
@@ -60,7 +54,7 @@ class Cut:
     """A cut that lhotse itself reads, because there is more to it than a stretch of a file.
 
     Attributes:
-        text: the cut as JSON, with absolute paths; see `fsachain.data.lhotse_cut`.
+        text: the cut as JSON, with absolute paths; see `fsachain.data.cuts`.
         num_frames: of its stored features, as the manifest says; None for audio.
     """
 
@@ -71,9 +65,9 @@ class Cut:
 Part = Member | Cut
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: that makes 100,000 of them take 0.4 s longer
 class Utterance:
-    """One stretch of speech by one speaker.
+    """One stretch of speech by one speaker; not to be changed.
 
     Attributes:
         id: unique name of the utterance.
@@ -107,295 +101,135 @@ def is_command(location: str) -> bool:
     return location.endswith("|") or location.startswith("|")
 
 
-# Paths and commands of a table's folder, as text that is kept short and joined without objects of paths.
-
-_WHOLE = "\0"  # begins a location that is kept as it is; no path has this character
-_IDLE = re.compile(
-    r"(?:^|(?<=/))(?:\.?/)+|(?:^|(?<=/))\.\Z"
-)  # parts of a path that lead nowhere: empty, or a dot
-
-
-def joined(folder: str, path: str) -> str:
-    """The path from a folder, as `str(Path(folder) / path)`, which keeps every part of every path for a while."""
-    if path.startswith("/"):
-        root = "//" if path.startswith("//") and not path.startswith("///") else "/"
-        return (root + _IDLE.sub("", path)).rstrip("/") or root
-    begin = "" if folder == "." else folder if folder.endswith("/") else f"{folder}/"
-    return (begin + _IDLE.sub("", path)).rstrip("/") or folder
-
-
-class Locations:
-    """Paths and commands; of those in `folder` only what comes after it is kept."""
-
-    def __init__(self, folder: str = "") -> None:
-        self._begin = f"{folder}/"
-        self._kept = Names()
-
-    def append(self, location: str) -> None:
-        """One more, whether it is there or not."""
-        self._kept.append(self._abbreviated(location))
-
-    def add(self, location: str) -> int:
-        """The place of the location, which is appended if it is new."""
-        return self._kept.add(self._abbreviated(location))
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __getitem__(self, place: int) -> str:
-        kept = self._kept[place]
-        return kept[1:] if kept.startswith(_WHOLE) else self._begin + kept
-
-    def _abbreviated(self, location: str) -> str:
-        rest = location.removeprefix(self._begin)
-        return rest if len(rest) < len(location) and not rest.startswith(_WHOLE) else _WHOLE + location
+# Every kind of fault, in the order of the table.
+KINDS = (
+    "table",
+    "duplicate id",
+    "no transcript",
+    "no recording",
+    "no speaker",
+    "segment",
+    "shell command",
+    "missing file",
+    "unreadable audio",
+    "empty audio",
+    "sampling rate",
+    "unreadable features",
+    "width of features",
+    "features not finite",
+    "no frames",
+    "empty text",
+    "unknown word",
+    "no pronunciation",
+    "no numerator",
+    "too short",
+    "no path",
+)
+SHOWN = 5  # utterances per kind; the others are counted
+MOST_NAMELESS = 500  # faulty lines that name no utterance
+LONGEST_DETAIL = 400  # letters
 
 
-# Columns of a corpus: what some of its rows have, in a few bytes each.
-
-_T = TypeVar("_T")
-
-
-class Store(Protocol[_T]):
-    """Values that are appended and read by their place."""
-
-    def append(self, value: _T, /) -> None:
-        """One more."""
-
-    def __getitem__(self, place: int, /) -> _T: ...
-
-    def __len__(self) -> int: ...
-
-
-class ByRow:
-    """A number of each row, 0 until it is set; rows before the first and after the last that are set take nothing."""
-
-    def __init__(self, typecode: str = "I") -> None:
-        self._begin = 0
-        self._numbers = array(typecode)
-
-    def __getitem__(self, row: int) -> int:
-        place = row - self._begin
-        return self._numbers[place] if 0 <= place < len(self._numbers) else 0
-
-    def __setitem__(self, row: int, number: int) -> None:
-        if not self._numbers:
-            self._begin = row
-        if row < self._begin:
-            missing = min(self._begin, max(self._begin - row, len(self._numbers)))  # at least twice as many
-            self._numbers = array(self._numbers.typecode, [0]) * missing + self._numbers
-            self._begin -= missing
-        place = row - self._begin
-        while len(self._numbers) <= place:
-            self._numbers.append(0)
-        try:
-            self._numbers[place] = number
-        except OverflowError:  # from 65,536 on, if they were of 16 bits
-            self._numbers = array("I", self._numbers)
-            self._numbers[place] = number
-
-
-class Column(Generic[_T]):
-    """Values of rows, which may come in any order; several rows may have one value. Without values it takes nothing.
+@dataclass(frozen=True)
+class Fault:
+    """An utterance that cannot be trained on, and why.
 
     Attributes:
-        values: in the order in which they came.
+        id: of the utterance; the file, for a fault of a whole table.
+        reason: one line that names what is there and what is expected.
+        kind: one of `KINDS`.
     """
 
-    def __init__(self, values: Store[_T]) -> None:
-        self.values = values
-        self._places = ByRow()  # 1 + the place of the value
+    id: str
+    reason: str
+    kind: str = "no numerator"
 
-    def put(self, row: int, value: _T) -> None:
-        """A value of a row's own."""
-        self.values.append(value)
-        self.link(row, len(self.values) - 1)
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise DataError(f"kind of fault: {self.kind!r} is not one of {', '.join(KINDS)}")
 
-    def link(self, row: int, place: int) -> None:
-        """A row has the value at this place."""
-        self._places[row] = place + 1
-
-    def remove(self, row: int) -> None:
-        """The row has no value any more."""
-        if row in self:
-            self._places[row] = 0
-
-    def __contains__(self, row: int) -> bool:
-        return self._places[row] != 0
-
-    def place(self, row: int) -> int:
-        """Where the value of a row is that has one."""
-        return self._places[row] - 1
-
-    def get(self, row: int) -> _T | None:
-        """The value of a row; None if it has none."""
-        place = self._places[row]
-        return self.values[place - 1] if place else None
+    def __str__(self) -> str:
+        return f"{self.id}: {self.reason}"
 
 
-class SharedStore(Store[str], Protocol):
-    """Values that can be looked up."""
+class UtteranceError(DataError):
+    """One utterance cannot be used; others may.
 
-    def add(self, value: str, /) -> int:
-        """The place of the value, which is appended if it is new."""
-        ...
+    Attributes:
+        fault: the utterance, the kind of fault and the message.
+    """
 
+    def __init__(self, kind: str, utterance: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(utterance, message, kind)
 
-class SharedColumn(Column[str]):
-    """A column of values that recur: `share` keeps each once, `put` does not look."""
-
-    def __init__(self, values: SharedStore) -> None:
-        super().__init__(values)
-        self._add = values.add
-
-    def share(self, row: int, value: str) -> None:
-        """A value of the row, and of others maybe."""
-        self.link(row, self._add(value))
+    def __reduce__(self) -> tuple[type[UtteranceError], tuple[str, str, str]]:
+        return type(self), (self.fault.kind, self.fault.id, self.fault.reason)
 
 
-class TextColumn(Column[str]):
-    """A column of long texts."""
-
-    def __init__(self) -> None:
-        self._texts = Strings()
-        super().__init__(self._texts)
-
-    def put_utf8(self, row: int, text: bytes) -> None:
-        """A text of a row's own, as UTF-8."""
-        self._texts.append_utf8(text)
-        self.link(row, len(self._texts) - 1)
-
-
-class Spans:
-    """Stretches of time: first second and end, -1 for the end of the recording."""
-
-    def __init__(self) -> None:
-        self._seconds = array("d")
-
-    def append(self, span: tuple[float, float]) -> None:
-        """One more."""
-        self._seconds.extend(span)
-
-    def __len__(self) -> int:
-        return len(self._seconds) // 2
-
-    def __getitem__(self, place: int) -> tuple[float, float]:
-        return self._seconds[2 * place], self._seconds[2 * place + 1]
-
-
-# The utterances of a corpus in columns: a few bytes beside the letters for each, and objects made on access.
-
-OPEN_END = -1.0  # seconds: an utterance ends where its recording does
-_CUT, _MEMBER = "cut", "member"
-
-
-class Parts:
-    """Members of archives in a folder, and cuts; the path of an archive is kept once."""
-
-    def __init__(self, folder: str) -> None:
-        self._texts, self._paths = Strings(), Locations(folder)
-
-    def append(self, part: Part) -> None:
-        """One more."""
-        frames = "" if part.num_frames is None else part.num_frames
-        if isinstance(part, Cut):
-            self._texts.append(f"{_CUT} {frames} {part.text}")
-        else:
-            place = self._paths.add(part.path)
-            self._texts.append(f"{_MEMBER} {frames} {place} {part.offset} {part.size} {part.kind}")
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, place: int) -> Part:
-        form, frames, rest = self._texts[place].split(" ", 2)
-        num_frames = int(frames) if frames else None
-        if form == _CUT:
-            return Cut(rest, num_frames)
-        path, offset, size, kind = rest.split(" ", 3)
-        return Member(self._paths[int(path)], int(offset), int(size), kind, num_frames)
-
-
-class Utterances(OnAccess[Utterance]):
-    """Rows of a corpus, each an utterance, by columns; what no row has takes nothing.
+class Faults:
+    """Collects what readers of tables and manifests find wrong: the first fault of each utterance.
 
     Args:
-        ids: of the rows; a row is added with its id.
-        folder: whose files the locations are, for the most part; its path is kept once.
-
-    Attributes:
-        ids: as given.
-        speakers, transcripts, audio, feats, spans, channels, audio_parts, feats_parts: columns; see `Utterance`. A row
-            without a speaker has its own id as that.
+        stop: the first fault is raised as `UtteranceError` instead.
     """
 
-    def __init__(self, ids: Names, folder: str = "") -> None:
-        self.ids = ids
-        self.speakers = SharedColumn(Names())
-        self.transcripts = TextColumn()
-        self.audio = SharedColumn(Locations(folder))
-        self.feats = SharedColumn(Locations(folder))
-        self.spans = Column[tuple[float, float]](Spans())
-        self.channels = Column[int](array("i"))
-        self.audio_parts = Column[Part](Parts(folder))
-        self.feats_parts = Column[Part](Parts(folder))
+    def __init__(self, *, stop: bool) -> None:
+        self.stop = stop
+        self.by_id: dict[str, Fault] = {}
+        self.nameless: list[Fault] = []
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    def report(self, kind: str, name: str, path: str | Path, line: int, message: str) -> None:
+        """Keep a fault of the utterance `name` (empty: not known) in a line (0: none in particular) of a file.
 
-    def at(self, place: int) -> Utterance:
-        """The utterance of a row."""
-        name = self.ids[place]
-        start, end = self.spans.get(place) or (0.0, OPEN_END)
-        return Utterance(
-            name,
-            self.speakers.get(place) or name,
-            tuple((self.transcripts.get(place) or "").split()),
-            self.audio.get(place),
-            start,
-            None if end == OPEN_END else end,
-            self.feats.get(place),
-            self.channels.get(place),
-            self.audio_parts.get(place),
-            self.feats_parts.get(place),
-        )
+        Raises:
+            UtteranceError: `stop`.
+            DataError: too many lines name no utterance; the file is something else.
+        """
+        if name in self.by_id:
+            return
+        where = f"{path}:{line}" if line else str(path)
+        fault = Fault(name or where, f"{where}: {message}", kind)
+        if self.stop:
+            raise UtteranceError(kind, fault.id, fault.reason)
+        if name:
+            self.by_id[name] = fault
+            return
+        self.nameless.append(fault)
+        if len(self.nameless) > MOST_NAMELESS:
+            raise DataError(
+                f"more than {MOST_NAMELESS} lines are none of such a file; the last: {fault.reason}"
+            )
 
-
-class Chosen(OnAccess[Utterance]):
-    """Some utterances of a sequence, by their places there."""
-
-    def __init__(self, every: Sequence[Utterance], places: array[int]) -> None:
-        self._every, self._places = every, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def at(self, place: int) -> Utterance:
-        """The utterance at a place among those chosen."""
-        return self._every[self._places[place]]
-
-    def __iter__(self) -> Iterator[Utterance]:
-        return map(self._every.__getitem__, self._places)
-
-    def chosen(self, places: Iterable[int]) -> Chosen:
-        """Some of these."""
-        return Chosen(self._every, array("I", (self._places[place] for place in places)))
+    def all(self) -> list[Fault]:
+        """Faults of utterances in the order in which they were found, then those of lines that name none."""
+        return [*self.by_id.values(), *self.nameless]
 
 
-class Joined(OnAccess[Utterance]):
-    """All utterances of several sequences, one after the other."""
+def shortened(detail: object) -> str:
+    """Text from a file, for a message."""
+    text = str(detail)
+    return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
 
-    def __init__(self, parts: Iterable[Sequence[Utterance]]) -> None:
-        self._parts = tuple(parts)
-        self._ends = tuple(accumulate(map(len, self._parts)))
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+def fault_table(faults: Iterable[Fault], shown: int = SHOWN) -> str:
+    """The faults as text: for each kind their number, and the first `shown` with their reasons."""
+    counts: Counter[str] = Counter()
+    examples: defaultdict[str, list[str]] = defaultdict(list)
+    for fault in faults:
+        counts[fault.kind] += 1
+        if counts[fault.kind] <= shown:
+            examples[fault.kind].append(f"{'':>9}{printable(str(fault))}")
+    lines = []
+    for kind in KINDS:
+        if counts[kind]:
+            lines += [f"{counts[kind]:>7}  {kind}", *examples[kind]]
+        if counts[kind] > shown:
+            lines.append(f"{'':>9}and {counts[kind] - shown} more")
+    return "\n".join(lines)
 
-    def at(self, place: int) -> Utterance:
-        """The utterance at a place in all."""
-        which = bisect_right(self._ends, place)
-        return self._parts[which][place - (self._ends[which - 1] if which else 0)]
 
-    def __iter__(self) -> Iterator[Utterance]:
-        return (one for part in self._parts for one in part)
+def write_faults(path: str | Path, faults: Iterable[Fault]) -> None:
+    """All faults, one JSON object (id, reason, kind) per line; the file is written all or nothing."""
+    with replacing(path) as file:
+        file.writelines(json.dumps(asdict(fault)).encode() + b"\n" for fault in faults)

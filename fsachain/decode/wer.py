@@ -218,7 +218,7 @@ def read_text(path: str | Path) -> Transcripts:
     """
     transcripts = Transcripts()
     for number, name, text in table_lines(path, raise_fault):
-        if not transcripts.add(name, text):
+        if not transcripts.add(name, text.encode("utf-8")):
             raise DataError(f"{path}:{number}: utterance {name!r} stands in the file twice")
     return transcripts
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fsachain.data.audio import seeded_generator
-from fsachain.data.faults import Fault
+from fsachain.data.utterance import Fault
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.files import missing_bytes, parse_json, remove_partials, replacing
 from fsachain.train.config import TrainConfig, to_dict

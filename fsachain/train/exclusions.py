@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsachain.data.faults import Fault, fault_table
+from fsachain.data.utterance import Fault, fault_table
 from fsachain.errors import DataError, FsachainError
 from fsachain.train.checkpoint import TrainState
 from fsachain.train.log import JsonLinesLog, NoLog

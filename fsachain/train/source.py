@@ -17,8 +17,8 @@ from fsachain.batch import TableBatch
 from fsachain.data.audio import seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
 from fsachain.data.dataset import Batch, Example, collate
-from fsachain.data.faults import Fault
 from fsachain.data.order import EpochOrder
+from fsachain.data.utterance import Fault
 from fsachain.errors import DataError
 from fsachain.fsa import arcs_from
 from fsachain.table import TransitionTable

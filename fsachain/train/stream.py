@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from fsachain.batch import TableBatch
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
-from fsachain.data.cache import load_chunk
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate
-from fsachain.data.faults import Fault, UtteranceError
-from fsachain.data.features import FeatureConfig
+from fsachain.data.features import FeatureConfig, load_chunk
 from fsachain.data.order import EpochOrder
-from fsachain.data.utterance import Utterance
+from fsachain.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
 from fsachain.table import TransitionTable

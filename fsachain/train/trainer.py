@@ -18,7 +18,7 @@ from torch import nn
 
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
-from fsachain.data.faults import Fault
+from fsachain.data.utterance import Fault
 from fsachain.files import locked
 from fsachain.table import TransitionTable
 from fsachain.train.checkpoint import Keeper, TrainResult, TrainState, begin_random, fingerprint, save_tensors

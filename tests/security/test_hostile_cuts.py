@@ -14,8 +14,8 @@ soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipe
 pytest.importorskip("lhotse", reason="cuts with transforms need fsachain[lhotse]")
 
 from fsachain.data.audio import read_audio
-from fsachain.data.faults import UtteranceError
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.utterance import UtteranceError
 
 RATE = 8000
 SMALL = 30_000_000  # bytes; what manifests claim below is gigabytes

@@ -12,11 +12,11 @@ import pytest
 
 soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
 
-from fsachain.data.audio import MAX_SECONDS, read_audio
-from fsachain.data.cache import load_features
-from fsachain.data.faults import UtteranceError
-from fsachain.data.features import FeatureConfig, utterance_features
+from fsachain.data.audio import read_audio
+from fsachain.data.cuts import MAX_SECONDS
+from fsachain.data.features import FeatureConfig, load_features, utterance_features
 from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.data.utterance import UtteranceError
 from fsachain.errors import DataError
 
 RATE = 8000

@@ -16,8 +16,8 @@ from fsachain.cli.config import Experiment
 from fsachain.cli.model import AcousticModel, read_weights
 from fsachain.data.audio import read_audio
 from fsachain.data.cmvn import Cmvn
+from fsachain.data.cuts import cut_of
 from fsachain.data.kaldi_dir import DataDir, Utterance
-from fsachain.data.lhotse_cut import cut_of
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.wer import read_text
 from fsachain.errors import DataError, MissingExtraError
