@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import fcntl
 import io
@@ -30,7 +29,6 @@ PARTIAL = ".partial"  # ends the name of a file that is being written
 LOCK = ".lock"
 MAX_JSON_BYTES = 1 << 28
 LONGEST_LINE = 1 << 18  # bytes: a line of text becomes many small objects before anybody looks at them
-_PIECE = 1 << 14  # bytes
 _LONGEST_NAME = 200  # file systems allow 255 bytes, of which the mark and a random part take some
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot, or need not
 
@@ -172,35 +170,21 @@ def binary_lines(path: str | os.PathLike[str], *, longest: int = LONGEST_LINE) -
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def check_text(line: bytes, where: str) -> None:
-    """Refuse what `line_text` refuses, a piece at a time: one wide letter makes a line of text four times as large.
-
-    Raises:
-        DataError: as `line_text`.
-    """
-    try:
-        for _ in codecs.iterdecode(_pieces(line), "utf-8"):
-            pass
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not a line of UTF-8 text ({error})") from error
-    if line.startswith(codecs.BOM_UTF8):
-        raise DataError(f"{where}: a byte order mark; save the file without")
-    if b"\0" in line:
-        raise DataError(f"{where}: a zero byte; expected text")
-
-
-def _pieces(line: bytes) -> Iterator[bytes]:
-    return (line[begin : begin + _PIECE] for begin in range(0, len(line), _PIECE))
-
-
 def line_text(line: bytes, where: str) -> str:
     """A line as text.
 
     Raises:
         DataError: `where`, and that the line is no UTF-8, begins with a byte order mark, or has a zero byte.
     """
-    check_text(line, where)
-    return line.decode("utf-8")
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not a line of UTF-8 text ({error})") from error
+    if text.startswith("\ufeff"):
+        raise DataError(f"{where}: a byte order mark; save the file without")
+    if b"\0" in line:
+        raise DataError(f"{where}: a zero byte; expected text")
+    return text
 
 
 def text_lines(
@@ -211,7 +195,7 @@ def text_lines(
     Args:
         path: the file, read line by line. Lines end in a line feed, or carriage return and line feed.
         error: what is raised.
-        longest: bytes that a line may have. While it is split it takes up to thirty times as many.
+        longest: bytes that a line may have.
 
     Raises:
         FsachainError: of that class: as `binary_lines` and `line_text`.
@@ -232,7 +216,7 @@ MAX_UNPACKED_BYTES = 1 << 34
 MAX_RATIO = 200  # of unpacked to packed bytes; graphs have about 10, a bomb 1000
 _FREE_BYTES = 1 << 24  # that any file may unpack to
 _LARGEST_READ = 70_000  # bytes: a directory of a thousand members; zipfile makes half a kilobyte of 46 bytes
-_PIECE_npz_file = 1 << 16  # bytes of an array that are read at once
+_PIECE = 1 << 16  # bytes of an array that are read at once
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack as much at once as they like
 _LONGEST_HEADER = 1024
 _HEADER = re.compile(
@@ -304,9 +288,7 @@ def _array(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.
             raise DataError(f"{where} claims {size} bytes, its member has {left}")
         content = bytearray(size)
         filled = 0
-        while piece := stream.read(
-            _PIECE_npz_file
-        ):  # up to the claimed size and no further; the end checks the CRC
+        while piece := stream.read(_PIECE):  # up to the claimed size and no further; the end checks the CRC
             content[filled : filled + len(piece)] = piece
             filled += len(piece)
         if filled != size:

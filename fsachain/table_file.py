@@ -28,8 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.files import parse_beside, replacing
-from fsachain.names import ByName, Names
+from fsachain.files import parse_json, replacing
 from fsachain.table import ArcView, TransitionTable, check_indices
 
 VERSION = 1
@@ -122,7 +121,7 @@ def _padded(array: npt.NDArray[Any]) -> bytes:
     return data + bytes(-len(data) % _CHUNK)
 
 
-class TableFile(ByName[TransitionTable]):
+class TableFile(Mapping[str, TransitionTable]):
     """The tables of a file by name, in its order. Picklable: a copy in another process opens the file anew.
 
     Attributes:
@@ -157,28 +156,33 @@ class TableFile(ByName[TransitionTable]):
                 f"{self.path}: the index of {count} tables at byte {place} is damaged or cut short"
             )
         self._entries = np.frombuffer(index[: count * _ENTRY.itemsize], dtype=_ENTRY)
-        record = parse_beside(bytes(index[count * _ENTRY.itemsize :]), size, self.path)
+        record = parse_json(bytes(index[count * _ENTRY.itemsize :]), self.path)
         try:
             self.facts: dict[str, Any] = dict(record["facts"])
-            super().__init__(Names(_short(name) for name in record["names"]))
+            names = [_short(name) for name in record["names"]]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path}: the index lacks names or facts ({error})") from error
-        distinct = len(self.names) - len(self.names.repeats())
-        if not distinct == len(self.names) == count:
-            raise DataError(f"{self.path}: the index has {distinct} names for {count} tables")
-        self._in_use: WeakValueDictionary[int, TransitionTable] = WeakValueDictionary()
+        self._number = {name: number for number, name in enumerate(names)}
+        if not len(self._number) == len(names) == count:
+            raise DataError(f"{self.path}: the index has {len(self._number)} names for {count} tables")
+        self._in_use: WeakValueDictionary[str, TransitionTable] = WeakValueDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TableFile, (self.path,)
 
-    def at(self, place: int) -> TransitionTable:
-        """The table at a place in [0, len)."""
-        table = self._in_use.get(place)
+    def __getitem__(self, name: str) -> TransitionTable:
+        table = self._in_use.get(name)
         if table is None:
-            begin, size = self._span(place)
-            body = self._data[begin : begin + size]
-            table = self._in_use[place] = self._table(place, self.names.at(place), body)
+            number = self._number[name]
+            begin, size = self._span(number)
+            table = self._in_use[name] = self._table(number, name, self._data[begin : begin + size])
         return table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._number)
+
+    def __len__(self) -> int:
+        return len(self._number)
 
     def read(self, name: str) -> TransitionTable:
         """The same table in memory of its own, and not kept: what is mapped stays in memory where there is enough.
@@ -186,7 +190,7 @@ class TableFile(ByName[TransitionTable]):
         Raises:
             DataError: as for the mapped one; the file is gone.
         """
-        number = self.place(name)
+        number = self._number[name]
         with self._opened() as file:
             return self._table(number, name, self._body(file, number))
 
@@ -197,7 +201,7 @@ class TableFile(ByName[TransitionTable]):
             DataError: names the first damaged table; the file is gone.
         """
         with self._opened() as file:
-            for number, name in enumerate(self.names):
+            for number, name in enumerate(self):
                 self._check(number, name, self._body(file, number))
 
     @contextmanager

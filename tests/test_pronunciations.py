@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsachain.errors import GraphError
-from fsachain.graph.lexicon import MAX_PHONES, Lexicon, Pronunciation, Pronunciations
+from fsachain.graph.lexicon import Lexicon
 
 NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "S", "P"]), min_size=1, max_size=3)
 PROBS = st.one_of(st.just(1.0), st.floats(0.0, 1.0, exclude_min=True))
@@ -61,25 +61,6 @@ def test_entries_in_any_order_are_grouped_by_word(
         assert [same.pronunciations[n] for n in range(len(same.words))] == list(lexicon.pronunciations)
 
 
-def test_places_are_those_of_a_tuple() -> None:
-    ways = ((Pronunciation((1,), 1.0),), (Pronunciation((2, 1), 1e-9), Pronunciation((1, 1), 0.5)))
-    found = Pronunciations.of("ab", ways, 2)
-    assert found == ways and found != ways[::-1] and found != ways[:1]
-    assert found[-1] == ways[-1] and found[::-1] == ways[::-1]
-    with pytest.raises(IndexError):
-        found[2]
-
-
-def test_more_phones_than_can_be_numbered_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "lexicon.txt"
-    path.write_text("".join(f"a p{number}\n" for number in range(MAX_PHONES)))
-    assert len(Lexicon.read(path, silence=None).phones) == MAX_PHONES
-    with pytest.raises(GraphError, match=rf"lexicon\.txt:{MAX_PHONES}: .*at most {MAX_PHONES}"):
-        Lexicon.read(path)
-    with pytest.raises(GraphError, match=f"at most {MAX_PHONES}"):
-        Lexicon.read(path, phones=[str(number) for number in range(MAX_PHONES + 1)])
-
-
 def test_the_lines_of_a_repeat_are_named_between_others(tmp_path: Path) -> None:
     path = tmp_path / "lexicon.txt"
     path.write_text("a A\n\nb A B\na A B\n\nb B\nb A B\n")
@@ -87,13 +68,6 @@ def test_the_lines_of_a_repeat_are_named_between_others(tmp_path: Path) -> None:
         Lexicon.read(path)
     with pytest.raises(GraphError, match="word 'b' has the pronunciation 'A B' twice"):
         Lexicon.from_entries([("b", 1.0, ["A", "B"]), ("a", 1.0, ["A"]), ("b", 0.5, ["A", "B"])])
-
-
-def test_one_pronunciation_of_thousands_of_phones_is_not_saved(tmp_path: Path) -> None:
-    lexicon = Lexicon.from_entries([("long", 1.0, ["A"] * 6000)])
-    with pytest.raises(GraphError, match=r"l\.json: word long: .* with 600\d values"):
-        lexicon.save(tmp_path / "l.json")
-    assert not list(tmp_path.iterdir())
 
 
 SAVED = """{"format": "fsachain-lexicon-2", "silence": null, "silence_prob": 0.5, "oov": null, "phones": 2, \
@@ -129,7 +103,7 @@ def test_the_saved_form_may_be_written_by_others(tmp_path: Path) -> None:
         ('"no", 1.0', '7, "x"', "json:5: not a word"),
         ('"no", 1.0', '"\\ud800", 1.0', "json:5: not a word"),
         ('["no", 1.0, [2]]', "[[", "json:5: no JSON"),
-        ('["no", 1.0, [2]]', "[" + "[]," * 3000 + "1]", "json:5: .* with 6001 values; .* at most"),
+        ('["no", 1.0, [2]]', "[" + "[]," * 90_000 + "1]", "json:5: a line of more than"),
         ('"oov": null', '"oov": "what"', "lexicon.json: oov = 'what' is not a word"),
     ],
 )

@@ -164,9 +164,9 @@ def describe_numerators(path: Path) -> str:
     from fsachain.graph.numerator import load_numerators
 
     numerators = load_numerators(path)
-    words, arcs = numerators.num_words.sum(), numerators.num_arcs
-    most = arcs.max(initial=0)
-    return f"numerators: {len(arcs)} utterances, {words} words, {arcs.sum()} arcs, at most {most} in one"
+    words = sum(len(numerator.words) for numerator in numerators.values())
+    arcs = [numerator.fsa.num_arcs for numerator in numerators.values()]
+    return f"numerators: {len(arcs)} utterances, {words} words, {sum(arcs)} arcs, at most {max(arcs, default=0)} in one"
 
 
 def describe_chunks(path: Path) -> str:

@@ -51,7 +51,7 @@ class TrainingSet:
         # Those of patterns and graphs say what they say, whatever the transcript.
         compared = graphs if source_of(numerators) == "transcripts" else ()
         for utterance in data:
-            if utterance.id in compared and graphs.words(utterance.id) != utterance.words:
+            if utterance.id in compared and graphs[utterance.id].words != utterance.words:
                 raise DataError(
                     f"{numerators}: the transcript of {utterance.id!r} has changed since its numerator was made; "
                     "build the numerators anew"

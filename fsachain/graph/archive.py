@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,8 +14,6 @@ import numpy.typing as npt
 from fsachain.errors import GraphError, ShapeError
 from fsachain.files import read_npz
 from fsachain.fsa import Fsa
-from fsachain.names import Names
-from fsachain.on_access import OnAccess
 
 Contents = TypeVar("Contents")
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -81,8 +80,8 @@ def texts(arrays: Arrays, name: str) -> npt.NDArray[np.str_]:
     return column
 
 
-def ids(arrays: Arrays, name: str) -> Names:
-    """The column of strings that are looked up.
+def unique_names(arrays: Arrays, name: str) -> list[str]:
+    """The column of strings that are all different.
 
     Raises:
         KeyError, ValueError: as `texts`; a string occurs twice, or may be very long.
@@ -90,10 +89,13 @@ def ids(arrays: Arrays, name: str) -> Names:
     column = texts(arrays, name)
     if column.dtype.itemsize > 4 * _LONGEST_ID:
         raise ValueError(f"{name} holds strings of up to {column.dtype.itemsize // 4} letters")
-    found = Names(column[place].item() for place in range(len(column)))
-    if repeats := found.repeats():
-        raise ValueError(f"{name} holds {found[repeats[0]][:80]!r} twice")
-    return found
+    found: dict[str, None] = {}
+    for place in range(len(column)):
+        text = column[place].item()
+        if text in found:
+            raise ValueError(f"{name} holds {text[:80]!r} twice")
+        found[text] = None
+    return list(found)
 
 
 def offsets(sizes: npt.NDArray[np.int64], total: int, what: str) -> npt.NDArray[np.int64]:
@@ -126,38 +128,24 @@ def join_fsas(fsas: Sequence[Fsa]) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-class JoinedFsas(OnAccess[Fsa]):
-    """The acceptors that `join_fsas` joined, in their order; each is made anew when it is asked for.
-
-    Attributes:
-        first_arc: int64 [N + 1], where the arcs of each acceptor begin, and where those of the last end.
+def split_fsas(arrays: Arrays) -> tuple[list[Fsa], npt.NDArray[np.int64]]:
+    """The acceptors that `join_fsas` joined, and where the arcs of each begin and those of the last end [N + 1].
 
     Raises:
         KeyError, ValueError: an array is missing, of another type or length.
         GraphError: as `Fsa` for the first acceptor that cannot be.
     """
-
-    def __init__(self, arrays: Arrays) -> None:
-        num_states = numbers(arrays, "num_states", np.int64)
-        num_arcs = numbers(arrays, "num_arcs", np.int64, len(num_states))
-        self._start = numbers(arrays, "start", np.int64, len(num_states))
-        self._final = numbers(arrays, "final_log_prob", np.float64)
-        self._first_state = offsets(num_states, len(self._final), "num_states")
-        self.first_arc = offsets(num_arcs, len(arrays["src"]), "num_arcs")
-        total = int(self.first_arc[-1])
-        self._arcs = [numbers(arrays, name, dtype, total) for name, dtype in _ARC_ARRAYS.items()]
-        for column in (self._final, *self._arcs):
-            column.setflags(write=False)  # then acceptors have views of it
-        for _ in self:  # made once and thrown away: what is wrong is told now
-            pass
-
-    def __len__(self) -> int:
-        return len(self._start)
-
-    def at(self, place: int) -> Fsa:
-        """The acceptor at a place in [0, len)."""
-        states = slice(*self._first_state[place : place + 2].tolist())
-        arcs = slice(*self.first_arc[place : place + 2].tolist())
-        src, dst, pdf, log_prob = (column[arcs] for column in self._arcs)
-        final = self._final[states]
-        return Fsa(len(final), src, dst, pdf, log_prob, final, int(self._start[place]))
+    num_states = numbers(arrays, "num_states", np.int64)
+    num_arcs = numbers(arrays, "num_arcs", np.int64, len(num_states))
+    starts = numbers(arrays, "start", np.int64, len(num_states)).tolist()
+    final = numbers(arrays, "final_log_prob", np.float64)
+    first_state = offsets(num_states, len(final), "num_states").tolist()
+    first_arc = offsets(num_arcs, len(arrays["src"]), "num_arcs")
+    columns = [numbers(arrays, name, dtype, int(first_arc[-1])) for name, dtype in _ARC_ARRAYS.items()]
+    for column in (final, *columns):
+        column.setflags(write=False)  # then acceptors have views of it
+    fsas = []
+    for start, states, arcs in zip(starts, pairwise(first_state), pairwise(first_arc.tolist()), strict=True):
+        src, dst, pdf, log_prob = (column[slice(*arcs)] for column in columns)
+        fsas.append(Fsa(states[1] - states[0], src, dst, pdf, log_prob, final[slice(*states)], start))
+    return fsas, first_arc

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,16 @@ from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa
 from fsachain.graph.archive import (
     Arrays,
-    JoinedFsas,
-    ids,
     join,
     join_fsas,
     numbers,
     offsets,
     read_archive,
+    split_fsas,
     texts,
+    unique_names,
 )
 from fsachain.graph.supervision import Supervision
-from fsachain.names import ByName
 
 NPZ_FORMAT = "fsachain-chunks-1"
 _NUMBERS = ("start", "end", "of_frames")
@@ -148,65 +148,45 @@ def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequ
         np.savez_compressed(file, **arrays)
 
 
-class StoredChunks(ByName[list[list[Chunk]]]):
-    """Lists of chunks by utterance id, one for each copy, over the arrays of a file, in its order; made when asked for.
-
-    Raises:
-        KeyError, ValueError: an array is missing, or does not fit the others.
-        GraphError: as `Fsa` for the first acceptor that cannot be.
-    """
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._fsas = JoinedFsas(arrays)
-        super().__init__(ids(arrays, "utterances"))
-        self._chunk_names = texts(arrays, "names")
-        if len(self._chunk_names) != len(self._fsas):
-            raise ValueError(f"names has {len(self._chunk_names)} rows, num_states {len(self._fsas)}")
-        self._spans = [
-            numbers(arrays, f"chunk_{name}", np.int64, len(self._chunk_names)) for name in _NUMBERS
-        ]
-        start, end, _ = self._spans
-        if start.min(initial=0) < 0 or (end < start).any():
-            raise ValueError("chunk_start and chunk_end are no spans of frames")
-        self._weights = numbers(arrays, "frame_weights", np.float32)
-        self._first_frame = offsets(end - start, len(self._weights), "chunk_start and chunk_end")
-        num_copies = numbers(arrays, "num_copies", np.int64, len(self.names))
-        self._num_chunks = numbers(arrays, "num_chunks", np.int64, len(self.names))
-        self._first_chunk = self._share_out(num_copies)
-
-    def _share_out(self, num_copies: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Number of the first chunk of each utterance, and of all chunks [N + 1]."""
-        what, total = "num_copies and num_chunks", len(self._chunk_names)
-        each = self._num_chunks
-        if min(each.min(initial=0), num_copies.min(initial=0)) < 0:
-            raise ValueError(f"{what} do not share out the chunks: one is negative")
-        if (
-            np.multiply(num_copies, each, dtype=np.float64).max(initial=0) > total
-        ):  # before integers wrap around
-            raise ValueError(f"{what} do not share out the {total} chunks")
-        return offsets(num_copies * each, total, what)
-
-    def at(self, place: int) -> list[list[Chunk]]:
-        """The chunks of each copy of an utterance."""
-        count = int(self._num_chunks[place])
-        first, last = self._first_chunk[place : place + 2].tolist()
-        chunks = [self._chunk(number) for number in range(first, last)]
-        return [chunks[begin : begin + count] for begin in range(0, len(chunks), max(1, count))]
-
-    def _chunk(self, number: int) -> Chunk:
-        frames = slice(*self._first_frame[number : number + 2].tolist())
-        start, end, of_frames = (int(column[number]) for column in self._spans)
-        name = self._chunk_names[number].item()
-        return Chunk(name, start, end, of_frames, self._fsas.at(number), self._weights[frames])
-
-
-def load_chunks(path: str | os.PathLike[str]) -> StoredChunks:
-    """Read what `save_chunks` wrote, in its order: a mapping which takes little more memory than the file unpacked.
+def load_chunks(path: str | os.PathLike[str]) -> dict[str, list[list[Chunk]]]:
+    """Read what `save_chunks` wrote: by utterance id in its order, a list of chunks for each copy.
 
     Raises:
         GraphError: the file is not such an archive.
     """
-    return read_archive(path, NPZ_FORMAT, StoredChunks, "no archive of chunks written by fsachain")
+    return read_archive(path, NPZ_FORMAT, _of_arrays, "no archive of chunks written by fsachain")
+
+
+def _of_arrays(arrays: Arrays) -> dict[str, list[list[Chunk]]]:
+    fsas, _ = split_fsas(arrays)
+    utterances, names = unique_names(arrays, "utterances"), texts(arrays, "names").tolist()
+    if len(names) != len(fsas):
+        raise ValueError(f"names has {len(names)} rows, num_states {len(fsas)}")
+    start, end, of_frames = (numbers(arrays, f"chunk_{name}", np.int64, len(names)) for name in _NUMBERS)
+    if start.min(initial=0) < 0 or (end < start).any():
+        raise ValueError("chunk_start and chunk_end are no spans of frames")
+    weights = numbers(arrays, "frame_weights", np.float32)
+    first_frame = offsets(end - start, len(weights), "chunk_start and chunk_end").tolist()
+    num_copies = numbers(arrays, "num_copies", np.int64, len(utterances))
+    num_chunks = numbers(arrays, "num_chunks", np.int64, len(utterances))
+    what = "num_copies and num_chunks"
+    if min(num_chunks.min(initial=0), num_copies.min(initial=0)) < 0:
+        raise ValueError(f"{what} do not share out the chunks: one is negative")
+    if np.multiply(num_copies, num_chunks, dtype=np.float64).max(initial=0) > len(
+        names
+    ):  # int64 would wrap around
+        raise ValueError(f"{what} do not share out the {len(names)} chunks")
+    first_chunk = offsets(num_copies * num_chunks, len(names), what).tolist()
+    spans = zip(
+        names, start.tolist(), end.tolist(), of_frames.tolist(), fsas, pairwise(first_frame), strict=True
+    )
+    chunks = [Chunk(*fields, weights[slice(*frames)]) for *fields, frames in spans]
+    return {
+        name: [chunks[place : place + count] for place in range(first, last, max(1, count))]
+        for name, count, (first, last) in zip(
+            utterances, num_chunks.tolist(), pairwise(first_chunk), strict=True
+        )
+    }
 
 
 def holds_chunks(path: str | os.PathLike[str]) -> bool:

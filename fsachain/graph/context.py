@@ -2,18 +2,20 @@
 
 `ContextTree.num_pdfs` is the one source of P. Phone ids count from 1 in the order of `phones`; 0 in a context
 means that there is no phone (the edges of the utterance). Trees are monophone, left biphone (tied or not), or a
-decision tree over a window of any width, as Kaldi's `tree` holds it. Numbering: see `graph/pdf_numbering.py`; a
-topology with a blank takes pdf 0 for the blank and shifts the rest by one.
+decision tree over a window of any width, as Kaldi's `tree` holds it. Without tying pdfs are counted in Kaldi's
+order: phone sets in order, within one set the left sets in order ("none" first), within one context the pdf
+classes in order. A topology with a blank takes pdf 0 for the blank and shifts the rest by one.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,170 +23,17 @@ import numpy.typing as npt
 
 from fsachain.errors import GraphError
 from fsachain.files import parse_json, replacing
-from fsachain.graph.archive import Arrays, ids, numbers, offsets, read_archive
-from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Node, Nodes, Path, Table
+from fsachain.graph.archive import Arrays, numbers, offsets, read_archive, unique_names
+from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Node, Path, Table
 from fsachain.graph.topology import Topology
-from fsachain.names import Names
-from fsachain.on_access import OnAccess
-
-# Sets of phone ids in little memory: a partition of all phones, and one set.
-
-_SHOWN = 20  # ids of a message
-
-
-class PhoneSet(Set[int]):
-    """A set of phone ids, such as a frozenset holds."""
-
-    def __init__(self, ids: Iterable[int] = ()) -> None:
-        given = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int64)
-        rises = bool((given[1:] > given[:-1]).all())
-        self.ids: npt.NDArray[np.int64] = given if rises else np.unique(given)
-
-    @classmethod
-    def of(cls, ids: Iterable[int]) -> PhoneSet:
-        """The set as it is given."""
-        return ids if isinstance(ids, PhoneSet) else cls(ids)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __iter__(self) -> Iterator[int]:
-        return map(int, self.ids)
-
-    def __contains__(self, phone: object) -> bool:
-        if not isinstance(phone, int | np.integer):
-            return False
-        place = int(np.searchsorted(self.ids, phone))
-        return place < len(self.ids) and bool(self.ids[place] == phone)
-
-    def __repr__(self) -> str:
-        return f"PhoneSet({self.ids[:_SHOWN].tolist()}: {len(self)})"
-
-
-class PhoneSets(OnAccess[tuple[int, ...]]):
-    """The phone ids 1 to P in sets; equal to any sequence of the same tuples.
-
-    Attributes:
-        members: int64 [P], the phones of one set after another.
-        ends: int64 [S + 1], where each set begins in `members`, and where the last ends.
-        number: int32 [P + 1], the set of each phone, from 0; -1 for no phone.
-
-    Raises:
-        GraphError: a phone that is in no set or in two, or an empty set.
-    """
-
-    def __init__(self, members: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
-        self.members, self.ends = members, offsets(sizes, len(members), "shared sets")
-        count = len(members)
-        if not sizes.all():
-            raise GraphError("shared has an empty set")
-        self.number = np.full(count + 1, -1, np.int32)
-        if members.min(initial=1) > 0 and members.max(initial=0) <= count:
-            self.number[members] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        if (self.number[1:] < 0).any():
-            ids = sorted(members[:_SHOWN].tolist())
-            raise GraphError(f"shared sets hold the phone ids {ids}: expected each of 1..{count} once")
-
-    @classmethod
-    def of(cls, sets: Iterable[Iterable[int]]) -> PhoneSets:
-        """The sets as they are given."""
-        if isinstance(sets, PhoneSets):
-            return sets
-        given = [tuple(phones) for phones in sets]
-        members = np.fromiter(chain.from_iterable(given), np.int64)
-        return cls(members, np.array([len(phones) for phones in given], np.int64))
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def at(self, place: int) -> tuple[int, ...]:
-        """The set at a place in [0, len)."""
-        return tuple(self.members[self.ends[place] : self.ends[place + 1]].tolist())
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, PhoneSets):
-            return np.array_equal(self.ends, other.ends) and np.array_equal(self.members, other.members)
-        return super().__eq__(other)
-
-    def __repr__(self) -> str:
-        return f"PhoneSets({list(self[:_SHOWN])}: {len(self)})"
-
-
-# The saved form of a context tree: what its constructor takes, as columns of an npz file.
 
 NPZ_FORMAT = "fsachain-context-tree-2"
 _LONGEST_TOPOLOGY = 1 << 14  # letters of JSON: hundreds of states
-
-
-def write_record(path: str | os.PathLike[str], fields: dict[str, Any]) -> None:
-    """Write the fields of a context tree to exactly `path`; `read_record` reads them.
-
-    Raises:
-        GraphError: a topology of thousands of states.
-    """
-    topology = json.dumps(fields["topology"].to_dict())
-    if len(topology) > _LONGEST_TOPOLOGY:
-        raise GraphError(
-            f"{path}: the topology has {len(fields['topology'].states)} states; expected hundreds"
-        )
-    sets: PhoneSets = fields["shared"]
-    arrays: dict[str, Any] = {
-        "format": np.array(NPZ_FORMAT),
-        "topology": np.array(topology),
-        "phones": np.array(list(fields["phones"]), dtype=np.str_),
-        "window": np.array([fields["context_width"], fields["central_position"]], np.int64),
-        "shared": sets.members,
-        "shared_sizes": np.diff(sets.ends),
-        "context_independent": fields["context_independent"].ids,
-    }
-    if fields["decisions"] is not None:
-        nodes = fields["decisions"].nodes
-        arrays |= {"heads": np.array(nodes.heads, np.int32), "rows": np.array(nodes.rows, np.int32)}
-    with replacing(path) as file:
-        np.savez_compressed(file, **arrays)
-
-
-def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The arguments of `ContextTree` for the file that `write_record` wrote.
-
-    Raises:
-        GraphError: the file is not a context tree.
-    """
-    return read_archive(path, NPZ_FORMAT, _fields, "not a context tree written by fsachain")
-
-
-def _fields(arrays: Arrays) -> dict[str, Any]:
-    topology = arrays["topology"]
-    if topology.dtype.itemsize > 4 * _LONGEST_TOPOLOGY:
-        raise ValueError(f"the topology has {topology.dtype.itemsize // 4} letters")
-    phones = ids(arrays, "phones")
-    width, centre = numbers(arrays, "window", np.int64, 2).tolist()
-    members = numbers(arrays, "shared", np.int64, len(phones))
-    independent = numbers(arrays, "context_independent", np.int64)
-    if len(independent) > len(phones):
-        raise ValueError(f"context_independent has {len(independent)} ids of {len(phones)} phones")
-    decisions = None
-    if "heads" in arrays:
-        columns = (numbers(arrays, name, np.int32) for name in ("heads", "rows"))
-        decisions = DecisionTree(Nodes.of_columns(*columns))
-    return {
-        "phones": phones,
-        "topology": Topology.from_dict(parse_json(topology.item(), "the topology")),
-        "context_width": width,
-        "shared": PhoneSets(members, numbers(arrays, "shared_sizes", np.int64)),
-        "context_independent": PhoneSet(independent),
-        "decisions": decisions,
-        "central_position": centre,
-    }
-
-
-# The pdfs of narrow context trees, whose window is the phone, or the phone and its left neighbour.
-#
-# Without tying they are counted in Kaldi's order: phone sets in order, within one set the left sets in order
-# ("none" first), within one context the pdf classes in order.
-
 _MOST_PDFS = 2**31 - 1
 _MOST_CONTEXTS = 1 << 27  # of a table of them: half a gibibyte, or two thousand phones with sixteen classes
+_SHOWN = 20  # ids of a message
+
+Sets = tuple[tuple[int, ...], ...]
 
 
 class PdfContext(NamedTuple):
@@ -199,71 +48,56 @@ class PdfContext(NamedTuple):
     pdf_class: int
 
 
-class UntiedPdfs:
-    """Pdfs of their own for each set of phones, or for each pair of left set and set.
+# Pdfs of trees whose window is the phone, or the phone and its left neighbour; a left phone of 0 is none.
 
-    Args:
-        sets: phones that share their pdfs, as phones and as left neighbours.
-        independent: phones whose pdfs ignore the left neighbour.
-        num_classes: C, pdfs of one context.
-        width: 1 (monophones) or 2.
-        first: how many pdfs are given out already.
 
-    Raises:
-        GraphError: a set some of whose phones are independent, or more pdfs than 32 bits can count.
-    """
+class _UntiedPdfs:
+    """Pdfs of their own for each set of phones, or for each pair of left set and set."""
 
     def __init__(
-        self, sets: PhoneSets, independent: PhoneSet, num_classes: int, width: int, first: int
+        self, sets: Sets, independent: frozenset[int], num_classes: int, width: int, first: int
     ) -> None:
         self._sets, self._num_classes = sets, num_classes
-        self._any_left = _ignoring(sets, independent) | (width == 1)
-        self._first = np.full(len(sets) + 1, first, np.int64)  # pdf of each set
-        self._first[1:] = np.where(self._any_left, num_classes, num_classes * (len(sets) + 1))
-        np.cumsum(self._first, out=self._first)
-        self.num_pdfs = int(self._first[-1])
+        self._set_of = {phone: number for number, phones in enumerate(sets) for phone in phones}
+        self._ignores_left = [_is_independent(phones, independent) or width == 1 for phones in sets]
+        in_set = (num_classes if ignores else num_classes * (len(sets) + 1) for ignores in self._ignores_left)
+        self._first = list(accumulate(in_set, initial=first))  # pdf of each set
+        self.num_pdfs = self._first[-1]
         if self.num_pdfs > _MOST_PDFS:
             raise GraphError(
-                f"{sets.ends[-1]} phones have {self.num_pdfs} pdfs; expected at most {_MOST_PDFS}"
+                f"{len(self._set_of)} phones have {self.num_pdfs} pdfs; expected at most {_MOST_PDFS}"
             )
 
     def pdf(self, left: int, phone: int, pdf_class: int) -> int:
-        """The pdf of a phone after another (0: none); -1 for no phone."""
-        number = int(self._sets.number[phone])
-        if number < 0:
+        if not phone:
             return -1
-        rank = 0 if self._any_left[number] else 1 + int(self._sets.number[left])
-        return int(self._first[number]) + rank * self._num_classes + pdf_class
+        number = self._set_of[phone]
+        rank = 0 if self._ignores_left[number] or not left else 1 + self._set_of[left]
+        return self._first[number] + rank * self._num_classes + pdf_class
 
     def left_class(self, phone: int) -> int:
-        """A phone that stands for all that are the same left neighbour."""
-        return int(self._sets.members[self._sets.ends[self._sets.number[phone]]])
+        return self._sets[self._set_of[phone]][0]
 
     def context(self, pdf: int) -> PdfContext:
-        """What shares the pdf."""
-        number = int(np.searchsorted(self._first, pdf, side="right")) - 1
-        rank, pdf_class = divmod(pdf - int(self._first[number]), self._num_classes)
+        number = bisect_right(self._first, pdf) - 1
+        rank, pdf_class = divmod(pdf - self._first[number], self._num_classes)
         phones = tuple(sorted(self._sets[number]))
-        if self._any_left[number]:
+        if self._ignores_left[number]:
             return PdfContext(phones, (), pdf_class)
         return PdfContext(phones, tuple(sorted(self._sets[rank - 1])) if rank else (0,), pdf_class)
 
 
-def _ignoring(sets: PhoneSets, independent: PhoneSet) -> npt.NDArray[np.bool_]:
-    """Bool [S], which sets consist of independent phones."""
-    count = np.bincount(sets.number[independent.ids], minlength=len(sets))
-    if (partly := np.flatnonzero((count > 0) & (count < np.diff(sets.ends)))).size:
-        phones = list(sets[int(partly[0])][:20])
-        raise GraphError(f"shared set of the phone ids {phones} is only partly context independent")
+def _is_independent(phones: tuple[int, ...], independent: frozenset[int]) -> bool:
+    count = len(independent.intersection(phones))
+    if 0 < count < len(phones):
+        raise GraphError(
+            f"shared set of the phone ids {list(phones[:_SHOWN])} is only partly context independent"
+        )
     return count > 0
 
 
-class TiedPdfs:
-    """The answers of a narrow decision tree; tabled on first use.
-
-    Raises:
-        GraphError: so many phones that their contexts make no table.
-    """
+class _TiedPdfs:
+    """The answers of a decision tree, as a table made on first use."""
 
     def __init__(self, decisions: DecisionTree, num_phones: int, num_classes: int, width: int) -> None:
         self._decisions, self._width = decisions, width
@@ -296,15 +130,12 @@ class TiedPdfs:
         ]
 
     def pdf(self, left: int, phone: int, pdf_class: int) -> int:
-        """The pdf of a phone after another (0: none); -1 where the tree has no answer."""
         return int(self._table[left if self._width == 2 else 0, phone, pdf_class])
 
     def left_class(self, phone: int) -> int:
-        """A phone that stands for all that are the same left neighbour."""
         return self._left_classes[phone]
 
     def context(self, pdf: int) -> PdfContext:
-        """What shares the pdf."""
         lefts, phones, classes = (sorted(set(places.tolist())) for places in np.nonzero(self._table == pdf))
         return PdfContext(
             tuple(phones),
@@ -314,8 +145,6 @@ class TiedPdfs:
 
 
 # Phones by their names, in sets; and left biphones tied by how often they occur, as a decision tree.
-
-Sets = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -364,13 +193,6 @@ def named_partition(phones: Sequence[str], shared: Iterable[Iterable[str]] | Non
     return tuple(sorted(given + alone))
 
 
-def _independent(phones: tuple[int, ...], context_independent: frozenset[int]) -> bool:
-    independent = [phone in context_independent for phone in phones]
-    if any(independent) and not all(independent):
-        raise GraphError(f"shared set of the phone ids {list(phones)} is only partly context independent")
-    return all(independent)
-
-
 def tie_biphones(
     shared: Sets,
     context_independent: frozenset[int],
@@ -390,7 +212,7 @@ def tie_biphones(
     nodes: list[Node] = [Table(1, ())]
     branches = [-1] * (num_phones + 1)
     context = _Contexts(nodes, num_classes)
-    independent = [phones for phones in shared if _independent(phones, context_independent)]
+    independent = [phones for phones in shared if _is_independent(phones, context_independent)]
     for phones in independent:
         own = context.new()
         for phone in phones:
@@ -449,7 +271,7 @@ class ContextTree:
     """Map (phones of a window, pdf class) -> pdf.
 
     Attributes:
-        phones: names of the phones, of whatever sequence was given; id = index + 1.
+        phones: names of the phones; id = index + 1.
         topology: HMM topology that all phones share.
         context_width: N, phones in the window: 1 for monophones, 2 for biphones.
         shared: partition of the phone ids; the phones of one set share their pdfs, as phones and as left
@@ -464,41 +286,56 @@ class ContextTree:
     topology: Topology
     context_width: int
     shared: Sequence[tuple[int, ...]]
-    context_independent: Set[int] = frozenset()
+    context_independent: Collection[int] = frozenset()
     decisions: DecisionTree | None = None
     central_position: int = -1
     num_pdfs: int = field(init=False)
-    _narrow: UntiedPdfs | TiedPdfs | None = field(init=False, repr=False)
+    _narrow: _UntiedPdfs | _TiedPdfs | None = field(init=False, repr=False)
     _hmm_pdfs: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = field(
         init=False, repr=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
-        phones = self.phones if isinstance(self.phones, Names) else Names(self.phones)
-        distinct = len(phones) - len(phones.repeats())
+        phones, independent = tuple(self.phones), frozenset(self.context_independent)
+        shared = tuple(map(tuple, self.shared))
+        distinct = len(set(phones))
         if not phones or distinct != len(phones):
             raise GraphError(f"phones has {len(phones)} names, {distinct} distinct; expected equal")
-        object.__setattr__(self, "phones", phones)
-        if self.central_position < 0:
-            object.__setattr__(self, "central_position", self.context_width - 1)
-        self._check_context()
-        shared, independent = PhoneSets.of(self.shared), PhoneSet.of(self.context_independent)
-        for name, members in (("shared", shared.members), ("context_independent", independent.ids)):
-            if members.min(initial=1) < 1 or members.max(initial=1) > self.num_phones:
-                raise GraphError(
-                    f"{name} holds {members.min()} to {members.max()}: expected members in [1, {self.num_phones}]"
-                )
-        if len(shared.members) != self.num_phones:
-            raise GraphError(f"shared sets hold {len(shared.members)} of the {self.num_phones} phones")
-        object.__setattr__(self, "shared", shared)
-        object.__setattr__(self, "context_independent", independent)
-        object.__setattr__(self, "_narrow", self._narrow_pdfs(shared, independent))
-        pdfs = self._narrow or self.decisions
+        width = self.context_width
+        centre = width - 1 if self.central_position < 0 else self.central_position
+        self._check_context(width, centre)
+        members = list(chain.from_iterable(shared))
+        if independent and (min(independent) < 1 or max(independent) > len(phones)):
+            raise GraphError(
+                f"context_independent holds {min(independent)} to {max(independent)}: expected ids in [1, {len(phones)}]"
+            )
+        if not all(shared):
+            raise GraphError("shared has an empty set")
+        if sorted(members) != list(range(1, len(phones) + 1)):
+            raise GraphError(
+                f"shared sets hold the phone ids {sorted(members)[:_SHOWN]}: expected each of 1..{len(phones)} once"
+            )
+        classes = self.topology.num_pdf_classes
+        narrow: _UntiedPdfs | _TiedPdfs | None = None
+        if self.decisions is None:
+            narrow = _UntiedPdfs(
+                shared, independent, classes, width, 0 if self.topology.blank == "none" else 1
+            )
+        elif width <= 2 and centre == width - 1:
+            narrow = _TiedPdfs(self.decisions, len(phones), classes, width)
+        pdfs = narrow or self.decisions
         assert pdfs is not None, "a tree without decisions is narrow"
-        object.__setattr__(self, "num_pdfs", pdfs.num_pdfs)
+        for name, value in (
+            ("phones", phones),
+            ("central_position", centre),
+            ("shared", shared),
+            ("context_independent", independent),
+            ("_narrow", narrow),
+            ("num_pdfs", pdfs.num_pdfs),
+        ):
+            object.__setattr__(self, name, value)
 
-    def _check_context(self) -> None:
-        width, centre = self.context_width, self.central_position
+    def _check_context(self, width: int, centre: int) -> None:
         if self.decisions is None and not (width in (1, 2) and centre == width - 1):
             raise GraphError(
                 f"context_width = {width}: expected 1 (monophone) or 2 (left biphone), or a decision tree"
@@ -509,20 +346,12 @@ class ContextTree:
             raise GraphError(
                 "a topology with a blank has no left phone at hand: use ContextTree.monophone with it"
             )
-        if self.decisions is None:
-            return
-        nodes = self.decisions.nodes
-        asked = (nodes.key(number) for number in range(len(nodes)) if not nodes.is_leaf(number))
-        if (bad := min((key for key in asked if not PDF_CLASS <= key < width), default=None)) is not None:
-            raise GraphError(f"decisions ask for the place {bad} of a window of {width} phones")
-
-    def _narrow_pdfs(self, shared: PhoneSets, independent: PhoneSet) -> UntiedPdfs | TiedPdfs | None:
-        classes, width = self.topology.num_pdf_classes, self.context_width
-        if self.decisions is None:
-            return UntiedPdfs(
-                shared, independent, classes, width, first=0 if self.topology.blank == "none" else 1
+        if self.decisions is not None:
+            bad = min(
+                (key for key in self.decisions.question_keys() if not PDF_CLASS <= key < width), default=None
             )
-        return TiedPdfs(self.decisions, self.num_phones, classes, width) if self.is_narrow else None
+            if bad is not None:
+                raise GraphError(f"decisions ask for the place {bad} of a window of {width} phones")
 
     @classmethod
     def monophone(
@@ -565,7 +394,7 @@ class ContextTree:
     ) -> ContextTree:
         """Left biphones; rare ones share the pdfs of their phone, and rare phones share one set of pdfs.
 
-        The pdf ids are those of Kaldi's gmm-init-biphone; see `pdf_numbering.tie_biphones`.
+        The pdf ids are those of Kaldi's gmm-init-biphone; see `tie_biphones`.
 
         Args:
             phones: phone names in id order.
@@ -679,8 +508,30 @@ class ContextTree:
         return self.decisions.paths(values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tree to an npz file at exactly `path`."""
-        write_record(path, {f.name: getattr(self, f.name) for f in fields(self) if f.init})
+        """Write the tree to an npz file at exactly `path`.
+
+        Raises:
+            GraphError: a topology of thousands of states.
+        """
+        topology = json.dumps(self.topology.to_dict())
+        if len(topology) > _LONGEST_TOPOLOGY:
+            raise GraphError(
+                f"{path}: the topology has {len(self.topology.states)} states; expected hundreds"
+            )
+        arrays: dict[str, Any] = {
+            "format": np.array(NPZ_FORMAT),
+            "topology": np.array(topology),
+            "phones": np.array(self.phones, dtype=np.str_),
+            "window": np.array([self.context_width, self.central_position], np.int64),
+            "shared": np.array(list(chain.from_iterable(self.shared)), np.int64),
+            "shared_sizes": np.array(list(map(len, self.shared)), np.int64),
+            "context_independent": np.array(sorted(self.context_independent), np.int64),
+        }
+        if self.decisions is not None:
+            for name, column in zip(("heads", "rows"), self.decisions.to_columns(), strict=True):
+                arrays[name] = np.array(column, np.int32)
+        with replacing(path) as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ContextTree:
@@ -689,4 +540,30 @@ class ContextTree:
         Raises:
             GraphError: the file is not a context tree.
         """
-        return cls(**read_record(path))
+        return read_archive(path, NPZ_FORMAT, cls._of_arrays, "not a context tree written by fsachain")
+
+    @classmethod
+    def _of_arrays(cls, arrays: Arrays) -> ContextTree:
+        topology = arrays["topology"]
+        if topology.dtype.itemsize > 4 * _LONGEST_TOPOLOGY:
+            raise ValueError(f"the topology has {topology.dtype.itemsize // 4} letters")
+        phones = unique_names(arrays, "phones")
+        width, centre = numbers(arrays, "window", np.int64, 2).tolist()
+        members = numbers(arrays, "shared", np.int64, len(phones)).tolist()
+        ends = offsets(numbers(arrays, "shared_sizes", np.int64), len(members), "shared sets").tolist()
+        independent = numbers(arrays, "context_independent", np.int64)
+        if len(independent) > len(phones):
+            raise ValueError(f"context_independent has {len(independent)} ids of {len(phones)} phones")
+        decisions = None
+        if "heads" in arrays:
+            heads, rows = (numbers(arrays, name, np.int32).tolist() for name in ("heads", "rows"))
+            decisions = DecisionTree.from_columns(heads, rows)
+        return cls(
+            phones,
+            Topology.from_dict(parse_json(topology.item(), "the topology")),
+            width,
+            [members[begin:end] for begin, end in pairwise(ends)],
+            independent.tolist(),
+            decisions,
+            centre,
+        )

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,20 +23,19 @@ from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa
 from fsachain.graph.archive import (
     Arrays,
-    JoinedFsas,
-    ids,
     join,
     join_fsas,
     numbers,
     offsets,
     read_archive,
+    split_fsas,
     texts,
+    unique_names,
 )
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.transducer import Transducer, product
-from fsachain.names import ByName
 
 NO_WORD = -1
 
@@ -251,54 +251,27 @@ def source_of(path: str | os.PathLike[str]) -> NumeratorSource:
     )
 
 
-class StoredNumerators(ByName[Numerator]):
-    """Numerators by utterance id over the arrays of a file, in its order; each is made anew when it is asked for.
-
-    Raises:
-        KeyError, ValueError: an array is missing, or does not fit the others.
-        GraphError: as `Fsa` for the first acceptor that cannot be.
-    """
-
-    def __init__(self, arrays: Arrays) -> None:
-        super().__init__(ids(arrays, "names"))
-        self._words = texts(arrays, "words")
-        num_words = numbers(arrays, "num_words", np.int64, len(self.names))
-        self._first_word = offsets(num_words, len(self._words), "num_words")
-        self._fsas = JoinedFsas(arrays)
-        if len(self._fsas) != len(self.names):
-            raise ValueError(f"names has {len(self.names)} rows, num_states {len(self._fsas)}")
-        num_arcs = int(self._fsas.first_arc[-1])
-        self._labels = [numbers(arrays, name, dtype, num_arcs) for name, dtype in _ARC_ARRAYS.items()]
-
-    def at(self, place: int) -> Numerator:
-        """The numerator at a place in [0, N)."""
-        arcs = slice(*self._fsas.first_arc[place : place + 2].tolist())
-        return Numerator(
-            self._fsas.at(place), self._words_at(place), *(column[arcs] for column in self._labels)
-        )
-
-    @property
-    def num_words(self) -> npt.NDArray[np.int64]:
-        """int64 [N], words of each numerator."""
-        return np.diff(self._first_word)
-
-    @property
-    def num_arcs(self) -> npt.NDArray[np.int64]:
-        """int64 [N], arcs of each numerator."""
-        return np.diff(self._fsas.first_arc)
-
-    def words(self, name: str) -> tuple[str, ...]:
-        """Those of `self[name]`, without its graph."""
-        return self._words_at(self.place(name))
-
-    def _words_at(self, place: int) -> tuple[str, ...]:
-        return tuple(self._words[slice(*self._first_word[place : place + 2].tolist())].tolist())
-
-
-def load_numerators(path: str | os.PathLike[str]) -> StoredNumerators:
-    """Read what `save_numerators` wrote, in its order: a mapping which takes no more memory than the file unpacked.
+def load_numerators(path: str | os.PathLike[str]) -> dict[str, Numerator]:
+    """Read what `save_numerators` wrote, by utterance id in its order; their arrays are views of the file's.
 
     Raises:
         GraphError: the file is not such an archive.
     """
-    return read_archive(path, NPZ_FORMAT, StoredNumerators, "not a numerator archive written by fsachain")
+    return read_archive(path, NPZ_FORMAT, _of_arrays, "not a numerator archive written by fsachain")
+
+
+def _of_arrays(arrays: Arrays) -> dict[str, Numerator]:
+    names, words = unique_names(arrays, "names"), texts(arrays, "words")
+    num_words = numbers(arrays, "num_words", np.int64, len(names))
+    first_word = offsets(num_words, len(words), "num_words").tolist()
+    fsas, first_arc = split_fsas(arrays)
+    if len(fsas) != len(names):
+        raise ValueError(f"names has {len(names)} rows, num_states {len(fsas)}")
+    columns = [numbers(arrays, name, dtype, int(first_arc[-1])) for name, dtype in _ARC_ARRAYS.items()]
+    spans = zip(names, fsas, pairwise(first_word), pairwise(first_arc.tolist()), strict=True)
+    return {
+        name: Numerator(
+            fsa, tuple(words[slice(*said)].tolist()), *(column[slice(*arcs)] for column in columns)
+        )
+        for name, fsa, said, arcs in spans
+    }

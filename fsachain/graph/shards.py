@@ -12,13 +12,11 @@ import json
 import os
 import pickle
 import zlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
-from fsachain.names import ByName, Names
 from fsachain.table import TransitionTable, compile_table
 from fsachain.table_file import VERSION, TableFile, write_tables
 
@@ -138,7 +135,7 @@ def make_shards(
     return ShardSummary(sum(map(len, files)), len(shards), len(shards) - len(missing), excluded)
 
 
-class TableShards(ByName[TransitionTable]):
+class TableShards(Mapping[str, TransitionTable]):
     """The tables of all shards in a folder, by utterance.
 
     Raises:
@@ -150,9 +147,8 @@ class TableShards(ByName[TransitionTable]):
         self.files = [TableFile(path) for path in sorted(self.folder.glob(f"*{SUFFIX}"))]
         if not self.files:
             raise DataError(f"{self.folder}: no shards of compiled tables (*{SUFFIX})")
-        super().__init__(Names(chain.from_iterable(self.files)))
-        self._ends = tuple(accumulate(map(len, self.files)))
-        if self.names.repeats():
+        self._file_of = {name: file for file in self.files for name in file}
+        if len(self._file_of) != sum(map(len, self.files)):
             raise DataError(f"{self.folder}: an utterance is in two shards; make them anew")
 
     def check_bodies(self) -> None:
@@ -169,19 +165,20 @@ class TableShards(ByName[TransitionTable]):
 
     def says(self, name: str, words: Sequence[str]) -> bool:
         """Whether the table of an utterance was made of these words."""
-        return bool(self._home(name).facts["words"][name] == words_checksum(words))
+        return bool(self._file_of[name].facts["words"][name] == words_checksum(words))
 
-    def at(self, place: int) -> TransitionTable:
-        """The table at a place in all shards."""
-        number = bisect_right(self._ends, place)
-        return self.files[number].at(place - (self._ends[number - 1] if number else 0))
+    def __getitem__(self, name: str) -> TransitionTable:
+        return self._file_of[name][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
 
     def read(self, name: str) -> TransitionTable:
         """The same table, not kept; see `TableFile.read`."""
-        return self._home(name).read(name)
-
-    def _home(self, name: str) -> TableFile:
-        return self.files[bisect_right(self._ends, self.place(name))]
+        return self._file_of[name].read(name)
 
 
 def words_checksum(words: Sequence[str]) -> int:
@@ -202,7 +199,7 @@ def _fingerprint(maker: NumeratorMaker) -> str:
     ]
     content += [
         sorted(tree.context_independent),
-        None if tree.decisions is None else tree.decisions.nodes.columns(),
+        None if tree.decisions is None else tree.decisions.to_columns(),
     ]
     content += [tuple(lexicon.phones), lexicon.silence, lexicon.silence_prob, lexicon.oov]
     digest = hashlib.sha256(repr(content).encode())

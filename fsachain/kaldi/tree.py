@@ -6,16 +6,16 @@ Format: Kaldi's tree/context-dep.cc and tree/event-map.cc.
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError
-from fsachain.graph.context import ContextTree, PhoneSets
-from fsachain.graph.decision_tree import NO_BRANCH, DecisionTree, Nodes
+from fsachain.graph.context import ContextTree
+from fsachain.graph.decision_tree import NO_BRANCH, DecisionTree, Leaf, Node, Split, Table
 from fsachain.kaldi.stream import Cursor, open_file
 from fsachain.kaldi.transitions import TransitionModel, read_transition_model
 
@@ -75,12 +75,11 @@ def read_context_tree(
             f"{model}: {transitions.num_pdfs} pdfs, but {tree} has {found.decisions.num_pdfs}: they do not belong "
             "together"
         )
-    ids = np.arange(1, len(phones) + 1)
     context = ContextTree(
         phones,
         transitions.topology(),
         found.context_width,
-        PhoneSets(ids, np.ones_like(ids)),
+        [(phone,) for phone in range(1, len(phones) + 1)],
         frozenset(),
         found.decisions,
         found.central_position,
@@ -119,62 +118,65 @@ def _unmet(context: ContextTree, wanted: npt.NDArray[np.int64]) -> npt.NDArray[n
     return wanted[~found]
 
 
+@dataclass
+class _Question:
+    """A table or split whose branches follow in the file."""
+
+    number: int
+    key: int
+    size: int
+    values: frozenset[int] | None  # of a split
+    branches: list[int] = field(default_factory=list)
+
+    def node(self) -> Node:
+        if self.values is None:
+            return Table(self.key, tuple(self.branches))
+        return Split(self.key, self.values, *self.branches)
+
+
 def _read_decisions(cursor: Cursor, width: int) -> DecisionTree:
     """Nodes in the order they are met, by an own stack: a file may nest them as deep as it is long."""
     begin = cursor.position
-    nodes = Nodes()
-    open_nodes, slots = array("i"), array("i")  # what waits for branches, and its next place in the rows
-    to_come = 0
-    while not nodes or open_nodes:
-        number = _read_node(cursor, nodes, width, bool(open_nodes) and nodes.is_table(open_nodes[-1]))
-        if open_nodes:
-            nodes.rows[slots[-1]] = number
-            slots[-1] += 1
+    nodes: list[Node] = []
+    waiting: list[_Question] = []
+    to_come = 0  # branches
+    while not nodes or waiting:
+        may_be_null = bool(waiting) and waiting[-1].values is None
+        place = cursor.position
+        kind = cursor.expect("CE", "TE", "SE", *(("NULL",) if may_be_null else ()))
+        if waiting:
+            waiting[-1].branches.append(NO_BRANCH if kind == "NULL" else len(nodes))
             to_come -= 1
-        if number != NO_BRANCH and not nodes.is_leaf(number):
-            open_nodes.append(number)
-            slots.append(nodes.branches(number).start)
-            to_come += len(nodes.branches(number))
+        if kind == "CE":
+            nodes.append(Leaf(cursor.integer("pdf", 0)))
+        elif kind != "NULL":
+            question = _read_question(cursor, kind, width, len(nodes), place)
+            nodes.append(Leaf(0))  # until its branches are read
+            waiting.append(question)
+            to_come += question.size
         if _BYTES_PER_BRANCH * to_come > cursor.left:
             cursor.fail(f"{to_come} branches of questions are to come, {cursor.left} bytes are left")
-        while open_nodes and slots[-1] == nodes.branches(open_nodes[-1]).stop:
-            slots.pop()
-            cursor.expect(")" if nodes.is_table(open_nodes.pop()) else "}")
+        while waiting and len(waiting[-1].branches) == waiting[-1].size:
+            done = waiting.pop()
+            nodes[done.number] = done.node()
+            cursor.expect(")" if done.values is None else "}")
     try:
         return DecisionTree(nodes)
     except GraphError as error:
         cursor.fail(str(error), begin)
 
 
-def _read_node(cursor: Cursor, nodes: Nodes, width: int, may_be_null: bool) -> int:
-    """Append the next node, without the branches that follow it in the file; its number."""
-    begin = cursor.position
-    kind = cursor.expect("CE", "TE", "SE", *(("NULL",) if may_be_null else ()))
-    if kind == "NULL":
-        return NO_BRANCH
-    if kind == "CE":
-        nodes.add_leaf(cursor.integer("pdf", 0))
-        return len(nodes) - 1
+def _read_question(cursor: Cursor, kind: str, width: int, number: int, begin: int) -> _Question:
     key = cursor.integer("key of a question", -1, width - 1)
     if kind == "SE":
-        nodes.add_split(key, _read_values(cursor))
+        place = cursor.position
+        values = np.unique(cursor.integers("values of a split"))
+        if values.size and not -(2**31) <= values[0] <= values[-1] < 2**31:
+            cursor.fail("values of a split: expected integers of 32 bits", place)
         cursor.expect("{")
-        return len(nodes) - 1
+        return _Question(number, key, 2, frozenset(values.tolist()))
     size = cursor.integer("branches of a table", 0, 2**32 - 1)
     cursor.expect("(")
     if _BYTES_PER_BRANCH * size > cursor.left:
         cursor.fail(f"a table of {size} branches, {cursor.left} bytes are left", begin)
-    nodes.add_table(key, array("i", [NO_BRANCH]) * size)
-    return len(nodes) - 1
-
-
-def _read_values(cursor: Cursor) -> Sequence[int]:
-    """The values of a split in rising order, each once; sorted in place, for there may be millions."""
-    begin = cursor.position
-    values = cursor.integers("values of a split")
-    values.sort()
-    if values.size and not -(2**31) <= values[0] <= values[-1] < 2**31:
-        cursor.fail("values of a split: expected integers of 32 bits", begin)
-    kept = np.ones(len(values), dtype=np.bool_)
-    np.not_equal(values[1:], values[:-1], out=kept[1:])
-    return values[kept].data
+    return _Question(number, key, size, None)

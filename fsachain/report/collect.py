@@ -82,8 +82,8 @@ def numerator_size(path: Path) -> str:
     num_bytes = path.stat().st_size
     if num_bytes > MOST_NUMERATOR_BYTES:
         return f"{num_bytes / 1e6:,.0f} MB of numerators"
-    arcs = load_numerators(path).num_arcs
-    return f"{len(arcs):,} numerators, {arcs.sum():,} arcs, at most {arcs.max(initial=0):,} in one"
+    arcs = [numerator.fsa.num_arcs for numerator in load_numerators(path).values()]
+    return f"{len(arcs):,} numerators, {sum(arcs):,} arcs, at most {max(arcs, default=0):,} in one"
 
 
 # What ran, with which versions, and what each stage took: from `stages.jsonl`.
