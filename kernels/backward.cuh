@@ -7,36 +7,36 @@
 
 namespace fsachain {
 
-// Where a group's values lie; `cuda_place` counts the rows on chip, `cuda_group` those in memory.
+// Where a group's values lie; `shared_bytes` of plan.py counts the rows on chip, `make_groups` those in memory.
 struct BackwardMemory {
   Value* values;  // v of all pairs
   Value* betas;   // on chip those of the block's own states
   Row* ring;      // see WindowProbs
-  Row* brought;   // on chip u of the block's own pairs, copied while the frame before sums its arcs
+  Row* prefetched;   // on chip u of the block's own pairs, copied while the frame before sums its arcs
   Value* partials;
-  TeamSum sum;
+  PeerSum sum;
 
   DEVICE BackwardMemory(const long long* group, Value* work, unsigned char*& free) {
-#if PLACE == 0
+#if ON_CHIP
     values = reinterpret_cast<Value*>(take<Row>(free, group[kPairs]));
-    betas = reinterpret_cast<Value*>(take<Row>(free, group[kOwnStates]));
+    betas = reinterpret_cast<Value*>(take<Row>(free, group[kMaxShardStates]));
     ring = take<Row>(free, 2 * group[kColumns]);
-    brought = take<Row>(free, group[kOwnPairs]);
-    partials = reinterpret_cast<Value*>(take<Row>(free, group[kBackwardParts]));
-    sum = team_sum(nullptr, 0, free);
+    prefetched = take<Row>(free, group[kMaxShardPairs]);
+    partials = reinterpret_cast<Value*>(take<Row>(free, group[kBackwardPartials]));
+    sum = peer_sum(nullptr, 0, free);
 #else
     values = work + group[kWork];
     betas = values + group[kPairs] * kSequences;
-    ring = brought = nullptr;
+    ring = prefetched = nullptr;
     partials = betas + group[kStates] * kSequences;
-    sum = team_sum(partials + group[kBackwardParts] * kSequences, group[kShares], free);
+    sum = peer_sum(partials + group[kBackwardPartials] * kSequences, group[kShards], free);
 #endif
   }
   // The row of a state's beta, less its number in the table.
-  DEVICE int beta_base(const Share& share) const { return PLACE == 0 ? -share.state_base : 0; }
-  DEVICE void bring_history(const Share& share, const Value* history) const {
-#if PLACE == 0
-    copy_rows(brought, reinterpret_cast<const Row*>(history) + share.pair_base, share.pair_rows);
+  DEVICE int beta_base(const Shard& shard) const { return ON_CHIP ? -shard.state_base : 0; }
+  DEVICE void prefetch_history(const Shard& shard, const Value* history) const {
+#if ON_CHIP
+    copy_rows(prefetched, reinterpret_cast<const Row*>(history) + shard.pair_base, shard.pair_rows);
 #endif
   }
 };
@@ -55,74 +55,74 @@ struct BackwardFrame {
   DEVICE Value beta(Value behind, int state, int v) const {
     Value b = from_final >> v & 1 ? finals[state] : behind;
     if (LEAK) {
-      b = Number::tidy(Number::sum(b, Number::product(leak, total.lane[v])));
+      b = Number::normalize(Number::sum(b, Number::product(leak, total.lane[v])));
       b = Number::scaled(b, Number::scale(total.lane[v], 0));
     }
     return b;
   }
 
-  // Equation (6) for the pairs of a share, in place of u, and their v.
-  DEVICE void pairs(const Share& share, const BackwardMemory& memory) const {
+  // Equation (6) for the pairs of a shard, in place of u, and their v.
+  DEVICE void pairs(const Shard& shard, const BackwardMemory& memory) const {
 #pragma unroll 1
-    for (int q = first_row(); q < share.pair_rows; q += row_step()) {
-      const Pair pair = share.pairs[q];
+    for (int q = first_row(); q < shard.pair_rows; q += row_step()) {
+      const Pair pair = shard.pairs[q];
       if (pair.column < 0) continue;
-      Row value = zero_row(), prob, brought;
-      if (has_betas) load(value, memory.betas, pair.state + memory.beta_base(share));
+      Row value = zero_row(), prob, prefetched;
+      if (has_betas) load(value, memory.betas, pair.state + memory.beta_base(shard));
       load(prob, probs, pair.column);
-#if PLACE == 0
-      brought = memory.brought[q];
+#if ON_CHIP
+      prefetched = memory.prefetched[q];
 #else
-      load(brought, history, share.pair_base + q);
+      load(prefetched, history, shard.pair_base + q);
 #endif
       for (int v = 0; v < LANES; ++v) {
         const Value b = beta(value.lane[v], pair.state, v);
-        brought.lane[v] = Number::product(brought.lane[v], b);
-        value.lane[v] = Number::tidy(Number::product(prob.lane[v], b));
+        prefetched.lane[v] = Number::product(prefetched.lane[v], b);
+        value.lane[v] = Number::normalize(Number::product(prob.lane[v], b));
       }
-      store(history, share.pair_base + q, brought);
-      publish(memory.values, share.pair_base + q, value);
+      store(history, shard.pair_base + q, prefetched);
+      store_in_all(memory.values, shard.pair_base + q, value);
     }
   }
 
-  // Equation (5), beta', for the states of a share; the thread's part of the sum of init beta'.
-  DEVICE Row states(const Share& share, const BackwardMemory& memory) const {
-    Row share_total = zero_row();
-    Value* partials = partials_of(share, memory.partials);
-    sum_parts(share, memory.values, partials);
-    if (share.split_slices > 0) __syncthreads();
-    const int count = share.whole_slices + share.part_slices + share.split_slices;
+  // Equation (5), beta', for the states of a shard; the thread's part of the sum of init beta'.
+  DEVICE Row states(const Shard& shard, const BackwardMemory& memory) const {
+    Row shard_total = zero_row();
+    Value* partials = partials_of(shard, memory.partials);
+    sum_parts(shard, memory.values, partials);
+    if (shard.split_chunks > 0) __syncthreads();
+    const int count = shard.whole_chunks + shard.part_chunks + shard.split_chunks;
     for (int i = warp_of_block(); i < count; i += warps_of_block()) {
-      if (i >= share.whole_slices && i < share.whole_slices + share.part_slices) continue;
-      const Slice slice = share.slices[i];
-      const Unit unit = share.units[slice.first_unit + slot_of_thread()];
-      if (unit.row < 0) continue;
-      const Value* rows = i < share.whole_slices ? memory.values : partials;
-      const Row beta = sum_arcs(share.arcs + slice.first_arc + slot_of_thread(), unit.length, rows);
-      store(memory.betas, unit.row + memory.beta_base(share), beta);
-      if (LEAK) add_product(share_total, beta, share.entries[slice.first_unit + slot_of_thread()]);
+      if (i >= shard.whole_chunks && i < shard.whole_chunks + shard.part_chunks) continue;
+      const Chunk chunk = shard.chunks[i];
+      const Segment segment = shard.segments[chunk.first_segment + slot_of_thread()];
+      if (segment.row < 0) continue;
+      const Value* rows = i < shard.whole_chunks ? memory.values : partials;
+      const Row beta = sum_arcs(shard.arcs + chunk.first_arc + slot_of_thread(), segment.length, rows);
+      store(memory.betas, segment.row + memory.beta_base(shard), beta);
+      if (LEAK) add_product(shard_total, beta, shard.entries[chunk.first_segment + slot_of_thread()]);
     }
-    return share_total;
+    return shard_total;
   }
 };
 
-// The betas of a share's states with which the window behind this one began.
-DEVICE void start_betas(const Share& share, const BackwardMemory& memory, const Value* state) {
+// The betas of a shard's states with which the window behind this one began.
+DEVICE void start_betas(const Shard& shard, const BackwardMemory& memory, const Value* state) {
 #pragma unroll 1
-  for (int i = first_row(); i < share.states; i += row_step()) {
+  for (int i = first_row(); i < shard.states; i += row_step()) {
     Row row;
-    load(row, state, share.state_base + i);
-    store(memory.betas, share.state_base + i + memory.beta_base(share), row);
+    load(row, state, shard.state_base + i);
+    store(memory.betas, shard.state_base + i + memory.beta_base(shard), row);
   }
 }
 
-// The betas of a share's states for the window before this one.
-DEVICE void keep_betas(const Share& share, const BackwardMemory& memory, Value* state) {
+// The betas of a shard's states for the window before this one.
+DEVICE void keep_betas(const Shard& shard, const BackwardMemory& memory, Value* state) {
 #pragma unroll 1
-  for (int i = first_row(); i < share.states; i += row_step()) {
+  for (int i = first_row(); i < shard.states; i += row_step()) {
     Row row;
-    load(row, memory.betas, share.state_base + i + memory.beta_base(share));
-    store(state, share.state_base + i, row);
+    load(row, memory.betas, shard.state_base + i + memory.beta_base(shard));
+    store(state, shard.state_base + i, row);
   }
 }
 
@@ -130,38 +130,38 @@ DEVICE void keep_betas(const Share& share, const BackwardMemory& memory, Value* 
 
 // From the betas at `end` to those at `begin`; turns u(t, pair) of `history` into gamma(t, pair), unnormalised. Lanes that
 // end after frame t begin with beta'(t + 1) = final there.
-ENTRY backward(const long long* groups, const long long* share_fields, const fsachain::Slice* slices,
-               const fsachain::Unit* units, const fsachain::Arc* arcs, const fsachain::Entry* entries,
+ENTRY backward(const long long* groups, const long long* shard_fields, const fsachain::Chunk* chunks,
+               const fsachain::Segment* segments, const fsachain::Arc* arcs, const fsachain::Entry* entries,
                const fsachain::Pair* pair_list, const fsachain::Value* vectors, const int* sequences, const int* lengths,
                const int* kinds, const fsachain::Value* probs, fsachain::Value* history, const fsachain::Value* state_in,
-               fsachain::Value* state_out, fsachain::Value* work, unsigned* counters, int first_group, int team_blocks,
+               fsachain::Value* state_out, fsachain::Value* work, unsigned* counters, int num_peers,
                int begin, int end, double log_leak) {
   using namespace fsachain;
-  const long long index = first_group + blockIdx.x / team_blocks;
+  const long long index = blockIdx.x / num_peers;
   const long long* group = groups + index * kGroupFields;
   const Sequences own(sequences, lengths, kinds, index);
   const int last = min(end, own.longest);
   if (own.none() || last <= begin) return;
-  const Team team = {counters + index, team_blocks, static_cast<int>(blockIdx.x % team_blocks)};
+  const Peers peers = {counters + index, num_peers, static_cast<int>(blockIdx.x % num_peers)};
   const long long states = group[kStates], frame_rows = group[kPairs] * kSequences;
   const Value* vector = vectors + group[kVectors];
   history += group[kHistory];
 
   unsigned char* free = shared_memory;
   const BackwardMemory memory(group, work, free);
-  OwnShares shares({share_fields, slices, units, arcs, entries, pair_list}, team, group, free);
+  BlockShards shards({shard_fields, chunks, segments, arcs, entries, pair_list}, peers, group, free);
   const WindowProbs prob = {probs + group[kProbs], memory.ring, group[kColumns], begin};
 
   Row total = zero_row();
   if (state_in != nullptr && last == end) {
-    for (int s = team.rank; shares.has(s); s = shares.next(s))
-      start_betas(shares.get(s), memory, state_in + group[kState]);
+    for (int s = peers.rank; shards.has(s); s = shards.next(s))
+      start_betas(shards.get(s), memory, state_in + group[kState]);
     load(total, state_in + group[kState], states);
   }
-  prob.bring(last - 1);
-  memory.bring_history(shares.kept, history + (last - 1 - begin) * frame_rows);
+  prob.prefetch(last - 1);
+  memory.prefetch_history(shards.loaded, history + (last - 1 - begin) * frame_rows);
   wait_for_copies();
-  team.meet();
+  peers.sync();
   const Value leak = LEAK ? Number::from_log(log_leak) : Number::zero();
   for (int t = last - 1; t >= begin; --t) {
     Value* const frame_history = history + (t - begin) * frame_rows;
@@ -171,23 +171,23 @@ ENTRY backward(const long long* groups, const long long* share_fields, const fsa
       frame.from_final |= 1u << v;
       frame.total.lane[v] = vector[2 * states + 1];
     }
-    for (int s = team.rank; shares.has(s); s = shares.next(s)) frame.pairs(shares.get(s), memory);
-    team.meet();
+    for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory);
+    peers.sync();
     // What the next frame reads comes while this one sums its arcs.
-    if (t > begin) prob.bring(t - 1);
-    if (t > begin) memory.bring_history(shares.kept, frame_history - frame_rows);
-    for (int s = team.rank; shares.has(s); s = shares.next(s)) {
-      const Row share_total = frame.states(shares.get(s), memory);
-      if (LEAK) memory.sum.give(t & 1, s, share_total);
+    if (t > begin) prob.prefetch(t - 1);
+    if (t > begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);
+    for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
+      const Row shard_total = frame.states(shards.get(s), memory);
+      if (LEAK) memory.sum.give(t & 1, s, shard_total);
     }
     wait_for_copies();
-    team.meet();
+    peers.sync();
     total = LEAK ? memory.sum.total(t & 1) : frame.total;
   }
 
   if (state_out == nullptr) return;
-  for (int s = team.rank; shares.has(s); s = shares.next(s)) keep_betas(shares.get(s), memory, state_out + group[kState]);
-  if (team.rank == 0 && speaks_for_lanes()) store(state_out + group[kState], states, total);
+  for (int s = peers.rank; shards.has(s); s = shards.next(s)) keep_betas(shards.get(s), memory, state_out + group[kState]);
+  if (peers.rank == 0 && leads_lanes()) store(state_out + group[kState], states, total);
 }
 
 #endif  // FSACHAIN_BACKWARD_CUH_

@@ -1,7 +1,7 @@
 // Elements of the caller's arrays: what type they have and where they lie.
 //
-// The host says with -D ELEMENT=... of which type the scores are: float, double, __half or __nv_bfloat16. Half types are read
-// into float, which holds every one of their values.
+// The host says with -D ELEMENT=... of which type the scores are: float, double, __half or __nv_bfloat16. Half types are
+// read into float, which holds every one of their values.
 
 #ifndef FSACHAIN_ELEMENTS_CUH_
 #define FSACHAIN_ELEMENTS_CUH_
@@ -26,13 +26,13 @@ __device__ __forceinline__ float number_of(__nv_bfloat16 x) { return __bfloat162
 
 // Writes a number, float or double, as an element; half types round to the nearest.
 template <typename Real>
-__device__ __forceinline__ void put(float* place, Real x) { *place = static_cast<float>(x); }
+__device__ __forceinline__ void put(float* to, Real x) { *to = static_cast<float>(x); }
 template <typename Real>
-__device__ __forceinline__ void put(double* place, Real x) { *place = static_cast<double>(x); }
+__device__ __forceinline__ void put(double* to, Real x) { *to = static_cast<double>(x); }
 template <typename Real>
-__device__ __forceinline__ void put(__half* place, Real x) { *place = __float2half_rn(static_cast<float>(x)); }
+__device__ __forceinline__ void put(__half* to, Real x) { *to = __float2half_rn(static_cast<float>(x)); }
 template <typename Real>
-__device__ __forceinline__ void put(__nv_bfloat16* place, Real x) { *place = __float2bfloat16_rn(static_cast<float>(x)); }
+__device__ __forceinline__ void put(__nv_bfloat16* to, Real x) { *to = __float2bfloat16_rn(static_cast<float>(x)); }
 
 // Rows of an array [N, T, P] with any strides, in elements; 64 bits, because N T P may exceed 2^31.
 struct Elements {

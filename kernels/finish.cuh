@@ -17,7 +17,7 @@ DEVICE void sum_block(Value& value, double& offset) {
   for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) {
-      values[threadIdx.x] = Number::tidy(Number::sum(values[threadIdx.x], values[threadIdx.x + half]));
+      values[threadIdx.x] = Number::normalize(Number::sum(values[threadIdx.x], values[threadIdx.x + half]));
       offsets[threadIdx.x] += offsets[threadIdx.x + half];
     }
   }
@@ -56,7 +56,7 @@ finish(const long long* groups, const fsachain::Value* vectors, const int* seque
   const Value* row = state + group[kState] + lane % kSequences;
   Value z = Number::zero();
   for (long long i = threadIdx.x; i < states; i += blockDim.x)
-    z = Number::tidy(Number::sum(z, Number::tidy(Number::product(row[i * kSequences], vector[states + i]))));
+    z = Number::normalize(Number::sum(z, Number::normalize(Number::product(row[i * kSequences], vector[states + i]))));
   double offset = 0.0;
   if (KIND != 1)
     for (long long t = threadIdx.x; t < lengths[lane]; t += blockDim.x) offset += offsets[t * num_lanes + lane];
@@ -64,7 +64,7 @@ finish(const long long* groups, const fsachain::Value* vectors, const int* seque
   if (threadIdx.x > 0) return;
   if (LEAK) {
     const Value leaked = Number::product(Number::from_log(log_leak), row[states * kSequences]);
-    z = Number::tidy(Number::sum(z, Number::tidy(Number::product(leaked, vector[2 * states + 1]))));
+    z = Number::normalize(Number::sum(z, Number::normalize(Number::product(leaked, vector[2 * states + 1]))));
   }
   log_prob[n] = log_of_sum(z, offset, exponents[lane]);
   ok[n] = !Number::is_zero(z);

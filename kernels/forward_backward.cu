@@ -5,14 +5,14 @@
 //   finish     (4).
 //   backward   (5), (6): from the betas at `end` to those at `begin`; turns u(t, pair) into gamma(t, pair), unnormalised.
 //
-// Each has a file; recursion.cuh holds what forward and backward share, place.cuh says where values lie, numbers.cuh what
-// they are. Every sum has one order, fixed by table and place.
+// Each has a file; recursion.cuh holds what forward and backward shard, storage.cuh says where values lie, numbers.cuh what
+// they are. Every sum has one order, fixed by table and plan.
 
 #include "backward.cuh"
 #include "finish.cuh"
 #include "forward.cuh"
 
-// What the kernels of a call change: in which kind each sequence runs, and the counters of the teams' barriers, which every
+// What the kernels of a call change: in which kind each sequence runs, and the counters of the peers' barriers, which every
 // launch leaves as a later one of as many blocks needs them.
 extern "C" __global__ void __launch_bounds__(256)
 prepare(const int* first_kinds, int* kinds, int num_kinds, unsigned* counters, int num_counters) {

@@ -6,7 +6,7 @@
 // Both read and write neighbours together on either side: read_frames turns tiles of 32 by 32 in shared memory.
 
 #include "elements.cuh"
-#include "place.cuh"
+#include "storage.cuh"
 
 #ifndef OUT
 #define OUT float
@@ -20,12 +20,12 @@ static const int kTileFrames = kTile / kSequences;  // a tile's rows: so many fr
 // What the scores of one frame of one sequence need; joined over the lanes of a warp.
 struct Extent {
   double largest;
-  float reach;  // of |score|, in powers of two
+  float magnitude;  // of |score|, in powers of two
   bool legal;
 
-  DEVICE void join(double other_largest, float other_reach, bool other_legal) {
+  DEVICE void join(double other_largest, float other_magnitude, bool other_legal) {
     largest = max(largest, other_largest);
-    reach = max(reach, other_reach);
+    magnitude = max(magnitude, other_magnitude);
     legal = legal && other_legal;
   }
 };
@@ -41,7 +41,7 @@ DEVICE Extent extent_of(const Elements& scores, const ELEMENT* row, const int* p
                 finite || y < Real(0));
   }
   for (int lanes = 16; lanes > 0; lanes /= 2)
-    extent.join(__shfl_xor_sync(0xffffffffu, extent.largest, lanes), __shfl_xor_sync(0xffffffffu, extent.reach, lanes),
+    extent.join(__shfl_xor_sync(0xffffffffu, extent.largest, lanes), __shfl_xor_sync(0xffffffffu, extent.magnitude, lanes),
                 __shfl_xor_sync(0xffffffffu, static_cast<int>(extent.legal), lanes) != 0);
   return extent;
 }
@@ -51,7 +51,7 @@ DEVICE Wide::Value wide_exp(float y) {
   if (y == -infinity()) return Wide::zero();
   const float e = rintf(y * 1.44269504f);
   const float rest = fmaf(-e, -1.90465421e-9f, fmaf(-e, 0.693147182f, y));
-  return Wide::tidy(Wide::make(expf(rest), static_cast<int>(e)));
+  return Wide::normalize(Wide::make(expf(rest), static_cast<int>(e)));
 }
 
 #if KIND == 0
@@ -70,9 +70,9 @@ DEVICE Value probability(double y, double offset) { return y - offset; }
 #endif
 
 // Powers of two that a sequence of so many frames may gain or lose in one, so that no wide product comes near Wide::kZero.
-DEVICE float most_reach(int frames, long long table_reach) {
+DEVICE float max_growth(int frames, long long table_growth) {
   const float budget = static_cast<float>(1 << 27) / static_cast<float>(frames + 2);
-  return min(budget - static_cast<float>(table_reach), 8388608.0f);
+  return min(budget - static_cast<float>(table_growth), 8388608.0f);
 }
 
 }  // namespace fsachain
@@ -115,7 +115,7 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
       offset = offset_of(extent.legal ? extent.largest : 0.0);
       if (lane_of_warp() == 0) {
         offsets[static_cast<long long>(frame) * num_lanes + lane] = offset;
-        const bool too_wide = KIND < 2 && !(extent.reach <= most_reach(lengths[lane], group[kReach]));
+        const bool too_wide = KIND < 2 && !(extent.magnitude <= max_growth(lengths[lane], group[kGrowth]));
         if (!extent.legal || too_wide) {
           atomicMax(kinds + n, extent.legal ? 2 : 3);
           row_number[row] = -1;
@@ -178,12 +178,12 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
   Value sum = Number::zero();
   if (runs)
     for (int i = worker; i < count; i += kTile)
-      sum = Number::tidy(Number::sum(sum, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
+      sum = Number::normalize(Number::sum(sum, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
   sums[threadIdx.x] = sum;
   for (int half = kTile / 2; half > 0; half /= 2) {
     __syncthreads();
     if (worker < half)
-      sums[threadIdx.x] = Number::tidy(Number::sum(sums[threadIdx.x], sums[threadIdx.x + half * kSequences]));
+      sums[threadIdx.x] = Number::normalize(Number::sum(sums[threadIdx.x], sums[threadIdx.x + half * kSequences]));
   }
   __syncthreads();
   const Value total = sums[at];
@@ -192,9 +192,9 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
   for (int c = worker; c < columns; c += kTile) {
     Value occupied = Number::zero();
     for (int i = c == 0 ? 0 : column_ends[c - 1]; i < column_ends[c]; ++i)
-      occupied = Number::tidy(
+      occupied = Number::normalize(
           Number::sum(occupied, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
-    OUT* place = row + pdfs[c] * by_pdf;
-    *place = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), static_cast<double>(*place)));
+    OUT* element = row + pdfs[c] * by_pdf;
+    *element = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), static_cast<double>(*element)));
   }
 }

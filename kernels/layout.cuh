@@ -1,75 +1,76 @@
-// How the host lays out tables and groups of sequences; `fsachain/backends/cuda/layout.py` and `cuda_place.py` fill it in.
+// How the host lays out tables and groups of sequences; layout.py and plan.py of fsachain/backends/cuda fill it in.
 //
-// A share is a part of a table's states, with all arcs into them (forward) and out of them (backward). The arcs of a share
-// stand in units: up to some dozens of arcs of one state, or the partial sums of a state that has more arcs than that. Units
-// are sorted by length and stand in slices of SLICE: arc k of the units of a slice are neighbours, so that the threads of a
-// warp read them together. Slices of `whole` units come first, then `part` units, whose sums are numbered partials, then
-// `split` units, which sum partials. A pair is all arcs of one unit with one destination and one pdf.
+// A shard is a part of a table's states, with all arcs into them (forward) and out of them (backward). The arcs of a shard
+// stand in segments: up to some dozens of arcs of one state, or the partial sums of a state that has more arcs than that.
+// Segments are sorted by length and stand in chunks of CHUNK (the sparse format SELL-C-sigma): arc k of the segments of a
+// chunk are neighbours, so that the threads of a warp read them together. Chunks of `whole` segments come first, then of
+// `part` segments, whose sums are numbered partials, then of `split` segments, which sum partials. A pair is all arcs of one
+// segment with one destination and one pdf.
 
 #ifndef FSACHAIN_LAYOUT_CUH_
 #define FSACHAIN_LAYOUT_CUH_
 
-#ifndef SLICE
-#define SLICE 32  // units of a slice: 32, a thread each; or 1, a warp each
+#ifndef CHUNK
+#define CHUNK 32  // segments of a chunk: 32, a thread each; or 1, a warp each
 #endif
 
 namespace fsachain {
 
 // Fields of a group of sequences that run together; 64 bits each.
 enum GroupField {
-  kShares,         // of its table
-  kFirstShare,     // its table's first among the shares of all tables
-  kStates,         // S
-  kPairs,          // rows of `pairs`, those between slices included
-  kColumns,        // active pdfs
-  kVectors,        // first of the table's vectors: initial [S], final [S], then sum of initial, sum of init final
-  kFirstColumn,    // the table's first in the list of active pdfs and in the rows of pairs by column
-  kFirstPairRow,   // the table's first in the list of pairs sorted by column
-  kProbs,          // first value of the group's probabilities of a window of frames
-  kHistory,        // the same of its history
-  kState,          // the same of its states between windows
-  kWork,           // the same of its alphas, betas and pair values where they lie in memory
-  kForwardParts,   // partials of a share (on chip: of the largest share; in memory: of all shares)
-  kBackwardParts,
-  kOwnStates,      // states of the share with most of them
-  kOwnPairs,       // rows of pairs likewise
-  kReach,          // by how much arcs and finals may change an exponent, in powers of two
+  kShards,           // of its table
+  kFirstShard,       // its table's first among the shards of all tables
+  kStates,           // S
+  kPairs,            // rows of `pairs`, those between chunks included
+  kColumns,          // active pdfs
+  kVectors,          // first of the table's vectors: initial [S], final [S], then sum of initial, sum of init final
+  kFirstColumn,      // the table's first in the list of active pdfs and in the rows of pairs by column
+  kFirstPairRow,     // the table's first in the list of pairs sorted by column
+  kProbs,            // first value of the group's probabilities of a window of frames
+  kHistory,          // the same of its history
+  kState,            // the same of its states between windows
+  kWork,             // the same of its alphas, betas and pair values where they lie in memory
+  kForwardPartials,  // partials of a shard (on chip: of the largest shard; in memory: of all shards)
+  kBackwardPartials,
+  kMaxShardStates,   // states of the shard with most of them
+  kMaxShardPairs,    // rows of pairs likewise
+  kGrowth,           // by how much arcs and finals may change an exponent, in powers of two
   kGroupFields
 };
 
-// Fields of a share, in one direction; 64 bits each.
-enum ShareField {
-  kWholeSlices,
-  kPartSlices,
-  kSplitSlices,
-  kFirstSlice,
-  kFirstUnit,
-  kUnits,
+// Fields of a shard, in one direction; 64 bits each.
+enum ShardField {
+  kWholeChunks,
+  kPartChunks,
+  kSplitChunks,
+  kFirstChunk,
+  kFirstSegment,
+  kSegments,
   kFirstArc,
   kArcs,
   kFirstEntry,
   kEntries,
-  kFirstPair,     // the share's rows of `pairs`, counted over all tables
+  kFirstPair,        // the shard's rows of `pairs`, counted over all tables
   kPairRows,
-  kPairBase,      // the number of its first row within its table
-  kStateBase,     // the number of its first state
-  kShareStates,
-  kPartialBase,   // the number of its first partial within its table
-  kShareFields
+  kPairBase,         // the number of its first row within its table
+  kStateBase,        // the number of its first state
+  kShardStates,
+  kPartialBase,      // the number of its first partial within its table
+  kShardFields
 };
 
-// Units of a slice: `first_arc` and `first_unit` are those of its first unit and `first_pair` of that unit's first pair, all
-// counted within the share; `length` is that of its longest unit.
-struct __align__(16) Slice {
-  int first_arc, length, first_unit, first_pair;
+// Segments of a chunk: `first_arc` and `first_segment` are those of its first segment and `first_pair` of that segment's
+// first pair, all counted within the shard; `length` is that of its longest segment.
+struct __align__(16) Chunk {
+  int first_arc, length, first_segment, first_pair;
 };
 
-// `row`: the state or partial that the sum is for, -1 for none. Its arcs are SLICE apart.
-struct __align__(8) Unit {
+// `row`: the state or partial that the sum is for, -1 for none. Its arcs are CHUNK apart.
+struct __align__(8) Segment {
   int row, length;
 };
 
-// A pair as the backward pass needs it. `column` is -1 where a slice has a hole.
+// A pair as the backward pass needs it. `column` is -1 where a chunk has a hole.
 struct __align__(8) Pair {
   int column, state;
 };

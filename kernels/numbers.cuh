@@ -1,8 +1,8 @@
 // The three kinds of positive numbers in which the sums over paths are computed; the kernels' text is the same for all.
 //
-//   Plain (KIND 0): a float. Sequences of a shared graph with a leak; the kernels scale by powers of two, and (13) is checked.
-//   Wide (KIND 1): m 2^e, m a float in [1, 2) and e an int, so that no product of common scores leaves the range. A sum
-//     aligns exponents by integer instructions; nothing has to be scaled from frame to frame.
+//   Plain (KIND 0): a float. Sequences of a shared graph with a leak; the kernels scale by powers of two, and (13) is
+// checked.   Wide (KIND 1): m 2^e, m a float in [1, 2) and e an int, so that no product of common scores leaves the range. A
+// sum     aligns exponents by integer instructions; nothing has to be scaled from frame to frame.
 //   Log (KIND 2): the logarithm in double: any finite score, and scores that come in double.
 //
 // A Value is stored with alphas and betas; an Entry holds the weight of an arc. Products are fused explicitly and nowhere
@@ -51,9 +51,9 @@ struct Plain {
   static DEVICE Value add_product(Value sum, Value x, const E& entry) {
     return fmaf(x, entry.weight, sum);
   }
-  static DEVICE Value tidy(Value x) { return x; }
+  static DEVICE Value normalize(Value x) { return x; }
   static DEVICE bool is_zero(Value x) { return x == 0.0f; }
-  static DEVICE Value from_xor(Value x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
+  static DEVICE Value shuffle_xor(Value x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
   // n for which 2^n x is in [2^shift, 2^(shift + 1)), as far as 2^n is a float.
   static DEVICE int scale(Value x, int shift) { return min(max(shift - exponent_of(x), -126), 127); }
   static DEVICE Value scaled(Value x, int n) { return __fmul_rn(x, power_of_two(n)); }
@@ -77,7 +77,7 @@ struct Wide {
   typedef Plain::Entry Arc;
 #endif
   static const int kShift = 0;
-  // Below every other exponent by more than any sum or product of four of them; see `cuda_numbers`.
+  // Below every other exponent by more than any sum or product of four of them; see layout.py.
   static const int kZero = -(1 << 29);
 
   static DEVICE Value make(float m, int e) {
@@ -91,7 +91,7 @@ struct Wide {
   static DEVICE Value zero() { return make(0.0f, kZero); }
   static DEVICE Value from_log(double x) {
     const double e = floor(x * 1.4426950408889634074);
-    return tidy(make(static_cast<float>(exp(fma(e, -kLogTwo, x))), static_cast<int>(e)));
+    return normalize(make(static_cast<float>(exp(fma(e, -kLogTwo, x))), static_cast<int>(e)));
   }
   static DEVICE Value product(Value x, Value y) { return make(x.m * y.m, x.e + y.e); }
   // Of two numbers the one of the lower exponent is shifted to the other's; beyond 2^-127 it is nothing beside it.
@@ -106,7 +106,7 @@ struct Wide {
     const float kept = sum.m * power_of_two(max(sum.e - e, -127));
     return make(fmaf(x.m * power_of_two(max(n - e, -127)), entry.weight, kept), e);
   }
-  static DEVICE Value tidy(Value x) {
+  static DEVICE Value normalize(Value x) {
     const int bits = __float_as_int(x.m);
     if (bits == 0) return zero();
     return make(__int_as_float((bits & 0x007fffff) | 0x3f800000), x.e + (bits >> 23) - 127);
@@ -114,7 +114,7 @@ struct Wide {
   static DEVICE bool is_zero(Value x) { return x.m == 0.0f; }
   static DEVICE int scale(Value, int) { return 0; }
   static DEVICE Value scaled(Value x, int) { return x; }
-  static DEVICE Value from_xor(Value x, int lanes) {
+  static DEVICE Value shuffle_xor(Value x, int lanes) {
     return make(__shfl_xor_sync(0xffffffffu, x.m, lanes), __shfl_xor_sync(0xffffffffu, x.e, lanes));
   }
   static DEVICE double log_of(Value x) {
@@ -142,11 +142,11 @@ struct Log {
   static DEVICE Value add_product(Value sum, Value x, const E& entry) {
     return log_add<double>(sum, x + entry.weight);
   }
-  static DEVICE Value tidy(Value x) { return x; }
+  static DEVICE Value normalize(Value x) { return x; }
   static DEVICE bool is_zero(Value x) { return x == zero(); }
   static DEVICE int scale(Value, int) { return 0; }
   static DEVICE Value scaled(Value x, int) { return x; }
-  static DEVICE Value from_xor(Value x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
+  static DEVICE Value shuffle_xor(Value x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
   static DEVICE double log_of(Value x) { return x; }
   static DEVICE double ratio(Value x, Value total) { return exp(x - total); }
 };
@@ -179,8 +179,8 @@ DEVICE void add_product(Row& sum, const Row& x, const E& entry) {
   for (int v = 0; v < LANES; ++v) sum.lane[v] = Number::add_product(sum.lane[v], x.lane[v], entry);
 }
 
-DEVICE void tidy(Row& x) {
-  for (int v = 0; v < LANES; ++v) x.lane[v] = Number::tidy(x.lane[v]);
+DEVICE void normalize(Row& x) {
+  for (int v = 0; v < LANES; ++v) x.lane[v] = Number::normalize(x.lane[v]);
 }
 
 }  // namespace fsachain

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.backends.cuda import cupy_device as cuda_cupy
-from fsachain.backends.cuda import cupy_device as cuda_memory
+from fsachain.backends.cuda import device as cuda_device
+from fsachain.backends.cuda import memory as cuda_memory
 
 SHARED_BYTES = 232_448
 
@@ -193,7 +193,7 @@ def installed(monkeypatch: Any) -> Iterator[World]:
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "cupy", world.module)
         patch.setitem(__import__("sys").modules, "cupy.cuda", world.module.cuda)
-        patch.setattr(cuda_cupy, "_usable", set())
+        patch.setattr(cuda_device, "_usable", set())
         _forget()
         yield world
         _forget()
@@ -202,7 +202,12 @@ def installed(monkeypatch: Any) -> Iterator[World]:
 
 
 def _forget() -> None:
-    for function in (cuda_cupy._limits, cuda_cupy._function, cuda_cupy._module, cuda_cupy._blocks_together):
+    for function in (
+        cuda_device._limits,
+        cuda_device._function,
+        cuda_device._module,
+        cuda_device._blocks_together,
+    ):
         function.cache_clear()
     cuda_memory._residents.clear()
     cuda_memory._staging = cuda_memory._Staging()

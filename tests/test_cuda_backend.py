@@ -394,7 +394,7 @@ def test_a_batch_is_placed_on_a_device_before_its_first_use(monkeypatch, kind):
         "resident",
         lambda owner, key, make: original(owner, key, lambda: made.append(key) or make()),
     )
-    monkeypatch.setattr(cuda_call.cuda_cupy, "device_of_index", lambda index: {1: device}[index])
+    monkeypatch.setattr(cuda_call.cuda_device, "device_of_index", lambda index: {1: device}[index])
     assert batch.to("cuda:1") is batch and batch.to("cpu") is batch and batch.pin_memory() is batch
     placed = len(made)
     assert placed > 0

@@ -11,8 +11,8 @@ import pytest
 from random_graphs import left_to_right_graph
 
 from fsachain import BackendUnavailable, available_backends, compile_table, kernels
-from fsachain.backends.cuda import cupy_device as cuda_cupy
-from fsachain.backends.cuda import cupy_device as cuda_memory
+from fsachain.backends.cuda import device as cuda_device
+from fsachain.backends.cuda import memory as cuda_memory
 from fsachain.backends.cuda.device import DeviceArray, KernelSpec, Limits
 
 INDEX = 1
@@ -26,7 +26,7 @@ def world(monkeypatch):
 
 def make_device(world, stream=None, index=INDEX):
     stream = stream or world.stream
-    return cuda_cupy.CupyDevice(index, stream, lambda size: cuda_memory.CupyBlock(index, size))
+    return cuda_device.CupyDevice(index, stream, lambda size: cuda_memory.CupyBlock(index, size))
 
 
 def kernel(**changed):
@@ -214,16 +214,16 @@ def test_room_for_captures_is_made_anew_before_it_is_full(world):
 
 def test_memory_comes_from_the_pool_of_the_callers_library(world, monkeypatch):
     asked = []
-    monkeypatch.setattr(cuda_cupy, "TorchBlock", lambda *sizes: asked.append(sizes) or fake_cupy_block())
+    monkeypatch.setattr(cuda_device, "TorchBlock", lambda *sizes: asked.append(sizes) or fake_cupy_block())
     streams = {1: SimpleNamespace(cuda_stream=1234)}
-    monkeypatch.setattr(cuda_cupy_torch().cuda, "current_stream", streams.__getitem__)
-    device = cuda_cupy.device_of_tensor(SimpleNamespace(device=SimpleNamespace(index=1)))
+    monkeypatch.setattr(torch_module().cuda, "current_stream", streams.__getitem__)
+    device = cuda_device.device_of_tensor(SimpleNamespace(device=SimpleNamespace(index=1)))
     device.empty(100)
     device.launch(kernel(), 1, 32, 0, [])
     assert asked == [(1, 100)] and world.launches[0].stream.ptr == 1234
 
     array = world.module.asarray(np.zeros(3))
-    own = cuda_cupy.device_of_array(array)
+    own = cuda_device.device_of_array(array)
     memory = own.empty(24)
     assert asked == [(1, 100)]
     assert memory.array("float64", (3,)).data.ptr == memory.pointer
@@ -235,7 +235,7 @@ def fake_cupy_block():
     return SimpleNamespace(pointer=0)
 
 
-def cuda_cupy_torch():
+def torch_module():
     import torch
 
     return torch
@@ -244,7 +244,7 @@ def cuda_cupy_torch():
 def test_the_reason_why_there_is_no_cuda_backend_is_named(world, monkeypatch):
     assert available_backends()["cuda"] == "available"
     world.capability = "70"
-    cuda_cupy._limits.cache_clear()
+    cuda_device._limits.cache_clear()
     assert available_backends()["cuda"] == "compute capability 7.0; expected at least 7.5"
     world.nvrtc = (12, 9)
     assert available_backends()["cuda"] == "available"
@@ -265,7 +265,7 @@ def test_the_reason_why_there_is_no_cuda_backend_is_named(world, monkeypatch):
 @pytest.mark.parametrize("index", [2, -1])
 def test_a_device_that_is_not_there_is_refused(world, index):
     with pytest.raises(BackendUnavailable, match=f"backend 'cuda' on device {index}: there are 2 devices"):
-        cuda_cupy.check_device(index)
+        cuda_device.check_device(index)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -273,7 +273,7 @@ def test_a_device_that_is_not_there_is_refused(world, index):
 def test_a_child_refuses_a_device_that_its_parent_used_and_leaves_its_memory_alone(world, used):
     owner = make_owner()
     if used:
-        cuda_cupy.check_device(0)
+        cuda_device.check_device(0)
         make_device(world, index=0).resident(owner, "a", lambda: [np.arange(5)])
         make_device(world, fake_cupy.Stream(world, 42), index=0).resident(owner, "a", list)
     child = os.fork()
@@ -284,11 +284,11 @@ def test_a_child_refuses_a_device_that_its_parent_used_and_leaves_its_memory_alo
             gc.collect()
             waits = [entry for entry in world.log if entry[0] == "wait"]
             try:
-                cuda_cupy.check_device(0)
+                cuda_device.check_device(0)
                 status = 0 if not used else 2
             except BackendUnavailable as error:
                 status = 0 if used and "forked" in str(error) and len(waits) == 1 else 3
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    cuda_cupy.check_device(0)
+    cuda_device.check_device(0)

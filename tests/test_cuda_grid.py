@@ -13,7 +13,7 @@ from random_grids import TOPOLOGIES, enumerate_grid, make_grids
 from fsachain.backends.cpu import grid as grid_cpu
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda.device import DeviceArray
-from fsachain.backends.cuda.grid import Plan
+from fsachain.backends.cuda.grid import GridPlan
 from fsachain.backends.reference import grid as reference_grid
 from fsachain.grid import GridArc, GridBatch, dense_boxes, grid_sizes
 from tools.cuda_on_host import HostDevice, skip_reason
@@ -106,7 +106,7 @@ def test_no_bit_depends_on_the_blocks_or_on_where_the_last_steps_lie(topology):
     """Fewer threads than labels; shared memory for none of the steps; for those of one pass and not of the other."""
     batch, values = make_grids(TOPOLOGIES[topology], [30, 9], [44, 70], 5.0)
     expected, paths = run(batch, values), best(batch, values)
-    for plan in (Plan(32), Plan(256), Plan(64, shared_bytes=0), Plan(64, shared_bytes=2000)):
+    for plan in (GridPlan(32), GridPlan(256), GridPlan(64, shared_bytes=0), GridPlan(64, shared_bytes=2000)):
         assert_same_bits(run(batch, values, plan), expected)
         assert_same_paths(best(batch, values, plan), paths)
     assert_close(expected, by_oracle(batch, values))
@@ -204,7 +204,7 @@ def test_an_arc_that_leads_nowhere_is_named():
 
 def test_twenty_thousand_frames():
     batch, values = make_grids(TOPOLOGIES["regular"], [20_000], [1], dtype=np.float32)
-    assert_close(run(batch, values, Plan(32)), by_cpu(batch, values))
+    assert_close(run(batch, values, GridPlan(32)), by_cpu(batch, values))
 
 
 class WithFarMemory(HostDevice):

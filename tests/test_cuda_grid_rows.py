@@ -23,16 +23,15 @@ from random_rows import (
 
 from fsachain import grid
 from fsachain.backends.cuda import grid as cuda_grid
-from fsachain.backends.cuda import grid as cuda_grid_rows
 from fsachain.backends.cuda.device import DeviceArray
-from fsachain.backends.cuda.grid import Plan_cuda_grid_rows
+from fsachain.backends.cuda.grid import RowPlan
 from fsachain.backends.reference import grid as reference_grid
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 
 LIMIT = 0.3
-SMALL = Plan_cuda_grid_rows(64)  # a thread of the host stands for each
+SMALL = RowPlan(64)  # a thread of the host stands for each
 WEIGHTS = np.array([1.0, -0.5, 2.0, 0.25, 1e-3])
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -52,7 +51,7 @@ def run_scores(rows, logits, device, **options):
     """Scores [K, cells], and the statistics as the gradient takes them."""
     values = on_device(device, empty_scores(rows))
     options = {"plan": SMALL, **options}
-    stats = cuda_grid_rows.softmax_scores(device, rows, as_array(device, logits), values, **options)
+    stats = cuda_grid.softmax_scores(device, rows, as_array(device, logits), values, **options)
     return read(values), stats
 
 
@@ -64,7 +63,7 @@ def run(rows, logits, g, limit=np.inf, weights=WEIGHTS, out=None, device=None, *
     (factors,) = device.upload([weights[: len(rows.sequences)]])
     into = there if out is None else out
     given = there, stats, on_device(device, g), factors, limit, into
-    cuda_grid_rows.softmax_gradient(device, rows, *given, **{"plan": SMALL, **options})
+    cuda_grid.softmax_gradient(device, rows, *given, **{"plan": SMALL, **options})
     return scores, read(into)
 
 
@@ -141,9 +140,7 @@ def test_half_gradients_are_the_nearest_numbers(dtype):
     bits = np.zeros((g.shape[1], 5), np.uint16 if dtype == "bfloat16" else dtype)
     there = on_device(device, bits)
     (weights,) = device.upload([-np.ones(1)])
-    cuda_grid_rows.plain_gradient(
-        device, rows, there, on_device(device, g), weights, np.inf, there, plan=SMALL
-    )
+    cuda_grid.plain_gradient(device, rows, there, on_device(device, g), weights, np.inf, there, plan=SMALL)
     expected = torch.from_numpy(g[0]).to(torch.float32).to(getattr(torch, dtype))
     found = torch.from_numpy(read(there)[:, 4].view(np.int16)).view(expected.dtype)
     assert torch.equal(found, expected) and torch.isinf(found).any() == (dtype == "float16")
@@ -164,10 +161,10 @@ def test_no_bit_depends_on_blocks_spans_or_strides(kind):
     logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
     expected = run(rows, logits, g)
     for plan in (
-        Plan_cuda_grid_rows(32),
-        Plan_cuda_grid_rows(256, span=3),
-        Plan_cuda_grid_rows(64, span=1),
-        Plan_cuda_grid_rows(64, span=7),
+        RowPlan(32),
+        RowPlan(256, span=3),
+        RowPlan(64, span=1),
+        RowPlan(64, span=7),
     ):
         assert_same_bits(run(rows, logits, g, plan=plan), expected)
     device = HostDevice()
@@ -261,12 +258,10 @@ def test_log_probs_are_taken_as_they_are(layout):
     reference_grid.plain_gradient(rows, values, g, WEIGHTS, LIMIT, gradient)
     device = HostDevice()
     there, scores = on_device(device, values), on_device(device, empty_scores(rows))
-    cuda_grid_rows.plain_scores(device, rows, there, scores, plan=SMALL)
+    cuda_grid.plain_scores(device, rows, there, scores, plan=SMALL)
     np.testing.assert_allclose(read(scores), expected, rtol=tolerances.ROUNDING)
     (weights,) = device.upload([WEIGHTS])
-    cuda_grid_rows.plain_gradient(
-        device, rows, there, on_device(device, g), weights, LIMIT, there, plan=SMALL
-    )
+    cuda_grid.plain_gradient(device, rows, there, on_device(device, g), weights, LIMIT, there, plan=SMALL)
     np.testing.assert_allclose(read(there), gradient, rtol=0, atol=tolerances.FLOAT32_GRADIENT)
 
 
@@ -295,12 +290,12 @@ def test_a_target_of_the_device_that_is_no_class_makes_its_sequence_nan_and_no_o
         there = on_device(device, logits)
         values = on_device(device, empty_scores(rows))
         given = {"targets": on_device(device, targets), "plan": SMALL}
-        stats = cuda_grid_rows.softmax_scores(device, rows, there, values, **given)
+        stats = cuda_grid.softmax_scores(device, rows, there, values, **given)
         flat = values._replace(shape=(-1,), strides=(1,))
         log_prob = cuda_grid.forward_backward(device, grids_of(rows, kind), flat).read(np.float64)
         assert np.isnan(log_prob[4]) and np.isfinite(log_prob[[0, 2, 3]]).all()
         (ones,) = device.upload([np.ones(5)])
-        cuda_grid_rows.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, **given)
+        cuda_grid.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, **given)
         gradient, own = read(there), sequence_of_rows(rows)
         assert not gradient[own == 4].any() and gradient[own == 0].any() and np.isfinite(gradient).all()
 
@@ -310,8 +305,8 @@ def test_constrained_scores_and_occupancies_are_the_hosts(layout):
     rows = make_rows(layout, KINDS["regular"], 40)
     given = occupancies(rows) - 0.5
     for ours, theirs in (
-        (cuda_grid_rows.constrain, grid.constrain),
-        (cuda_grid_rows.release, grid.release),
+        (cuda_grid.constrain, grid.constrain),
+        (cuda_grid.release, grid.release),
     ):
         device, expected = HostDevice(), given.copy()
         values = on_device(device, given)
@@ -324,9 +319,9 @@ def test_kinds_are_scaled_one_by_one():
     device = HostDevice()
     given = np.random.default_rng(0).random((3, 700))
     values = on_device(device, given)
-    cuda_grid_rows.scale_kinds(device, values, (1.0, 1.5, 0.0))
+    cuda_grid.scale_kinds(device, values, (1.0, 1.5, 0.0))
     np.testing.assert_array_equal(read(values), given * np.array([[1.0], [1.5], [0.0]]))
-    cuda_grid_rows.scale_kinds(device, values, (1.0, 1.0, 1.0))
+    cuda_grid.scale_kinds(device, values, (1.0, 1.0, 1.0))
     assert len(device.launches) == 1
 
 
@@ -351,11 +346,11 @@ def test_memory_beside_logits_and_gradient_is_below_five_percent():
     there = on_device(device, logits)
     device.num_bytes = 0
     values = on_device(device, empty_scores(rows))
-    stats = cuda_grid_rows.softmax_scores(device, rows, there, values, plan=SMALL)
+    stats = cuda_grid.softmax_scores(device, rows, there, values, plan=SMALL)
     flat = values._replace(shape=(-1,), strides=(1,))
     log_prob = cuda_grid.forward_backward(device, grids_of(rows, kind), flat)
     (ones,) = device.upload([np.ones(2)])
-    cuda_grid_rows.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, plan=SMALL)
+    cuda_grid.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, plan=SMALL)
     assert np.isfinite(log_prob.read(np.float64)).all()
     assert device.num_bytes <= 0.05 * logits.nbytes
 
@@ -386,5 +381,5 @@ def test_rows_lie_beyond_31_bits():
     np.testing.assert_array_equal(scores, expected[0])
     (weights,) = device.upload([WEIGHTS[:2]])
     given = array, stats, on_device(device, g), weights, np.inf, array
-    cuda_grid_rows.softmax_gradient(device, rows, *given, plan=SMALL)
+    cuda_grid.softmax_gradient(device, rows, *given, plan=SMALL)
     np.testing.assert_array_equal(np.concatenate([there[:4], there[far_row:]]), expected[1])

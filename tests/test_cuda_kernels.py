@@ -19,10 +19,10 @@ from random_graphs import connected_graph, graphs, left_to_right_graph, score_ma
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
 from fsachain.backends.cuda import backend as cuda
-from fsachain.backends.cuda import launch as cuda_seats
+from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda import plan as cuda_plan
 from fsachain.backends.cuda.layout import Division, lay_out
-from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Place, Seat
+from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Plan, PlannedTables
 from fsachain.backends.reference import sums as reference
 from tools.cuda_on_host import HostDevice, skip_reason
 
@@ -34,11 +34,11 @@ LEAK = 1e-3
 
 
 def on_chip(cluster=1, threads=64, lanes=2, longest=32, arcs=True):
-    return Place(True, cluster, threads, arcs, lanes, 32), Division((cluster,), 32, longest)
+    return Plan(True, cluster, threads, arcs, lanes, 32), Division((cluster,), 32, longest)
 
 
 def in_memory(shares=4, longest=3):
-    return Place(False, 1, 64, False, 1, 1), Division((shares,), 1, longest)
+    return Plan(False, 1, 64, False, 1, 1), Division((shares,), 1, longest)
 
 
 PLACES = {
@@ -53,13 +53,15 @@ PLACES = {
 
 
 @contextmanager
-def seated(place, division):
+def planned(plan, division):
     """Shared graphs are computed in this place, with as many sequences a thread as it allows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            cuda_seats, "seat_of_shared", lambda table, *_: Seat(place, tuple(lay_out([table], division)))
+            cuda_launch,
+            "plan_shared",
+            lambda table, *_: PlannedTables(plan, tuple(lay_out([table], division))),
         )
-        patch.setattr(cuda, "lanes_for", lambda place, *_: place.max_lanes)
+        patch.setattr(cuda_launch, "lanes_for", lambda plan, *_: plan.max_lanes)
         yield
 
 
@@ -127,7 +129,7 @@ def assert_same_bits(first, second):
 def test_every_place_agrees_with_the_oracle(device, name, leaky):
     batch = TableBatch.share(denominator(), len(LENGTHS))
     scores = random_scores(batch.size, 8, scale=5.0)
-    with seated(*PLACES[name]):
+    with planned(*PLACES[name]):
         found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
     assert_right(found, expected(batch, scores, LENGTHS, leaky))
 
@@ -136,7 +138,7 @@ def test_every_place_agrees_with_the_oracle(device, name, leaky):
 def test_float64_scores_keep_their_digits(device, name):
     batch = TableBatch.share(denominator(), len(LENGTHS))
     scores = random_scores(batch.size, 8, scale=5.0).astype(np.float64)
-    with seated(*PLACES[name]):
+    with planned(*PLACES[name]):
         found = run(device, batch, on_device(device, scores), LENGTHS, LEAK)
     assert found[2].dtype == np.float64
     assert_right(found, expected(batch, scores, LENGTHS, LEAK), float64=True)
@@ -147,7 +149,7 @@ def test_float64_scores_keep_their_digits(device, name):
 def test_any_magnitude_of_scores(device, scale, leaky):
     batch = TableBatch.share(denominator(), 3)
     scores = random_scores(3, 8, scale)
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         found = run(device, batch, on_device(device, scores), [8, 8, 5], leaky)
     assert_right(found, expected(batch, scores, [8, 8, 5], leaky))
 
@@ -156,7 +158,7 @@ def test_scores_of_1e30_have_a_log_prob_and_an_occupancy(device):
     """The oracle's own alphas have no digits left beside 1e30, so that only its log Z is compared."""
     batch = TableBatch.share(denominator(), 3)
     scores = random_scores(3, 8, 1e30)
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         log_prob, ok, occupancy = run(device, batch, on_device(device, scores), [8, 8, 8])
     want = expected(batch, scores, [8, 8, 8])[0]
     assert ok.all()
@@ -172,7 +174,7 @@ def test_scores_decide_the_kind_of_number_of_each_sequence(device):
     scores[2] = np.where(np.arange(NUM_PDFS) == 4, 1e5, -1e5)
     scores[3, 3] = -np.inf
     scores[3, 3, 2] = 1.0
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         found = run(device, batch, on_device(device, scores), [8] * 4, LEAK)
     assert_right(found, expected(batch, scores, [8] * 4, LEAK))
 
@@ -186,7 +188,7 @@ def test_plain_numbers_that_lose_mass_hand_over_to_wide_ones(device):
     scores[0, ::2, 0] = scores[0, 1::2, 1] = 0.0
     scores[1, :3, 0] = scores[1, 3:, 2] = 60.0
     batch = TableBatch.share(table, 2)
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         found = run(device, batch, on_device(device, scores), [6, 6], 1e-30)
     assert_right(found, expected(batch, scores, [6, 6], 1e-30))
 
@@ -198,7 +200,7 @@ def test_illegal_scores_and_impossible_sequences_are_data(device):
     scores[4, 2] = -np.inf
     scores[1, 7:], scores[5, 3:] = np.nan, np.inf  # padding
     for leaky in (0.0, LEAK):
-        with seated(*PLACES["four sequences a thread"]):
+        with planned(*PLACES["four sequences a thread"]):
             found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
         assert found[1].tolist() == [False, True, leaky > 0 or bool(found[1][2]), False, False, True]
         assert np.isnan(found[0][[0, 3]]).all()
@@ -222,7 +224,7 @@ def test_half_precision_scores_are_read_exactly(device, dtype):
         exact = halves.astype(np.float32)
     else:
         halves, exact = upper_halves(scores)
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         found = run(device, batch, on_device(device, halves), [8, 7, 8], LEAK)
     legal = replace_infinite(exact)
     want = expected(batch, legal, [8, 7, 8], LEAK)
@@ -238,7 +240,7 @@ def replace_infinite(scores):
 def test_strides_change_nothing(device):
     batch = TableBatch.share(denominator(), 3)
     scores = random_scores(3, 8)
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         straight = run(device, batch, on_device(device, scores), [8, 7, 8], LEAK)
         out = strided(device, np.zeros((3, 8, NUM_PDFS), dtype=np.float32))
         (weights,) = device.upload([np.ones(3)])
@@ -251,7 +253,7 @@ def test_strides_change_nothing(device):
 def test_weights_scale_and_add(device):
     batch = TableBatch.share(denominator(), 3)
     scores, lengths = random_scores(3, 8), [8, 7, 8]
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         plain = run(device, batch, on_device(device, scores), lengths, LEAK)
         weighted = run(
             device, batch, on_device(device, scores), lengths, LEAK, weights=np.array([2.0, 0.0, -0.5])
@@ -269,7 +271,7 @@ def test_windows_change_no_bit(device, kind, name):
     scores = random_scores(batch.size, 8, scale=3.0)
     leaky = LEAK if kind == PLAIN else 0.0
     array = on_device(device, scores.astype(np.float64) if kind == LOG else scores)
-    with seated(*PLACES[name]):
+    with planned(*PLACES[name]):
         whole = run(device, batch, array, LENGTHS, leaky, budget=np.inf)
         launches = len(device.launches)
         windows = run(device, batch, array, LENGTHS, leaky, budget=0.0)
@@ -284,7 +286,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(device, name):
     scores = random_scores(len(LENGTHS), 8, scale=3.0)
     scores[5] *= 1e6
     batch = TableBatch.share(table, len(LENGTHS))
-    with seated(*PLACES[name]):
+    with planned(*PLACES[name]):
         together = run(device, batch, on_device(device, scores), LENGTHS, LEAK)
         for n in (1, 2, 5):
             one, there = TableBatch.share(table, 1), on_device(device, scores[n : n + 1])
@@ -298,7 +300,7 @@ def test_sequences_of_a_thread_change_no_bit(device, leaky):
     scores = random_scores(len(LENGTHS), 8, scale=3.0)
     for lanes in (1, 2, 4):
         batch = TableBatch.share(fresh(denominator()), len(LENGTHS))
-        with seated(*on_chip(lanes=lanes)):
+        with planned(*on_chip(lanes=lanes)):
             results.append(run(device, batch, on_device(device, scores), LENGTHS, leaky))
     assert_same_bits(results[1], results[0])
     assert_same_bits(results[2], results[0])
@@ -311,7 +313,7 @@ def test_blocks_of_a_team_change_no_bit():
     for most in (1, 2, 3, 4):
         device = HostDevice(multiprocessors=most)
         batch = TableBatch.share(fresh(denominator()), 3)
-        with seated(*in_memory()), pytest.MonkeyPatch.context() as patch:
+        with planned(*in_memory()), pytest.MonkeyPatch.context() as patch:
             patch.setattr("fsachain.backends.cuda.launch.RESIDENT_BLOCKS", 1)
             results.append(run(device, batch, on_device(device, scores), [6, 5, 6], LEAK))
         blocks = {launch.grid[0] for launch in device.launches if launch.kernel.name == "forward"}
@@ -328,7 +330,7 @@ def test_what_memory_held_before_changes_no_bit(name):
     for fill in (0xFF, 0x00, 0x4F):
         device = HostDevice(fill=fill)
         batch = TableBatch.share(fresh(denominator()), len(LENGTHS))
-        with seated(*PLACES[name]):
+        with planned(*PLACES[name]):
             results.append(run(device, batch, on_device(device, scores), LENGTHS, LEAK, budget=4000.0))
     assert_same_bits(results[1], results[0])
     assert_same_bits(results[2], results[0])
@@ -368,7 +370,9 @@ def test_packed_tables_too_large_for_a_block_have_the_same_bits_beside_small_one
     together = run(device, batch, on_device(device, scores), lengths)
     assert_right(together, expected(batch, scores, lengths))
     places = {
-        dict(launch.kernel.defines)["PLACE"] for launch in device.launches if launch.kernel.name == "backward"
+        dict(launch.kernel.defines)["ON_CHIP"]
+        for launch in device.launches
+        if launch.kernel.name == "backward"
     }
     assert places == {0, 1}
     forms = {
@@ -395,7 +399,7 @@ def test_a_table_is_laid_out_once_whatever_batches_it_comes_in(device):
     scores = random_scores(4, 8)
     results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_seats, "lay_out", counted)
+        patch.setattr(cuda_launch, "lay_out", counted)
         for order in ([0, 1, 0, 1], [1, 2, 0, 1], [2, 2, 1, 0]):
             batch = TableBatch.pack([tables[number] for number in order])
             results.append(run(device, batch, on_device(device, scores), [8, 7, 8, 5]))
@@ -409,18 +413,18 @@ def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():
     tables.append(denominator())
     for division in (Division((1,) * 8, 32, 32), Division((2,) * 8, 1, 3)):
         for table, one in zip(tables, lay_out(tables, division), strict=True):
-            (alone,) = lay_out([table], division._replace(shares=division.shares[:1]))
+            (alone,) = lay_out([table], division._replace(shards=division.shards[:1]))
             for name in ("pairs", "pdfs", "column_ends", "pairs_by_column", "vectors", "sizes"):
                 np.testing.assert_array_equal(getattr(one, name), getattr(alone, name))
             for name in (
-                "fields",
-                "slices",
-                "units",
+                "shards",
+                "chunks",
+                "segments",
                 "arc_index",
                 "arc_log",
                 "entry_index",
                 "entry_log",
-                "parts",
+                "partials",
             ):
                 for way in ("forward", "backward"):
                     here, there = getattr(one, way), getattr(alone, way)
@@ -445,8 +449,8 @@ def test_states_with_many_arcs_and_pdfs_are_split(device):
     batch = TableBatch.share(DenominatorGraph(hub, NUM_PDFS).table, 3)
     scores = random_scores(3, 7)
     for place in (on_chip(longest=16), on_chip(cluster=2, longest=2), in_memory(longest=16)):
-        cuda_seats._kept.pop(batch.tables[0], None)
-        with seated(*place):
+        cuda_launch._kept.pop(batch.tables[0], None)
+        with planned(*place):
             found = run(device, batch, on_device(device, scores), [7, 7, 2], LEAK)
         assert_right(found, expected(batch, scores, [7, 7, 2], LEAK))
 
@@ -454,7 +458,7 @@ def test_states_with_many_arcs_and_pdfs_are_split(device):
 def test_log_probs_alone_equal_those_with_occupancies(device):
     batch = TableBatch.share(denominator(), len(LENGTHS))
     array = on_device(device, random_scores(batch.size, 8, scale=5.0))
-    with seated(*PLACES["one block"]):
+    with planned(*PLACES["one block"]):
         log_prob, ok = cuda.log_probs(device, batch, array, np.array(LENGTHS), LEAK)
         found = run(device, batch, array, LENGTHS, LEAK)
     np.testing.assert_array_equal(log_prob.read(np.float64), found[0])
@@ -477,7 +481,7 @@ def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
     packed, shared = TableBatch.pack([table]), TableBatch.share(table, 1)
     want = expected(packed, scores, [num_frames])
     assert_right(run(device, packed, on_device(device, scores), [num_frames]), want)
-    with seated(*PLACES["cluster of two, split states"]):
+    with planned(*PLACES["cluster of two, split states"]):
         assert_right(run(device, shared, on_device(device, scores), [num_frames]), want)
 
 
@@ -499,7 +503,7 @@ def test_a_graph_is_on_chip_where_it_fits():
     """Cluster, lanes and memory of a denominator follow the device's limits, not the batch."""
     table = denominator(7, 300, 3000)
     seats = {
-        shared: cuda_plan.seat_of_shared(table, HostDevice(shared_bytes=shared).limits, PLAIN, 8).place
+        shared: cuda_plan.plan_shared(table, HostDevice(shared_bytes=shared).limits, PLAIN, 8).plan
         for shared in (232_448, 40_000, 9_000, 2_000)
     }
     assert seats[232_448].on_chip and seats[232_448].cluster == 1 and seats[232_448].max_lanes == 4

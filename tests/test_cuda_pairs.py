@@ -9,7 +9,7 @@ import torch
 from device_arrays import on_device, read
 from pretend_device import needs_host_compiler, pretended
 
-from fsachain.backends.cuda import pairs as cuda_pairs
+from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.loss.pruned import pair_normalizer, pair_normalizer_gradient
 from tools.cuda_on_host import HostDevice
 
@@ -66,9 +66,9 @@ def run(device, am, lm, threads=64):
     factors = make_factors(am.dtype)
     sums, started = (on_device(device, x) for x in products(am, lm))
     given = on_device(device, am), on_device(device, lm), sums, LEAST[am.dtype.type]
-    cuda_pairs.log_sums(device, *given, started, threads)
+    cuda_grid.pair_log_sums(device, *given, started, threads)
     into = on_device(device, np.ones_like(am)), on_device(device, np.ones_like(lm))
-    cuda_pairs.add_gradient(device, *given, started, on_device(device, factors), *into, threads)
+    cuda_grid.add_pair_gradient(device, *given, started, on_device(device, factors), *into, threads)
     return read(started), *(read(x) for x in into)
 
 
@@ -116,7 +116,7 @@ def test_no_bit_depends_on_blocks_or_on_the_batch():
     alone = [x[:1] for x in (am, lm)]
     device = HostDevice()
     sums, started = (on_device(device, x[:1]) for x in products(am, lm))
-    cuda_pairs.log_sums(device, *(on_device(device, x) for x in alone), sums, LEAST[np.float32], started)
+    cuda_grid.pair_log_sums(device, *(on_device(device, x) for x in alone), sums, LEAST[np.float32], started)
     np.testing.assert_array_equal(read(started), first[0][:1])
 
 
@@ -127,8 +127,8 @@ def test_nothing_is_launched_for_nothing(shape):
     am, lm = (np.zeros((size, count, width), np.float32) for count in (frames, positions))
     pairs = [on_device(device, np.zeros((size, positions, frames), np.float32)) for _ in range(3)]
     given = on_device(device, am), on_device(device, lm), pairs[0], 1e-25
-    cuda_pairs.log_sums(device, *given, pairs[1])
-    cuda_pairs.add_gradient(device, *given, *pairs[1:], on_device(device, am), on_device(device, lm))
+    cuda_grid.pair_log_sums(device, *given, pairs[1])
+    cuda_grid.add_pair_gradient(device, *given, *pairs[1:], on_device(device, am), on_device(device, lm))
     assert not device.launches
 
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from fsachain.kernels import read_unit
 
-from fsachain.backends.cuda.cupy_device import OPTIONS
-from fsachain.backends.cuda.device import KernelSpec
+from fsachain.backends.cuda.device import OPTIONS, KernelSpec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / "build" / "cuda_compile"
@@ -90,7 +89,7 @@ def include_folders() -> tuple[str, ...]:
 
 
 def compile_text(name: str, source: str, defines: Defines, architecture: int) -> list[Entry]:
-    """Compile a text with what it includes, with the options that `cuda_cupy` and CuPy give.
+    """Compile a text with what it includes, with the options that `cuda_device` and CuPy give.
 
     Args:
         name: of the text, for messages.

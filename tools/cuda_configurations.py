@@ -11,11 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cuda import backend as cuda
-from fsachain.backends.cuda import backend as cuda_penalty
 from fsachain.backends.cuda import ctc as cuda_ctc
 from fsachain.backends.cuda import grid as cuda_grid
-from fsachain.backends.cuda import grid as cuda_grid_rows
-from fsachain.backends.cuda import pairs as cuda_pairs
 from fsachain.backends.cuda import paths as cuda_paths
 from fsachain.backends.cuda.device import Argument, DeviceArray, KernelSpec, Limits
 from fsachain.batch import TableBatch
@@ -143,11 +140,11 @@ def _rest(device: DryDevice, dtype: str, labels: str) -> None:
     logits, gradient = device.array(dtype, 4, FRAMES, 500), device.array(wide, 4, FRAMES, 500)
     targets = cuda_ctc.Targets(device.array(labels, 4, 5), np.full(4, 5, np.int64))
     for out in (None, gradient):
-        cuda_penalty.add_penalties(device, logits, lengths, device.empty(32), (1.0, 1.0, 30.0), out)
+        cuda.add_penalties(device, logits, lengths, device.empty(32), (1.0, 1.0, 30.0), out)
         cuda_ctc.ctc(device, logits, targets, lengths, cuda_ctc.Task(0), out)
     am, lm, pairs = (device.array(wide, *shape) for shape in ((4, FRAMES, 500), (4, 9, 500), (4, 9, FRAMES)))
-    cuda_pairs.log_sums(device, am, lm, pairs, 1e-25, pairs)
-    cuda_pairs.add_gradient(device, am, lm, pairs, 1e-25, pairs, pairs, am, lm)
+    cuda_grid.pair_log_sums(device, am, lm, pairs, 1e-25, pairs)
+    cuda_grid.add_pair_gradient(device, am, lm, pairs, 1e-25, pairs, pairs, am, lm)
 
 
 # Of a transducer: kinds of arcs, classes and durations of a row, the class that has a sigmoid.
@@ -188,13 +185,13 @@ def _transducer(
         logits = device.array(dtype, size * FRAMES * (labels + 1), classes + durations)
         cells, weights = num_cells(rows), device.empty(8 * size)
         values = device.array("float64", kinds, cells)
-        stats = cuda_grid_rows.softmax_scores(device, rows, logits, values)
-        cuda_grid_rows.softmax_gradient(device, rows, logits, stats, values, weights, 1.0, logits)
-        cuda_grid_rows.plain_scores(device, rows, logits, values)
-        cuda_grid_rows.plain_gradient(device, rows, logits, values, weights, 1.0, logits)
-        cuda_grid_rows.constrain(device, rows, values)
-        cuda_grid_rows.release(device, rows, values)
-        cuda_grid_rows.scale_kinds(device, values, [2.0] * kinds)
+        stats = cuda_grid.softmax_scores(device, rows, logits, values)
+        cuda_grid.softmax_gradient(device, rows, logits, stats, values, weights, 1.0, logits)
+        cuda_grid.plain_scores(device, rows, logits, values)
+        cuda_grid.plain_gradient(device, rows, logits, values, weights, 1.0, logits)
+        cuda_grid.constrain(device, rows, values)
+        cuda_grid.release(device, rows, values)
+        cuda_grid.scale_kinds(device, values, [2.0] * kinds)
         boxes = dense_boxes(size, kinds, FRAMES, labels + 1)
         sizes = grid_sizes(np.full(size, FRAMES), np.full(size, labels))
         batch = GridBatch(np.array(arcs), sizes, boxes)

@@ -25,7 +25,7 @@ from fsachain.backends.cpu import paths as cpu_paths
 from fsachain.backends.cpu import rows as cpu_arcs
 from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.cuda import backend as cuda
-from fsachain.backends.cuda import cupy_device
+from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.grid_call import DeviceGrid, Grid, HostGrid
 from fsachain.backends.reference import ctc as reference_ctc
 from fsachain.backends.reference import grid as reference_grid
@@ -124,7 +124,7 @@ def bind(
     name = home if backend == "auto" else backend
     if on_host:
         if backend == "cuda":
-            cupy_device.check_any()
+            cuda_device.check_any()
         name = "cpu" if name == "cuda" else name
     if name not in _BACKENDS:
         _refuse(name, "")
@@ -156,7 +156,7 @@ def available_backends() -> dict[str, str]:
     return {
         "reference": "available",
         "cpu": "available",
-        "cuda": cupy_device.reason_unavailable() or "available",
+        "cuda": cuda_device.reason_unavailable() or "available",
     }
 
 

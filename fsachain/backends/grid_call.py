@@ -9,7 +9,6 @@ import numpy as np
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import backend as cuda_call
 from fsachain.backends.cuda import grid as cuda_grid
-from fsachain.backends.cuda import grid as cuda_grid_rows
 from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.grid import GridBatch, Ints, Rows, constrain, num_cells, num_softmaxes, release
 
@@ -162,7 +161,7 @@ class DeviceGrid:
         """See `Grid`."""
         flat, values = _rows(logits), self._nothing(placed.rows)
         given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
-        memory: Any = cuda_grid_rows.softmax_scores(*given, *_known(placed))
+        memory: Any = cuda_grid.softmax_scores(*given, *_known(placed))
         if placed.illegal is not None:
             values.view(len(values), len(placed.illegal), -1).masked_fill_(placed.illegal.view(-1, 1), np.nan)
         wide = "float64" if logits.element_size() == 8 else "float32"
@@ -172,17 +171,17 @@ class DeviceGrid:
         """See `Grid`."""
         flat, values = _rows(log_probs), self._nothing(placed.rows)
         given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
-        cuda_grid_rows.plain_scores(*given, *_known(placed))
+        cuda_grid.plain_scores(*given, *_known(placed))
         wide = log_probs.double() if log_probs.element_size() == 8 else log_probs.new_empty(0).float()
         return values, wide.new_empty(0, len(flat))
 
     def constrain(self, placed: Placed, scores: Any) -> None:
         """See `Grid`."""
-        cuda_grid_rows.constrain(self._device, placed.rows, cuda_call.view(scores))
+        cuda_grid.constrain(self._device, placed.rows, cuda_call.view(scores))
 
     def release(self, placed: Placed, occupancy: Any) -> None:
         """See `Grid`."""
-        cuda_grid_rows.release(self._device, placed.rows, cuda_call.view(occupancy))
+        cuda_grid.release(self._device, placed.rows, cuda_call.view(occupancy))
 
     def log_probs(self, batch: GridBatch, values: Any) -> Any:
         """See `Grid`."""
@@ -223,9 +222,9 @@ class DeviceGrid:
         given = self._device, placed.rows, cuda_call.view(flat)
         if len(stats):
             made = cuda_call.view(stats)
-            cuda_grid_rows.softmax_gradient(*given, made, g, factors, limit, into, *_known(placed))
+            cuda_grid.softmax_gradient(*given, made, g, factors, limit, into, *_known(placed))
         else:
-            cuda_grid_rows.plain_gradient(*given, g, factors, limit, into, *_known(placed))
+            cuda_grid.plain_gradient(*given, g, factors, limit, into, *_known(placed))
 
     def _nothing(self, rows: Rows) -> Any:
         values = self._like.new_empty(0).double().new_empty(len(rows.classes), num_cells(rows))

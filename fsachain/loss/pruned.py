@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import backend as cuda_call
-from fsachain.backends.cuda import pairs as cuda_pairs
+from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, RnntType
@@ -106,7 +106,9 @@ def pair_normalizer(am: Tensor, lm: Tensor) -> tuple[Tensor, Tensor]:
     result = sums.log() + _largest(lm) + _largest(am).transpose(1, 2)
     if kinds.home_of(am) == "cuda":
         view, least = cuda_call.view, _LEAST[sums.dtype]
-        cuda_pairs.log_sums(cuda_call.find_device(am), view(am), view(lm), view(sums), least, view(result))
+        cuda_grid.pair_log_sums(
+            cuda_call.find_device(am), view(am), view(lm), view(sums), least, view(result)
+        )
         return result, sums
     for n, s, t in _weak_pairs(sums, am.shape[2]):
         result[n, s, t] = torch.logsumexp(am[n, t] + lm[n, s], dim=1)
@@ -132,7 +134,7 @@ def pair_normalizer_gradient(
     if kinds.home_of(am) == "cuda":
         view, least = cuda_call.view, _LEAST[sums.dtype]
         pairs = view(am), view(lm), view(sums), least, view(normalizer), view(factors)
-        cuda_pairs.add_gradient(cuda_call.find_device(am), *pairs, view(by_am), view(by_lm))
+        cuda_grid.add_pair_gradient(cuda_call.find_device(am), *pairs, view(by_am), view(by_lm))
     else:
         _add_weak_pairs(am, lm, sums, factors, by_am, by_lm)
     unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN

@@ -9,8 +9,8 @@ import torch
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import Fsa, TableBatch, available_backends, best_path, compile_table
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import backend as cuda_call
-from fsachain.backends.cuda import backend as cuda_penalty
 from fsachain.backends.cuda import paths as cuda_paths
 from fsachain.backends.reference import sums as reference
 from fsachain.loss.ctc import ctc_loss
@@ -89,7 +89,7 @@ def test_penalties_are_those_of_the_reference():
     there = torch.from_numpy(scores).cuda()
     out, used = torch.zeros_like(there), torch.from_numpy(weights).cuda()
     inputs = cuda_call.find_device(there), cuda_call.view(there), lengths, cuda_call.view(used), factors
-    found = cuda_penalty.add_penalties(*inputs, cuda_call.view(out)).array("float64", (2,))
+    found = cuda.add_penalties(*inputs, cuda_call.view(out)).array("float64", (2,))
     np.testing.assert_allclose(found.cpu().numpy(), terms, rtol=tolerances.FLOAT64)
     np.testing.assert_allclose(out.cpu().numpy(), expected, rtol=tolerances.LOG_PROB_RELATIVE)
 

@@ -70,27 +70,27 @@ CASES = {
         lambda: shared(80, 600),
         0.1,
         {"shared_bytes": 9500, "multiprocessors": 1},
-        {"PLACE": {0}, "KIND": {0, 2}, "LEAK": {1}},
+        {"ON_CHIP": {1}, "KIND": {0, 2}, "LEAK": {1}},
         budget=1.0,
     ),
     "a cluster, exact": Case(
         lambda: shared(80, 600),
         0.0,
         {"shared_bytes": 9500, "multiprocessors": 1},
-        {"PLACE": {0}, "KIND": {1, 2}, "LEAK": {0}},
+        {"ON_CHIP": {1}, "KIND": {1, 2}, "LEAK": {0}},
     ),
     "memory, blocks in a team": Case(
         lambda: shared(1600, 4200),
         0.1,
         {"shared_bytes": 9500, "multiprocessors": 4},
-        {"PLACE": {1}, "KIND": {0, 2}, "LEAK": {1}},
+        {"ON_CHIP": {0}, "KIND": {0, 2}, "LEAK": {1}},
         budget=1.0,
     ),
     "a table for each sequence": Case(
         own,
         0.0,
         {"shared_bytes": 12_000, "multiprocessors": 4},
-        {"PLACE": {0, 1}, "KIND": {1, 2}, "LEAK": {0}},
+        {"ON_CHIP": {0, 1}, "KIND": {1, 2}, "LEAK": {0}},
         is_own=True,
     ),
 }
@@ -117,10 +117,9 @@ def small_blocks() -> Iterator[None]:
     """Blocks of 64 threads, since a barrier of 256 threads that a sanitizer watches takes milliseconds."""
     with pytest.MonkeyPatch.context() as patch:
         kinds = (
-            "cuda_plan.OWN_THREADS",
-            "cuda_plan.MEMORY_THREADS",
-            "cuda_run.MEMORY_THREADS",
-            "cuda_run.THREADS",
+            "cuda.plan.OWN_THREADS",
+            "cuda.plan.MEMORY_THREADS",
+            "cuda.launch.THREADS",
         )
         for where in kinds:
             patch.setattr(f"fsachain.backends.{where}", 64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import test_cuda_ctc as of_ctc
 import test_cuda_grid as of_grid
-import test_cuda_grid_rows as of_rows
+import test_cuda_grid as of_rows
 import test_cuda_pairs as of_pairs
 import test_cuda_paths as of_paths
 import test_cuda_penalties as of_penalties
@@ -15,8 +15,7 @@ from random_grids import TOPOLOGIES, make_grids
 from random_rows import KINDS, empty_scores, make_logits, make_rows
 
 from fsachain.backends.cuda import grid as cuda_grid
-from fsachain.backends.cuda import grid as cuda_grid_rows
-from fsachain.backends.cuda.grid import Plan
+from fsachain.backends.cuda.grid import GridPlan
 from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason
 from tools.cuda_on_host.replay import Recording, one_of_each, record, replay, uninitialised_reads
 
@@ -61,7 +60,7 @@ def run_grids(device: HostDevice) -> None:
     """Arcs that reach back over several steps, more labels than threads, steps on chip and in memory."""
     for labels, shared_bytes in ((40, None), (70, 0)):
         batch, values = make_grids(TOPOLOGIES["durations"], [6, 5], [labels, 9], 3.0, 1, np.float32)
-        plan = Plan(64, shared_bytes)
+        plan = GridPlan(64, shared_bytes)
         of_grid.run(batch, values, plan, device)
         cuda_grid.best_paths(device, batch, on_device(device, values), plan)
 
@@ -74,13 +73,13 @@ def run_rows(device: HostDevice) -> None:
         of_rows.run(rows, logits, of_rows.occupancies(rows), device=device)
     g, values = of_rows.occupancies(rows), on_device(device, empty_scores(rows))
     there, plan = on_device(device, logits), of_rows.SMALL
-    cuda_grid_rows.plain_scores(device, rows, there, values, plan=plan)
+    cuda_grid.plain_scores(device, rows, there, values, plan=plan)
     (weights,) = device.upload([of_rows.WEIGHTS])
     given = on_device(device, g), weights, np.inf, there
-    cuda_grid_rows.plain_gradient(device, rows, there, *given, plan=plan)
-    for change in (cuda_grid_rows.constrain, cuda_grid_rows.release):
+    cuda_grid.plain_gradient(device, rows, there, *given, plan=plan)
+    for change in (cuda_grid.constrain, cuda_grid.release):
         change(device, rows, values)
-    cuda_grid_rows.scale_kinds(device, values, (1.0, 2.0))
+    cuda_grid.scale_kinds(device, values, (1.0, 2.0))
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""backend, ctc, cupy_device, device, grid, launch, layout, pairs, paths, plan."""
+"""The CUDA backend: drivers of the texts in kernels/."""

@@ -1,109 +1,37 @@
-"""The CUDA backend: equations (1)-(7) and (12) for a batch on a device, without waiting for it.
-
-Every sequence is tried in the first kind of number that may suit it (`cuda_numbers`); the kernels themselves raise `kinds`
-where its data needs another one. The launches of all kinds that may occur are made in order, and a group of which no
-sequence is of the kind returns at once, so that the host never asks what the device found.
-"""
+"""The CUDA backend: equations (1)-(7) and (12) and the penalties for a batch on a device, without waiting for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends import LogProbs, Paths
 from fsachain.backends import arrays as kinds
-from fsachain.backends.cuda import cupy_device as cuda_cupy
+from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import paths as cuda_paths
-from fsachain.backends.cuda.device import Device, DeviceArray, KernelSpec, Memory, element, nowhere, place_of
-from fsachain.backends.cuda.launch import Call, LaneMemory, Member, Run, facts_of, members_of, on_device
-from fsachain.backends.cuda.launch import place_tables as place_tables_cuda
-from fsachain.backends.cuda.plan import (
-    Groups,
-    arc_bytes,
-    first_kinds,
-    kinds_of,
-    lanes_for,
-    make_groups,
-    window_of,
-    with_frames,
-)
+from fsachain.backends.cuda.device import Device, DeviceArray, KernelSpec, address, macros, strided
+from fsachain.backends.cuda.launch import make_runs
+from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 
-__all__ = ["Sums", "add_occupancy", "log_probs", "place_tables_cuda", "start"]
-
 Lengths = npt.NDArray[np.int64]
-
-# Of a device's memory, what the history of one call may take where no budget is given.
-DEFAULT_SHARE = 1.0 / 16.0
-
-
-@dataclass
-class Sums:
-    """log Z of a batch, and the way to its derivative; everything is on the device.
-
-    Attributes:
-        log_prob: float64 [N], equation (4); -inf where no path exists, NaN where a score is illegal.
-        ok: uint8 [N], 1 where log_prob is finite.
-    """
-
-    log_prob: Memory
-    ok: Memory
-    _runs: list[Run]
-
-    def add_occupancy(self, weights: Memory, out: DeviceArray) -> None:
-        """Add weights[n] x occupancy to out [N, T, P] once; other rows than those of the ok sequences stay as they are.
-
-        Args:
-            weights: float64 [N].
-            out: float32 or float64, any strides.
-        """
-        for number, run in enumerate(self._runs):
-            if number > 0 and run.kind != self._runs[0].kind:
-                run.forward(keep=True)
-            run.backward(weights, out)
-
-
-def start(
-    device: Device,
-    batch: TableBatch,
-    scores: DeviceArray,
-    lengths: Lengths,
-    leaky: float,
-    memory_budget: float | None = None,
-) -> Sums:
-    """log Z, with what the derivative needs kept as far as `memory_budget` bytes allow.
-
-    Args:
-        device: where the scores are.
-        batch: N tables, or one that all share.
-        scores: [N, T, P] float16, bfloat16, float32 or float64.
-        lengths: int64 [N] on the host.
-        leaky: c of equation (3).
-        memory_budget: bytes for probabilities and history; None for a 16th of the device's memory. Where they do not fit,
-            windows of frames are computed again; no bit of the results depends on it.
-    """
-    sums = _begin(device, batch, scores, lengths, leaky, memory_budget)
-    for run in sums._runs:
-        first = run.kind == sums._runs[0].kind
-        run.forward(keep=first)
-        if not first:
-            run.release()
-    return sums
 
 
 def log_probs(
     device: Device, batch: TableBatch, scores: DeviceArray, lengths: Lengths, leaky: float
 ) -> tuple[Memory, Memory]:
-    """log Z float64 [N] and ok uint8 [N]; arguments as for `start`."""
-    sums = _begin(device, batch, scores, lengths, leaky, None)
-    for run in sums._runs:
+    """log Z, equation (4), float64 [N], -inf where no path exists and NaN where a score is illegal; and ok, uint8 [N].
+
+    Arguments as for `launch.make_runs`.
+    """
+    runs = make_runs(device, batch, scores, lengths, leaky, None)
+    for run in runs:
         run.forward(keep=False)
         run.release()
-    return sums.log_prob, sums.ok
+    return runs[0].call.log_prob, runs[0].call.ok
 
 
 def add_occupancy(
@@ -112,107 +40,35 @@ def add_occupancy(
     scores: DeviceArray,
     lengths: Lengths,
     leaky: float,
-    weights: Memory,
+    weights: Memory | DeviceArray,
     out: DeviceArray,
     memory_budget: float | None = None,
 ) -> tuple[Memory, Memory]:
-    """Add weights[n] x occupancy to `out`; log Z and ok as `log_probs`; see `start` and `Sums.add_occupancy`."""
-    sums = start(device, batch, scores, lengths, leaky, memory_budget)
-    sums.add_occupancy(weights, out)
-    return sums.log_prob, sums.ok
+    """Add weights[n] x occupancy to `out`; log Z and ok as `log_probs`.
+
+    Rows of `out` [N, T, P], float32 or float64 with any strides, other than those of the ok sequences stay as they are.
+    weights: float64 [N]. The others: see `launch.make_runs`.
+    """
+    runs = make_runs(device, batch, scores, lengths, leaky, memory_budget)
+    for run in runs:
+        run.forward(keep=True)
+        run.backward(weights, out)
+        run.release()
+    return runs[0].call.log_prob, runs[0].call.ok
 
 
-class _Part(NamedTuple):
-    """One run before its arrays are on the device."""
-
-    kind: int
-    member: Member
-    lanes: int
-    groups: Groups
-    frames: int
-
-
-def _begin(
-    device: Device,
-    batch: TableBatch,
-    scores: DeviceArray,
-    lengths: Lengths,
-    leaky: float,
-    memory_budget: float | None,
-) -> Sums:
-    """All runs of a call, with one upload of what depends on the lengths."""
-    limits, facts = device.limits, facts_of(batch, leaky)
-    kinds = kinds_of(scores.dtype == "float64", facts.least_total)
-    budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
-    longest = int(lengths.max(initial=0))
-    parts = []
-    for kind in kinds:
-        for member in members_of(batch, limits, kind):
-            seat, which, rows, _ = member
-            lanes = lanes_for(seat.place, len(which), limits) if rows is None else 1
-            reach = facts.reach if rows is None else facts.reach[which]
-            groups = make_groups(seat, lanes, which, rows, lengths[which], reach)
-            parts.append(_Part(kind, member, lanes, groups, window_of(kind, groups, longest, budget)))
-    call = Call(device, scores, leaky, *(device.empty(size * batch.size) for size in (4, 8, 1)))
-    first = first_kinds(kinds, lengths, facts.reach)
-    return Sums(call.log_prob, call.ok, _runs(call, batch, parts, first, longest, facts.least_total))
-
-
-def _runs(
-    call: Call,
-    batch: TableBatch,
-    parts: list[_Part],
-    first: npt.NDArray[np.int32],
-    longest: int,
-    least_total: float | None,
-) -> list[Run]:
-    """The runs with their arrays on the device, `kinds` and counters ready."""
-    device = call.device
-    arrays: list[npt.NDArray[Any]] = [first]
-    for part in parts:
-        arrays += [with_frames(part.groups.fields, part.frames), part.groups.sequences, part.groups.lengths]
-    uploaded = device.upload(arrays)
-    counted = np.cumsum([0] + [len(part.groups.fields) for part in parts]).tolist()
-    counters = device.empty(4 * counted[-1])
-    runs = []
-    for number, part in enumerate(parts):
-        seat, exponents = part.member.seat, part.member.exponents
-        arc = arc_bytes(part.kind, exponents)
-        runs.append(
-            Run(
-                call,
-                part.kind,
-                seat,
-                part.lanes,
-                part.groups,
-                on_device(device, batch, part.member, part.kind),
-                LaneMemory(*uploaded[1 + 3 * number : 4 + 3 * number]),
-                (counters, 4 * counted[number]),
-                part.frames,
-                least_total or 0.0,
-                longest,
-                seat.shared_bytes(part.kind, arc, part.lanes) if seat.place.on_chip else 0,
-            )
-        )
-    runs[0].prepare(uploaded[0], len(first), counters, counted[-1])
-    return runs
-
-
-# The driver of `penalties.cu`: what large scores cost, and the derivatives, without leaving the device.
-
-DOUBLE = 8  # bytes
-THREADS = 256
-ROWS = 32  # frames of a block
+PENALTY_THREADS = 256
+PENALTY_FRAMES = 32  # of a block
 
 
 def add_penalties(
     device: Device,
     scores: DeviceArray,
-    lengths: npt.NDArray[np.int64],
+    lengths: Lengths,
     weights: Memory | DeviceArray,
     factors: tuple[float, float, float],
     out: DeviceArray | None,
-    threads: int = THREADS,
+    threads: int = PENALTY_THREADS,
 ) -> Memory:
     """Penalties on large scores and their derivatives; see `reference.add_penalties`.
 
@@ -230,19 +86,28 @@ def add_penalties(
     """
     size, _, num_pdfs = scores.shape
     l2, out_of_range, limit = (np.float64(factor) for factor in factors)
-    blocks = max(1, -(-int(lengths.max(initial=0)) // ROWS))
-    (on_device,) = device.upload([lengths])
-    sums, terms = device.empty(2 * DOUBLE * size * blocks), device.empty(2 * DOUBLE)
-    into = nowhere() if out is None else place_of(out)
-    factor_of = np.uint64(weights.pointer)
-    types = element(scores), ("OUT", "float") if out is None else element(out, "OUT")
-    read = KernelSpec("penalties.cu", "penalties", (*types, ("ROWS", ROWS)))
-    add = KernelSpec("penalties.cu", "penalty_terms", (*types, ("ROWS", ROWS)))
-    shared = threads // 32 * DOUBLE
-    arguments = [*place_of(scores), np.int64(num_pdfs), on_device, factor_of, l2, out_of_range, limit]
-    device.launch(read, (blocks, size), threads, shared, [*arguments, *into, sums])
-    counts = np.int64(blocks), np.int64(size)
-    device.launch(add, 1, threads, shared, [sums, *counts, on_device, factor_of, l2, out_of_range, terms])
+    blocks = max(1, -(-int(lengths.max(initial=0)) // PENALTY_FRAMES))
+    (lengths_there,) = device.upload([lengths])
+    sums, terms = device.empty(16 * size * blocks), device.empty(16)
+    defines = macros(ELEMENT=scores, OUT="float32" if out is None else out, ROWS=PENALTY_FRAMES)
+    shared = threads // 32 * 8
+    device.launch(
+        KernelSpec("penalties.cu", "penalties", defines),
+        (blocks, size),
+        threads,
+        shared,
+        [
+            *(*strided(scores), np.int64(num_pdfs), lengths_there, address(weights)),
+            *(l2, out_of_range, limit, *strided(out), sums),
+        ],
+    )
+    device.launch(
+        KernelSpec("penalties.cu", "penalty_terms", defines),
+        1,
+        threads,
+        shared,
+        [sums, np.int64(blocks), np.int64(size), lengths_there, address(weights), l2, out_of_range, terms],
+    )
     return terms
 
 
@@ -256,8 +121,8 @@ def find_device(array: Any) -> Device:
         BackendUnavailable: kernels cannot run there.
     """
     if kinds.kind_of(array) == "torch":
-        return cuda_cupy.device_of_tensor(array)
-    return cuda_cupy.device_of_array(array)
+        return cuda_device.device_of_tensor(array)
+    return cuda_device.device_of_array(array)
 
 
 def view(array: Any) -> DeviceArray:
@@ -326,7 +191,7 @@ def copies() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     Raises:
         BackendUnavailable: kernels cannot run there.
     """
-    cuda_cupy.check_any()
+    cuda_device.check_any()
     import cupy
 
     return (lambda array: cupy.asarray(kinds.as_numpy(array))), cupy.asnumpy
@@ -338,7 +203,7 @@ def place_tables(batch: TableBatch, index: int | None) -> None:
     Raises:
         BackendUnavailable: kernels cannot run there.
     """
-    device = cuda_cupy.device_of_index(index)
+    device = cuda_device.device_of_index(index)
     leaks = all(table.leaky_log_prob is not None for table in batch.tables)
     nothing = DeviceArray(0, "float32", (batch.size, 0, batch.tables[0].num_pdfs), (1, 1, 1), None)
     for leaky in (0.0, 1.0) if leaks else (0.0,):

@@ -1,4 +1,4 @@
-"""CTC on a device, from scores to loss and gradient, through the recursion of `cuda`: see `ctc.cu` and `log_softmax.cu`.
+"""CTC on a device, from scores to loss and gradient, through the recursion of `backend`: see ctc.cu and log_softmax.cu.
 
 Targets stay on the device: what is different about them is written into the scores of an acceptor that depends on nothing
 but the length of a target, rounded up.
@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda.device import (
-    C_TYPES,
+    NULL,
     Argument,
     Device,
     DeviceArray,
     KernelSpec,
-    Memory,
-    element,
-    nowhere,
-    place_of,
+    address,
+    macros,
+    strided,
 )
+from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 from fsachain.fsa import Floats, Fsa
 from fsachain.graph.ctc import CtcTopology
@@ -32,11 +32,8 @@ from fsachain.table import TransitionTable, compile_table
 
 Lengths = npt.NDArray[np.int64]
 
-DOUBLE, LONG, INDEX = 8, 8, 4  # bytes
 COLUMNS = 4  # of a label, see `ctc.cu`
 ROUNDING = 8  # labels: as many lengths of targets share an acceptor
-INTEGERS = {"int32": "int", "int64": "long long"}
-ROW_THREADS, TARGET_THREADS = 256, 128
 
 
 class Targets(NamedTuple):
@@ -77,8 +74,8 @@ class Task(NamedTuple):
 class Sizes(NamedTuple):
     """Threads of a block, multiples of 32: of kernels whose warps take a frame each, and of those for a target."""
 
-    rows: int = ROW_THREADS
-    targets: int = TARGET_THREADS
+    rows: int = 256
+    targets: int = 128
 
 
 DEFAULT_SIZES = Sizes()
@@ -106,123 +103,98 @@ def ctc(
         lengths: frames of each sequence [N], on the host.
         task: which loss.
         gradient: [N, T, C], float64 for float64 scores, else float32; all of it is written. None: no gradient, no beta.
-        memory_budget: as for `cuda.add_occupancy`.
+        memory_budget: as for `backend.add_occupancy`.
         sizes: of the blocks.
 
     Returns:
         float64 [N] on the device; +inf where there is no path, NaN for an illegal score or label. There the gradient is 0.
     """
-    run = _Run(device, scores, task, gradient, sizes)
-    frames, counts, ones = device.upload([lengths, targets.lengths, np.ones(run.size)])
-    linked = run.link(targets, counts)
-    log_sums = run.log_softmax(frames) if task.normalizes else None
+    size, num_frames, num_classes = scores.shape
+    dtype = "float64" if scores.dtype == "float64" else "float32"
+    defines = macros(ELEMENT=scores, OUT=dtype)
+    shape = np.int64(size), np.int64(num_frames)
+    frames, counts, ones = device.upload([lengths, targets.lengths, np.ones(size)])
+
+    def launch(text: str, name: str, arguments: Sequence[Argument]) -> None:
+        """A kernel that takes a warp for a frame."""
+        grid = max(1, -(-size * num_frames // (sizes.rows // 32)))
+        device.launch(KernelSpec(text, name, defines), grid, sizes.rows, 0, arguments)
+
+    # Labels in 32 bits, where they repeat, and whether they are legal.
+    most = int(targets.lengths.max(initial=0))  # each target has room for so many labels
+    width = COLUMNS * int(_rounded(targets.lengths).max(initial=0)) + 1
+    labels, links, legal = (device.empty(bytes_) for bytes_ in (4 * size * most, 4 * size * most, 8 * size))
+    linked = labels, links, legal
+    given = targets.labels
+    by_sequence = given.strides[0] if len(given.shape) == 2 else -1
+    device.launch(
+        KernelSpec("ctc.cu", "ctc_links", (*defines, *macros(INTEGER=given))),
+        size,
+        sizes.targets,
+        0,
+        [
+            *(address(given), np.int64(by_sequence), np.int64(given.strides[-1]), counts),
+            *(np.int64(most), np.int64(num_classes), np.int64(task.blank), *linked),
+        ],
+    )
+    label_sizes = np.int64(most), np.int64(task.blank), np.int64(width)
+
+    log_sums = None
+    if task.normalizes:  # the softmax goes to the gradient
+        log_sums = device.empty(8 * size * num_frames)
+        arguments = [*strided(scores), *shape, np.int64(num_classes), frames, log_sums, *strided(gradient)]
+        launch("log_softmax.cu", "log_softmax", arguments)
+
+    # The scores of the acceptors' columns, and zeros for their occupancies, if there is a gradient.
+    columns = _new_array(device, (size, num_frames, width), dtype)
+    occupancy = None if gradient is None else _new_array(device, (size, num_frames, width), dtype)
+    priors: Argument = NULL
+    if task.log_priors is not None:
+        (priors,) = device.upload([task.log_priors])
+    after_blank = np.int32(task.topology in ("standard", "compact"))
+    doubles = np.int32(task.topology in ("compact", "minimal"))
+    launch(
+        "ctc.cu",
+        "ctc_column_rows",
+        [
+            *(*strided(scores), *shape, frames, labels, legal, *label_sizes, after_blank, doubles),
+            *(priors, np.float64(task.delay_penalty), address(columns), address(occupancy)),
+        ],
+    )
     batch = templates(tuple(_rounded(targets.lengths).tolist()))
-    columns, occupancy = run.columns(linked, frames)
-    if occupancy is None:
-        log_prob, _ = cuda.log_probs(device, batch, columns, lengths, 0.0)
-        return run.loss(linked, frames, log_sums, log_prob)
     inputs = device, batch, columns, lengths, 0.0
-    log_prob, _ = cuda.add_occupancy(*inputs, ones, occupancy, memory_budget)
-    loss = run.loss(linked, frames, log_sums, log_prob)
-    run.subtract(linked, frames, loss, occupancy)
+    if occupancy is None:
+        log_prob, _ = cuda.log_probs(*inputs)
+    else:
+        log_prob, _ = cuda.add_occupancy(*inputs, ones, occupancy, memory_budget)
+
+    loss = device.empty(8 * size)
+    device.launch(
+        KernelSpec("ctc.cu", "ctc_loss", defines),
+        size,
+        sizes.targets,
+        sizes.targets // 32 * 8,
+        [
+            *(address(log_sums), log_prob, frames, legal, np.int64(num_frames)),
+            *(np.float64(task.rounding), loss),
+        ],
+    )
+    if occupancy is not None:
+        normalizes = np.int32(task.normalizes)
+        launch(
+            "ctc.cu",
+            "ctc_gradient_rows",
+            [
+                *(loss, frames, *linked, *label_sizes, normalizes, address(occupancy)),
+                *(*shape, np.int64(num_classes), *strided(gradient)),
+            ],
+        )
     return loss
 
 
-class _Linked(NamedTuple):
-    """What `ctc_links` makes of targets, on the device: `most` labels is what each has room for, `width` columns."""
-
-    labels: Memory
-    links: Memory
-    counts: Memory
-    most: int
-    width: int
-
-
-class _Run:
-    """The kernels, launched on one batch of logits."""
-
-    def __init__(
-        self, device: Device, scores: DeviceArray, task: Task, gradient: DeviceArray | None, sizes: Sizes
-    ) -> None:
-        self._device, self._scores, self._gradient, self._sizes = device, scores, gradient, sizes
-        self.size, self._num_frames, self._num_classes = scores.shape
-        self._task, self._blank = task, np.int64(task.blank)
-        self._wide = "float64" if scores.dtype == "float64" else "float32"
-        self._types = element(scores), ("OUT", C_TYPES[self._wide])
-        self._into = nowhere() if gradient is None else place_of(gradient)
-        self._shape = np.int64(self.size), np.int64(self._num_frames)
-
-    def link(self, targets: Targets, counts: Memory) -> _Linked:
-        """Labels in 32 bits, where they repeat, and whether they are legal."""
-        most = int(targets.lengths.max(initial=0))
-        empty, room = self._device.empty, INDEX * self.size * most
-        width = COLUMNS * int(_rounded(targets.lengths).max(initial=0)) + 1
-        linked = _Linked(empty(room), empty(room), empty(LONG * self.size), most, width)
-        labels = targets.labels
-        by_sequence = labels.strides[0] if len(labels.shape) == 2 else -1
-        place = np.uint64(labels.pointer), np.int64(by_sequence), np.int64(labels.strides[-1])
-        classes = np.int64(most), np.int64(self._num_classes), self._blank
-        kernel = KernelSpec("ctc.cu", "ctc_links", (*self._types, ("INTEGER", INTEGERS[labels.dtype])))
-        arguments: list[Argument] = [*place, counts, *classes, *linked[:3]]
-        self._device.launch(kernel, self.size, self._sizes.targets, 0, arguments)
-        return linked
-
-    def log_softmax(self, frames: Memory) -> Memory:
-        """log_sums [N][T]; the softmax goes to the gradient."""
-        log_sums = self._device.empty(DOUBLE * self.size * self._num_frames)
-        shape = *self._shape, np.int64(self._num_classes)
-        arguments: list[Argument] = [*place_of(self._scores), *shape, frames, log_sums, *self._into]
-        self._rows("log_softmax.cu", "log_softmax", arguments)
-        return log_sums
-
-    def columns(self, linked: _Linked, frames: Memory) -> tuple[DeviceArray, DeviceArray | None]:
-        """The scores for the recursion and zeros [N, T, width] for its occupancies, if there is a gradient."""
-        columns, task = self._array(linked.width), self._task
-        occupancy = None if self._gradient is None else self._array(linked.width)
-        priors: list[Argument] = [np.uint64(0)]
-        if task.log_priors is not None:
-            priors = [*self._device.upload([task.log_priors])]
-        sizes = np.int64(linked.most), self._blank, np.int64(linked.width)
-        further, doubles = task.topology in ("standard", "compact"), task.topology in ("compact", "minimal")
-        arguments: list[Argument] = [*place_of(self._scores), *self._shape, frames, linked.labels]
-        arguments += [linked.counts, *sizes, np.int32(further), np.int32(doubles), *priors]
-        arguments += [np.float64(task.delay_penalty), np.uint64(columns.pointer)]
-        self._rows("ctc.cu", "ctc_column_rows", [*arguments, _address(occupancy)])
-        return columns, occupancy
-
-    def loss(self, linked: _Linked, frames: Memory, log_sums: Memory | None, log_prob: Memory) -> Memory:
-        """The loss [N] from log Z of the columns."""
-        loss, threads = self._device.empty(DOUBLE * self.size), self._sizes.targets
-        sums = np.uint64(0) if log_sums is None else log_sums
-        numbers = np.int64(self._num_frames), np.float64(self._task.rounding)
-        arguments: list[Argument] = [sums, log_prob, frames, linked.counts, *numbers, loss]
-        kernel = KernelSpec("ctc.cu", "ctc_loss", self._types)
-        self._device.launch(kernel, self.size, threads, threads // 32 * DOUBLE, arguments)
-        return loss
-
-    def subtract(self, linked: _Linked, frames: Memory, loss: Memory, occupancy: DeviceArray) -> None:
-        """Finish the gradient."""
-        sizes = np.int64(linked.most), self._blank, np.int64(linked.width)
-        arguments: list[Argument] = [loss, frames, *linked[:3], *sizes]
-        arguments += [np.int32(self._task.normalizes), np.uint64(occupancy.pointer)]
-        arguments += [*self._shape, np.int64(self._num_classes), *self._into]
-        self._rows("ctc.cu", "ctc_gradient_rows", arguments)
-
-    def _rows(self, text: str, name: str, arguments: Sequence[Argument]) -> None:
-        """A kernel that takes a warp for a frame."""
-        threads = self._sizes.rows
-        grid = max(1, -(-self.size * self._num_frames // (threads // 32)))
-        self._device.launch(KernelSpec(text, name, self._types), grid, threads, 0, arguments)
-
-    def _array(self, width: int) -> DeviceArray:
-        """New memory [N, T, width] of the gradient's type."""
-        shape = self.size, self._num_frames, width
-        memory = self._device.empty(int(np.prod(shape)) * np.dtype(self._wide).itemsize)
-        return DeviceArray(memory.pointer, self._wide, shape, (self._num_frames * width, width, 1), memory)
-
-
-def _address(array: DeviceArray | None) -> np.uint64:
-    return np.uint64(0 if array is None else array.pointer)
+def _new_array(device: Device, shape: tuple[int, int, int], dtype: str) -> DeviceArray:
+    memory = device.empty(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    return DeviceArray(memory.pointer, dtype, shape, (shape[1] * shape[2], shape[2], 1), memory)
 
 
 def _rounded(lengths: Lengths) -> Lengths:

@@ -1,29 +1,49 @@
-"""What the CUDA backend asks of a device: memory, uploads and kernel launches.
+"""The device that kernels run on: `Device` is what the drivers ask for, `CupyDevice` is a GPU.
 
-The drivers of the kernels are written against `Device` and never learn which one they have: a GPU through CuPy
-(`cuda_cupy`), or a host that runs the same kernel text.
+The drivers of the kernels never learn which device they have: a GPU through CuPy, or a host that runs the same kernel text
+(tools/cuda_on_host). CuPy compiles a kernel (adding -ftz=true, and its own and NVIDIA's include folders), keeps what it
+compiled in a folder of the user ($CUPY_CACHE_DIR), loads it on each device, and packs arguments. A kernel text reaches it
+with all of our headers in their places, so that its cache notices a change in any of them.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends.cuda.memory import Block, CupyBlock, Memory, Piece, TorchBlock, resident, upload
+from fsachain.errors import BackendUnavailable
+from fsachain.kernels import read_unit
+
+C_TYPES = {
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "int32": "int",
+    "int64": "long long",
+}
+ITEM_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}  # 8 for all others
+
+Macros = tuple[tuple[str, int | str], ...]
+Argument = np.generic | Memory
+NULL = np.uint64(0)
+
 
 class Limits(NamedTuple):
     """What a device has.
 
-    Attributes:
-        capability: major and minor number of its compute capability.
-        multiprocessors: how many blocks of a full multiprocessor's size run at once.
-        shared_bytes: dynamic shared memory that one block may have when it asks for it.
-        cluster: blocks of a thread-block cluster at most; 1 where there are no clusters (below 9.0).
-        memory_bytes: all of its memory, used or not: what a default memory budget is a share of, so that the budget, and
-            with it the order of kernels, does not depend on who else is there.
+    capability: major and minor number of its compute capability. multiprocessors: how many. shared_bytes: dynamic shared
+    memory that a block may ask for. cluster: the most blocks of a thread-block cluster, 1 where there are none (below 9.0).
+    memory_bytes: all of its memory, used or not, so that default budgets, and with them the order of kernels, do not depend
+    on who else is there.
     """
 
     capability: tuple[int, int]
@@ -34,98 +54,25 @@ class Limits(NamedTuple):
 
 
 class KernelSpec(NamedTuple):
-    """One entry of one kernel text, as it is to be compiled.
+    """One entry of one kernel text, as it is compiled and launched.
 
-    Attributes:
-        text: file name in `fsachain.kernels`, such as "forward_backward.cu".
-        name: the entry, an extern "C" __global__ function.
-        defines: macros (name, value) that stand before the text.
-        cluster: blocks of a cluster, which the text sets at compile time; 1: no cluster.
-        cooperative: all blocks of the grid run at once, because they wait for one another.
+    text: file name in `fsachain.kernels`. name: an extern "C" __global__ function in it. defines: see `macros`. cluster:
+    blocks of a cluster, which the text sets at compile time; 1: none. cooperative: all blocks of the grid run at once,
+    because they wait for one another.
     """
 
     text: str
     name: str
-    defines: tuple[tuple[str, int | str], ...] = ()
+    defines: Macros = ()
     cluster: int = 1
     cooperative: bool = False
 
 
-class Memory(Protocol):
-    """Bytes on a device, given back when dropped; later work of the stream it was made on may then reuse them."""
-
-    @property
-    def pointer(self) -> int:
-        """Address of the first byte, a multiple of 256."""
-
-    @property
-    def num_bytes(self) -> int:
-        """How many were asked for."""
-
-
-Argument = np.generic | Memory
-
-
-class Device(Protocol):
-    """A device and the stream that the current call works on.
-
-    One object serves one call of the library, on the thread that made it. Work is asynchronous and in the order of the
-    calls; no method waits for the device.
-    """
-
-    @property
-    def limits(self) -> Limits:
-        """What the device has."""
-
-    def empty(self, num_bytes: int) -> Memory:
-        """`num_bytes` >= 0 bytes that hold anything."""
-
-    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
-        """Copies of host arrays for this call, made by one transfer; the arrays may change afterwards.
-
-        The pieces lie in one block of memory, which lives as long as any of them. In a CUDA graph the transfer is part of
-        what is replayed, so that what kernels have changed is as it was.
-        """
-
-    def resident(
-        self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
-    ) -> list[Memory]:
-        """Copies of the arrays that `make` gives, uploaded once for this device and kept as long as `owner` lives.
-
-        Args:
-            owner: what the arrays belong to, such as a table or a batch; it must allow weak references.
-            key: tells several uploads of one owner apart.
-            make: called when they are not on the device yet. It may be called twice where two threads meet.
-        """
-
-    def launch(
-        self,
-        kernel: KernelSpec,
-        grid: int | tuple[int, int],
-        block: int,
-        shared_bytes: int,
-        arguments: Sequence[Argument],
-    ) -> None:
-        """Start a kernel.
-
-        Args:
-            kernel: what to run; compiled on first use.
-            grid: number of blocks, along x or along x and y.
-            block: threads of a block.
-            shared_bytes: dynamic shared memory of a block.
-            arguments: in the kernel's order: numpy scalars of the exact type, and memory, passed as its address.
-        """
-
-
 class DeviceArray(NamedTuple):
-    """An array on the device that belongs to the caller of the library; a dense one may stand for memory.
+    """An array on the device that belongs to the caller of the library; a dense one may be passed as a kernel's argument.
 
-    Attributes:
-        pointer: address of element [0, ..., 0].
-        dtype: "float16", "bfloat16", "float32", "float64", "uint8" (also for bool) or "int64".
-        shape: its lengths.
-        strides: in elements, one for each dimension; 0 and negative numbers are possible.
-        owner: what keeps the memory alive.
+    pointer: address of element [0, ..., 0]. dtype: a key of `C_TYPES`, or "uint8" (also for bool). strides: in elements, 0
+    and negative numbers are possible. owner: what keeps the memory alive.
     """
 
     pointer: int
@@ -136,27 +83,271 @@ class DeviceArray(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its elements."""
-        sizes = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
-        return prod(self.shape) * sizes.get(self.dtype, 8)
+        return prod(self.shape) * ITEM_BYTES.get(self.dtype, 8)
 
 
-# How a caller's array is described to the kernel texts: its type as a macro, its place as an address and
-# strides.
+class Device(Protocol):
+    """A device and the stream that the current call works on.
 
-C_TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
+    One object serves one call of the library, on the thread that made it. Work is asynchronous and in the order of the
+    calls; no method waits for the device.
+    """
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def empty(self, num_bytes: int) -> Memory:
+        """`num_bytes` >= 0 bytes that hold anything."""
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
+        """Copies of host arrays for this call, by one transfer into one block; the arrays may change afterwards.
+
+        In a CUDA graph the transfer is part of what is replayed, so that what kernels have changed is as it was.
+        """
+
+    def resident(
+        self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
+    ) -> list[Memory]:
+        """Copies of the arrays that `make` gives, uploaded once for this device and kept as long as `owner` lives.
+
+        `key` tells several uploads of one owner, which must allow weak references, apart. `make` may be called twice where
+        two threads meet.
+        """
+
+    def launch(
+        self,
+        kernel: KernelSpec,
+        grid: int | tuple[int, int],
+        block: int,
+        shared_bytes: int,
+        arguments: Sequence[Argument],
+    ) -> None:
+        """Start a kernel, compiled on first use.
+
+        grid: blocks along x, or along x and y. block: threads of a block. shared_bytes: its dynamic shared memory.
+        arguments: in the kernel's order; numpy scalars of the exact type, and memory, passed as its address.
+        """
 
 
-def element(array: DeviceArray, macro: str = "ELEMENT") -> tuple[str, str]:
-    """The define that says of which type the elements are, see `elements.cuh`."""
-    return macro, C_TYPES[array.dtype]
+def macros(**values: DeviceArray | str | int) -> Macros:
+    """The macros that stand before a kernel's text; an array or the name of its dtype gives the C type of its elements."""
+
+    def text(value: DeviceArray | str | int) -> int | str:
+        name = value.dtype if isinstance(value, DeviceArray) else value
+        return C_TYPES.get(name, name) if isinstance(name, str) else int(name)
+
+    return tuple((name, text(value)) for name, value in values.items())
 
 
-def place_of(array: DeviceArray) -> list[Argument]:
-    """Address and strides of an array [N, T, P], as the kernels take them."""
+def strided(array: DeviceArray | None, dimensions: int = 3) -> list[Argument]:
+    """Address and strides of an array as kernels take them, zeros for None."""
+    if array is None:
+        return [NULL, *[np.int64(0)] * dimensions]
     return [np.uint64(array.pointer), *(np.int64(stride) for stride in array.strides)]
 
 
-def nowhere() -> list[Argument]:
-    """In the place of `place_of`, where there is no array."""
-    return [np.uint64(0), *[np.int64(0)] * 3]
+def address(array: Memory | DeviceArray | None) -> np.uint64:
+    return NULL if array is None else np.uint64(array.pointer)
+
+
+# The texts say where a product and a sum are fused, so that bits do not depend on what a compiler finds.
+OPTIONS = ("--std=c++17", "--fmad=false")
+LEAST_CAPABILITY = {13: (7, 5), 12: (7, 0)}  # what NVRTC of that CUDA version compiles for; 12 is untested
+CLUSTERS_FROM, CLUSTER = (9, 0), 8  # eight blocks are what every such device takes
+
+_usable: set[int] = set()  # indices of devices that have been checked
+_forked = False  # from a process that used one
+
+
+class _TorchStream:
+    """torch's current stream as cupy and `memory` use it."""
+
+    def __init__(self, pointer: int) -> None:
+        self.ptr = pointer
+
+    def is_capturing(self) -> bool:
+        import torch
+
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+class CupyDevice:
+    """A GPU and a stream of it; made by `device_of_tensor` and `device_of_array`."""
+
+    def __init__(self, index: int, stream: Any, make_block: Callable[[int], Block]) -> None:
+        self._index, self._stream, self._make_block = index, stream, make_block
+
+    @property
+    def limits(self) -> Limits:
+        return _limits(self._index)
+
+    def empty(self, num_bytes: int) -> Piece:
+        return Piece(self._make_block(num_bytes), 0, num_bytes)
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
+        with _current(self._index):
+            return upload(arrays, self._make_block, self._stream)[1]
+
+    def resident(
+        self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
+    ) -> list[Memory]:
+        with _current(self._index):
+            return resident(owner, (self._index, key), make, self._make_block, self._stream)
+
+    def launch(
+        self,
+        kernel: KernelSpec,
+        grid: int | tuple[int, int],
+        block: int,
+        shared_bytes: int,
+        arguments: Sequence[Argument],
+    ) -> None:
+        blocks = grid if isinstance(grid, tuple) else (grid, 1)
+        # Exact types: cupy would make a Python integer an int64 and any array a pointer.
+        packed = tuple(a if isinstance(a, np.generic) else np.uint64(a.pointer) for a in arguments)
+        with _current(self._index):
+            function = _function(kernel, self._index)
+            if kernel.cooperative:
+                # cupy would start as many blocks as fit, and they would wait for the others for ever.
+                most = _blocks_at_once(kernel, self._index, block, shared_bytes)
+                if blocks[0] * blocks[1] > most:
+                    raise BackendUnavailable(
+                        f"kernel {kernel.name} needs {blocks[0] * blocks[1]} blocks of {block} threads at once; "
+                        f"device {self._index} runs at most {most}"
+                    )
+            function(blocks, (block,), packed, shared_mem=shared_bytes, stream=self._stream)
+
+
+def device_of_tensor(tensor: Any) -> CupyDevice:
+    """The device of a torch CUDA tensor with torch's current stream there.
+
+    Raises:
+        BackendUnavailable: there is no cupy, or the device is too old.
+    """
+    import torch
+
+    index = int(tensor.device.index)
+    check_device(index)
+    stream = _TorchStream(torch.cuda.current_stream(index).cuda_stream)
+    return CupyDevice(index, stream, partial(TorchBlock, index))
+
+
+def device_of_array(array: Any) -> CupyDevice:
+    """The device of a cupy array with cupy's current stream there; errors as for `device_of_tensor`."""
+    import cupy
+
+    index = int(array.device.id)
+    check_device(index)
+    return CupyDevice(index, cupy.cuda.get_current_stream(index), partial(CupyBlock, index))
+
+
+def device_of_index(index: int | None) -> CupyDevice:
+    """The device of this index, None: the one that is current, for torch if torch can use it, else for cupy."""
+    check_any() if index is None else check_device(index)
+    import cupy
+
+    torch = sys.modules.get("torch")
+    number = cupy.cuda.Device().id if index is None else index
+    if torch is not None and torch.cuda.is_available():
+        return device_of_tensor(torch.empty(0, device=f"cuda:{number}"))
+    return CupyDevice(number, cupy.cuda.get_current_stream(number), partial(CupyBlock, number))
+
+
+def reason_unavailable(index: int = 0) -> str | None:
+    """Why kernels cannot run on the device of this index, in one line; None where they can."""
+    if _forked:
+        return "CUDA was in use when this process was forked; expected processes started by 'spawn' or before"
+    try:
+        import cupy
+    except ImportError as error:
+        line = str(error).strip().splitlines() or [type(error).__name__]
+        return f"cupy cannot be imported ({line[0]}); pip install 'fsachain[cuda13]' (or [cuda12]) brings it"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device can be used ({error})"
+    if count == 0:
+        return "there is no CUDA device"
+    if not 0 <= index < count:
+        return f"there are {count} devices"
+    least = LEAST_CAPABILITY[12 if cupy.cuda.nvrtc.getVersion()[0] < 13 else 13]
+    major, minor = capability = _limits(index).capability
+    if capability < least:
+        return f"compute capability {major}.{minor}; expected at least {least[0]}.{least[1]}"
+    return None
+
+
+def check_device(index: int) -> None:
+    """Raise unless kernels can run on the device of this index.
+
+    Raises:
+        BackendUnavailable: they cannot; the message has the reason.
+    """
+    if _forked or index not in _usable:
+        if reason := reason_unavailable(index):
+            raise BackendUnavailable(f"backend 'cuda' on device {index}: {reason}")
+        _usable.add(index)
+
+
+def check_any() -> None:
+    """As `check_device` for any device."""
+    if reason := reason_unavailable():
+        raise BackendUnavailable(f"backend 'cuda': {reason}; available: reference, cpu")
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = bool(_usable)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _current(index: int) -> Any:
+    import cupy
+
+    return cupy.cuda.Device(index)
+
+
+@lru_cache(maxsize=64)
+def _limits(index: int) -> Limits:
+    import cupy
+
+    device = cupy.cuda.Device(index)
+    attributes, text = device.attributes, device.compute_capability
+    capability = (int(text[:-1]), int(text[-1]))
+    with device:
+        memory = cupy.cuda.runtime.memGetInfo()[1]
+    return Limits(
+        capability,
+        attributes["MultiProcessorCount"],
+        attributes["MaxSharedMemoryPerBlockOptin"],
+        CLUSTER if capability >= CLUSTERS_FROM else 1,
+        memory,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _function(kernel: KernelSpec, index: int) -> Any:
+    """The kernel on the device that is current, `index`; it may use all of a block's shared memory there."""
+    function = _module(kernel.text, kernel.defines, kernel.cooperative, index).get_function(kernel.name)
+    function.max_dynamic_shared_size_bytes = _limits(index).shared_bytes
+    return function
+
+
+@lru_cache(maxsize=256)
+def _module(text: str, defines: Macros, cooperative: bool, index: int) -> Any:
+    """The text as compiled for the device that is current, `index`."""
+    import cupy
+
+    options = (*OPTIONS, *(f"-D{name}={value}" for name, value in defines))
+    return cupy.RawModule(code=read_unit(text), options=options, enable_cooperative_groups=cooperative)
+
+
+@lru_cache(maxsize=256)
+def _blocks_at_once(kernel: KernelSpec, index: int, block: int, shared_bytes: int) -> int:
+    from cupy.cuda import driver
+
+    pointer = _function(kernel, index).kernel.ptr
+    each = driver.occupancyMaxActiveBlocksPerMultiprocessor(pointer, block, shared_bytes)
+    return int(each) * _limits(index).multiprocessors

@@ -1,10 +1,19 @@
-"""One kind of number for the sequences of one seat: the launches of the forward and of the backward pass."""
+"""The launches of the forward and of the backward pass for one kind of number and the tables of one plan.
+
+Every sequence is tried in the first kind of number that may suit it; the kernels themselves raise `kinds` where its data
+needs another one. The launches of all kinds that may occur are made in order, and a group of which no sequence is of the
+kind returns at once, so that the host never asks what the device found.
+
+Layouts and plans are kept with the tables that they are made of, and their arrays on each device, so that a batch of tables
+that have been seen before, in whatever composition, costs no more than putting their arrays one after another.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,54 +22,76 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cuda.device import (
-    C_TYPES,
+    NULL,
     Argument,
     Device,
     DeviceArray,
     KernelSpec,
     Limits,
-    Memory,
-    element,
-    place_of,
+    Macros,
+    address,
+    macros,
+    strided,
 )
-from fsachain.backends.cuda.layout import Division, Integers, Layout, join_fields, lay_out
+from fsachain.backends.cuda.layout import (
+    WIDE,
+    Division,
+    Integers,
+    Layout,
+    encode,
+    encode_joined,
+    joined,
+    lay_out,
+)
+from fsachain.backends.cuda.memory import Memory
 from fsachain.backends.cuda.plan import (
-    LOG,
-    MEMORY_THREADS,
-    PLAIN,
     RESIDENT_BLOCKS,
     VALUE_BYTES,
-    WIDE,
+    WARP,
     Groups,
-    Place,
-    Reach,
-    Seat,
+    Growth,
+    PlannedTables,
     arc_bytes,
-    encode,
+    first_kinds,
+    growth_of,
     in_memory,
+    kinds_of,
+    lanes_for,
     least_plain_total,
+    make_groups,
     own_on_chip,
-    reach_of,
-    seat_of_shared,
+    plan_shared,
     shared_bytes,
+    window_of,
+    with_frames,
 )
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
 
-# What the launches of a call read: tables, lanes and scores on the device.
+THREADS = 256
+TILE = 32  # of frames.cu
+DEFAULT_SHARE = 1.0 / 16.0  # of a device's memory, for the history of one call where no budget is given
 
 
-@dataclass(frozen=True)
-class Tables:
-    """What a seat's layout looks like on the device, in one kind of number.
+class SubBatch(NamedTuple):
+    """Sequences of a batch whose tables have one plan and one form of arcs.
 
-    Attributes:
-        exponents: the arcs have them.
-        forward, backward: fields, slices, units, arcs and entries of `layout.cuh`.
-        vectors, pairs, pdfs, pairs_by_column, column_ends: as in `Layout`.
+    which: the numbers of the sequences. rows: the number of each one's table; None: there is one table. exponents: the
+    tables' arcs have them.
     """
 
+    tables: PlannedTables
+    which: Integers
+    rows: Integers | None
     exponents: bool
+
+
+class DeviceTables(NamedTuple):
+    """The tables of a sub-batch on the device, in one kind of number.
+
+    forward, backward: shards, chunks, segments, arcs and entries of layout.cuh. The others: as in `Layout`.
+    """
+
     forward: list[Memory]
     backward: list[Memory]
     vectors: Memory
@@ -72,7 +103,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Call:
-    """What all kinds of a call share. leaky: c. kinds: int32 [N] on the device. log_prob, ok: the results."""
+    """What all kinds of a call share: c, `kinds` int32 [N] and the results on the device, the counters of the barriers."""
 
     device: Device
     scores: DeviceArray
@@ -80,60 +111,38 @@ class Call:
     kinds: Memory
     log_prob: Memory
     ok: Memory
+    counters: Memory
 
-
-class LaneMemory(NamedTuple):
-    """`Groups` on the device, its fields for windows of `Run.frames`."""
-
-    directory: Memory
-    sequences: Memory
-    lengths: Memory
-
-
-RECURSIONS, FRAMES = "forward_backward.cu", "frames.cu"
-THREADS = 256
-TILE = 32  # of frames.cu
-NULL = np.uint64(0)
+    @property
+    def log_leak(self) -> np.float64:
+        return np.float64(math.log(self.leaky) if self.leaky > 0.0 else -math.inf)
 
 
 @dataclass
 class Run:
-    """A kind of number, a seat and its groups.
+    """The launches for a kind of number and a sub-batch.
 
-    Attributes:
-        lanes: sequences of a thread.
-        counters: memory and the byte in it where those of this run begin, a uint32 for each group.
-        shared_bytes: of a block on chip.
-        frames: of a window.
-        least_total: see `cuda_numbers.least_plain_total`; 0 for other kinds.
-        checkpoints: states at the beginnings of the windows, the last window's end behind them, once `forward` has run.
+    lanes: sequences of a thread. frames: of a window. num_frames: of the longest sequence. least_total: see
+    `plan.least_plain_total`; 0 for other kinds. on_device, fields, sequences, lengths: tables and `groups` on the device.
+    first_counter: a uint32 for each group. checkpoints: states at the beginnings of the windows but the first, once
+    `forward` has run.
     """
 
     call: Call
     kind: int
-    seat: Seat
+    part: SubBatch
     lanes: int
     groups: Groups
-    tables: Tables
-    on_lanes: LaneMemory
-    counters: tuple[Memory, int]
     frames: int
-    least_total: float
     num_frames: int
-    shared_bytes: int
+    least_total: float
+    on_device: DeviceTables
+    fields: Memory
+    sequences: Memory
+    lengths: Memory
+    first_counter: int
     checkpoints: list[Memory] = field(default_factory=list)
-    history: Memory | None = None
     _memory: dict[str, Memory] = field(default_factory=dict)
-
-    def prepare(self, first_kinds: Memory, size: int, counters: Memory, num_counters: int) -> None:
-        """Set `kinds` of a batch of `size` and the counters of all runs; once before any of them starts."""
-        self.call.device.launch(
-            self._recursion("prepare"),
-            -(-max(size, num_counters) // THREADS),
-            THREADS,
-            0,
-            [first_kinds, self.call.kinds, np.int32(size), counters, np.int32(num_counters)],
-        )
 
     def forward(self, keep: bool) -> None:
         """log Z of the sequences of this kind; `keep`: the last window's history and the states before all windows."""
@@ -145,349 +154,253 @@ class Run:
             if keep and number:
                 self.checkpoints.append(states[number % 2])
                 states[(number + 1) % 2] = after = self._state()
-            last = number == len(begins) - 1
-            if keep and last:
-                self.history = self._empty("history")
-            self._read(begin)
-            self._forward(begin, before, after, self.history if keep and last else None)
+            self._read_frames(begin)
+            is_last = number == len(begins) - 1
+            self._forward(begin, before, after, self._buffer("history") if keep and is_last else None)
         self._finish(states[len(begins) % 2])
 
-    def backward(self, weights: Memory, out: DeviceArray) -> None:
+    def backward(self, weights: Memory | DeviceArray, out: DeviceArray) -> None:
         """Add weights [N] x occupancy of the sequences of this kind to `out`; `forward` has run with `keep`."""
         begins = self._windows()
-        betas: list[Memory] = []
-        if len(begins) > 1:
-            betas = [self._state(), self._state()]
+        last = len(begins) - 1
+        betas = [self._state(), self._state()] if last else []
         for number in reversed(range(len(begins))):
-            last = number == len(begins) - 1
-            if not last:
-                self._read(begins[number])
+            begin = begins[number]
+            if number < last:
+                self._read_frames(begin)
                 before = self.checkpoints[number - 1] if number else None
-                self._forward(begins[number], before, None, self.history)
-            after = None if last else betas[(number + 1) % 2]
-            before = betas[number % 2] if number else None
-            self._backward(begins[number], after, before)
-            self._write(begins[number], weights, out)
-        self.release()
+                self._forward(begin, before, None, self._buffer("history"))
+            self._backward(
+                begin,
+                betas[(number + 1) % 2] if number < last else None,
+                betas[number % 2] if number else None,
+            )
+            self._write_occupancies(begin, weights, out)
 
     def release(self) -> None:
         """Give back all memory that only this run uses."""
-        self.checkpoints, self.history = [], None
+        self.checkpoints = []
         self._memory.clear()
 
     def _windows(self) -> list[int]:
         """Where the windows begin; one without frames where no sequence has any."""
         return list(range(0, max(self.num_frames, 1), self.frames))
 
-    def _end(self, begin: int) -> np.int32:
-        return np.int32(min(begin + self.frames, self.num_frames))
+    def _end(self, begin: int) -> int:
+        return min(begin + self.frames, self.num_frames)
 
-    def _empty(self, name: str) -> Memory:
-        """Memory for all groups, the same one at each call."""
+    def _buffer(self, name: str) -> Memory:
+        """Memory for all groups, the same one at each call until `release`."""
         if name not in self._memory:
-            frames = self.frames if name in ("probs", "history") else 1
-            count = self.groups.sizes[name] * frames * VALUE_BYTES[self.kind]
+            lanes = 8 * len(self.groups.sequences)
+            if name == "exponents":
+                count = lanes
+            elif name == "offsets":
+                count = lanes * self.num_frames
+            else:
+                frames = self.frames if name in ("probs", "history") else 1
+                count = self.groups.sizes[name] * frames * VALUE_BYTES[self.kind]
             self._memory[name] = self.call.device.empty(count)
-        return self._memory[name]
-
-    def _scratch(self, name: str, num_bytes: int) -> Memory:
-        if name not in self._memory:
-            self._memory[name] = self.call.device.empty(num_bytes)
         return self._memory[name]
 
     def _state(self) -> Memory:
         return self.call.device.empty(self.groups.sizes["state"] * VALUE_BYTES[self.kind])
 
-    @property
-    def _num_lanes(self) -> int:
-        return len(self.groups.sequences)
+    def _macros(self, **more: DeviceArray | str | int) -> Macros:
+        return macros(KIND=self.kind, LANES=self.lanes, CHUNK=self.part.tables.plan.chunk, **more)
 
-    def _defines(self) -> tuple[tuple[str, int | str], ...]:
-        return ("KIND", self.kind), ("LANES", self.lanes), ("SLICE", self.seat.place.slice)
-
-    def _recursion(self, name: str) -> KernelSpec:
-        place = self.seat.place
-        defines = (
-            *self._defines(),
-            ("LEAK", int(self.call.leaky > 0.0)),
-            ("PLACE", int(not place.on_chip)),
-            ("CLUSTER", place.cluster),
-            ("ARCS_ON_CHIP", int(place.arcs_on_chip)),
-            ("THREADS", place.threads),
-            ("EXPONENTS", int(self.tables.exponents)),
+    def recursion(self, name: str) -> KernelSpec:
+        plan = self.part.tables.plan
+        defines = self._macros(
+            LEAK=self.call.leaky > 0.0,
+            ON_CHIP=plan.on_chip,
+            CLUSTER=plan.cluster,
+            ARCS_ON_CHIP=plan.arcs_on_chip,
+            THREADS=plan.threads,
+            EXPONENTS=self.part.exponents,
         )
-        waits = name in ("forward", "backward")
-        return KernelSpec(RECURSIONS, name, defines, cluster=place.cluster if waits else 1)
+        has_cluster = name in ("forward", "backward")
+        return KernelSpec("forward_backward.cu", name, defines, plan.cluster if has_cluster else 1)
 
-    def _lanes_arguments(self) -> list[Argument]:
-        return [self.on_lanes.sequences, self.on_lanes.lengths, self.call.kinds]
+    def _of_lanes(self) -> list[Argument]:
+        return [self.sequences, self.lengths, self.call.kinds]
 
-    def _log_leak(self) -> np.float64:
-        return np.float64(math.log(self.call.leaky) if self.call.leaky > 0.0 else -math.inf)
-
-    def _read(self, begin: int) -> None:
-        frames = int(self._end(begin)) - begin
-        tiles = -(-frames // (TILE // self.seat.place.sequences(self.lanes)))
+    def _read_frames(self, begin: int) -> None:
+        end = self._end(begin)
+        tiles = -(-(end - begin) // (TILE // self.part.tables.plan.sequences(self.lanes)))
         if not tiles:
             return
-        value = VALUE_BYTES[self.kind]
+        scores, num_lanes = self.call.scores, len(self.groups.sequences)
         # OUT does not concern `read_frames`; with the usual one it is compiled together with `write_occupancies`.
-        out = "OUT", C_TYPES["float64" if self.call.scores.dtype == "float64" else "float32"]
-        kernel = KernelSpec(FRAMES, "read_frames", (*self._defines(), element(self.call.scores), out))
-        shared = 16 * TILE + 16 * TILE + TILE * (TILE + 1) * value
+        out = "float64" if scores.dtype == "float64" else "float32"
         self.call.device.launch(
-            kernel,
+            KernelSpec("frames.cu", "read_frames", self._macros(ELEMENT=scores, OUT=out)),
             len(self.groups.fields) * tiles,
             THREADS,
-            shared,
+            16 * TILE + 16 * TILE + TILE * (TILE + 1) * VALUE_BYTES[self.kind],
             [
-                *(self.on_lanes.directory, self.tables.pdfs, *self._lanes_arguments()),
-                *place_of(self.call.scores),
-                *(self._empty("probs"), self._scratch("offsets", 8 * self.num_frames * self._num_lanes)),
-                *(np.int32(self._num_lanes), np.int32(begin), self._end(begin)),
+                *(self.fields, self.on_device.pdfs, *self._of_lanes(), *strided(scores)),
+                *(self._buffer("probs"), self._buffer("offsets")),
+                *(np.int32(num_lanes), np.int32(begin), np.int32(end)),
             ],
         )
 
     def _pass(self, name: str, arguments: list[Argument], tail: list[Argument]) -> None:
-        """Launch `forward` or `backward`; its arguments before and after the counters."""
-        device, place, count = self.call.device, self.seat.place, len(self.groups.fields)
-        kernel = self._recursion(name)
-        if place.on_chip:
-            block = [np.int32(0), np.int32(place.cluster)]
-            shared = self.shared_bytes
-            arguments = [*arguments, NULL, NULL, *block, *tail]
-            device.launch(kernel, count * place.cluster, place.threads, shared, arguments)
-            return
-        at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
-        shares = int(self.seat.of("shares").max())
-        team = max(1, min(shares, at_once // count))
-        block = [np.int32(0), np.int32(team)]
-        shared = 32 * VALUE_BYTES[self.kind] * (MEMORY_THREADS // 32)
-        arguments = [
-            *arguments,
-            self._empty("work"),
-            np.uint64(self.counters[0].pointer + self.counters[1]),
-            *block,
-            *tail,
-        ]
-        device.launch(kernel._replace(cooperative=team > 1), count * team, place.threads, shared, arguments)
+        """Launch `forward` or `backward`; its arguments before and after those of the blocks that share a group."""
+        device, tables, count = self.call.device, self.part.tables, len(self.groups.fields)
+        plan, kernel = tables.plan, self.recursion(name)
+        work: list[Argument] = [NULL, NULL]
+        if plan.on_chip:
+            blocks = plan.cluster
+            shared = tables.shared_bytes(self.kind, arc_bytes(self.kind, self.part.exponents), self.lanes)
+        else:
+            at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
+            blocks = max(1, min(int(tables.sizes["shards"].max()), at_once // count))
+            kernel = kernel._replace(cooperative=blocks > 1)
+            shared = WARP * VALUE_BYTES[self.kind] * (plan.threads // WARP)
+            work = [self._buffer("work"), np.uint64(self.call.counters.pointer + 4 * self.first_counter)]
+        arguments = [*arguments, *work, np.int32(blocks), *tail]
+        device.launch(kernel, count * blocks, plan.threads, shared, arguments)
 
     def _forward(
         self, begin: int, before: Memory | None, after: Memory | None, history: Memory | None
     ) -> None:
-        exponents = self._scratch("exponents", 8 * self._num_lanes)
+        states = address(history), address(before), address(after)
+        on_device = self.on_device
         self._pass(
             "forward",
             [
-                *(
-                    self.on_lanes.directory,
-                    *self.tables.forward,
-                    self.tables.vectors,
-                    *self._lanes_arguments(),
-                ),
-                *(self._probs(), history or NULL, before or NULL, after or NULL, exponents),
+                *(self.fields, *on_device.forward, on_device.vectors, *self._of_lanes()),
+                *(self._buffer("probs"), *states, self._buffer("exponents")),
             ],
-            [np.int32(begin), self._end(begin), self._log_leak(), np.float32(self.least_total)],
+            [np.int32(begin), np.int32(self._end(begin)), self.call.log_leak, np.float32(self.least_total)],
         )
 
     def _backward(self, begin: int, after: Memory | None, before: Memory | None) -> None:
-        assert self.history is not None
+        on_device = self.on_device
         self._pass(
             "backward",
             [
-                *(self.on_lanes.directory, *self.tables.backward, self.tables.pairs, self.tables.vectors),
-                *(*self._lanes_arguments(), self._probs(), self.history, after or NULL, before or NULL),
+                *(self.fields, *on_device.backward, on_device.pairs, on_device.vectors, *self._of_lanes()),
+                *(self._buffer("probs"), self._buffer("history"), address(after), address(before)),
             ],
-            [np.int32(begin), self._end(begin), self._log_leak()],
+            [np.int32(begin), np.int32(self._end(begin)), self.call.log_leak],
         )
 
-    def _probs(self) -> Memory:
-        return self._empty("probs")
-
     def _finish(self, state: Memory) -> None:
-        offsets = self._scratch("offsets", 8 * self.num_frames * self._num_lanes)
+        num_lanes = len(self.groups.sequences)
         self.call.device.launch(
-            self._recursion("finish"),
-            self._num_lanes,
+            self.recursion("finish"),
+            num_lanes,
             THREADS,
             THREADS * (VALUE_BYTES[self.kind] + 8),
             [
-                *(self.on_lanes.directory, self.tables.vectors, *self._lanes_arguments(), state, offsets),
-                *(self._scratch("exponents", 8 * self._num_lanes), np.int32(self._num_lanes)),
-                *(self._log_leak(), self.call.log_prob, self.call.ok),
+                *(self.fields, self.on_device.vectors, *self._of_lanes(), state),
+                *(self._buffer("offsets"), self._buffer("exponents"), np.int32(num_lanes)),
+                *(self.call.log_leak, self.call.log_prob, self.call.ok),
             ],
         )
 
-    def _write(self, begin: int, weights: Memory, out: DeviceArray) -> None:
-        assert self.history is not None
-        frames = int(self._end(begin)) - begin
-        if not frames:
+    def _write_occupancies(self, begin: int, weights: Memory | DeviceArray, out: DeviceArray) -> None:
+        end, on_device = self._end(begin), self.on_device
+        if end == begin:
             return
-        width = self.seat.place.sequences(self.lanes)
-        kernel = KernelSpec(
-            FRAMES, "write_occupancies", (*self._defines(), element(self.call.scores), element(out, "OUT"))
-        )
+        threads = TILE * self.part.tables.plan.sequences(self.lanes)
         self.call.device.launch(
-            kernel,
-            len(self.groups.fields) * frames,
-            TILE * width,
-            TILE * width * VALUE_BYTES[self.kind],
+            KernelSpec("frames.cu", "write_occupancies", self._macros(ELEMENT=self.call.scores, OUT=out)),
+            len(self.groups.fields) * (end - begin),
+            threads,
+            threads * VALUE_BYTES[self.kind],
             [
-                *(
-                    self.on_lanes.directory,
-                    self.tables.pdfs,
-                    self.tables.pairs_by_column,
-                    self.tables.column_ends,
-                ),
-                *(*self._lanes_arguments(), self.call.ok, np.uint64(weights.pointer), self.history),
-                *place_of(out),
-                *(np.int32(begin), self._end(begin)),
+                *(self.fields, on_device.pdfs, on_device.pairs_by_column, on_device.column_ends),
+                *(*self._of_lanes(), self.call.ok, address(weights), self._buffer("history")),
+                *(*strided(out), np.int32(begin), np.int32(end)),
             ],
         )
 
 
-# What the CUDA backend keeps of tables and batches: layouts and seats on the host, and their arrays on each
-# device.
-#
-# What can be made of a table alone is kept with it, so that a batch of tables that have been seen before, in
-# whatever composition, costs no more than putting their arrays one after another.
+def make_runs(
+    device: Device,
+    batch: TableBatch,
+    scores: DeviceArray,
+    lengths: Integers,
+    leaky: float,
+    memory_budget: float | None,
+) -> list[Run]:
+    """All runs of a call, in the order of their kinds, with one upload of what depends on the lengths.
+
+    Args:
+        device: where the scores are.
+        batch: N tables, or one that all share.
+        scores: [N, T, P] float16, bfloat16, float32 or float64.
+        lengths: int64 [N] on the host.
+        leaky: c of equation (3).
+        memory_budget: bytes for probabilities and history; None for a 16th of the device's memory. Where they do not fit,
+            windows of frames are computed again; no bit of the results depends on it.
+    """
+    limits = device.limits
+    least_total = _least_total(batch, leaky)
+    owner = batch.tables[0] if batch.is_shared else batch
+    growth: Integers = _keep(
+        owner, ("growths", leaky), lambda: np.array([g.powers for g in _growths(batch.tables, leaky)])
+    )
+    kinds = kinds_of(scores.dtype == "float64", least_total)
+    budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
+    longest = int(lengths.max(initial=0))
+    plans: list[tuple[int, SubBatch, int, Groups, int]] = []
+    arrays: list[npt.NDArray[Any]] = [first_kinds(kinds, lengths, growth)]
+    for kind in kinds:
+        for part in sub_batches(batch, limits, kind):
+            which, rows = part.which, part.rows
+            lanes = lanes_for(part.tables.plan, len(which), limits) if rows is None else 1
+            of_part = growth if rows is None else growth[which]
+            groups = make_groups(part.tables, lanes, which, rows, lengths[which], of_part)
+            frames = window_of(kind, groups, longest, budget)
+            plans.append((kind, part, lanes, groups, frames))
+            arrays += [with_frames(groups.fields, frames), groups.sequences, groups.lengths]
+    starting_kinds, *uploaded = device.upload(arrays)
+    num_counters = sum(len(groups.fields) for _, _, _, groups, _ in plans)
+    kinds_there, log_prob, ok, counters = (
+        device.empty(size) for size in (4 * batch.size, 8 * batch.size, batch.size, 4 * num_counters)
+    )
+    call = Call(device, scores, leaky, kinds_there, log_prob, ok, counters)
+    runs, counter = [], 0
+    for number, (kind, part, lanes, groups, frames) in enumerate(plans):
+        tables = tables_on_device(device, batch, part, kind)
+        fields, sequences, frames_of = uploaded[3 * number : 3 * number + 3]
+        runs.append(
+            Run(
+                call,
+                kind,
+                part,
+                lanes,
+                groups,
+                frames,
+                num_frames=longest,
+                least_total=least_total or 0.0,
+                on_device=tables,
+                fields=fields,
+                sequences=sequences,
+                lengths=frames_of,
+                first_counter=counter,
+            )
+        )
+        counter += len(groups.fields)
+    size = np.int32(batch.size)
+    device.launch(
+        runs[0].recursion("prepare"),
+        -(-max(batch.size, num_counters) // THREADS),
+        THREADS,
+        0,
+        [starting_kinds, call.kinds, size, call.counters, np.int32(num_counters)],
+    )
+    return runs
+
+
+# What is kept of tables and batches.
 
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 _lock = Lock()
-
-
-class Member(NamedTuple):
-    """A seat with the sequences that sit there.
-
-    Attributes:
-        seat: where.
-        which: the numbers of the sequences.
-        rows: the number of each one's table in the seat; None: it has one table.
-        exponents: the tables' arcs have them.
-    """
-
-    seat: Seat
-    which: Integers
-    rows: Integers | None
-    exponents: bool
-
-
-class Facts(NamedTuple):
-    """What follows from tables and leak alone: `Reach.powers` [1] or of each sequence, and `least_plain_total`."""
-
-    reach: Integers
-    least_total: float | None
-
-
-def owner_of(batch: TableBatch) -> Any:
-    """What the arrays of a batch belong to: the table that all share, which other batches may use, or the batch."""
-    return batch.tables[0] if batch.is_shared else batch
-
-
-def facts_of(batch: TableBatch, leaky: float) -> Facts:
-    """The facts of a batch, kept with its owner."""
-
-    def make() -> Facts:
-        least = least_plain_total(batch.tables[0], leaky) if batch.is_shared else None
-        return Facts(np.array([reach.powers for reach in _reaches(batch.tables, leaky)]), least)
-
-    facts: Facts = _keep(owner_of(batch), ("facts", leaky), make)
-    return facts
-
-
-def members_of(batch: TableBatch, limits: Limits, kind: int) -> list[Member]:
-    """The seats of a batch for one kind of number; those of shared tables are kept with the table, others with the batch."""
-    if not batch.is_shared:
-        members: list[Member] = _keep(batch, (limits, kind), lambda: _own_members(batch, limits, kind))
-        return members
-
-    def shared() -> tuple[Seat, bool]:
-        exponents = kind == WIDE and not _reaches(batch.tables, 0.0)[0].is_compact
-        return seat_of_shared(batch.tables[0], limits, kind, arc_bytes(kind, exponents)), exponents
-
-    seat, exponents = _keep(owner_of(batch), (limits, kind), shared)
-    return [Member(seat, np.arange(batch.size), None, exponents)]
-
-
-class _Own(NamedTuple):
-    """The different tables of a packed batch, the number of each sequence's, and what decides on their places."""
-
-    tables: list[TransitionTable]
-    table_of: Integers
-    place: Place
-    sizes: Integers
-    is_compact: npt.NDArray[np.bool_]
-
-
-def _own_tables(batch: TableBatch) -> _Own:
-    def make() -> _Own:
-        numbers = {table: number for number, table in enumerate(dict.fromkeys(batch.tables))}
-        tables = list(numbers)
-        place, division = own_on_chip(tables)
-        sizes = np.stack([layout.sizes for layout in _layouts(tables, division)])
-        compact = np.array([reach.is_compact for reach in _reaches(tables, 0.0)])
-        return _Own(tables, np.array([numbers[table] for table in batch.tables]), place, sizes, compact)
-
-    own: _Own = _keep(batch, "own", make)
-    return own
-
-
-def _own_members(batch: TableBatch, limits: Limits, kind: int) -> list[Member]:
-    """On chip what fits; a table's place and its arcs' form never depend on the others."""
-    own = _own_tables(batch)
-    exponents = ~own.is_compact if kind == WIDE else np.zeros_like(own.is_compact)
-    arc = np.where(exponents, arc_bytes(kind, True), arc_bytes(kind, False))
-    fits = shared_bytes(own.sizes, own.place, kind, arc, 1) <= limits.shared_bytes
-    members = []
-    for on_chip, with_exponents in ((True, False), (True, True), (False, False), (False, True)):
-        chosen = (fits == on_chip) & (exponents == with_exponents)
-        if chosen.any():
-            seat = _own_seat(batch, own.tables, chosen, on_chip)
-            which = np.flatnonzero(chosen[own.table_of])
-            rows = (np.cumsum(chosen) - 1)[own.table_of[which]]
-            members.append(Member(seat, which, rows, with_exponents))
-    return members
-
-
-def _own_seat(
-    batch: TableBatch, tables: list[TransitionTable], chosen: npt.NDArray[np.bool_], on_chip: bool
-) -> Seat:
-    """The seat of the `chosen` tables, the same one for all kinds of number that have them there."""
-
-    def make() -> Seat:
-        some = [tables[number] for number in np.flatnonzero(chosen)]
-        place, division = own_on_chip(some) if on_chip else in_memory(some, 1)
-        return Seat(place, tuple(_layouts(some, division)))
-
-    seat: Seat = _keep(batch, ("seat", on_chip, chosen.tobytes()), make)
-    return seat
-
-
-def _layouts(tables: Sequence[TransitionTable], division: Division) -> list[Layout]:
-    """The layout of each table, kept with it; those that are not there yet are made together."""
-
-    def make(missing: list[int]) -> list[Layout]:
-        shares = tuple(division.shares[number] for number in missing)
-        return lay_out([tables[number] for number in missing], division._replace(shares=shares))
-
-    keys = [("layout", shares, division.slice, division.longest) for shares in division.shares]
-    return _keep_each(tables, keys, make)
-
-
-def _reaches(tables: Sequence[TransitionTable], leaky: float) -> list[Reach]:
-    def make(missing: list[int]) -> list[Reach]:
-        return [reach_of(tables[number], leaky) for number in missing]
-
-    return _keep_each(tables, [("reach", leaky)] * len(tables), make)
-
-
-def _encoded(layouts: Sequence[Layout], kind: int, exponents: bool) -> list[list[npt.NDArray[np.uint8]]]:
-    """What `encode` gives, kept with the layouts."""
-
-    def make(missing: list[int]) -> list[list[npt.NDArray[np.uint8]]]:
-        return encode(kind, exponents, [layouts[number] for number in missing])
-
-    return _keep_each(layouts, [(kind, exponents)] * len(layouts), make)
 
 
 def _keep(owner: Any, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -517,42 +430,88 @@ def _keep_each(
     return found
 
 
-def place_tables(device: Device, batch: TableBatch) -> None:
-    """Put on the device what any later call with this batch reads from there beside its scores and lengths."""
-    for kind in (PLAIN, WIDE, LOG):
-        if kind == PLAIN and (not batch.is_shared or batch.tables[0].leaky_log_prob is None):
-            continue
-        for member in members_of(batch, device.limits, kind):
-            on_device(device, batch, member, kind)
-
-
-def on_device(device: Device, batch: TableBatch, member: Member, kind: int) -> Tables:
-    """The tables of a member in one kind of number, uploaded on first use."""
-    seat, owner = member.seat, owner_of(batch)
-    shape = device.resident(owner, ("shape", seat), lambda: _shape(seat.layouts))
-
-    def numbers() -> list[npt.NDArray[Any]]:
-        if batch.is_shared:  # nobody else needs them
-            return encode(kind, member.exponents, seat.layouts)[0]
-        return _columns(_encoded(seat.layouts, kind, member.exponents))
-
-    weights = device.resident(owner, ("numbers", seat, kind, member.exponents), numbers)
-    return Tables(
-        member.exponents, [*shape[:3], *weights[:2]], [*shape[3:6], *weights[2:4]], weights[4], *shape[6:]
+def _growths(tables: Sequence[TransitionTable], leaky: float) -> list[Growth]:
+    return _keep_each(
+        tables,
+        [("growth", leaky)] * len(tables),
+        lambda missing: [growth_of(tables[number], leaky) for number in missing],
     )
 
 
-def _shape(layouts: Sequence[Layout]) -> list[npt.NDArray[Any]]:
-    """The arrays of tables that are the same in all kinds of number."""
-    pairs = [len(layout.pairs) for layout in layouts]
-    joined: list[npt.NDArray[Any]] = []
-    for directions in zip(*((layout.forward, layout.backward) for layout in layouts), strict=True):
-        joined.append(join_fields(directions, pairs))
-        joined += _columns([(d.slices, d.units) for d in directions])
-    rest = [(layout.pairs, layout.pdfs, layout.pairs_by_column, layout.column_ends) for layout in layouts]
-    return [*joined, *_columns(rest)]
+def _least_total(batch: TableBatch, leaky: float) -> float | None:
+    if not batch.is_shared:
+        return None
+    table = batch.tables[0]
+    least: float | None = _keep(table, ("least total", leaky), lambda: least_plain_total(table, leaky))
+    return least
 
 
-def _columns(rows: Sequence[Sequence[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
-    """The first arrays of all rows one after another, the second ones, and so on."""
-    return [np.concatenate(arrays) for arrays in zip(*rows, strict=True)]
+def _layouts(tables: Sequence[TransitionTable], division: Division) -> list[Layout]:
+    """The layout of each table; those that are not kept yet are made together."""
+
+    def make(missing: list[int]) -> list[Layout]:
+        shards = tuple(division.shards[number] for number in missing)
+        return lay_out([tables[number] for number in missing], division._replace(shards=shards))
+
+    keys = [("layout", shards, division.chunk, division.longest) for shards in division.shards]
+    return _keep_each(tables, keys, make)
+
+
+def sub_batches(batch: TableBatch, limits: Limits, kind: int) -> list[SubBatch]:
+    """How a batch is divided for one kind of number; kept with the table that all share, or with the batch."""
+    if not batch.is_shared:
+        parts: list[SubBatch] = _keep(batch, (limits, kind), lambda: _own_sub_batches(batch, limits, kind))
+        return parts
+    table = batch.tables[0]
+
+    def shared() -> tuple[PlannedTables, bool]:
+        exponents = kind == WIDE and not _growths(batch.tables, 0.0)[0].is_compact
+        return plan_shared(table, limits, kind, arc_bytes(kind, exponents)), exponents
+
+    tables, exponents = _keep(table, (limits, kind), shared)
+    return [SubBatch(tables, np.arange(batch.size), None, exponents)]
+
+
+def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int) -> list[SubBatch]:
+    """On chip what fits; a table's plan and its arcs' form never depend on the others."""
+    numbers = {table: number for number, table in enumerate(dict.fromkeys(batch.tables))}
+    tables, table_of = list(numbers), np.array([numbers[table] for table in batch.tables])
+    plan, division = own_on_chip(tables)
+    sizes = np.concatenate([layout.sizes for layout in _layouts(tables, division)])
+    exponents = np.array([kind == WIDE and not growth.is_compact for growth in _growths(tables, 0.0)])
+    arc = np.where(exponents, arc_bytes(kind, True), arc_bytes(kind, False))
+    fits = shared_bytes(sizes, plan, kind, arc, 1) <= limits.shared_bytes
+
+    def planned(chosen: npt.NDArray[np.bool_], on_chip: bool) -> PlannedTables:
+        some = [tables[number] for number in np.flatnonzero(chosen)]
+        plan, division = own_on_chip(some) if on_chip else in_memory(some, 1)
+        return PlannedTables(plan, tuple(_layouts(some, division)))
+
+    parts = []
+    for on_chip, with_exponents in ((True, False), (True, True), (False, False), (False, True)):
+        chosen = (fits == on_chip) & (exponents == with_exponents)
+        if chosen.any():
+            # The same object for all kinds of number that have these tables there.
+            key = ("planned", on_chip, chosen.tobytes())
+            made: PlannedTables = _keep(batch, key, partial(planned, chosen, on_chip))
+            which = np.flatnonzero(chosen[table_of])
+            rows = (np.cumsum(chosen) - 1)[table_of[which]]
+            parts.append(SubBatch(made, which, rows, with_exponents))
+    return parts
+
+
+def tables_on_device(device: Device, batch: TableBatch, part: SubBatch, kind: int) -> DeviceTables:
+    """The tables of a sub-batch in one kind of number, uploaded on first use."""
+    tables, exponents = part.tables, part.exponents
+    owner = batch.tables[0] if batch.is_shared else batch
+    shape = device.resident(owner, ("shape", tables), lambda: joined(tables.layouts))
+
+    def numbers() -> list[npt.NDArray[Any]]:
+        if batch.is_shared:  # nobody else needs them
+            return [*encode(kind, exponents, tables.layouts)[0]]
+        return [*encode_joined(kind, exponents, tables.layouts)]
+
+    weights = device.resident(owner, ("numbers", tables, kind, exponents), numbers)
+    return DeviceTables(
+        [*shape[:3], *weights[:2]], [*shape[3:6], *weights[2:4]], weights[4], shape[6], *shape[7:]
+    )

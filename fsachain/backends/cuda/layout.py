@@ -1,9 +1,18 @@
-"""What a table looks like to the CUDA kernels; `layout.cuh` has the terms, `cuda_tables` makes it."""
+"""Tables as the CUDA kernels read them; kernels/layout.cuh has the terms.
+
+States are dealt over shards. The arcs of a shard stand in segments, up to some dozens of arcs of one state, and segments of
+about equal length in chunks: the sparse format SELL-C-sigma (Kreutzer et al. 2014), C = `Division.chunk`.
+
+Layouts are made for several tables at once, of any number of shards each, because numpy takes as long for one small table as
+for dozens. What is made of a table depends neither on the others nor on the kind of number in which the kernels compute;
+`encode` writes its log weights as numbers of a kind.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,252 +21,65 @@ import numpy.typing as npt
 from fsachain.recursion import log_sum_rows
 from fsachain.table import TransitionTable
 
-# Arcs of shares in units and slices, in one direction; `layout.cuh` has the terms.
-
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
 
-WHOLE, PART, SPLIT = range(3)
+WHOLE, PART, SPLIT = range(3)  # levels of segments: all arcs of a state, some of them, the sums of such parts
 _ENDS_PAIR = np.int64(-(2**31))
 
 
-@dataclass(frozen=True)
-class Direction:
-    """Arcs by destination (forward) or by source (backward), all shares one after another.
+def fields_of(names: str) -> np.dtype[Any]:
+    return np.dtype([(name, np.int64) for name in names.split()])
 
-    Attributes:
-        fields: int64 [shares, 16], the `ShareField`s.
-        slices: int32 [slices, 4].
-        units: int32 [units, 2].
-        arc_index: int32 [arcs]; arc_log: float64 [arcs], log weights; partials have weight one.
-        entry_index: int32, entry_log: float64: of each pair row its column and log r (forward), r = sum of w init(src); of
-            each unit log init of its state (backward).
-        parts: int64 [shares], partial sums of each.
+
+# As the enum ShardField of layout.cuh.
+SHARD = fields_of(
+    "whole_chunks part_chunks split_chunks first_chunk first_segment segments first_arc arcs first_entry entries first_pair "
+    "pair_rows pair_base state_base states partial_base"
+)
+# Of a table: its shards, states, rows of pairs, active pdfs, and pairs without holes; the states, rows of pairs, arcs and
+# partial sums of the shard with most of them; the partial sums of all shards.
+SIZES = fields_of(
+    "shards states pairs columns filled_pairs max_shard_states max_shard_pairs forward_arcs backward_arcs forward_partials "
+    "backward_partials all_forward_partials all_backward_partials"
+)
+
+
+class Division(NamedTuple):
+    """How tables are divided. shards: of each table. chunk: segments of a chunk, 32 or 1. longest: arcs of a segment."""
+
+    shards: tuple[int, ...]
+    chunk: int
+    longest: int
+
+
+class Direction(NamedTuple):
+    """Arcs by destination (forward) or by source (backward), all shards one after another.
+
+    shards: [shards] `SHARD`. chunks: int32 [*, 4]. segments: int32 [*, 2]. arc_index: int32; arc_log: log weights, 0 of
+    partial sums. entry_index: int32, entry_log: of each pair row its column and log r (forward), r = sum of w init(src); of
+    each segment log init of its state (backward). partials: partial sums of each shard.
     """
 
-    fields: Integers
-    slices: npt.NDArray[np.int32]
-    units: npt.NDArray[np.int32]
+    shards: npt.NDArray[Any]
+    chunks: npt.NDArray[np.int32]
+    segments: npt.NDArray[np.int32]
     arc_index: npt.NDArray[np.int32]
     arc_log: Floats
     entry_index: npt.NDArray[np.int32]
     entry_log: Floats
-    parts: Integers
-
-
-class Places(NamedTuple):
-    """share_of: share of each state; share_states: states of each share; table_of_share; first_state of each table."""
-
-    share_of: Integers
-    share_states: Integers
-    table_of_share: Integers
-    first_state: Integers
-
-
-class Units(NamedTuple):
-    """Units and what stands in them, unit after unit.
-
-    share, level, row, state, length, pairs: [units]. unit, target, log, run: of each arc or partial; run is that of the
-    pair it ends, else -1.
-    """
-
-    share: Integers
-    level: Integers
-    row: Integers
-    state: Integers
-    length: Integers
-    pairs: Integers
-    unit: Integers
-    target: Integers
-    log: Floats
-    run: Integers
-
-
-def starts_of(counts: Any) -> Integers:
-    """Where each of consecutive pieces begins."""
-    return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
-
-
-def make_units(
-    key: Integers, run: Integers, index: Integers, log: Floats, longest: int, places: Places
-) -> Units:
-    """Units of arcs that are sorted by `key`, their state, and within it by run."""
-    states = len(places.share_of)
-    degree = np.bincount(key, minlength=states)
-    split = (degree > longest)[key]
-    new_run = np.ones(len(key), dtype=bool)
-    new_run[1:] = run[1:] != run[:-1]
-    within = np.arange(len(key)) - np.flatnonzero(new_run)[np.cumsum(new_run) - 1]
-    new_key = np.ones(len(key), dtype=bool)
-    new_key[1:] = key[1:] != key[:-1]
-    begins = np.where(split, within % longest == 0, new_key)
-    ends_run = np.append(new_run[1:], True)[: len(key)]
-    first = np.flatnonzero(begins)
-    unit = np.cumsum(begins) - 1
-    length = np.diff(np.append(first, len(key)))
-    state, level = key[first], np.where(split[first], PART, WHOLE)
-    # A part's row is the number of its sum within the share, a state's the number of the state within the table.
-    parts = np.flatnonzero(level == PART)
-    share = places.share_of[state]
-    partial = np.arange(len(parts)) - np.searchsorted(share[parts], share[parts])
-    row = state - places.first_state[places.table_of_share[share]]
-    row[parts] = partial
-    # The second level: partials are the arcs, and the last part of a run ends a pair.
-    last = first[parts] + length[parts] - 1
-    split_states, split_unit = np.unique(state[parts], return_inverse=True)
-    empty = np.flatnonzero(degree == 0)
-    more = np.concatenate([split_states, empty])
-    more_share = places.share_of[more]
-    lengths = np.concatenate(
-        [length, np.bincount(split_unit, minlength=len(split_states)), np.zeros_like(empty)]
-    )
-    closes = np.concatenate(
-        [np.where(ends_run & ~split, run, -1), np.where(ends_run[last], run[last], -1)]
-    ).astype(np.int64)
-    owner = np.concatenate([unit, len(first) + split_unit])
-    return Units(
-        share=np.concatenate([share, more_share]),
-        level=np.concatenate([level, np.full(len(split_states), SPLIT), np.full(len(empty), WHOLE)]),
-        row=np.concatenate([row, more - places.first_state[places.table_of_share[more_share]]]),
-        state=np.concatenate([state, more]),
-        length=lengths,
-        pairs=np.bincount(owner[closes >= 0], minlength=len(lengths)),
-        unit=owner,
-        target=np.concatenate([index, partial]),
-        log=np.concatenate([log, np.zeros(len(parts))]),
-        run=closes,
-    )
-
-
-_NAMES_cuda_units = (
-    "whole_slices part_slices split_slices first_slice first_unit units first_arc arcs first_entry entries first_pair "
-    "pair_rows pair_base state_base share_states partial_base"
-)
-FIELDS = {name: number for number, name in enumerate(_NAMES_cuda_units.split())}
-
-
-class Slices(NamedTuple):
-    """Where units stand. slice, slot: [units]; first, length, pairs, share: [slices]; counts: [shares, levels]."""
-
-    slice: Integers
-    slot: Integers
-    length: Integers
-    pairs: Integers
-    share: Integers
-    counts: Integers
-
-
-def slices_of(units: Units, width: int, num_shares: int) -> Slices:
-    """Units of each share and level, the longest first, in slices of `width`."""
-    order = np.lexsort((np.arange(len(units.share)), -units.pairs, -units.length, units.level, units.share))
-    group = units.share * 3 + units.level
-    sizes = np.bincount(group, minlength=3 * num_shares)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order)) - np.repeat(starts_of(sizes), sizes)
-    in_group = -(-sizes // width)
-    number = starts_of(in_group)[group] + rank // width
-    total = int(in_group.sum())
-    length, pairs = np.zeros((2, total), dtype=np.int64)
-    np.maximum.at(length, number, units.length)
-    np.maximum.at(pairs, number, units.pairs)
-    share = np.repeat(np.arange(3 * num_shares) // 3, in_group)
-    return Slices(number, rank % width, length, pairs, share, in_group.reshape(num_shares, 3))
-
-
-def _fields(units: Units, slices: Slices, places: Places, width: int) -> tuple[Integers, Integers]:
-    """`Direction.fields` but for those of the entries, and `Direction.parts`."""
-    num_shares = len(places.share_states)
-    per_share = slices.counts.sum(axis=1)
-    fields = np.zeros((num_shares, len(FIELDS)), dtype=np.int64)
-
-    def put(name: str, values: Any) -> None:
-        fields[:, FIELDS[name]] = values
-
-    for level, name in enumerate(("whole_slices", "part_slices", "split_slices")):
-        put(name, slices.counts[:, level])
-    put("first_slice", starts_of(per_share))
-    put("units", per_share * width)
-    put("first_unit", starts_of(per_share * width))
-    for name, counted, values in (
-        ("arcs", "first_arc", slices.length),
-        ("pair_rows", "first_pair", slices.pairs),
-    ):
-        of_share = np.bincount(slices.share, values * width, num_shares).astype(np.int64)
-        put(name, of_share)
-        put(counted, starts_of(of_share))
-    put("share_states", places.share_states)
-    parts = np.bincount(units.share[units.level == PART], minlength=num_shares)
-    first_of_table = np.searchsorted(places.table_of_share, places.table_of_share)
-    for name, counts in (
-        ("pair_base", fields[:, FIELDS["pair_rows"]]),
-        ("state_base", places.share_states),
-        ("partial_base", parts),
-    ):
-        starts = starts_of(counts)
-        put(name, starts - starts[first_of_table])
-    return fields, parts
-
-
-def direction_of(
-    units: Units, slices: Slices, places: Places, width: int
-) -> tuple[Direction, Integers, Integers]:
-    """All but the entries; and the first pair row of each slice, over all tables, and the slot of each unit."""
-    fields, parts = _fields(units, slices, places, width)
-    first_arc, first_pair = starts_of(slices.length * width), starts_of(slices.pairs * width)
-
-    def within(first: Integers, name: str) -> Integers:
-        return first - fields[slices.share, FIELDS[name]]
-
-    slot = slices.slice * width + slices.slot
-    unit_rows = np.tile(np.array([[-1, 0]], dtype=np.int32), (len(slices.length) * width, 1))
-    unit_rows[slot, 0], unit_rows[slot, 1] = units.row, units.length
-    first_entry = starts_of(np.bincount(units.unit, minlength=len(units.length)))
-    # Arcs of the first level stand in the order of their units, those of the second behind them.
-    k = np.arange(len(units.unit)) - first_entry[units.unit]
-    where = first_arc[slices.slice[units.unit]] + k * width + slices.slot[units.unit]
-    total = int((slices.length * width).sum())
-    arc_index, arc_log = np.zeros(total, dtype=np.int32), np.full(total, -np.inf)
-    arc_index[where] = np.where(units.run >= 0, units.target + _ENDS_PAIR, units.target)
-    arc_log[where] = units.log
-    first_unit = np.arange(len(slices.length)) * width
-    rows = np.stack(
-        [
-            within(first_arc, "first_arc"),
-            slices.length,
-            within(first_unit, "first_unit"),
-            within(first_pair, "first_pair"),
-        ],
-        axis=1,
-    )
-    nothing: Any = np.empty(0, dtype=np.int32)
-    made = Direction(
-        fields, rows.astype(np.int32), unit_rows, arc_index, arc_log, nothing, np.empty(0), parts
-    )
-    return made, first_pair, slot
-
-
-# Of a table: its shares, states, rows of pairs, active pdfs, and pairs without holes; the states, rows of pairs, arcs and
-# partial sums of the share with most of them, the arcs and partial sums in either direction; the partial sums of all shares.
-_NAMES = (
-    "shares states pairs columns filled_pairs own_states own_pairs forward_arcs backward_arcs forward_parts backward_parts "
-    "all_forward_parts all_backward_parts"
-)
-SIZES = {name: number for number, name in enumerate(_NAMES.split())}
+    partials: Integers
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
     """A table, laid out.
 
-    Attributes:
-        forward, backward: the arcs.
-        pairs: int32 [pair rows, 2], column and destination, -1 for holes.
-        pdfs: int32, the active pdfs.
-        column_ends: int32, where each column's pairs end in `pairs_by_column`.
-        pairs_by_column: int32, rows of pairs.
-        vectors: float64 [2 S + 2], logs: initial and final by the new numbers of the states, the sum of initial, and the sum
-            of init final.
-        sizes: int64, see `SIZES`.
+    pairs: int32 [pair rows, 2], column and destination, -1 for holes. pdfs: the active pdfs. column_ends: where each
+    column's pairs end in `pairs_by_column`, which are rows of pairs. vectors: [2 S + 2] logs, initial and final by the new
+    numbers of the states, the sum of initial, the sum of init final. sizes: [1] `SIZES`. encoded: what `encode` has made of
+    it.
     """
 
     forward: Direction
@@ -267,96 +89,47 @@ class Layout:
     column_ends: npt.NDArray[np.int32]
     pairs_by_column: npt.NDArray[np.int32]
     vectors: Floats
-    sizes: Integers
+    sizes: npt.NDArray[Any]
+    encoded: dict[tuple[int, bool], list[Bytes]] = field(default_factory=dict)
 
 
-def split(together: Layout) -> list[Layout]:
-    """The layouts of several tables that stand one after another; `together.sizes` is [tables, SIZES]."""
-    sizes = together.sizes
+class _Shards(NamedTuple):
+    """of_state: the shard of each state; states, table: of each shard; first_state: of each table."""
 
-    def pieces(values: npt.NDArray[Any], counts: Any) -> list[npt.NDArray[Any]]:
-        # Copies, since a view would keep what belongs to all tables as long as one of them.
-        ends = np.cumsum(counts).tolist()
-        return [values[end - count : end].copy() for end, count in zip(ends, counts.tolist(), strict=True)]
-
-    columns, pairs, filled = (sizes[:, SIZES[name]] for name in ("columns", "pairs", "filled_pairs"))
-    parts = zip(
-        _split_direction(together.forward, sizes),
-        _split_direction(together.backward, sizes),
-        pieces(together.pairs, pairs),
-        pieces(together.pdfs, columns),
-        pieces(together.column_ends, columns),
-        pieces(together.pairs_by_column, filled),
-        pieces(together.vectors, 2 * sizes[:, SIZES["states"]] + 2),
-        [row.copy() for row in sizes],
-        strict=True,
-    )
-    return [Layout(*part) for part in parts]
+    of_state: Integers
+    states: Integers
+    table: Integers
+    first_state: Integers
 
 
-# What a share's arrays are, and the field that says where they begin.
-_BEGINS = {
-    "slices": "first_slice",
-    "units": "first_unit",
-    "arc_index": "first_arc",
-    "arc_log": "first_arc",
-    "entry_index": "first_entry",
-    "entry_log": "first_entry",
-}
-_FIRSTS = [FIELDS[name] for name in ("first_slice", "first_unit", "first_arc", "first_entry", "first_pair")]
+class _Segments(NamedTuple):
+    """Segments, and the arcs or partial sums in them, segment after segment.
 
-
-def _split_direction(together: Direction, sizes: Integers) -> list[Direction]:
-    shares = sizes[:, SIZES["shares"]].tolist()
-    ends = np.cumsum(shares).tolist()
-    begins = [end - count for end, count in zip(ends, shares, strict=True)]
-    cuts = {}
-    for name, field in _BEGINS.items():
-        values = getattr(together, name)
-        at = [*together.fields[begins, FIELDS[field]].tolist(), len(values)]
-        cuts[name] = [values[at[i] : at[i + 1]].copy() for i in range(len(shares))]
-    result = []
-    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        fields = together.fields[begin:end].copy()
-        fields[:, _FIRSTS] -= fields[0, _FIRSTS]
-        arrays = {name: pieces[number] for name, pieces in cuts.items()}
-        result.append(Direction(fields, **arrays, parts=together.parts[begin:end].copy()))
-    return result
-
-
-def join_fields(directions: Sequence[Direction], pairs: Sequence[int]) -> Integers:
-    """`Direction.fields` of tables whose arrays stand one after another; `pairs`: the rows of pairs of each."""
-    fields = np.concatenate([direction.fields for direction in directions])
-    counts = [
-        (len(d.slices), len(d.units), len(d.arc_index), len(d.entry_index), rows)
-        for d, rows in zip(directions, pairs, strict=True)
-    ]
-    ends = np.cumsum(counts, axis=0)
-    shares = [len(direction.fields) for direction in directions]
-    fields[:, _FIRSTS] += np.repeat(ends - counts, shares, axis=0)
-    return fields
-
-
-# Tables as the CUDA kernels read them: states dealt over shares, arcs in units and slices; `layout.cuh` has
-# the terms.
-#
-# Layouts are made for several tables at once, of any number of shares each, because numpy takes as long for
-# one small table as for dozens. What is made of a table does not depend on the others, nor on the kind of
-# number in which the kernels compute.
-
-
-class Division(NamedTuple):
-    """How tables are divided.
-
-    Attributes:
-        shares: of each table.
-        slice: units of a slice, 32 or 1.
-        longest: arcs of a unit at most.
+    shard, level, row, state, length, pairs: [segments]. segment, target, log, run: of each arc or partial; run is that of
+    the pair it ends, else -1.
     """
 
-    shares: tuple[int, ...]
-    slice: int
-    longest: int
+    shard: Integers
+    level: Integers
+    row: Integers
+    state: Integers
+    length: Integers
+    pairs: Integers
+    segment: Integers
+    target: Integers
+    log: Floats
+    run: Integers
+
+
+class _Chunks(NamedTuple):
+    """Where segments stand. chunk, slot: [segments]; length, pairs, shard: [chunks]; counts: [shards, levels]."""
+
+    chunk: Integers
+    slot: Integers
+    length: Integers
+    pairs: Integers
+    shard: Integers
+    counts: Integers
 
 
 class _Arcs(NamedTuple):
@@ -369,124 +142,86 @@ class _Arcs(NamedTuple):
     run: Integers
 
 
+def starts_of(counts: Any) -> Integers:
+    """Where each of consecutive pieces begins."""
+    return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+
+
 def lay_out(tables: Sequence[TransitionTable], division: Division) -> list[Layout]:
     """The layout of each table."""
     num_states = np.array([table.num_states for table in tables], dtype=np.int64)
     first_state = starts_of(num_states)
-    order, share_states = _deal(tables, division, first_state)
-    arcs = _arcs(tables, first_state, order)
-    share_of = np.repeat(np.arange(len(share_states)), share_states)
-    table_of_share = np.repeat(np.arange(len(tables)), division.shares)
-    places = Places(share_of, share_states, table_of_share, first_state)
+    order, shard_states = _deal(tables, division, first_state)
+    arcs = _sorted_arcs(tables, first_state, order)
+    of_state = np.repeat(np.arange(len(shard_states)), shard_states)
+    shards = _Shards(of_state, shard_states, np.repeat(np.arange(len(tables)), division.shards), first_state)
     init = np.concatenate([table.leak_target for table in tables])[order]
-    tail = arcs.src - first_state[table_of_share[share_of[arcs.dst]]]
-    units = make_units(arcs.dst, arcs.run, tail, arcs.log_prob, division.longest, places)
-    forward, position, pairs, entries = _forward(arcs, units, init, places, division)
+    tail = arcs.src - first_state[shards.table[of_state[arcs.dst]]]
+    segments = _cut(arcs.dst, arcs.run, tail, arcs.log_prob, division.longest, shards)
+    forward, position, pairs, first_arc = _forward(arcs, segments, init, shards, division.chunk)
     # `position`: row of each run over all tables; the backward pass counts within the table.
-    table_of_run = table_of_share[share_of[arcs.dst[entries]]]
-    rows = np.bincount(table_of_share, forward.fields[:, FIELDS["pair_rows"]], len(tables)).astype(np.int64)
+    table_of_run = shards.table[of_state[arcs.dst[first_arc]]]
+    rows = np.bincount(shards.table, forward.shards["pair_rows"], len(tables)).astype(np.int64)
     local = position - starts_of(rows)[table_of_run]
     by_src = np.argsort(arcs.src, kind="stable")
     tail = arcs.src[by_src]
-    units = make_units(tail, tail, local[arcs.run[by_src]], arcs.log_prob[by_src], division.longest, places)
-    backward = _backward(units, init, forward.fields, places, division)
-    ends, pairs_by_column = _by_column(tables, arcs.column[entries], table_of_run, local)
-    counted = {
-        "shares": np.array(division.shares),
-        "states": num_states,
-        "pairs": rows,
-        "columns": np.array([len(table.active_pdfs) for table in tables]),
-        "filled_pairs": np.bincount(table_of_run, minlength=len(tables)),
-    }
+    segments = _cut(tail, tail, local[arcs.run[by_src]], arcs.log_prob[by_src], division.longest, shards)
+    backward = _backward(segments, init, forward.shards, shards, division.chunk)
+
+    columns = np.array([len(table.active_pdfs) for table in tables])
+    over_all = starts_of(columns)[table_of_run] + arcs.column[first_arc]
+    filled = np.bincount(table_of_run, minlength=len(tables))
+    in_column = np.bincount(over_all, minlength=int(columns.sum()))
+    column_ends = np.cumsum(in_column) - np.repeat(starts_of(filled), columns)
+
+    sizes, first_shard = np.zeros(len(tables), SIZES), starts_of(division.shards)
+    sizes["shards"], sizes["states"], sizes["pairs"] = division.shards, num_states, rows
+    sizes["columns"], sizes["filled_pairs"] = columns, filled
+    sizes["max_shard_states"] = np.maximum.reduceat(shard_states, first_shard)
+    sizes["max_shard_pairs"] = np.maximum.reduceat(forward.shards["pair_rows"], first_shard)
+    for name, direction in (("forward", forward), ("backward", backward)):
+        sizes[f"{name}_arcs"] = np.maximum.reduceat(direction.shards["arcs"], first_shard)
+        sizes[f"{name}_partials"] = np.maximum.reduceat(direction.partials, first_shard)
+        sizes[f"all_{name}_partials"] = np.add.reduceat(direction.partials, first_shard)
     together = Layout(
         forward,
         backward,
         pairs,
         np.concatenate([table.active_pdfs for table in tables]).astype(np.int32),
-        ends,
-        pairs_by_column,
+        column_ends.astype(np.int32),
+        local[np.lexsort((local, over_all))].astype(np.int32),
         _vectors(tables, order, init, first_state),
-        _sizes(forward, backward, counted),
+        sizes,
     )
-    return split(together)
-
-
-def _by_column(
-    tables: Sequence[TransitionTable], column: Integers, table: Integers, local: Integers
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """`Layout.column_ends` and `Layout.pairs_by_column` of pairs, given the column, the table and the row of each."""
-    columns = np.array([len(table.active_pdfs) for table in tables])
-    over_all = starts_of(columns)[table] + column
-    order = np.lexsort((local, over_all))
-    counts = np.bincount(table, minlength=len(tables))
-    in_column = np.bincount(over_all, minlength=int(columns.sum()))
-    ends = np.cumsum(in_column) - np.repeat(starts_of(counts), columns)
-    return ends.astype(np.int32), local[order].astype(np.int32)
-
-
-def _vectors(
-    tables: Sequence[TransitionTable], order: Integers, init: Floats, first_state: Integers
-) -> Floats:
-    """`Layout.vectors`."""
-    initial = np.concatenate([table.initial_log_prob for table in tables])[order]
-    final = np.concatenate([table.final_log_prob for table in tables])[order]
-    bounds = np.append(first_state, len(order))
-    sums = log_sum_rows(initial, bounds), log_sum_rows(init + final, bounds)
-    pieces: list[Floats] = []
-    for number, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        pieces += [
-            initial[begin:end],
-            final[begin:end],
-            sums[0][number : number + 1],
-            sums[1][number : number + 1],
-        ]
-    return np.concatenate(pieces)
-
-
-def _sizes(forward: Direction, backward: Direction, counted: dict[str, Integers]) -> Integers:
-    """`Layout.sizes` of all tables, beside what is `counted` already: the largest and the sums over shares."""
-    first_share = starts_of(counted["shares"])
-    largest = {
-        "own_states": forward.fields[:, FIELDS["share_states"]],
-        "own_pairs": forward.fields[:, FIELDS["pair_rows"]],
-        "forward_arcs": forward.fields[:, FIELDS["arcs"]],
-        "backward_arcs": backward.fields[:, FIELDS["arcs"]],
-        "forward_parts": forward.parts,
-        "backward_parts": backward.parts,
-    }
-    sums = {"all_forward_parts": forward.parts, "all_backward_parts": backward.parts}
-    counted = counted | {name: np.maximum.reduceat(values, first_share) for name, values in largest.items()}
-    counted |= {name: np.add.reduceat(values, first_share) for name, values in sums.items()}
-    return np.stack([counted[name] for name in SIZES], axis=1).astype(np.int64)
+    return _split(together)
 
 
 def _deal(
     tables: Sequence[TransitionTable], division: Division, first_state: Integers
 ) -> tuple[Integers, Integers]:
-    """Old state of each new one, share after share, and the states of each share: like cards, the heaviest first."""
+    """Old state of each new one, shard after shard, and the states of each shard: like cards, the heaviest first."""
     orders, counts = [], []
-    for table, shares, first in zip(tables, division.shares, first_state, strict=True):
+    for table, shards, first in zip(tables, division.shards, first_state, strict=True):
         states = np.arange(table.num_states)
-        if shares > 1:
+        if shards > 1:
             weight = np.diff(table.by_dst.offsets) + np.diff(table.by_src.offsets)
-            turn = np.empty_like(states)
-            turn[np.argsort(-weight, kind="stable")] = states
-            lap, card = np.divmod(turn, shares)
-            share = np.where(lap % 2 == 0, card, shares - 1 - card)
-            states = np.lexsort((states, share))
-            counts.append(np.bincount(share, minlength=shares))
+            rank = np.empty_like(states)
+            rank[np.argsort(-weight, kind="stable")] = states
+            lap, card = np.divmod(rank, shards)
+            shard = np.where(lap % 2 == 0, card, shards - 1 - card)
+            states = np.lexsort((states, shard))
+            counts.append(np.bincount(shard, minlength=shards))
         else:
             counts.append(np.array([table.num_states]))
         orders.append(states + first)
     return np.concatenate(orders).astype(np.int64), np.concatenate(counts).astype(np.int64)
 
 
-def _arcs(tables: Sequence[TransitionTable], first_state: Integers, order: Integers) -> _Arcs:
+def _sorted_arcs(tables: Sequence[TransitionTable], first_state: Integers, order: Integers) -> _Arcs:
     new = np.empty_like(order)
     new[order] = np.arange(len(order))
     views = [table.by_dst for table in tables]
-    counts = [len(view.arc) for view in views]
-    shift = np.repeat(first_state, counts)
+    shift = np.repeat(first_state, [len(view.arc) for view in views])
     src = new[np.concatenate([view.src for view in views]) + shift]
     dst = new[np.concatenate([view.dst for view in views]) + shift]
     column = np.concatenate([view.column for view in views]).astype(np.int64)
@@ -499,45 +234,336 @@ def _arcs(tables: Sequence[TransitionTable], first_state: Integers, order: Integ
     return _Arcs(src, dst, column, log_prob, np.cumsum(begins) - 1)
 
 
+def _cut(
+    key: Integers, run: Integers, index: Integers, log: Floats, longest: int, shards: _Shards
+) -> _Segments:
+    """Segments of arcs that are sorted by `key`, their state, and within it by run."""
+    states = len(shards.of_state)
+    degree = np.bincount(key, minlength=states)
+    split = (degree > longest)[key]
+    new_run = np.ones(len(key), dtype=bool)
+    new_run[1:] = run[1:] != run[:-1]
+    within = np.arange(len(key)) - np.flatnonzero(new_run)[np.cumsum(new_run) - 1]
+    new_key = np.ones(len(key), dtype=bool)
+    new_key[1:] = key[1:] != key[:-1]
+    begins = np.where(split, within % longest == 0, new_key)
+    ends_run = np.append(new_run[1:], True)[: len(key)]
+    first = np.flatnonzero(begins)
+    segment = np.cumsum(begins) - 1
+    length = np.diff(np.append(first, len(key)))
+    state, level = key[first], np.where(split[first], PART, WHOLE)
+    # A part's row is the number of its sum within the shard, a state's the number of the state within the table.
+    parts = np.flatnonzero(level == PART)
+    shard = shards.of_state[state]
+    partial = np.arange(len(parts)) - np.searchsorted(shard[parts], shard[parts])
+    row = state - shards.first_state[shards.table[shard]]
+    row[parts] = partial
+    # The second level: partials are the arcs, and the last part of a run ends a pair.
+    last = first[parts] + length[parts] - 1
+    split_states, split_segment = np.unique(state[parts], return_inverse=True)
+    empty = np.flatnonzero(degree == 0)
+    more = np.concatenate([split_states, empty])
+    more_shard = shards.of_state[more]
+    lengths = np.concatenate(
+        [length, np.bincount(split_segment, minlength=len(split_states)), np.zeros_like(empty)]
+    )
+    closes = np.concatenate(
+        [np.where(ends_run & ~split, run, -1), np.where(ends_run[last], run[last], -1)]
+    ).astype(np.int64)
+    owner = np.concatenate([segment, len(first) + split_segment])
+    return _Segments(
+        shard=np.concatenate([shard, more_shard]),
+        level=np.concatenate([level, np.full(len(split_states), SPLIT), np.full(len(empty), WHOLE)]),
+        row=np.concatenate([row, more - shards.first_state[shards.table[more_shard]]]),
+        state=np.concatenate([state, more]),
+        length=lengths,
+        pairs=np.bincount(owner[closes >= 0], minlength=len(lengths)),
+        segment=owner,
+        target=np.concatenate([index, partial]),
+        log=np.concatenate([log, np.zeros(len(parts))]),
+        run=closes,
+    )
+
+
+def _chunked(segments: _Segments, width: int, num_shards: int) -> _Chunks:
+    """Segments of each shard and level, the longest first, in chunks of `width`."""
+    level = segments.shard * 3 + segments.level
+    order = np.lexsort((np.arange(len(level)), -segments.pairs, -segments.length, level))
+    sizes = np.bincount(level, minlength=3 * num_shards)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order)) - np.repeat(starts_of(sizes), sizes)
+    per_level = -(-sizes // width)
+    number = starts_of(per_level)[level] + rank // width
+    length, pairs = np.zeros((2, int(per_level.sum())), dtype=np.int64)
+    np.maximum.at(length, number, segments.length)
+    np.maximum.at(pairs, number, segments.pairs)
+    shard = np.repeat(np.arange(3 * num_shards) // 3, per_level)
+    return _Chunks(number, rank % width, length, pairs, shard, per_level.reshape(num_shards, 3))
+
+
+def _arrange(
+    segments: _Segments, chunks: _Chunks, shards: _Shards, width: int
+) -> tuple[Direction, Integers, Integers]:
+    """All but the entries; and the first pair row of each chunk, over all tables, and the slot of each segment."""
+    num_shards, per_shard = len(shards.states), chunks.counts.sum(axis=1)
+    fields = np.zeros(num_shards, SHARD)
+    for level, name in enumerate(("whole_chunks", "part_chunks", "split_chunks")):
+        fields[name] = chunks.counts[:, level]
+    fields["first_chunk"], fields["segments"] = starts_of(per_shard), per_shard * width
+    fields["first_segment"] = starts_of(fields["segments"])
+    fields["arcs"] = np.bincount(chunks.shard, chunks.length * width, num_shards)
+    fields["first_arc"] = starts_of(fields["arcs"])
+    fields["pair_rows"] = np.bincount(chunks.shard, chunks.pairs * width, num_shards)
+    fields["first_pair"] = starts_of(fields["pair_rows"])
+    fields["states"] = shards.states
+    partials = np.bincount(segments.shard[segments.level == PART], minlength=num_shards)
+    first_of_table = np.searchsorted(shards.table, shards.table)
+    for name, counts in (("pair", fields["pair_rows"]), ("state", shards.states), ("partial", partials)):
+        fields[f"{name}_base"] = starts_of(counts) - starts_of(counts)[first_of_table]
+
+    first_arc, first_pair = starts_of(chunks.length * width), starts_of(chunks.pairs * width)
+    first_segment = np.arange(len(chunks.length)) * width
+    slot = chunks.chunk * width + chunks.slot
+    segment_rows = np.tile(np.array([[-1, 0]], dtype=np.int32), (len(chunks.length) * width, 1))
+    segment_rows[slot, 0], segment_rows[slot, 1] = segments.row, segments.length
+    # Arcs of the first level stand in the order of their segments, those of the second behind them.
+    first = starts_of(np.bincount(segments.segment, minlength=len(segments.length)))
+    k = np.arange(len(segments.segment)) - first[segments.segment]
+    where = first_arc[chunks.chunk[segments.segment]] + k * width + chunks.slot[segments.segment]
+    total = int((chunks.length * width).sum())
+    arc_index, arc_log = np.zeros(total, dtype=np.int32), np.full(total, -np.inf)
+    arc_index[where] = np.where(segments.run >= 0, segments.target + _ENDS_PAIR, segments.target)
+    arc_log[where] = segments.log
+    rows = np.stack(
+        [
+            first_arc - fields["first_arc"][chunks.shard],
+            chunks.length,
+            first_segment - fields["first_segment"][chunks.shard],
+            first_pair - fields["first_pair"][chunks.shard],
+        ],
+        axis=1,
+    )
+    nothing: Any = np.empty(0, dtype=np.int32)
+    made = Direction(
+        fields, rows.astype(np.int32), segment_rows, arc_index, arc_log, nothing, np.empty(0), partials
+    )
+    return made, first_pair, slot
+
+
 def _forward(
-    arcs: _Arcs, units: Units, init: Floats, places: Places, division: Division
+    arcs: _Arcs, segments: _Segments, init: Floats, shards: _Shards, width: int
 ) -> tuple[Direction, Integers, npt.NDArray[np.int32], Integers]:
     """The arcs by destination; the row of each run over all tables; `Layout.pairs`; and the first arc of each run."""
-    slices = slices_of(units, division.slice, len(places.share_states))
-    made, first_pair, _ = direction_of(units, slices, places, division.slice)
-    closing = np.flatnonzero(units.run >= 0)
-    unit = units.unit[closing]
-    before = np.searchsorted(unit, unit)  # flattened, units are in order
-    rank = np.arange(len(closing)) - before
+    chunks = _chunked(segments, width, len(shards.states))
+    made, first_pair, _ = _arrange(segments, chunks, shards, width)
+    closing = np.flatnonzero(segments.run >= 0)
+    segment = segments.segment[closing]
+    rank = np.arange(len(closing)) - np.searchsorted(segment, segment)  # segments are in order
     position = np.empty(len(closing), dtype=np.int64)
-    position[units.run[closing]] = first_pair[slices.slice[unit]] + rank * division.slice + slices.slot[unit]
+    position[segments.run[closing]] = first_pair[chunks.chunk[segment]] + rank * width + chunks.slot[segment]
     first = np.searchsorted(arcs.run, np.arange(len(closing)))
-    leak = log_sum_rows(arcs.log_prob + init[arcs.src], np.append(first, len(arcs.run)))
-    rows = int(made.fields[:, FIELDS["pair_rows"]].sum())
-    pairs = np.full((rows, 2), -1, dtype=np.int32)
-    table = places.table_of_share[places.share_of[arcs.dst[first]]]
-    pairs[position] = np.stack([arcs.column[first], arcs.dst[first] - places.first_state[table]], axis=1)
-    log_r = np.full(rows, -np.inf)
-    log_r[position] = leak
-    made.fields[:, FIELDS["first_entry"]] = made.fields[:, FIELDS["first_pair"]]
-    made.fields[:, FIELDS["entries"]] = made.fields[:, FIELDS["pair_rows"]]
-    return _with_entries(made, np.maximum(pairs[:, 0], 0), log_r), position, pairs, first
+    rows = int(made.shards["pair_rows"].sum())
+    pairs, log_r = np.full((rows, 2), -1, dtype=np.int32), np.full(rows, -np.inf)
+    table = shards.table[shards.of_state[arcs.dst[first]]]
+    pairs[position] = np.stack([arcs.column[first], arcs.dst[first] - shards.first_state[table]], axis=1)
+    log_r[position] = log_sum_rows(arcs.log_prob + init[arcs.src], np.append(first, len(arcs.run)))
+    made.shards["first_entry"], made.shards["entries"] = made.shards["first_pair"], made.shards["pair_rows"]
+    entry_index = np.ascontiguousarray(np.maximum(pairs[:, 0], 0))
+    return made._replace(entry_index=entry_index, entry_log=log_r), position, pairs, first
 
 
 def _backward(
-    units: Units, init: Floats, forward_fields: Integers, places: Places, division: Division
+    segments: _Segments, init: Floats, forward: npt.NDArray[Any], shards: _Shards, width: int
 ) -> Direction:
-    slices = slices_of(units, division.slice, len(places.share_states))
-    made, _, slot = direction_of(units, slices, places, division.slice)
+    made, _, slot = _arrange(segments, _chunked(segments, width, len(shards.states)), shards, width)
     for name in ("first_pair", "pair_rows", "pair_base"):
-        made.fields[:, FIELDS[name]] = forward_fields[:, FIELDS[name]]
-    made.fields[:, FIELDS["first_entry"]] = made.fields[:, FIELDS["first_unit"]]
-    made.fields[:, FIELDS["entries"]] = made.fields[:, FIELDS["units"]]
-    log_init = np.full(len(made.units), -np.inf)
-    summed = units.level != PART
-    log_init[slot[summed]] = init[units.state[summed]]
-    return _with_entries(made, np.maximum(made.units[:, 0], 0), log_init)
+        made.shards[name] = forward[name]
+    made.shards["first_entry"], made.shards["entries"] = (
+        made.shards["first_segment"],
+        made.shards["segments"],
+    )
+    log_init = np.full(len(made.segments), -np.inf)
+    summed = segments.level != PART
+    log_init[slot[summed]] = init[segments.state[summed]]
+    entry_index = np.ascontiguousarray(np.maximum(made.segments[:, 0], 0))
+    return made._replace(entry_index=entry_index, entry_log=log_init)
 
 
-def _with_entries(made: Direction, index: npt.NDArray[np.int32], log: Floats) -> Direction:
-    return replace(made, entry_index=np.ascontiguousarray(index), entry_log=log)
+def _vectors(
+    tables: Sequence[TransitionTable], order: Integers, init: Floats, first_state: Integers
+) -> Floats:
+    initial = np.concatenate([table.initial_log_prob for table in tables])[order]
+    final = np.concatenate([table.final_log_prob for table in tables])[order]
+    bounds = np.append(first_state, len(order))
+    sums = log_sum_rows(initial, bounds), log_sum_rows(init + final, bounds)
+    pieces: list[Floats] = []
+    for n, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        pieces += [initial[begin:end], final[begin:end], sums[0][n : n + 1], sums[1][n : n + 1]]
+    return np.concatenate(pieces)
+
+
+# Of the arrays of a direction, the field of a shard that says where its part begins.
+_BEGINS = {
+    "chunks": "first_chunk",
+    "segments": "first_segment",
+    "arc_index": "first_arc",
+    "arc_log": "first_arc",
+    "entry_index": "first_entry",
+    "entry_log": "first_entry",
+}
+_FIRSTS = ("first_chunk", "first_segment", "first_arc", "first_entry", "first_pair")
+
+
+def _split(together: Layout) -> list[Layout]:
+    """The layouts of several tables that stand one after another."""
+    sizes = together.sizes
+
+    def pieces(values: npt.NDArray[Any], counts: Any) -> list[npt.NDArray[Any]]:
+        # Copies, since a view would keep what belongs to all tables as long as one of them.
+        ends = np.cumsum(counts).tolist()
+        return [values[end - count : end].copy() for end, count in zip(ends, counts.tolist(), strict=True)]
+
+    parts = zip(
+        _split_direction(together.forward, sizes["shards"]),
+        _split_direction(together.backward, sizes["shards"]),
+        pieces(together.pairs, sizes["pairs"]),
+        pieces(together.pdfs, sizes["columns"]),
+        pieces(together.column_ends, sizes["columns"]),
+        pieces(together.pairs_by_column, sizes["filled_pairs"]),
+        pieces(together.vectors, 2 * sizes["states"] + 2),
+        pieces(sizes, np.ones(len(sizes), int)),
+        strict=True,
+    )
+    return [Layout(*part) for part in parts]
+
+
+def _split_direction(together: Direction, shards: Integers) -> list[Direction]:
+    ends = np.cumsum(shards)
+    begins = ends - shards
+    cuts = {}
+    for name, first in _BEGINS.items():
+        values = getattr(together, name)
+        at = [*together.shards[first][begins].tolist(), len(values)]
+        cuts[name] = [values[at[i] : at[i + 1]].copy() for i in range(len(shards))]
+    result = []
+    for n, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        fields = together.shards[begin:end].copy()
+        for name in _FIRSTS:
+            fields[name] -= fields[name][0]
+        arrays = {name: pieces[n] for name, pieces in cuts.items()}
+        result.append(Direction(fields, **arrays, partials=together.partials[begin:end].copy()))
+    return result
+
+
+def joined(layouts: Sequence[Layout]) -> list[npt.NDArray[Any]]:
+    """The arrays of tables that are the same in all kinds of number, each of all tables one after another.
+
+    Forward and backward: shards, chunks, segments. Then pairs, pdfs, pairs_by_column, column_ends.
+    """
+    arrays: list[npt.NDArray[Any]] = []
+    for directions in ([layout.forward for layout in layouts], [layout.backward for layout in layouts]):
+        fields = np.concatenate([d.shards for d in directions])
+        counts = [
+            (len(d.chunks), len(d.segments), len(d.arc_index), len(d.entry_index), len(layout.pairs))
+            for d, layout in zip(directions, layouts, strict=True)
+        ]
+        before = np.cumsum(counts, axis=0) - counts
+        shards = [len(d.shards) for d in directions]
+        for number, name in enumerate(_FIRSTS):
+            fields[name] += np.repeat(before[:, number], shards)
+        arrays += [
+            fields,
+            np.concatenate([d.chunks for d in directions]),
+            np.concatenate([d.segments for d in directions]),
+        ]
+    for name in ("pairs", "pdfs", "pairs_by_column", "column_ends"):
+        arrays.append(np.concatenate([getattr(layout, name) for layout in layouts]))
+    return arrays
+
+
+# Log weights as the numbers of numbers.cuh.
+
+PLAIN, WIDE, LOG = range(3)
+ZERO_EXPONENT = -(1 << 29)  # of a wide zero
+PLAIN_SHIFT = 60  # plain alphas are scaled by 2^60
+LOG_2 = math.log(2.0)
+_ENTRY_TYPES = (
+    [("index", "<i4"), ("weight", "<f4")],
+    [("index", "<i4"), ("weight", "<f4"), ("exponent", "<i4"), ("unused", "<i4")],
+    [("index", "<i4"), ("unused", "<i4"), ("weight", "<f8")],
+)
+
+
+def encode(kind: int, exponents: bool, layouts: Sequence[Layout]) -> list[list[Bytes]]:
+    """Of each table its arcs and entries, forward and backward, and its vectors.
+
+    Args:
+        kind: PLAIN, WIDE or LOG.
+        exponents: wide arcs have them; else they are written as plain ones.
+        layouts: of the tables.
+    """
+    made, counts = [], []
+    for directions in ([layout.forward for layout in layouts], [layout.backward for layout in layouts]):
+        index, log, entry_index, entry_log = (
+            np.concatenate([getattr(d, name) for d in directions])
+            for name in ("arc_index", "arc_log", "entry_index", "entry_log")
+        )
+        made.append(_entries(PLAIN if kind == WIDE and not exponents else kind, index, log))
+        made.append(_entries(kind, entry_index, entry_log))
+        counts += [[len(d.arc_log) for d in directions], [len(d.entry_log) for d in directions]]
+    made.append(_encoded_vectors(kind, layouts))
+    counts.append([len(layout.vectors) for layout in layouts])
+    pieces = []
+    for array, numbers in zip(made, counts, strict=True):
+        flat = array.view(np.uint8)
+        ends = (np.cumsum(numbers) * array.itemsize).tolist()
+        pieces.append([flat[b:e].copy() for b, e in zip([0, *ends], ends, strict=False)])
+    return [list(of_table) for of_table in zip(*pieces, strict=True)]
+
+
+def encode_joined(kind: int, exponents: bool, layouts: Sequence[Layout]) -> list[Bytes]:
+    """The arrays of `encode`, each of all tables one after another; what is encoded is kept with each layout."""
+    key = kind, exponents
+    missing = [layout for layout in layouts if key not in layout.encoded]
+    for layout, made in zip(missing, encode(kind, exponents, missing) if missing else [], strict=True):
+        layout.encoded.setdefault(key, made)
+    return [np.concatenate(arrays) for arrays in zip(*(x.encoded[key] for x in layouts), strict=True)]
+
+
+def _entries(kind: int, index: npt.NDArray[np.int32], log: Floats) -> npt.NDArray[Any]:
+    """The struct Entry of numbers.cuh for each index and log weight."""
+    result = np.zeros(len(index), dtype=_ENTRY_TYPES[kind])
+    result["index"] = index
+    if kind == WIDE:
+        result["weight"], result["exponent"] = _wide(log)
+    else:
+        result["weight"] = np.exp(log) if kind == PLAIN else log
+    return result
+
+
+def _encoded_vectors(kind: int, layouts: Sequence[Layout]) -> npt.NDArray[Any]:
+    """`Layout.vectors` of several tables as the type Value; plain initial ones are scaled as plain alphas are."""
+    log = np.concatenate([layout.vectors for layout in layouts])
+    if kind == LOG:
+        return log
+    if kind == PLAIN:
+        shift = []
+        for layout in layouts:
+            states = int(layout.sizes["states"][0])
+            shift += [PLAIN_SHIFT] * states + [0] * states + [PLAIN_SHIFT, 0]
+        return np.exp(log + np.array(shift) * LOG_2).astype(np.float32)
+    result = np.zeros(len(log), dtype=[("m", "<f4"), ("e", "<i4")])
+    result["m"], result["e"] = _wide(log)
+    return result
+
+
+def _wide(log: Floats) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    finite = log > -np.inf
+    usable = np.where(finite, log, 0.0)
+    # Beyond the limits are only tables that run in logs.
+    whole = np.clip(np.floor(usable / LOG_2), -(2.0**28), 2.0**28)
+    with np.errstate(over="ignore"):
+        rest = np.exp(np.clip(usable - whole * LOG_2, 0.0, LOG_2)).astype(np.float32)
+    mantissa, up = np.where(rest >= 2.0, rest / 2.0, rest), rest >= 2.0
+    exponent = np.where(finite, whole + up, ZERO_EXPONENT).astype(np.int32)
+    return np.where(finite, mantissa, 0.0).astype(np.float32), exponent

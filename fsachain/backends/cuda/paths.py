@@ -9,23 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cuda.device import (
-    Argument,
-    Device,
-    DeviceArray,
-    KernelSpec,
-    Limits,
-    Memory,
-    element,
-    place_of,
-)
+from fsachain.backends.cuda.device import Argument, Device, DeviceArray, KernelSpec, Limits, macros, strided
+from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
 
 Lengths = npt.NDArray[np.int64]
 
-DOUBLE, INDEX = 8, 4  # bytes
-FIXED_SHARED = 2 * 32 * DOUBLE + 32 * (DOUBLE + INDEX)  # of shared memory, whatever the acceptor
+FIXED_SHARED = 2 * 32 * 8 + 32 * (8 + 4)  # bytes of shared memory, whatever the acceptor
 MAX_LANES = 32
 THREADS = (64, 128, 256, 512, 1024)  # few sizes: each is compiled on its own
 BACK_TYPES = ((1 << 8, "unsigned char", 1), (1 << 16, "unsigned short", 2), (1 << 31, "unsigned int", 4))
@@ -36,12 +27,9 @@ DEFAULT_SHARE = 1.0 / 16.0  # of a device's memory, for back pointers
 class Plan:
     """How the kernels run.
 
-    Attributes:
-        threads: of a block, a multiple of 32, at most 1024.
-        lanes: threads that share a state.
-        back_type, back_bytes: of a back pointer.
-        on_chip: scores and deltas of two frames lie in shared memory; `num_doubles` they are.
-        every: frames of a window; all frames where back pointers fit the budget.
+    threads: of a block, a multiple of 32, at most 1024. lanes: threads that share a state. back_type, back_bytes: of a back
+    pointer. on_chip: scores and deltas of two frames, `num_doubles` of them, lie in shared memory. every: frames of a
+    window; all frames where back pointers fit the budget.
     """
 
     threads: int
@@ -87,25 +75,31 @@ def best_paths(
     size, num_frames, _ = scores.shape
     longest = int(lengths.max(initial=0))
     rows = _num_rows(batch)
-    (on_device,) = device.upload([lengths])
-    acceptors = _acceptors(device, batch)
+    (lengths_there,) = device.upload([lengths])
+    # The acceptors stay on the device as long as the batch, or the table that it shares.
+    owner = batch.tables[0] if batch.is_shared else batch
+    offsets, *arrays = device.resident(owner, "best path", lambda: _pack(batch.tables))
     room_doubles = 0 if plan.on_chip else plan.num_doubles
-    room = device.empty(DOUBLE * size * room_doubles)
-    result = BestPaths(device.empty(DOUBLE * size), device.empty(INDEX * size * num_frames))
-    ends = device.empty(INDEX * size)
+    room = device.empty(8 * size * room_doubles)
+    result = BestPaths(device.empty(8 * size), device.empty(4 * size * num_frames))
+    ends = device.empty(4 * size)
     back = device.empty(plan.back_bytes * rows * min(plan.every, longest))
-    common = [*place_of(scores), on_device, *acceptors, room, np.int64(room_doubles), np.int64(num_frames)]
+    common: list[Argument] = [*strided(scores), lengths_there, offsets, np.int32(batch.is_shared), *arrays]
+    common += [room, np.int64(room_doubles), np.int64(num_frames)]
+    defines = macros(
+        ELEMENT=scores, BACK=plan.back_type, THREADS=plan.threads, LANES=plan.lanes, ON_CHIP=plan.on_chip
+    )
 
     def run(name: str, *arguments: Argument) -> None:
-        kernel = KernelSpec("best_path.cu", name, _defines(plan, scores))
-        shared = FIXED_SHARED + (DOUBLE * plan.num_doubles if plan.on_chip else 0)
+        kernel = KernelSpec("best_path.cu", name, defines)
+        shared = FIXED_SHARED + (8 * plan.num_doubles if plan.on_chip else 0)
         device.launch(kernel, size, plan.threads, shared, [*common, *arguments])
 
     if longest <= plan.every:
         run("best_path_whole", np.int64(longest), back, result.score, ends, result.arcs)
         return result
     count = longest // plan.every + 1
-    marks = device.empty(DOUBLE * rows * count)
+    marks = device.empty(8 * rows * count)
     windows = np.int64(plan.every), np.int64(count), marks
     run("best_path_marks", *windows, result.score, ends, result.arcs)
     for window in range((longest - 1) // plan.every, -1, -1):
@@ -132,7 +126,7 @@ def make_plan(
         lanes,
         back_type,
         back_bytes,
-        FIXED_SHARED + DOUBLE * doubles <= limits.shared_bytes,
+        FIXED_SHARED + 8 * doubles <= limits.shared_bytes,
         doubles,
         _window(int(lengths.max(initial=0)), _num_rows(batch), back_bytes, budget),
     )
@@ -142,10 +136,10 @@ def _window(longest: int, rows: int, back_bytes: int, budget: float) -> int:
     """The most frames whose back pointers fit beside the marks; where none fit, what needs the least memory."""
     if longest * rows * back_bytes <= budget:
         return max(1, longest)
-    least = isqrt(DOUBLE * longest // back_bytes) + 1
-    # every x back_bytes + (longest / every + 1) x DOUBLE = budget / rows, solved for the larger `every`
-    half = (budget / rows - DOUBLE) / (2 * back_bytes)
-    square = half * half - DOUBLE * longest / back_bytes
+    least = isqrt(8 * longest // back_bytes) + 1
+    # every x back_bytes + (longest / every + 1) x 8 = budget / rows, solved for the larger `every`
+    half = (budget / rows - 8) / (2 * back_bytes)
+    square = half * half - 8 * longest / back_bytes
     return max(least, int(half + square**0.5)) if square > 0 and half > 0 else least
 
 
@@ -156,25 +150,8 @@ def _num_rows(batch: TableBatch) -> int:
     return sum(table.num_states for table in batch.tables)
 
 
-def _defines(plan: Plan, scores: DeviceArray) -> tuple[tuple[str, int | str], ...]:
-    return (
-        element(scores),
-        ("BACK", plan.back_type),
-        ("THREADS", plan.threads),
-        ("LANES", plan.lanes),
-        ("ON_CHIP", int(plan.on_chip)),
-    )
-
-
-def _acceptors(device: Device, batch: TableBatch) -> list[Argument]:
-    """The arguments that describe the acceptors; kept on the device as long as the batch, or the table that it shares."""
-    owner = batch.tables[0] if batch.is_shared else batch
-    places, *arrays = device.resident(owner, "best path", lambda: _pack(batch.tables))
-    return [places, np.int32(batch.is_shared), *arrays]
-
-
 def _pack(tables: tuple[TransitionTable, ...]) -> list[npt.NDArray[Any]]:
-    """places int64 [tables, 6] and the arrays one table after another, in the order of the kernels' arguments."""
+    """Offsets int64 [tables, 6] and the arrays one table after another, in the order of the kernels' arguments."""
     views = [table.by_dst for table in tables]
     states = np.array([table.num_states for table in tables])
     arcs = np.array([len(view.arc) for view in views])
