@@ -206,7 +206,7 @@ def _forget() -> None:
         cuda_device._limits,
         cuda_device._function,
         cuda_device._module,
-        cuda_device._blocks_together,
+        cuda_device._blocks_at_once,
     ):
         function.cache_clear()
     cuda_memory._residents.clear()
