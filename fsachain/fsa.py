@@ -1,7 +1,7 @@
 """The acceptor that everything else works on: states, one start, arcs with a pdf and a log-probability, final weights.
 
 No epsilon arcs exist here: each arc spends exactly one frame. Weights are natural logs, pdfs count from 0; the OpenFst
-convention (label = pdf + 1, cost = -log_prob) lives in `fsachain.graph.openfst` and in the AT&T text of `fsachain.fsa`.
+convention (label = pdf + 1, cost = -log_prob) is that of the text and binary files alone.
 """
 
 from __future__ import annotations
@@ -9,58 +9,22 @@ from __future__ import annotations
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from fsachain.errors import GraphError
+from fsachain.errors import GraphError, require
 from fsachain.files import text_lines
-
-# The states that lines of text name, and whether the highest number is one that so much text may have.
-#
-# Arrays by state have an entry for every number up to the highest. A short file that names a state two
-# billion must not have them made; in a sound one all states are named, each new one by a line of its own.
-
-_SPARE = 1000  # states that no line names
-_FAR = 10_000  # lines that name such a state are long enough to pay for it, those before pay for arcs alone
-
-
-class NamedStates:
-    """What is known of the states of a graph while its lines are read.
-
-    Attributes:
-        start: the first state that was named; -1 before.
-        lowest, highest: of all named, and of 0 and -1.
-    """
-
-    def __init__(self) -> None:
-        self.start, self.lowest, self.highest = -1, 0, -1
-        self._lines = self._far = 0
-
-    def add(self, states: Sequence[int]) -> None:
-        """The states of one line: one or two."""
-        first, last = states[0], states[-1]
-        if self._lines == 0:
-            self.start = first
-        if last < first:
-            first, last = last, first
-        self.lowest, self.highest = min(self.lowest, first), max(self.highest, last)
-        self._lines += 1
-        self._far += last >= _FAR
-
-    @property
-    def are_possible(self) -> bool:
-        """Whether none is negative, and the highest not beyond what the lines pay for."""
-        return self.lowest >= 0 and self.highest < min(_SPARE + self._lines, _FAR + self._far)
-
+from fsachain.openfst import NamedStates, Transducer, frozen, read_fst, read_transducer, write_fst
+from fsachain.stream import Cursor
 
 # Which states matter: breadth-first distances over sparse adjacency matrices.
 
@@ -126,6 +90,9 @@ class Fsa:
     log_prob: Floats
     final_log_prob: Floats
     start: int = 0
+    svg_of: ClassVar[Callable[[Fsa], str | None] | None] = (
+        None  # the drawing, which lies above; set by `fsachain`
+    )
 
     def __post_init__(self) -> None:
         if self.num_states < 1:
@@ -169,9 +136,7 @@ class Fsa:
 
     def _repr_svg_(self) -> str | None:
         """What a notebook shows, of a large graph a part; None without the `plot` extra: the text stands then."""
-        from fsachain.plot.graph import graph_svg
-
-        return graph_svg(self)
+        return None if Fsa.svg_of is None else Fsa.svg_of(self)
 
     def min_frames(self) -> float:
         """Arcs on the shortest path from the start to a final state; `math.inf` where there is none."""
@@ -218,34 +183,138 @@ class Fsa:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Fsa:
-        """Read an OpenFst binary file (needs the `graph` extra)."""
-        from fsachain.graph import openfst
+        """Read an OpenFst binary file.
 
-        return openfst.read(path)
+        Raises:
+            GraphError: no such file, or as `from_openfst`.
+        """
+        return _acceptor(read_transducer(path), os.fspath(path))
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write an OpenFst binary file (needs the `graph` extra)."""
-        from fsachain.graph import openfst
+        """Write an OpenFst binary file, vector and tropical (needs the `graph` extra).
 
-        openfst.write(self, path)
+        Raises:
+            GraphError: as `to_openfst`, or the file cannot be written.
+        """
+        write_fst(self.to_openfst(), path)
 
     @classmethod
     def from_openfst(cls, fst: Any) -> Fsa:
-        """Convert a pywrapfst acceptor whose labels are pdf + 1 (needs the `graph` extra)."""
-        from fsachain.graph import openfst
+        """The acceptor that a pywrapfst FST holds, arcs in its order (needs the `graph` extra).
 
-        return openfst.from_openfst(fst)
+        Args:
+            fst: over the tropical ("standard") or log semiring ("log", "log64"; the latter is rounded to 32 bits).
+                Labels are pdf + 1 on both sides; a cost of Infinity is legal on arcs (log_prob = -inf).
+
+        Raises:
+            GraphError: no states, an epsilon or negative label, different labels on the two sides of an arc, a weight
+                of NaN or cost -Infinity, another semiring. The message names state and arc.
+            MissingExtraError: pywrapfst is not installed.
+        """
+        where = "OpenFst acceptor"
+        pywrapfst = require("pywrapfst", extra="graph")
+        if fst.arc_type() in ("log", "log64"):
+            fst = pywrapfst.arcmap(fst, map_type="to_std")
+        if fst.arc_type() != "standard":
+            raise GraphError(
+                f"{where}: arc type {fst.arc_type()!r}; expected one of {('standard', 'log', 'log64')}"
+            )
+        if fst.start() < 0:
+            raise GraphError(f"{where}: no states or no start state; expected at least a start state")
+        return _acceptor(Transducer.from_openfst(fst), where)
 
     def to_openfst(self) -> Any:
-        """The same acceptor as a pywrapfst `VectorFst` (needs the `graph` extra)."""
-        from fsachain.graph import openfst
+        """The same acceptor as a pywrapfst `VectorFst` (tropical; needs the `graph` extra).
 
-        return openfst.to_openfst(self)
+        Arcs are sorted by source state, ties in order. Weights are rounded to 32 bits; a log-probability below what
+        these hold becomes -inf.
+
+        Raises:
+            GraphError: a log-probability or pdf too large for 32 bits.
+            MissingExtraError: pywrapfst is not installed.
+        """
+        limit = float(np.finfo(np.float32).max)
+        for name in ("log_prob", "final_log_prob"):
+            too_large = np.flatnonzero(getattr(self, name) > limit)
+            if too_large.size:
+                index = int(too_large[0])
+                raise GraphError(
+                    f"{name}[{index}] = {getattr(self, name)[index]}: OpenFst's 32 bits hold at most {limit}"
+                )
+        if self.pdf.max(initial=0) == np.iinfo(np.int32).max:
+            raise GraphError(
+                f"pdf {self.pdf.max()}: OpenFst's labels hold at most {np.iinfo(np.int32).max - 1}"
+            )
+        with np.errstate(over="ignore"):
+            return self.to_transducer().to_openfst()
+
+    def to_transducer(self) -> Transducer:
+        """The same arcs with labels pdf + 1 on both sides."""
+        label = self.pdf + 1
+        arcs = self.src, self.dst, label, label, self.log_prob
+        return Transducer(self.num_states, self.start, *arcs, self.final_log_prob)
 
 
-def frozen(column: array[Any]) -> npt.NDArray[Any]:
-    """The numbers of a column that has grown, without a copy and read-only: an `Fsa` takes them as they are."""
-    return np.frombuffer(memoryview(column).toreadonly(), dtype=column.typecode)
+def input_fsa(graph: Transducer) -> Fsa:
+    """The acceptor of the input labels, pdf = label - 1; arcs keep their order.
+
+    Raises:
+        GraphError: an input epsilon.
+    """
+    pdf = graph.ilabel - 1
+    pdf.setflags(write=False)
+    return Fsa(graph.num_states, graph.src, graph.dst, pdf, graph.log_prob, graph.final_log_prob, graph.start)
+
+
+def read_fsa(cursor: Cursor) -> Fsa:
+    """An acceptor over pdfs: labels pdf + 1 on both sides, no epsilon, such as den.fst or a supervision.
+
+    Raises:
+        DataError: as `read_fst`, or no such acceptor.
+    """
+    begin = cursor.position
+    arcs = read_fst(cursor)
+    try:
+        return _acceptor(arcs, cursor.name)
+    except GraphError as error:
+        cursor.fail(f"no acceptor over pdfs ({error})", begin)
+
+
+def _acceptor(graph: Transducer, where: str) -> Fsa:
+    """The acceptor of a transducer whose labels are pdf + 1 on both sides; the message of an error begins with `where`."""
+    if not 0 <= graph.start < graph.num_states:
+        raise GraphError(f"{where}: no states or no start state; expected at least a start state")
+    _check_arcs(graph, where)
+    _check_finals(graph.final_log_prob, where)
+    return input_fsa(graph)
+
+
+def _check_arcs(arcs: Transducer, where: str) -> None:
+    """Refuse the first arc that an `Fsa` cannot hold; arcs are numbered within their state, as in OpenFst."""
+    cost = 0.0 - arcs.log_prob
+    checks: tuple[tuple[npt.NDArray[np.bool_], str], ...] = (
+        (arcs.ilabel != arcs.olabel, "expected an acceptor: equal input and output labels"),
+        (arcs.ilabel <= 0, "expected labels >= 1 (pdf + 1); remove epsilons (label 0) first"),
+        (np.isnan(cost) | (cost == -np.inf), "expected a finite cost or Infinity"),
+        ((arcs.dst < 0) | (arcs.dst >= arcs.num_states), f"expected a destination in [0, {arcs.num_states})"),
+    )
+    for is_bad, expected in checks:
+        if is_bad.any():
+            arc = int(np.argmax(is_bad))
+            src = int(arcs.src[arc])
+            number = arc - int(np.searchsorted(arcs.src, src))
+            came = (
+                f"labels {arcs.ilabel[arc]}:{arcs.olabel[arc]}, cost {cost[arc]:g}, to state {arcs.dst[arc]}"
+            )
+            raise GraphError(f"{where}: state {src}, arc {number} has {came}; {expected}")
+
+
+def _check_finals(final_log_prob: npt.NDArray[np.float64], where: str) -> None:
+    bad = np.flatnonzero(np.isnan(final_log_prob) | (final_log_prob == np.inf))
+    if bad.size:
+        state = int(bad[0])
+        cost = f"final cost {-final_log_prob[state]:g}"
+        raise GraphError(f"{where}: state {state} has {cost}; expected a finite cost or Infinity")
 
 
 def _integers(values: npt.ArrayLike, name: str, length: int) -> Ints:

@@ -8,7 +8,7 @@ import pytest
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.topology import Topology
 from fsachain.kaldi.archive import read_value
-from fsachain.kaldi.fst import read_fst
+from fsachain.openfst import read_fst
 from tools.bench import graphs
 from tools.golden.oracle import Job, compile_jobs
 

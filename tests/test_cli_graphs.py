@@ -193,7 +193,7 @@ class TestKaldi:
     def test_outputs_are_decoded_with_a_graph_of_kaldi(self, fsachain, case, tmp_path):
         pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
         from fsachain.kaldi.archive import read_archive
-        from fsachain.kaldi.fst import read_fst
+        from fsachain.openfst import read_fst
 
         lexicon = Lexicon.read(case / "lexiconp.txt", phones=case / "phones.txt")
         tree = read_context_tree(case / "tree", case / "0.trans_mdl", lexicon.phones)

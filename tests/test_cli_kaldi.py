@@ -22,10 +22,10 @@ from fsachain.cli.lang import load_lang
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.graph.chunks import load_chunks
 from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.fst import read_fst
 from fsachain.kaldi.lattice import phone_lattice, read_lattice
 from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
+from fsachain.openfst import read_fst
 
 FRAMES = 15  # of the recordings of the lattices, in input frames
 

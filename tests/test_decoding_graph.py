@@ -15,7 +15,7 @@ from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.topology import Topology
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 

@@ -19,7 +19,7 @@ from fsachain.graph.denominator import build_denominator, ctc_denominator
 from fsachain.graph.expand import expand_acceptor, expand_arcs, expand_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 PHONES = ("A", "B")
 NUM_FRAMES = 4

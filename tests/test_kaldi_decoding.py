@@ -11,14 +11,13 @@ from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.topology import Topology
-from fsachain.graph.transducer import Transducer
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.decoding import grammar_over, pdf_graph
-from fsachain.kaldi.fst import read_fst
-from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.tree import read_context_tree
+from fsachain.openfst import Transducer, read_fst
+from fsachain.stream import Cursor
 
 pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 pytest.importorskip("kaldi_decoder", reason="the recipes extra is not installed")

@@ -11,17 +11,17 @@ import tolerances
 
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError, GraphError
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example, read_indexes
-from fsachain.kaldi.fst import read_fsa, read_fst
-from fsachain.kaldi.stream import Cursor, open_file
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.transitions import read_topology, read_transition_model
 from fsachain.kaldi.tree import read_context_tree, read_tree
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
+from fsachain.openfst import read_fst
+from fsachain.stream import Cursor, open_file
 
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
 kaldi_native_io = pytest.importorskip("kaldi_native_io", reason="the recipes extra is not installed")

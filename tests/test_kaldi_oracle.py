@@ -13,13 +13,14 @@ import pytest
 import tolerances
 from graph_paths import Scorer, sample_paths
 
+from fsachain.fsa import input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator, transcript_acceptor
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.transitions import parse_topology
+from fsachain.stream import Cursor
 from tools.golden.oracle import Job, lexicon_transducer, topology_text, training_graphs
 
 TOPOLOGIES = {
@@ -83,7 +84,7 @@ def test_transition_probabilities_weigh_as_in_kaldi(topology, tmp_path):
     (graphs,) = training_graphs(Path(python), [job], tmp_path)
     for words, theirs in zip(job.transcripts, graphs, strict=True):
         phones, _ = transcript_acceptor(words, job.lexicon)
-        ours = expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph.input_fsa()
+        ours = input_fsa(expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph)
         score, expected = Scorer(ours), Scorer(theirs)
         for graph in (ours, theirs):
             for path in sample_paths(graph, 15, seed=6):
@@ -106,8 +107,8 @@ def test_the_topology_that_kaldi_gets_is_ours(topology):
 def test_the_lexicon_that_kaldi_gets_is_kaldis(shared):
     """L.fst of a golden case, arc for arc but for the numbers of states."""
     from fsachain.kaldi.archive import read_value
-    from fsachain.kaldi.fst import read_fst
     from fsachain.kaldi.symbols import read_symbols
+    from fsachain.openfst import read_fst
 
     folder = shared / "golden/kaldi/lm/lm1_tiny"
     lexicon = Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")

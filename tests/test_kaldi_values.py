@@ -13,8 +13,8 @@ import tolerances
 from fsachain.errors import DataError
 from fsachain.kaldi import stream
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior
+from fsachain.stream import Cursor
 
 
 def test_an_alignment_has_32_bits_a_frame() -> None:

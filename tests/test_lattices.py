@@ -21,9 +21,9 @@ from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.supervision import AlignedPhone, build_supervision
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import lattice_pdfs, phone_lattice, read_lattice
-from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.tree import read_context_tree
+from fsachain.stream import Cursor
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
-# The methods of Fsa that read and write files or draw, and the one of TableBatch that copies to a device, delegate to the
-# borders inside the method.
-UPWARD_BY_NAME = {
-    ("fsachain.fsa", "fsachain.graph.openfst"),
-    ("fsachain.fsa", "fsachain.fsa"),
-    ("fsachain.fsa", "fsachain.plot.graph"),
-    ("fsachain.batch", "fsachain.backends.cuda.backend"),
-}
 # Third-party packages that a layer may import at module level; the others are imported where they are used.
 NUMERICAL = frozenset({"numpy", "scipy"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
@@ -109,7 +101,7 @@ def imports_of(path: Path) -> set[tuple[str, bool]]:
 def test_imports_point_down_only() -> None:
     for module, path in MODULES.items():
         for target, _ in imports_of(path) if layer_of(module) != "facade" else ():
-            if target.split(".")[0] != "fsachain" or (module, target) in UPWARD_BY_NAME:
+            if target.split(".")[0] != "fsachain":
                 continue
             layer = layer_of(target)
             assert layer != "facade", f"{module} imports the facade; import the defining module instead"
@@ -131,13 +123,9 @@ def test_third_party_packages_begin_at_their_layer() -> None:
 
 
 def test_module_imports_are_acyclic() -> None:
-    """Imports inside functions count too, except those of Fsa that are named above."""
+    """Imports inside functions count too."""
     graph = {
-        module: {
-            target
-            for target, _ in imports_of(path)
-            if target in MODULES and target != module and (module, target) not in UPWARD_BY_NAME
-        }
+        module: {target for target, _ in imports_of(path) if target in MODULES and target != module}
         for module, path in MODULES.items()
         if layer_of(module) != "facade"
     }

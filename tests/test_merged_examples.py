@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError
-from fsachain.fsa import Fsa
-from fsachain.graph.transducer import Transducer, remove_epsilons
+from fsachain.fsa import Fsa, input_fsa
+from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.examples import split_merged
+from fsachain.openfst import Transducer
 
 FRAMES, PDFS = 3, 2
 
@@ -51,7 +52,7 @@ def strung_together(parts):
     final[offsets[-2] :] = parts[-1].final_log_prob
     src, dst, label, weights = (np.array(column) for column in zip(*rows, strict=True))
     graph = Transducer(int(offsets[-1]), 0, src, dst, label, label, weights, final)
-    return remove_epsilons(graph, range(len(src)))[0].input_fsa()
+    return input_fsa(remove_epsilons(graph, range(len(src)))[0])
 
 
 @given(st.lists(supervisions(), min_size=1, max_size=3))

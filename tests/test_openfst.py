@@ -8,8 +8,7 @@ import tolerances
 
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph import openfst
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer, write_fst
 
 pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 
@@ -46,7 +45,7 @@ def arc_set(fsa: Fsa) -> list[tuple]:
 
 
 def test_label_is_pdf_plus_one_and_cost_is_minus_log_prob():
-    fst = openfst.to_openfst(Fsa(2, [0], [1], [6], [-0.5], [-math.inf, -1.5]))
+    fst = Fsa(2, [0], [1], [6], [-0.5], [-math.inf, -1.5]).to_openfst()
     (arc,) = fst.arcs(0)
     assert (arc.ilabel, arc.olabel, float(arc.weight), arc.nextstate) == (7, 7, 0.5, 1)
     assert float(fst.final(1)) == 1.5
@@ -63,7 +62,7 @@ def test_round_trip_through_memory_and_file_keeps_everything(tmp_path):
 
 
 def test_an_acceptor_without_arcs_or_finals_is_legal():
-    back = openfst.from_openfst(openfst.to_openfst(Fsa(1, [], [], [], [], [-math.inf])))
+    back = Fsa.from_openfst(Fsa(1, [], [], [], [], [-math.inf]).to_openfst())
     assert (back.num_states, back.num_arcs) == (1, 0)
 
 
@@ -73,14 +72,14 @@ def test_log_semirings_are_read_like_the_tropical_one(arc_type):
     if arc_type != "standard":
         fst = pywrapfst.arcmap(fst, map_type=f"to_{arc_type}")
     assert fst.arc_type() == arc_type
-    fsa = openfst.from_openfst(fst)
+    fsa = Fsa.from_openfst(fst)
     assert arc_set(fsa) == [(0, 1, 2, -0.25)]
     assert fsa.final_log_prob.tolist() == [-math.inf, 0.0]
 
 
 def test_golden_denominator_equals_its_arrays(shared):
     case = shared / "golden/kaldi/lm/lm1_tiny"
-    fsa = openfst.read(case / "den.fst")
+    fsa = Fsa.read(case / "den.fst")
     golden = np.load(case / "lm1_tiny.npz")
     want = zip(
         golden["den_arc_src"],
@@ -108,19 +107,19 @@ def test_golden_denominator_equals_its_arrays(shared):
 )
 def test_a_bad_arc_is_refused_by_file_state_and_arc(arcs, message, tmp_path):
     path = tmp_path / "bad.fst"
-    openfst.write_fst(vector(arcs), path)
+    write_fst(vector(arcs), path)
     with pytest.raises(GraphError, match=r"bad\.fst: " + message):
-        openfst.read(path)
+        Fsa.read(path)
 
 
 def test_a_bad_final_weight_is_refused_by_state():
     with pytest.raises(GraphError, match="state 1 has final cost nan"):
-        openfst.from_openfst(vector([(0, 1, 1, 0.5, 1)], finals=[(1, math.nan)]))
+        Fsa.from_openfst(vector([(0, 1, 1, 0.5, 1)], finals=[(1, math.nan)]))
 
 
 def test_an_fst_without_start_is_refused():
-    with pytest.raises(GraphError, match="my graph: no states or no start"):
-        openfst.from_openfst(pywrapfst.VectorFst(), source="my graph")
+    with pytest.raises(GraphError, match="OpenFst acceptor: no states or no start"):
+        Fsa.from_openfst(pywrapfst.VectorFst())
 
 
 def test_truncated_and_foreign_files_are_one_graph_error(tmp_path):
@@ -135,9 +134,9 @@ def test_truncated_and_foreign_files_are_one_graph_error(tmp_path):
     }.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(GraphError, match=rf"{name}: not an OpenFst binary file"):
-            openfst.read(tmp_path / name)
+            Fsa.read(tmp_path / name)
     with pytest.raises(GraphError, match=r"absent\.fst: no such file"):
-        openfst.read(tmp_path / "absent.fst")
+        Fsa.read(tmp_path / "absent.fst")
 
 
 def test_an_unwritable_path_is_a_graph_error(tmp_path):
@@ -147,7 +146,7 @@ def test_an_unwritable_path_is_a_graph_error(tmp_path):
 
 def test_a_log_prob_beyond_32_bits_is_refused():
     with pytest.raises(GraphError, match=r"log_prob\[0\] = 1e\+300"):
-        openfst.to_openfst(Fsa(2, [0], [1], [0], [1e300], [-math.inf, 0.0]))
+        Fsa(2, [0], [1], [0], [1e300], [-math.inf, 0.0]).to_openfst()
 
 
 def test_what_is_no_openfst_file_is_refused_without_noise(tmp_path, capfd):

@@ -12,7 +12,7 @@ from test_kaldi_fuzz import HUGE, check, damage
 
 from fsachain.decode.decoder import Decoder, DecoderConfig
 from fsachain.errors import DataError, GraphError, ShapeError
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not installed")
 pytest.importorskip("kaldi_decoder", reason="the extra 'recipes' is not installed")

@@ -16,7 +16,8 @@ from fsachain.graph.ctc import ctc_graph
 from fsachain.graph.denominator import ctc_denominator
 from fsachain.graph.grammar import estimate_arpa, ngram_acceptor, without_back_off
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.transducer import Transducer, product
+from fsachain.graph.transducer import product
+from fsachain.openfst import Transducer
 
 UNITS = ("_a", "b", "_c")
 SENTENCES = [["_a", "b", "_c"], ["_c", "b", "b"], ["_a", "_a"], ["b"], ["_c", "b"], ["_a", "b", "_c", "b"]]

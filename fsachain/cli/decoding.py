@@ -29,8 +29,8 @@ from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import grammar_from_arpa, word_loop
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.decoding import grammar_over
-from fsachain.kaldi.fst import read_fst
 from fsachain.kaldi.symbols import read_symbols
+from fsachain.openfst import read_fst
 
 Outputs = Mapping[str, NDArray[np.float32]]
 

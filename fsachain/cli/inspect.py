@@ -15,8 +15,8 @@ from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import graph_facts, transducer_facts
 from fsachain.graph.shards import SUFFIX
 from fsachain.kaldi.archive import read_value
-from fsachain.kaldi.fst import MAGIC, read_fst
-from fsachain.kaldi.stream import open_file
+from fsachain.openfst import MAGIC, read_fst
+from fsachain.stream import open_file
 
 
 @click.command()

@@ -31,11 +31,11 @@ from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.decoding import pdf_graph
-from fsachain.kaldi.fst import read_fst
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.transitions import read_transition_model
 from fsachain.kaldi.tree import read_context_tree
 from fsachain.kaldi.values import read_matrix
+from fsachain.openfst import read_fst
 
 # Commands `fsachain kaldi ...` on single files: alignments, phone sequences, examples, anything to be looked
 # at.

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from fsachain.errors import ConfigError
-from fsachain.graph.transducer import Transducer
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import ChainExample, read_example
-from fsachain.kaldi.fst import read_fst
 from fsachain.kaldi.lattice import CompactLattice, read_lattice
-from fsachain.kaldi.stream import Cursor
 from fsachain.kaldi.transitions import read_topology, read_transition_model
 from fsachain.kaldi.tree import read_tree
 from fsachain.kaldi.values import Floats, Posterior, read_alignment, read_matrix, read_posterior, read_vector
+from fsachain.openfst import Transducer, read_fst
+from fsachain.stream import Cursor
 
 Lines = Iterator[str]
 

@@ -30,7 +30,7 @@ from fsachain.cli.options import (
 from fsachain.cli.parallel import collect
 from fsachain.data.kaldi_dir import read_table
 from fsachain.errors import ConfigError, DataError, GraphError
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.numerator import NO_WORD, Numerator, numerator_of_phones
 from fsachain.graph.patterns import (
     LOOP,
@@ -39,13 +39,13 @@ from fsachain.graph.patterns import (
     parse_pattern,
     phone_loop,
 )
-from fsachain.graph.transducer import Transducer, product, remove_epsilons
+from fsachain.graph.transducer import product, remove_epsilons
 from fsachain.kaldi.archive import read_table as read_values
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.decoding import grammar_over, pdf_graph
-from fsachain.kaldi.fst import read_fst
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.transitions import TransitionModel, read_transition_model
+from fsachain.openfst import Transducer, read_fst
 
 den_option = click.option(
     "--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`; normalises the numerators."
@@ -313,7 +313,7 @@ def make_pattern_numerators(
 def _part(path: Path) -> Fsa:
     graph = read_value(path, read_fst)
     try:
-        return remove_epsilons(graph, range(len(graph.src)))[0].input_fsa()
+        return input_fsa(remove_epsilons(graph, range(len(graph.src)))[0])
     except GraphError as error:
         raise DataError(f"{path}: no acceptor over phones: {error}") from error
 
@@ -428,7 +428,7 @@ class FstMaker:
                 normalization=self.normalization,
                 name=name,
             )
-        fsa = plain.input_fsa()
+        fsa = input_fsa(plain)
         if fsa.num_arcs and fsa.pdf.max() >= tree.num_pdfs:
             raise GraphError(f"has pdf {fsa.pdf.max()}; the tree has {tree.num_pdfs}")
         if self.normalization is not None:

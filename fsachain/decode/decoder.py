@@ -25,10 +25,9 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, require
-from fsachain.graph.transducer import Transducer
-from fsachain.kaldi.fst import read_fst
 from fsachain.kaldi.lattice import Lattice, read_lattice
-from fsachain.kaldi.stream import Cursor, open_file
+from fsachain.openfst import Transducer, read_fst
+from fsachain.stream import Cursor, open_file
 
 # Decoding graphs on their way to the search: how they cross to other processes, and what keeps hostile ones
 # out.

@@ -28,7 +28,7 @@ from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, require
 from fsachain.graph.grammar import NgramScores
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 BEAM_ROUNDING = 1e-3  # costs of a lattice are float32 sums over its frames
 

@@ -21,7 +21,7 @@ from scipy.sparse.linalg import MatrixRankWarning, spsolve
 from fsachain import fsa as reachability
 from fsachain.errors import ConfigError, GraphError, require
 from fsachain.fsa import Fsa
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 from fsachain.table import ArcView, TransitionTable, compile_table
 
 # Random accepted paths of an acceptor, and whether two acceptors give random sequences the same scores.

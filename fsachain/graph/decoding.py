@@ -19,7 +19,7 @@ from fsachain.errors import ConfigError, GraphError, require
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 
 def build_decoding_graph(

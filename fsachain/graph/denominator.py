@@ -9,11 +9,11 @@ import numpy.typing as npt
 from scipy import sparse
 
 from fsachain.errors import ConfigError, GraphError
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.ctc import CtcTopology
 from fsachain.graph.expand import expand_acceptor
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 # Make a graph smaller by merging its states; a stochastic graph stays stochastic.
 #
@@ -190,7 +190,7 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
         model.final_log_prob,
     )
     graph = expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
-    return lump(graph.input_fsa())
+    return lump(input_fsa(graph))
 
 
 def free_denominator(num_pdfs: int) -> Fsa:

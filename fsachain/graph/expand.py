@@ -19,7 +19,7 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 # A phone graph unrolled to units, phones in the context of a wide window, for trees that look beyond the left
 # phone.

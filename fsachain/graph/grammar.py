@@ -27,8 +27,7 @@ import numpy as np
 from fsachain.errors import ConfigError, GraphError, require
 from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.openfst import read_transducer
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer, read_transducer
 
 __all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fsachain.errors import GraphError
 from fsachain.files import read_npz, replacing
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.archive import (
     Arrays,
     join,
@@ -35,7 +35,8 @@ from fsachain.graph.archive import (
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.transducer import Transducer, product
+from fsachain.graph.transducer import product
+from fsachain.openfst import Transducer
 
 NO_WORD = -1
 
@@ -152,7 +153,7 @@ def numerator_of_phones(
             f"lexicon has {len(lexicon.phones)} phones, the tree {tree.num_phones}: expected the same list"
         )
     expansion = expand_acceptor(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=word_of_arc)
-    fsa = expansion.graph.input_fsa()
+    fsa = input_fsa(expansion.graph)
     if not fsa.num_arcs:
         raise GraphError(f"{where}no path has a phone: a numerator needs at least one word or phone")
     origin = np.arange(fsa.num_arcs)

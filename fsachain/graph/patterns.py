@@ -27,7 +27,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import NO_WORD, Numerator, numerator_of_phones
 from fsachain.graph.spelling import NO_TAG, spell
-from fsachain.graph.transducer import Transducer
+from fsachain.openfst import Transducer
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import Expansion, FrameTimes, Unrolled, expand_acceptor, unroll
 from fsachain.graph.supervision import DEFAULT_TOLERANCE, Supervision, supervision_of
-from fsachain.graph.transducer import Transducer, product
+from fsachain.graph.transducer import product
+from fsachain.openfst import Transducer
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fsachain.errors import GraphError
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.transducer import Transducer, remove_epsilons
+from fsachain.graph.transducer import remove_epsilons
+from fsachain.openfst import Transducer
 
 NO_TAG = -1
 
@@ -69,7 +70,7 @@ def phone_model_of_words(words: Fsa, lexicon: Lexicon) -> Fsa:
         ),
         lexicon,
     )
-    return graph.input_fsa()
+    return input_fsa(graph)
 
 
 def _check(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:

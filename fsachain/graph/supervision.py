@@ -27,7 +27,8 @@ from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import Expansion, FrameTimes, Unrolled, expand_acceptor, unroll
-from fsachain.graph.transducer import Transducer, product
+from fsachain.graph.transducer import product
+from fsachain.openfst import Transducer
 
 DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
 Ints = npt.NDArray[np.int64]

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fsachain.errors import DataError
-from fsachain.kaldi.stream import MAX_DIGITS, Cursor, open_file
 from fsachain.names import Names
+from fsachain.stream import MAX_DIGITS, Cursor, open_file
 
 Value = TypeVar("Value")
 Reader = Callable[[Cursor], Value]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from fsachain.errors import DataError
-from fsachain.graph.transducer import Transducer
 from fsachain.kaldi.symbols import BACK_OFF
 from fsachain.kaldi.transitions import TransitionModel
 from fsachain.names import Names
+from fsachain.openfst import Transducer
 
 
 def pdf_graph(hclg: Transducer, model: TransitionModel) -> Transducer:

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.fsa import Fsa
-from fsachain.kaldi.fst import read_fsa
-from fsachain.kaldi.stream import Cursor
+from fsachain.fsa import Fsa, read_fsa
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
 from fsachain.on_access import OnAccess
+from fsachain.stream import Cursor
 
 # Index vectors of Kaldi's examples: which sequence and time each row of a matrix belongs to.
 #

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, NamedStates
 from fsachain.graph.phone_lattice import PhoneLattice
-from fsachain.graph.transducer import Transducer, remove_epsilons
-from fsachain.kaldi.fst import MAGIC, read_header
-from fsachain.kaldi.stream import LONGEST_LINE, Cursor
+from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.transitions import TransitionModel
+from fsachain.openfst import MAGIC, Transducer, read_header
+from fsachain.stream import LONGEST_LINE, Cursor
 
 # A lattice of Kaldi as arrays: as its file has it, and with one transition id on each arc.
 #
@@ -284,7 +284,7 @@ def _weight_reader(cursor: Cursor, kind: str, is_plain: bool) -> Callable[[], tu
 
 
 def _read_text(cursor: Cursor) -> CompactLattice:
-    """Lines as `fsachain.kaldi.fst` reads, with weights `graph,acoustic` or `graph,acoustic,1_2_3`, up to an empty line.
+    """Lines as `fsachain.openfst` reads, with weights `graph,acoustic` or `graph,acoustic,1_2_3`, up to an empty line.
 
     They are gone through twice: final weights are kept by state, and how many states there are the last line may tell.
     """

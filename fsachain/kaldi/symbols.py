@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Sequence
 
 from fsachain.errors import DataError
-from fsachain.kaldi.stream import open_file
 from fsachain.names import Names
+from fsachain.stream import open_file
 
 BACK_OFF = "#0"  # label of back-off arcs in a grammar
 _MOST_DIGITS = 9  # of an id, which Kaldi keeps in 32 bits

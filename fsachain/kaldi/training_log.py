@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from fsachain.errors import DataError
-from fsachain.kaldi.stream import open_file
 from fsachain.names import Names
+from fsachain.stream import open_file
 
 _NUMBER = rb"(?:[-+]?[0-9][0-9.e+-]{0,30}|[-+]?nan|[-+]?inf)"
 _LINE = re.compile(

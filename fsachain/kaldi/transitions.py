@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.kaldi.stream import Cursor, open_file
 from fsachain.kaldi.values import read_vector
 from fsachain.on_access import OnAccess
+from fsachain.stream import Cursor, open_file
 
 # Kaldi's HMM topologies: a `topo` file, or the head of a transition model.
 #

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.decision_tree import NO_BRANCH, DecisionTree, Leaf, Node, Split, Table
-from fsachain.kaldi.stream import Cursor, open_file
 from fsachain.kaldi.transitions import TransitionModel, read_transition_model
+from fsachain.stream import Cursor, open_file
 
 MAX_WIDTH = 16
 _TUPLES_AT_A_TIME = 1 << 16  # whose pdfs are looked for in one walk through a tree

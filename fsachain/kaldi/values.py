@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, require
-from fsachain.kaldi.stream import Cursor
 from fsachain.on_access import OnAccess
+from fsachain.stream import Cursor
 
 Floats = npt.NDArray[np.floating]
 

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError, GraphError
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
-from fsachain.kaldi.fst import MAGIC, read_fsa, read_fst
-from fsachain.kaldi.stream import open_file
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.transitions import read_topology, read_transition_model
 from fsachain.kaldi.tree import read_tree
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
+from fsachain.openfst import MAGIC, read_fst
+from fsachain.stream import open_file
 from tools.fuzz import kaldi_readers as readers
 
 MEMORY_PER_BYTE = 3  # the value included; a claim of a header is 2 ** 31

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fsachain import Fsa
+from fsachain.fsa import input_fsa
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.openfst import write_fst
 from fsachain.graph.topology import Topology
-from fsachain.graph.transducer import Transducer, remove_epsilons
+from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.archive import read_value
-from fsachain.kaldi.fst import read_fst
+from fsachain.openfst import Transducer, read_fst, write_fst
 
 SCRIPT = Path(__file__).with_name("kaldi_oracle.py")
 SECONDS = 120
@@ -104,7 +104,7 @@ def _over_pdfs(folder: Path, job: int, place: int) -> Fsa:
     labels = np.array([0, *(pdf + 1 for pdf in pdfs)], dtype=np.int32)
     graph = read_value(folder / f"{job}.{place}.fst", read_fst)
     graph = replace(graph, ilabel=labels[graph.ilabel])
-    return remove_epsilons(graph, range(len(graph.src)))[0].input_fsa()
+    return input_fsa(remove_epsilons(graph, range(len(graph.src)))[0])
 
 
 def topology_text(topology: Topology, num_phones: int) -> str:

@@ -1,26 +1,164 @@
-"""OpenFst files and archives as Kaldi writes them, read with bounds: vector, const and compact acceptor, and text.
+"""OpenFst's graphs as plain arrays: their files, read with bounds, and the way in and out of pywrapfst.
 
-OpenFst's own reader reserves what the header claims and ends the process where it cannot, so files from
-elsewhere are read here. Layout: OpenFst's fst.cc, vector-fst.h, const-fst.h, compact-fst.h. Weights are one
-float32 (arc types "standard" and "log"), in vector FSTs also one float64 ("log64"); labels are left as they are in
-the file.
+OpenFst's own reader reserves what a header claims and ends the process where it cannot, so files are read here: vector,
+const and compact acceptor, and text as in Kaldi's archives. Layout: OpenFst's fst.cc, vector-fst.h, const-fst.h,
+compact-fst.h. Weights are one float32 (arc types "standard" and "log"), in vector FSTs also one float64 ("log64").
+pywrapfst visits arcs one Python call at a time; a whole graph crosses in one piece through the binary form instead.
+Labels stay OpenFst's (0 = epsilon), weights become natural log-probabilities: log_prob = -cost.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import GraphError
-from fsachain.fsa import Fsa, NamedStates, frozen
-from fsachain.graph.transducer import ARC, Transducer
-from fsachain.kaldi.stream import Cursor
+from fsachain.errors import DataError, GraphError, require
+from fsachain.stream import Cursor, open_file
+
+_MAGIC = 2125659606
+_EXPANDED_AND_MUTABLE = 3
+ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
+
+
+@dataclass(frozen=True, eq=False)
+class Transducer:
+    """States, one start, arcs with two labels and a log-probability. Arcs may have any order.
+
+    Attributes:
+        num_states, start: number of states S and the start state.
+        src, dst, ilabel, olabel: int [A]; label 0 is epsilon.
+        log_prob: float64 [A]; final_log_prob: float64 [S], -inf = not final.
+    """
+
+    num_states: int
+    start: int
+    src: npt.NDArray[np.integer]
+    dst: npt.NDArray[np.integer]
+    ilabel: npt.NDArray[np.integer]
+    olabel: npt.NDArray[np.integer]
+    log_prob: npt.NDArray[np.float64]
+    final_log_prob: npt.NDArray[np.float64]
+
+    def leaving(self, tags: Sequence[int] | None) -> list[list[tuple[int, int, int, float, int]]]:
+        """The arcs that leave each state: dst, ilabel, olabel, log_prob, and the arc's tag, -1 where there are no tags."""
+        result: list[list[tuple[int, int, int, float, int]]] = [[] for _ in range(self.num_states)]
+        columns = (self.src, self.dst, self.ilabel, self.olabel, self.log_prob)
+        own = [-1] * len(self.src) if tags is None else tags
+        for src, *arc in zip(*(column.tolist() for column in columns), own, strict=True):
+            result[src].append((arc[0], arc[1], arc[2], arc[3], arc[4]))
+        return result
+
+    @classmethod
+    def from_openfst(cls, fst: Any) -> Transducer:
+        """Arrays of a pywrapfst FST over the tropical semiring, arcs in its order.
+
+        Raises:
+            GraphError: another arc type, or no start state (the empty FST).
+        """
+        if fst.arc_type() != "standard":
+            raise GraphError(f"arc type {fst.arc_type()!r}: expected 'standard' (tropical, 32 bits)")
+        if fst.start() < 0:
+            raise GraphError("the FST has no start state: it accepts nothing")
+        vector = require("pywrapfst", extra="graph").convert(fst, "vector")
+        vector.set_input_symbols(None)
+        vector.set_output_symbols(None)
+        data = vector.write_to_string()
+        offset = 4
+        for _ in range(2):
+            offset += 4 + struct.unpack_from("<i", data, offset)[0]
+        offset += 16
+        start, num_states, _ = struct.unpack_from("<qqq", data, offset)
+        offset += 24
+        finals = np.empty(num_states)
+        counts = np.empty(num_states, dtype=np.int64)
+        pieces = []
+        header = struct.Struct("<fq")
+        for state in range(num_states):
+            finals[state], count = header.unpack_from(data, offset)
+            offset += header.size
+            pieces.append(data[offset : offset + 16 * count])
+            counts[state] = count
+            offset += 16 * count
+        arcs = np.frombuffer(b"".join(pieces), dtype=ARC)
+        src = np.repeat(np.arange(num_states, dtype=np.int32), counts)
+        log_prob = 0.0 - arcs["cost"].astype(np.float64)  # and not minus: a cost of 0 would become -0.0
+        labels = arcs["ilabel"], arcs["olabel"]
+        return cls(num_states, start, src, arcs["dst"], *labels, log_prob, 0.0 - finals)
+
+    def to_openfst(self) -> Any:
+        """The same transducer as a pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""
+        pywrapfst = require("pywrapfst", extra="graph")
+        return pywrapfst.VectorFst.read_from_string(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The same transducer in OpenFst's binary form, as a vector FST (tropical); arcs of one state keep their order."""
+        order = np.argsort(self.src, kind="stable")
+        arcs = np.empty(len(order), dtype=ARC)
+        arcs["ilabel"], arcs["olabel"] = self.ilabel[order], self.olabel[order]
+        arcs["cost"], arcs["dst"] = -self.log_prob[order], self.dst[order]
+        body = arcs.tobytes()
+        ends = np.searchsorted(self.src[order], np.arange(self.num_states), side="right").tolist()
+        pieces = [struct.pack("<ii6si8sii", _MAGIC, 6, b"vector", 8, b"standard", 2, 0)]
+        pieces.append(struct.pack("<Qqqq", _EXPANDED_AND_MUTABLE, self.start, self.num_states, len(arcs)))
+        first = 0
+        for final, end in zip((-self.final_log_prob).tolist(), ends, strict=True):
+            pieces.append(struct.pack("<fq", final, end - first))
+            pieces.append(body[16 * first : 16 * end])
+            first = end
+        return b"".join(pieces)
+
+
+# The states that lines of text name, and whether the highest number is one that so much text may have.
+#
+# Arrays by state have an entry for every number up to the highest. A short file that names a state two
+# billion must not have them made; in a sound one all states are named, each new one by a line of its own.
+
+_SPARE = 1000  # states that no line names
+_FAR = 10_000  # lines that name such a state are long enough to pay for it, those before pay for arcs alone
+
+
+class NamedStates:
+    """What is known of the states of a graph while its lines are read.
+
+    Attributes:
+        start: the first state that was named; -1 before.
+        lowest, highest: of all named, and of 0 and -1.
+    """
+
+    def __init__(self) -> None:
+        self.start, self.lowest, self.highest = -1, 0, -1
+        self._lines = self._far = 0
+
+    def add(self, states: Sequence[int]) -> None:
+        """The states of one line: one or two."""
+        first, last = states[0], states[-1]
+        if self._lines == 0:
+            self.start = first
+        if last < first:
+            first, last = last, first
+        self.lowest, self.highest = min(self.lowest, first), max(self.highest, last)
+        self._lines += 1
+        self._far += last >= _FAR
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether none is negative, and the highest not beyond what the lines pay for."""
+        return self.lowest >= 0 and self.highest < min(_SPARE + self._lines, _FAR + self._far)
+
+
+def frozen(column: array[Any]) -> npt.NDArray[Any]:
+    """The numbers of a column that has grown, without a copy and read-only: an `Fsa` takes them as they are."""
+    return np.frombuffer(memoryview(column).toreadonly(), dtype=column.typecode)
+
 
 # FSTs as text in Kaldi's archives: lines `src dst ilabel olabel [cost]` and `state [cost]` up to an empty
 # line.
@@ -99,7 +237,7 @@ def _lines(cursor: Cursor) -> Iterator[tuple[array[int], float]]:
         yield numbers, cost
 
 
-MAGIC = (2125659606).to_bytes(4, "little")
+MAGIC = _MAGIC.to_bytes(4, "little")
 _SYMBOLS_MAGIC = 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
 _ALIGNMENT = 16
@@ -151,20 +289,6 @@ def read_arcs(cursor: Cursor) -> Transducer:
         )
     readers = {"vector": _read_vector, "const": _read_const, "compact_acceptor": _read_compact_acceptor}
     return readers[header.kind](cursor, header)
-
-
-def read_fsa(cursor: Cursor) -> Fsa:
-    """An acceptor over pdfs: labels pdf + 1 on both sides, no epsilon, such as den.fst or a supervision.
-
-    Raises:
-        DataError: as `read_fst`, or no such acceptor.
-    """
-    begin = cursor.position
-    arcs = read_fst(cursor)
-    try:
-        return arcs.acceptor(cursor.name)
-    except GraphError as error:
-        cursor.fail(f"no acceptor over pdfs ({error})", begin)
 
 
 def _string(cursor: Cursor, what: str) -> str:
@@ -310,3 +434,34 @@ def _checked(cursor: Cursor, begin: int, arcs: Transducer) -> Transducer:
     if np.any(np.isnan(arcs.final_log_prob) | (arcs.final_log_prob == np.inf)):
         cursor.fail("an FST with the final cost NaN or -Infinity", begin)
     return arcs
+
+
+def read_transducer(path: str | os.PathLike[str]) -> Transducer:
+    """Read an OpenFst binary file as it is: states, labels and weights that cannot be are not looked for.
+
+    Raises:
+        GraphError: there is no such file, it is no FST, is cut short, or is of a kind that is not read.
+    """
+    name = os.fspath(path)
+    if not Path(name).is_file():
+        raise GraphError(f"{name}: no such file; expected an OpenFst binary file")
+    try:
+        cursor = open_file(name)
+        if cursor.peek(len(MAGIC)) != MAGIC:
+            raise GraphError(f"{name}: not an OpenFst binary file (it does not begin as one)")
+        return read_arcs(cursor)
+    except DataError as error:
+        raise GraphError(f"{name}: not an OpenFst binary file, or cut short ({error})") from error
+
+
+def write_fst(fst: Any, path: str | os.PathLike[str]) -> None:
+    """Write a pywrapfst FST to `path` in OpenFst binary form.
+
+    Raises:
+        GraphError: the file cannot be written.
+    """
+    pywrapfst = require("pywrapfst", extra="graph")
+    try:
+        fst.write(os.fspath(path))
+    except (pywrapfst.FstError, OSError) as error:
+        raise GraphError(f"{os.fspath(path)}: cannot be written ({error})") from error
