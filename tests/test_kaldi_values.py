@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tolerances
 
+from fsachain import stream
 from fsachain.errors import DataError
-from fsachain.kaldi import stream
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior
 from fsachain.stream import Cursor
