@@ -1,0 +1,66 @@
+"""recipes/wav_to_wer.py on words that are chords: it reads, builds, trains, decodes and scores by itself."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+for module in ("pywrapfst", "kaldi_native_fbank", "kaldi_decoder", "kaldialign", "kaldilm"):
+    pytest.importorskip(module, reason="the recipe needs fsachain[recipes]")
+
+SCRIPT = Path(__file__).resolve().parent.parent / "recipes" / "wav_to_wer.py"
+RATE = 8000
+WORDS = {"low": ("A", "B"), "high": ("C", "D"), "mid": ("E", "A")}
+TONES = {"A": 400, "B": 900, "C": 1700, "D": 2600, "E": 3400}  # Hz
+
+
+def write_corpus(folder: Path, rng: np.random.Generator) -> None:
+    (folder / "lang").mkdir(parents=True)
+    (folder / "lang" / "lexicon.txt").write_text(
+        "".join(f"{word} {' '.join(phones)}\n" for word, phones in WORDS.items())
+    )
+    for split, count in (("train", 24), ("dev", 4), ("test", 6)):
+        data = folder / split
+        data.mkdir()
+        lines: dict[str, list[str]] = {"text": [], "wav.scp": [], "utt2spk": []}
+        for n in range(count):
+            name, words = f"{split}-{n:02}", rng.choice(list(WORDS), rng.integers(1, 4)).tolist()
+            pause = np.zeros(RATE // 8)
+            parts = [pause]
+            for word in words:
+                for phone in WORDS[word]:
+                    at = np.arange(RATE * rng.integers(12, 18) // 100) / RATE
+                    parts.append(np.sin(2 * np.pi * TONES[phone] * at))
+                parts.append(pause)
+            sound = np.concatenate(parts)
+            soundfile.write(data / f"{name}.wav", 0.3 * sound + 0.01 * rng.normal(size=len(sound)), RATE)
+            lines["text"].append(f"{name} {' '.join(words)}\n")
+            lines["wav.scp"].append(f"{name} {name}.wav\n")
+            lines["utt2spk"].append(f"{name} {name}\n")
+        for file, content in lines.items():
+            (data / file).write_text("".join(content))
+
+
+def test_from_recordings_to_a_low_word_error_rate(tmp_path, monkeypatch, capsys) -> None:
+    write_corpus(tmp_path / "corpus", np.random.default_rng(0))
+    options = ["--epochs", "12", "--channels", "32", "--workers", "1", "--out", str(tmp_path / "model.pt")]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(tmp_path / "corpus"), *options])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    printed = capsys.readouterr().out
+    objf = [float(value) for value in re.findall(r"objf ([+-]\S+) a frame", printed)]
+    assert len(objf) == 12
+    assert objf[0] < objf[-1] < 0.0
+    wer = re.search(r"^test .*?([0-9.]+) %", printed, re.MULTILINE)
+    assert wer is not None
+    assert float(wer[1]) <= 15.0
+    assert (tmp_path / "model.pt").stat().st_size > 10_000
+
+
+def test_the_recipe_is_one_page_of_public_names() -> None:
+    text = SCRIPT.read_text()
+    assert "fsachain.cli" not in text
+    assert "pipeline" not in text
