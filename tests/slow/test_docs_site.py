@@ -17,14 +17,14 @@ for module in ("mkdocstrings", "material", "pymdownx", "html5lib"):
 
 import html5lib
 from mkdocs.commands.build import build
-from tests.test_report_browser import browser
+from tests.slow.test_report_browser import browser
 
 import fsachain
 from tools.docs_site import pages_outside, place_of
 
 __all__ = ["browser"]  # a fixture: Chromium without a window, where there is one
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "{http://www.w3.org/1999/xhtml}"
 # What a browser fetches by itself; links that a reader follows may lead elsewhere.
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}
