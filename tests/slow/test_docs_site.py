@@ -17,9 +17,9 @@ for module in ("mkdocstrings", "material", "pymdownx", "html5lib"):
 
 import html5lib
 from mkdocs.commands.build import build
-from tests.slow.test_report_browser import browser
 
 import fsachain
+from tests.slow.test_report_browser import browser
 from tools.docs_site import pages_outside, place_of
 
 __all__ = ["browser"]  # a fixture: Chromium without a window, where there is one
