@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from fsachain.train.progress import LineProgress
+from fsachain.train.reporting import LineProgress
 
 
 class Interruption(Exception):

@@ -20,10 +20,9 @@ from fsachain.fsa import Fsa
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.config import OptimizerConfig
-from fsachain.train.precision import Precision
 from fsachain.train.source import BatchSource, SupervisedBatch, supervise
 from fsachain.train.stats import EpochSums
-from fsachain.train.step import Stepper
+from fsachain.train.step import Precision, Stepper
 from fsachain.train.stopping import StoppedError
 from fsachain.train.trainer import Trainer
 from fsachain.train.world import WHOLE, Share, World

@@ -18,7 +18,7 @@ from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.mbr import MBRLoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.config import TrainConfig
-from fsachain.train.optimizer import NetworkDropout, Schedules, make_optimizer
+from fsachain.train.optimizer import Schedules, dropout_setters, make_optimizer
 from fsachain.train.schedule import Schedule, Scheduled
 
 
@@ -62,9 +62,10 @@ def test_all_that_drops_in_a_network_is_set() -> None:
             nn.ReLU(),
         ]
     )
-    dropout = NetworkDropout(network)
-    dropout.set(0.4)
-    assert len(dropout) == 5
+    setters = list(dropout_setters(network))
+    assert len(setters) == 5
+    for set_dropout in setters:
+        set_dropout(0.4)
     assert (network[0].p, network[1].p, attention.dropout, network[3].dropout) == (0.4, 0.4, 0.4, 0.4)
     assert network[4].dropout == 0.0  # nothing to drop between the layers of one layer
     assert (network[5].proportion, network[5].inner.p) == (0.4, 0.3)
@@ -75,19 +76,20 @@ def test_both_kinds_of_dropout_of_the_tdnnf_are_set(kind: str) -> None:
     network = Tdnnf(
         TdnnfConfig(4, 3, channels=8, bottleneck=4, time_strides=(1, 1, 1), dropout_kind=kind, dropout=0.0)
     )
-    dropout = NetworkDropout(network)
-    assert len(dropout) == 3
+    setters = list(dropout_setters(network))
+    assert len(setters) == 3
     x, lengths = torch.randn(2, 12, 4), torch.tensor([12, 12])
     network.train()
-    dropout.set(0.4)
-    assert not torch.equal(network(x, lengths).nnet_output, network(x, lengths).nnet_output)
-    dropout.set(0.0)
-    assert torch.equal(network(x, lengths).nnet_output, network(x, lengths).nnet_output)
+    for proportion in (0.4, 0.0):
+        for set_dropout in setters:
+            set_dropout(proportion)
+        first, second = (network(x, lengths).nnet_output for _ in range(2))
+        assert torch.equal(first, second) == (proportion == 0.0)
 
 
 def test_a_dropout_schedule_for_a_network_that_drops_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing in Linear drops anything"):
-        NetworkDropout(nn.Linear(2, 2))
+        schedules_for(nn.Linear(2, 2), denominator(), {}, dropout_schedule=0.1)
 
 
 def test_everything_is_set_by_the_step_alone() -> None:

@@ -18,10 +18,9 @@ from fsachain.data.cmvn import Cmvn
 from fsachain.data.order import frame_counts
 from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError, GraphError
-from fsachain.train.progress import NoProgress
-from fsachain.train.source import BatchSource, SupervisedBatch
+from fsachain.train.reporting import Progress
+from fsachain.train.source import BatchSource, Corpus, Preparation, StreamSource, SupervisedBatch
 from fsachain.train.stopping import StoppedError
-from fsachain.train.stream import Corpus, Preparation, StreamSource
 from fsachain.train.trainer import Trainer
 from fsachain.train.world import Share
 
@@ -184,7 +183,7 @@ def test_an_executor_of_the_caller_does_the_work(data: DataDir) -> None:
     assert found == contents(in_memory(data).batches(0))
 
 
-class StopAfter(NoProgress):
+class StopAfter(Progress):
     """Asks the training to stop after so many steps."""
 
     def __init__(self, steps: int) -> None:
@@ -203,7 +202,7 @@ def test_a_streamed_training_that_was_stopped_in_an_epoch_ends_as_if_it_had_not_
     counts, _ = frame_counts(data.utterances, narrow, COPIES)
     corpus = Corpus(data.utterances, counts, COPIES, stored)
 
-    def run(folder: str, progress: NoProgress) -> dict[str, torch.Tensor]:
+    def run(folder: str, progress: Progress) -> dict[str, torch.Tensor]:
         torch.manual_seed(5)
         model = ToyModel()
         preparation = Preparation(narrow, Cmvn(CmvnConfig("utterance")))
@@ -214,10 +213,10 @@ def test_a_streamed_training_that_was_stopped_in_an_epoch_ends_as_if_it_had_not_
             source.close()
         return model.state_dict()
 
-    whole = run("whole", NoProgress())
+    whole = run("whole", Progress())
     with pytest.raises(StoppedError):
         run("stopped", StopAfter(8))  # of 5 steps in an epoch
-    resumed = run("stopped", NoProgress())
+    resumed = run("stopped", Progress())
     for name, tensor in whole.items():
         assert torch.equal(tensor, resumed[name]), name
 

@@ -37,7 +37,7 @@ from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import TransitionTable, compile_table
 from fsachain.train.config import TrainConfig
-from fsachain.train.progress import NoProgress
+from fsachain.train.reporting import Progress
 from fsachain.train.trainer import Trainer
 from tools.cuda_on_host import HostDevice, skip_reason
 
@@ -115,7 +115,7 @@ def corpus(count: int) -> tuple[list[Example], dict[str, TransitionTable]]:
     return examples, tables
 
 
-class Watch(NoProgress):
+class Watch(Progress):
     """Progress that measures."""
 
     def __init__(self, course: Course) -> None:

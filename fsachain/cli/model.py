@@ -22,7 +22,7 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
 from fsachain.errors import DataError, FsachainError, require
 from fsachain.nn.network import Network, TakenWeights, num_parameters, take_weights
-from fsachain.train.checkpoint import Tensors, check_tensor_names, load_tensors, save_tensors
+from fsachain.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
 
 _KIND = "acoustic model"
 _BATCH_SIZE = 32
@@ -213,7 +213,7 @@ def _foreign_tensors(path: Path) -> Tensors | None:
     """What a safetensors file holds that was not written here; None for those that were, which have a checksum."""
     safetensors = require("safetensors", extra="recipes")
     try:
-        check_tensor_names(path)
+        check_header_size(path)
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             if "header" in (file.metadata() or {}):
                 return None

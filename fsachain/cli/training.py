@@ -46,10 +46,10 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.files import parse_json, write_text
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.network import Network
-from fsachain.train.checkpoint import TrainResult, list_checkpoints
+from fsachain.train.checkpoint import list_checkpoints
 from fsachain.train.log import JsonLinesLog
-from fsachain.train.progress import NoProgress, make_progress
-from fsachain.train.trainer import Trainer
+from fsachain.train.reporting import Progress, make_progress
+from fsachain.train.trainer import Trainer, TrainResult
 from fsachain.train.world import World
 
 COMPILED = Path("-")  # in place of numerators: they are compiled while the training runs
@@ -267,7 +267,7 @@ def _begin(
     begun = begin_network(experiment, spec)
     if begun.taken is not None and world.is_first:
         JsonLinesLog(out / "train.jsonl").write("init", path=spec.init_from, **asdict(begun.taken))
-    progress = make_progress() if world.is_first else NoProgress()
+    progress = make_progress() if world.is_first else Progress()
     for line in begun.lines:
         progress.message(line)
     trainer = Trainer(

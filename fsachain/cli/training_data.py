@@ -29,8 +29,16 @@ from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
 from fsachain.graph.numerator import Numerator, build_numerator, load_numerators, source_of
 from fsachain.graph.shards import NumeratorMaker, TableShards
 from fsachain.table import TransitionTable, compile_table
-from fsachain.train.source import BatchSource, OutputLengths, Source
-from fsachain.train.stream import PIECE, Corpus, Preparation, StreamSource, Task
+from fsachain.train.source import (
+    PIECE,
+    BatchSource,
+    Corpus,
+    OutputLengths,
+    Preparation,
+    Source,
+    StreamSource,
+    Task,
+)
 
 
 @dataclass(frozen=True)

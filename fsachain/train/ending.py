@@ -10,25 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fsachain.errors import ConfigError, DataError
-from fsachain.train.checkpoint import Checkpoint, Keeper, Tensors
+from fsachain.train.checkpoint import Checkpoint, Tensors, average_states
 from fsachain.train.config import TrainConfig
 from fsachain.train.source import Source, SupervisedBatch
 from fsachain.train.step import Stepper
-from fsachain.train.world import WHOLE, Share
-
-# The final model, made of the models of the last epochs.
-#
-# "best-average" does what Kaldi's nnet3-chain-combine does: from the newest model on, one older model after
-# the other joins a mean, the objective of each mean is taken, and the best is kept. An exponential moving
-# average stands beside them, if there is one. Everything is a pure function of checkpoints and data: a
-# training that is killed meanwhile does it once more.
-
-EMA = "ema"
 
 
 @dataclass(frozen=True)
@@ -47,8 +38,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The chosen candidate's name."""
-        return str(self.num_models) if self.num_models else EMA
+        return str(self.num_models) if self.num_models else "ema"
 
 
 def best_average(
@@ -56,7 +46,7 @@ def best_average(
     objective: Callable[[Tensors], float],
     ema: Tensors | None = None,
 ) -> Combination:
-    """The best of the means of the newest 1, 2, 3, ... models, and of `ema`.
+    """The best of the means of the newest 1, 2, 3, ... models, as Kaldi's nnet3-chain-combine has it, and of `ema`.
 
     Args:
         newest_first: `state_dict()`s, loaded one at a time.
@@ -81,11 +71,17 @@ def best_average(
 def _candidates(
     newest_first: Iterable[Mapping[str, torch.Tensor]], ema: Tensors | None
 ) -> Iterator[tuple[int, Tensors]]:
+    """How many models each candidate is the mean of, 0 for `ema`, and its parameters."""
     newest: Mapping[str, torch.Tensor] | None = None
     sums: Tensors = {}
     for count, state in enumerate(newest_first, start=1):
         newest = state if newest is None else newest
-        _check_same(newest, state)
+        for name in sorted(newest.keys() | state.keys()):
+            shapes = [list(part[name].shape) if name in part else None for part in (newest, state)]
+            if shapes[0] != shapes[1]:
+                raise DataError(
+                    f"models to combine: {name!r} has shape {shapes[0]} in one and {shapes[1]} in another"
+                )
         for name, tensor in state.items():
             if tensor.is_floating_point():
                 sums[name] = sums[name] + tensor.double() if count > 1 else tensor.double()
@@ -98,18 +94,6 @@ def _candidates(
         )
     if ema is not None:
         yield 0, {name: tensor.clone() for name, tensor in ema.items()}
-
-
-def _check_same(newest: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    for name in sorted(newest.keys() | state.keys()):
-        shapes = [list(part[name].shape) if name in part else None for part in (newest, state)]
-        if shapes[0] != shapes[1]:
-            raise DataError(
-                f"models to combine: {name!r} has shape {shapes[0]} in one and {shapes[1]} in another"
-            )
-
-
-Evaluate = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -140,94 +124,70 @@ def check_ending(config: TrainConfig, dev_source: Source | None) -> None:
         )
 
 
-class Finisher:
-    """Gives the model its final parameters and statistics.
+def make_final_model(
+    stepper: Stepper,
+    paths: Sequence[Path],
+    ema: Tensors,
+    config: TrainConfig,
+    source: Source,
+    dev_source: Source | None,
+    evaluate: Callable[[Iterable[Sequence[SupervisedBatch]]], dict[str, Any]],
+) -> Ending:
+    """Give the model its final parameters and statistics.
 
     Args:
         stepper: has the model, and passes batches through it.
-        keeper: has the checkpoints and the moving average.
+        paths: the checkpoints of the last epochs, oldest first; the first process has them.
+        ema: moving averages of the parameters; empty without any.
         config: options of the training.
         source: training batches, for the statistics of batch normalisation and, if that is asked for, the objective.
         dev_source: development set, for the objective.
-        evaluate: figures of the model, as it is now, on a source.
+        evaluate: figures of the model, as it is now, on some batches.
     """
+    model, world = stepper.model, stepper.world
+    names = tuple(path.name for path in paths)
 
-    def __init__(
-        self,
-        stepper: Stepper,
-        keeper: Keeper,
-        config: TrainConfig,
-        source: Source,
-        dev_source: Source | None,
-        evaluate: Evaluate,
-    ) -> None:
-        self._stepper = stepper
-        self._keeper = keeper
-        self._config = config
-        self._source = source
-        self._dev_source = dev_source
-        self._evaluate = evaluate
+    def first_batches() -> Iterable[Sequence[SupervisedBatch]]:
+        """Those of the epoch after the last."""
+        return islice(source.batches(config.num_epochs, 0, stepper.share), config.batch_norm_batches)
 
-    def finish(self) -> Ending:
-        """Make the final model."""
-        names = [path.name for path in self._keeper.last_epochs()]
-        kind = self._config.combine
-        if kind == "best-average":
-            return self._choose(names)
-        if kind == "ema":
-            self._take(self._averages())
-            return Ending((), f"moving average with decay {self._config.ema:g}")
-        if kind == "none" or len(names) == 1:
-            return Ending((names[-1],), "that of the last epoch")
-        first = self._stepper.world.is_first
-        self._take(self._keeper.average() if first else self._stepper.model.state_dict())
-        return Ending(tuple(names), f"mean of {len(names)} epochs")
+    def take(state: Mapping[str, torch.Tensor]) -> None:
+        """Load the first process's `state` everywhere, and take the statistics that averaging leaves stale anew."""
+        model.load_state_dict(state)
+        world.copy_first(model.state_dict())
+        stepper.passes.refresh(first_batches())
 
-    def _choose(self, names: list[str]) -> Ending:
-        ema = self._averages() if self._config.ema else None
-        found: Combination = best_average(self._newest_first(len(names)), self._objective, ema)
-        self._take(found.state)
-        averaged = tuple(names[len(names) - found.num_models :])
+    def objective(state: Tensors) -> float:
+        take(state)
+        if config.combine_on == "train":
+            return float(evaluate(first_batches())["objf"])
+        assert dev_source is not None
+        return float(evaluate(dev_source.in_order(stepper.share))["objf"])
+
+    def newest_first() -> Iterator[Tensors]:
+        """The models of the last epochs; in other processes than the first, tensors that stand in for them."""
+        for path in reversed(paths):
+            if world.is_first:
+                yield Checkpoint.load(path).model
+            else:
+                yield {name: value.cpu() for name, value in model.state_dict().items()}
+
+    # The moving average, with the last model's buffers.
+    moving = {name: value.detach().clone() for name, value in model.state_dict().items()} | ema
+    if config.combine == "best-average":
+        found = best_average(newest_first(), objective, moving if config.ema else None)
+        take(found.state)
+        averaged = names[len(names) - found.num_models :]
         best = f"mean of {len(averaged)} epochs" if averaged else "moving average"
         return Ending(averaged, f"{best}, the best of {len(found.objf)} candidates", found.objf)
-
-    def _newest_first(self, count: int) -> Iterator[Tensors]:
-        """The models of the last epochs; in other processes than the first, tensors that stand in for them."""
-        paths = self._keeper.last_epochs()[::-1]
-        for number in range(count):
-            if self._stepper.world.is_first:
-                yield Checkpoint.load(paths[number]).model
-            else:
-                yield {name: value.cpu() for name, value in self._stepper.model.state_dict().items()}
-
-    def _averages(self) -> Tensors:
-        """The moving average, with the last model's buffers."""
-        return {
-            name: value.detach().clone() for name, value in self._stepper.model.state_dict().items()
-        } | self._keeper.averages()
-
-    def _take(self, state: Tensors) -> None:
-        """Load the first process's `state` everywhere, and take the statistics that averaging leaves stale anew."""
-        self._stepper.model.load_state_dict(state)
-        self._stepper.world.copy_first(self._stepper.model.state_dict())
-        batches = self._source.batches(self._config.num_epochs, 0, self._stepper.share)
-        self._stepper.passes.refresh(islice(batches, self._config.batch_norm_batches))
-
-    def _objective(self, state: Tensors) -> float:
-        self._take(state)
-        if self._config.combine_on == "train":
-            return float(self._evaluate(_FirstBatches(self._source, self._config))["objf"])
-        return float(self._evaluate(self._dev_source)["objf"])
-
-
-class _FirstBatches:
-    """The batches on which statistics are taken, as something to evaluate on."""
-
-    def __init__(self, source: Source, config: TrainConfig) -> None:
-        self._source = source
-        self._config = config
-
-    def in_order(self, share: Share = WHOLE) -> Iterator[Sequence[SupervisedBatch]]:
-        """The first `batch_norm_batches` batches of the epoch after the last."""
-        batches = self._source.batches(self._config.num_epochs, 0, share)
-        return islice(batches, self._config.batch_norm_batches)
+    if config.combine == "ema":
+        take(moving)
+        return Ending((), f"moving average with decay {config.ema:g}")
+    if config.combine == "none" or len(paths) == 1:
+        return Ending(names[-1:], "that of the last epoch")
+    take(
+        average_states([Checkpoint.load(path).model for path in paths])
+        if world.is_first
+        else model.state_dict()
+    )
+    return Ending(names, f"mean of {len(names)} epochs")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import accumulate
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -38,7 +40,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         ConfigError: a prefix in `factors` or `freeze_epochs` that fits no parameter, or all parameters are frozen.
     """
     named = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    check_prefixes(named, config.factors, "train.optimizer.factors")
+    _check_prefixes(named, config.factors, "train.optimizer.factors")
     frozen = frozen_epochs(named, config)
     if named and min(frozen.values()) > 0:
         raise ConfigError(
@@ -49,23 +51,17 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         decays = config.decayed == "all" or parameter.dim() > 1
         key = (longest_prefix(name, config.factors, 1.0), config.weight_decay if decays else 0.0)
         groups.setdefault(key, []).append(parameter)
-    return _KINDS[config.name](
-        [
-            {"params": parameters, "factor": factor, "weight_decay": decay}
-            for (factor, decay), parameters in groups.items()
-        ],
-        lr=0.0,
-        **_constants(config),
-    )
-
-
-def _constants(config: OptimizerConfig) -> dict[str, Any]:
+    constants: dict[str, Any] = {"betas": config.betas, "eps": config.epsilon}
+    if config.name == "sgd":
+        constants = {"momentum": config.momentum}
     # torch's fused SGD fails where some parameters have no momentum yet because they were frozen until now.
     late = config.name == "sgd" and bool(config.freeze_epochs)
-    form = {"fused": True} if config.name in _FUSED and not late else {"foreach": True}
-    if config.name == "sgd":
-        return {"momentum": config.momentum, **form}
-    return {"betas": config.betas, "eps": config.epsilon, **form}
+    constants["fused" if config.name in _FUSED and not late else "foreach"] = True
+    tables = [
+        {"params": parameters, "factor": factor, "weight_decay": decay}
+        for (factor, decay), parameters in groups.items()
+    ]
+    return _KINDS[config.name](tables, lr=0.0, **constants)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -76,12 +72,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def longest_prefix(name: str, values: Mapping[str, Value], default: Value) -> Value:
     """The value of the longest prefix of a dotted name; "encoder" is one of `encoder.linear.weight`, "enc" is not."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        prefix = ".".join(parts[:length])
-        if prefix in values:
-            return values[prefix]
-    return default
+    return next((values[prefix] for prefix in reversed(_prefixes(name)) if prefix in values), default)
+
+
+def _prefixes(name: str) -> list[str]:
+    """Of a dotted name, shortest first."""
+    return list(accumulate(name.split("."), "{}.{}".format))
 
 
 def frozen_epochs(names: Iterable[str], config: OptimizerConfig) -> dict[str, float]:
@@ -91,20 +87,12 @@ def frozen_epochs(names: Iterable[str], config: OptimizerConfig) -> dict[str, fl
         ConfigError: a prefix in `freeze_epochs` that fits none of the names.
     """
     names = list(names)
-    check_prefixes(names, config.freeze_epochs, "train.optimizer.freeze_epochs")
+    _check_prefixes(names, config.freeze_epochs, "train.optimizer.freeze_epochs")
     return {name: longest_prefix(name, config.freeze_epochs, 0.0) for name in names}
 
 
-def check_prefixes(names: Iterable[str], prefixes: Iterable[str], where: str) -> None:
-    """Refuse prefixes that fit none of the parameter names.
-
-    Raises:
-        ConfigError: naming the prefix and what there is.
-    """
-    known: dict[str, None] = {}  # in order
-    for name in names:
-        parts = name.split(".")
-        known |= dict.fromkeys(".".join(parts[:length]) for length in range(1, len(parts) + 1))
+def _check_prefixes(names: Iterable[str], prefixes: Iterable[str], where: str) -> None:
+    known = {prefix: None for name in names for prefix in _prefixes(name)}  # in order
     for prefix in prefixes:
         if prefix not in known:
             near = difflib.get_close_matches(prefix, known, n=1)
@@ -113,77 +101,31 @@ def check_prefixes(names: Iterable[str], prefixes: Iterable[str], where: str) ->
             raise ConfigError(f"{where}: {prefix!r} begins no parameter's name; {hint}")
 
 
-# Dropout proportions of a network, set while it trains.
-#
-# What a network drops is found by going down its modules:
-#
-# - a module with a method `set_dropout(proportion)` is asked, and its children are left to it;
-# - a dropout module, torch's or one with "Dropout" in the name of its class and a number `p`, gets this p;
-# - torch's attention and recurrent layers get their `dropout`, which drops attention weights or what passes between layers.
+def dropout_setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
+    """What sets the dropout proportion of each part of a network that drops something.
 
-
-@runtime_checkable
-class HasDropout(Protocol):
-    """A module that says itself what a dropout proportion means for it, say for layers that are skipped."""
-
-    def set_dropout(self, proportion: float) -> None:
-        """Drop this proportion, in [0, 1), from the next call on."""
-
-
-class NetworkDropout:
-    """All that drops something in a network.
-
-    Raises:
-        ConfigError: nothing does.
+    - A module with a method `set_dropout(proportion)` is asked, and its children are left to it.
+    - A dropout module, torch's or one with "Dropout" in the name of its class and a number `p`, gets this p.
+    - torch's attention and recurrent layers get their `dropout`: of attention weights, or of what passes between layers.
     """
-
-    def __init__(self, network: nn.Module) -> None:
-        self._setters = list(_setters(network))
-        if not self._setters:
-            raise ConfigError(
-                f"train.dropout_schedule: nothing in {type(network).__name__} drops anything; expected a dropout module, "
-                "or a module with set_dropout(proportion)"
-            )
-
-    def __len__(self) -> int:
-        return len(self._setters)
-
-    def set(self, proportion: float) -> None:
-        """Drop this proportion from the next call of the network on."""
-        for setter in self._setters:
-            setter(proportion)
-
-
-def _setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
-    if isinstance(module, HasDropout):
-        yield module.set_dropout
+    if hasattr(module, "set_dropout"):
+        yield module.set_dropout  # type: ignore[misc]
         return
     if "Dropout" in type(module).__name__ and isinstance(getattr(module, "p", None), float | int):
-        yield _attribute_setter(module, "p")
+        yield partial(setattr, module, "p")
     elif isinstance(module, nn.MultiheadAttention) or (
         isinstance(module, nn.RNNBase) and module.num_layers > 1
     ):
-        yield _attribute_setter(module, "dropout")
+        yield partial(setattr, module, "dropout")
     for child in module.children():
-        yield from _setters(child)
-
-
-def _attribute_setter(module: nn.Module, name: str) -> Callable[[float], None]:
-    def set_attribute(proportion: float) -> None:
-        setattr(module, name, proportion)
-
-    return set_attribute
-
-
-# Everything that changes with the progress of a training, set before each step.
-#
-# Learning rate by group of parameters, frozen parameters, dropout, options of the loss: all are pure
-# functions of the number of steps done, so that a training that goes on from a checkpoint needs nothing but
-# this number.
+        yield from dropout_setters(child)
 
 
 class Schedules:
-    """Sets what changes in a training.
+    """Sets, before each step, all that changes with the progress of a training.
+
+    Learning rate by group of parameters, frozen parameters, dropout, options of the loss: all are pure functions of the
+    number of steps done, so that a training that goes on from a checkpoint needs nothing but this number.
 
     Args:
         model: its dropout and its frozen parameters are set.
@@ -191,6 +133,9 @@ class Schedules:
         optimizer: made by `make_optimizer` for the model.
         config: options of the training.
         loss_options: schedules of options of the loss by name, such as `denominator_scale`.
+
+    Attributes:
+        values: what was set last, by name, for the log; the learning rate is that of factor 1.
 
     Raises:
         ConfigError: a dropout schedule for a network that drops nothing, or options for a loss that takes none.
@@ -212,7 +157,12 @@ class Schedules:
             raise ConfigError(
                 f"loss_schedules: {', '.join(self.loss_options)} for a {type(loss).__name__}, which has no `adjust`"
             )
-        self._dropout = None if config.dropout_schedule is None else NetworkDropout(model)
+        self._dropout = [] if config.dropout_schedule is None else list(dropout_setters(model))
+        if config.dropout_schedule is not None and not self._dropout:
+            raise ConfigError(
+                f"train.dropout_schedule: nothing in {type(model).__name__} drops anything; expected a dropout module, "
+                "or a module with set_dropout(proportion)"
+            )
         # What the user froze stays so.
         movable = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._frozen = [
@@ -220,12 +170,7 @@ class Schedules:
             for name, epochs in frozen_epochs(movable, config.optimizer).items()
             if epochs
         ]
-        self._values: dict[str, float] = {}
-
-    @property
-    def values(self) -> dict[str, float]:
-        """What was set last, by name, for the log; the learning rate is that of factor 1."""
-        return dict(self._values)
+        self.values: dict[str, float] = {}
 
     def apply(self, step: int, num_steps: int) -> None:
         """Set everything for step `step`, counted from 0, of `num_steps` in all epochs together."""
@@ -238,10 +183,11 @@ class Schedules:
                 parameter.grad = None  # one from before a resumed training would still move it
             parameter.requires_grad_(moves)
         progress = training_progress(step, num_steps)
-        self._values = {"learning_rate": rate, **self._adjust(progress)}
-        if self._dropout is not None and self._config.dropout_schedule is not None:
-            self._values["dropout"] = value_at(self._config.dropout_schedule, progress)
-            self._dropout.set(self._values["dropout"])
+        self.values = {"learning_rate": rate, **self._adjust(progress)}
+        if self._config.dropout_schedule is not None:
+            proportion = self.values["dropout"] = value_at(self._config.dropout_schedule, progress)
+            for set_proportion in self._dropout:
+                set_proportion(proportion)
 
     def apply_final(self) -> None:
         """Give the loss its options of the last step, so that evaluations at any time can be compared."""
@@ -254,23 +200,21 @@ class Schedules:
         return options
 
 
-# Limits on how far one step of an optimiser moves the parameters, as in Kaldi's neural-network training.
-#
-#     d_c   = change of the parameters of component c in the step, all of its tensors together
-#     f_c   = min(1, max_change_per_component / |d_c|)
-#     g     = min(1, max_change / sqrt(sum_c f_c^2 |d_c|^2))
-#     step  = g f_c d_c
-#
-# with Euclidean norms; Kaldi's recipes have max_change_per_component = 0.75 and max_change = 2. A component
-# is a module with parameters of its own: a convolution or linear layer with weight and bias is what Kaldi
-# calls an affine component.
-
-
 class MaxChange:
     """Scales the step that is taken within its `with` block, whatever takes it.
 
         with limit:
             optimizer.step()
+
+    As in Kaldi's neural-network training, with Euclidean norms:
+
+        d_c   = change of the parameters of component c in the step, all of its tensors together
+        f_c   = min(1, per_component / |d_c|)
+        g     = min(1, total / sqrt(sum_c f_c^2 |d_c|^2))
+        step  = g f_c d_c
+
+    A component is a module with parameters of its own: a convolution or linear layer with weight and bias is what Kaldi
+    calls an affine component. Kaldi's recipes have 0.75 per component and 2 in total.
 
     The change is the parameters after the step less a copy made before it: the one thing that every optimiser has in
     common. The copy takes as much memory as the parameters, half of what Adam keeps. Parameters without a gradient
@@ -315,8 +259,8 @@ class MaxChange:
             for _, parameter in self._moving:
                 if parameter not in self._copies:
                     self._copies[parameter] = torch.empty_like(parameter, requires_grad=False)
-            with torch.no_grad():
-                if self._moving:
+            if self._moving:
+                with torch.no_grad():
                     torch._foreach_copy_(self._before(), [parameter for _, parameter in self._moving])
         return self
 
@@ -367,16 +311,13 @@ def _down_to(limit: float, norm: float) -> float:
     return 1.0 if norm <= limit else limit / norm
 
 
-# An exponential moving average of the parameters over the steps of a training (Polyak and Juditsky, 1992).
-#
-#     e(0) = p(0),    e(t) = d_t e(t - 1) + (1 - d_t) p(t),    d_t = min(decay, (1 + t) / (10 + t))
-#
-# with p(t) the parameters after step t. The smaller d_t of the first steps lets the start be forgotten. d_t
-# depends on t alone: the averages are all that a checkpoint has to keep.
-
-
 class ParameterEma:
-    """The moving average of a model's parameters; buffers take no part.
+    """An exponential moving average of a model's parameters over the steps of a training (Polyak and Juditsky, 1992).
+
+        e(0) = p(0),    e(t) = d_t e(t - 1) + (1 - d_t) p(t),    d_t = min(decay, (1 + t) / (10 + t))
+
+    with p(t) the parameters after step t; buffers take no part. The smaller d_t of the first steps lets the start be
+    forgotten. d_t depends on t alone: the averages are all that a checkpoint has to keep.
 
     Args:
         model: its parameters now are the average's start.

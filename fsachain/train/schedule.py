@@ -55,18 +55,12 @@ class ScheduleConfig:
 
 
 def training_progress(step: int, num_steps: int) -> float:
-    """Where optimiser step `step`, counted from 0, stands in a training of `num_steps`: 0 the first, 1 the last.
-
-    Steps beyond the last are at 1.
-    """
+    """Where step `step`, counted from 0, stands in a training of `num_steps`: 0 the first, 1 the last and all after it."""
     return min(step / max(num_steps - 1, 1), 1.0)
 
 
 def learning_rate(config: ScheduleConfig, step: int, num_steps: int) -> float:
-    """Learning rate of optimiser step `step`, counted from 0, in a training of `num_steps`.
-
-    Steps beyond the last keep the last rate.
-    """
+    """Learning rate of optimiser step `step`, counted from 0, in a training of `num_steps`; then the last rate."""
     progress = training_progress(step, num_steps)
     if progress < config.warmup:
         rise = progress / config.warmup

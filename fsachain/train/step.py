@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -24,14 +24,58 @@ from fsachain.errors import ConfigError
 from fsachain.nn.layers import MaskedBatchNorm
 from fsachain.train.config import TrainConfig
 from fsachain.train.optimizer import MaxChange
-from fsachain.train.precision import Precision
-from fsachain.train.source import Source, SupervisedBatch
+from fsachain.train.source import SupervisedBatch
 from fsachain.train.stats import EpochSums
 from fsachain.train.world import WHOLE, Share, World
 
-# Batch-normalisation statistics for weights that no batch has seen, such as an average of several models.
-
 Item = TypeVar("Item")
+GROW_AFTER = 2000  # steps without an overflow, before the factor of float16's gradients is doubled
+_LEAST, _MOST = 2.0**-24, 2.0**16
+_TYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STAND_IN = "(stand-in)"
+
+
+class Precision:
+    """The number format of the network's passes. Parameters, loss, its gradient, and all sums stay float32 or better.
+
+    With bfloat16 and float16 torch's autocast chooses, operation by operation, what is computed in 16 bits. float16 has no
+    numbers above 65504 and few below 6e-8: the gradient enters the network times a factor, which is halved when something
+    overflows, for a step that is then skipped, and doubled after `GROW_AFTER` steps in which nothing did (Micikevicius et
+    al., ICLR 2018). That the decision is about the gradient summed over all processes makes it the same in all of them.
+
+    Args:
+        name: one of `fsachain.train.config.PRECISIONS`.
+
+    Attributes:
+        factor: of the gradients in the network. It begins with 1: the gradient of a sum over frames, as it is here, is
+            already thousands of times that of their mean.
+        good_steps: since the factor changed.
+    """
+
+    def __init__(self, name: str = "float32") -> None:
+        self._dtype = _TYPES[name]
+        self.factor = 1.0
+        self.good_steps = 0
+
+    def passes(self, device: torch.device) -> AbstractContextManager[object]:
+        """A block in which the network is run forward."""
+        return nullcontext() if self._dtype is None else torch.autocast(device.type, dtype=self._dtype)
+
+    def note(self, finite: bool) -> bool:
+        """Choose the factor for the next step, after one whose summed gradient is `finite` or not.
+
+        Returns:
+            Whether the factor was lowered: then what is not finite may be nothing but an overflow.
+        """
+        if self._dtype is not torch.float16:
+            return False
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if self.good_steps >= GROW_AFTER:
+            self.factor, self.good_steps = min(self.factor * 2.0, _MOST), 0
+        lowered = not finite and self.factor > _LEAST
+        if not finite:
+            self.factor = max(self.factor / 2.0, _LEAST)
+        return lowered
 
 
 @torch.no_grad()
@@ -47,7 +91,12 @@ def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batc
         forward: Runs the model on one batch.
         batches: The batches.
     """
-    norms = [module for module in model.modules() if _keeps_statistics(module)]
+    norms = [
+        module
+        for module in model.modules()
+        if {"running_mean", "running_var"} <= dict(module.named_buffers(recurse=False)).keys()
+        and isinstance(getattr(module, "momentum", None), float)
+    ]
     if not norms:
         return
     modes = {module: module.training for module in model.modules()}
@@ -68,42 +117,22 @@ def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batc
             module.training = training
 
 
-def _keeps_statistics(module: nn.Module) -> bool:
-    buffers = dict(module.named_buffers(recurse=False))
-    return {"running_mean", "running_var"} <= set(buffers) and isinstance(
-        getattr(module, "momentum", None), float
-    )
-
-
-# Batch normalisation over several processes: one batch, whichever process has which of its utterances.
-#
-# `MaskedBatchNorm` adds up its sums over all processes in every forward and backward pass. All must therefore
-# make the same passes: one that has fewer micro-batches than another passes a stand-in through the network,
-# whose frames do not count. Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their
-# own process, as they do in torch's own training with several processes; their running averages are averaged
-# after each step, so that one model is saved.
-
-STAND_IN = "(stand-in)"
-
-
-class WorldPool:
-    """A `fsachain.nn.layers.Pool` of all processes of a world."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.counts = True
-
-    def add_up(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn the values into their sum over all processes."""
-        return self._world.add_up(values)
-
-
 class Pooling:
-    """The statistics of one model's normalisation layers, in one process of several.
+    """Batch normalisation over several processes: one batch, whichever process has which of its utterances.
+
+    `MaskedBatchNorm` adds up its sums over all processes in every forward and backward pass. All must therefore make the
+    same passes: one that has fewer micro-batches than another passes a stand-in through the network, whose frames do not
+    count. Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their own process, as they do in
+    torch's own training with several processes; their running averages are averaged after each step, so that one model is
+    saved.
 
     Args:
         model: its layers are told of the other processes within `joined`.
         world: alone, nothing here does anything.
+
+    Attributes:
+        active: whether all processes must make the same passes.
+        counts: whether what passes through the network counts.
 
     Raises:
         ConfigError: a layer is an `nn.SyncBatchNorm`, which would wait for processes that have no utterance.
@@ -117,8 +146,9 @@ class Pooling:
                 "fsachain.nn.layers.MaskedBatchNorm, or nn.BatchNorm1d"
             )
         self._world = world
-        self._pool = WorldPool(world)
+        self.counts = True
         self._pooled = [module for module in modules if isinstance(module, MaskedBatchNorm)]
+        self.active = bool(self._pooled)
         self._running = [
             buffer
             for module in modules
@@ -127,16 +157,15 @@ class Pooling:
             if name in ("running_mean", "running_var")
         ]
 
-    @property
-    def active(self) -> bool:
-        """Whether all processes must make the same passes."""
-        return bool(self._pooled)
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        """Turn the values into their sum over all processes; called by the layers."""
+        return self._world.add_up(values)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
         """A block in which the layers normalise over all processes, in training mode."""
         for module in self._pooled:
-            module.pool = self._pool
+            module.pool = self
         try:
             yield
         finally:
@@ -146,11 +175,11 @@ class Pooling:
     @contextmanager
     def counting(self, counts: bool) -> Iterator[None]:
         """A block in which what passes through the network counts, or does not."""
-        self._pool.counts = counts
+        self.counts = counts
         try:
             yield
         finally:
-            self._pool.counts = True
+            self.counts = True
 
     def stand_ins(self, parts: Sequence[SupervisedBatch]) -> list[Batch]:
         """What this process has to pass through the network after its micro-batches, so that all make as many passes."""
@@ -158,7 +187,9 @@ class Pooling:
             return []
         frames, width = parts[0].batch.features.shape[1:] if parts else (0, 0)
         count, frames, width = self._world.largest([len(parts), frames, width])
-        batch = Batch((STAND_IN,), (STAND_IN,), ((),), torch.zeros(1, frames, width), torch.tensor([frames]))
+        batch = Batch(
+            (_STAND_IN,), (_STAND_IN,), ((),), torch.zeros(1, frames, width), torch.tensor([frames])
+        )
         return [batch] * (count - len(parts))
 
     @torch.no_grad()
@@ -174,11 +205,7 @@ class Pooling:
             buffer.copy_(total / max(count, 1.0))
 
 
-# Passes through the network, forward and backward, that several processes make together.
-
-
-@dataclass
-class _Scores:
+class _Scores(NamedTuple):
     nnet_output: torch.Tensor
     lengths: torch.Tensor
     xent_log_probs: torch.Tensor | None
@@ -193,7 +220,7 @@ class Output(Protocol):
 
 
 class Passes:
-    """The passes of one model.
+    """Passes through a network, forward and backward, that several processes make together.
 
     Args:
         model: As for `Trainer`.
@@ -414,17 +441,13 @@ class Stepper:
         self.passes.pooling.average_running(passed=bool(parts))
         return outcome
 
-    def evaluate(self, source: Source, before_batch: Callable[[], None] = lambda: None) -> EpochSums:
-        """Objective of the model, in evaluation mode, over the utterances of a source, each seen by one process.
-
-        `before_batch` is called before each batch, in all processes alike, and may end the evaluation by an exception.
-        """
+    def evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> EpochSums:
+        """Objective of the model, in evaluation mode, over batches of which each process has its share."""
         self.model.eval()
         mine = EpochSums()
         started = time.perf_counter()
         with torch.no_grad():
-            for parts in source.in_order(self.share):
-                before_batch()
+            for parts in batches:
                 for item in parts:
                     output = self.passes.forward(item.batch)
                     record = self.loss.objective(

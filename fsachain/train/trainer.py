@@ -1,7 +1,7 @@
-"""The training loop of an LF-MMI model.
+"""The training loop of an LF-MMI model: epochs, steps, evaluation, checkpoints.
 
-Epochs, checkpoints, log and progress are here; what happens to one batch is in `step.py`, which utterances
-take part is in `source.py`.
+What happens to one batch is in `step.py`, which utterances take part in `source.py`, how the final model is made in
+`ending.py`, what is told about it all in `reporting.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from fsachain.data.augment import AugmentConfig
@@ -21,70 +23,37 @@ from fsachain.data.dataset import Example
 from fsachain.data.utterance import Fault
 from fsachain.files import locked
 from fsachain.table import TransitionTable
-from fsachain.train.checkpoint import Keeper, TrainResult, TrainState, begin_random, fingerprint, save_tensors
-from fsachain.train.config import TrainConfig, to_dict
-from fsachain.train.ending import Finisher, check_ending
-from fsachain.train.exclusions import LeftOut, Skipping
-from fsachain.train.log import JsonLinesLog, NoLog, json_ready
+from fsachain.train.checkpoint import Checkpoints, TrainState, fingerprint, process_seed, save_tensors
+from fsachain.train.config import TrainConfig
+from fsachain.train.ending import Ending, check_ending, make_final_model
+from fsachain.train.log import json_ready
 from fsachain.train.optimizer import ParameterEma, Schedules, make_optimizer
-from fsachain.train.progress import NoProgress, Progress
+from fsachain.train.reporting import Progress, Reporter
 from fsachain.train.schedule import Scheduled
-from fsachain.train.source import BatchSource, Source, SupervisedBatch, versions_of
+from fsachain.train.source import BatchSource, Source, SupervisedBatch
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import StepOutcome, Stepper
 from fsachain.train.stopping import MESSAGE, StoppedError, StopRequest
 from fsachain.train.world import World
 
-# Items made ahead of their use by a thread, and how long one had to wait for them.
-
 Item = TypeVar("Item")
 
 
-def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-    """The same items, up to `depth` of them made ahead by a thread; its errors are raised here."""
-    ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(depth)
-    stopped = threading.Event()
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training left behind.
 
-    def put(kind: str, value: Item | BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put((kind, value), timeout=0.1)
-                return
-            except queue.Full:
-                continue
+    Attributes:
+        epochs: One table per epoch: `epoch`, `train` and `dev` figures.
+        dev: Figures of the final model on the development set; None without one.
+        excluded: Utterances that took no part, training and development.
+        model_path: The final model, `final.safetensors`; the model object holds the same parameters.
+    """
 
-    def produce() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if stopped.is_set():
-                    return
-        except BaseException as error:  # the consumer raises it
-            put("error", error)
-        else:
-            put("end", None)
-
-    thread = threading.Thread(target=produce, name="fsachain-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if isinstance(value, BaseException):
-                raise value
-            yield value  # type: ignore[misc]
-    finally:
-        stopped.set()
-        thread.join()
-
-
-def timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
-    """Each item with the seconds that it took to get it."""
-    started = time.perf_counter()
-    for item in items:
-        yield time.perf_counter() - started, item
-        started = time.perf_counter()
+    epochs: tuple[dict[str, Any], ...]
+    dev: dict[str, Any] | None
+    excluded: tuple[Fault, ...]
+    model_path: Path
 
 
 class Trainer:
@@ -127,15 +96,23 @@ class Trainer:
         self.loss = loss
         self.config = config
         self.directory = Path(directory)
-        self.progress = (progress if self.world.is_first else None) or NoProgress()
         self._numerators = numerators or {}
         self._optimizer = make_optimizer(model, config.optimizer)
         self._schedules = Schedules(model, loss, self._optimizer, config, loss_schedules or {})
         self._ema = ParameterEma(model, config.ema) if config.ema else None
         self._stepper = Stepper.configured(model, loss, self._optimizer, config, self.world)
-        self._log = JsonLinesLog(self.directory / "train.jsonl") if self.world.is_first else NoLog()
+        self._reporter = Reporter(self.directory / "train.jsonl", progress, config, self.world)
         self._state = TrainState()
         self._stop = StopRequest()
+
+    @property
+    def progress(self) -> Progress:
+        """Shows the training."""
+        return self._reporter.progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._reporter.progress = progress
 
     def fit(
         self,
@@ -159,6 +136,7 @@ class Trainer:
             DataError: no utterance is left to train on.
             Others as `fit_sources`.
         """
+        versions: Any = [train] if not train or isinstance(train[0], Example) else train
         settings: dict[str, Any] = {
             "batch_size": self.config.batch_size,
             "batch_frames": self.config.batch_frames,
@@ -166,9 +144,7 @@ class Trainer:
             "reasons": reasons,
         }
         lengths: Any = self.model.output_lengths
-        source = BatchSource(
-            versions_of(train), self._numerators, lengths, augmentation=augmentation, **settings
-        )
+        source = BatchSource(versions, self._numerators, lengths, augmentation=augmentation, **settings)
         dev_source = BatchSource([dev], self._numerators, lengths, **settings) if dev else None
         return self.fit_sources(source, dev_source, left_out=left_out)
 
@@ -191,147 +167,126 @@ class Trainer:
             WorldError: another process has ended.
             OSError: the disk is full or read-only; the checkpoints are as they were.
         """
-        self.world.take_threads(self.config.num_threads)
-        begin_random(self.config.seed, self.world.rank)
-        check_ending(self.config, dev_source)
-        identity = fingerprint(self.config, source.fingerprint(), self._schedules.loss_options)
-        self._keeper = Keeper(
+        config, rank = self.config, self.world.rank
+        self.world.take_threads(config.num_threads)
+        torch.manual_seed(process_seed(config.seed, 0, rank) if rank else config.seed)
+        check_ending(config, dev_source)
+        self._checkpoints = Checkpoints(
             self.directory / "checkpoints",
             self.model,
             self._optimizer,
-            self.config,
-            identity,
+            config,
+            fingerprint(config, source.fingerprint(), self._schedules.loss_options),
             world=self.world,
             precision=self._stepper.passes.precision,
             ema=self._ema,
-        )
-        self._left_out = LeftOut(self.world, self._log, self.progress, self.config.bad_data)
-        self._skipping = Skipping(
-            self.model, self.world, self._log, self.progress, self.config.max_bad_batches
         )
         owned = locked(self.directory, "a training") if self.world.is_first else nullcontext()
         with owned, self._stop:
             try:
                 self._resume()
-                self._begin(source, dev_source, left_out)
-                while self._state.epoch < self.config.num_epochs:
+                known = (*left_out, *source.excluded, *(dev_source.excluded if dev_source else ()))
+                self._reporter.start(self.model, source, known)
+                while self._state.epoch < config.num_epochs:
                     self._run_epoch(source, dev_source)
                 return self._finish(source, dev_source)
             except StoppedError:
-                self._log.write("stopped", **self._position())
+                self._reporter.write("stopped", **self._state.position)
                 raise
             finally:
                 self.progress.close()
 
-    def _run_epoch(self, source: Source, dev_source: Source | None) -> None:
-        number = self._state.epoch + 1
-        self.progress.start_epoch(number, self.config.num_epochs, source.num_batches, self._state.batch)
-        self.model.train()
-        num_steps = source.num_batches * self.config.num_epochs
-        started = time.perf_counter()
-        for waited, parts in timed(
-            prefetch(source.batches(self._state.epoch, self._state.batch, self._stepper.share))
-        ):
-            done = self._state.epoch * source.num_batches + self._state.batch
-            self._schedules.apply(done, num_steps)
-            outcome = self._train_step(parts)
-            self._state.batch += 1
-            now = time.perf_counter()
-            self._state.sums.data_seconds += waited
-            self._state.sums.seconds += now - started
-            started = now
-            self.progress.batch(self._state.sums)
-            every = self.config.checkpoint_every
-            due = every and self._state.batch % every == 0 and self._state.batch < source.num_batches
-            # Alone, a request is heeded at once; several processes stop after the step in which all have heard of it.
-            stopping = self._stop.requested if self.world.size == 1 else outcome.stopping
-            if due or stopping:
-                self._keeper.save(self._state)
-            if stopping:
-                raise StoppedError(MESSAGE)
-        self._end_epoch(source, dev_source)
-
-    def _end_epoch(self, source: Source, dev_source: Source | None) -> None:
-        train = self._state.sums.summary()
-        dev = self._evaluate(dev_source)
-        self._state.epoch += 1
-        self._state.epochs.append({"epoch": self._state.epoch, "train": train, "dev": dev})
-        figures = {**self._schedules.values, "train": train, "dev": dev}
-        names = self._state.sums.left_out()
-        self._log.write("epoch", epoch=self._state.epoch, step=self._state.step, **figures, excluded=names)
-        self.progress.end_epoch(self._state.epoch, train, dev)
-        self._state.batch = 0
-        self._state.sums = EpochSums()
-        self._keeper.save(self._state)
-        self._left_out.add(source.excluded + (dev_source.excluded if dev_source else ()))
-        if self.world.any(self._stop.requested):
-            raise StoppedError(MESSAGE)
-
-    def _evaluate(self, dev_source: Source | None) -> dict[str, Any] | None:
-        """Figures on the development set, if there is one."""
-        return None if dev_source is None else self._figures(dev_source)
-
-    def _figures(self, source: Any) -> dict[str, Any]:
-        """Figures of the model as it is now; a request to stop need not wait for the end of the source."""
-
-        def before_batch() -> None:
-            stopping = self.world.any(self._stop.requested)
-            if stopping and self._state.batch:
-                self._keeper.save(self._state)
-            if stopping:
-                raise StoppedError(MESSAGE)
-
-        self._schedules.apply_final()
-        return self._stepper.evaluate(source, before_batch).summary()
-
-    def _train_step(self, parts: Sequence[SupervisedBatch]) -> StepOutcome:
-        outcome = self._stepper.step(parts, self._state.sums, lambda: self._stop.requested)
-        if outcome.empty:
-            return outcome
-        if not outcome.usable:
-            self._skipping.note(self._state, parts, outcome)
-            return outcome
-        self._state.bad_in_a_row = 0
-        self._state.step += 1
-        self._state.sums.limited_steps += self._stepper.limit.limited
-        self._state.sums.limited_components += self._stepper.limit.limited_components
-        every = self.config.orthonormal_every
-        if every and self._state.step % every == 0 and hasattr(self.model, "constrain_orthonormal"):
-            self.model.constrain_orthonormal()  # type: ignore[operator]
-        if self._ema is not None:
-            self._ema.update(self._state.step)
-        return outcome
-
     def _resume(self) -> None:
         """Take up the newest sound checkpoint, if there is one; all processes begin with the first one's parameters."""
-        state = self._keeper.take_up(self._log, self.progress.message)
+        state = self._checkpoints.resume(self._reporter.log, self.progress.message)
         if state is None:
             self.world.copy_first(self.model.state_dict())
             if self._ema is not None:
                 self._ema.restart()
-            return
-        self._state = state
-        self._log.write("resume", **self._position(), processes=self.world.size)
-        self.progress.message(f"continuing after {state.epoch} epochs and {state.batch} batches")
+        else:
+            self._state = state
+            self._reporter.resumed(state)
 
-    def _position(self) -> dict[str, int]:
-        return {"epoch": self._state.epoch, "batch": self._state.batch, "step": self._state.step}
+    def _run_epoch(self, source: Source, dev_source: Source | None) -> None:
+        state, config = self._state, self.config
+        self.progress.start_epoch(state.epoch + 1, config.num_epochs, source.num_batches, state.batch)
+        self.model.train()
+        num_steps = source.num_batches * config.num_epochs
+        batches = source.batches(state.epoch, state.batch, self._stepper.share)
+        started = time.perf_counter()
+        for waited, parts in prefetch(batches):
+            self._schedules.apply(state.epoch * source.num_batches + state.batch, num_steps)
+            outcome = self._train_step(parts)
+            state.batch += 1
+            now = time.perf_counter()
+            state.sums.data_seconds += waited
+            state.sums.seconds += now - started
+            started = now
+            self.progress.batch(state.sums)
+            every = config.checkpoint_every
+            due = every and state.batch % every == 0 and state.batch < source.num_batches
+            # Alone, a request is heeded at once; several processes stop after the step in which all have heard of it.
+            stopping = self._stop.requested if self.world.size == 1 else outcome.stopping
+            if due or stopping:
+                self._checkpoints.save(state)
+            if stopping:
+                raise StoppedError(MESSAGE)
+        self._end_epoch(source, dev_source)
 
-    def _begin(self, source: Source, dev_source: Source | None, left_out: Sequence[Fault]) -> None:
-        self._left_out.begin(
-            (*left_out, *source.excluded, *(dev_source.excluded if dev_source else ())),
-            utterances=source.num_utterances,
-            batches=source.num_batches,
-            processes=self.world.size,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-            config=to_dict(self.config),
-        )
+    def _train_step(self, parts: Sequence[SupervisedBatch]) -> StepOutcome:
+        state = self._state
+        outcome = self._stepper.step(parts, state.sums, lambda: self._stop.requested)
+        if outcome.empty:
+            return outcome
+        if not outcome.usable:
+            self._reporter.skipped(self.model, state, parts, outcome)
+            return outcome
+        state.bad_in_a_row = 0
+        state.step += 1
+        state.sums.limited_steps += self._stepper.limit.limited
+        state.sums.limited_components += self._stepper.limit.limited_components
+        every = self.config.orthonormal_every
+        if every and state.step % every == 0 and hasattr(self.model, "constrain_orthonormal"):
+            self.model.constrain_orthonormal()  # type: ignore[operator]
+        if self._ema is not None:
+            self._ema.update(state.step)
+        return outcome
+
+    def _end_epoch(self, source: Source, dev_source: Source | None) -> None:
+        state = self._state
+        train = state.sums.summary()
+        dev = None if dev_source is None else self._evaluate(dev_source.in_order(self._stepper.share))
+        state.epoch += 1
+        state.epochs.append({"epoch": state.epoch, "train": train, "dev": dev})
+        self._reporter.epoch(state, self._schedules.values, train, dev)
+        state.batch = 0
+        state.sums = EpochSums()
+        self._checkpoints.save(state)
+        self._reporter.left_out(source.excluded + (dev_source.excluded if dev_source else ()))
+        if self.world.any(self._stop.requested):
+            raise StoppedError(MESSAGE)
+
+    def _evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> dict[str, Any]:
+        """Figures of the model as it is now; a request to stop need not wait for the end of the batches."""
+
+        def stoppable() -> Iterator[Sequence[SupervisedBatch]]:
+            for parts in batches:
+                if self.world.any(self._stop.requested):
+                    if self._state.batch:
+                        self._checkpoints.save(self._state)
+                    raise StoppedError(MESSAGE)
+                yield parts
+
+        self._schedules.apply_final()
+        return self._stepper.evaluate(stoppable()).summary()
 
     def _finish(self, source: Source, dev_source: Source | None) -> TrainResult:
         """Make the final model, evaluate, write."""
-        finisher = Finisher(self._stepper, self._keeper, self.config, source, dev_source, self._figures)
-        ending = finisher.finish()
-        dev = self._evaluate(dev_source)
+        ema = {} if self._ema is None else self._ema.state()
+        ending: Ending = make_final_model(
+            self._stepper, self._checkpoints.final, ema, self.config, source, dev_source, self._evaluate
+        )
+        dev = None if dev_source is None else self._evaluate(dev_source.in_order(self._stepper.share))
         self.model.eval()
         path = self.directory / "final.safetensors"
         facts = {"combine": self.config.combine, "candidates": ending.objf}
@@ -339,7 +294,47 @@ class Trainer:
             header = {"averaged": ending.averaged, "dev": json_ready(dev), **json_ready(facts)}
             save_tensors(path, self.model.state_dict(), header)
         best = self._state.best_epoch
-        self._log.write("end", dev=dev, averaged=len(ending.averaged), **facts, best_epoch=best)
+        self._reporter.write("end", dev=dev, averaged=len(ending.averaged), **facts, best_epoch=best)
         if dev is not None:
             self.progress.message(f"final model, {ending.text}: dev objf {dev['objf']:.4f}")
-        return TrainResult(tuple(self._state.epochs), dev, self._left_out.faults, path)
+        return TrainResult(tuple(self._state.epochs), dev, self._reporter.faults, path)
+
+
+def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[tuple[float, Item]]:
+    """Each item with the seconds that it was waited for; a thread makes up to `depth` ahead, its errors are raised here."""
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(kind: str, value: Any) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put((kind, value), timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def produce() -> None:
+        try:
+            for item in items:
+                put("item", item)
+                if stopped.is_set():
+                    return
+        except BaseException as error:  # the consumer raises it
+            put("error", error)
+        else:
+            put("end", None)
+
+    thread = threading.Thread(target=produce, name="fsachain-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            started = time.perf_counter()
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield time.perf_counter() - started, value
+    finally:
+        stopped.set()
+        thread.join()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,101 +26,50 @@ from torch.distributed.rendezvous import rendezvous
 from fsachain.backends.cpu.threads import set_num_threads
 from fsachain.errors import ConfigError, FsachainError
 
-# How the processes of a training that torchrun has started find each other.
-
-_RETRY = timedelta(seconds=1)
-
-
-def number(name: str, default: int | None = None) -> int:
-    """A number in the environment.
-
-    Raises:
-        ConfigError: it is no number, or absent and there is no default.
-    """
-    text = os.environ.get(name, "" if default is None else str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(
-            f"{name} is {text!r} in the environment; expected a number, as torchrun sets it"
-        ) from None
-
-
-def choose_device(local_rank: int) -> torch.device | None:
-    """The GPU of a process of this machine, made the current one; None where there are no GPUs.
-
-    Raises:
-        ConfigError: there are fewer GPUs than processes.
-    """
-    if not torch.cuda.is_available():
-        return None
-    count = torch.cuda.device_count()
-    if local_rank >= count:
-        raise ConfigError(f"LOCAL_RANK is {local_rank}; expected one process for each of the {count} GPUs")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
-def meet(rank: int, size: int, backend: str, timeout: timedelta) -> None:
-    """Begin torch's process group.
-
-    torchrun keeps one store for all its restarts, in which a new process would find the addresses of dead ones: every
-    attempt takes names of its own.
-
-    Raises:
-        RuntimeError: by torch, the others do not come.
-    """
-    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
-    own = dist.PrefixStore(_agree(store, rank, size, timeout), store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
-
-
-def _agree(store: Any, rank: int, size: int, timeout: timedelta) -> str:
-    """A name that the processes of this attempt alone know.
-
-    The first process writes a new one down and answers all who call it by that name; whoever reads the name of a dead
-    first process gets no answer, and looks again.
-    """
-    own = secrets.token_hex(8)
-    if rank == 0:
-        store.set("fsachain", own)
-        for other in range(1, size):
-            store.wait([f"{own}/{other}"], timeout)
-            store.set(f"{own}/{other}/{store.get(f'{own}/{other}').decode()}", "yes")
-        return own
-    until = time.monotonic() + timeout.total_seconds()
-    while True:
-        store.wait(["fsachain"], timeout)
-        first = store.get("fsachain").decode()
-        store.set(f"{first}/{rank}", own)
-        try:
-            store.wait([f"{first}/{rank}/{own}"], _RETRY)
-        except RuntimeError:  # no answer in time
-            if time.monotonic() > until:
-                raise
-        else:
-            return first
-
-
 TIMEOUT = 600.0  # seconds that a process waits for the others within a training
 PATIENCE = timedelta(days=30)  # for work that the first process does alone, which takes what it takes
 BUCKET_BYTES = 1 << 25  # gradients that are added up in one message, at most
 _LOOK_EVERY = 0.02  # seconds between looks at whether the first process is done
+_RETRY = timedelta(seconds=1)
+Item = TypeVar("Item")
 
 
 class WorldError(FsachainError, RuntimeError):
     """Another process of the training has ended, or does not answer."""
 
 
-class Work(Protocol):
-    """A message under way."""
+@dataclass(frozen=True)
+class Share:
+    """The part of every optimiser step that one of several processes computes.
 
-    def wait(self) -> Any:
-        """Return when it has come."""
+    Attributes:
+        rank: of this process, from 0.
+        size: processes in all.
+        micro_batch: utterances that go through the network together, at most; their gradients are added up. 0: all
+            of the process's share at once.
+    """
 
-    def is_completed(self) -> bool:
-        """Whether it has come or failed."""
+    rank: int = 0
+    size: int = 1
+    micro_batch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank is {self.rank}; expected 0 <= rank < size, which is {self.size}")
+        if self.micro_batch < 0:
+            raise ConfigError(f"micro_batch is {self.micro_batch}; expected 0 (no limit) or more")
+
+    def parts(self, bucket: Sequence[Item]) -> tuple[list[Item], ...]:
+        """This process's micro-batches of a step over all of `bucket`; none if there are fewer items than processes.
+
+        Every item comes to exactly one process; neighbours, which are of similar length, to different ones.
+        """
+        mine = list(bucket[self.rank :: self.size])
+        size = self.micro_batch or max(len(mine), 1)
+        return tuple(mine[begin : begin + size] for begin in range(0, len(mine), size))
+
+
+WHOLE = Share()  # what a process that works alone computes: every step at once
 
 
 @dataclass
@@ -163,16 +112,16 @@ class World:
             ConfigError: the environment is incomplete, or has more processes than the machine has GPUs.
             WorldError: the others do not come.
         """
-        size = number("WORLD_SIZE", 0)
+        size = _number("WORLD_SIZE", 0)
         if size < 1:
             return cls()
-        device = choose_device(number("LOCAL_RANK", 0))
+        device = _choose_device(_number("LOCAL_RANK", 0))
         if size == 1:
             return cls(device=device)
-        rank = number("RANK")
-        world = cls(rank, size, number("LOCAL_WORLD_SIZE", 1), device, timeout)
+        rank = _number("RANK")
+        world = cls(rank, size, _number("LOCAL_WORLD_SIZE", 1), device, timeout)
         with world._talk("the other processes to begin"):
-            meet(rank, size, "gloo" if device is None else "cpu:gloo,cuda:nccl", timedelta(seconds=timeout))
+            _meet(rank, size, "gloo" if device is None else "cpu:gloo,cuda:nccl", timedelta(seconds=timeout))
             world._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
         return world
 
@@ -222,7 +171,7 @@ class World:
             yield
         if self.size > 1:
             with self._talk(what):
-                _sit_out(dist.barrier(group=self._patient, async_op=True))
+                _wait_hearing_signals(dist.barrier(group=self._patient, async_op=True))
             if not self.is_first:
                 yield
 
@@ -320,7 +269,7 @@ class World:
             self.seconds += time.perf_counter() - started
 
 
-def _sit_out(work: Work) -> None:
+def _wait_hearing_signals(work: Any) -> None:
     """Wait for a message so that signals are heard meanwhile, which they are between two looks only."""
     while not work.is_completed():
         time.sleep(_LOOK_EVERY)
@@ -341,40 +290,62 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield bucket
 
 
-# Which utterances of a step one process computes, and in how many pieces.
+def _number(name: str, default: int | None = None) -> int:
+    """A number in the environment."""
+    text = os.environ.get(name, "" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name} is {text!r} in the environment; expected a number, as torchrun sets it"
+        ) from None
 
-Item = TypeVar("Item")
+
+def _choose_device(local_rank: int) -> torch.device | None:
+    """The GPU of a process of this machine, made the current one; None where there are no GPUs."""
+    if not torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise ConfigError(f"LOCAL_RANK is {local_rank}; expected one process for each of the {count} GPUs")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of every optimiser step that one of several processes computes.
+def _meet(rank: int, size: int, backend: str, timeout: timedelta) -> None:
+    """Begin torch's process group.
 
-    Attributes:
-        rank: of this process, from 0.
-        size: processes in all.
-        micro_batch: utterances that go through the network together, at most; their gradients are added up. 0: all
-            of the process's share at once.
+    torchrun keeps one store for all its restarts, in which a new process would find the addresses of dead ones: every
+    attempt takes names of its own.
     """
-
-    rank: int = 0
-    size: int = 1
-    micro_batch: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise ConfigError(f"rank is {self.rank}; expected 0 <= rank < size, which is {self.size}")
-        if self.micro_batch < 0:
-            raise ConfigError(f"micro_batch is {self.micro_batch}; expected 0 (no limit) or more")
-
-    def parts(self, bucket: Sequence[Item]) -> tuple[list[Item], ...]:
-        """This process's micro-batches of a step over all of `bucket`; none if there are fewer items than processes.
-
-        Every item comes to exactly one process; neighbours, which are of similar length, to different ones.
-        """
-        mine = list(bucket[self.rank :: self.size])
-        size = self.micro_batch or max(len(mine), 1)
-        return tuple(mine[begin : begin + size] for begin in range(0, len(mine), size))
+    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
+    own = dist.PrefixStore(_agree(store, rank, size, timeout), store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
 
 
-WHOLE = Share()  # what a process that works alone computes: every step at once
+def _agree(store: Any, rank: int, size: int, timeout: timedelta) -> str:
+    """A name that the processes of this attempt alone know.
+
+    The first process writes a new one down and answers all who call it by that name; whoever reads the name of a dead
+    first process gets no answer, and looks again.
+    """
+    own = secrets.token_hex(8)
+    if rank == 0:
+        store.set("fsachain", own)
+        for other in range(1, size):
+            store.wait([f"{own}/{other}"], timeout)
+            store.set(f"{own}/{other}/{store.get(f'{own}/{other}').decode()}", "yes")
+        return own
+    until = time.monotonic() + timeout.total_seconds()
+    while True:
+        store.wait(["fsachain"], timeout)
+        first = store.get("fsachain").decode()
+        store.set(f"{first}/{rank}", own)
+        try:
+            store.wait([f"{first}/{rank}/{own}"], _RETRY)
+        except RuntimeError:  # no answer in time
+            if time.monotonic() > until:
+                raise
+        else:
+            return first

@@ -33,10 +33,9 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints
 from fsachain.train.config import OptimizerConfig
 from fsachain.train.log import read_log
-from fsachain.train.precision import GROW_AFTER, Precision
 from fsachain.train.source import supervise
 from fsachain.train.stats import EpochSums
-from fsachain.train.step import Pooling, Stepper
+from fsachain.train.step import GROW_AFTER, Pooling, Precision, Stepper
 from fsachain.train.world import World, WorldError
 
 NAMES = sorted(BY_ID)

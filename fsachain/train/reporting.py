@@ -1,0 +1,282 @@
+"""What is told about a training: to a person by a bar or by lines, to programs by `train.jsonl`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+
+from fsachain.data.utterance import Fault, fault_table
+from fsachain.errors import DataError, FsachainError, require
+from fsachain.train.checkpoint import TrainState
+from fsachain.train.config import TrainConfig, to_dict
+from fsachain.train.log import JsonLinesLog
+from fsachain.train.source import Source, SupervisedBatch
+from fsachain.train.stats import EpochSums
+from fsachain.train.step import StepOutcome
+from fsachain.train.world import World
+
+REFRESH_SECONDS = 0.25
+_PER_EVENT = 200  # utterances in one line of the log
+
+
+class DivergedError(FsachainError, ArithmeticError):
+    """Several batches in a row gave numbers that are not finite."""
+
+
+class Progress:
+    """What a person sees while a training runs; this one shows nothing."""
+
+    def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
+        """Epoch `epoch`, counted from 1, begins with `done` of its batches behind it."""
+
+    def batch(self, sums: EpochSums) -> None:
+        """A batch is done; `sums` covers the epoch so far."""
+
+    def end_epoch(self, epoch: int, train: dict[str, Any], dev: dict[str, Any] | None) -> None:
+        """The epoch is over; the tables are `EpochSums.summary()`."""
+
+    def message(self, text: str) -> None:
+        """Something worth a line, such as the utterances that were left out."""
+
+    def close(self) -> None:
+        """The training is over or was broken off."""
+
+
+class LineProgress(Progress):
+    """One line per epoch and message, for logs, pipes and CI."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._num_epochs = 0
+
+    def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
+        self._num_epochs = num_epochs
+
+    def end_epoch(self, epoch: int, train: dict[str, Any], dev: dict[str, Any] | None) -> None:
+        line = f"epoch {epoch:>3}/{self._num_epochs}  {figures(train)}"
+        self.message(line if dev is None else f"{line}; dev objf {dev['objf']:.4f}")
+
+    def message(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class BarProgress(LineProgress):
+    """A bar with the running figures of the epoch; finished epochs scroll away above it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        rich_console = require("rich.console", extra="recipes")
+        rich_progress = require("rich.progress", extra="recipes")
+        self._bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(bar_width=20),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TimeRemainingColumn(),
+            rich_progress.TextColumn("{task.fields[figures]}"),
+            console=rich_console.Console(file=stream),
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._task: Any = None
+        self._drawn = 0.0
+
+    def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
+        super().start_epoch(epoch, num_epochs, num_batches, done)
+        self._bar.start()
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(
+            f"epoch {epoch}/{num_epochs}", total=num_batches, completed=done, figures=""
+        )
+
+    def batch(self, sums: EpochSums) -> None:
+        now = time.monotonic()
+        if now - self._drawn >= REFRESH_SECONDS:  # so that small steps are not slowed down
+            self._drawn = now
+            self._bar.update(self._task, completed=sums.batches, figures=figures(sums.summary()))
+
+    def message(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def make_progress(stream: TextIO | None = None) -> Progress:
+    """A bar if `stream` (standard error by default) is a terminal, lines otherwise."""
+    target = sys.stderr if stream is None else stream
+    return BarProgress(target) if target.isatty() else LineProgress(target)
+
+
+def figures(summary: dict[str, Any]) -> str:
+    """Objective, its two parts per frame, speed, where the time went, and what was left out."""
+    text = (
+        f"objf {summary['objf']:.4f} (num {summary['num']:.3f}, den {summary['den']:.3f}) "
+        f"{summary['frames_per_second']:,.0f} frames/s, loss {100 * summary['loss_share']:.0f} % of time, "
+        f"waiting for data {100 * summary['data_share']:.0f} %"
+    )
+    if summary["excluded"]:
+        text += f", {summary['excluded']} excluded"
+    if summary["skipped_batches"]:
+        text += f", {summary['skipped_batches']} batches skipped"
+    return text
+
+
+class Reporter:
+    """Tells what happens in one training; in other processes than the first, where nothing is shown, to nobody.
+
+    All processes call `start`, `left_out` and `skipped`, each with what it found.
+
+    Attributes:
+        log: the log; None in other processes than the first.
+        progress: what a person sees.
+        faults: utterances that take no part, as far as they were told; sources that read while the training runs find more.
+    """
+
+    def __init__(self, path: Path, progress: Progress | None, config: TrainConfig, world: World) -> None:
+        self.log = JsonLinesLog(path) if world.is_first else None
+        self.progress = (progress if world.is_first else None) or Progress()
+        self._config = config
+        self._world = world
+        self._faults: dict[Fault, None] = {}  # in order
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return tuple(self._faults)
+
+    def write(self, event: str, **values: Any) -> None:
+        """Write an event to the log."""
+        if self.log is not None:
+            self.log.write(event, **values)
+
+    def resumed(self, state: TrainState) -> None:
+        self.write("resume", **state.position, processes=self._world.size)
+        self.progress.message(f"continuing after {state.epoch} epochs and {state.batch} batches")
+
+    def start(self, model: nn.Module, source: Source, faults: Iterable[Fault]) -> None:
+        """The training begins; raises as `left_out`."""
+        new = self._new(faults)
+        first, *others = _records(new) or [[]]
+        self.write(
+            "start",
+            utterances=source.num_utterances,
+            batches=source.num_batches,
+            processes=self._world.size,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            config=to_dict(self._config),
+            excluded=first,
+        )
+        self._tell(new, others)
+
+    def left_out(self, faults: Iterable[Fault]) -> None:
+        """Tell of those utterances that were not told before.
+
+        Raises:
+            DataError: there is some and `bad_data` is "stop".
+        """
+        new = self._new(faults)
+        self._tell(new, _records(new))
+
+    def _new(self, faults: Iterable[Fault]) -> list[Fault]:
+        every = [fault for found in self._world.gather(list(faults)) for fault in found]
+        new = [fault for fault in dict.fromkeys(every) if fault not in self._faults]
+        self._faults |= dict.fromkeys(new)
+        return new
+
+    def _tell(self, new: list[Fault], records: list[list[dict[str, Any]]]) -> None:
+        for some in records:
+            self.write("left_out", excluded=some)
+        if not new:
+            return
+        self.progress.message(
+            f"{len(new)} utterances are left out (all are in train.jsonl):\n{fault_table(new)}"
+        )
+        if self._config.bad_data == "stop":
+            raise DataError(
+                f"{len(new)} utterances cannot be trained on and train.bad_data is 'stop'; the first: {new[0]}"
+            )
+
+    def epoch(
+        self,
+        state: TrainState,
+        scheduled: dict[str, float],
+        train: dict[str, Any],
+        dev: dict[str, Any] | None,
+    ) -> None:
+        """An epoch is over, whose sums are still in the state."""
+        names = state.sums.left_out()
+        self.write(
+            "epoch", epoch=state.epoch, step=state.step, **scheduled, train=train, dev=dev, excluded=names
+        )
+        self.progress.end_epoch(state.epoch, train, dev)
+
+    def skipped(
+        self, model: nn.Module, state: TrainState, parts: Sequence[SupervisedBatch], outcome: StepOutcome
+    ) -> None:
+        """A batch, of which `parts` are this process's micro-batches, has moved no parameter; count it in the state.
+
+        Raises:
+            DivergedError: there were too many in a row. What float16 cannot hold does not count.
+        """
+        state.sums.skipped_batches += 1
+        mine = [name for item in parts for name in item.batch.ids]
+        found = self._world.gather((mine, find_causes(model, parts, outcome)))
+        utterances = [name for names, _ in found for name in names]
+        diagnosis = diagnose(outcome, [cause for _, causes in found for cause in causes])
+        epoch, names = state.epoch + 1, ", ".join(utterances)
+        self.progress.message(f"epoch {epoch}: batch skipped ({names}): {diagnosis}")
+        self.write("skipped", epoch=epoch, batch=state.batch, utterances=utterances, diagnosis=diagnosis)
+        if outcome.overflow:
+            return
+        state.bad_in_a_row += 1
+        if state.bad_in_a_row >= self._config.max_bad_batches:
+            raise DivergedError(
+                f"{state.bad_in_a_row} batches in a row were not finite (train.max_bad_batches); the last, {names}: "
+                f"{diagnosis}"
+            )
+
+
+def _records(faults: Sequence[Fault]) -> list[list[dict[str, Any]]]:
+    records = [asdict(fault) for fault in faults]
+    return [records[begin : begin + _PER_EVENT] for begin in range(0, len(records), _PER_EVENT)]
+
+
+def find_causes(model: nn.Module, parts: Sequence[SupervisedBatch], outcome: StepOutcome) -> list[str]:
+    """Which numbers of a bad batch are not finite, from the input to the loss, as far as one process knows."""
+    causes = []
+    broken = []
+    for item in parts:
+        frames = torch.isfinite(item.batch.features).flatten(1).all(dim=1).tolist()
+        broken += [name for name, good in zip(item.batch.ids, frames, strict=True) if not good]
+    if broken:
+        causes.append(f"features that are not finite in {', '.join(broken)}")
+    weights = [name for name, value in model.state_dict().items() if not bool(torch.isfinite(value).all())]
+    if weights:
+        causes.append(f"parameters that are not finite: {', '.join(weights[:3])}")
+    if outcome.excluded:
+        causes.append(
+            f"sequences without a path, or with outputs that are not finite: {', '.join(outcome.excluded)}"
+        )
+    return causes
+
+
+def diagnose(outcome: StepOutcome, causes: Iterable[str]) -> str:
+    """One line about a bad batch, with the causes that all processes found."""
+    told = list(dict.fromkeys(causes))
+    if not told:
+        if not math.isfinite(outcome.loss):
+            told.append("a network output that is not finite")
+        elif not math.isfinite(outcome.grad_norm):
+            told.append("a gradient that is not finite")
+        told.append("features and parameters are finite: try a lower learning rate or gradient norm")
+    if outcome.overflow:
+        told = ["a number too large for float16, the gradients of the next batches are scaled down"]
+    return f"loss {outcome.loss:g}, gradient norm {outcome.grad_norm:g}; {'; '.join(told)}"
