@@ -15,7 +15,7 @@ from tolerances import OBJF_PER_FRAME_FLOAT64
 
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
-from fsachain.decode.long_alignment import LongAligner
+from fsachain.decode.align import LongAligner
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
@@ -125,7 +125,7 @@ MEMORY = """
 import sys
 import numpy as np
 from test_long_alignment import numerator_of, spoken, tree_of
-from fsachain.decode.long_alignment import LongAligner
+from fsachain.decode.align import LongAligner
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -28,7 +28,7 @@ from fsachain.cli.options import (
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
-from fsachain.decode.ctm import ByUtterance, read_ctm
+from fsachain.decode.ctm import by_utterance, read_ctm
 from fsachain.errors import DataError
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
@@ -257,7 +257,7 @@ def make_tied_tree(
     Raises:
         DataError: the alignment has none of the utterances, or a line that cannot be read.
     """
-    spoken = ByUtterance(read_ctm(alignment))
+    spoken = by_utterance(read_ctm(alignment))
     network = experiment.network_spec(lang.tree.num_pdfs)
     subsampling, time_offset = network.subsampling, network.time_offset
     shift = experiment.features.frame_shift_ms / 1000.0

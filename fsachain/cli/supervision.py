@@ -19,7 +19,7 @@ from fsachain.cli.training import perturbations
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
-from fsachain.decode.ctm import ByUtterance, CtmEntry, read_ctm
+from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm
 from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
@@ -83,7 +83,7 @@ def make_supervision(
     """
     copies = copies_of(experiment, data, cache, num_workers, bad_data)
     maker = AlignmentMaker(experiment, lang, normalization)
-    return write_supervision(out, copies, ByUtterance(read_ctm(alignment)), maker, str(alignment), jobs)
+    return write_supervision(out, copies, by_utterance(read_ctm(alignment)), maker, str(alignment), jobs)
 
 
 class Copy(NamedTuple):

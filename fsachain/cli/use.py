@@ -19,10 +19,9 @@ from fsachain.cli.options import INPUT_FILE, INPUT_FOLDER, OUTPUT
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
 from fsachain.data.recording import Recording
-from fsachain.decode.align import Alignment, FrameTiming, alignment_of
+from fsachain.decode.align import Alignment, Float32Array, FrameTiming, LongAligner, alignment_of
 from fsachain.decode.ctm import CtmEntry, write_ctm, write_textgrid
 from fsachain.decode.decoder import Decoder
-from fsachain.decode.long_alignment import Float32Array, LongAligner
 from fsachain.decode.transcribe import PauseCutter, RecognisedWord, Transcriber, silence_pdfs
 from fsachain.errors import DataError
 from fsachain.files import text_lines

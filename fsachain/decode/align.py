@@ -1,5 +1,7 @@
 """When words and phones are said: the best path through the numerator of a known transcript, as CTM.
 
+`align` and `align_utterance` take whole utterances, `LongAligner` recordings of any length in bounded memory.
+
 Times are in seconds from the start of the utterance. Output frame t is centred on input frame
 subsampling * t + time_offset, input frame k on (k + 1/2) frame shifts; a frame's cell reaches half an output
 frame to either side of its centre, so that neighbouring segments touch.
@@ -7,20 +9,26 @@ frame to either side of its centre, so that neighbouring segments touch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse import csgraph
 
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.decode.ctm import CtmEntry
 from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.fsa import Fsa
 from fsachain.graph.numerator import NO_WORD, Numerator, Segment
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.table import compile_table
+
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -165,17 +173,21 @@ def alignment_of(
         timing: Where output frames lie.
         name: Utterance id for the entries.
     """
+
+    def entry(first: Segment, last: Segment, label: str) -> CtmEntry:
+        start = timing.start_of(first.first_frame)
+        end = timing.start_of(last.first_frame + last.num_frames)
+        return CtmEntry(name, round(start, 6), round(end - start, 6), label)
+
     segments = numerator.phone_segments(arcs)
-    spoken = [
-        _entry(name, segment.first_frame, segment.num_frames, phones[segment.phone - 1], timing)
-        for segment in segments
-        if segment.phone
-    ]
-    words = [
-        _entry(name, first, length, numerator.words[position], timing)
-        for position, first, length in _word_spans(segments)
-    ]
-    return Alignment(name, log_prob, tuple(words), tuple(spoken))
+    said = [entry(segment, segment, phones[segment.phone - 1]) for segment in segments if segment.phone]
+    words = []
+    # The blanks of a CTC topology belong to no word; those between two phones of a word are counted to it.
+    in_words = (segment for segment in segments if segment.word != NO_WORD)
+    for position, group in groupby(in_words, key=lambda segment: segment.word):
+        parts = list(group)
+        words.append(entry(parts[0], parts[-1], numerator.words[position]))
+    return Alignment(name, log_prob, tuple(words), tuple(said))
 
 
 def aligned_phones(
@@ -209,21 +221,168 @@ def aligned_phones(
     return found
 
 
-def _word_spans(segments: Iterable[Segment]) -> list[tuple[int, int, int]]:
-    """(position in the transcript, first frame, frames) of each word.
+class LongAligner:
+    """The best path of network outputs that come in blocks through one long numerator, in memory that does not grow.
 
-    The blanks of a CTC topology belong to no word; those between two phones of a word are counted to it.
+    The numerator graph of the whole text is small; what would be large is its trellis. So the best path is sought window
+    by window. A window begins in the state, at the frame, where the last one was left; its graph is all that the text
+    allows within so many frames, and its path may end anywhere. Of this path all but the last frames, the `lookahead`, are
+    kept. Whatever follows, a path through that state goes on best independently of what was before it: where the whole
+    recording's best path agrees with a window's up to the lookahead, the result is the whole recording's best path.
+
+    Recordings hold more than their text: applause, music, a sentence that nobody wrote down. Between words, where silence
+    may stand, the path may also take the filler: in every frame the score of the best pdf, less a cost.
+
+    For windows of W frames of which W - L are kept, a recording of T frames takes the time of T / (W - L) windows, each of W
+    frames on a graph of about W phones, and memory for one window, 8 bytes a frame of the recording, and the text's graph.
+
+    Args:
+        numerator: graph of the whole text.
+        window: W, output frames; at least 2.
+        lookahead: L, output frames at the end of a window that are sought again in the next one, 1 <= L < W.
+        filler_cost: for each frame of the filler, in natural logs, at least 0; infinity: no filler.
+        name: of the recording, for messages.
+
+    Raises:
+        ConfigError: window, lookahead or filler_cost out of range.
     """
-    spoken = [segment for segment in segments if segment.word != NO_WORD]
-    spans = []
-    for position, group in groupby(spoken, key=lambda segment: segment.word):
-        parts = list(group)
-        first, last = parts[0], parts[-1]
-        spans.append((position, first.first_frame, last.first_frame + last.num_frames - first.first_frame))
-    return spans
+
+    def __init__(
+        self,
+        numerator: Numerator,
+        *,
+        window: int = 1200,
+        lookahead: int = 400,
+        filler_cost: float = math.inf,
+        name: str = "recording",
+    ) -> None:
+        if not filler_cost >= 0:
+            raise ConfigError(f"filler_cost is {filler_cost}; expected at least 0")
+        if not 1 <= lookahead < window:
+            raise ConfigError(f"window is {window}, lookahead {lookahead}; expected 1 <= lookahead < window")
+        self._filler = int(numerator.fsa.pdf.max()) + 1  # its column, behind those of the numerator's pdfs
+        self.numerator = with_filler(numerator, self._filler, filler_cost)
+        self.window, self.lookahead, self.name = window, lookahead, name
+        fsa = self.numerator.fsa
+        ones = np.ones(fsa.num_arcs, dtype=np.int8)
+        self._adjacency = sparse.csr_array((ones, (fsa.src, fsa.dst)), shape=(fsa.num_states,) * 2)
+        self._state = fsa.start
+        self._kept: Float32Array | None = None
+        self._arcs: list[npt.NDArray[np.int32]] = []
+        self._margins: list[Float32Array] = []
+        self._log_prob = 0.0
+        self._done = 0
+
+    def accept(self, scores: npt.ArrayLike) -> None:
+        """Take the next network outputs [T, P].
+
+        Raises:
+            ShapeError: not two axes, or fewer columns than the numerator has pdfs.
+            DataError: NaN or +inf among the scores, or no path.
+        """
+        block = np.asarray(scores, dtype=np.float32)
+        if block.ndim != 2 or block.shape[1] < self._filler:
+            raise ShapeError(
+                f"scores of {self.name!r}: expected [T, P] with P at least {self._filler}, got shape {list(block.shape)}"
+            )
+        best = block.max(axis=1, keepdims=True)
+        block = np.concatenate([block[:, : self._filler], best], axis=1)
+        self._kept = block if self._kept is None else np.concatenate([self._kept, block])
+        ends = np.zeros(self.numerator.fsa.num_states)  # a path may end in every state
+        while len(self._kept) > self.window:
+            self._align(self._kept[: self.window], self.window - self.lookahead, ends)
+
+    def finish(self) -> tuple[npt.NDArray[np.int32], float]:
+        """Align what is left, up to the end of the text.
+
+        Returns:
+            The path, an arc number of `self.numerator.fsa` for each frame, and its score.
+
+        Raises:
+            DataError: as `accept`; the text may be longer than the recording.
+        """
+        if self._kept is not None and len(self._kept):
+            self._align(self._kept, len(self._kept), self.numerator.fsa.final_log_prob)
+        final = float(self.numerator.fsa.final_log_prob[self._state])
+        if not self._arcs or final == -math.inf:
+            raise DataError(self._no_path(0))
+        return np.concatenate(self._arcs), self._log_prob + final
+
+    def margins(self) -> Float32Array:
+        """For each frame aligned so far, the score of its pdf minus that of the frame's best pdf: 0 or less, [T]."""
+        return np.concatenate(self._margins) if self._margins else np.zeros(0, np.float32)
+
+    def _align(self, scores: Float32Array, keep: int, final: npt.NDArray[np.float64]) -> None:
+        """Find the best path of a window and keep its first frames."""
+        fsa, origin = self._within_reach(len(scores), final)
+        table = compile_table(fsa, scores.shape[1], name=self.name)
+        path = best_path(TableBatch.pack([table], [self.name]), scores[None])
+        if np.isnan(path.score[0]):
+            raise DataError(f"scores of {self.name!r}: NaN or +inf among frames {self._done} and following")
+        if path.score[0] == -np.inf:
+            raise DataError(self._no_path(len(scores)))
+        arcs = origin[path.arcs[0][:keep]]
+        whole = self.numerator.fsa
+        spent = scores[np.arange(keep), whole.pdf[arcs]]
+        self._log_prob += float(spent.sum(dtype=np.float64)) + float(whole.log_prob[arcs].sum())
+        self._margins.append(spent - scores[:keep, self._filler])
+        self._arcs.append(arcs.astype(np.int32))
+        self._state = int(whole.dst[arcs[-1]])
+        self._done += keep
+        assert self._kept is not None
+        self._kept = self._kept[keep:].copy()
+
+    def _within_reach(
+        self, frames: int, final: npt.NDArray[np.float64]
+    ) -> tuple[Fsa, npt.NDArray[np.integer]]:
+        """The part of the graph that so many frames can pass, and its arcs' numbers in the whole."""
+        whole = self.numerator.fsa
+        distance = csgraph.dijkstra(self._adjacency, unweighted=True, indices=self._state, limit=frames)
+        near = distance <= frames
+        origin = np.flatnonzero((distance[whole.src] < frames) & near[whole.dst])
+        number = np.cumsum(near) - 1
+        fsa = Fsa(
+            int(near.sum()),
+            number[whole.src[origin]],
+            number[whole.dst[origin]],
+            whole.pdf[origin],
+            whole.log_prob[origin],
+            final[near],
+            int(number[self._state]),
+        )
+        return fsa, origin
+
+    def _no_path(self, frames: int) -> str:
+        words = self.numerator.words
+        leaving = np.flatnonzero(self.numerator.fsa.src == self._state)
+        position = max((int(p) for p in self.numerator.arc_word[leaving]), default=len(words) - 1)
+        where = " ".join(words[max(0, position - 2) : position + 3])
+        return (
+            f"recording {self.name!r}: no path through the {frames} frames from {self._done} on, at word "
+            f"{max(0, position)} of {len(words)} (... {where} ...); expected the text of the whole recording and no more"
+        )
 
 
-def _entry(name: str, first: int, length: int, label: str, timing: FrameTiming) -> CtmEntry:
-    start = timing.start_of(first)
-    end = timing.start_of(first + length)
-    return CtmEntry(name, round(start, 6), round(end - start, 6), label)
+def with_filler(numerator: Numerator, pdf: int, cost: float) -> Numerator:
+    """The numerator with the filler `pdf` beside every pdf that belongs to no word.
+
+    Args:
+        numerator: of a lexicon with silence, or of a topology with a blank; others have no place for a filler.
+        pdf: column of the filler's scores.
+        cost: of a frame; infinity leaves the numerator as it is.
+    """
+    if cost == math.inf:
+        return numerator
+    fsa = numerator.fsa
+    beside = np.flatnonzero(numerator.arc_word == NO_WORD)
+    arcs = np.concatenate([np.arange(fsa.num_arcs), beside])
+    pdfs, log_probs = fsa.pdf[arcs], fsa.log_prob[arcs]
+    pdfs[fsa.num_arcs :] = pdf
+    log_probs[fsa.num_arcs :] -= cost
+    return Numerator(
+        Fsa(fsa.num_states, fsa.src[arcs], fsa.dst[arcs], pdfs, log_probs, fsa.final_log_prob, fsa.start),
+        numerator.words,
+        numerator.arc_phone[arcs],
+        numerator.arc_word[arcs],
+        numerator.arc_is_start[arcs],
+    )

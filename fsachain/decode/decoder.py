@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,9 +29,6 @@ from fsachain.kaldi.lattice import Lattice, read_lattice
 from fsachain.openfst import Transducer, read_fst
 from fsachain.stream import Cursor, open_file
 
-# Decoding graphs on their way to the search: how they cross to other processes, and what keeps hostile ones
-# out.
-#
 # OpenFst reserves what the header of a file claims and ends the process where it cannot; it follows arcs to
 # states that are not there. So graphs are read by our own reader, and what it found is written anew for
 # kaldifst: what was checked is what is searched.
@@ -108,8 +105,6 @@ def _check_epsilon_cycles(arcs: Transducer, where: str) -> None:
         )
 
 
-# Utterances shared out over processes: what a decoder finds in each, in the order they came.
-
 Float32Array = npt.NDArray[np.float32]
 Found = TypeVar("Found")
 Search = Callable[[Float32Array, str], Found]  # of the scores [T, P] of one utterance and its id
@@ -152,26 +147,18 @@ def search_all(
     workers = min(num_workers or os.cpu_count() or 1, len(scores))
     if executor is None and workers <= 1:
         return _search_here(make_search, scores, progress)
-    with process_pool(workers) if executor is None else _borrowed(executor) as pool:
-        futures = [pool.submit(_search_here, make_search, chunk) for chunk in _chunks(scores, workers)]
+    # Four chunks a worker, dealt out by falling length, so that no worker is left with the long ones.
+    count = min(len(scores), 4 * workers)
+    longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
+    chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
+    with process_pool(workers) if executor is None else nullcontext(executor) as pool:
+        futures = [pool.submit(_search_here, make_search, chunk) for chunk in chunks]
         found: dict[str, Found] = {}
         for future in as_completed(futures):
             found.update(future.result())
             if progress is not None:
                 progress(len(found), len(scores))
     return {name: found[name] for name in scores}
-
-
-@contextmanager
-def _borrowed(executor: Executor) -> Iterator[Executor]:
-    yield executor
-
-
-def _chunks(scores: Mapping[str, Float32Array], workers: int) -> list[dict[str, Float32Array]]:
-    """Four chunks a worker, dealt out by falling length, so that no worker is left with the long ones."""
-    count = min(len(scores), 4 * workers)
-    longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
-    return [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
 
 
 def _search_here(
@@ -275,28 +262,24 @@ class Decoder:
         scores = self._scaled(nnet_output, name)
         if not len(scores):
             return NO_PATH
-        ok, path, complete = self._search(scores)
+        if self.config.search == "beam":
+            kaldi_decoder = require("kaldi_decoder", extra="recipes")
+            options = kaldi_decoder.FasterDecoderOptions(
+                beam=self.config.beam, max_active=self.config.max_active
+            )
+            search = kaldi_decoder.FasterDecoder(self._fst, options)
+            search.decode(kaldi_decoder.DecodableCtc(scores))
+            complete = search.reached_final()
+        else:
+            search = self._lattice_search(scores)
+            complete = bool(np.isfinite(search.final_relative_cost()))
+        ok, path = search.get_best_path()
         if not ok:
             return NO_PATH
         kaldifst = require("kaldifst", extra="recipes")
         _, _, word_ids, weight = kaldifst.get_linear_symbol_sequence(path)
         words = tuple(self.words[word_id - 1] for word_id in word_ids)
         return Hypothesis(words, -weight.value1, -weight.value2, complete)
-
-    def _search(self, scores: Float32Array) -> tuple[bool, Any, bool]:
-        """Whether a path survived, the path as a linear lattice, and whether it ends in a final state."""
-        if self.config.search == "beam":
-            kaldi_decoder = require("kaldi_decoder", extra="recipes")
-            beam_options = kaldi_decoder.FasterDecoderOptions(
-                beam=self.config.beam, max_active=self.config.max_active
-            )
-            beam = kaldi_decoder.FasterDecoder(self._fst, beam_options)
-            beam.decode(kaldi_decoder.DecodableCtc(scores))
-            ok, path = beam.get_best_path()
-            return ok, path, beam.reached_final()
-        lattice = self._lattice_search(scores)
-        ok, path = lattice.get_best_path()
-        return ok, path, bool(np.isfinite(lattice.final_relative_cost()))
 
     def lattice(self, nnet_output: npt.ArrayLike, name: str = "") -> Lattice | None:
         """The likely paths of one utterance, whatever `config.search` says.
@@ -319,15 +302,24 @@ class Decoder:
         ok, lattice = self._lattice_search(scores).get_raw_lattice()
         if not ok or not lattice.num_states:
             return None
-        with tempfile.TemporaryDirectory(
-            prefix="fsachain-"
-        ) as folder:  # kaldifst writes lattices to files alone
+        with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
+            # kaldifst writes lattices to files alone.
             path = Path(folder, "lattice")
             lattice.write(str(path))
             return read_lattice(open_file(path)).expanded()
 
     def _scaled(self, nnet_output: npt.ArrayLike, name: str) -> Float32Array:
-        scores = _checked_scores(nnet_output, self._num_pdfs, name)
+        """The scores, contiguous. kaldi-decoder reads beyond a row without a word, hence the checks."""
+        scores = np.ascontiguousarray(nnet_output, dtype=np.float32)
+        where = f"nnet_output of {name!r}" if name else "nnet_output"
+        if scores.ndim != 2:
+            raise ShapeError(f"{where}: expected [T, P], got shape {list(scores.shape)}")
+        if scores.shape[1] < self._num_pdfs:
+            raise ShapeError(
+                f"{where}: has {scores.shape[1]} columns, the graph has pdfs up to {self._num_pdfs - 1}"
+            )
+        if np.isnan(scores).any() or np.isposinf(scores).any():
+            raise DataError(f"{where}: NaN or +inf among the scores")
         scale = self.config.acoustic_scale
         return scores if scale == 1.0 else scores * np.float32(scale)
 
@@ -372,16 +364,3 @@ def decode(
 
 def _best_path(source: Source, words: tuple[str, ...], config: DecoderConfig | None) -> Search[Hypothesis]:
     return Decoder(source, words, config).decode
-
-
-def _checked_scores(nnet_output: npt.ArrayLike, num_pdfs: int, name: str) -> Float32Array:
-    """The scores, contiguous. kaldi-decoder reads beyond a row without a word, hence the checks."""
-    scores = np.ascontiguousarray(nnet_output, dtype=np.float32)
-    where = f"nnet_output of {name!r}" if name else "nnet_output"
-    if scores.ndim != 2:
-        raise ShapeError(f"{where}: expected [T, P], got shape {list(scores.shape)}")
-    if scores.shape[1] < num_pdfs:
-        raise ShapeError(f"{where}: has {scores.shape[1]} columns, the graph has pdfs up to {num_pdfs - 1}")
-    if np.isnan(scores).any() or np.isposinf(scores).any():
-        raise DataError(f"{where}: NaN or +inf among the scores")
-    return scores

@@ -139,13 +139,13 @@ class _Beginnings:
             here[state] = {}
             if arcs.final_log_prob[state] > -math.inf:
                 for number, total in best:
-                    _keep(ends, number, total + float(arcs.final_log_prob[state]))
+                    _keep_best(ends, number, total + float(arcs.final_log_prob[state]))
             for dst, word, _, log_prob, _ in leaving[state]:
                 room = self._least - self._to_end[dst] - log_prob
                 for number, total in best:
                     if total < room:
                         break
-                    _keep(here[dst], self._extend(number, word) if word else number, total + log_prob)
+                    _keep_best(here[dst], self._extend(number, word) if word else number, total + log_prob)
         return [(self._spell(number), total) for number, total in self._best(ends)]
 
     def _best(self, beginnings: dict[int, float]) -> list[tuple[int, float]]:
@@ -168,8 +168,7 @@ class _Beginnings:
         return words[::-1]
 
 
-def _keep(totals: dict[int, float], number: int, total: float) -> None:
-    """Note the better of two totals."""
+def _keep_best(totals: dict[int, float], number: int, total: float) -> None:
     if total > totals.get(number, -math.inf):
         totals[number] = total
 
@@ -218,6 +217,7 @@ class Rescorer:
         new: NgramScores,
     ) -> None:
         self._lists = lists
+        self.names = list(lists)  # of the utterances
         self._rows: dict[str, npt.NDArray[np.float64]] = {}
         for name, sequences in lists.items():
             rows = np.empty((len(sequences), 3))
@@ -226,11 +226,6 @@ class Rescorer:
                 heard = sequence.log_prob - lm_weight * old.best_path_log_prob(ids)
                 row[:] = heard + word_insertion_penalty * len(ids), new.log_prob(ids), -len(ids)
             self._rows[name] = rows
-
-    @property
-    def names(self) -> list[str]:
-        """The utterances."""
-        return list(self._lists)
 
     def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:
         """The best words of each utterance; where the second model allows none, those of the search."""

@@ -18,15 +18,7 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.kaldi.lattice import Lattice
 
-# How sure the words of a lattice's best path are: posteriors, by one forward and one backward pass over the
-# lattice.
-#
-# A lattice holds the likely paths of the decoding graph with their scores, so that exp(score) / Z is a path's
-# posterior among them. On the arcs of a graph from `fsachain.graph.build_decoding_graph` a word stands where
-# its last phone begins: there it is said. The confidence of a word of the best path is the expected number of
-# times, at most 1, that the same word is said nearer to this place than to the words before and after it.
-# Other times and pronunciations of a word therefore count for it, other words against it. What the beam left
-# out counts for nothing.
+_SMOOTHING = 9  # frames over which silence is sought: a pause, not a stop consonant
 
 
 class WordPosterior(NamedTuple):
@@ -38,7 +30,13 @@ class WordPosterior(NamedTuple):
 
 
 def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
-    """The words of the best path with their confidences.
+    """The words of the best path with their confidences: posteriors, by one forward and one backward pass.
+
+    A lattice holds the likely paths of the decoding graph with their scores, so that exp(score) / Z is a path's posterior
+    among them. On the arcs of a graph from `fsachain.graph.build_decoding_graph` a word stands where its last phone begins:
+    there it is said. The confidence of a word of the best path is the expected number of times, at most 1, that the same
+    word is said nearer to this place than to the words before and after it. Other times and pronunciations of a word
+    therefore count for it, other words against it. What the beam left out counts for nothing.
 
     Args:
         lattice: as `Decoder.lattice` gives it: without cycles, and all paths to a state of as many frames.
@@ -168,28 +166,18 @@ class Transcriber:
         if not found:
             return []
         words = [self.decoder.words[posterior.word - 1] for posterior in found]
-        spans = self._spans(nnet_output, words, found, name)
+        numerator = build_numerator(words, self.lexicon, self.tree, name=name)
+        aligned = align_utterance(nnet_output, numerator, self.lexicon.phones, self.timing, name=name)
+        if aligned is None:  # a path that broke off inside its last word
+            length = self.timing.frame_seconds
+            spans = [(self.timing.start_of(posterior.frame), length) for posterior in found]
+        else:
+            spans = [(entry.start, entry.duration) for entry in aligned.words]
         offset = first_frame * self.timing.frame_seconds
         return [
             RecognisedWord(word, round(start + offset, 6), duration, posterior.confidence)
             for word, (start, duration), posterior in zip(words, spans, found, strict=True)
         ]
-
-    def _spans(
-        self, nnet_output: npt.ArrayLike, words: list[str], found: list[WordPosterior], name: str
-    ) -> list[tuple[float, float]]:
-        """Start and duration of each word. A path that broke off inside its last word may have no alignment."""
-        numerator = build_numerator(words, self.lexicon, self.tree, name=name)
-        aligned = align_utterance(nnet_output, numerator, self.lexicon.phones, self.timing, name=name)
-        if aligned is None:
-            length = self.timing.frame_seconds
-            return [(self.timing.start_of(posterior.frame), length) for posterior in found]
-        return [(entry.start, entry.duration) for entry in aligned.words]
-
-
-# Long recordings in pieces: cut where the network hears silence.
-
-_SMOOTHING = 9  # frames: a pause, not a stop consonant
 
 
 class Piece(NamedTuple):
@@ -252,9 +240,8 @@ class PauseCutter:
 
 def silence_pdfs(lexicon: Lexicon, tree: ContextTree) -> list[int]:
     """The pdfs that the silence phone alone has, and the blank of a CTC topology."""
-    found = {pdf for pdf in range(tree.num_pdfs) if _is_silence(tree, pdf, lexicon.silence_phone)}
-    return sorted(found | ({tree.blank_pdf} if tree.blank_pdf is not None else set()))
-
-
-def _is_silence(tree: ContextTree, pdf: int, silence: int | None) -> bool:
-    return silence is not None and tuple(tree.describe(pdf).phones) == (silence,)
+    found = {tree.blank_pdf} - {None}
+    if lexicon.silence_phone is not None:
+        silence = (lexicon.silence_phone,)
+        found |= {pdf for pdf in range(tree.num_pdfs) if tuple(tree.describe(pdf).phones) == silence}
+    return sorted(pdf for pdf in found if pdf is not None)

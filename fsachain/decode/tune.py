@@ -28,6 +28,14 @@ class TuningPoint:
     word_insertion_penalty: float
     counts: ErrorCounts
 
+    def to_dict(self) -> dict[str, Any]:
+        """The point for JSON."""
+        return {
+            "lm_weight": self.lm_weight,
+            "word_insertion_penalty": self.word_insertion_penalty,
+            **self.counts.to_dict(),
+        }
+
 
 @dataclass(frozen=True)
 class TuningResult:
@@ -38,7 +46,7 @@ class TuningResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The scan for JSON."""
-        return {"best": _point_dict(self.best), "points": [_point_dict(point) for point in self.points]}
+        return {"best": self.best.to_dict(), "points": [point.to_dict() for point in self.points]}
 
     def to_text(self) -> str:
         """A table with a row per LM weight and a column per penalty; `*` marks the choice."""
@@ -125,11 +133,3 @@ def choose(points: Sequence[TuningPoint]) -> TuningResult:
         return (float(point.counts.errors), float(neighbourhood[index]), distance)
 
     return TuningResult(points[min(range(len(points)), key=rank)], tuple(points))
-
-
-def _point_dict(point: TuningPoint) -> dict[str, Any]:
-    return {
-        "lm_weight": point.lm_weight,
-        "word_insertion_penalty": point.word_insertion_penalty,
-        **point.counts.to_dict(),
-    }

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from fsachain.data.kaldi_dir import raise_fault, table_lines
 from fsachain.errors import DataError, require
-from fsachain.names import ByName, Names, Strings
+from fsachain.files import text_lines
 
 EPSILON = "<eps>"
 
@@ -42,18 +41,7 @@ class ErrorCounts:
     num_wrong_utterances: int = 0
 
     def __add__(self, other: ErrorCounts) -> ErrorCounts:
-        return ErrorCounts(*(mine + theirs for mine, theirs in zip(self._parts, other._parts, strict=True)))
-
-    @property
-    def _parts(self) -> tuple[int, ...]:
-        return (
-            self.insertions,
-            self.deletions,
-            self.substitutions,
-            self.num_words,
-            self.num_utterances,
-            self.num_wrong_utterances,
-        )
+        return ErrorCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def errors(self) -> int:
@@ -191,35 +179,17 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tu
     return tuple((ref, hyp) for ref, hyp in kaldialign.align(list(reference), list(hypothesis), EPSILON))
 
 
-class Transcripts(ByName[tuple[str, ...]]):
-    """Words by utterance."""
-
-    def __init__(self) -> None:
-        super().__init__(Names())
-        self._texts = Strings()
-
-    def add(self, utterance: str, text: bytes) -> bool:
-        """One more, with its words as UTF-8, unless the utterance is there; returns whether it was new."""
-        if self.names.add(utterance) < len(self._texts):
-            return False
-        self._texts.append_utf8(text)
-        return True
-
-    def at(self, place: int) -> tuple[str, ...]:
-        """The words of an utterance."""
-        return tuple(self._texts.at(place).split())
-
-
-def read_text(path: str | Path) -> Transcripts:
+def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
     """Read transcripts, `utterance word word ...` per line; an id alone is an empty transcript.
 
     Raises:
         DataError: the file cannot be read, or an utterance stands in it twice.
     """
-    transcripts = Transcripts()
-    for number, name, text in table_lines(path, raise_fault):
-        if not transcripts.add(name, text.encode("utf-8")):
+    transcripts: dict[str, tuple[str, ...]] = {}
+    for number, (name, *words) in text_lines(path):
+        if name in transcripts:
             raise DataError(f"{path}:{number}: utterance {name!r} stands in the file twice")
+        transcripts[name] = tuple(words)
     return transcripts
 
 
