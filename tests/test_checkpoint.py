@@ -173,7 +173,7 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
     save_tensors(tmp_path / "a.safetensors", {"weight": torch.ones(3)}, {"epochs": epochs})
     assert load_tensors(tmp_path / "a.safetensors")[1] == {"epochs": epochs}
     save_tensors(tmp_path / "b.safetensors", {}, {"text": "a" * MAX_HEADER_BYTES})
-    with pytest.raises(DataError, match="a header of .* bytes; expected at most"):
+    with pytest.raises(DataError, match=r"a header of \d+ bytes; expected at most"):
         load_tensors(tmp_path / "b.safetensors")
 
 

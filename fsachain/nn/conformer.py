@@ -190,7 +190,17 @@ class ConformerBlock(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.first, self.second = (_feed_forward(channels, feed_forward, dropout) for _ in range(2))
+        self.first, self.second = (
+            nn.Sequential(
+                nn.LayerNorm(channels),
+                nn.Linear(channels, feed_forward),
+                nn.SiLU(),
+                nn.Dropout(dropout),
+                nn.Linear(feed_forward, channels),
+                nn.Dropout(dropout),
+            )
+            for _ in range(2)
+        )
         self.attention_norm, self.convolution_norm, self.norm = (nn.LayerNorm(channels) for _ in range(3))
         self.attention = RotaryAttention(channels, num_heads)
         self.convolution = ConvolutionModule(channels, kernel, norm=norm, lookahead=lookahead)
@@ -203,17 +213,6 @@ class ConformerBlock(nn.Module):
         x = x + self.dropout(self.convolution(self.convolution_norm(x), real))
         x = x + 0.5 * self.second(x)
         return cast(Tensor, self.norm(x)).masked_fill(~real[:, :, None], 0.0)
-
-
-def _feed_forward(channels: int, width: int, dropout: float) -> nn.Module:
-    return nn.Sequential(
-        nn.LayerNorm(channels),
-        nn.Linear(channels, width),
-        nn.SiLU(),
-        nn.Dropout(dropout),
-        nn.Linear(width, channels),
-        nn.Dropout(dropout),
-    )
 
 
 MAX_LAYERS = 1000  # more than anyone means, so that no file can ask for a million
@@ -257,15 +256,9 @@ class ConformerConfig:
     xent: str = "none"
 
     def __post_init__(self) -> None:
-        least = {
-            "chunk": 0,
-            "left_chunks": 0,
-            "num_layers": 1,
-            "num_heads": 1,
-            "feed_forward": 1,
-            "kernel": 1,
-        }
-        for name, minimum in {**least, "num_features": 1, "num_pdfs": 1, "channels": 1, "filters": 1}.items():
+        sizes = ["num_layers", "num_heads", "feed_forward", "kernel", "num_features", "num_pdfs", "channels", "filters"]
+        for name in ("chunk", "left_chunks", *sizes):
+            minimum = int(name in sizes)
             if getattr(self, name) < minimum:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {minimum}")
         if self.num_layers > MAX_LAYERS:

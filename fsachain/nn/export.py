@@ -7,10 +7,8 @@ remains to be done elsewhere is Kaldi's fbank or MFCC before it and the decoder 
 from __future__ import annotations
 
 import json
-import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -145,19 +143,6 @@ def _onnx_bytes(module: ExportedModel, metadata: Mapping[str, Any]) -> bytes:
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, json.dumps(value, sort_keys=True)
     return cast(bytes, proto.SerializeToString())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's warnings, which are about packages that this model has no use for."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _batch(module: ExportedModel, lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,8 @@ class MaskedBatchNorm(nn.Module):
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if not self.training:
             scale = (self.running_var + self.epsilon).rsqrt()
-            return _masked((F.relu(x) - self.running_mean[:, None]) * scale[:, None], mask)
+            y = (F.relu(x) - self.running_mean[:, None]) * scale[:, None]
+            return y if mask is None else y * mask
         y, mean, var = cast(
             tuple[Tensor, Tensor, Tensor], _ReluBatchNorm.apply(x, mask, self.epsilon, self.pool)
         )
@@ -276,8 +277,3 @@ def semi_orthogonal_step(matrix: Tensor) -> Tensor:
     speed = 0.125 * (0.5 if ratio > 1.02 else 1.0) * (0.5 if ratio > 1.1 else 1.0)
     gram.diagonal().sub_(alpha_squared)
     return matrix - (4.0 * speed / alpha_squared) * (gram @ matrix)
-
-
-def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return x with padding set to zero."""
-    return x if mask is None else x * mask

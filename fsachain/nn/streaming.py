@@ -40,7 +40,17 @@ class StreamingModel:
     def __init__(self, network: Any, context: tuple[int, int] | None = None) -> None:
         if network.training:
             raise ConfigError("network: is in training mode; expected network.eval()")
-        before, after = _context_of(network) if context is None else context
+        if context is None and not hasattr(network, "context"):
+            raise ConfigError(
+                f"context: {type(network).__name__} does not say how far its outputs see; expected (frames before, frames "
+                "after)"
+            )
+        if context is None and network.context is None:
+            raise ConfigError(
+                f"context: each output of {type(network).__name__} sees the whole utterance, so none is settled before its "
+                "end; expected (frames before, frames after), which a Conformer has with a `chunk`"
+            )
+        before, after = map(int, network.context if context is None else context)
         if before < 0 or after < 0:
             raise ConfigError(f"context is {(before, after)}; expected two numbers of 0 or more")
         self.network = network
@@ -114,17 +124,3 @@ class StreamingModel:
         self._kept = self._kept[(keep_from - self._first) * self._step :].clone()
         self._first = keep_from
         return outputs.clone()
-
-
-def _context_of(network: Any) -> tuple[int, int]:
-    name = type(network).__name__
-    if not hasattr(network, "context"):
-        raise ConfigError(
-            f"context: {name} does not say how far its outputs see; expected (frames before, frames after)"
-        )
-    if network.context is None:
-        raise ConfigError(
-            f"context: each output of {name} sees the whole utterance, so none is settled before its end; expected "
-            "(frames before, frames after), which a Conformer has with a `chunk`"
-        )
-    return int(network.context[0]), int(network.context[1])

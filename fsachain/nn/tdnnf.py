@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fsachain.errors import ConfigError
 from fsachain.nn.layers import Head, InputLayer, MaskedBatchNorm, TimeConstantDropout, TimeDelayLayer
-from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input, subsampled
+from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input
 
 MAX_LAYERS = 1000  # more than anyone means, so that no file can ask for a million
 
@@ -118,6 +118,7 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
             kernel=config.input_kernel,
             stride=config.subsampling if at == 0 else 1,
         )
+        dropout = nn.Dropout if config.dropout_kind == "frame" else TimeConstantDropout
         self.layers = nn.ModuleList(
             TimeDelayLayer(
                 config.channels,
@@ -125,7 +126,7 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
                 time_stride=time_stride,
                 stride=config.subsampling if at == i else 1,
                 bypass=config.bypass,
-                dropout=_dropout(config),
+                dropout=dropout(config.dropout),
             )
             for i, time_stride in enumerate(config.time_strides, start=1)
         )
@@ -150,8 +151,20 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
             ShapeError: features or lengths do not fit the configuration or each other.
         """
         lengths = check_input(features, lengths, self.config.num_features)
-        masks = _Masks(features, lengths, self.subsampling)
-        x, mask = self.hidden(masks.blank_padding(features), masks.full, masks.thinned)
+        outputs = -(-features.shape[1] // self.subsampling)
+        frames = outputs * self.subsampling
+        # Masks [N, 1, T] of real frames before and after subsampling; None where no utterance is padded.
+        full, thinned = (
+            None
+            if bool((limits == count).all())
+            else (torch.arange(count) < limits[:, None])[:, None].to(features.device, torch.float32)
+            for count, limits in ((frames, lengths), (outputs, self.output_lengths(lengths)))
+        )
+        if frames > features.shape[1]:
+            features = F.pad(features, (0, 0, 0, frames - features.shape[1]))
+        if full is not None:
+            features = features.masked_fill(full.transpose(1, 2) == 0, 0.0)  # NaN included
+        x, mask = self.hidden(features, full, thinned)
         xent = None
         if self.xent_head is not None and self.training:
             xent = F.log_softmax(self.xent_head(x, mask), dim=-1)
@@ -211,34 +224,3 @@ def reset_batch_norm(network: nn.Module) -> None:
             module.running_mean.zero_()
             module.running_var.fill_(1.0)
             module.num_batches.zero_()
-
-
-class _Masks:
-    """Masks [N, 1, T] of real frames before and after subsampling; None where no utterance is padded."""
-
-    def __init__(self, features: Tensor, lengths: Tensor, subsampling: int) -> None:
-        num_frames = features.shape[1]
-        self.extra = -num_frames % subsampling  # frames added so that T is a multiple of the subsampling
-        thinned = subsampled(lengths, subsampling)
-        self.full = _mask(lengths, num_frames + self.extra, features)
-        self.thinned = _mask(thinned, (num_frames + self.extra) // subsampling, features)
-
-    def blank_padding(self, features: Tensor) -> Tensor:
-        """Features with zeros past each end, NaN included, and with the extra frames."""
-        padded = F.pad(features, (0, 0, 0, self.extra)) if self.extra else features
-        if self.full is None:
-            return padded
-        return padded.masked_fill(self.full.transpose(1, 2) == 0, 0.0)
-
-
-def _mask(lengths: Tensor, num_frames: int, like: Tensor) -> Tensor | None:
-    if bool((lengths == num_frames).all()):
-        return None
-    mask = torch.arange(num_frames)[None, :] < lengths[:, None]
-    return mask[:, None, :].to(device=like.device, dtype=torch.float32)
-
-
-def _dropout(config: TdnnfConfig) -> nn.Module:
-    return (
-        nn.Dropout(config.dropout) if config.dropout_kind == "frame" else TimeConstantDropout(config.dropout)
-    )
