@@ -174,12 +174,7 @@ def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def check_header_size(path: str | Path) -> None:
-    """Refuse a safetensors file whose header would become too many objects.
-
-    Raises:
-        OSError: as from the system.
-        ValueError: the header claims more than `MAX_HEADER_BYTES`.
-    """
+    """Refuse, by a ValueError, a safetensors file whose header would become too many objects."""
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
@@ -250,16 +245,7 @@ def average_states(states: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:
 
 @dataclass
 class TrainState:
-    """Position and sums of a training between two steps.
-
-    Attributes:
-        epoch: Epochs finished.
-        batch: Batches of the running epoch that are done.
-        step: Optimiser steps taken.
-        bad_in_a_row: Batches skipped since the last good one.
-        sums: Sums over the running epoch.
-        epochs: Figures of the finished epochs.
-    """
+    """Position and sums of a training between two steps; `bad_in_a_row` are batches skipped since the last good one."""
 
     epoch: int = 0
     batch: int = 0
@@ -296,17 +282,8 @@ def process_seed(seed: int, step: int, rank: int) -> int:
 class Checkpoints:
     """The checkpoints of one training: written, thinned out, taken up again.
 
-    Args:
-        folder: where they are.
-        model, optimizer: whose state is written and restored.
-        config: says how many checkpoints are kept, and which make the final model.
-        fingerprint: of the training; a checkpoint of another one is refused.
-        world: all of its processes call `save` and `resume`.
-        precision: whose factor is written and restored.
-        ema: the moving average of the parameters, written and restored; None without one.
-
-    Attributes:
-        final: the checkpoints whose models make the final one, oldest first.
+    All processes of `world` call `save` and `resume`. A checkpoint of another training, by `fingerprint`, is refused. `final` are
+    those whose models make the final model, oldest first.
     """
 
     def __init__(

@@ -24,13 +24,7 @@ from fsachain.train.step import Stepper
 
 @dataclass(frozen=True)
 class Combination:
-    """What was chosen.
-
-    Attributes:
-        state: the chosen model's `state_dict()`.
-        num_models: models in the mean; 0 for the moving average.
-        objf: the objective by candidate: "1", "2", ... for the means of so many models, and "ema".
-    """
+    """What was chosen: the mean of `num_models`, 0 for the moving average; `objf` by candidate: "1", "2", ..., "ema"."""
 
     state: Tensors
     num_models: int
@@ -100,10 +94,8 @@ def _candidates(
 class Ending:
     """How the final model came to be.
 
-    Attributes:
-        averaged: names of the checkpoints that it is the mean of; empty for the moving average.
-        text: the same in a few words.
-        objf: of each candidate, where one was chosen; see `Combination`.
+    `averaged` names the checkpoints that it is the mean of, none for the moving average; `objf` is that of each
+    candidate, where one was chosen.
     """
 
     averaged: tuple[str, ...]
@@ -112,11 +104,7 @@ class Ending:
 
 
 def check_ending(config: TrainConfig, dev_source: Source | None) -> None:
-    """Raise before a training begins if its end would lack something.
-
-    Raises:
-        ConfigError: the best average is to be chosen on a development set, and there is none.
-    """
+    """Raise ConfigError before a training begins if its end would lack something."""
     if config.combine == "best-average" and config.combine_on == "dev" and dev_source is None:
         raise ConfigError(
             'train.combine: "best-average" is chosen on a development set, and there is none; expected one, or '
@@ -135,14 +123,8 @@ def make_final_model(
 ) -> Ending:
     """Give the model its final parameters and statistics.
 
-    Args:
-        stepper: has the model, and passes batches through it.
-        paths: the checkpoints of the last epochs, oldest first; the first process has them.
-        ema: moving averages of the parameters; empty without any.
-        config: options of the training.
-        source: training batches, for the statistics of batch normalisation and, if that is asked for, the objective.
-        dev_source: development set, for the objective.
-        evaluate: figures of the model, as it is now, on some batches.
+    `paths` are the checkpoints of the last epochs, oldest first, which the first process has; `ema` moving averages of the
+    parameters, empty without any; `source` gives training batches for the statistics of batch normalisation.
     """
     model, world = stepper.model, stepper.world
     names = tuple(path.name for path in paths)

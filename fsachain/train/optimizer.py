@@ -81,11 +81,7 @@ def _prefixes(name: str) -> list[str]:
 
 
 def frozen_epochs(names: Iterable[str], config: OptimizerConfig) -> dict[str, float]:
-    """Epochs at the start in which each parameter does not move.
-
-    Raises:
-        ConfigError: a prefix in `freeze_epochs` that fits none of the names.
-    """
+    """Epochs at the start in which each parameter does not move."""
     names = list(names)
     _check_prefixes(names, config.freeze_epochs, "train.optimizer.freeze_epochs")
     return {name: longest_prefix(name, config.freeze_epochs, 0.0) for name in names}
@@ -124,21 +120,9 @@ def dropout_setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
 class Schedules:
     """Sets, before each step, all that changes with the progress of a training.
 
-    Learning rate by group of parameters, frozen parameters, dropout, options of the loss: all are pure functions of the
-    number of steps done, so that a training that goes on from a checkpoint needs nothing but this number.
-
-    Args:
-        model: its dropout and its frozen parameters are set.
-        loss: its `adjust(**options)` is called, if there are `loss_options`.
-        optimizer: made by `make_optimizer` for the model.
-        config: options of the training.
-        loss_options: schedules of options of the loss by name, such as `denominator_scale`.
-
-    Attributes:
-        values: what was set last, by name, for the log; the learning rate is that of factor 1.
-
-    Raises:
-        ConfigError: a dropout schedule for a network that drops nothing, or options for a loss that takes none.
+    Learning rate by group of parameters, frozen parameters, dropout, options of the loss (by its `adjust(**options)`): all are
+    pure functions of the number of steps done, so that a training that goes on from a checkpoint needs nothing but this number.
+    `values` has what was set last, by name, for the log; the learning rate is that of factor 1.
     """
 
     def __init__(
@@ -347,11 +331,7 @@ class ParameterEma:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from the averages that `state` gave.
-
-        Raises:
-            DataError: names or shapes are not those of the model.
-        """
+        """Go on from the averages that `state` gave."""
         for name, average in self._averages.items():
             value = state.get(name)
             if value is None or value.shape != average.shape:

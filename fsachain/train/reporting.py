@@ -133,12 +133,8 @@ def figures(summary: dict[str, Any]) -> str:
 class Reporter:
     """Tells what happens in one training; in other processes than the first, where nothing is shown, to nobody.
 
-    All processes call `start`, `left_out` and `skipped`, each with what it found.
-
-    Attributes:
-        log: the log; None in other processes than the first.
-        progress: what a person sees.
-        faults: utterances that take no part, as far as they were told; sources that read while the training runs find more.
+    All processes call `start`, `left_out` and `skipped`, each with what it found. `faults` are the utterances that were told to
+    take no part; sources that read while the training runs find more.
     """
 
     def __init__(self, path: Path, progress: Progress | None, config: TrainConfig, world: World) -> None:
@@ -177,11 +173,7 @@ class Reporter:
         self._tell(new, others)
 
     def left_out(self, faults: Iterable[Fault]) -> None:
-        """Tell of those utterances that were not told before.
-
-        Raises:
-            DataError: there is some and `bad_data` is "stop".
-        """
+        """Tell of those utterances that were not told before; DataError where `bad_data` is "stop"."""
         new = self._new(faults)
         self._tell(new, _records(new))
 
@@ -221,10 +213,9 @@ class Reporter:
     def skipped(
         self, model: nn.Module, state: TrainState, parts: Sequence[SupervisedBatch], outcome: StepOutcome
     ) -> None:
-        """A batch, of which `parts` are this process's micro-batches, has moved no parameter; count it in the state.
+        """A batch, of which `parts` are this process's, has moved no parameter: count it, and raise DivergedError at too many in a row.
 
-        Raises:
-            DivergedError: there were too many in a row. What float16 cannot hold does not count.
+        What float16 cannot hold does not count.
         """
         state.sums.skipped_batches += 1
         mine = [name for item in parts for name in item.batch.ids]

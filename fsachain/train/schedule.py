@@ -181,11 +181,7 @@ Scheduled = float | Schedule
 
 
 def scheduled(value: Any, where: str) -> Scheduled:
-    """An option's value: a plain number where it does not change.
-
-    Raises:
-        ConfigError: as `Schedule.parse`.
-    """
+    """An option's value: a plain number where it does not change."""
     schedule = Schedule.parse(value, where)
     constant = schedule.constant
     return schedule if constant is None else constant

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from fsachain.batch import TableBatch
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
-
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Batch, Example, collate
-
 from fsachain.data.features import FeatureConfig, load_chunk
 from fsachain.data.order import EpochOrder
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
@@ -51,13 +49,7 @@ def min_frames(table: TransitionTable) -> float:
 
 
 def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fault | None:
-    """What is wrong with an example that has a numerator; None if it can be trained on.
-
-    Args:
-        example: features that are not finite are found.
-        need: `min_frames` of its numerator.
-        output_lengths: the model's, from input to output frames.
-    """
+    """What is wrong with an example whose numerator needs `need` frames; None if it can be trained on."""
     if not np.isfinite(example.features).all():
         frame = int(np.argmin(np.isfinite(example.features).all(axis=1)))
         return Fault(
@@ -266,15 +258,7 @@ Prepared = tuple[Example, TransitionTable | None, float] | Fault
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a worker does with an utterance; picklable.
-
-    Attributes:
-        features: kind and size of the features.
-        cmvn: their normalisation.
-        augmentation: changes drawn anew in each epoch; None: none.
-        maker: compiles the numerator from the transcript; None: the source has it.
-        cache_dir: folder that keeps features, one file for each utterance; None for none.
-    """
+    """What a worker does with an utterance; picklable. `maker` compiles the numerator; None: the source has it."""
 
     features: FeatureConfig
     cmvn: Cmvn

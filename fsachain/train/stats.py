@@ -23,53 +23,29 @@ _SUMMED = (
 
 @dataclass
 class EpochSums:
-    """Everything is a sum over the sequences that took part, of all processes, natural logs, unless said.
+    """Sums over the sequences that took part, of all processes; natural logs."""
 
-    Attributes:
-        objf: Weighted num - den.
-        num_log_prob: log Z of the numerators.
-        den_log_prob: log Z of the denominators.
-        l2_term: The l2 term of the loss.
-        out_of_range_term: The penalty on outputs beyond +-30.
-        xent_objf: The cross-entropy branch's objective.
-        weight: Weight times output frames.
-        output_frames: Output frames.
-        input_frames: Input frames, of excluded sequences too: what went through the network.
-        batches: Batches seen.
-        grad_norm: Euclidean norms of the gradients before clipping, of the batches that moved parameters.
-        max_grad_norm: The largest of them.
-        moved_batches: How many these are.
-        skipped_batches: Batches that moved no parameter because a number was not finite.
-        excluded: Names of sequences that the loss left out, as often as it happened.
-        seconds: Wall time of the steps, in the first process.
-        loss_seconds: Of these, loss forward and backward.
-        data_seconds: Of these, waiting for the next batch.
-        world_seconds: Of these, waiting for the other processes and adding up.
-        limited_steps: Steps that `max_change` scaled down.
-        limited_components: Components of the network that `max_change_per_component` scaled down, as often as it happened.
-    """
-
-    objf: float = 0.0
+    objf: float = 0.0  # weighted num - den
     num_log_prob: float = 0.0
     den_log_prob: float = 0.0
     l2_term: float = 0.0
-    out_of_range_term: float = 0.0
+    out_of_range_term: float = 0.0  # the penalty on outputs beyond +-30
     xent_objf: float = 0.0
-    weight: float = 0.0
+    weight: float = 0.0  # times output frames
     output_frames: int = 0
-    input_frames: int = 0
+    input_frames: int = 0  # of excluded sequences too: what went through the network
     batches: int = 0
-    grad_norm: float = 0.0
+    grad_norm: float = 0.0  # before clipping, of the batches that moved parameters
     max_grad_norm: float = 0.0
     moved_batches: int = 0
-    skipped_batches: int = 0
-    excluded: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+    skipped_batches: int = 0  # a number was not finite
+    excluded: list[str] = field(default_factory=list)  # names, as often as the loss left them out
+    seconds: float = 0.0  # of the steps, in the first process; of these:
     loss_seconds: float = 0.0
-    data_seconds: float = 0.0
-    world_seconds: float = 0.0
-    limited_steps: int = 0
-    limited_components: int = 0
+    data_seconds: float = 0.0  # waiting for the next batch
+    world_seconds: float = 0.0  # waiting for the other processes and adding up
+    limited_steps: int = 0  # scaled down by `max_change`
+    limited_components: int = 0  # by `max_change_per_component`
 
     def numbers(self) -> list[float]:
         """The figures that several processes add up."""

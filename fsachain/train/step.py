@@ -62,11 +62,7 @@ class Precision:
         return nullcontext() if self._dtype is None else torch.autocast(device.type, dtype=self._dtype)
 
     def note(self, finite: bool) -> bool:
-        """Choose the factor for the next step, after one whose summed gradient is `finite` or not.
-
-        Returns:
-            Whether the factor was lowered: then what is not finite may be nothing but an overflow.
-        """
+        """Choose the factor for the next step; tells whether it was lowered, by what may be nothing but an overflow."""
         if self._dtype is not torch.float16:
             return False
         self.good_steps = self.good_steps + 1 if finite else 0
@@ -80,16 +76,11 @@ class Precision:
 
 @torch.no_grad()
 def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batches: Iterable[Item]) -> None:
-    """Replace all running statistics by their mean over some batches; the weights stay.
+    """Replace all running statistics by their mean over some batches, for weights that no batch has seen; the weights stay.
 
-    Modules are recognised by their buffers `running_mean` and `running_var` and a number `momentum`, the
-    share of the newest batch in the running value. Dropout is off meanwhile, as it is wherever the statistics
-    are used.
-
-    Args:
-        model: Left in the mode (training or evaluation) it came in.
-        forward: Runs the model on one batch.
-        batches: The batches.
+    Modules are recognised by their buffers `running_mean` and `running_var` and a number `momentum`, the share of the newest
+    batch in the running value. Dropout is off meanwhile, as it is wherever the statistics are used. The model is left in the
+    mode (training or evaluation) it came in.
     """
     norms = [
         module
@@ -121,21 +112,10 @@ class Pooling:
     """Batch normalisation over several processes: one batch, whichever process has which of its utterances.
 
     `MaskedBatchNorm` adds up its sums over all processes in every forward and backward pass. All must therefore make the
-    same passes: one that has fewer micro-batches than another passes a stand-in through the network, whose frames do not
-    count. Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their own process, as they do in
-    torch's own training with several processes; their running averages are averaged after each step, so that one model is
-    saved.
-
-    Args:
-        model: its layers are told of the other processes within `joined`.
-        world: alone, nothing here does anything.
-
-    Attributes:
-        active: whether all processes must make the same passes.
-        counts: whether what passes through the network counts.
-
-    Raises:
-        ConfigError: a layer is an `nn.SyncBatchNorm`, which would wait for processes that have no utterance.
+    same passes (`active`): one that has fewer micro-batches than another passes a stand-in through the network, whose
+    frames do not count (`counts`). Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their own
+    process, as they do in torch's own training with several processes; their running averages are averaged after each
+    step, so that one model is saved. A world of one changes nothing.
     """
 
     def __init__(self, model: nn.Module, world: World) -> None:
@@ -220,13 +200,7 @@ class Output(Protocol):
 
 
 class Passes:
-    """Passes through a network, forward and backward, that several processes make together.
-
-    Args:
-        model: As for `Trainer`.
-        world: The processes that make them.
-        precision: Number format.
-    """
+    """Passes through a network, forward and backward, that several processes make together."""
 
     def __init__(self, model: nn.Module, world: World, precision: Precision) -> None:
         self.model = model
@@ -336,15 +310,8 @@ class _Found:
 class Stepper:
     """Moves the parameters of a model by the gradient of one batch.
 
-    Args:
-        model: As for `Trainer`.
-        loss: As for `Trainer`; a mean over the `weight_ok` frames of its `last_record`.
-        optimizer: Holds the model's parameters.
-        max_grad_norm: Longer gradients are scaled down to this norm.
-        world: The processes that share each batch.
-        share: Which part of each batch is this process's.
-        precision: Number format of the network.
-        limit: How far one step may move the parameters; None: as far as it likes.
+    `loss` is a mean over the `weight_ok` frames of its `last_record`; `share` is this process's part of each batch, `limit`
+    says how far one step may move the parameters.
     """
 
     def __init__(

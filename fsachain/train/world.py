@@ -42,11 +42,7 @@ class WorldError(FsachainError, RuntimeError):
 class Share:
     """The part of every optimiser step that one of several processes computes.
 
-    Attributes:
-        rank: of this process, from 0.
-        size: processes in all.
-        micro_batch: utterances that go through the network together, at most; their gradients are added up. 0: all
-            of the process's share at once.
+    `micro_batch`: utterances that go through the network together, at most; their gradients are added up. 0: all at once.
     """
 
     rank: int = 0
