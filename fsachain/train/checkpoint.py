@@ -282,8 +282,8 @@ def process_seed(seed: int, step: int, rank: int) -> int:
 class Checkpoints:
     """The checkpoints of one training: written, thinned out, taken up again.
 
-    All processes of `world` call `save` and `resume`. A checkpoint of another training, by `fingerprint`, is refused. `final` are
-    those whose models make the final model, oldest first.
+    All processes of `world` call `save` and `resume`. A checkpoint of another training, by `fingerprint`, is refused.
+    `final` are those whose models make the final model, oldest first.
     """
 
     def __init__(

@@ -120,9 +120,9 @@ def dropout_setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
 class Schedules:
     """Sets, before each step, all that changes with the progress of a training.
 
-    Learning rate by group of parameters, frozen parameters, dropout, options of the loss (by its `adjust(**options)`): all are
-    pure functions of the number of steps done, so that a training that goes on from a checkpoint needs nothing but this number.
-    `values` has what was set last, by name, for the log; the learning rate is that of factor 1.
+    Learning rate by group of parameters, frozen parameters, dropout, options of the loss (by its `adjust(**options)`): all
+    are pure functions of the number of steps done, so that a training that goes on from a checkpoint needs nothing but this
+    number. `values` has what was set last, by name, for the log; the learning rate is that of factor 1.
     """
 
     def __init__(

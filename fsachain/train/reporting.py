@@ -133,8 +133,8 @@ def figures(summary: dict[str, Any]) -> str:
 class Reporter:
     """Tells what happens in one training; in other processes than the first, where nothing is shown, to nobody.
 
-    All processes call `start`, `left_out` and `skipped`, each with what it found. `faults` are the utterances that were told to
-    take no part; sources that read while the training runs find more.
+    All processes call `start`, `left_out` and `skipped`, each with what it found. `faults` are the utterances that were
+    told to take no part; sources that read while the training runs find more.
     """
 
     def __init__(self, path: Path, progress: Progress | None, config: TrainConfig, world: World) -> None:
@@ -213,7 +213,7 @@ class Reporter:
     def skipped(
         self, model: nn.Module, state: TrainState, parts: Sequence[SupervisedBatch], outcome: StepOutcome
     ) -> None:
-        """A batch, of which `parts` are this process's, has moved no parameter: count it, and raise DivergedError at too many in a row.
+        """A batch, of which `parts` are this process's, has moved no parameter: count it; too many in a row are a DivergedError.
 
         What float16 cannot hold does not count.
         """
