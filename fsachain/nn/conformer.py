@@ -256,9 +256,9 @@ class ConformerConfig:
     xent: str = "none"
 
     def __post_init__(self) -> None:
-        sizes = ["num_layers", "num_heads", "feed_forward", "kernel", "num_features", "num_pdfs", "channels", "filters"]
-        for name in ("chunk", "left_chunks", *sizes):
-            minimum = int(name in sizes)
+        layers = ("num_layers", "num_heads", "feed_forward", "kernel", "channels", "filters")
+        for name in ("chunk", "left_chunks", *layers, "num_features", "num_pdfs"):
+            minimum = 0 if name in ("chunk", "left_chunks") else 1
             if getattr(self, name) < minimum:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {minimum}")
         if self.num_layers > MAX_LAYERS:

@@ -213,9 +213,9 @@ class Reporter:
     def skipped(
         self, model: nn.Module, state: TrainState, parts: Sequence[SupervisedBatch], outcome: StepOutcome
     ) -> None:
-        """A batch, of which `parts` are this process's, has moved no parameter: count it; too many in a row are a DivergedError.
+        """A batch, of which `parts` are this process's micro-batches, has moved no parameter: count it.
 
-        What float16 cannot hold does not count.
+        Too many in a row are a DivergedError. What float16 cannot hold does not count.
         """
         state.sums.skipped_batches += 1
         mine = [name for item in parts for name in item.batch.ids]
