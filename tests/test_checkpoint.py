@@ -9,7 +9,10 @@ import torch
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
-from fsachain.errors import DataError
+from toy_training import corpus, new_trainer
+
+from fsachain.errors import ConfigError, DataError
+from fsachain.files import locked, replacing
 from fsachain.train.checkpoint import (
     MAX_HEADER_BYTES,
     Checkpoint,
@@ -20,6 +23,7 @@ from fsachain.train.checkpoint import (
     prune_checkpoints,
     save_tensors,
 )
+from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.step import refresh_batch_norm
 
 
@@ -90,22 +94,6 @@ def test_tensors_of_another_kind_are_no_checkpoint(tmp_path: Path) -> None:
         Checkpoint.load(tmp_path / "final.safetensors")
     with pytest.raises(DataError, match="absent"):
         load_tensors(tmp_path / "absent.safetensors")
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.safetensors"
-    save_tensors(path, {"weight": torch.zeros(2)}, {})
-
-    def disk_full(descriptor: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("os.fsync", disk_full)
-    with pytest.raises(OSError, match="no space"):
-        save_tensors(path, {"weight": torch.ones(2)}, {})
-    assert torch.equal(load_tensors(path)[0]["weight"], torch.zeros(2))
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_views_and_shared_tensors_are_stored_whole(tmp_path: Path) -> None:
@@ -180,3 +168,98 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
 def test_a_checkpoint_with_padding_as_older_versions_wrote_it_is_read(tmp_path):
     save_tensors(tmp_path / "a.safetensors", {"weight": torch.ones(3), "padding": torch.zeros(1000)}, {})
     assert load_tensors(tmp_path / "a.safetensors")[0].keys() == {"weight"}
+
+
+def test_a_write_that_fails_anywhere_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def disk_full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr("os.fsync", disk_full)
+        save_tensors(path, {"weight": torch.ones(2)}, {})
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+    with replacing(path) as file:
+        file.write(b"new")
+    assert path.read_text() == "new"
+
+
+def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("precious")
+    (tmp_path / "link").symlink_to(outside)
+    with replacing(tmp_path / "link") as file:
+        file.write(b"new")
+    assert outside.read_text() == "precious"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless(tmp_path: Path) -> None:
+    written = Checkpoint(
+        1, 0, 3, {"weight": torch.arange(300.0)}, {}, {"cpu": torch.get_rng_state()[:900]}, {"a": 1}
+    )
+    path = written.save(tmp_path)
+    content = bytearray(path.read_bytes())
+    for place in range(0, len(content), 211):
+        for changed_bit in (0, 3, 7):
+            changed = bytearray(content)
+            changed[place] ^= 1 << changed_bit
+            path.write_bytes(changed)
+            try:
+                read = Checkpoint.load(path)
+            except DataError as error:
+                assert path.name in str(error)
+            else:
+                assert torch.equal(read.model["weight"], written.model["weight"])
+                assert (read.step, read.state) == (3, {"a": 1})
+
+
+def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
+    examples, numerators = corpus(6)
+    with (
+        locked(tmp_path, "a training"),
+        pytest.raises(ConfigError, match="a training is running in this folder"),
+    ):
+        new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
+    new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
+
+
+def test_the_best_epoch_is_kept_beside_the_last(tmp_path: Path) -> None:
+    examples, numerators = corpus(12)
+    trainer = new_trainer(tmp_path, numerators, num_epochs=5, average_last=1)
+    figures = iter([-3.0, -1.0, -2.0, -4.0, -5.0, 0.0])
+    trainer._stepper.evaluate = lambda *_: type("Sums", (), {"summary": lambda _: {"objf": next(figures)}})()
+    trainer.fit(examples, examples[:3])
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [
+        "epoch-0002-batch-000000.safetensors",
+        "epoch-0004-batch-000000.safetensors",
+        "epoch-0005-batch-000000.safetensors",
+    ]
+    assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
+
+
+def test_half_a_line_of_the_log_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "train.jsonl")
+    log.write("start")
+    log.write("epoch", epoch=1)
+    whole = log.path.read_text()
+    log.path.write_text(whole + '{"event": "epo{"event": "epoch", "epoch": 2}\n{"ev')
+    assert log.rewind(lambda event: True) == 2
+    assert log.path.read_text() == whole
+    assert log.rewind(lambda event: event["event"] != "epoch") == 0
+    assert [event["event"] for event in read_log(log.path)] == ["start"]
+
+
+def test_a_full_disk_under_the_log_is_an_error_with_its_name(tmp_path: Path) -> None:
+    log = JsonLinesLog(tmp_path / "train.jsonl")
+    log.path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*train\.jsonl'"):
+        log.write("epoch", epoch=1)

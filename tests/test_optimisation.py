@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import tolerances
 import torch
-from process_group import Group
-from shared_work import plans, train
 from toy_training import ToyLoss, ToyModel, config, corpus, lfmmi_trainer, new_trainer
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
@@ -23,7 +21,6 @@ from fsachain.train.config import OptimizerConfig
 from fsachain.train.log import read_log
 from fsachain.train.schedule import Schedule
 from fsachain.train.trainer import Trainer
-from fsachain.train.world import World
 
 EVERYTHING: dict[str, Any] = {
     "dropout_schedule": Schedule.parse("0,0@0.2,0.5@0.5,0"),
@@ -237,29 +234,3 @@ def test_frozen_parameters_are_in_the_checkpoints_as_they_began(tmp_path: Path) 
         for path in epoch_checkpoints(tmp_path / "checkpoints")
     ]
     assert moved == [False, False, True, True]
-
-
-def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path: Path) -> None:
-    """The second has no checkpoint to read, and all the same makes every average and evaluation with the first."""
-    options = {
-        "optimizer": OptimizerConfig(
-            name="sgd", max_change=0.05, max_change_per_component=0.04, freeze_epochs={"input_layer": 1}
-        ),
-        "num_epochs": 3,
-        "average_last": 3,
-        "combine": "best-average",
-        "ema": 0.8,
-    }
-    (alone_plan,) = plans(tmp_path / "alone", 1, options=options)
-    train(World.alone(), alone_plan)
-    group = Group(2)
-    try:
-        first, second = group.ask(train, plans(tmp_path / "shared", 2, options=options))
-    finally:
-        group.close()
-    for name, value in first.state.items():
-        assert torch.equal(value, second.state[name]), name
-    assert first.dev["objf"] == second.dev["objf"]
-    candidates, expected = (end_of(tmp_path / name / "0")["candidates"] for name in ("shared", "alone"))
-    assert candidates == pytest.approx(expected, abs=tolerances.SHARED_TRAINING)
-    assert not (tmp_path / "shared" / "1").exists()

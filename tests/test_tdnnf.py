@@ -39,14 +39,14 @@ def batch(lengths: list[int], seed: int = 2) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
-@pytest.mark.parametrize("num_frames", [1, 2, 3, 4, 31, 32, 33])
-def test_output_has_ceil_of_frames_over_subsampling(options: dict[str, object], num_frames: int) -> None:
+def test_output_has_ceil_of_frames_over_subsampling(options: dict[str, object]) -> None:
     model = network(**options)
-    output = model(*batch([num_frames]))
-    expected = -(-num_frames // model.subsampling)
-    assert output.nnet_output.shape == (1, expected, 7)
-    assert output.lengths.tolist() == [expected]
-    assert model.output_lengths(torch.tensor([num_frames])).tolist() == [expected]
+    for num_frames in (1, 2, 3, 4, 31, 32, 33):
+        output = model(*batch([num_frames]))
+        expected = -(-num_frames // model.subsampling)
+        assert output.nnet_output.shape == (1, expected, 7)
+        assert output.lengths.tolist() == [expected]
+        assert model.output_lengths(torch.tensor([num_frames])).tolist() == [expected]
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())

@@ -6,7 +6,6 @@ a training touches a file, and at twenty random times.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -21,10 +20,9 @@ from kill_server import Ended, Server
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
 from fsachain.cli import EXIT_STOPPED, EXIT_USER_ERROR
-from fsachain.errors import ConfigError, DataError
-from fsachain.files import PARTIAL, locked, replacing
+from fsachain.files import PARTIAL
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
-from fsachain.train.log import JsonLinesLog, read_log
+from fsachain.train.log import read_log
 
 ALL = os.environ.get("FSACHAIN_KILLS") == "all"
 RANDOM_KILLS = 20 if ALL else 4
@@ -214,46 +212,6 @@ def test_where_no_checkpoint_is_sound_training_does_not_silently_begin_anew(
     assert list_checkpoints(tmp_path / "model" / "checkpoints") == paths
 
 
-def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
-    from toy_training import corpus, new_trainer
-
-    examples, numerators = corpus(6)
-    with (
-        locked(tmp_path, "a training"),
-        pytest.raises(ConfigError, match="a training is running in this folder"),
-    ):
-        new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
-    new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
-
-
-def test_the_best_epoch_is_kept_beside_the_last(tmp_path: Path) -> None:
-    from toy_training import corpus, new_trainer
-
-    examples, numerators = corpus(12)
-    trainer = new_trainer(tmp_path, numerators, num_epochs=5, average_last=1)
-    figures = iter([-3.0, -1.0, -2.0, -4.0, -5.0, 0.0])
-    trainer._stepper.evaluate = lambda *_: type("Sums", (), {"summary": lambda _: {"objf": next(figures)}})()
-    trainer.fit(examples, examples[:3])
-    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [
-        "epoch-0002-batch-000000.safetensors",
-        "epoch-0004-batch-000000.safetensors",
-        "epoch-0005-batch-000000.safetensors",
-    ]
-    assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
-
-
-def test_half_a_line_of_the_log_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
-    log = JsonLinesLog(tmp_path / "train.jsonl")
-    log.write("start")
-    log.write("epoch", epoch=1)
-    whole = log.path.read_text()
-    log.path.write_text(whole + '{"event": "epo{"event": "epoch", "epoch": 2}\n{"ev')
-    assert log.rewind(lambda event: True) == 2
-    assert log.path.read_text() == whole
-    assert log.rewind(lambda event: event["event"] != "epoch") == 0
-    assert [event["event"] for event in read_log(log.path)] == ["start"]
-
-
 @pytest.fixture
 def recordings(tmp_path: Path) -> Path:
     soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
@@ -300,60 +258,3 @@ def test_shards_killed_at_each_step_of_a_file_are_completed_by_the_next_run(
         assert server.run("shards", tmp_path, point=point, kind="kill").signal == signal.SIGKILL
         assert server.run("shards", tmp_path).status == 0
         assert {path.name: path.read_bytes() for path in shards.iterdir()} == expected
-
-
-def test_a_write_that_fails_anywhere_leaves_the_old_file_alone(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    target.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(target) as file:
-        file.write(b"half")
-        raise ZeroDivisionError
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    with replacing(target) as file:
-        file.write(b"new")
-    assert target.read_text() == "new"
-
-
-def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("precious")
-    (tmp_path / "link").symlink_to(outside)
-    with replacing(tmp_path / "link") as file:
-        file.write(b"new")
-    assert outside.read_text() == "precious"
-    assert not (tmp_path / "link").is_symlink()
-
-
-@pytest.mark.parametrize("place", range(0, 4000, 211))
-def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless(place: int, tmp_path: Path) -> None:
-    written = Checkpoint(
-        1, 0, 3, {"weight": torch.arange(300.0)}, {}, {"cpu": torch.get_rng_state()[:900]}, {"a": 1}
-    )
-    path = written.save(tmp_path)
-    content = bytearray(path.read_bytes())
-    place %= len(content)
-    for bit in (0, 3, 7):
-        changed = bytearray(content)
-        changed[place] ^= 1 << bit
-        path.write_bytes(changed)
-        try:
-            read = Checkpoint.load(path)
-        except DataError as error:
-            assert path.name in str(error)
-        else:
-            assert torch.equal(read.model["weight"], written.model["weight"])
-            assert (read.step, read.state) == (3, {"a": 1})
-
-
-def test_a_full_disk_under_the_log_is_an_error_with_its_name(tmp_path: Path) -> None:
-    log = JsonLinesLog(tmp_path / "train.jsonl")
-    log.path.symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device: '.*train\.jsonl'"):
-        log.write("epoch", epoch=1)
-
-
-def test_a_log_line_is_whole_json(tmp_path: Path) -> None:
-    log = JsonLinesLog(tmp_path / "train.jsonl")
-    log.write("x", text="two\nlines")
-    assert json.loads(log.path.read_text())["text"] == "two\nlines"

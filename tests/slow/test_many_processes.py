@@ -362,3 +362,32 @@ def test_an_environment_that_torchrun_did_not_make_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         World.from_environment()
+
+
+def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path: Path) -> None:
+    """The second has no checkpoint to read, and all the same makes every average and evaluation with the first."""
+    options = {
+        "optimizer": OptimizerConfig(
+            name="sgd", max_change=0.05, max_change_per_component=0.04, freeze_epochs={"input_layer": 1}
+        ),
+        "num_epochs": 3,
+        "average_last": 3,
+        "combine": "best-average",
+        "ema": 0.8,
+    }
+    (alone_plan,) = plans(tmp_path / "alone", 1, options=options)
+    train(World.alone(), alone_plan)
+    group = Group(2)
+    try:
+        first, second = group.ask(train, plans(tmp_path / "shared", 2, options=options))
+    finally:
+        group.close()
+    for name, value in first.state.items():
+        assert torch.equal(value, second.state[name]), name
+    assert first.dev["objf"] == second.dev["objf"]
+    candidates, expected = (
+        list(read_log(tmp_path / name / "0" / "train.jsonl"))[-1]["candidates"]
+        for name in ("shared", "alone")
+    )
+    assert candidates == pytest.approx(expected, abs=tolerances.SHARED_TRAINING)
+    assert not (tmp_path / "shared" / "1").exists()

@@ -19,7 +19,7 @@ from fsachain.cli import EXIT_STOPPED
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
 from fsachain.train.log import read_log
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # seconds that a process may take to begin, on a machine that does other things too
 SECONDS = 1  # that each of five recordings takes to be read, one after the other
 CONFIG = (

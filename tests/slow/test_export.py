@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import test_conformer
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,3 +128,23 @@ def test_what_cannot_be_exported_is_named() -> None:
         ExportedModel(torch.nn.Linear(2, 2), cmvn)
     with pytest.raises(ConfigError, match="training mode"):
         ExportedModel(network().train(), cmvn)
+
+
+def test_onnxruntime_computes_what_a_conformer_does(tmp_path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="export needs fsachain[onnx]")
+    import onnxruntime
+
+    model, cmvn = (
+        test_conformer.network(num_layers=1, chunk=4, left_chunks=1, norm="batch"),
+        Cmvn(CmvnConfig("utterance")),
+    )
+    path = tmp_path / "model.onnx"
+    assert export_onnx(path, model, cmvn) <= export.PARITY
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(features: np.ndarray, counts: np.ndarray):
+        return session.run(["nnet_output", "nnet_lengths"], {"features": features, "lengths": counts})
+
+    for lengths in ([31, 1, 8], [31, 31, 31]):
+        check(run, model, cmvn, features_of(lengths))
