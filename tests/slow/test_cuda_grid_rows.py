@@ -34,6 +34,16 @@ LIMIT = 0.3
 SMALL = RowPlan(64)  # a thread of the host stands for each
 WEIGHTS = np.array([1.0, -0.5, 2.0, 0.25, 1e-3])
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
+of_kinds_and_layouts = pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        ("padded", "regular"),
+        ("packed", "multi-blank"),
+        ("pruned", "regular"),
+        ("packed", "hat"),
+        ("padded", "tdt"),
+    ],
+)
 
 
 def occupancies(rows, seed=3):
@@ -89,8 +99,7 @@ def assert_same_bits(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-@of_every_kind
-@pytest.mark.parametrize("layout", LAYOUTS)
+@of_kinds_and_layouts
 def test_scores_and_gradients_are_the_oracles_in_every_layout(layout, kind):
     rows = make_rows(layout, KINDS[kind], 40)
     for dtype, scale in ((np.float32, 1.0), (np.float32, 1000.0), (np.float64, 30.0)):
@@ -101,7 +110,7 @@ def test_scores_and_gradients_are_the_oracles_in_every_layout(layout, kind):
             assert not found[1][~is_real(rows)].any()
 
 
-@pytest.mark.parametrize("num_classes", [5, 33, 64, 65, 200, 257, 512, 513, 1100])
+@pytest.mark.parametrize("num_classes", [5, 33, 65, 257, 513, 1100])
 def test_rows_of_any_length(num_classes):
     rows = make_rows("padded", KINDS["regular"], num_classes)
     for dtype in (np.float32, np.float64):
@@ -172,8 +181,7 @@ def test_no_bit_depends_on_blocks_spans_or_strides(kind):
     assert_same_bits(run(rows, spread, g, out=into, device=device), expected)
 
 
-@of_every_kind
-@pytest.mark.parametrize("layout", LAYOUTS)
+@of_kinds_and_layouts
 def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(layout, kind):
     rows = make_rows(layout, KINDS[kind], 40)
     logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
@@ -237,15 +245,6 @@ def test_rows_without_occupancy_are_not_read_and_get_zeros():
     found = run(rows, logits, g)[1]
     np.testing.assert_array_equal(found, expected)
     assert not found[nobody].any()
-
-
-def test_a_sequence_of_weight_zero_gets_zeros():
-    rows = make_rows("packed", KINDS["regular"], 40)
-    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
-    weights = np.array([1.0, 0.0, 1.0, 1e-60, 1.0])
-    found = run(rows, logits, g, weights=weights)[1]
-    own = sequence_of_rows(rows)
-    assert not found[(own == 1) | (own == 3)].any() and found[own == 0].any()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -46,13 +46,6 @@ def test_terms_and_derivatives_are_those_of_the_reference(dtype, factors):
     assert read(out)[0, 2, 1] == 1.0, "a score of -inf has no derivative"
 
 
-def test_terms_alone_are_the_same_bits():
-    device, scores = HostDevice(), large_scores()
-    out = on_device(device, np.zeros_like(scores))
-    with_out, alone = (run(device, on_device(device, scores), into) for into in (out, None))
-    np.testing.assert_array_equal(with_out, alone)
-
-
 def test_strides_change_no_bit():
     device, scores = HostDevice(), large_scores()
     plain, spread = (on_device(device, np.zeros_like(scores)), strided(device, np.zeros_like(scores)))
@@ -76,28 +69,3 @@ def test_a_sequence_costs_the_same_bits_alone_and_in_any_batch():
     alone = run(device, on_device(device, scores[:1]), single, LENGTHS[:1], np.ones(1))
     np.testing.assert_array_equal(in_batch, alone)
     np.testing.assert_array_equal(read(out)[:1], read(single))
-
-
-def test_a_sequence_of_weight_zero_is_not_looked_at():
-    device, scores = HostDevice(), large_scores()
-    scores[0] = np.nan
-    out = on_device(device, np.zeros_like(scores))
-    terms = run(device, on_device(device, scores), out, weights=WEIGHTS * [0, 1, 1, 1])
-    assert np.isfinite(terms).all() and (terms < 0).all()
-    assert not read(out)[0].any()
-
-
-def test_without_frames_nothing_is_paid():
-    device = HostDevice()
-    terms = run(
-        device, on_device(device, np.empty((2, 0, 5), np.float32)), None, np.zeros(2, np.int64), np.ones(2)
-    )
-    np.testing.assert_array_equal(terms, [0.0, 0.0])
-
-
-def test_what_memory_held_before_changes_no_bit():
-    scores, found = large_scores(), []
-    for fill in (0xFF, 0x00):
-        device = HostDevice(fill=fill)
-        found.append(run(device, on_device(device, scores), None))
-    np.testing.assert_array_equal(*found)

@@ -120,18 +120,6 @@ def test_no_bit_depends_on_blocks_or_on_the_batch():
     np.testing.assert_array_equal(read(started), first[0][:1])
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 2, 4), (2, 3, 0, 4)])
-def test_nothing_is_launched_for_nothing(shape):
-    size, frames, positions, width = shape
-    device = HostDevice()
-    am, lm = (np.zeros((size, count, width), np.float32) for count in (frames, positions))
-    pairs = [on_device(device, np.zeros((size, positions, frames), np.float32)) for _ in range(3)]
-    given = on_device(device, am), on_device(device, lm), pairs[0], 1e-25
-    cuda_grid.pair_log_sums(device, *given, pairs[1])
-    cuda_grid.add_pair_gradient(device, *given, *pairs[1:], on_device(device, am), on_device(device, lm))
-    assert not device.launches
-
-
 @pytest.mark.parametrize("scale", [1.0, 200.0])
 def test_the_operators_give_on_a_device_what_they_give_on_the_host(monkeypatch, scale):
     am, lm = (torch.from_numpy(x).requires_grad_() for x in random_scores(np.float64, 4 * scale))

@@ -11,7 +11,7 @@ import torch
 from device_arrays import on_device, read, strided, upper_halves
 
 from fsachain.backends.ctc import Rows, make_problem
-from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc, template
+from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.reference import ctc as reference_ctc
 from fsachain.graph.ctc import CtcTopology
@@ -145,44 +145,12 @@ def test_illegal_logits_and_labels_touch_only_their_own_sequence():
     assert_close((loss[6:], gradient[6:]), by_torch(logits[6:], labels[6:], lengths[6:]))
 
 
-def test_a_class_that_cannot_happen_takes_its_paths_away():
-    logits = random_logits(size=2)
-    logits[0, :, 1] = -np.inf
-    logits[1, 4:, 0] = -np.inf
-    labels, lengths = [[1, 2], [1, 2]], [9, 9]
-    loss, gradient = run(logits, labels, lengths)
-    expected = by_torch(logits[1:], labels[1:], lengths[1:])
-    assert np.isinf(loss[0]) and loss[0] > 0 and not gradient[0].any()
-    np.testing.assert_allclose(loss[1], expected[0][0], rtol=tolerances.LOG_PROB_RELATIVE)
-
-
-def test_without_frames_only_the_empty_target_is_possible():
-    loss, gradient = run(random_logits(size=2), [[], [1]], [0, 0])
-    np.testing.assert_array_equal(loss, [0.0, np.inf])
-    assert not gradient.any()
-
-
 def test_a_sure_target_costs_nothing_and_never_less():
     logits = np.full((1, 6, 4), -200.0, np.float32)
     logits[0, np.arange(6), [0, 1, 0, 2, 2, 0]] = 200.0
     loss, gradient = run(logits, [[1, 2]], [6])
     assert 0.0 <= loss[0] <= tolerances.log_prob_tolerance(0.0)
     np.testing.assert_allclose(gradient, 0.0, atol=tolerances.SURE_OCCUPANCY)
-
-
-def test_loss_alone_is_the_same_bits():
-    device, logits = HostDevice(), random_logits()
-    targets = Targets(on_device(device, padded(LABELS)), np.array([len(own) for own in LABELS]))
-    alone = ctc(device, on_device(device, logits), targets, LENGTHS, Task(BLANK), None, sizes=SMALL).read(
-        np.float64
-    )
-    np.testing.assert_array_equal(alone, run(logits)[0])
-
-
-def test_acceptors_depend_on_the_rounded_length_alone():
-    assert template(8) is template(8)
-    assert template(8).num_states == 2 * 8 + 2 and template(8).num_pdfs == 4 * 8 + 1
-    assert template(0).num_states == 2
 
 
 TOPOLOGIES = get_args(CtcTopology)

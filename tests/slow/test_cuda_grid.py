@@ -160,15 +160,6 @@ def test_an_illegal_score_makes_its_sequence_nan_and_no_other(wrong, place):
     assert np.isnan(score[1]) and len(paths[1]) == 0 and np.isfinite(score[0])
 
 
-def test_an_impossible_sequence_is_minus_infinity_and_gets_zeros():
-    batch, values = make_grids(TOPOLOGIES["regular"], [0, 5], [2, 2])
-    values.reshape(2, 2, 6, 3)[1, 1, :, 1] = -np.inf
-    log_prob, occupancy = run(batch, values)
-    np.testing.assert_array_equal(log_prob, -np.inf)
-    assert not occupancy.any()
-    assert [len(path) for path in best(batch, values)[1]] == [0, 0]
-
-
 def test_scores_lie_anywhere():
     """Boxes whose frames are neighbours, as those of px and py; grids that begin within their boxes."""
     arcs = TOPOLOGIES["free"]
@@ -184,16 +175,6 @@ def test_scores_lie_anywhere():
     np.testing.assert_array_equal(
         occupancy.reshape(turned.shape), expected[1].reshape(2, 2, 10, 7).swapaxes(2, 3)
     )
-
-
-def test_kinds_of_arcs_in_any_number():
-    """So many that no register holds their scores, and that a byte does not number them."""
-    for count in (9, 30, 257):
-        arcs = [GridArc(1 + k, 0, 0) for k in range(count - 1)] + [GridArc(0, 1, 1)]
-        batch, values = make_grids(arcs, [count + 3], [1], seed=2)
-        values.reshape(count, -1)[: count - 2] -= 3.0 if count > 256 else 0.0
-        assert_close(run(batch, values), by_cpu(batch, values))
-        assert_same_paths(best(batch, values), grid_cpu.best_paths(batch, values))
 
 
 def test_an_arc_that_leads_nowhere_is_named():

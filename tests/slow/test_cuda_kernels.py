@@ -20,7 +20,6 @@ from random_graphs import connected_graph, graphs, left_to_right_graph, score_ma
 from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import launch as cuda_launch
-from fsachain.backends.cuda import plan as cuda_plan
 from fsachain.backends.cuda.layout import Division, lay_out
 from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Plan, PlannedTables
 from fsachain.backends.reference import sums as reference
@@ -124,8 +123,10 @@ def assert_same_bits(first, second):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("leaky", [0.0, LEAK])
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(
+    ("name", "leaky"),
+    [*((name, LEAK) for name in PLACES), ("cluster of two, split states", 0.0), ("in memory", 0.0)],
+)
 def test_every_place_agrees_with_the_oracle(device, name, leaky):
     batch = TableBatch.share(denominator(), len(LENGTHS))
     scores = random_scores(batch.size, 8, scale=5.0)
@@ -144,7 +145,7 @@ def test_float64_scores_keep_their_digits(device, name):
     assert_right(found, expected(batch, scores, LENGTHS, LEAK), float64=True)
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0, 1e6])
+@pytest.mark.parametrize("scale", [30.0, 80.0, 1000.0, 1e6])
 @pytest.mark.parametrize("leaky", [0.0, LEAK])
 def test_any_magnitude_of_scores(device, scale, leaky):
     batch = TableBatch.share(denominator(), 3)
@@ -250,22 +251,10 @@ def test_strides_change_nothing(device):
     assert np.isnan(spread[::2]).all()
 
 
-def test_weights_scale_and_add(device):
-    batch = TableBatch.share(denominator(), 3)
-    scores, lengths = random_scores(3, 8), [8, 7, 8]
-    with planned(*PLACES["one block"]):
-        plain = run(device, batch, on_device(device, scores), lengths, LEAK)
-        weighted = run(
-            device, batch, on_device(device, scores), lengths, LEAK, weights=np.array([2.0, 0.0, -0.5])
-        )
-    np.testing.assert_allclose(
-        weighted[2], plain[2] * np.array([2.0, 0.0, -0.5])[:, None, None], atol=tolerances.FLOAT32_ROUNDING
-    )
-    assert not weighted[2][1].any()
-
-
-@pytest.mark.parametrize("kind", [PLAIN, WIDE, LOG])
-@pytest.mark.parametrize("name", ["four sequences a thread", "in memory"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("four sequences a thread", PLAIN), ("four sequences a thread", WIDE), ("in memory", LOG)],
+)
 def test_windows_change_no_bit(device, kind, name):
     batch = TableBatch.share(denominator(), len(LENGTHS))
     scores = random_scores(batch.size, 8, scale=3.0)
@@ -320,20 +309,6 @@ def test_blocks_of_a_team_change_no_bit():
         assert blocks == {most}
     for result in results[1:]:
         assert_same_bits(result, results[0])
-
-
-@pytest.mark.parametrize("name", ["four sequences a thread", "cluster of two, split states", "in memory"])
-def test_what_memory_held_before_changes_no_bit(name):
-    """Fresh memory is full of NaN, or of zeros, or of a large number."""
-    scores = random_scores(len(LENGTHS), 8, scale=3.0)
-    results = []
-    for fill in (0xFF, 0x00, 0x4F):
-        device = HostDevice(fill=fill)
-        batch = TableBatch.share(fresh(denominator()), len(LENGTHS))
-        with planned(*PLACES[name]):
-            results.append(run(device, batch, on_device(device, scores), LENGTHS, LEAK, budget=4000.0))
-    assert_same_bits(results[1], results[0])
-    assert_same_bits(results[2], results[0])
 
 
 def numerators():
@@ -408,36 +383,6 @@ def test_a_table_is_laid_out_once_whatever_batches_it_comes_in(device):
     assert_same_bits([part[3] for part in results[0]], [part[3] for part in results[1]])
 
 
-def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():
-    tables, _ = numerators()
-    tables.append(denominator())
-    for division in (Division((1,) * 8, 32, 32), Division((2,) * 8, 1, 3)):
-        for table, one in zip(tables, lay_out(tables, division), strict=True):
-            (alone,) = lay_out([table], division._replace(shards=division.shards[:1]))
-            for name in ("pairs", "pdfs", "column_ends", "pairs_by_column", "vectors", "sizes"):
-                np.testing.assert_array_equal(getattr(one, name), getattr(alone, name))
-            for name in (
-                "shards",
-                "chunks",
-                "segments",
-                "arc_index",
-                "arc_log",
-                "entry_index",
-                "entry_log",
-                "partials",
-            ):
-                for way in ("forward", "backward"):
-                    here, there = getattr(one, way), getattr(alone, way)
-                    np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
-
-
-def test_packed_tables_may_leak(device):
-    batch = TableBatch.pack([denominator(1), denominator(2, 12, 40)])
-    scores = random_scores(2, 8, scale=30.0)
-    found = run(device, batch, on_device(device, scores), [8, 6], LEAK)
-    assert_right(found, expected(batch, scores, [8, 6], LEAK))
-
-
 def test_states_with_many_arcs_and_pdfs_are_split(device):
     """A hub with 300 arcs of each pdf and 90 of one, in units of 16 at most, is summed like any other."""
     rng = np.random.default_rng(5)
@@ -455,23 +400,6 @@ def test_states_with_many_arcs_and_pdfs_are_split(device):
         assert_right(found, expected(batch, scores, [7, 7, 2], LEAK))
 
 
-def test_log_probs_alone_equal_those_with_occupancies(device):
-    batch = TableBatch.share(denominator(), len(LENGTHS))
-    array = on_device(device, random_scores(batch.size, 8, scale=5.0))
-    with planned(*PLACES["one block"]):
-        log_prob, ok = cuda.log_probs(device, batch, array, np.array(LENGTHS), LEAK)
-        found = run(device, batch, array, LENGTHS, LEAK)
-    np.testing.assert_array_equal(log_prob.read(np.float64), found[0])
-    np.testing.assert_array_equal(ok.read(np.uint8).astype(bool), found[1])
-
-
-def test_a_batch_without_frames(device):
-    batch = TableBatch.pack([compile_table(connected_graph(2), NUM_PDFS)] * 2)
-    scores = np.zeros((2, 0, NUM_PDFS), dtype=np.float32)
-    found = run(device, batch, on_device(device, scores), [0, 0])
-    assert_right(found, expected(batch, scores, [0, 0]))
-
-
 @settings(max_examples=20)
 @given(graphs(num_pdfs=NUM_PDFS), st.integers(0, 4), st.data())
 def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
@@ -483,29 +411,3 @@ def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
     assert_right(run(device, packed, on_device(device, scores), [num_frames]), want)
     with planned(*PLACES["cluster of two, split states"]):
         assert_right(run(device, shared, on_device(device, scores), [num_frames]), want)
-
-
-@pytest.mark.parametrize(
-    ("num_frames", "frame", "state", "budget", "frames"),
-    [
-        (100, 10, 5, 1010, 100),
-        (100, 10, 5, 600, 50),
-        (100, 10, 10, 0, 10),
-        (0, 10, 5, 0, 1),
-        (1, 10, 5, 0, 1),
-    ],
-)
-def test_windows_fill_the_budget(num_frames, frame, state, budget, frames):
-    assert cuda_plan.frames_of_window(num_frames, frame, state, budget) == frames
-
-
-def test_a_graph_is_on_chip_where_it_fits():
-    """Cluster, lanes and memory of a denominator follow the device's limits, not the batch."""
-    table = denominator(7, 300, 3000)
-    seats = {
-        shared: cuda_plan.plan_shared(table, HostDevice(shared_bytes=shared).limits, PLAIN, 8).plan
-        for shared in (232_448, 40_000, 9_000, 2_000)
-    }
-    assert seats[232_448].on_chip and seats[232_448].cluster == 1 and seats[232_448].max_lanes == 4
-    assert seats[40_000].on_chip and seats[40_000].cluster > 1
-    assert not seats[2_000].on_chip

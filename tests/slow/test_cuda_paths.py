@@ -178,27 +178,8 @@ def test_impossible_and_illegal_sequences_are_data(every):
     assert_same(found, expected, lengths)
 
 
-def test_what_memory_held_before_changes_no_bit():
-    batch, lengths = mixed_batch()
-    scores = random_scores(batch, 12)
-    found = []
-    for fill in (0xFF, 0x00):
-        device = HostDevice(fill=fill)
-        found.append(run(device, batch, on_device(device, scores), lengths, changed(batch, lengths, every=5)))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def limits(shared_bytes):
     return Limits((9, 0), 132, shared_bytes, 8)
-
-
-def test_the_plan_shares_states_with_many_arcs_among_threads():
-    numerator = TableBatch.pack([compile_table(left_to_right_graph(0, num_states=200))])
-    assert make_plan(limits(232_448), numerator, np.array([10])).lanes == 1
-    dense = TableBatch.share(compile_table(connected_graph(0, num_states=12, num_arcs=240)), 2)
-    plan = make_plan(limits(232_448), dense, np.array([10, 20]))
-    assert (plan.lanes, plan.threads, plan.back_bytes, plan.on_chip) == (8, 128, 1, True)
 
 
 def test_the_plan_leaves_shared_memory_where_two_frames_do_not_fit():

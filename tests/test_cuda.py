@@ -1,0 +1,238 @@
+"""Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from device_arrays import on_device, read
+from random_graphs import connected_graph, left_to_right_graph
+from random_grids import TOPOLOGIES, make_grids
+from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
+
+from fsachain import DenominatorGraph, TableBatch, best_path, compile_table, kernels
+from fsachain.backends.cpu import grid as cpu_grid
+from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.backends.cuda import plan as cuda_plan
+from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
+from fsachain.backends.cuda.layout import PLAIN, Division, lay_out
+from fsachain.backends.cuda.paths import best_paths
+from fsachain.backends.reference import grid as reference_grid
+from fsachain.backends.reference import sums as reference
+from tools import cuda_compile
+from tools.cuda_configurations import GPUS, main_kernels
+from tools.cuda_on_host import HostDevice, skip_reason
+
+needs_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+NUM_PDFS, LENGTHS, LEAK = 9, np.array([5, 3, 0]), 1e-3
+
+
+def random_scores(size=3, num_frames=6, dtype=np.float32):
+    scores = np.random.default_rng(0).normal(size=(size, num_frames, NUM_PDFS)).astype(dtype)
+    scores[np.arange(num_frames) >= LENGTHS[:, None]] = np.nan
+    return scores
+
+
+def shared_batch(states=30, arcs=150):
+    return TableBatch.share(DenominatorGraph(connected_graph(3, states, arcs), NUM_PDFS).table, 3)
+
+
+def own_batch():
+    return TableBatch.pack([compile_table(left_to_right_graph(n, 3, NUM_PDFS), NUM_PDFS) for n in range(3)])
+
+
+SMALL = {"shared_bytes": 9500}
+# A float32 sequence that needs logs hands its work through all three kinds of number.
+RECURSIONS = {
+    "a cluster, all kinds of number": (lambda: shared_batch(80, 600), LEAK, np.float32, SMALL),
+    "global memory": (lambda: shared_batch(700, 1500), LEAK, np.float64, SMALL),
+    "own tables": (own_batch, 0.0, np.float64, {}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", RECURSIONS)
+def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
+    make, leaky, dtype, limits = RECURSIONS[name]
+    batch, scores, device = make(), random_scores(dtype=dtype), HostDevice(multiprocessors=2, **limits)
+    if dtype == np.float32:
+        scores[1, :3] *= 1e7
+    weights = np.array([2.0, 1.0, 1.0])
+    exact, want = np.nan_to_num(scores), np.zeros(scores.shape)
+    right, ok = reference.log_probs(batch, exact, LENGTHS, leaky)
+    reference.add_occupancy(batch, exact, LENGTHS, leaky, weights, want)
+    results = []
+    for budget in (np.inf, 0.0):
+        out = on_device(device, np.zeros(scores.shape, dtype))
+        (on_it,) = device.upload([weights])
+        there = on_device(device, scores)
+        log_prob, found_ok = cuda.add_occupancy(device, batch, there, LENGTHS, leaky, on_it, out, budget)
+        results.append((log_prob.read(np.float64), read(out)))
+        np.testing.assert_array_equal(found_ok.read(np.uint8).astype(bool), ok)
+    limit = tolerances.FLOAT64 if dtype == np.float64 else tolerances.OCCUPANCY
+    allowed = [tolerances.log_prob_tolerance(z) for z in right]
+    found = results[0][0]
+    assert ((found == right) | (np.abs(found - right) <= allowed)).all()
+    np.testing.assert_allclose(results[0][1], want, rtol=0, atol=2 * limit)
+    for whole, windows in zip(*results, strict=True):
+        np.testing.assert_array_equal(windows, whole)
+    clusters = {launch.kernel.cluster for launch in device.launches if launch.kernel.name == "forward"}
+    on_chip = {dict(x.kernel.defines)["ON_CHIP"] for x in device.launches if x.kernel.name == "forward"}
+    assert (max(clusters) > 1) == ("cluster" in name) and (on_chip == {0}) == ("memory" in name)
+
+
+@needs_compiler
+def test_best_paths_are_the_cpus_bits():
+    batch, scores, device = own_batch(), random_scores(), HostDevice()
+    expected = best_path(batch, scores, LENGTHS, backend="cpu")
+    for budget in (None, 1.0):
+        found = best_paths(device, batch, on_device(device, scores), LENGTHS, budget)
+        np.testing.assert_array_equal(found.score.read(np.float64), expected.score)
+        arcs = found.arcs.read(np.int32, (3, 6))
+        for row, path in zip(arcs, expected.arcs, strict=True):
+            np.testing.assert_array_equal(row, [*path, *[-1] * (6 - len(path))])
+
+
+@needs_compiler
+def test_penalties_are_those_of_the_reference():
+    scores, factors, weights = 25 * random_scores(), (0.01, 0.5, 30.0), np.array([1.0, 0.5, 2.0])
+    expected, device = np.ones_like(scores), HostDevice()
+    terms = reference.add_penalties(scores, LENGTHS, weights, factors, expected)
+    out, (on_it,) = on_device(device, np.ones_like(scores)), device.upload([weights])
+    found = cuda.add_penalties(device, on_device(device, scores), LENGTHS, on_it, factors, out, 32)
+    np.testing.assert_allclose(found.read(np.float64), terms, rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(read(out), expected, rtol=tolerances.LOG_PROB_RELATIVE)
+
+
+@needs_compiler
+def test_ctc_is_that_of_torch():
+    """Labels that repeat, an empty target, one that is too long: loss +inf and no gradient."""
+    logits, frames, counts = np.nan_to_num(random_scores(4 - 1)), np.array([6, 4, 2]), np.array([3, 0, 2])
+    labels = np.array([[1, 2, 2], [0, 0, 0], [3, 3, 0]])
+    leaf = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    log_probs = leaf.log_softmax(2).transpose(0, 1)
+    loss = torch.nn.functional.ctc_loss(
+        log_probs,
+        torch.from_numpy(labels),
+        torch.from_numpy(frames),
+        torch.from_numpy(counts),
+        reduction="none",
+    )
+    loss[:2].sum().backward()
+    device = HostDevice()
+    gradient = on_device(device, np.full(logits.shape, np.nan, np.float32))
+    targets = Targets(on_device(device, labels), counts)
+    there = on_device(device, logits)
+    found = ctc(device, there, targets, frames, Task(0), gradient, sizes=Sizes(64, 32)).read(np.float64)
+    assert np.isposinf(found[2]) and not read(gradient)[2].any()
+    np.testing.assert_allclose(found[:2], loss.detach()[:2], rtol=tolerances.LOG_PROB_RELATIVE)
+    np.testing.assert_allclose(read(gradient)[:2], leaf.grad[:2], rtol=0, atol=tolerances.OCCUPANCY)
+
+
+@needs_compiler
+@pytest.mark.parametrize("topology", ["regular", "modified"])
+def test_grids_are_the_oracles_and_best_paths_the_cpus_bits(topology):
+    batch, values = make_grids(TOPOLOGIES[topology], [6, 1, 5], [4, 0, 6], 3.0, 1, np.float32, 0.1)
+    device, exact = HostDevice(), values.astype(np.float64)
+    expected, there = reference_grid.forward_backward(batch, exact), on_device(device, values)
+    paths = cuda_grid.best_paths(device, batch, there).read(np.uint8)
+    found = cuda_grid.forward_backward(device, batch, there).read(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=tolerances.FLOAT64, atol=tolerances.FLOAT64)
+    np.testing.assert_allclose(read(there), exact, rtol=0, atol=tolerances.SURE_OCCUPANCY)
+    score, arcs = cuda_grid.read_paths(batch, paths)
+    right_score, right_arcs = cpu_grid.best_paths(batch, values)
+    np.testing.assert_array_equal(score, right_score)
+    for ours, theirs in zip(arcs, right_arcs, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["regular", "tdt"])
+def test_rows_of_logits_are_the_oracles_and_padding_gets_zeros(kind):
+    rows = make_rows("padded", KINDS[kind], 12)
+    logits, weights = make_logits(rows).astype(np.float32), np.array([1.0, -0.5, 2.0, 0.25, 1e-3])
+    g = np.random.default_rng(3).random(empty_scores(rows).shape)
+    exact, scores, gradient = np.where(is_real(rows)[:, None], logits, 0.0), empty_scores(rows), None
+    exact, gradient = exact.astype(np.float64), np.zeros(exact.shape)
+    stats = reference_grid.softmax_scores(rows, exact, scores)
+    reference_grid.softmax_gradient(rows, exact, stats, g, weights, 0.3, gradient)
+    device = HostDevice()
+    there, values, (on_it,) = (
+        on_device(device, logits),
+        on_device(device, empty_scores(rows)),
+        device.upload([weights]),
+    )
+    made = cuda_grid.softmax_scores(device, rows, there, values)
+    cuda_grid.softmax_gradient(device, rows, there, made, on_device(device, g), on_it, 0.3, there)
+    limit = tolerances.FEW_FLOAT32_TERMS
+    np.testing.assert_allclose(read(values), scores, rtol=limit, atol=limit)
+    np.testing.assert_allclose(read(there), gradient, rtol=0, atol=tolerances.FLOAT32_GRADIENT)
+    assert not read(there)[~is_real(rows)].any()
+
+
+@needs_compiler
+def test_lost_normalizers_of_pairs_are_made_again():
+    rng, device = np.random.default_rng(2), HostDevice()
+    am, lm = rng.normal(size=(1, 3, 40)), rng.normal(size=(1, 2, 40))
+    logits = am[:, None] + lm[:, :, None]
+    exact, factors = np.log(np.exp(logits).sum(axis=3)), rng.normal(size=(1, 2, 3))
+    sums, out = np.zeros((1, 2, 3)), on_device(device, np.zeros((1, 2, 3)))
+    sums[0, 1, 2] = 1.0  # this one is not lost
+    given = [on_device(device, array) for array in (am, lm, sums)]
+    cuda_grid.pair_log_sums(device, *given, 0.5, out)
+    lost = sums == 0.0
+    np.testing.assert_allclose(read(out), np.where(lost, exact, 0.0), rtol=tolerances.FLOAT64)
+    into = [on_device(device, np.zeros_like(array)) for array in (am, lm)]
+    cuda_grid.add_pair_gradient(device, *given, 0.5, out, on_device(device, factors), *into)
+    shares = np.where(lost, factors, 0.0)[..., None] * np.exp(logits - exact[..., None])
+    np.testing.assert_allclose(read(into[0]), shares.sum(axis=1), atol=tolerances.FLOAT64)
+    np.testing.assert_allclose(read(into[1]), shares.sum(axis=2), atol=tolerances.FLOAT64)
+
+
+def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():
+    tables = [*own_batch().tables, shared_batch().tables[0]]
+    for division in (Division((1,) * 4, 32, 32), Division((2,) * 4, 1, 3)):
+        for table, one in zip(tables, lay_out(tables, division), strict=True):
+            (alone,) = lay_out([table], division._replace(shards=division.shards[:1]))
+            for name in ("pairs", "pdfs", "column_ends", "pairs_by_column", "vectors", "sizes"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(alone, name))
+            for here, there in ((one.forward, alone.forward), (one.backward, alone.backward)):
+                for ours, theirs in zip(here, there, strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "frame", "state", "budget", "frames"),
+    [
+        (100, 10, 5, 1010, 100),
+        (100, 10, 5, 600, 50),
+        (100, 10, 10, 0, 10),
+        (0, 10, 5, 0, 1),
+        (1, 10, 5, 0, 1),
+    ],
+)
+def test_windows_fill_the_budget(num_frames, frame, state, budget, frames):
+    assert cuda_plan.frames_of_window(num_frames, frame, state, budget) == frames
+
+
+def test_a_graph_is_on_chip_where_it_fits():
+    """Cluster, lanes and memory of a denominator follow the device's limits, not the batch."""
+    table = DenominatorGraph(connected_graph(7, 300, 3000), NUM_PDFS).table
+    plans = {
+        shared: cuda_plan.plan_shared(table, HostDevice(shared_bytes=shared).limits, PLAIN, 8).plan
+        for shared in (232_448, 40_000, 2_000)
+    }
+    assert plans[232_448].on_chip and plans[232_448].cluster == 1 and plans[232_448].max_lanes == 4
+    assert plans[40_000].on_chip and plans[40_000].cluster > 1
+    assert not plans[2_000].on_chip
+
+
+@pytest.mark.skipif(cuda_compile.skip_reason() is not None, reason=str(cuda_compile.skip_reason()))
+def test_every_text_compiles_for_one_generation_of_gpus():
+    usual = main_kernels(GPUS[90])
+    texts = {kernel.text: kernel for kernel in usual}
+    assert set(texts) == {name for name in kernels.names() if name.endswith(".cu")}
+    entries = cuda_compile.compile_kernels(list(texts.values()), 90)
+    assert not [entry for entry in entries if entry.spill_bytes]
