@@ -160,58 +160,36 @@ def frozen(column: array[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(memoryview(column).toreadonly(), dtype=column.typecode)
 
 
-# FSTs as text in Kaldi's archives: lines `src dst ilabel olabel [cost]` and `state [cost]` up to an empty
-# line.
-#
-# The lines are gone through twice: first each is checked and arcs are counted by state, then each goes to its
-# place. So arrays have their size from the beginning, and nothing is sorted.
-
-
 def read_text(cursor: Cursor) -> Transducer:
-    """The FST, arcs sorted by source state; the first line names the start.
+    """An FST as text: lines `src dst ilabel olabel [cost]` and `state [cost]` up to an empty line.
+
+    Arcs are sorted by source state; the first line names the start.
 
     Raises:
         DataError: a line that is none of both, or states far beyond those that lines name.
     """
-    begin = cursor.position
-    states, num_arcs, place = _survey(cursor)
-    num_states = states.highest + 1
-    columns = tuple(array("i", [0]) * num_arcs for _ in range(4))  # src, dst, ilabel, olabel
-    log_prob, final = array("d", [0.0]) * num_arcs, array("d", [-math.inf]) * num_states
-    cursor.position = begin
+    states = NamedStates()
+    columns, costs = tuple(array("i") for _ in range(4)), array("d")  # src, dst, ilabel, olabel
+    final: dict[int, float] = {}
     for numbers, cost in _lines(cursor):
-        if len(numbers) == 1:
-            final[numbers[0]] = 0.0 - cost
-            continue
-        at = place[numbers[0]]
-        place[numbers[0]] += 1
-        log_prob[at] = 0.0 - cost
-        for column, number in zip(columns, numbers, strict=True):
-            column[at] = number
-    arcs = [frozen(column) for column in columns]
-    weights = frozen(log_prob), frozen(final)
-    return Transducer(num_states, states.start, arcs[0], arcs[1], arcs[2], arcs[3], *weights)
-
-
-def _survey(cursor: Cursor) -> tuple[NamedStates, int, array[int]]:
-    """The states, the number of arcs, and where those of each state begin when they are sorted by state."""
-    states, src = NamedStates(), array("i")
-    for numbers, _ in _lines(cursor):
         states.add(numbers[:2])
-        if len(numbers) == 4:
-            src.append(numbers[0])
+        if len(numbers) == 1:
+            final[numbers[0]] = cost
+            continue
+        costs.append(cost)
+        for column, number in zip(columns, numbers, strict=True):
+            column.append(number)
     if states.start < 0 or not states.are_possible:
         lowest = min(states.lowest, states.start)
-        cursor.fail(f"an FST in text form with states {lowest} to {states.highest}, of {len(src)} arcs")
-    return states, len(src), _first_places(src, states.highest + 1)
-
-
-def _first_places(src: array[int], num_states: int) -> array[int]:
-    counts = np.bincount(np.frombuffer(src, dtype=np.int32), minlength=num_states)
-    ends: npt.NDArray[np.int64] = np.cumsum(counts, out=counts)
-    found = array("I", [0])
-    found.frombytes(ends[:-1].astype(np.uint32).view(np.uint8).data)
-    return found
+        cursor.fail(f"an FST in text form with states {lowest} to {states.highest}, of {len(costs)} arcs")
+    order = np.argsort(columns[0], kind="stable")
+    src, dst, ilabel, olabel = (np.frombuffer(column, dtype=np.int32)[order] for column in columns)
+    final_log_prob = np.full(states.highest + 1, -np.inf)
+    final_log_prob[list(final)] = 0.0 - np.array(list(final.values()), dtype=np.float64)
+    log_prob = 0.0 - np.frombuffer(costs)[order]
+    for kept in (src, dst, ilabel, olabel, log_prob, final_log_prob):
+        kept.setflags(write=False)
+    return Transducer(states.highest + 1, states.start, src, dst, ilabel, olabel, log_prob, final_log_prob)
 
 
 def _lines(cursor: Cursor) -> Iterator[tuple[array[int], float]]:

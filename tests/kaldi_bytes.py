@@ -1,8 +1,18 @@
-"""Kaldi's binary forms, written for tests from their description: what no wheel writes."""
+"""Kaldi's binary forms, written for tests from their description: what no wheel writes; and how they are damaged."""
 
+import re
 import struct
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
+from hypothesis import strategies as st
+
+from fsachain.errors import DataError
+
+MEMORY_PER_BYTE = 20  # the value included; a claim of a header is 2 ** 31
+MEMORY_FLOOR = 8_000_000
+HUGE = [b"\xff\xff\xff\x7f", b"\xff" * 8, b"\x00\x00\x00\x40", b"\x7f" * 8, b"\xff" * 4]
 
 
 def i4(value: int) -> bytes:
@@ -61,3 +71,49 @@ def chain_example(
     data += b"<End2End> T<Fsts> " + fsts + b"</Fsts> " if end_to_end else b"<End2End> F" + fsts
     data += b"</Supervision> " + weights
     return data + b"</NnetChainSup> </Nnet3ChainEg> "
+
+
+def check(path: Path, content: bytes, read) -> None:
+    """As `is_refused`, and within memory in proportion to the content."""
+    tracemalloc.start()
+    try:
+        is_refused(path, content, read)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak <= MEMORY_FLOOR + MEMORY_PER_BYTE * len(content)
+
+
+def is_refused(path: Path, content: bytes, read) -> bool:
+    """`read` gives a value, False, or a DataError that names the file and a place in it, True."""
+    path.write_bytes(content)
+    try:
+        read(path)
+    except DataError as error:
+        assert str(path) in str(error)
+        where = r"byte \d+|:\d+: |\.(ark|x|scp): |gaps|twice|cannot be read|no entries"
+        assert re.search(where, str(error)), error
+        assert "\n" not in str(error)
+        return True
+    return False
+
+
+def damage(draw, content: bytes) -> bytes:
+    """Cut, change bytes, put a huge count somewhere, or repeat a part."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.integers(0, max(len(data) - 1, 0)))
+        kind = draw(st.sampled_from(["cut", "byte", "huge", "repeat", "insert"]))
+        if kind == "cut":
+            del data[place:]
+        elif kind == "byte" and data:
+            data[place] = draw(st.integers(0, 255))
+        elif kind == "huge":
+            piece = draw(st.sampled_from(HUGE))
+            data[place : place + len(piece)] = piece
+        elif kind == "repeat":
+            end = draw(st.integers(place, min(place + 64, len(data))))
+            data[end:end] = data[place:end] * draw(st.integers(1, 8))
+        else:
+            data[place:place] = draw(st.binary(max_size=16))
+    return bytes(data)

@@ -175,7 +175,9 @@ def test_end_to_end_examples_hold_the_supervision_that_kaldi_extracts(shared, na
     assert set(found) == set(facts)
     for key, example in found.items():
         (part,), (output,) = example.inputs, example.outputs
-        assert part.features.shape == (len(part.indexes), 3) and f"{part.features.shape[0]} x 3" in facts[key]
+        assert (
+            part.features.shape == (len(part.indexes.t), 3) and f"{part.features.shape[0]} x 3" in facts[key]
+        )
         assert f"frames_per_sequence={output.frames_per_sequence} label_dim={output.label_dim}" in facts[key]
         inside = part.indexes.t.clip(0, len(features[key]) - 1)
         assert np.abs(part.features - features[key][inside]).max() <= tolerances.FOUR_DECIMALS * 10
@@ -222,8 +224,8 @@ def as_text(example) -> str:
 
     def indexes(rows):
         return (
-            f"<I1V> {len(rows)} "
-            + " ".join(f"<I1> {n} {t} {x}" for n, t, x in np.asarray(rows).tolist())
+            f"<I1V> {len(rows.t)} "
+            + " ".join(f"<I1> {n} {t} {x}" for n, t, x in np.stack(rows, axis=1).tolist())
             + " "
         )
 

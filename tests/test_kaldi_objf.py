@@ -9,7 +9,7 @@ import pytest
 import tolerances
 from hypothesis import given
 from hypothesis import strategies as st
-from test_kaldi_fuzz import check, damage
+from kaldi_bytes import check, damage
 
 from fsachain.errors import DataError
 from fsachain.kaldi.archive import read_table

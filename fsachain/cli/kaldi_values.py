@@ -15,7 +15,7 @@ from fsachain.kaldi.examples import ChainExample, read_example
 from fsachain.kaldi.lattice import CompactLattice, read_lattice
 from fsachain.kaldi.transitions import read_topology, read_transition_model
 from fsachain.kaldi.tree import read_tree
-from fsachain.kaldi.values import Floats, Posterior, read_alignment, read_matrix, read_posterior, read_vector
+from fsachain.kaldi.values import Floats, read_alignment, read_matrix, read_posterior, read_vector
 from fsachain.openfst import Transducer, read_fst
 from fsachain.stream import Cursor
 
@@ -62,7 +62,7 @@ def _alignment(key: str, alignment: np.ndarray) -> Lines:
     yield f"{key} {' '.join(map(str, alignment.tolist()))}"
 
 
-def _posterior(key: str, posterior: Posterior) -> Lines:
+def _posterior(key: str, posterior: list[list[tuple[int, float]]]) -> Lines:
     frames = (
         "[ " + "".join(f"{label} {_number(weight)} " for label, weight in frame) + "]" for frame in posterior
     )

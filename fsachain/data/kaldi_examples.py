@@ -85,20 +85,18 @@ def _split(
         if name not in parts:
             raise DataError(f"has {', '.join(parts)}; expected {name!r}")
     part, output = inputs[input_name], outputs[output_name]
-    if len(output.indexes) > len(part.indexes):
+    if len(output.indexes.t) > len(part.indexes.t):
         raise DataError(
-            f"output {output_name!r} has {len(output.indexes)} frames, input {input_name!r} {len(part.indexes)}; expected "
-            "at least as many"
+            f"output {output_name!r} has {len(output.indexes.t)} frames, input {input_name!r} {len(part.indexes.t)}; "
+            "expected at least as many"
         )
     fsas: Iterable[Fsa] = output.fsas
     if not output.end_to_end and output.num_sequences > 1:
         fsas = split_merged(output.fsas[0], output.num_sequences, output.frames_per_sequence)
-    rows, frames = (_Rows(found.indexes, output.num_sequences) for found in (part, output))
     ivector = inputs.get("ivector")
-    vectors = None if ivector is None else _Rows(ivector.indexes, output.num_sequences)
     for n, fsa in enumerate(fsas):
-        places, times = _consecutive(rows, n, input_name)
-        first, subsampling, weights = _window(output, frames, n, times)
+        places, times = _consecutive(part.indexes, n, input_name)
+        first, subsampling, weights = _window(output, n, times)
         first -= subsampling // 2 if time_offset is None else time_offset
         yield SupervisedExample(
             Example(
@@ -112,33 +110,20 @@ def _split(
             output.weight,
             subsampling,
             output.label_dim,
-            None if ivector is None or vectors is None else _speaker_vector(ivector, vectors, n),
+            None if ivector is None else _speaker_vector(ivector, n),
         )
 
 
-class _Rows:
-    """Which rows have which index.
-
-    Args:
-        indexes: of all rows.
-        num_sequences: N; rows of other sequences than 0 to N - 1 are never asked for.
-    """
-
-    def __init__(self, indexes: Indexes, num_sequences: int) -> None:
-        n = np.minimum(indexes.n.view(np.uint32), np.uint32(num_sequences))
-        self._n = n.astype(np.min_scalar_type(num_sequences))
-        self._t = indexes.t
-
-    def of(self, n: int) -> tuple[Places, Ints]:
-        """Rows of sequence n, and their times."""
-        mine = self._n == n
-        places = slice(0, len(mine)) if mine.all() else np.flatnonzero(mine)
-        return places, self._t[places]
+def _rows_of(indexes: Indexes, n: int) -> tuple[Places, Ints]:
+    """Rows of sequence n, and their times."""
+    mine = indexes.n == n
+    places = slice(0, len(mine)) if mine.all() else np.flatnonzero(mine)
+    return places, indexes.t[places]
 
 
-def _consecutive(rows: _Rows, n: int, name: str) -> tuple[Places, Ints]:
+def _consecutive(rows: Indexes, n: int, name: str) -> tuple[Places, Ints]:
     """Rows of sequence n of an input in order of time, and their times."""
-    places, times = rows.of(n)
+    places, times = _rows_of(rows, n)
     if np.any(times[1:] <= times[:-1]):
         order = np.argsort(times, kind="stable")
         places, times = order if isinstance(places, slice) else places[order], times[order]
@@ -155,11 +140,9 @@ def _features(features: Floats, places: Places, first: int, subsampling: int) ->
     return np.concatenate([np.repeat(features[places][:1], -first, axis=0), found], dtype=np.float32)
 
 
-def _window(
-    output: ChainSupervision, rows: _Rows, n: int, times: Ints
-) -> tuple[int, int, npt.NDArray[np.float32]]:
+def _window(output: ChainSupervision, n: int, times: Ints) -> tuple[int, int, npt.NDArray[np.float32]]:
     """Input frame of the first output that counts, input frames per output frame, factors on derivatives."""
-    places, frames = rows.of(n)
+    places, frames = _rows_of(output.indexes, n)
     subsampling = int(frames[1]) - int(frames[0]) if len(frames) > 1 else 1
     if len(frames) != output.frames_per_sequence or subsampling < 1 or np.any(np.diff(frames) != subsampling):
         raise DataError(
@@ -174,8 +157,8 @@ def _window(
     return int(frames[0]) - int(times[0]), subsampling, weights.astype(np.float32, copy=False)
 
 
-def _speaker_vector(part: NnetInput, rows: _Rows, n: int) -> npt.NDArray[np.float32]:
-    places, times = rows.of(n)
+def _speaker_vector(part: NnetInput, n: int) -> npt.NDArray[np.float32]:
+    places, times = _rows_of(part.indexes, n)
     if not len(times):
         raise DataError(f"input {part.name!r} has no row for sequence {n}")
     return part.features[places][0].astype(np.float32)

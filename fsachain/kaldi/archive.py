@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fsachain.errors import DataError
-from fsachain.names import Names
 from fsachain.stream import MAX_DIGITS, Cursor, open_file
 
 Value = TypeVar("Value")
@@ -48,10 +47,11 @@ def read_table(table: str | os.PathLike[str], read: Reader[Value]) -> Iterator[t
         name = rest
     else:
         kind = "scp" if name.endswith(".scp") else "ark"
-    seen = Names()
-    for number, (key, value) in enumerate((_read_script if kind == "scp" else read_archive)(name, read)):
-        if seen.add(key) != number:
+    seen = set[str]()
+    for key, value in (_read_script if kind == "scp" else read_archive)(name, read):
+        if key in seen:
             raise DataError(f"{name}: the key {key[:_SHOWN]!r} occurs twice")
+        seen.add(key)
         yield key, value
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from fsachain.errors import DataError
 from fsachain.kaldi.symbols import BACK_OFF
 from fsachain.kaldi.transitions import TransitionModel
-from fsachain.names import Names
 from fsachain.openfst import Transducer
 
 
@@ -49,7 +48,7 @@ def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[st
     Raises:
         DataError: a label without a word, or a word that the lexicon lacks.
     """
-    names = words if isinstance(words, Names) else Names(words)
+    ids = {word: number for number, word in enumerate(words, 1)}
     used = np.union1d(grammar.ilabel, grammar.olabel)
     if used.size and (used[0] < 0 or used[-1] > len(symbols)):
         raise DataError(
@@ -58,11 +57,10 @@ def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[st
     table = np.zeros(len(symbols) + 1, dtype=np.int32)
     for label in used[used > 0].tolist():
         name = symbols[label - 1]
-        place = names.place(name)
-        if place is not None:
-            table[label] = place + 1
+        if name in ids:
+            table[label] = ids[name]
         elif name != BACK_OFF:
             raise DataError(
-                f"the grammar has the word {name!r}, which is not among the {len(names)} words of the lexicon"
+                f"the grammar has the word {name!r}, which is not among the {len(ids)} words of the lexicon"
             )
     return replace(grammar, ilabel=table[grammar.ilabel], olabel=table[grammar.olabel])

@@ -7,8 +7,7 @@ end-to-end examples and those made from alignments, merged or not.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,13 +16,11 @@ import numpy.typing as npt
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa, read_fsa
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
-from fsachain.on_access import OnAccess
 from fsachain.stream import Cursor
 
 # Index vectors of Kaldi's examples: which sequence and time each row of a matrix belongs to.
 #
-# Format: Kaldi's nnet3/nnet-common.cc. A row takes one byte where only the time changes, and little; it is
-# kept so.
+# Format: Kaldi's nnet3/nnet-common.cc. A row takes one byte where only the time changes, and little.
 
 Ints = npt.NDArray[np.int32]
 
@@ -32,55 +29,16 @@ _LARGEST_STEP = 124
 _HIGHEST = 2**31 - 1
 
 
-class Indexes:
-    """Rows (n, t, x): sequence, time and extra, each made on access as int32 [rows].
+class Indexes(NamedTuple):
+    """Which sequence n and time t, in frames, each row belongs to, and its extra index x: int32 [rows] each."""
 
-    Args:
-        steps: int8 [rows], by how much t is larger than in the row before; 127 for a row that stands in `full`.
-        full: int32 [such rows, 3]. Before the first row n, t and x are 0.
-    """
-
-    def __init__(self, steps: npt.NDArray[np.int8], full: Ints) -> None:
-        self._steps, self._full = steps, full
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def __array__(
-        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
-    ) -> npt.NDArray[np.integer]:
-        """All of n, t and x as [rows, 3]."""
-        return np.stack((self.n, self.t, self.x), axis=1).astype(dtype or np.int64)
-
-    @property
-    def n(self) -> Ints:
-        """The sequence of each row."""
-        return self._repeated(self._full[:, 0])
-
-    @property
-    def t(self) -> Ints:
-        """The time of each row, in frames."""
-        steps, begins = self._steps.astype(np.int32), np.flatnonzero(self._steps == _ESCAPE)
-        if begins.size:
-            times = self._full[:, 1]
-            last = times + np.add.reduceat(steps, begins) - _ESCAPE  # before the next full row
-            steps[begins] = times - np.append(steps[: begins[0]].sum(), last[:-1])
-        return np.cumsum(steps, out=steps)
-
-    @property
-    def x(self) -> Ints:
-        """The extra index of each row."""
-        return self._repeated(self._full[:, 2])
-
-    def _repeated(self, values: Ints) -> Ints:
-        """A value for each row: that of the last full row, 0 before the first."""
-        begins = np.flatnonzero(self._steps == _ESCAPE)
-        sizes = np.diff(begins, prepend=0, append=len(self))
-        return np.repeat(np.append(np.int32(0), values), sizes)
+    n: Ints
+    t: Ints
+    x: Ints
 
 
 def read_indexes(cursor: Cursor) -> Indexes:
-    """An index vector, binary or text.
+    """An index vector, binary or text. Rows without numbers of their own have the n and x of the row before.
 
     Raises:
         DataError: something else is there, it is cut short, or a time is beyond 32 bits.
@@ -90,22 +48,23 @@ def read_indexes(cursor: Cursor) -> Indexes:
     count = cursor.integer("number of indexes", 0)
     if count > cursor.left:
         cursor.fail(f"{count} indexes, {cursor.left} bytes are left", begin)
-    steps, full, time = array("b"), array("i"), 0
+    columns = array("i"), array("i"), array("i")
+    n = t = x = 0
     for _ in range(count):
         if not cursor.binary:
             cursor.expect("<I1>")
         step = int.from_bytes(cursor.take(1, "an index"), "little", signed=True) if cursor.binary else _ESCAPE
         if step == _ESCAPE:
-            full.extend(cursor.integer(f"{name} of an index") for name in "ntx")
-            time = full[-2]
+            n, t, x = (cursor.integer(f"{name} of an index") for name in "ntx")
         elif abs(step) <= _LARGEST_STEP:
-            time += step
+            t += step
         else:
             cursor.fail(f"step {step} of an index: expected -124 to 124, or {_ESCAPE}")
-        if abs(time) > _HIGHEST:
-            cursor.fail(f"time {time} of an index: expected at most {_HIGHEST}")
-        steps.append(step)
-    return Indexes(np.frombuffer(steps, np.int8), np.frombuffer(full, np.int32).reshape(-1, 3))
+        if abs(t) > _HIGHEST:
+            cursor.fail(f"time {t} of an index: expected at most {_HIGHEST}")
+        for column, number in zip(columns, (n, t, x), strict=True):
+            column.append(number)
+    return Indexes(*(np.frombuffer(column, np.int32) for column in columns))
 
 
 Part = TypeVar("Part")
@@ -136,8 +95,7 @@ class ChainSupervision(NamedTuple):
         weight: of all frames in the objective.
         num_sequences, frames_per_sequence, label_dim: sizes; label_dim is the number of pdfs.
         end_to_end: one graph for each sequence; otherwise one acyclic graph for all, one after another.
-        fsas: the graphs, weights of the normalization included if Kaldi has put them in; of several each is made anew
-            on access.
+        fsas: the graphs, weights of the normalization included if Kaldi has put them in.
         deriv_weights: factor on the derivative of each frame, rows as in `indexes`; empty for ones.
     """
 
@@ -148,7 +106,7 @@ class ChainSupervision(NamedTuple):
     frames_per_sequence: int
     label_dim: int
     end_to_end: bool
-    fsas: Sequence[Fsa]
+    fsas: tuple[Fsa, ...]
     deriv_weights: Floats
 
 
@@ -184,8 +142,8 @@ def _read_input(cursor: Cursor) -> NnetInput:
     indexes = read_indexes(cursor)
     begin = cursor.position
     features = read_matrix(cursor)
-    if len(features) != len(indexes):
-        cursor.fail(f"input {name!r} has {len(indexes)} indexes and {len(features)} rows", begin)
+    if len(features) != len(indexes.t):
+        cursor.fail(f"input {name!r} has {len(indexes.t)} indexes and {len(features)} rows", begin)
     cursor.expect("</NnetIo>")
     return NnetInput(name, indexes, features)
 
@@ -201,18 +159,18 @@ def _read_output(cursor: Cursor) -> ChainSupervision:
     num_sequences, frames_per_sequence, label_dim = (
         _size(cursor, token) for token in ("<NumSequences>", "<FramesPerSeq>", "<LabelDim>")
     )
-    if num_sequences * frames_per_sequence != len(indexes):
+    if num_sequences * frames_per_sequence != len(indexes.t):
         cursor.fail(
-            f"{num_sequences} sequences of {frames_per_sequence} frames, but {len(indexes)} indexes", begin
+            f"{num_sequences} sequences of {frames_per_sequence} frames, but {len(indexes.t)} indexes", begin
         )
-    end_to_end, fsas = _read_fsas(cursor, num_sequences, partial(_read_fsa, label_dim=label_dim))
+    end_to_end, fsas = _read_fsas(cursor, num_sequences, label_dim)
     if cursor.peek_token() == "<AlignmentPdfs>":
         cursor.expect("<AlignmentPdfs>")
         cursor.integers("pdfs of the alignment")
     cursor.expect("</Supervision>")
     weights = _read_deriv_weights(cursor)
-    if len(weights) not in (0, len(indexes)):
-        cursor.fail(f"{len(weights)} derivative weights for {len(indexes)} frames", begin)
+    if len(weights) not in (0, len(indexes.t)):
+        cursor.fail(f"{len(weights)} derivative weights for {len(indexes.t)} frames", begin)
     cursor.expect("</NnetChainSup>")
     return ChainSupervision(
         name, indexes, weight, num_sequences, frames_per_sequence, label_dim, end_to_end, fsas, weights
@@ -224,19 +182,16 @@ def _size(cursor: Cursor, token: str) -> int:
     return cursor.integer(token, 1)
 
 
-def _read_fsas(
-    cursor: Cursor, num_sequences: int, read: Callable[[Cursor], Fsa]
-) -> tuple[bool, Sequence[Fsa]]:
+def _read_fsas(cursor: Cursor, num_sequences: int, label_dim: int) -> tuple[bool, tuple[Fsa, ...]]:
     """Whether the supervision is end-to-end, and its graphs; old files do not say, and are not."""
-    if cursor.peek_token() != "<End2End>":
-        return False, (read(cursor),)
-    cursor.expect("<End2End>")
-    if not cursor.boolean("end-to-end"):
-        return False, (read(cursor),)
-    cursor.expect("<Fsts>")
-    fsas = (read(cursor),) if num_sequences == 1 else _Fsas(cursor, num_sequences, read)
-    cursor.expect("</Fsts>")
-    return True, fsas
+    if cursor.peek_token() == "<End2End>":
+        cursor.expect("<End2End>")
+        if cursor.boolean("end-to-end"):
+            cursor.expect("<Fsts>")
+            fsas = tuple(_read_fsa(cursor, label_dim) for _ in range(num_sequences))
+            cursor.expect("</Fsts>")
+            return True, fsas
+    return False, (_read_fsa(cursor, label_dim),)
 
 
 def _read_fsa(cursor: Cursor, label_dim: int) -> Fsa:
@@ -245,28 +200,6 @@ def _read_fsa(cursor: Cursor, label_dim: int) -> Fsa:
     if fsa.num_arcs and int(fsa.pdf.max()) >= label_dim:
         cursor.fail(f"pdf {fsa.pdf.max()} in a supervision of {label_dim} pdfs", begin)
     return fsa
-
-
-class _Fsas(OnAccess[Fsa]):
-    """Graphs one behind the other, kept as in the file: the smallest `Fsa` is a hundred times as large.
-
-    They are all read once, so that what is wrong is told at the beginning, and again on access.
-    """
-
-    def __init__(self, cursor: Cursor, count: int, read: Callable[[Cursor], Fsa]) -> None:
-        begin = cursor.position
-        self._ends, self._name, self._read = array("Q"), cursor.name, read
-        for _ in range(count):
-            read(cursor)
-            self._ends.append(cursor.position - begin)
-        self._content = bytes(cursor.data[begin : cursor.position])
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def at(self, place: int) -> Fsa:
-        begin = self._ends[place - 1] if place else 0
-        return self._read(Cursor(memoryview(self._content)[: self._ends[place]], self._name, begin))
 
 
 def _read_deriv_weights(cursor: Cursor) -> Floats:
@@ -291,8 +224,6 @@ def _read_deriv_weights(cursor: Cursor) -> Floats:
 # chain/chain-supervision.cc).
 
 LOG_TOLERANCE = 1e-3  # weights are float32, sums of a few costs
-
-Ints_merged = npt.NDArray[np.int64]
 
 
 def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]:
@@ -327,7 +258,7 @@ def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]
 
 
 def _part(
-    graph: Fsa, time: Ints_merged, begin: int, end: int, entry: int, final: npt.NDArray[np.float64]
+    graph: Fsa, time: npt.NDArray[np.int64], begin: int, end: int, entry: int, final: npt.NDArray[np.float64]
 ) -> Fsa:
     """The frames [begin, end) of all paths, which lead from the state `entry` to those at time `end`."""
     inside = (time > begin) & (time <= end)
@@ -345,7 +276,7 @@ def _part(
     )
 
 
-def _times(graph: Fsa, num_frames: int) -> Ints_merged:
+def _times(graph: Fsa, num_frames: int) -> npt.NDArray[np.int64]:
     """Frames behind each state."""
     leaving = np.argsort(graph.src, kind="stable")
     first = np.searchsorted(graph.src[leaving], np.arange(graph.num_states + 1))
@@ -366,7 +297,7 @@ def _times(graph: Fsa, num_frames: int) -> Ints_merged:
     return time
 
 
-def _constants(graph: Fsa, states: Ints_merged, model: int, number: int) -> npt.NDArray[np.float64]:
+def _constants(graph: Fsa, states: npt.NDArray[np.int64], model: int, number: int) -> npt.NDArray[np.float64]:
     """By how much the arcs of each state outweigh those of `model`; all have the same."""
     expected = _arcs(graph, model)
     found = []

@@ -9,29 +9,24 @@ import math
 import re
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, GraphError
-from fsachain.fsa import Fsa, NamedStates
+from fsachain.fsa import Fsa
 from fsachain.graph.phone_lattice import PhoneLattice
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.transitions import TransitionModel
-from fsachain.openfst import MAGIC, Transducer, read_header
+from fsachain.openfst import MAGIC, NamedStates, Transducer, read_header
 from fsachain.stream import LONGEST_LINE, Cursor
 
-# A lattice of Kaldi as arrays: as its file has it, and with one transition id on each arc.
-#
 # A plain lattice is an FST over transition ids and words whose weights are two costs, of the graph (language
 # model, pronunciations, transitions) and of the acoustics. A compact one has words on its arcs and a string
 # of transition ids in each weight. With each string written out as a chain of arcs both are of one form,
 # which takes several times as much.
-
-NOT_FINAL = -(2**31)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,19 +56,16 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class CompactLattice:
-    """A lattice as its file has it, in about as many bytes; in a plain one no string has more than one transition id.
+    """A lattice as its file has it; in a plain one no string has more than one transition id.
 
-    Weights stand in a table. Those without costs and with at most one transition id are many in some files: they stand
-    in `weight` and `final` themselves, as 0 minus the id (0: none).
+    The weights of the A arcs come first, then the final weights of the S states.
 
     Attributes:
         num_states, start: number of states S and the start state.
         src, dst: int32 [A].
         word: int32 [A], word id; 0: none.
-        weight: int32 [A], row of the table, counted from 1; at most 0: see above.
-        final: int32 [S], the same of final weights; NOT_FINAL.
-        costs: float [W, 2], of the graph and of the acoustics, as in the file: float64 if they are so there, else float32.
-        ends: uint32 [W], where the string ends in `transitions`; it begins where the one before ends.
+        costs: float64 [A + S, 2], of the graph and of the acoustics, as in the file; both inf: not final.
+        ends: int64 [A + S], where the string of each weight ends in `transitions`; it begins where the one before ends.
         transitions: int32, the strings one after another.
     """
 
@@ -82,10 +74,8 @@ class CompactLattice:
     src: npt.NDArray[np.int32]
     dst: npt.NDArray[np.int32]
     word: npt.NDArray[np.int32]
-    weight: npt.NDArray[np.int32]
-    final: npt.NDArray[np.int32]
-    costs: npt.NDArray[np.floating]
-    ends: npt.NDArray[np.uint32]
+    costs: npt.NDArray[np.float64]
+    ends: npt.NDArray[np.int64]
     transitions: npt.NDArray[np.int32]
 
     def expanded(self) -> Lattice:
@@ -94,10 +84,12 @@ class CompactLattice:
         Arcs keep their order; chains of final strings follow. So do, behind the states of the file, those where final
         strings end, and those inside chains.
         """
-        ends = np.flatnonzero(self._lengths(self.final))  # states that are final by a string
+        num_arcs = len(self.src)
+        lengths = np.diff(self.ends, prepend=0)
+        ends = np.flatnonzero(lengths[num_arcs:])  # states that are final by a string
         size = self.num_states + len(ends)
-        weight = np.append(self.weight, self.final[ends])
-        count = np.maximum(self._lengths(weight), 1)
+        weight = np.append(np.arange(num_arcs), num_arcs + ends)
+        count = np.maximum(lengths[weight], 1)
         of = np.repeat(np.arange(len(weight)), count)  # the arc that each new arc is part of
         place = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
         is_first, is_last = place == 0, place + 1 == count[of]
@@ -105,17 +97,20 @@ class CompactLattice:
         dst[~is_last] = size + np.arange(len(of) - len(weight))
         src = np.where(is_first, np.append(self.src, ends)[of], np.roll(dst, 1))
         word = np.append(self.word, np.zeros_like(ends))[of]
-        costs = np.where(is_first[:, None], self._costs(weight)[of], 0.0)
+        costs = np.where(is_first[:, None], self.costs[weight][of], 0.0)
         final = np.full((size + len(of) - len(weight), 2), np.inf)
-        final[: self.num_states] = np.where(self.final[:, None] == NOT_FINAL, np.inf, self._costs(self.final))
+        final[: self.num_states] = self.costs[num_arcs:]
         final[ends] = np.inf
         final[self.num_states : size] = 0.0
+        has_id = lengths[weight][of] > 0
+        transition = np.zeros(len(of), dtype=np.int32)
+        transition[has_id] = self.transitions[(self.ends - lengths)[weight][of][has_id] + place[has_id]]
         return Lattice(
             num_states=len(final),
             start=self.start,
             src=src.astype(np.int32),
             dst=dst.astype(np.int32),
-            transition=self._transition(weight[of], place).astype(np.int32),
+            transition=transition,
             word=np.where(is_first, word, 0).astype(np.int32),
             graph_cost=costs[:, 0].copy(),
             acoustic_cost=costs[:, 1].copy(),
@@ -123,38 +118,20 @@ class CompactLattice:
             final_acoustic_cost=final[:, 1].copy(),
         )
 
-    def _lengths(self, weight: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Length of the string of each weight."""
-        in_table = np.diff(self.ends.astype(np.int64), prepend=0)
-        alone = (weight < 0) & (weight != NOT_FINAL)
-        return np.where(weight > 0, np.append(0, in_table)[np.maximum(weight, 0)], alone)
-
-    def _costs(self, weight: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-        table = np.zeros((1 + len(self.costs), 2))
-        table[1:] = self.costs
-        return table[np.maximum(weight, 0)]
-
-    def _transition(
-        self, weight: npt.NDArray[np.int32], place: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
-        """The transition id at a place of the string of each weight; 0 where it has none."""
-        begins = np.append([0, 0], self.ends[:-1].astype(np.int64))[: len(self.ends) + 1]
-        known = (weight > 0) & (self._lengths(weight) > 0)
-        found = np.where(weight > 0, 0, -weight.astype(np.int64))
-        found[known] = self.transitions[begins[weight[known]] + place[known]]
-        return found
-
 
 PLAIN, COMPACT = ("lattice4", "lattice8"), ("compactlattice44", "compactlattice84")
-_ARC_HEAD = struct.Struct("<ii")
-_NEXT_STATE = struct.Struct("<i")
 _TEXT_LINE = re.compile(
     rb"([^\n,]*)(?:(?<=\S),([^\s,]*)(?:,(\S*))?)?[^\S\n]*"
 )  # the last group is the string
-_LABEL = re.compile(rb"[^_]*_?")
 
-_Costs = tuple[float, float]  # of the graph, of the acoustics
-_Ids = Iterable[memoryview]  # the bytes of transition ids, int32, piece by piece
+
+class _Weight(NamedTuple):
+    graph_cost: float
+    acoustic_cost: float
+    ids: bytes | memoryview  # int32
+
+
+_NOT_FINAL = _Weight(math.inf, math.inf, b"")
 
 
 def read_lattice(cursor: Cursor) -> CompactLattice:
@@ -171,55 +148,45 @@ def read_lattice(cursor: Cursor) -> CompactLattice:
 class _Builder:
     """Arcs and final weights as they are met; messages have the offset where the lattice begins."""
 
-    def __init__(self, cursor: Cursor, begin: int, start: int, num_states: int, kind: str) -> None:
-        self.cursor, self.begin = cursor, begin
-        if not 0 <= start < num_states:
-            cursor.fail(f"start state {start} of a lattice of {num_states} states", begin)
-        self.start, self.lowest_cost = start, float(np.finfo(kind).min)
-        self.arcs = tuple(array("i") for _ in range(4))  # src, dst, word, weight
-        self.final = array("i", [NOT_FINAL]) * num_states
-        self.costs: array[float] = array(kind)
-        self.ends, self.ids = array("I"), array("i")
+    def __init__(self, cursor: Cursor, kind: str) -> None:
+        self.cursor, self.begin = cursor, cursor.position
+        self.lowest_cost = float(np.finfo(kind).min)
+        self.src, self.dst, self.word = array("i"), array("i"), array("i")
+        self.costs, self.ends, self.ids = array("d"), array("q"), array("i")
+        self.final: dict[int, _Weight] = {}
 
-    def add(self, src: int, dst: int, word: int, costs: _Costs, ids: _Ids) -> None:
-        """An arc."""
-        what = f"arc {len(self.arcs[0])} of a lattice"
+    def add(self, src: int, dst: int, word: int, weight: _Weight) -> None:
+        what = f"arc {len(self.src)} of a lattice"
         if word < 0:
             self.cursor.fail(f"{what} has a negative label", self.begin)
-        weight = self.weight(costs, ids, f"{what} has the cost")
-        for column, number in zip(self.arcs, (src, dst, word, weight), strict=True):
-            column.append(number)
+        self.src.append(src)
+        self.dst.append(dst)
+        self.word.append(word)
+        self._append(weight, f"{what} has the cost")
 
-    def finish(self, state: int, costs: _Costs, ids: _Ids) -> None:
-        """The final weight of a state; of several the last counts."""
-        weight = self.weight(costs, ids, "a lattice with the final cost")
-        self.final[state] = NOT_FINAL if costs == (math.inf, math.inf) else weight
-
-    def weight(self, costs: _Costs, ids: _Ids, what: str) -> int:
-        """What stands for a weight in `CompactLattice.weight`."""
-        before = len(self.ids)
-        for piece in ids:
-            self.ids.frombytes(piece)
-        if not any(costs) and len(self.ids) <= before + 1:
-            return -self.ids.pop() if len(self.ids) > before else 0
+    def _append(self, weight: _Weight, what: str) -> None:
+        costs = weight[:2]
         if not all(cost >= self.lowest_cost for cost in costs):
             self.cursor.fail(f"{what} NaN or -Infinity", self.begin)
         self.costs.extend(costs)
+        self.ids.frombytes(weight.ids)
         self.ends.append(len(self.ids))
-        return len(self.ends)
 
-    def lattice(self) -> CompactLattice:
-        src, dst, word, weight = (np.frombuffer(column, dtype=np.int32) for column in self.arcs)
+    def lattice(self, start: int, num_states: int) -> CompactLattice:
+        if not 0 <= start < num_states:
+            self.cursor.fail(f"start state {start} of a lattice of {num_states} states", self.begin)
+        for state in range(num_states):
+            weight = self.final.get(state, _NOT_FINAL)
+            is_final = weight[:2] != _NOT_FINAL[:2]
+            self._append(weight if is_final else _NOT_FINAL, "a lattice with the final cost")
         return CompactLattice(
-            num_states=len(self.final),
-            start=self.start,
-            src=src,
-            dst=dst,
-            word=word,
-            weight=weight,
-            final=np.frombuffer(self.final, dtype=np.int32),
-            costs=np.frombuffer(self.costs, dtype=self.costs.typecode).reshape(-1, 2),
-            ends=np.frombuffer(self.ends, dtype=np.uint32),
+            num_states=num_states,
+            start=start,
+            src=np.frombuffer(self.src, dtype=np.int32),
+            dst=np.frombuffer(self.dst, dtype=np.int32),
+            word=np.frombuffer(self.word, dtype=np.int32),
+            costs=np.frombuffer(self.costs).reshape(-1, 2),
+            ends=np.frombuffer(self.ends, dtype=np.int64),
             transitions=np.frombuffer(self.ids, dtype=np.int32),
         )
 
@@ -237,83 +204,53 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
     least = 16 if is_plain else 20
     if not 0 <= header.num_states * least <= cursor.left:
         cursor.fail(f"lattice of {header.num_states} states, {cursor.left} bytes are left")
+    if not 0 <= header.start < header.num_states:
+        cursor.fail(f"start state {header.start} of a lattice of {header.num_states} states", begin)
     kind = "f" if header.arc_type in ("lattice4", "compactlattice44") else "d"
-    builder = _Builder(cursor, begin, header.start, header.num_states, kind)
-    weight = _weight_reader(cursor, kind, is_plain)
+    builder, costs, labels = _Builder(cursor, kind), struct.Struct(f"<2{kind}"), struct.Struct("<ii")
+    builder.begin = begin
+
+    def weight() -> _Weight:
+        graph_cost, acoustic_cost = costs.unpack(cursor.take(costs.size, "weight"))
+        if is_plain:
+            return _Weight(graph_cost, acoustic_cost, b"")
+        size = int.from_bytes(cursor.take(4, "length of a string"), "little", signed=True)
+        ids = np.frombuffer(cursor.take(4 * size, "transition ids"), dtype="<i4")
+        if ids.min(initial=0) < 0:
+            cursor.fail(f"a string of a lattice has the negative transition id {ids.min()}")
+        return _Weight(graph_cost, acoustic_cost, ids.astype(np.int32).tobytes())
+
     for state in range(header.num_states):
-        builder.finish(state, *weight())
+        builder.final[state] = weight()
         count = int.from_bytes(cursor.take(8, "number of arcs"), "little", signed=True)
         if not 0 <= count * least <= cursor.left:
             cursor.fail(f"state {state} has {count} arcs, {cursor.left} bytes are left")
         for _ in range(count):
-            ilabel, olabel = _ARC_HEAD.unpack(cursor.take(_ARC_HEAD.size, "arc"))
-            costs, ids = weight()
-            (dst,) = _NEXT_STATE.unpack(cursor.take(_NEXT_STATE.size, "arc"))
+            ilabel, olabel = labels.unpack(cursor.take(labels.size, "arc"))
+            found = weight()
+            dst = int.from_bytes(cursor.take(4, "arc"), "little", signed=True)
             if not 0 <= dst < header.num_states:
                 cursor.fail(f"an arc leads to state {dst} of {header.num_states}")
             if is_plain:
-                builder.add(state, dst, olabel, costs, _one_id(cursor, ilabel))
+                builder.add(state, dst, olabel, found._replace(ids=_one_id(cursor, ilabel)))
             else:
-                builder.add(state, dst, ilabel, costs, ids)
-    return builder.lattice()
+                builder.add(state, dst, ilabel, found)
+    return builder.lattice(header.start, header.num_states)
 
 
-def _one_id(cursor: Cursor, label: int) -> _Ids:
+def _one_id(cursor: Cursor, label: int) -> bytes:
     """The string of an arc of a plain lattice; 0 is no transition id."""
     if label < 0:
         cursor.fail(f"an arc of a lattice has the negative transition id {label}")
-    return (memoryview(array("i", [label])).cast("B"),) if label else ()
-
-
-def _weight_reader(cursor: Cursor, kind: str, is_plain: bool) -> Callable[[], tuple[_Costs, _Ids]]:
-    """What reads one weight: two floats or doubles; a compact one has a count and 32-bit transition ids behind."""
-    costs = struct.Struct(f"<2{kind}")
-
-    def plain() -> tuple[_Costs, _Ids]:
-        return costs.unpack(cursor.take(costs.size, "weight")), ()
-
-    def compact() -> tuple[_Costs, _Ids]:
-        value, _ = plain()
-        (size,) = _NEXT_STATE.unpack(cursor.take(4, "length of a string"))
-        ids = np.frombuffer(cursor.take(4 * size, "transition ids"), dtype="<i4")
-        if ids.min(initial=0) < 0:
-            cursor.fail(f"a string of a lattice has the negative transition id {ids.min()}")
-        return value, (ids.astype(np.int32, copy=False).view(np.uint8).data,)
-
-    return plain if is_plain else compact
+    return array("i", [label]).tobytes() if label else b""
 
 
 def _read_text(cursor: Cursor) -> CompactLattice:
     """Lines as `fsachain.openfst` reads, with weights `graph,acoustic` or `graph,acoustic,1_2_3`, up to an empty line.
 
-    They are gone through twice: final weights are kept by state, and how many states there are the last line may tell.
-    """
-    begin, states = cursor.position, NamedStates()
-    for numbers, _, ids in _text_lines(cursor):
-        for _ in ids:  # each id is looked at
-            pass
-        states.add(numbers[:2])
-    if not states.are_possible:
-        cursor.fail(
-            f"a lattice in text form with states {states.lowest} to {states.highest}; expected states numbered densely "
-            "from 0"
-        )
-    cursor.position = begin
-    builder = _Builder(cursor, begin, states.start, states.highest + 1, "f")
-    for numbers, costs, ids in _text_lines(cursor):
-        if len(numbers) == 1:
-            builder.finish(numbers[0], costs, ids)
-        else:
-            src, dst, word = numbers
-            builder.add(src, dst, word, costs, ids)
-    return builder.lattice()
-
-
-def _text_lines(cursor: Cursor) -> Iterator[tuple[tuple[int, ...], _Costs, _Ids]]:
-    """Of each line the numbers `src dst word` or `state`, the costs, and the transition ids.
-
     An arc of a compact lattice has one label, that of a plain one two; which it is, the weights tell.
     """
+    builder, states = _Builder(cursor, "f"), NamedStates()
     if cursor.peek(1) == b"\n":
         cursor.position += 1
     while cursor.left:
@@ -329,40 +266,35 @@ def _text_lines(cursor: Cursor) -> Iterator[tuple[tuple[int, ...], _Costs, _Ids]
                 raise ValueError(f"{behind!r} behind {found[1][-40:]!r}")
             fields, commas = found[1].split(), (found.lastindex or 1) - 1
             if not fields:
-                return
+                break
             costs = (float(fields.pop()), float(found[2])) if commas else (0.0, 0.0)
             numbers = array("i", map(int, fields))
             if len(numbers) != 1 and (len(numbers), commas) not in ((3, 0), (3, 2), (4, 0), (4, 1)):
                 raise ValueError(f"{len(numbers) + bool(commas)} fields")
-        except (ValueError, OverflowError) as error:
-            _refuse(cursor, error, begin)
-        if len(numbers) == 4:
-            yield (numbers[0], numbers[1], numbers[3]), costs, _one_id(cursor, numbers[2])
-        else:
-            yield tuple(numbers), costs, _string(cursor, *found.span(3), begin)
-
-
-def _string(cursor: Cursor, begin: int, end: int, line: int) -> Iterator[memoryview]:
-    """Transition ids `1_2_3` between two offsets."""
-    for piece in cursor.pieces(begin, end, _LABEL):
-        begin += len(piece)
-        try:
-            ids = array("i", map(int, (piece if begin == end else piece[:-1]).split(b"_")))
-            if min(ids) < 1:
+            ids = array("i", map(int, found[3].split(b"_"))) if found[3] else array("i")
+            if ids and min(ids) < 1:
                 raise ValueError("a transition id below 1")
-        except (ValueError, OverflowError) as error:
-            _refuse(cursor, error, line)
-        yield memoryview(ids).cast("B")
-
-
-def _refuse(cursor: Cursor, error: Exception, begin: int) -> NoReturn:
-    if isinstance(error, OverflowError):
-        cursor.fail("a lattice with a state or label beyond 32 bits", begin)
-    cursor.fail(
-        "expected `src dst ilabel olabel [weight]`, `src dst word [weight]` or `state [weight]` "
-        f"({str(error)[:80]})",
-        begin,
-    )
+        except OverflowError:
+            cursor.fail("a lattice with a state or label beyond 32 bits", begin)
+        except ValueError as error:
+            cursor.fail(
+                "expected `src dst ilabel olabel [weight]`, `src dst word [weight]` or `state [weight]` "
+                f"({str(error)[:80]})",
+                begin,
+            )
+        states.add(numbers[:2])
+        if len(numbers) == 1:
+            builder.final[numbers[0]] = _Weight(*costs, ids.tobytes())
+        elif len(numbers) == 3:
+            builder.add(numbers[0], numbers[1], numbers[2], _Weight(*costs, ids.tobytes()))
+        else:
+            builder.add(numbers[0], numbers[1], numbers[3], _Weight(*costs, _one_id(cursor, numbers[2])))
+    if not states.are_possible:
+        cursor.fail(
+            f"a lattice in text form with states {states.lowest} to {states.highest}; expected states numbered densely "
+            "from 0"
+        )
+    return builder.lattice(states.start, states.highest + 1)
 
 
 # Lattices of Kaldi as numerators: over pdfs as they stand, or as phones with times for `PhoneLattice`.

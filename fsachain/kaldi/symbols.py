@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Sequence
 
 from fsachain.errors import DataError
-from fsachain.names import Names
 from fsachain.stream import open_file
 
 BACK_OFF = "#0"  # label of back-off arcs in a grammar
 _MOST_DIGITS = 9  # of an id, which Kaldi keeps in 32 bits
 
 
-def read_symbols(path: str | os.PathLike[str]) -> Names:
+def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Names in id order, from id 1 on, disambiguation symbols included; id 0 (epsilon) is left out.
 
     Raises:
         DataError: a malformed line, an id or name that occurs twice, or ids with gaps; names file and line.
     """
     cursor = open_file(path)
-    names, ids = Names(), array("I")
+    names, ids = list[str](), list[int]()
     epsilon: str | None = None
     number = 0
     while cursor.left:
@@ -38,8 +36,11 @@ def read_symbols(path: str | os.PathLike[str]) -> Names:
         else:
             epsilon = name
     found = in_id_order(names, ids, path)
-    if again := found.repeats():
-        raise DataError(f"{path}: a name occurs twice, {found[again[0]][:80]!r}")
+    seen = set[str]()
+    for name in found:
+        if name in seen:
+            raise DataError(f"{path}: a name occurs twice, {name[:80]!r}")
+        seen.add(name)
     return found
 
 
@@ -55,21 +56,18 @@ def symbol_and_id(fields: Sequence[str], where: str, what: str) -> tuple[str, in
     return fields[0], int(fields[1])
 
 
-def in_id_order(names: Names, ids: array[int], path: str | os.PathLike[str]) -> Names:
+def in_id_order(names: Sequence[str], ids: Sequence[int], path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The names by their ids, which are 1, 2, ... in any order.
 
     Raises:
         DataError: an id that occurs twice, or a gap; names the file.
     """
-    if all(label == number for number, label in enumerate(ids, 1)):
-        return names
-    places = array("I", [0]) * (len(ids) + 1)  # by id, counted from 1
-    for place, label in enumerate(ids, 1):
+    by_id: dict[int, str] = {}
+    for label, name in zip(ids, names, strict=True):
         if not 0 < label <= len(ids):
             came = f"{len(ids)} ids from {min(ids)} to {max(ids)}"
             raise DataError(f"{path}: {came}: expected 1, 2, ... without gaps")
-        if places[label]:
-            first, second = names[places[label] - 1], names[place - 1]
-            raise DataError(f"{path}: id {label} belongs to {first[:80]!r} and {second[:80]!r}")
-        places[label] = place
-    return Names(names[places[label] - 1] for label in range(1, len(places)))
+        if label in by_id:
+            raise DataError(f"{path}: id {label} belongs to {by_id[label][:80]!r} and {name[:80]!r}")
+        by_id[label] = name
+    return tuple(by_id[label] for label in range(1, len(ids) + 1))

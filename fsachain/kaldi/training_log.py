@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 from fsachain.errors import DataError
-from fsachain.names import Names
 from fsachain.stream import open_file
 
 _NUMBER = rb"(?:[-+]?[0-9][0-9.e+-]{0,30}|[-+]?nan|[-+]?inf)"
@@ -51,13 +50,13 @@ def read_objective(path: str | os.PathLike[str], output: str = "output") -> Logg
         DataError: the file cannot be read or has no such line; the message has the first outputs that it has lines for.
     """
     cursor = open_file(path)
-    line, others = None, Names()
+    line, others = None, dict[str, None]()
     for match in _LINE.finditer(cursor.data):
         name = match["output"].decode("utf-8", "replace")
         if name == output:
             line = match
         elif len(others) < _MOST_NAMED:
-            others.add(name)
+            others[name] = None
     if line is None:
         has = f"lines for {', '.join(map(repr, others))} alone" if others else "no such line"
         raise DataError(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.context import ContextTree
@@ -20,7 +19,6 @@ from fsachain.kaldi.transitions import TransitionModel, read_transition_model
 from fsachain.stream import Cursor, open_file
 
 MAX_WIDTH = 16
-_TUPLES_AT_A_TIME = 1 << 16  # whose pdfs are looked for in one walk through a tree
 _BYTES_PER_BRANCH = 4  # at least: `CE 0`, `NULL`
 
 
@@ -90,32 +88,19 @@ def read_context_tree(
 
 def _check_belongs(context: ContextTree, transitions: TransitionModel, where: str) -> None:
     """Every pdf of the transition model stands at a leaf of the same phone."""
-    tuples, columns = transitions.tuples, context.num_phones + 1
-    for begin in range(0, len(tuples), _TUPLES_AT_A_TIME):
-        part = slice(begin, begin + _TUPLES_AT_A_TIME)
-        phone = np.array(tuples.phone[part])[:, None]
-        pdfs = np.stack((tuples.forward_pdf[part], tuples.self_loop_pdf[part]), axis=1)
-        wanted = (pdfs.astype(np.int64) * columns + phone).ravel()
-        missing = _unmet(context, wanted.copy())
-        if missing.size:
-            place = int(np.isin(wanted, missing).argmax())
-            pdf, of_phone = divmod(int(wanted[place]), columns)
-            raise DataError(
-                f"{where}: pdf {pdf} belongs to phone {of_phone} in the model and not in the tree; they do not belong "
-                "together"
-            )
-
-
-def _unmet(context: ContextTree, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Which of the numbers pdf * (P + 1) + phone no leaf of the tree stands for; sorts them in place."""
-    wanted.sort()
-    found = np.zeros(len(wanted), dtype=np.bool_)
-    columns = context.num_phones + 1
+    unmet: dict[int, set[int]] = {}  # phones by pdf
+    for one in transitions.tuples:
+        unmet.setdefault(one.forward_pdf, set()).add(one.phone)
+        unmet.setdefault(one.self_loop_pdf, set()).add(one.phone)
     for pdf, path in context.contexts():
-        begin, end = np.searchsorted(wanted, (pdf * columns, (pdf + 1) * columns))
-        for place in range(begin, end):
-            found[place] |= int(wanted[place]) - pdf * columns in path[context.central_position]
-    return wanted[~found]
+        unmet[pdf] = unmet.get(pdf, set()) - path[context.central_position]
+    for pdf, phones in unmet.items():
+        if not phones:
+            continue
+        raise DataError(
+            f"{where}: pdf {pdf} belongs to phone {min(phones)} in the model and not in the tree; they do not belong "
+            "together"
+        )
 
 
 @dataclass

@@ -7,24 +7,24 @@ matrix/compressed-matrix.cc, util/kaldi-holder-inl.h and hmm/posterior.cc.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, require
-from fsachain.on_access import OnAccess
-from fsachain.stream import Cursor
+from fsachain.stream import LONGEST_LIST, Cursor
 
 Floats = npt.NDArray[np.floating]
 
 _PRECISION = {"F": "<f4", "D": "<f8"}
 _COMPRESSED = ("CM", "CM2", "CM3")
 _FEW_CODES = 1 << 12  # which are unpacked at a time
+_BRACKETED = re.compile(rb"\[([^\]]*)\]([^\n]*)\n?")
 _WIDTH_AND_INT = np.dtype([("width", "u1"), ("value", "<i4")])
 
 
@@ -75,9 +75,9 @@ def read_vector(cursor: Cursor) -> Floats:
     """A vector [size], float32 or float64, binary (FV, DV) or text."""
     if not cursor.binary:
         rows = _text_rows(cursor)
-        if rows.num_rows > 1:
-            cursor.fail(f"expected a vector, found a matrix of {rows.num_rows} rows")
-        return rows.values
+        if len(rows) > 1:
+            cursor.fail(f"expected a vector, found a matrix of {len(rows)} rows")
+        return np.array(rows[0] if rows else [], dtype=np.float32)
     begin = cursor.position
     kind = cursor.token("a vector")
     if kind not in ("FV", "DV"):
@@ -89,7 +89,7 @@ def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
     """Integers, one for each frame, such as transition ids: a count, then each number with its width."""
     if not cursor.binary:
         begin = cursor.position
-        return cursor.int32(cursor.fields(), "expected a line of integers", begin)
+        return cursor.int32(cursor.line(LONGEST_LIST).split(), "expected a line of integers", begin)
     count = cursor.integer("size of the alignment", 0)
     begin = cursor.position
     what = f"an alignment of {count} frames"
@@ -100,119 +100,67 @@ def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
     return packed["value"].astype(np.int32)
 
 
-class Posterior(OnAccess[list[tuple[int, float]]]):
-    """For each frame the pairs (pdf or transition id, weight), kept as arrays; equal to any sequence of such lists.
-
-    Attributes:
-        offsets: int32 [T + 1], first pair of each frame, and their number.
-        ids: int32; weights: float32, one for each pair.
-    """
-
-    def __init__(self, offsets: array[int], ids: array[int], weights: array[float]) -> None:
-        self.offsets = np.frombuffer(offsets, dtype=np.int32)
-        self.ids = np.frombuffer(ids, dtype=np.int32)
-        self.weights = np.frombuffer(weights, dtype=np.float32)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def at(self, frame: int) -> list[tuple[int, float]]:
-        """The pairs of a frame in [0, T)."""
-        pairs = slice(self.offsets[frame], self.offsets[frame + 1])
-        return list(zip(self.ids[pairs].tolist(), self.weights[pairs].tolist(), strict=True))
-
-    def some(self, frames: range) -> list[list[tuple[int, float]]]:
-        """The frames of a slice: a list."""
-        return list(map(self.at, frames))
-
-    def __repr__(self) -> str:
-        return f"Posterior({len(self)} frames, {len(self.ids)} pairs)"
-
-
-def read_posterior(cursor: Cursor) -> Posterior:
+def read_posterior(cursor: Cursor) -> list[list[tuple[int, float]]]:
     """For each frame the pairs (pdf or transition id, weight)."""
     if not cursor.binary:
         return _text_posterior(cursor)
-    offsets, ids, weights = array("i", [0]), array("i"), array("f")
+    frames = []
     for _ in range(cursor.integer("number of frames", 0)):
         count = cursor.integer("number of pairs", 0)
         if 10 * count > cursor.left:
             cursor.fail(f"{count} pairs take {10 * count} bytes, {cursor.left} are left")
-        for _ in range(count):
-            ids.append(cursor.integer("id"))
-            weights.append(cursor.real("weight"))
-        offsets.append(len(ids))
-    return Posterior(offsets, ids, weights)
+        frames.append([(cursor.integer("id"), cursor.real("weight")) for _ in range(count)])
+    return frames
 
 
-def _text_posterior(cursor: Cursor) -> Posterior:
+def _text_posterior(cursor: Cursor) -> list[list[tuple[int, float]]]:
     begin = cursor.position
-    offsets, ids, weights = array("i", [0]), array("i"), array("f")
-    fields = cursor.fields()
+    frames: list[list[tuple[int, float]]] = []
+    fields = iter(cursor.line(LONGEST_LIST).split())
     try:
         for bracket in fields:
             if bracket != "[":
                 raise ValueError(f"expected [, found {bracket[:40]!r}")
+            frames.append([])
             while (field := next(fields)) != "]":
-                ids.append(int(field))
-                weights.append(float(next(fields)))
-            offsets.append(len(ids))
+                if not -(2**31) <= int(field) < 2**31:
+                    cursor.fail(f"expected ids of 32 bits, found {field[:40]}", begin)
+                frames[-1].append((int(field), array("f", [float(next(fields))])[0]))
     except DataError:
         raise
-    except OverflowError:
-        cursor.fail(f"expected ids of 32 bits, found {field[:40]}", begin)
     except (ValueError, StopIteration) as error:
         cursor.fail(
             f"expected frames as [ id weight ... ] ({str(error)[:80] or 'the line ends in a frame'})", begin
         )
-    return Posterior(offsets, ids, weights)
+    return frames
 
 
-class _Rows(NamedTuple):
-    """The numbers of rows of text, float32 [all elements]; rows without elements are left out."""
-
-    values: Floats
-    num_rows: int
-    shortest: int
-    longest: int
-
-
-def _text_rows(cursor: Cursor) -> _Rows:
+def _text_rows(cursor: Cursor) -> list[array[float]]:
+    """The rows of numbers between brackets; rows without elements are left out."""
     cursor.skip_space()
     begin = cursor.position
     if cursor.peek(1) != b"[":
         cursor.fail(f"expected a matrix or vector in brackets, found {cursor.peek(16)!r}")
-    values = array("f")
-    count, shortest, longest = 0, len(cursor.data), 0
-    closed = False
-    cursor.position += 1
-    while not closed:
-        if not cursor.left:
-            cursor.fail("the file ends before the closing ]", begin)
-        line_begin, before = cursor.position, len(values)
-        for field in cursor.fields():
-            if closed:
-                cursor.fail(f"expected the end of the line after ], found {field[:40]!r}", line_begin)
-            number, bracket, rest = field.partition("]")
-            closed = bool(bracket)
-            if rest:
-                cursor.fail(f"expected the end of the line after ], found {rest[:40]!r}", line_begin)
-            try:
-                values.extend([float(number)] if number else ())
-            except ValueError:
-                cursor.fail(f"expected a number, found {number[:40]!r}", line_begin)
-        width = len(values) - before
-        if width:
-            count, shortest, longest = count + 1, min(shortest, width), max(longest, width)
-    return _Rows(np.frombuffer(values, dtype=np.float32), count, shortest, longest)
+    found = _BRACKETED.match(cursor.data, begin)
+    if found is None:
+        cursor.fail("the file ends before the closing ]", begin)
+    if found[2].strip():
+        cursor.fail(f"expected the end of the line after ], found {found[2].strip()[:40]!r}", found.start(2))
+    cursor.position = found.end()
+    try:
+        rows = [array("f", map(float, line.split())) for line in found[1].split(b"\n")]
+    except ValueError as error:
+        cursor.fail(f"expected a number ({str(error)[:80]})", begin)
+    return [row for row in rows if row]
 
 
 def _text_matrix(cursor: Cursor) -> Floats:
     begin = cursor.position
     rows = _text_rows(cursor)
-    if rows.num_rows and rows.shortest != rows.longest:
-        cursor.fail(f"a matrix whose rows have {rows.shortest} to {rows.longest} elements", begin)
-    return rows.values.reshape(rows.num_rows, rows.longest)
+    widths = sorted(map(len, rows))
+    if rows and widths[0] != widths[-1]:
+        cursor.fail(f"a matrix whose rows have {widths[0]} to {widths[-1]} elements", begin)
+    return np.array(rows, dtype=np.float32) if rows else np.zeros((0, 0), dtype=np.float32)
 
 
 def _compressed(cursor: Cursor, kind: str) -> Floats:

@@ -2,9 +2,7 @@
 
 import gzip
 import os
-import re
 import struct
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kaldi_bytes import HUGE, check, damage, is_refused
 
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError, GraphError
@@ -28,10 +27,6 @@ from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, r
 from fsachain.openfst import MAGIC, read_fst
 from fsachain.stream import open_file
 from tools.fuzz import kaldi_readers as readers
-
-MEMORY_PER_BYTE = 3  # the value included; a claim of a header is 2 ** 31
-MEMORY_FLOOR = 1_000_000
-HUGE = [b"\xff\xff\xff\x7f", b"\xff" * 8, b"\x00\x00\x00\x40", b"\x7f" * 8, b"\xff" * 4]
 
 
 def table_of(read):
@@ -185,52 +180,6 @@ MOST_CUTS, MOST_CLAIMS = 600, 150  # in longer files not every place is tried
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
-
-
-def check(path: Path, content: bytes, read) -> None:
-    """As `is_refused`, and within memory in proportion to the content."""
-    tracemalloc.start()
-    try:
-        is_refused(path, content, read)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak <= MEMORY_FLOOR + MEMORY_PER_BYTE * len(content)
-
-
-def is_refused(path: Path, content: bytes, read) -> bool:
-    """`read` gives a value, False, or a DataError that names the file and a place in it, True."""
-    path.write_bytes(content)
-    try:
-        read(path)
-    except DataError as error:
-        assert str(path) in str(error)
-        where = r"byte \d+|:\d+: |\.(ark|x|scp): |gaps|twice|cannot be read|no entries"
-        assert re.search(where, str(error)), error
-        assert "\n" not in str(error)
-        return True
-    return False
-
-
-def damage(draw, content: bytes) -> bytes:
-    """Cut, change bytes, put a huge count somewhere, or repeat a part."""
-    data = bytearray(content)
-    for _ in range(draw(st.integers(1, 3))):
-        place = draw(st.integers(0, max(len(data) - 1, 0)))
-        kind = draw(st.sampled_from(["cut", "byte", "huge", "repeat", "insert"]))
-        if kind == "cut":
-            del data[place:]
-        elif kind == "byte" and data:
-            data[place] = draw(st.integers(0, 255))
-        elif kind == "huge":
-            piece = draw(st.sampled_from(HUGE))
-            data[place : place + len(piece)] = piece
-        elif kind == "repeat":
-            end = draw(st.integers(place, min(place + 64, len(data))))
-            data[end:end] = data[place:end] * draw(st.integers(1, 8))
-        else:
-            data[place:place] = draw(st.binary(max_size=16))
-    return bytes(data)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kaldi_bytes import HUGE, check, damage
 from test_decoder import WORDS, spell, word_loop
-from test_kaldi_fuzz import HUGE, check, damage
 
 from fsachain.decode.decoder import Decoder, DecoderConfig
 from fsachain.errors import DataError, GraphError, ShapeError
