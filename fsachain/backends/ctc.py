@@ -13,7 +13,6 @@ further frames of the k-th label. The score of a column at frame t is y[t, class
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -176,9 +175,48 @@ def make_problem(
     topology: CtcTopology,
     log_prior: Floats,
     delay_penalty: float,
-    names: Sequence[str],
+    names: str = "",
 ) -> CtcProblem:
-    """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are; shape: N, T, C."""
+    """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are.
+
+    What was checked a moment ago, for the losses whose gradient is wanted now, is the same problem again.
+
+    Args:
+        shape: N, T, C.
+        names: of the utterances, one in a line; empty for numbers.
+    """
+    integers = targets, frame_counts, label_counts
+    key: tuple[Any, ...] = tuple([(array.dtype.char, array.shape, array.tobytes()) for array in integers])
+    key += shape, blank, topology, log_prior.shape, log_prior.tobytes(), delay_penalty
+    found = _recent.get(key)
+    if found is None:
+        found = _check_problem(*integers, shape, blank, topology, log_prior, delay_penalty, names)
+        while len(_recent) >= _MOST_RECENT:
+            _recent.pop(next(iter(_recent)), None)
+        _recent[key] = found
+    return found
+
+
+_recent: dict[Any, CtcProblem] = {}
+_MOST_RECENT = 4
+
+
+def name_of(names: str, n: int) -> str:
+    """The name of utterance n."""
+    return names.split("\n")[n] if names else f"sequence {n}"
+
+
+def _check_problem(
+    targets: npt.NDArray[Any],
+    frame_counts: npt.NDArray[Any],
+    label_counts: npt.NDArray[Any],
+    shape: tuple[int, int, int],
+    blank: int,
+    topology: CtcTopology,
+    log_prior: Floats,
+    delay_penalty: float,
+    names: str,
+) -> CtcProblem:
     size, num_frames, num_classes = shape
     if not size:
         raise ShapeError("log_probs has no sequences; expected at least one")
@@ -198,8 +236,8 @@ def make_problem(
     if wrong.any():
         n, k = np.argwhere(wrong)[0]
         raise DataError(
-            f"{names[n]}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other than the "
-            f"blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as there "
+            f"{name_of(names, n)}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other than "
+            f"the blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as there "
             "are labels with the blank"
         )
     labels = np.where(real, labels, 0)
@@ -217,7 +255,7 @@ def make_problem(
 
 
 def _check_counts(
-    argument: str, counts: npt.NDArray[Any], size: int, most: int, what: str, names: Sequence[str]
+    argument: str, counts: npt.NDArray[Any], size: int, most: int, what: str, names: str
 ) -> Integers:
     if counts.shape != (size,) or counts.dtype.kind not in "iu":
         raise ShapeError(
@@ -226,12 +264,12 @@ def _check_counts(
     wrong = (counts < 0) | (counts > most)
     if wrong.any():
         n = int(wrong.argmax())
-        raise ShapeError(f"{names[n]}: {argument}[{n}] = {counts[n]}; expected 0 to {most}, {what}")
+        raise ShapeError(f"{name_of(names, n)}: {argument}[{n}] = {counts[n]}; expected 0 to {most}, {what}")
     return counts.astype(np.int64)
 
 
 def _padded_labels(
-    targets: npt.NDArray[Any], label_counts: npt.NDArray[Any], size: int, names: Sequence[str]
+    targets: npt.NDArray[Any], label_counts: npt.NDArray[Any], size: int, names: str
 ) -> tuple[Integers, Integers]:
     """Labels [N, U] and their counts, from [N, S] or one after another."""
     if targets.dtype.kind not in "iu" and targets.size:

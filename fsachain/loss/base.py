@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fsachain.backends import arrays, dispatch
 from fsachain.backends.arrays import check_budget
-from fsachain.batch import TableBatch
+from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.fsa import Fsa
-from fsachain.loss.autograd import real_frames
+from fsachain.loss.autograd import Operator, new_buffer, scale_gradient
 from fsachain.table import TransitionTable, compile_table
 
 # What an evaluation of a loss found, besides the number to minimise.
@@ -88,29 +90,6 @@ class MBRRecord(LossRecord):
     expected_accuracy: Tensor
 
 
-def common_fields(
-    batch: TableBatch, results: tuple[Tensor, ...], xent_objf: Tensor, values: Tensor
-) -> dict[str, Any]:
-    """All fields of `LossRecord` but objf, from an operator's results.
-
-    values [N] is what each sequence adds to objf_ok, times its weight.
-    """
-    _, num, den, ok, l2_term, range_term, _, _, frames, weights = results[:10]
-    per_sequence = weights * frames
-    return {
-        "objf_ok": torch.where(ok, weights * values, 0.0).sum(),
-        "num_log_prob": num,
-        "den_log_prob": den,
-        "l2_term": l2_term.detach(),
-        "out_of_range_term": range_term.detach(),
-        "xent_objf": xent_objf,
-        "weight": per_sequence.sum(),
-        "weight_ok": torch.where(ok, per_sequence, 0.0).sum(),
-        "ok": ok,
-        "batch": batch,
-    }
-
-
 # Numerators as a batch of tables, each acceptor compiled once in its life.
 
 Numerators = TableBatch | Sequence[Fsa | TransitionTable]
@@ -147,6 +126,160 @@ def _compile(fsa: Fsa, num_pdfs: int, n: int) -> TransitionTable:
     return _compiled[fsa]
 
 
+# What the operators of `LFMMILoss` and `MBRLoss` share. Scores, frame weights and results live on one device, weights there
+# or on the host, the others on the host; nothing waits for the device.
+
+OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
+
+
+class Terms(NamedTuple):
+    """The weighted sums of a batch over ok sequences, before division by their frames; float64 but for ok and the buffers.
+
+    Attributes:
+        total: objf + l2_term + out_of_range_term, the only result with a gradient.
+        num_log_prob, den_log_prob: [N].
+        values: [N], what each sequence adds to objf, before its weight; not finite where it is not ok.
+        ok: bool [N].
+        l2_term, out_of_range_term: the penalties.
+        gradient: d total / d nnet_output [N, T, P]; numerator: w_n times the numerator's occupancy [N, T, P]. Each is empty
+            unless asked for.
+        frames, weights: T_n and w_n [N], where the scores live.
+    """
+
+    total: Tensor
+    num_log_prob: Tensor
+    den_log_prob: Tensor
+    values: Tensor
+    ok: Tensor
+    l2_term: Tensor
+    out_of_range_term: Tensor
+    gradient: Tensor
+    numerator: Tensor
+    frames: Tensor
+    weights: Tensor
+
+
+def fake_terms(nnet_output: Tensor, *others: Any) -> Terms:
+    """Empty results; the last two arguments of the operators say which buffers they have."""
+    with_gradient, with_numerator = others[-2:]
+
+    def new(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return nnet_output.new_empty(shape, dtype=dtype)
+
+    size = nnet_output.shape[0]
+    buffers = new_buffer(nnet_output, with_gradient), new_buffer(nnet_output, with_numerator)
+    ok = new(size, dtype=torch.bool)
+    return Terms(new(), new(size), new(size), new(size), ok, new(), new(), *buffers, new(size), new(size))
+
+
+def terms_gradient(factor: Tensor, gradient: Tensor, nnet_output: Tensor) -> dict[str, Tensor | None]:
+    """The derivative of `total`."""
+    return {"nnet_output": scale_gradient(gradient, factor, nnet_output)}
+
+
+def placed_weights(weights: Tensor, batch: TableBatch, call: dispatch.Call, device: torch.device) -> Tensor:
+    """The weights on the device of the scores.
+
+    Raises:
+        ConfigError: one is not a finite number >= 0; known only of weights on the host.
+    """
+    if not weights.is_cpu:
+        return weights
+    values = weights.numpy()
+    bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
+    if bad.size:
+        n = int(bad[0])
+        raise ConfigError(f"weights[{n}] = {values[n]} ({batch.names[n]}); expected a finite number >= 0")
+    return weights if device.type == "cpu" else call.place(values)
+
+
+def by_denominator(
+    keys: Tensor,
+    denominator_of: Tensor,
+    call: dispatch.Call,
+    run: Callable[[TableBatch, dispatch.Call, Any, Tensor], tuple[Tensor, ...]],
+    out: Tensor,
+    results: tuple[Tensor, ...],
+) -> None:
+    """`run` for the sequences of each denominator: fills results [N], adds derivatives to `out`.
+
+    run(batch, call, at, out): one float64 tensor [L] for each result; derivatives are added to out [L, T, P]. `at` indexes
+    the L of N sequences that these are, a slice where they are all.
+    """
+    which = denominator_of.numpy()
+    for index, key in enumerate(keys.tolist()):
+        chosen = np.flatnonzero(which == index)
+        if not chosen.size:
+            continue
+        shared = TableBatch.share(find_batch(key).tables[0], len(chosen))
+        if len(chosen) == len(which):
+            found, at = run(shared, call, slice(None), out), slice(None)
+        else:
+            at = call.place(chosen)
+            own = out.new_zeros((len(chosen), *out.shape[1:]) if len(out) else out.shape)
+            found = run(shared, call.part(chosen), at, own)
+            if len(out):
+                out[at] += own
+        for result, value in zip(results, found, strict=True):
+            result[at] = value
+
+
+def finish(
+    call: dispatch.Call,
+    found: dict[str, Tensor],
+    l2: float,
+    out_of_range: float,
+    frame_weights: Tensor,
+    gradient: Tensor,
+    numerator: Tensor,
+) -> Terms:
+    """The terms of num_log_prob, den_log_prob, values and weights.
+
+    The buffers may be empty: rows of sequences that are not ok become 0, the penalties' derivatives are added to the
+    gradient, and frame weights multiply it.
+    """
+    weights, ok = found["weights"], torch.isfinite(found["values"])
+    for buffer in (gradient, numerator):
+        if len(buffer):
+            _clear(buffer, ok)
+    objf = torch.where(ok, weights * found["values"], 0.0).sum()
+    penalties = objf.new_zeros(2)
+    if l2 or out_of_range:
+        factors = l2, out_of_range, OUT_OF_RANGE
+        penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, gradient)
+    frames = call.place(call.lengths.astype(np.float64))
+    if len(gradient) and frame_weights.numel():
+        gradient *= real_frames(frame_weights, frames).to(gradient.dtype).unsqueeze(2)
+    # Results of an operator are no views of one another or of what others use.
+    return Terms(
+        total=objf + penalties.sum(),
+        num_log_prob=found["num_log_prob"],
+        den_log_prob=found["den_log_prob"],
+        values=found["values"],
+        ok=ok,
+        l2_term=penalties[0].clone(),
+        out_of_range_term=penalties[1].clone(),
+        gradient=gradient,
+        numerator=numerator,
+        frames=frames.clone(),
+        weights=weights.clone(),
+    )
+
+
+def _clear(buffer: Tensor, ok: Tensor) -> None:
+    """0 in the rows [T, P] of sequences that are not ok [N]."""
+    if arrays.home_of(buffer) == "cuda":
+        buffer.masked_fill_(~ok.view(-1, 1, 1), 0.0)
+    else:  # without a look at the others
+        buffer.numpy()[~ok.numpy()] = 0.0
+
+
+def real_frames(values: Tensor, frames: Tensor) -> Tensor:
+    """Values [N, T] with 0 beyond the lengths `frames` [N], where they may hold anything."""
+    times = torch.arange(values.shape[1], device=values.device)
+    return torch.where(times < frames.view(-1, 1), values, 0.0)
+
+
 Record = TypeVar("Record", bound=LossRecord)
 
 
@@ -170,6 +303,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
     """
 
     last_record: Record | None
+    _operator: ClassVar[Operator]  # returns `Terms`
+    _operator_options: ClassVar[tuple[str, ...]]  # attributes that it takes by these names
     _options_to_adjust: ClassVar[tuple[str, ...]] = (
         "leaky_hmm_coefficient",
         "l2_regularize",
@@ -290,36 +425,44 @@ class SequenceLoss(nn.Module, Generic[Record]):
         return self._evaluate(call, False)[2]
 
     def _evaluate(self, call: Call, with_gradient: bool) -> tuple[Tensor, Tensor, Record]:
-        frame_weights = torch.zeros(0) if call.frame_weights is None else call.frame_weights
-        results = self._operate(
-            call.nnet_output,
-            call.lengths,
-            call.weights,
-            frame_weights,
-            torch.from_numpy(call.batch.key),
-            torch.cat([torch.from_numpy(batch.key) for batch in self._batches]),
-            call.denominator_of,
-            self._options(),
-            with_gradient,
-            call.xent_log_probs is not None,
+        terms = self._operator(
+            nnet_output=call.nnet_output,
+            lengths=call.lengths,
+            weights=call.weights,
+            frame_weights=torch.zeros(0) if call.frame_weights is None else call.frame_weights,
+            numerator_key=torch.from_numpy(call.batch.key),
+            denominator_keys=torch.cat([torch.from_numpy(batch.key) for batch in self._batches]),
+            denominator_of=call.denominator_of,
+            **{name: getattr(self, name) for name in self._operator_options},
+            with_gradient=with_gradient,
+            with_numerator=call.xent_log_probs is not None,
         )
         xent_objf = torch.zeros((), dtype=torch.float64, device=call.nnet_output.device)
         if call.xent_log_probs is not None:
             weights = call.frame_weights
             if weights is not None:
-                weights = real_frames(weights, results[8])
-            xent_objf = _xent_objf(results[7], call.xent_log_probs, weights)
-        return results[0], xent_objf, self._record(call, results, xent_objf.detach())
+                weights = real_frames(weights, terms.frames)
+            xent_objf = _xent_objf(terms.numerator, call.xent_log_probs, weights)
+        return terms.total, xent_objf, self._record(call, terms, xent_objf.detach())
 
-    def _options(self) -> list[float]:
-        """What the loss's operator takes as `options`."""
-        raise NotImplementedError
+    def _record(self, call: Call, terms: Terms, xent_objf: Tensor) -> Record:
+        per_sequence = terms.weights * terms.frames
+        fields = {
+            "objf_ok": torch.where(terms.ok, terms.weights * terms.values, 0.0).sum(),
+            "num_log_prob": terms.num_log_prob,
+            "den_log_prob": terms.den_log_prob,
+            "l2_term": terms.l2_term.detach(),
+            "out_of_range_term": terms.out_of_range_term.detach(),
+            "xent_objf": xent_objf,
+            "weight": per_sequence.sum(),
+            "weight_ok": torch.where(terms.ok, per_sequence, 0.0).sum(),
+            "ok": terms.ok,
+            "batch": call.batch,
+        }
+        return self._make_record(terms, fields)
 
-    def _operate(self, *arguments: Any) -> tuple[Tensor, ...]:
-        """The results of the loss's operator; the first ten are those of `lfmmi`."""
-        raise NotImplementedError
-
-    def _record(self, call: Call, results: tuple[Tensor, ...], xent_objf: Tensor) -> Record:
+    def _make_record(self, terms: Terms, fields: dict[str, Any]) -> Record:
+        """The record; fields are those of `LossRecord` but objf."""
         raise NotImplementedError
 
     def _check(

@@ -17,7 +17,7 @@ from fsachain.backends.grid_call import Grid, Placed
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import arguments
-from fsachain.loss.autograd import FirstOnly
+from fsachain.loss.autograd import first_only
 
 # What it takes to call a joiner twice and get the same: states of random numbers, and the precision of
 # autocast.
@@ -264,7 +264,7 @@ class _Chunks(torch.autograd.Function):
         with torch.no_grad():
             found = _gradients(ctx, gradient)
         pairs = zip(found, ctx.saved_tensors, strict=True)
-        return None, *(None if value is None else FirstOnly.apply(value, like) for value, like in pairs)
+        return None, *(None if value is None else first_only(value, like) for value, like in pairs)
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:

@@ -5,38 +5,22 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends.ctc import Checks, CtcProblem, Rows, make_problem
-from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends.arrays import check_budget
+from fsachain.backends.ctc import Checks, CtcProblem, Rows, make_problem, name_of
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
 from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.backends.dispatch import BackendName, computes_ctc_on_device, ctc_backend
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.graph.ctc import CtcTopology
-from fsachain.loss.autograd import (
-    FirstOnly,
-    budget_number,
-    budget_of,
-    only_first_has_gradient,
-    operator,
-    refuse_forward_mode,
-    refuse_second_derivative,
-    scale_gradient,
-)
-
-# The CTC loss as a torch custom operator.
-#
-# The forward operator makes the losses alone; the backward operator runs the recursion again, with the
-# incoming gradient as factors. The recursion is a small part of the work, so nothing of the size of the
-# scores is kept in between, and the gradient is written once, in its final scale.
-
-NUM_ARGUMENTS = 13
+from fsachain.loss.autograd import Operator, scale_gradient
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,62 +36,20 @@ class NormalizationWarning(UserWarning):
     """Rows of log-probabilities do not sum to one."""
 
 
-def losses_of(
-    problem: CtcProblem, scores: Tensor, inputs: str, unnormalized: str, names: str, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `ctc` returns."""
-    module = ctc_backend(backend, scores)
-    rows = _rows(scores)
-    size, num_frames, _ = rows.shape
-    is_logits = inputs == "logits"
-    statistics = np.zeros((2 if is_logits else 0, size, num_frames))
-    checks = _checks(unnormalized) if not is_logits else None
-    sums = np.ones((size, num_frames) if checks else (0, 0))
-    log_z, kinds = module.log_probs(problem, rows, statistics, sums, checks or Checks())
-    losses = 0.0 - log_z  # -log_z would be -0 for a probability of one
-    if is_logits:
-        with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
-            losses += _log_sums(problem, statistics)
-    if checks:
-        if checks.every > 1 and _is_far(sums, scores.dtype).any():
-            module.log_probs(problem, rows, statistics, sums, Checks())  # of all rows the worst is named
-        check_sums(sums, scores, unnormalized, names)
-    if problem.is_probability:
-        _take_off_rounding(losses, problem, scores.dtype)
-    return torch.from_numpy(losses), torch.from_numpy(statistics), torch.from_numpy(kinds)
+# On the host the forward operator makes the losses alone; the backward operator runs the recursion again, with the
+# incoming gradient as factors. The recursion is a small part of the work, so nothing of the size of the scores is kept in
+# between, and the gradient is written once, in its final scale.
 
 
-def derivatives_of(
-    problem: CtcProblem,
-    factors: Tensor,
-    losses: Tensor,
-    statistics: Tensor,
-    kinds: Tensor,
-    scores: Tensor,
-    backend: str,
-    memory_budget: float,
-) -> Tensor:
-    """What `ctc_gradient` returns."""
-    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-    gradient = _like(wide)
-    used = np.where(np.isfinite(losses.numpy()), factors.double().numpy(), 0.0)
-    ctc_backend(backend, scores).gradient(
-        problem,
-        _rows(scores),
-        statistics.numpy(),
-        kinds.numpy(),
-        used,
-        _rows(gradient).flat,
-        budget_of(memory_budget),
-    )
-    for n, frames in enumerate(problem.frame_counts.tolist()):
-        if frames < len(gradient) or used[n] == 0.0:
-            gradient[frames if used[n] != 0.0 else 0 :, n] = 0.0
-    return gradient.to(scores.dtype)
+class CtcLosses(NamedTuple):
+    """Losses [N] in float64, inf where there is no path and NaN for an illegal score; and what `ctc_gradient` needs."""
+
+    losses: Tensor
+    statistics: Tensor
+    kinds: Tensor
 
 
-@operator("fsachain::ctc")
-def ctc(
+def _ctc(
     scores: Tensor,
     targets: Tensor,
     input_lengths: Tensor,
@@ -120,37 +62,50 @@ def ctc(
     unnormalized: str,
     names: str,
     backend: str,
-    memory_budget: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [N] in float64, inf where there is no path and NaN for an illegal score; and what `ctc_gradient` needs.
+    memory_budget: float | None,
+) -> CtcLosses:
+    """The losses alone.
 
     Args:
-        scores: [T, N, C]. Other arguments: see `fsachain.loss.ctc.ctc_loss`.
+        scores: [T, N, C]. Other arguments: see `ctc_loss`.
         log_priors: [C], or empty.
         names: of the utterances, one in a line; empty for numbers.
-        memory_budget: see `fsachain.loss.autograd.budget_number`.
     """
     counts = input_lengths, target_lengths
-    problem = make_ctc_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
-    return losses_of(problem, scores, inputs, unnormalized, names, backend)
+    problem = _make_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
+    module, rows = ctc_backend(backend, scores), _rows(scores)
+    size, num_frames, _ = rows.shape
+    is_logits = inputs == "logits"
+    statistics = np.zeros((2 if is_logits else 0, size, num_frames))
+    checks = None if is_logits else _checks(unnormalized)
+    sums = np.ones((size, num_frames) if checks else (0, 0))
+    log_z, kinds = module.log_probs(problem, rows, statistics, sums, checks or Checks())
+    losses = 0.0 - log_z  # -log_z would be -0 for a probability of one
+    if is_logits:
+        with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
+            losses += _log_sums(problem, statistics)
+    if checks:
+        if checks.every > 1 and _is_far(sums, scores.dtype).any():
+            module.log_probs(problem, rows, statistics, sums, Checks())  # of all rows the worst is named
+        _check_sums(sums, scores, unnormalized, names)
+    if problem.is_probability:
+        # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
+        most = 8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1)
+        losses[(losses < 0.0) & (losses >= -most)] = 0.0
+    return CtcLosses(torch.from_numpy(losses), torch.from_numpy(statistics), torch.from_numpy(kinds))
 
 
-@ctc.register_fake
-def _(scores, *_):  # type: ignore[no-untyped-def]
-    size = scores.shape[1]
-    inputs = _[5]
-    statistics = scores.new_empty(
-        (2 if inputs == "logits" else 0, size, scores.shape[0]), dtype=torch.float64
-    )
-    return (
+def _fake_ctc(scores: Tensor, *others: Any) -> CtcLosses:
+    num_frames, size, _ = scores.shape
+    statistics = 2 if others[5] == "logits" else 0, size, num_frames
+    return CtcLosses(
         scores.new_empty(size, dtype=torch.float64),
-        statistics,
+        scores.new_empty(statistics, dtype=torch.float64),
         scores.new_empty(size, dtype=torch.uint8),
     )
 
 
-@operator("fsachain::ctc_gradient")
-def ctc_gradient(
+def _ctc_gradient(
     factors: Tensor,
     losses: Tensor,
     statistics: Tensor,
@@ -161,46 +116,58 @@ def ctc_gradient(
     target_lengths: Tensor,
     log_priors: Tensor,
     blank: int,
-    inputs: str,
     topology: str,
     delay_penalty: float,
     names: str,
     backend: str,
-    memory_budget: float,
+    memory_budget: float | None,
 ) -> Tensor:
     """factors [N] times the derivatives of the losses by the scores, shaped and typed as these.
 
     0 beyond the sequences' ends and where a loss is not finite.
     """
     counts = input_lengths, target_lengths
-    problem = make_ctc_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
-    return derivatives_of(problem, factors, losses, statistics, kinds, scores, backend, memory_budget)
+    problem = _make_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
+    gradient = _like(scores if scores.dtype in (torch.float32, torch.float64) else scores.float())
+    used = np.where(np.isfinite(losses.numpy()), factors.double().numpy(), 0.0)
+    saved = statistics.numpy(), kinds.numpy()
+    ctc_backend(backend, scores).gradient(
+        problem, _rows(scores), *saved, used, _rows(gradient).flat, memory_budget
+    )
+    for n, frames in enumerate(problem.frame_counts.tolist()):
+        if frames < len(gradient) or used[n] == 0.0:
+            gradient[frames if used[n] != 0.0 else 0 :, n] = 0.0
+    return gradient.to(scores.dtype)
 
 
-@ctc_gradient.register_fake
-def _(factors, losses, statistics, kinds, scores, *_):  # type: ignore[no-untyped-def]
-    return _like(scores)
+ctc_gradient = Operator(_ctc_gradient, lambda factors, losses, statistics, kinds, scores, *_: _like(scores))
 
 
-ctc_gradient.register_autograd(refuse_second_derivative)
+def _ctc_backward(
+    factor: Tensor,
+    losses: Tensor,
+    statistics: Tensor,
+    kinds: Tensor,
+    scores: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    log_priors: Tensor,
+    **options: Any,
+) -> dict[str, Tensor | None]:
+    tensors = losses, statistics, kinds, scores, targets, input_lengths, target_lengths, log_priors
+    return {"scores": ctc_gradient(factor, *tensors, **options)}
 
 
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*output, *inputs[:5])
-    ctx.options = [*inputs[5:9], *inputs[10:]]
-    only_first_has_gradient(ctx, output)
+ctc = Operator(
+    _ctc,
+    _fake_ctc,
+    _ctc_backward,
+    options=("blank", "topology", "delay_penalty", "names", "backend", "memory_budget"),
+)
 
 
-def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
-    if factors is None:
-        return (None,) * NUM_ARGUMENTS
-    return ctc_gradient(factors, *ctx.saved_tensors, *ctx.options), *[None] * (NUM_ARGUMENTS - 1)
-
-
-ctc.register_autograd(_backward, setup_context=_save)
-
-
-def make_ctc_problem(
+def _make_problem(
     scores: Tensor,
     targets: Tensor,
     counts: tuple[Tensor, Tensor],
@@ -212,7 +179,8 @@ def make_ctc_problem(
 ) -> CtcProblem:
     """The checked arguments of `ctc`, brought to the host; counts: input_lengths and target_lengths."""
     num_frames, size, num_classes = scores.shape
-    frame_counts, label_counts = (values.cpu().numpy() for values in counts)
+    frame_counts, label_counts = [values.cpu().numpy() for values in counts]
+    priors = log_priors.detach().double().cpu().numpy() if log_priors.numel() else _NO_PRIORS
     return make_problem(
         targets.cpu().numpy(),
         frame_counts,
@@ -220,14 +188,13 @@ def make_ctc_problem(
         (size, num_frames, num_classes),
         blank,
         topology,
-        log_priors.detach().double().cpu().numpy(),
+        priors,
         delay_penalty,
-        _names(names, size),
+        names,
     )
 
 
-def _names(names: str, size: int) -> list[str]:
-    return names.split("\n") if names else [f"sequence {n}" for n in range(size)]
+_NO_PRIORS = np.empty(0)
 
 
 def _is_batch_first(scores: Tensor) -> bool:
@@ -284,7 +251,7 @@ def _checks(unnormalized: str) -> Checks | None:
     return Checks(_TURNS, next(_calls) % _TURNS)
 
 
-def check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
+def _check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
     """Say which row of log-probabilities is farthest from a sum of one, if any is far; padding counts as one."""
     if not _is_far(sums, scores.dtype).any():
         return
@@ -293,11 +260,10 @@ def check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
         return
     n, t = np.unravel_index(int(np.abs(sums - 1.0).argmax()), sums.shape)  # the first NaN, if there is one
     total = float(scores[int(t), int(n)].double().exp().sum())
-    name = _names(names, len(sums))[int(n)]
     message = (
-        f"{name}: the probabilities of frame {t} sum to {total:.6g}; expected 1: log_probs must be the output of "
-        "log_softmax over all classes; for scores that are not normalized pass inputs='logits'; if this is meant, pass "
-        "unnormalized='ignore'"
+        f"{name_of(names, int(n))}: the probabilities of frame {t} sum to {total:.6g}; expected 1: log_probs must be the "
+        "output of log_softmax over all classes; for scores that are not normalized pass inputs='logits'; if this is meant, "
+        "pass unnormalized='ignore'"
     )
     if mode == "error":
         raise DataError(message)
@@ -305,43 +271,25 @@ def check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
     warnings.warn(message, NormalizationWarning, stacklevel=2)
 
 
-def _take_off_rounding(losses: Floats, problem: CtcProblem, dtype: torch.dtype) -> None:
-    """A probability of one may come out above one by what rounding does to each frame; its loss is then 0."""
-    most = 8.0 * torch.finfo(dtype).eps * (problem.frame_counts + 1)
-    losses[(losses < 0.0) & (losses >= -most)] = 0.0
+# On a CUDA device loss and gradient come from one forward and one backward recursion, in forward, if a gradient is wanted;
+# backward scales it. Nothing waits for the device.
 
 
-# The CTC loss of scores on a CUDA device, as a torch custom operator: nothing waits for the device.
-#
-# Loss and gradient come from one forward and one backward recursion, in forward, if a gradient is wanted;
-# backward scales it.
-
-NUM_ARGUMENTS_ctc_device = 12
-
-
-def losses(scores: Tensor, *rest: Any) -> Tensor:
-    """float64 [N]; `rest` are the other arguments of `ctc_operator.ctc` without the backend.
-
-    Raises:
-        DataError: log-probabilities that do not sum to one, if unnormalized is "error".
-    """
-    *arguments, unnormalized, names, memory_budget = rest
-    inputs, input_lengths = arguments[5], arguments[1]
-    if unnormalized == "error" and inputs == "log_probs":
-        _check_sums(scores, input_lengths, names)
-    with_gradient = torch.is_grad_enabled() and scores.requires_grad
-    return ctc_on_device(scores, *arguments, names, with_gradient, memory_budget)[0]
-
-
-def _check_sums(scores: Tensor, lengths: Tensor, names: str) -> None:
+def _check_sums_there(scores: Tensor, lengths: Tensor, names: str) -> None:
     """Wait for the device and raise where a real frame's probabilities do not sum to one."""
     frames = torch.arange(scores.shape[0], device=scores.device)[:, None] < lengths.to(scores.device)
     sums = torch.where(frames, scores.detach().double().exp().sum(dim=2), 1.0)
-    check_sums(sums.T.cpu().numpy(), scores.detach(), "error", names)
+    _check_sums(sums.T.cpu().numpy(), scores.detach(), "error", names)
 
 
-@operator("fsachain::ctc_on_device")
-def ctc_on_device(
+class DeviceLosses(NamedTuple):
+    """Losses [N] in float64, inf where there is no path and NaN where something is illegal; their derivatives [T, N, C]."""
+
+    losses: Tensor
+    gradient: Tensor
+
+
+def _ctc_on_device(
     scores: Tensor,
     targets: Tensor,
     input_lengths: Tensor,
@@ -353,20 +301,16 @@ def ctc_on_device(
     delay_penalty: float,
     names: str,
     with_gradient: bool,
-    memory_budget: float,
-) -> tuple[Tensor, Tensor]:
-    """Losses [N] in float64, inf where there is no path and NaN where something is illegal, and their derivatives.
+    memory_budget: float | None,
+) -> DeviceLosses:
+    """Arguments as for `ctc`; the derivatives are empty unless asked for.
 
     Lengths and priors that are on the device are brought to the host, which then waits for them. Labels are checked if the
     host has them; else they stay where they are, and an illegal one makes its sequence's loss NaN.
-
-    Args:
-        scores: [T, N, C]. Other arguments: see `fsachain.loss.ctc.ctc`.
-        with_gradient: whether derivatives [T, N, C] are made; else they are empty.
     """
     counts, labels = (input_lengths, target_lengths), _known_labels(targets, scores, blank)
-    problem = make_ctc_problem(scores, labels, counts, log_priors, blank, topology, delay_penalty, names)
-    device = cuda_call.find_device(scores)
+    problem = _make_problem(scores, labels, counts, log_priors, blank, topology, delay_penalty, names)
+    device = cuda.find_device(scores)
     task = cuda_ctc.Task(
         blank,
         inputs == "logits",
@@ -374,42 +318,36 @@ def ctc_on_device(
         problem.log_prior if problem.log_prior.size else None,
         delay_penalty,
     )
-    gradient = _gradient(scores, with_gradient)
+    gradient = _gradient_there(scores, with_gradient)
     loss: Any = cuda_ctc.ctc(
         device,
-        cuda_call.view(scores.detach().transpose(0, 1)),
+        cuda.view(scores.detach().transpose(0, 1)),
         cuda_ctc.Targets(_labels(device, targets, scores, problem), problem.label_counts),
         problem.frame_counts,
         task,
-        cuda_call.view(gradient.transpose(0, 1)) if with_gradient else None,
-        budget_of(memory_budget),
+        cuda.view(gradient.transpose(0, 1)) if with_gradient else None,
+        memory_budget,
     )
-    return loss.array("float64", (scores.shape[1],)), gradient
+    return DeviceLosses(loss.array("float64", (scores.shape[1],)), gradient)
 
 
-@ctc_on_device.register_fake
-def __ctc_device(scores, *rest):  # type: ignore[no-untyped-def]
-    return scores.new_empty(scores.shape[1], dtype=torch.float64), _gradient(scores, rest[-2])
+def _fake_on_device(scores: Tensor, *others: Any) -> DeviceLosses:
+    losses = scores.new_empty(scores.shape[1], dtype=torch.float64)
+    return DeviceLosses(losses, _gradient_there(scores, others[-2]))
 
 
-def _save_ctc_device(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*output, inputs[0])
-    only_first_has_gradient(ctx, output)
-
-
-def _backward_ctc_device(ctx, factors, _):  # type: ignore[no-untyped-def]
-    if factors is None:
-        return (None,) * NUM_ARGUMENTS_ctc_device
-    losses, gradient, scores = ctx.saved_tensors
+def _on_device_gradient(
+    factor: Tensor, losses: Tensor, gradient: Tensor, scores: Tensor
+) -> dict[str, Tensor | None]:
     # A loss that is not finite has derivatives 0, whatever comes in.
-    used = torch.where(torch.isfinite(losses), factors, 0.0)
-    return scale_gradient(gradient, used.view(1, -1, 1), scores), *[None] * (NUM_ARGUMENTS_ctc_device - 1)
+    used = torch.where(torch.isfinite(losses), factor, 0.0)
+    return {"scores": scale_gradient(gradient, used.view(1, -1, 1), scores)}
 
 
-ctc_on_device.register_autograd(_backward_ctc_device, setup_context=_save_ctc_device)
+ctc_on_device = Operator(_ctc_on_device, _fake_on_device, _on_device_gradient)
 
 
-def _gradient(scores: Tensor, wanted: bool) -> Tensor:
+def _gradient_there(scores: Tensor, wanted: bool) -> Tensor:
     wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
     if not wanted:
         return scores.new_empty((0, 0, 0), dtype=wide)
@@ -433,70 +371,9 @@ def _labels(device: Device, targets: Tensor, scores: Tensor, problem: CtcProblem
     """The labels on the device."""
     if _is_beside(targets, scores):
         known = targets.dtype in (torch.int32, torch.int64)
-        return cuda_call.view(targets if known else targets.to(torch.int64))
+        return cuda.view(targets if known else targets.to(torch.int64))
     (memory,) = device.upload([problem.labels])
     return DeviceArray(memory.pointer, "int64", problem.labels.shape, (problem.labels.shape[1], 1), memory)
-
-
-# The CTC loss of scores on the host where nothing traces it: what the custom operator does, without what
-# operators cost.
-#
-# A custom operator takes a fifth of a millisecond in each direction, more than the loss of a short utterance.
-
-
-def takes(scores: Tensor) -> bool:
-    """Whether only autograd looks at what is done with these scores: no compiler, no tracer, no transform, no subclass.
-
-    Torch has no public name for two of these; where it lacks the private ones, the operator runs.
-    """
-    modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-    transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-    is_plain = type(scores) in (Tensor, torch.nn.Parameter)
-    return is_plain and not torch.compiler.is_compiling() and not modes() and not transforms()
-
-
-def losses_ctc_eager(scores: Tensor, *rest: Any) -> Tensor:
-    """float64 [N]; `rest` are the other arguments of `ctc_operator.ctc`."""
-    targets, frame_counts, label_counts, log_priors, blank, inputs, topology, delay_penalty = rest[:8]
-    unnormalized, names, backend, memory_budget = rest[8:]
-    counts = frame_counts, label_counts
-    refuse_forward_mode()
-    problem = make_ctc_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
-    options = inputs, unnormalized, names, backend, memory_budget
-    found: Tensor = _Ctc.apply(scores, problem, *options)
-    return found
-
-
-class _Ctc(torch.autograd.Function):
-    """Losses [N]. The problem is kept, with the tables of its targets, until the gradient has been made of it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        scores: Tensor,
-        problem: CtcProblem,
-        inputs: str,
-        unnormalized: str,
-        names: str,
-        backend: str,
-        memory_budget: float,
-    ) -> Tensor:
-        found, statistics, kinds = losses_of(problem, scores, inputs, unnormalized, names, backend)
-        ctx.save_for_backward(scores, found, statistics, kinds)
-        ctx.problem, ctx.options = problem, (backend, memory_budget)
-        ctx.set_materialize_grads(False)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, factors: Tensor | None) -> tuple[Tensor | None, ...]:
-        if factors is None:
-            return (None,) * 7
-        scores, found, statistics, kinds = ctx.saved_tensors
-        with torch.no_grad():
-            gradient = derivatives_of(ctx.problem, factors, found, statistics, kinds, scores, *ctx.options)
-        if torch.is_grad_enabled():
-            gradient = FirstOnly.apply(gradient, scores)
-        return gradient, *(None,) * 6
 
 
 Inputs = Literal["log_probs", "logits"]
@@ -572,16 +449,16 @@ def ctc_loss(
         inputs,
         topology,
         delay_penalty,
-        unnormalized,
-        _joined(names, scores.shape[1]),
     )
-    budget = budget_number(memory_budget)
+    joined = _joined(names, scores.shape[1])
+    check_budget(memory_budget)
     if computes_ctc_on_device(scores, backend):
-        losses_ = losses(*arguments, budget)
-    elif takes(scores):
-        losses_ = losses_ctc_eager(*arguments, backend, budget)
+        if unnormalized == "error" and inputs == "log_probs":
+            _check_sums_there(scores, arguments[2], joined)
+        with_gradient = torch.is_grad_enabled() and scores.requires_grad
+        losses_ = ctc_on_device(*arguments, joined, with_gradient, memory_budget).losses
     else:
-        losses_ = ctc(*arguments, backend, budget)[0]
+        losses_ = ctc(*arguments, unnormalized, joined, backend, memory_budget).losses
     if zero_infinity:
         losses_ = torch.where(losses_ == float("inf"), 0.0, losses_)
     if reduction == "mean":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ShapeError
 from fsachain.grid import FREE, MODIFIED, GridBatch
 from fsachain.loss.arguments import check_beside, check_logits, integers
-from fsachain.loss.autograd import only_first_has_gradient, operator, scale_rows
+from fsachain.loss.autograd import Operator, scale_rows
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
@@ -29,51 +29,45 @@ def score_batch(shape: list[int], sizes: Tensor, arcs: Tensor) -> GridBatch:
     return GridBatch(np.ascontiguousarray(arcs.numpy()), np.ascontiguousarray(sizes.numpy()), boxes)
 
 
-@operator("fsachain::grid")
-def grid(
-    scores: Tensor, sizes: Tensor, arcs: Tensor, backend: str, with_occupancy: bool
-) -> tuple[Tensor, Tensor]:
-    """log Z [N] and g (22), as the scores [N, K, T, U], empty unless asked for; sizes [N, 4], arcs [K, 3]: `GridBatch`."""
+class GridSums(NamedTuple):
+    """log Z [N], and occupancies (22), empty unless asked for."""
+
+    log_prob: Tensor
+    occupancy: Tensor
+
+
+def _grid(scores: Tensor, sizes: Tensor, arcs: Tensor, backend: str, with_occupancy: bool) -> GridSums:
+    """Scores and occupancies [N, K, T, U]; sizes [N, 4], arcs [K, 3]: as in `GridBatch`."""
     values = scores.detach().to(_wide(scores)).contiguous().clone()
     batch, ours = score_batch(list(scores.shape), sizes, arcs), dispatch.grid(scores, backend)
     if with_occupancy:
-        return ours.forward_backward(batch, values.view(-1)), values
-    return ours.log_probs(batch, values.view(-1)), values.new_empty(0, 0, 0, 0)
+        return GridSums(ours.forward_backward(batch, values.view(-1)), values)
+    return GridSums(ours.log_probs(batch, values.view(-1)), values.new_empty(0, 0, 0, 0))
 
 
-@grid.register_fake
-def _(scores, sizes, arcs, backend, with_occupancy):  # type: ignore[no-untyped-def]
+def _fake_grid(scores: Tensor, sizes: Tensor, arcs: Tensor, backend: str, with_occupancy: bool) -> GridSums:
     shape = scores.shape if with_occupancy else (0, 0, 0, 0)
     log_prob = scores.new_empty(scores.shape[0], dtype=torch.float64)
-    return log_prob, scores.new_empty(shape, dtype=_wide(scores))
+    return GridSums(log_prob, scores.new_empty(shape, dtype=_wide(scores)))
 
 
-def _save_grid(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], inputs[0])
-    only_first_has_gradient(ctx, output)
+def _grid_gradient(factor: Tensor, occupancy: Tensor, scores: Tensor) -> dict[str, Tensor | None]:
+    return {"scores": scale_rows(occupancy, factor, scores)}
 
 
-def _grid_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
-    if gradient is None:
-        return (None,) * 5
-    occupancy, like = ctx.saved_tensors
-    return scale_rows(occupancy.flatten(1, 2), gradient, like).view(like.shape), *[None] * 4
+grid = Operator(_grid, _fake_grid, _grid_gradient)
 
 
-grid.register_autograd(_grid_backward, setup_context=_save_grid)
-
-
-@operator("fsachain::mutual_information")
-def mutual_information(
+def _mutual_information(
     px: Tensor, py: Tensor, boundary: Tensor, backend: str, with_occupancy: bool
-) -> tuple[Tensor, Tensor]:
-    """log Z [B], and the occupancies of py and then px, in a row, empty unless asked for; see `split_occupancy`."""
+) -> GridSums:
+    """The occupancies of py and then px, in a row: see `split_occupancy`."""
     kind = torch.promote_types(_wide(px), _wide(py))
     values = _in_a_row([py.detach().to(kind), px.detach().to(kind)])
     batch, ours = _px_py_batch(px, py, boundary), dispatch.grid(px, backend)
     if with_occupancy:
-        return ours.forward_backward(batch, values), values
-    return ours.log_probs(batch, values), values.new_empty(0)
+        return GridSums(ours.forward_backward(batch, values), values)
+    return GridSums(ours.log_probs(batch, values), values.new_empty(0))
 
 
 def _in_a_row(tensors: list[Tensor]) -> Tensor:
@@ -100,12 +94,6 @@ def _px_py_batch(px: Tensor, py: Tensor, boundary: Tensor) -> GridBatch:
     boxes[:, 1, 0] = py.numel() + numbers * (labels * last)
     boxes[:, 1, 1:] = 1, last, last, labels
     spans = boundary.numpy() if len(boundary) else np.array([[0, 0, labels, frames]] * size)
-    _check_boundary(spans, labels, frames)
-    sizes = np.stack([spans[:, 1], spans[:, 0], spans[:, 3] - spans[:, 1], spans[:, 2] - spans[:, 0]], axis=1)
-    return GridBatch(np.array(FREE if last > frames else MODIFIED), np.ascontiguousarray(sizes), boxes)
-
-
-def _check_boundary(spans: Any, labels: int, frames: int) -> None:
     low, high = spans[:, :2], spans[:, 2:]
     bad = ((low < 0) | (low > high) | (high > [labels, frames])).any(axis=1)
     for n in np.flatnonzero(bad).tolist():
@@ -113,29 +101,26 @@ def _check_boundary(spans: Any, labels: int, frames: int) -> None:
             f"boundary[{n}] = {spans[n].tolist()}; expected [s_begin, t_begin, s_end, t_end] with "
             f"0 <= s_begin <= s_end <= {labels} and 0 <= t_begin <= t_end <= {frames}"
         )
+    sizes = np.stack([spans[:, 1], spans[:, 0], spans[:, 3] - spans[:, 1], spans[:, 2] - spans[:, 0]], axis=1)
+    return GridBatch(np.array(FREE if last > frames else MODIFIED), np.ascontiguousarray(sizes), boxes)
 
 
-@mutual_information.register_fake
-def _(px, py, boundary, backend, with_occupancy):  # type: ignore[no-untyped-def]
+def _fake_mutual_information(
+    px: Tensor, py: Tensor, boundary: Tensor, backend: str, with_occupancy: bool
+) -> GridSums:
     kind = torch.promote_types(_wide(px), _wide(py))
     entries = px.numel() + py.numel() if with_occupancy else 0
-    return px.new_empty(px.shape[0], dtype=torch.float64), px.new_empty(entries, dtype=kind)
+    return GridSums(px.new_empty(px.shape[0], dtype=torch.float64), px.new_empty(entries, dtype=kind))
 
 
-def _save_mutual(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], inputs[0], inputs[1])
-    only_first_has_gradient(ctx, output)
-
-
-def _mutual_backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
-    if gradient is None:
-        return (None,) * 5
-    occupancy, px, py = ctx.saved_tensors
+def _mutual_information_gradient(
+    factor: Tensor, occupancy: Tensor, px: Tensor, py: Tensor
+) -> dict[str, Tensor | None]:
     of_px, of_py = split_occupancy(occupancy, px, py)
-    return scale_rows(of_px, gradient, px), scale_rows(of_py, gradient, py), None, None, None
+    return {"px": scale_rows(of_px, factor, px), "py": scale_rows(of_py, factor, py)}
 
 
-mutual_information.register_autograd(_mutual_backward, setup_context=_save_mutual)
+mutual_information = Operator(_mutual_information, _fake_mutual_information, _mutual_information_gradient)
 
 
 def mutual_information_recursion(

@@ -68,7 +68,7 @@ class TransducerLattice:
     def log_prob(self) -> Tensor:
         """log Z [N] (21), float64, differentiable in the scores: the gradient is the occupancy."""
         differentiable = torch.is_grad_enabled() and self.scores.requires_grad
-        return grid(self.scores, self.sizes, torch.tensor(self.arcs), self.backend, differentiable)[0]
+        return grid(self.scores, self.sizes, torch.tensor(self.arcs), self.backend, differentiable).log_prob
 
     @torch.no_grad()
     def occupancy(self) -> TransducerOccupancy:

@@ -11,15 +11,23 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
-from fsachain.loss import autograd as parts
-from fsachain.loss.autograd import budget_number, budget_of, new_buffer, operator
-from fsachain.loss.base import EXCLUDED_OBJF, Call, LFMMIRecord, SequenceLoss, check_factor, common_fields
+from fsachain.loss.autograd import Operator, new_buffer
+from fsachain.loss.base import (
+    EXCLUDED_OBJF,
+    LFMMIRecord,
+    SequenceLoss,
+    Terms,
+    by_denominator,
+    check_factor,
+    fake_terms,
+    finish,
+    placed_weights,
+    terms_gradient,
+)
+from fsachain.loss.total import log_probs
 
-# LF-MMI as one torch operator: numerator and denominator write their occupancies into one gradient buffer.
 
-
-@operator("fsachain::lfmmi")
-def lfmmi(
+def _lfmmi(
     nnet_output: Tensor,
     lengths: Tensor,
     weights: Tensor,
@@ -27,47 +35,46 @@ def lfmmi(
     numerator_key: Tensor,
     denominator_keys: Tensor,
     denominator_of: Tensor,
-    options: list[float],
+    leaky_hmm_coefficient: float,
+    denominator_scale: float,
+    l2_regularize: float,
+    out_of_range_regularize: float,
+    boost: float,
+    memory_budget: float | None,
     with_gradient: bool,
     with_numerator: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The weighted sums over ok sequences, before division by their frames.
+) -> Terms:
+    """LF-MMI as one operator: numerator and denominator write their occupancies into one gradient buffer.
 
     Args:
-        options: leaky-HMM coefficient, denominator scale, l2 and out-of-range factors, boost, memory budget (see
-            `operators.budget_number`); the other arguments are those of `operator_parts`.
-
-    Returns:
-        total = objf_ok + l2_term + out_of_range_term (float64, the only result with a gradient); log Z [N] of numerator
-        and denominator; ok [N]; l2_term; out_of_range_term; d total / d nnet_output [N, T, P]; w_n times the numerator's
-        occupancy [N, T, P], these two empty unless asked for; T_n and w_n as float64 [N].
+        nnet_output: [N, T, P]; lengths [N]; weights: w_n, float64 [N]; frame_weights: [N, T], or empty.
+        numerator_key: of the numerators' batch; denominator_keys: of a batch of each denominator; denominator_of: [N], which
+            of these a sequence has.
+        with_gradient, with_numerator: which buffers are wanted.
     """
-    leaky, scale, l2, out_of_range, boost, memory_budget = options
     numerators = find_batch(int(numerator_key.item()))
-    call = dispatch.bind(numerators, nnet_output, lengths, memory_budget=budget_of(memory_budget))
-    factors = parts.placed_weights(weights, numerators, call, nnet_output.device)
+    call = dispatch.bind(numerators, nnet_output, lengths, memory_budget=memory_budget)
+    factors = placed_weights(weights, numerators, call, nnet_output.device)
     gradient = new_buffer(nnet_output, with_gradient or with_numerator)
     boosted = call
     if boost:
-        boosted, num, num_ok = _boost(call, numerators, nnet_output, boost, factors, gradient)
+        boosted, (num, num_ok) = _boost(call, numerators, nnet_output, boost, factors, gradient)
     else:
-        num, num_ok = parts.log_probs(call, numerators, 0.0, factors, gradient)
+        num, num_ok = log_probs(call, numerators, 0.0, factors, gradient)
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
-    signed = torch.where(num_ok, -scale * factors, 0.0)
+    signed = torch.where(num_ok, -denominator_scale * factors, 0.0)
 
-    def denominator(batch: TableBatch, part: dispatch.Call, at: Tensor | None, out: Tensor) -> tuple[Tensor]:
-        return (parts.log_probs(part, batch, leaky, signed if at is None else signed[at], out)[0],)
+    def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
+        return (log_probs(part, batch, leaky_hmm_coefficient, signed[at], out).log_prob,)
 
-    den = torch.empty_like(num).view(1, -1)
-    parts.by_denominator(denominator_keys, denominator_of, boosted, denominator, gradient, den)
-    ok = num_ok & torch.isfinite(den[0])
-    objf = torch.where(ok, factors * (num - scale * den[0]), 0.0).sum()
-    penalties = l2, out_of_range
-    terms = parts.finish(call, objf, ok, factors, penalties, frame_weights, (gradient, numerator))
-    values = num, den[0].clone(), ok, terms.l2_term, terms.out_of_range_term
-    return terms.total, *values, gradient, numerator, terms.frames, terms.weights
+    den = torch.empty_like(num)
+    by_denominator(denominator_keys, denominator_of, boosted, denominator, gradient, (den,))
+    # Minus infinity less minus infinity is NaN: where one is not finite, the value is not either.
+    values = torch.where(num_ok & torch.isfinite(den), num - denominator_scale * den, torch.nan)
+    found = {"num_log_prob": num, "den_log_prob": den, "values": values, "weights": factors}
+    return finish(call, found, l2_regularize, out_of_range_regularize, frame_weights, gradient, numerator)
 
 
 def _boost(
@@ -77,26 +84,21 @@ def _boost(
     boost: float,
     weights: Tensor,
     gradient: Tensor,
-) -> tuple[dispatch.Call, Tensor, Tensor]:
+) -> tuple[dispatch.Call, Any]:
     """The recursions for scores y - boost a, a the numerators' occupancy; the numerators' log Z [N] and ok [N].
 
     Weights times a is written to `gradient` unless that is empty. One more buffer of the scores' size is made, in which
     occupancies become scores.
     """
     buffer = new_buffer(nnet_output, True)
-    num, num_ok = parts.log_probs(call, numerators, 0.0, None, buffer)
+    found = log_probs(call, numerators, 0.0, None, buffer)
     if len(gradient):
         torch.mul(buffer, weights.to(buffer.dtype).view(-1, 1, 1), out=gradient)
     buffer.mul_(-boost).add_(nnet_output.detach())
-    return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), num, num_ok
+    return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), found
 
 
-@lfmmi.register_fake
-def _(nnet_output, lengths, weights, frame_weights, num, den, den_of, options, with_gradient, with_numerator):  # type: ignore[no-untyped-def]
-    return parts.fake_results(nnet_output, with_gradient, with_numerator)
-
-
-parts.register_gradient(lfmmi)
+lfmmi = Operator(_lfmmi, fake_terms, terms_gradient)
 
 
 class LFMMILoss(SequenceLoss[LFMMIRecord]):
@@ -117,6 +119,15 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         last_record: `LFMMIRecord` of the last call, None before the first.
     """
 
+    _operator = lfmmi
+    _operator_options = (
+        "leaky_hmm_coefficient",
+        "denominator_scale",
+        "l2_regularize",
+        "out_of_range_regularize",
+        "boost",
+        "memory_budget",
+    )
     _options_to_adjust = (*SequenceLoss._options_to_adjust, "denominator_scale", "boost")
 
     def __init__(
@@ -160,17 +171,6 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         self.denominator_scale = check_factor("denominator_scale", denominator_scale)
         self.boost = check_factor("boost", boost)
 
-    def _options(self) -> list[float]:
-        penalties = [self.l2_regularize, self.out_of_range_regularize]
-        budget = budget_number(self.memory_budget)
-        return [self.leaky_hmm_coefficient, self.denominator_scale, *penalties, self.boost, budget]
-
-    def _operate(self, *arguments: Any) -> tuple[Tensor, ...]:
-        return lfmmi(*arguments)
-
-    def _record(self, call: Call, results: tuple[Tensor, ...], xent_objf: Tensor) -> LFMMIRecord:
-        num, den = results[1], results[2]
-        values = num - self.denominator_scale * den
-        fields = common_fields(call.batch, results, xent_objf, values)
+    def _make_record(self, terms: Terms, fields: dict[str, Any]) -> LFMMIRecord:
         objf = fields["objf_ok"] + EXCLUDED_OBJF * (fields["weight"] - fields["weight_ok"])
         return LFMMIRecord(objf=objf, **fields)

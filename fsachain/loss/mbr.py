@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,28 +11,37 @@ import torch
 from torch import Tensor
 
 from fsachain.backends import dispatch
-from fsachain.backends.arrays import check_leak
+from fsachain.backends.arrays import check_budget, check_leak
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss import autograd as parts
-from fsachain.loss.autograd import (
-    budget_number,
-    budget_of,
-    by_host,
-    new_buffer,
-    only_first_has_gradient,
-    operator,
-    scale_rows,
+from fsachain.loss.autograd import Operator, by_host, new_buffer, scale_rows
+from fsachain.loss.base import (
+    MBRRecord,
+    SequenceLoss,
+    Terms,
+    by_denominator,
+    fake_terms,
+    finish,
+    placed_weights,
+    terms_gradient,
 )
-from fsachain.loss.base import Call, MBRRecord, SequenceLoss, common_fields
-
-# State-level minimum Bayes risk as torch operators.
+from fsachain.loss.total import log_probs
 
 
-@operator("fsachain::expected_accuracy")
-def expected_accuracy_mbr_operator(
+class ExpectedAccuracy(NamedTuple):
+    """E[A] [N] in float64, -inf or NaN where a sequence is not ok; its derivatives by scores and accuracy [N, T, P].
+
+    The derivatives are empty unless asked for; if the second is, the first is made too.
+    """
+
+    value: Tensor
+    gradient: Tensor
+    occupancy: Tensor
+
+
+def _expected_accuracy(
     scores: Tensor,
     accuracy: Tensor,
     lengths: Tensor,
@@ -41,26 +50,19 @@ def expected_accuracy_mbr_operator(
     backend: str,
     with_gradient: bool,
     with_occupancy: bool,
-    memory_budget: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """E[A] [N] in float64, -inf or NaN where a sequence is not ok; its derivatives by scores and accuracy [N, T, P].
-
-    The derivatives are empty unless asked for; if the second is, the first is made too. memory_budget: see
-    `operators.budget_number`.
-    """
+    memory_budget: float | None,
+) -> ExpectedAccuracy:
     if not scores.is_cpu:
         inputs = scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_occupancy
-        results = by_host(expected_accuracy_mbr_operator, scores.device, *inputs, memory_budget)
-        return results[0], results[1], results[2]
+        there: ExpectedAccuracy = by_host(_expected_accuracy, scores.device, *inputs, memory_budget)
+        return there
     batch = find_batch(int(batch_key.item()))
-    ready = dispatch.bind(batch, scores, lengths, backend, budget_of(memory_budget), on_host=True)
+    call = dispatch.bind(batch, scores, lengths, backend, memory_budget, on_host=True)
     check_leak(batch, leaky)
-    gradient, occupancy = (
-        new_buffer(scores, with_gradient or with_occupancy),
-        new_buffer(accuracy, with_occupancy),
-    )
-    _, values, _ = _run(ready, batch, _wide(accuracy), leaky, np.ones(batch.size), gradient, occupancy)
-    return torch.from_numpy(values), gradient, occupancy
+    gradient = new_buffer(scores, with_gradient or with_occupancy)
+    occupancy = new_buffer(accuracy, with_occupancy)
+    _, values = _run(call, batch, _wide(accuracy), leaky, np.ones(batch.size), gradient, occupancy)
+    return ExpectedAccuracy(values, gradient, occupancy)
 
 
 def _wide(accuracy: Tensor) -> npt.NDArray[np.floating]:
@@ -69,50 +71,46 @@ def _wide(accuracy: Tensor) -> npt.NDArray[np.floating]:
 
 
 def _run(
-    ready: dispatch.Call,
+    call: dispatch.Call,
     batch: TableBatch,
     accuracy: npt.NDArray[np.floating],
     leaky: float,
     weights: npt.NDArray[np.float64],
     gradient: Tensor,
     occupancy: Tensor,
-) -> tuple[npt.NDArray[Any], ...]:
-    """log Z [N], E[A] [N] and ok [N]; weights times derivatives into the buffers, none if the first is empty."""
-    recursions, inputs = ready.backend.mbr, (batch, ready.scores, accuracy, ready.lengths, leaky)
+) -> tuple[Tensor, Tensor]:
+    """log Z [N] and E[A] [N]; weights times derivatives into the buffers, none if the first is empty."""
+    mbr, inputs = call.backend.mbr, (batch, call.scores, accuracy, call.lengths, leaky)
     if not len(gradient):
-        result = recursions.expected_accuracy(*inputs)
+        log_z, values, _ = mbr.expected_accuracy(*inputs)
     else:
         buffers = gradient.numpy(), occupancy.numpy()
-        result = recursions.set_accuracy_gradient(*inputs, weights, *buffers, ready.memory_budget)
-    log_z, values, ok = result
-    return log_z, values, ok
+        log_z, values, _ = mbr.set_accuracy_gradient(*inputs, weights, *buffers, call.memory_budget)
+    return torch.from_numpy(log_z), torch.from_numpy(values)
 
 
-@expected_accuracy_mbr_operator.register_fake
-def _(scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_occupancy, memory_budget):  # type: ignore[no-untyped-def]
+def _fake_expected_accuracy(scores: Tensor, accuracy: Tensor, *others: Any) -> ExpectedAccuracy:
+    with_gradient, with_occupancy = others[4:6]
     values = scores.new_empty(scores.shape[0], dtype=torch.float64)
     gradient = new_buffer(scores, with_gradient or with_occupancy)
-    return values, gradient, new_buffer(accuracy, with_occupancy)
+    return ExpectedAccuracy(values, gradient, new_buffer(accuracy, with_occupancy))
 
 
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output[1], output[2], inputs[0], inputs[1])
-    only_first_has_gradient(ctx, output)
+def _expected_accuracy_gradient(
+    factor: Tensor, gradient: Tensor, occupancy: Tensor, scores: Tensor, accuracy: Tensor
+) -> dict[str, Tensor | None]:
+    return {
+        "scores": scale_rows(gradient, factor, scores),
+        "accuracy": scale_rows(occupancy, factor, accuracy) if len(occupancy) else None,
+    }
 
 
-def _backward(ctx, factors, *_):  # type: ignore[no-untyped-def]
-    if factors is None:
-        return (None,) * 9
-    gradient, occupancy, like, like_accuracy = ctx.saved_tensors
-    by_accuracy = scale_rows(occupancy, factors, like_accuracy) if len(occupancy) else None
-    return scale_rows(gradient, factors, like), by_accuracy, *[None] * 7
+expected_accuracy_operator = Operator(
+    _expected_accuracy, _fake_expected_accuracy, _expected_accuracy_gradient
+)
 
 
-expected_accuracy_mbr_operator.register_autograd(_backward, setup_context=_save)
-
-
-@operator("fsachain::mbr")
-def mbr(
+def _mbr(
     nnet_output: Tensor,
     lengths: Tensor,
     weights: Tensor,
@@ -120,19 +118,14 @@ def mbr(
     numerator_key: Tensor,
     denominator_keys: Tensor,
     denominator_of: Tensor,
-    options: list[float],
+    leaky_hmm_coefficient: float,
+    l2_regularize: float,
+    out_of_range_regularize: float,
+    memory_budget: float | None,
     with_gradient: bool,
     with_numerator: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The weighted sums over ok sequences, before division by their frames; the accuracy is the numerators' occupancy.
-
-    Args:
-        options: leaky-HMM coefficient, l2 and out-of-range factors, memory budget (see `operators.budget_number`); the
-            other arguments are those of `operator_parts`.
-
-    Returns:
-        As `lfmmi`, with sum_n w_n E_n[A] for objf_ok; then E_n[A] [N], -inf or NaN where a sequence is not ok.
-    """
+) -> Terms:
+    """The accuracy is the numerators' occupancy; arguments are those of `lfmmi`."""
     if not nnet_output.is_cpu:
         tensors = (
             nnet_output,
@@ -143,45 +136,33 @@ def mbr(
             denominator_keys,
             denominator_of,
         )
-        options_too = options, with_gradient, with_numerator
-        return by_host(mbr, nnet_output.device, *tensors, *options_too)  # type: ignore[return-value]
-    leaky, l2, out_of_range, memory_budget = options
+        options = leaky_hmm_coefficient, l2_regularize, out_of_range_regularize, memory_budget
+        there: Terms = by_host(_mbr, nnet_output.device, *tensors, *options, with_gradient, with_numerator)
+        return there
     numerators = find_batch(int(numerator_key.item()))
-    call = dispatch.bind(numerators, nnet_output, lengths, "cpu", budget_of(memory_budget))
-    factors = parts.placed_weights(weights, numerators, call, nnet_output.device)
+    call = dispatch.bind(numerators, nnet_output, lengths, "cpu", memory_budget)
+    factors = placed_weights(weights, numerators, call, nnet_output.device)
     accuracy = new_buffer(nnet_output, True)
-    num, num_ok = parts.log_probs(call, numerators, 0.0, None, accuracy)
+    num, num_ok = log_probs(call, numerators, 0.0, None, accuracy)
     gradient = new_buffer(nnet_output, with_gradient)
     used = torch.where(num_ok, factors, 0.0)
 
-    def denominator(
-        batch: TableBatch, part: dispatch.Call, at: Tensor | None, out: Tensor
-    ) -> tuple[Tensor, ...]:
-        own, its = (accuracy, used) if at is None else (accuracy[at], used[at])
+    def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor, ...]:
         nowhere = new_buffer(accuracy, False)
-        values = _run(part, batch, own.numpy(), leaky, its.numpy(), out, nowhere)[:2]
-        return tuple(torch.from_numpy(value) for value in values)
+        own = accuracy[at].numpy(), leaky_hmm_coefficient, used[at].numpy()
+        return _run(part, batch, *own, out, nowhere)
 
-    results = torch.empty((2, len(num)), dtype=torch.float64)
-    parts.by_denominator(denominator_keys, denominator_of, call, denominator, gradient, results)
-    expected = torch.where(num_ok, results[1], num)
-    ok = torch.isfinite(expected)
-    scaled = accuracy.mul_(factors.to(accuracy.dtype).view(-1, 1, 1)) if with_numerator else None
-    numerator = new_buffer(nnet_output, False) if scaled is None else scaled
-    objf = torch.where(ok, factors * expected, 0.0).sum()
-    penalties = l2, out_of_range
-    terms = parts.finish(call, objf, ok, factors, penalties, frame_weights, (gradient, numerator))
-    values = num, results[0].clone(), ok, terms.l2_term, terms.out_of_range_term
-    return terms.total, *values, gradient, numerator, terms.frames, terms.weights, expected
+    den, expected = torch.empty_like(num), torch.empty_like(num)
+    by_denominator(denominator_keys, denominator_of, call, denominator, gradient, (den, expected))
+    values = torch.where(num_ok, expected, num)
+    numerator = new_buffer(nnet_output, False)
+    if with_numerator:
+        numerator = accuracy.mul_(factors.to(accuracy.dtype).view(-1, 1, 1))
+    found = {"num_log_prob": num, "den_log_prob": den, "values": values, "weights": factors}
+    return finish(call, found, l2_regularize, out_of_range_regularize, frame_weights, gradient, numerator)
 
 
-@mbr.register_fake
-def _(nnet_output, lengths, weights, frame_weights, num, den, den_of, options, with_gradient, with_numerator):  # type: ignore[no-untyped-def]
-    results = parts.fake_results(nnet_output, with_gradient, with_numerator)
-    return *results, nnet_output.new_empty(nnet_output.shape[0], dtype=torch.float64)
-
-
-parts.register_gradient(mbr)
+mbr = Operator(_mbr, fake_terms, terms_gradient)
 
 
 class MBRLoss(SequenceLoss[MBRRecord]):
@@ -198,6 +179,14 @@ class MBRLoss(SequenceLoss[MBRRecord]):
     Attributes:
         last_record: `MBRRecord` of the last call, None before the first.
     """
+
+    _operator = mbr
+    _operator_options = (
+        "leaky_hmm_coefficient",
+        "l2_regularize",
+        "out_of_range_regularize",
+        "memory_budget",
+    )
 
     def __init__(
         self,
@@ -234,17 +223,8 @@ class MBRLoss(SequenceLoss[MBRRecord]):
             memory_budget=memory_budget,
         )
 
-    def _options(self) -> list[float]:
-        penalties = [self.l2_regularize, self.out_of_range_regularize]
-        return [self.leaky_hmm_coefficient, *penalties, budget_number(self.memory_budget)]
-
-    def _operate(self, *arguments: Any) -> tuple[Tensor, ...]:
-        return mbr(*arguments)
-
-    def _record(self, call: Call, results: tuple[Tensor, ...], xent_objf: Tensor) -> MBRRecord:
-        expected = results[10]
-        fields = common_fields(call.batch, results, xent_objf, expected)
-        return MBRRecord(objf=fields["objf_ok"], expected_accuracy=expected, **fields)
+    def _make_record(self, terms: Terms, fields: dict[str, Any]) -> MBRRecord:
+        return MBRRecord(objf=fields["objf_ok"], expected_accuracy=terms.values, **fields)
 
 
 def expected_accuracy(
@@ -289,15 +269,17 @@ def expected_accuracy(
     if accuracy.device != scores.device:
         raise BackendUnavailable(f"accuracy is on {accuracy.device}; expected {scores.device} as the scores")
     frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
-    wanted = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (scores, accuracy))
-    key = torch.from_numpy(batch.key)
-    return expected_accuracy_mbr_operator(
-        scores,
-        accuracy,
-        frames,
-        key,
-        leaky_hmm_coefficient,
-        backend,
-        *wanted,
-        budget_number(memory_budget),
-    )[0]
+    check_budget(memory_budget)
+    with_gradient = torch.is_grad_enabled()
+    found: Tensor = expected_accuracy_operator(
+        scores=scores,
+        accuracy=accuracy,
+        lengths=frames,
+        batch_key=torch.from_numpy(batch.key),
+        leaky=leaky_hmm_coefficient,
+        backend=backend,
+        with_gradient=with_gradient and scores.requires_grad,
+        with_occupancy=with_gradient and accuracy.requires_grad,
+        memory_budget=memory_budget,
+    ).value
+    return found

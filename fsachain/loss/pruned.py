@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsachain.backends import arrays as kinds
-from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends import arrays
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError, ShapeError
@@ -30,9 +30,9 @@ from fsachain.loss.arguments import (
     integers,
     integers_there,
 )
-from fsachain.loss.autograd import only_first_has_gradient, operator, refuse_second_derivative
+from fsachain.loss.autograd import Operator
 from fsachain.loss.grid import mutual_information_recursion
-from fsachain.loss.rnnt import NO_CLAMP, rnnt
+from fsachain.loss.rnnt import rnnt_log_prob
 
 # Products of matrices that are as exact as their type, whatever the user allows elsewhere.
 
@@ -98,48 +98,57 @@ def _weak_pairs(sums: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor, Tens
         yield n, s, t
 
 
-@operator("fsachain::pair_normalizer")
-def pair_normalizer(am: Tensor, lm: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalizers [N, S + 1, T] of am [N, T, C] and lm [N, S + 1, C], both float32 or float64; and the product's sums."""
+class Normalizer(NamedTuple):
+    """Normalizers [N, S + 1, T], and the sums of the product that they come from."""
+
+    normalizer: Tensor
+    sums: Tensor
+
+
+def _pair_normalizer(am: Tensor, lm: Tensor) -> Normalizer:
+    """Of am [N, T, C] and lm [N, S + 1, C], both float32 or float64."""
     am, lm = am.contiguous(), lm.contiguous()
     sums = exact_product(_parts(lm), _parts(am).transpose(1, 2)).contiguous()
     result = sums.log() + _largest(lm) + _largest(am).transpose(1, 2)
-    if kinds.home_of(am) == "cuda":
-        view, least = cuda_call.view, _LEAST[sums.dtype]
-        cuda_grid.pair_log_sums(
-            cuda_call.find_device(am), view(am), view(lm), view(sums), least, view(result)
-        )
-        return result, sums
-    for n, s, t in _weak_pairs(sums, am.shape[2]):
-        result[n, s, t] = torch.logsumexp(am[n, t] + lm[n, s], dim=1)
-    return result, sums
+    if arrays.home_of(am) == "cuda":
+        view, least = cuda.view, _LEAST[sums.dtype]
+        cuda_grid.pair_log_sums(cuda.find_device(am), view(am), view(lm), view(sums), least, view(result))
+    else:
+        for n, s, t in _weak_pairs(sums, am.shape[2]):
+            result[n, s, t] = torch.logsumexp(am[n, t] + lm[n, s], dim=1)
+    return Normalizer(result, sums)
 
 
-@pair_normalizer.register_fake
-def __pruned_normalizer(am, lm):  # type: ignore[no-untyped-def]
+def _fake_normalizer(am: Tensor, lm: Tensor) -> Normalizer:
     shape = am.shape[0], lm.shape[1], am.shape[1]
-    return am.new_empty(shape), am.new_empty(shape)
+    return Normalizer(am.new_empty(shape), am.new_empty(shape))
 
 
-@operator("fsachain::pair_normalizer_gradient")
-def pair_normalizer_gradient(
+class PairGradient(NamedTuple):
+    """The derivatives by am and lm."""
+
+    am: Tensor
+    lm: Tensor
+
+
+def _pair_normalizer_gradient(
     am: Tensor, lm: Tensor, normalizer: Tensor, sums: Tensor, factors: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> PairGradient:
     """The sums over (s, t) of factors [N, S + 1, T] times the derivatives by am and lm."""
     am, lm, factors = am.contiguous(), lm.contiguous(), factors.contiguous()
     am_parts, lm_parts = _parts(am), _parts(lm)
     shares = torch.where(sums > _LEAST[sums.dtype], factors / sums, 0)
     by_am = am_parts * exact_product(shares.transpose(1, 2), lm_parts)
     by_lm = lm_parts * exact_product(shares, am_parts)
-    if kinds.home_of(am) == "cuda":
-        view, least = cuda_call.view, _LEAST[sums.dtype]
+    if arrays.home_of(am) == "cuda":
+        view, least = cuda.view, _LEAST[sums.dtype]
         pairs = view(am), view(lm), view(sums), least, view(normalizer), view(factors)
-        cuda_grid.add_pair_gradient(cuda_call.find_device(am), *pairs, view(by_am), view(by_lm))
+        cuda_grid.add_pair_gradient(cuda.find_device(am), *pairs, view(by_am), view(by_lm))
     else:
         _add_weak_pairs(am, lm, sums, factors, by_am, by_lm)
     unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN
     unused = unused.view(-1, 1, 1)
-    return by_am.masked_fill_(unused, 0), by_lm.masked_fill_(unused, 0)
+    return PairGradient(by_am.masked_fill_(unused, 0), by_lm.masked_fill_(unused, 0))
 
 
 def _add_weak_pairs(
@@ -154,28 +163,21 @@ def _add_weak_pairs(
         by_lm.index_put_((n, s), single, accumulate=True)
 
 
-@pair_normalizer_gradient.register_fake
-def __pruned_normalizer(am, lm, *_):  # type: ignore[no-untyped-def]
-    return torch.empty_like(am, memory_format=torch.contiguous_format), torch.empty_like(
-        lm, memory_format=torch.contiguous_format
-    )
+def _fake_normalizer_gradient(am: Tensor, lm: Tensor, *_: Tensor) -> PairGradient:
+    return PairGradient(*(torch.empty_like(like, memory_format=torch.contiguous_format) for like in (am, lm)))
 
 
-pair_normalizer_gradient.register_autograd(refuse_second_derivative)
+pair_normalizer_gradient = Operator(_pair_normalizer_gradient, _fake_normalizer_gradient)
 
 
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs, *output)
-    only_first_has_gradient(ctx, output)
+def _normalizer_gradient(
+    factor: Tensor, am: Tensor, lm: Tensor, normalizer: Tensor, sums: Tensor
+) -> dict[str, Tensor | None]:
+    found = pair_normalizer_gradient(am, lm, normalizer, sums, factor)
+    return {"am": found.am, "lm": found.lm}
 
 
-def _backward(ctx, gradient, _):  # type: ignore[no-untyped-def]
-    if gradient is None:
-        return None, None
-    return pair_normalizer_gradient(*ctx.saved_tensors, gradient)
-
-
-pair_normalizer.register_autograd(_backward, setup_context=_save)
+pair_normalizer = Operator(_pair_normalizer, _fake_normalizer, _normalizer_gradient)
 
 
 # px and py of a transducer whose joiner adds am and lm: the simple and the smoothed kind of Kuang et al.,
@@ -210,8 +212,7 @@ def check_boundary(boundary: Any, size: int, labels: int, frames: int, device: t
     return spans
 
 
-@operator("fsachain::checked_symbols")
-def checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int) -> Tensor:
+def _checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int) -> Tensor:
     """The symbols [N, S] with padding of 0.
 
     An operator, because what is wrong with them is known only when it runs: a symbol of the host that is no class of `width`
@@ -226,9 +227,7 @@ def checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int) 
     return torch.where(real, symbols, 0)
 
 
-@checked_symbols.register_fake
-def _(symbols, boundary, labels, width):  # type: ignore[no-untyped-def]
-    return torch.empty_like(symbols)
+checked_symbols = Operator(_checked_symbols, lambda symbols, *_: torch.empty_like(symbols))
 
 
 def check_symbols(symbols: Tensor, boundary: Tensor, shape: tuple[int, int], width: int) -> Tensor:
@@ -463,25 +462,22 @@ def rnnt_loss_pruned(
     size, frames, _, width = logits.shape
     spans = check_boundary(boundary, size, targets.shape[1], frames, logits.device)
     blank = arguments.class_index(termination_symbol, width, "termination_symbol")
-    results = rnnt(
-        logits,
+    given = arguments.Given(
         check_symbols(targets, spans, (size, targets.shape[1]), width),
         spans[:, [1, 0, 3, 2]],
         arguments.integers_there(ranges, "ranges", logits.device),
         torch.tensor([[blank, -1], [-1, -1]]),
-        torch.tensor(TOPOLOGIES[rnnt_type]),
-        [logits.shape[-1], -1],
-        [0.0, arguments.check_finite("delay_penalty", delay_penalty)],
-        0.0,
-        0.0,
-        NO_CLAMP,
-        rnnt_type == "constrained",
-        False,
-        False,
-        backend,
-        torch.is_grad_enabled() and logits.requires_grad,
     )
-    return arguments.reduce_losses(results[0], reduction)
+    delay = arguments.check_finite("delay_penalty", delay_penalty)
+    log_prob = rnnt_log_prob(
+        logits,
+        given,
+        TOPOLOGIES[rnnt_type],
+        delays=[0.0, delay],
+        is_constrained=rnnt_type == "constrained",
+        backend=backend,
+    )
+    return arguments.reduce_losses(log_prob, reduction)
 
 
 @torch.no_grad()

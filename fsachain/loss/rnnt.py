@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,18 +14,13 @@ from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Placed
 from fsachain.errors import ShapeError
-from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, Rows, row_boxes
+from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows
-from fsachain.loss.autograd import only_first_has_gradient, operator, refuse_second_derivative
+from fsachain.loss.autograd import Operator
 
-# The grid as torch custom operators.
-#
-# `rnnt` computes log Z and keeps occupancies of arcs, which are small; its backward makes the gradient from
-# them, in one pass that reads the logits and writes the gradient once, the incoming gradient included. `grid`
-# takes scores of arcs. Each backward is an operator without a derivative, as in `operators`.
-
-NO_CLAMP = float("inf")
+# `rnnt` computes log Z and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
+# pass that reads the logits and writes the gradient once, the incoming gradient included.
 
 
 def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
@@ -33,15 +30,20 @@ def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
     return GridBatch(np.ascontiguousarray(arcs.numpy()), spans, row_boxes(rows))
 
 
-def _count_cells(logits: Tensor, ranges: Tensor, targets: Tensor) -> Any:
-    if logits.ndim == 2:
-        return logits.shape[0]
-    labels = targets.shape[1] + 1 if ranges.shape[0] > 0 else logits.shape[2]
-    return logits.shape[0] * logits.shape[1] * labels
+class RnntSums(NamedTuple):
+    """log Z [N] in float64, where the logits live; and what the gradient needs, empty unless asked for.
+
+    Attributes:
+        stats: of the softmaxes of each row.
+        occupancy: g [K, cells], scaled as in (27) and (26).
+    """
+
+    log_prob: Tensor
+    stats: Tensor
+    occupancy: Tensor
 
 
-@operator("fsachain::rnnt")
-def rnnt(
+def _rnnt(
     logits: Tensor,
     targets: Tensor,
     sizes: Tensor,
@@ -58,19 +60,16 @@ def rnnt(
     inplace: bool,
     backend: str,
     with_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """log Z [N] in float64; what the gradient needs: of each row, and occupancies g [K, cells], scaled as in (27) and (26).
-
-    Results live where the logits live.
+) -> RnntSums:
+    """Log Z and what its gradient needs.
 
     Args:
-        targets, sizes, ranges, classes: see `transducer_arguments.Given`.
+        targets, sizes, ranges, classes: see `arguments.Given`.
         arcs: [K, 3], a `grid.GridArc` for each class.
         heads: what softmaxes a row has, see `grid.Rows`.
         delays, sigma: of (24); fastemit: lambda of (27).
         clamp, inplace: of the gradient: its entries are kept within +-clamp; whether it overwrites the logits.
         is_constrained: whether (26) holds; is_normalized: whether logits are log-probs.
-        with_gradient: else the last two results are empty.
     """
     placed = make_rows(list(logits.shape), Given(targets, sizes, ranges, classes), heads, delays, sigma)
     ours = dispatch.grid(logits, backend)
@@ -80,35 +79,36 @@ def rnnt(
     batch = grid_batch(placed.rows, sizes, arcs)
     if not with_gradient:
         log_prob = ours.log_probs(batch, values.view(-1))
-        return log_prob, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0)
+        return RnntSums(log_prob, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0))
     log_prob = ours.forward_backward(batch, values.view(-1))
     if fastemit:
         for k in np.flatnonzero(arcs.numpy()[:, 1] == 1).tolist():
             values[k] *= 1.0 + fastemit
     if is_constrained:
         ours.release(placed, values)
-    return log_prob, stats, values
+    return RnntSums(log_prob, stats, values)
 
 
-@rnnt.register_fake
-def _(logits, targets, sizes, ranges, classes, arcs, heads, *options):  # type: ignore[no-untyped-def]
-    is_normalized, with_gradient = options[5], options[8]
+def _fake_rnnt(
+    logits: Tensor, targets: Tensor, sizes: Tensor, ranges: Tensor, classes: Tensor, *options: Any
+) -> RnntSums:
+    heads, is_normalized, with_gradient = options[1], options[7], options[-1]
     real = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    sums = 0 if is_normalized else 2 * _num_softmaxes(logits, heads)
-    cells = _count_cells(logits, ranges, targets) if with_gradient else 0
-    return (
+    num_softmaxes = 1 if heads[0] == logits.shape[-1] else 2
+    if logits.ndim == 2:
+        cells = logits.shape[0]
+    else:
+        labels = targets.shape[1] + 1 if ranges.shape[0] > 0 else logits.shape[2]
+        cells = logits.shape[0] * logits.shape[1] * labels
+    rows = logits.numel() // logits.shape[-1]
+    return RnntSums(
         logits.new_empty(sizes.shape[0], dtype=torch.float64),
-        logits.new_empty(sums, logits.numel() // logits.shape[-1] if with_gradient else 0, dtype=real),
-        logits.new_empty(classes.shape[1], cells, dtype=torch.float64),
+        logits.new_empty(0 if is_normalized else 2 * num_softmaxes, rows if with_gradient else 0, dtype=real),
+        logits.new_empty(classes.shape[1], cells if with_gradient else 0, dtype=torch.float64),
     )
 
 
-def _num_softmaxes(logits: Tensor, heads: list[int]) -> int:
-    return 1 if heads[0] == logits.shape[-1] else 2
-
-
-@operator("fsachain::rnnt_gradient")
-def rnnt_gradient(
+def _rnnt_gradient(
     logits: Tensor,
     stats: Tensor,
     occupancy: Tensor,
@@ -132,16 +132,10 @@ def _rows_again(logits: Tensor, call: Given, heads: list[int]) -> Placed:
     return make_rows(list(logits.shape), call, heads, [0.0] * call.classes.shape[1], 0.0)
 
 
-@rnnt_gradient.register_fake
-def _(logits, *_):  # type: ignore[no-untyped-def]
-    return logits.new_empty(logits.shape)
+rnnt_gradient = Operator(_rnnt_gradient, lambda logits, *_: logits.new_empty(logits.shape))
 
 
-rnnt_gradient.register_autograd(refuse_second_derivative)
-
-
-@operator("fsachain::rnnt_gradient_", mutates_args=("logits",))
-def rnnt_gradient_(
+def _rnnt_gradient_inplace(
     logits: Tensor,
     stats: Tensor,
     occupancy: Tensor,
@@ -162,30 +156,65 @@ def rnnt_gradient_(
     ours.overwrite(placed, logits.detach(), stats, occupancy, factors.double(), clamp)
 
 
-@rnnt_gradient_.register_fake
-def _(*_):  # type: ignore[no-untyped-def]
-    return None
+rnnt_gradient_inplace = Operator(_rnnt_gradient_inplace, lambda *_: None, mutates=("logits",))
 
 
-def _save_rnnt(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    logits, targets, sizes, ranges, classes = inputs[:5]
-    ctx.save_for_backward(logits, output[1], output[2], targets, sizes, ranges, classes)
-    ctx.heads, ctx.clamp, ctx.inplace, ctx.backend = inputs[6], inputs[10], inputs[13], inputs[14]
-    only_first_has_gradient(ctx, output)
+def _rnnt_backward(
+    factor: Tensor,
+    logits: Tensor,
+    stats: Tensor,
+    occupancy: Tensor,
+    targets: Tensor,
+    sizes: Tensor,
+    ranges: Tensor,
+    classes: Tensor,
+    heads: list[int],
+    clamp: float,
+    inplace: bool,
+    backend: str,
+) -> dict[str, Tensor | None]:
+    given = logits, stats, occupancy, targets, sizes, ranges, classes, -factor, heads, clamp, backend
+    if not inplace:
+        return {"logits": rnnt_gradient(*given)}
+    rnnt_gradient_inplace(*given)
+    return {"logits": logits.detach()}
 
 
-def _rnnt_backward(ctx, gradient, *_):  # type: ignore[no-untyped-def]
-    if gradient is None:
-        return (None,) * 16
-    saved = ctx.saved_tensors
-    arguments = (*saved, -gradient, ctx.heads, ctx.clamp, ctx.backend)
-    if not ctx.inplace:
-        return rnnt_gradient(*arguments), *[None] * 15
-    rnnt_gradient_(*arguments)
-    return saved[0].detach(), *[None] * 15
+rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, options=("heads", "clamp", "inplace", "backend"))
 
 
-rnnt.register_autograd(_rnnt_backward, setup_context=_save_rnnt)
+def rnnt_log_prob(
+    logits: Tensor,
+    given: Given,
+    arcs: Sequence[GridArc],
+    *,
+    heads: Sequence[int] | None = None,
+    delays: Sequence[float] | None = None,
+    sigma: float = 0.0,
+    fastemit: float = 0.0,
+    clamp: float = math.inf,
+    is_constrained: bool = False,
+    is_normalized: bool = False,
+    inplace: bool = False,
+    backend: BackendName = "auto",
+) -> Tensor:
+    """log Z [N] of checked arguments; see `rnnt`. By default one softmax over all classes, no delays."""
+    found: Tensor = rnnt(
+        logits,
+        *given,
+        arcs=torch.tensor(arcs),
+        heads=[logits.shape[-1], -1] if heads is None else list(heads),
+        delays=[0.0] * len(arcs) if delays is None else list(delays),
+        sigma=sigma,
+        fastemit=fastemit,
+        clamp=clamp,
+        is_constrained=is_constrained,
+        is_normalized=is_normalized,
+        inplace=inplace,
+        backend=backend,
+        with_gradient=torch.is_grad_enabled() and logits.requires_grad,
+    ).log_prob
+    return found
 
 
 def rnnt_loss(
@@ -243,22 +272,19 @@ def rnnt_loss(
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
     call = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
-    results = rnnt(
+    log_prob = rnnt_log_prob(
         logits,
-        *call,
-        torch.tensor(TOPOLOGIES[rnnt_type]),
-        [logits.shape[-1], -1],
-        [0.0, arguments.check_finite("delay_penalty", delay_penalty)],
-        0.0,
-        arguments.check_fastemit(fastemit_lambda),
-        arguments.check_clamp(clamp),
-        rnnt_type == "constrained",
-        not fused_log_softmax,
-        inplace,
-        backend,
-        torch.is_grad_enabled() and logits.requires_grad,
+        call,
+        TOPOLOGIES[rnnt_type],
+        delays=[0.0, arguments.check_finite("delay_penalty", delay_penalty)],
+        fastemit=arguments.check_fastemit(fastemit_lambda),
+        clamp=arguments.check_clamp(clamp),
+        is_constrained=rnnt_type == "constrained",
+        is_normalized=not fused_log_softmax,
+        inplace=inplace,
+        backend=backend,
     )
-    return arguments.reduce_losses(results[0], reduction, zero_infinity)
+    return arguments.reduce_losses(log_prob, reduction, zero_infinity)
 
 
 class RNNTLoss(nn.Module):

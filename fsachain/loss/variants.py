@@ -17,7 +17,7 @@ from fsachain.errors import ConfigError
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
 from fsachain.loss.lattice import TransducerLattice, as_lattice
-from fsachain.loss.rnnt import rnnt
+from fsachain.loss.rnnt import rnnt_log_prob
 
 
 class _Variant(NamedTuple):
@@ -42,22 +42,18 @@ class _Variant(NamedTuple):
     def loss(self, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
         """-log Z, reduced."""
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-        results = rnnt(
+        log_prob = rnnt_log_prob(
             self.logits,
-            *self.given,
-            torch.tensor(self.arcs),
-            self.heads,
-            [0.0] * len(self.arcs),
-            self.sigma,
-            arguments.check_fastemit(fastemit_lambda),
-            arguments.check_clamp(clamp),
-            False,
-            False,
-            inplace,
-            self.backend,
-            torch.is_grad_enabled() and self.logits.requires_grad,
+            self.given,
+            self.arcs,
+            heads=self.heads,
+            sigma=self.sigma,
+            fastemit=arguments.check_fastemit(fastemit_lambda),
+            clamp=arguments.check_clamp(clamp),
+            inplace=inplace,
+            backend=self.backend,
         )
-        return arguments.reduce_losses(results[0], reduction)
+        return arguments.reduce_losses(log_prob, reduction)
 
 
 def _hat(
