@@ -17,8 +17,7 @@ from loss_inputs import (
 
 from fsachain import TableBatch, compile_table, forward_backward, total_log_prob
 from fsachain.errors import ConfigError
-from fsachain.loss import autograd as operators
-from fsachain.loss import lfmmi as lfmmi_operator
+from fsachain.loss.lfmmi import lfmmi
 
 BOOST = 0.4
 
@@ -154,10 +153,10 @@ def test_the_operator_keeps_the_rules_of_torch(with_gradient):
     numerators, loss = make_numerators(), make_loss("boosted")
     keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
     ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
-    options = [0.1, 1.0, 0.1, 0.1, BOOST, operators.DEFAULT_BUDGET]
+    options = [0.1, 1.0, 0.1, 0.1, BOOST, None]
     output = make_output().requires_grad_(with_gradient)
-    arguments = (output, torch.tensor(LENGTHS), ones, torch.zeros(0), *keys, which, options)
-    torch.library.opcheck(lfmmi_operator.lfmmi, (*arguments, with_gradient, True))
+    arguments = (output, torch.tensor(LENGTHS), ones, torch.zeros(0), *keys, which, *options)
+    torch.library.opcheck(lfmmi.op, (*arguments, with_gradient, True))
 
 
 def test_a_boost_must_not_be_negative():

@@ -25,9 +25,8 @@ from fsachain import (
     set_num_threads,
     total_log_prob,
 )
-from fsachain.loss import autograd as operator_parts
-from fsachain.loss import autograd as operators
-from fsachain.loss import lfmmi as lfmmi_operator
+from fsachain.loss import autograd, total
+from fsachain.loss.lfmmi import lfmmi
 
 WIDTH, FRAMES, SIZE = 9, 24, 3
 LENGTHS = [24, 11, 17]
@@ -63,9 +62,9 @@ def step(seed):
 
 def of_log_prob(scores, with_occupancy):
     batch = DenominatorGraph(connected_graph(0), WIDTH).batch(SIZE)
-    key, budget = torch.from_numpy(batch.key), operators.DEFAULT_BUDGET
-    arguments = scores, torch.tensor(LENGTHS), key, 0.1, "auto", with_occupancy, budget
-    return operators.log_prob, arguments, batch
+    key = torch.from_numpy(batch.key)
+    arguments = scores, torch.tensor(LENGTHS), key, 0.1, "auto", with_occupancy, None
+    return total.log_prob, arguments, batch
 
 
 def of_weighted(scores, layout):
@@ -77,7 +76,7 @@ def of_weighted(scores, layout):
     rows = SIZE if layout == "shared" else 1
     key, budget = torch.from_numpy(batch.key), 0.0
     arguments = scores, weights, torch.tensor(LENGTHS), key, counts, 0.1, "auto", rows, True, budget
-    return operators.weighted_log_prob, arguments, batch
+    return total.weighted_log_prob, arguments, batch
 
 
 def of_lfmmi(scores, wanted):
@@ -90,10 +89,10 @@ def of_lfmmi(scores, wanted):
         torch.from_numpy(numerators.key),
         torch.from_numpy(loss._batches[0].key),
         torch.zeros(SIZE, dtype=torch.int64),
-        [0.1, 1.0, 0.1, 0.1, 0.5, operators.DEFAULT_BUDGET],
+        *(0.1, 1.0, 0.1, 0.1, 0.5, None),
         *wanted,
     )
-    return lfmmi_operator.lfmmi, arguments, (loss, numerators)
+    return lfmmi, arguments, (loss, numerators)
 
 
 def of_backwards(scores, which):
@@ -101,12 +100,12 @@ def of_backwards(scores, which):
     values = scores.detach().to(wide).abs()
     factors = torch.tensor([0.5, 0.0, -2.0], dtype=torch.float64)
     if which == "scale_rows":
-        return operators.scale_rows, (values, factors, scores), None
+        return autograd.scale_rows, (values, factors, scores), None
     if which == "scale_gradient":
-        return operator_parts.scale_gradient, (values, factors[0].clone(), scores), None
+        return autograd.scale_gradient, (values, factors[0].clone(), scores), None
     counts = torch.tensor([4, 1, 2])
     sums = torch.rand(1 if which == "arc_gradient, packed" else SIZE, 7, dtype=torch.float64)
-    return operators.arc_gradient, (sums, factors, counts, scores[0, 0, :7].detach().clone()), None
+    return total.arc_gradient, (sums, factors, counts, scores[0, 0, :7].detach().clone()), None
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -124,7 +123,7 @@ def of_backwards(scores, which):
 )
 def test_operators_keep_the_rules_of_torch(make, option, wants, dtype):
     operator, arguments, _keep = make(make_scores(dtype=dtype).requires_grad_(wants), option)
-    torch.library.opcheck(operator, arguments)
+    torch.library.opcheck(operator.op, arguments)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -133,7 +132,7 @@ def test_operators_keep_the_rules_of_torch(make, option, wants, dtype):
 )
 def test_backward_operators_keep_the_rules_of_torch(which, dtype):
     operator, arguments, _ = of_backwards(make_scores(dtype=dtype), which)
-    torch.library.opcheck(operator, arguments)
+    torch.library.opcheck(operator.op, arguments)
 
 
 def functions():
@@ -231,7 +230,7 @@ import os, signal, sys
 sys.path[:0] = {paths}
 import test_integration as t
 from fsachain import set_num_threads
-from fsachain.backends import {module}
+from fsachain.backends.cpu import {module}
 set_num_threads(2)
 expected = t.step(0)
 with {module}._lock:
@@ -245,7 +244,7 @@ print("done")
 
 
 @needs_fork
-@pytest.mark.parametrize("module", ["cpu_work", "threads"])
+@pytest.mark.parametrize("module", ["memory", "threads"])
 def test_a_lock_that_is_held_during_a_fork_is_free_in_the_child(module):
     """Nobody in the child would ever give it back; a child that waits for it is ended by its alarm."""
     here = Path(__file__).resolve().parent

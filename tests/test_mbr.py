@@ -37,7 +37,6 @@ from fsachain.backends.cpu import mbr as cpu_mbr
 from fsachain.backends.cpu import mbr as cpu_mbr_log
 from fsachain.backends.cpu import mbr as cpu_mbr_scaled
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss import autograd as operators
 from fsachain.loss import mbr as mbr_operator
 from fsachain.loss.mbr import MBRLoss, expected_accuracy
 
@@ -387,13 +386,12 @@ def operator_arguments(first, second):
     frames, key = torch.tensor(LENGTHS), torch.from_numpy(denominator.key)
     ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
     keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
-    budget = operators.DEFAULT_BUDGET
-    options = [0.1, 0.1, 0.1, budget]
-    mbr = (scores.requires_grad_(first), frames, ones, torch.zeros(0), *keys, which, options, first, second)
-    expected = (scores, accuracy.requires_grad_(second), frames, key, 0.1, "auto", first, second, budget)
+    options = 0.1, 0.1, 0.1, None
+    mbr = (scores.requires_grad_(first), frames, ones, torch.zeros(0), *keys, which, *options, first, second)
+    expected = (scores, accuracy.requires_grad_(second), frames, key, 0.1, "auto", first, second, None)
     return {
-        "expected_accuracy": (mbr_operator.expected_accuracy_mbr_operator, expected),
-        "mbr": (mbr_operator.mbr, mbr),
+        "expected_accuracy": (mbr_operator.expected_accuracy_operator.op, expected),
+        "mbr": (mbr_operator.mbr.op, mbr),
     }, (denominator, loss, numerators)
 
 

@@ -372,12 +372,12 @@ def test_opcheck_of_the_operators():
     arcs, heads = torch.tensor([[1, 0, 0], [0, 1, 1]]), [WIDTH, -1]
     options = heads, [0.0, 0.1], 0.0, 0.0, float("inf"), False, False, False, "auto"
     for with_gradient in (True, False):
-        torch.library.opcheck(rnnt, (make_logits().detach(), *given, arcs, *options, with_gradient))
-    torch.library.opcheck(rnnt, (make_logits(), *given, arcs, *options, True))
+        torch.library.opcheck(rnnt.op, (make_logits().detach(), *given, arcs, *options, with_gradient))
+    torch.library.opcheck(rnnt.op, (make_logits(), *given, arcs, *options, True))
     _, stats, occupancy = rnnt(make_logits().detach(), *given, arcs, *options, True)
     factors = torch.ones(4, dtype=torch.float64)
     arguments = stats, occupancy, *given, factors, heads, float("inf"), "auto"
-    torch.library.opcheck(rnnt_gradient, (make_logits().detach(), *arguments))
+    torch.library.opcheck(rnnt_gradient.op, (make_logits().detach(), *arguments))
 
 
 @pytest.mark.parametrize("inplace", [False, True])

@@ -385,21 +385,21 @@ def test_gradcheck():
     boundary = [[0, 0, 3, 5], [1, 1, 2, 4]]
     assert torch.autograd.gradcheck(lambda x, y: mutual_information_recursion(x, y, boundary), (px, py))
     am, lm = (x.detach()[:2, :4, :5].requires_grad_() for x in am_lm())
-    assert torch.autograd.gradcheck(lambda x, y: pair_normalizer(x, y)[0], (am, lm))
+    assert torch.autograd.gradcheck(lambda x, y: pair_normalizer(x, y).normalizer, (am, lm))
 
 
 def test_opcheck_of_the_operators():
     px, py = torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 4, 5, requires_grad=True)
-    torch.library.opcheck(mutual_information, (px, py, torch.zeros(0, 4, dtype=torch.int64), "auto", True))
+    torch.library.opcheck(mutual_information.op, (px, py, torch.zeros(0, 4, dtype=torch.int64), "auto", True))
     scores = torch.randn(2, 2, 6, 4, requires_grad=True)
     sizes = torch.tensor([[0, 0, 6, 3], [0, 0, 4, 2]])
-    torch.library.opcheck(grid, (scores, sizes, torch.tensor([[1, 0, 0], [0, 1, 1]]), "auto", True))
+    torch.library.opcheck(grid.op, (scores, sizes, torch.tensor([[1, 0, 0], [0, 1, 1]]), "auto", True))
     am, lm = am_lm()
-    torch.library.opcheck(pair_normalizer, (am, lm))
-    torch.library.opcheck(checked_symbols, (make_targets(), torch.tensor(BOUNDARY), 5, 11))
+    torch.library.opcheck(pair_normalizer.op, (am, lm))
+    torch.library.opcheck(checked_symbols.op, (make_targets(), torch.tensor(BOUNDARY), 5, 11))
     factors = torch.randn(4, 6, 9, dtype=torch.float64)
     normalizer, sums = (x.detach() for x in pair_normalizer(am, lm))
-    torch.library.opcheck(pair_normalizer_gradient, (am.detach(), lm.detach(), normalizer, sums, factors))
+    torch.library.opcheck(pair_normalizer_gradient.op, (am.detach(), lm.detach(), normalizer, sums, factors))
 
 
 @pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])

@@ -458,6 +458,9 @@ def ctc_loss(
         with_gradient = torch.is_grad_enabled() and scores.requires_grad
         losses_ = ctc_on_device(*arguments, joined, with_gradient, memory_budget).losses
     else:
+        # The gradient is made of copies: callers may change theirs before backward.
+        copies = [tensor.clone() for tensor in arguments[1:4]]
+        arguments = (arguments[0], *copies, *arguments[4:])
         losses_ = ctc(*arguments, unnormalized, joined, backend, memory_budget).losses
     if zero_infinity:
         losses_ = torch.where(losses_ == float("inf"), 0.0, losses_)

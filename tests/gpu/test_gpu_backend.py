@@ -22,8 +22,8 @@ from fsachain import (
     forward_backward,
     total_log_prob,
 )
-from fsachain.loss import autograd as operators
-from fsachain.loss import lfmmi as lfmmi_operator
+from fsachain.loss.lfmmi import lfmmi
+from fsachain.loss.total import log_prob
 from tools.bench.workloads import connected
 from tools.golden import kaldi, peers
 
@@ -297,8 +297,7 @@ def test_operators_keep_the_rules_of_torch(dtype):
     scores, lengths = make_scores(dtype=dtype).cuda().requires_grad_(), torch.from_numpy(make_lengths())
     numerators, loss = make_batch("packed"), make_loss()
     key = torch.from_numpy(numerators.key)
-    budget = operators.DEFAULT_BUDGET
-    torch.library.opcheck(operators.log_prob, (scores, lengths, key, 0.0, "auto", True, budget))
+    torch.library.opcheck(log_prob.op, (scores, lengths, key, 0.0, "auto", True, None))
     arguments = (
         scores,
         lengths,
@@ -307,11 +306,11 @@ def test_operators_keep_the_rules_of_torch(dtype):
         key,
         torch.from_numpy(loss._batches[0].key),
         torch.zeros(SIZE, dtype=torch.int64),
-        [0.1, 1.0, 0.1, 0.1, 0.5, budget],
+        *(0.1, 1.0, 0.1, 0.1, 0.5, None),
         True,
         True,
     )
-    torch.library.opcheck(lfmmi_operator.lfmmi, arguments)
+    torch.library.opcheck(lfmmi.op, arguments)
 
 
 def test_network_and_loss_compile_to_one_graph():

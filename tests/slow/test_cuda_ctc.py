@@ -168,7 +168,6 @@ def by_reference(scores, labels, lengths, blank, normalizes, topology, priors=No
         topology,
         np.empty(0) if priors is None else priors,
         delay,
-        [str(n) for n in range(size)],
     )
     rows = Rows(scores.astype(np.float64).reshape(-1), (num_frames * num_classes, num_classes), scores.shape)
     statistics = np.zeros((2 if normalizes else 0, size, num_frames))

@@ -99,7 +99,7 @@ def test_bad_arguments_are_the_errors_of_the_host(monkeypatch):
 def test_the_operator_keeps_its_promises_to_torch(monkeypatch):
     lengths = torch.tensor(LENGTHS), torch.tensor(TARGET_LENGTHS)
     scores = random_scores(torch.float64)
-    arguments = scores, TARGETS, *lengths, torch.empty(0), 0, "logits", "standard", 0.0, "", True, -1.0
+    arguments = scores, TARGETS, *lengths, torch.empty(0), 0, "logits", "standard", 0.0, "", True, None
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     with pretended(monkeypatch, PretendDevice()):
-        torch.library.opcheck(ctc_on_device, arguments, test_utils=tests)
+        torch.library.opcheck(ctc_on_device.op, arguments, test_utils=tests)
