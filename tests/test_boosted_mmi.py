@@ -17,7 +17,6 @@ from loss_inputs import (
 
 from fsachain import TableBatch, compile_table, forward_backward, total_log_prob
 from fsachain.errors import ConfigError
-from fsachain.loss.lfmmi import lfmmi
 
 BOOST = 0.4
 
@@ -126,37 +125,6 @@ def test_the_network_output_is_left_alone():
     kept = output.detach().clone()
     make_loss("boosted")(output, LENGTHS, make_graphs()).backward()
     assert torch.equal(output.detach(), kept)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_torch_compile_keeps_the_loss_whole(dtype):
-    """fullgraph=True raises at the first graph break."""
-    loss, numerators = make_loss("boosted", xent_regularize=0.1), make_numerators()
-    net = torch.nn.Linear(WIDTH, WIDTH, dtype=dtype)
-
-    def step(x):
-        y = net(x)
-        return loss(y, LENGTHS, numerators, xent_log_probs=y.log_softmax(dim=2))
-
-    torch._dynamo.reset()
-    results = []
-    for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
-        net.zero_grad()
-        value = call(make_output(dtype=dtype).detach())
-        value.backward()
-        results.append((value.detach(), net.weight.grad.clone(), loss.last_record.den_log_prob))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
-
-
-@pytest.mark.parametrize("with_gradient", [True, False])
-def test_the_operator_keeps_the_rules_of_torch(with_gradient):
-    numerators, loss = make_numerators(), make_loss("boosted")
-    keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
-    ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
-    options = [0.1, 1.0, 0.1, 0.1, BOOST, None]
-    output = make_output().requires_grad_(with_gradient)
-    arguments = (output, torch.tensor(LENGTHS), ones, torch.zeros(0), *keys, which, *options)
-    torch.library.opcheck(lfmmi.op, (*arguments, with_gradient, True))
 
 
 def test_a_boost_must_not_be_negative():

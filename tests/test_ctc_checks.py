@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 import torch
 from ctc_inputs import random_batch
-from tolerances import FEW_FLOAT32_TERMS
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fsachain import BackendUnavailable, ConfigError, CTCLoss, DataError, ShapeError, ctc_loss
 from fsachain.backends.cpu import ctc as cpu_ctc
 from fsachain.backends.ctc import Checks, Rows, make_problem
 from fsachain.backends.reference import ctc as reference_ctc
-from fsachain.loss.ctc import NormalizationWarning, ctc, ctc_gradient
+from fsachain.loss.ctc import NormalizationWarning, ctc
 
 SCORES = torch.zeros(6, 2, 5).log_softmax(-1)
 GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": [2, 1]}
@@ -173,17 +170,6 @@ def operator_arguments(dtype=torch.float32, inputs="logits"):
 
 
 @pytest.mark.parametrize("inputs", ["logits", "log_probs"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_the_operators_follow_the_rules_of_torch(inputs, dtype):
-    arguments = operator_arguments(dtype, inputs)
-    torch.library.opcheck(ctc.op, arguments)
-    results = ctc(*arguments)
-    factors = torch.ones(len(results[0]), dtype=torch.float64)
-    kept = [arguments[0].detach(), *arguments[1:6], *arguments[7:9], *arguments[10:]]
-    torch.library.opcheck(ctc_gradient.op, (factors, *[r.detach() for r in results], *kept))
-
-
-@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_with_and_without_the_operator_the_bits_are_the_same(inputs, dtype):
     arguments = operator_arguments(dtype, inputs)
@@ -193,13 +179,6 @@ def test_with_and_without_the_operator_the_bits_are_the_same(inputs, dtype):
         found.append((losses.detach(), *torch.autograd.grad(losses, leaf, weights)))
     for ours, theirs in zip(*found, strict=True):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-
-
-def test_tracers_meet_the_operator():
-    graph = make_fx(lambda scores: ctc_loss(scores, **GOOD))(SCORES)
-    assert "fsachain.ctc" in graph.code
-    with FakeTensorMode():
-        assert ctc_loss(torch.zeros(6, 2, 5), **GOOD).shape == ()
 
 
 def test_what_the_caller_changes_before_backward():
@@ -217,40 +196,6 @@ def test_what_the_caller_changes_before_backward():
         changed.mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
-def test_torch_compile_keeps_network_and_loss_in_one_graph(inputs):
-    batch = random_batch(1)
-    torch.manual_seed(0)
-    network = torch.nn.Linear(7, 7)
-    loss = CTCLoss(batch.blank, inputs=inputs)
-
-    def step(x):
-        y = network(x)
-        arguments = batch.arguments()[:3]
-        return loss(y if inputs == "logits" else y.log_softmax(-1), *arguments)
-
-    x = torch.from_numpy(batch.scores).float()
-    expected = step(x)
-    expected.backward()
-    wanted = network.weight.grad.clone()
-    network.zero_grad()
-    value = torch.compile(step, fullgraph=True)(x)
-    value.backward()
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(network.weight.grad, wanted, atol=FEW_FLOAT32_TERMS, rtol=FEW_FLOAT32_TERMS)
-
-
-def test_backward_twice_gives_the_same_and_differentiating_twice_raises():
-    batch = random_batch(2)
-    leaf = batch.leaf()
-    loss = ctc_loss(leaf, *batch.arguments(), inputs="logits")
-    first, second = (torch.autograd.grad(loss, leaf, retain_graph=True)[0] for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="first derivatives only"):
-        gradient.sum().backward()
 
 
 def test_a_module_keeps_its_priors_with_its_state():

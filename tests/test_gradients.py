@@ -134,33 +134,6 @@ def losses():
     }
 
 
-@pytest.mark.parametrize("name", ["loss", "total", "weighted"])
-def test_a_second_backward_over_a_retained_graph_gives_the_same(name):
-    scores = make_scores()
-    value = losses()[name](scores)
-    (first,) = torch.autograd.grad(value, scores, retain_graph=True)
-    kept = first.clone()
-    (second,) = torch.autograd.grad(value, scores)
-    assert torch.equal(first, kept) and torch.equal(second, kept)
-
-
-@pytest.mark.parametrize("name", ["total", "weighted"])
-def test_differentiating_twice_raises(name):
-    scores = make_scores()
-    (first,) = torch.autograd.grad(losses()[name](scores), scores, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(first.square().sum(), scores)
-
-
-def test_differentiating_the_loss_twice_raises():
-    scores = make_scores()
-    loss, numerators = make_loss(), make_numerators()
-    value = loss(scores, LENGTHS, numerators) ** 2
-    (first,) = torch.autograd.grad(value, scores, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(first.square().sum(), scores)
-
-
 @pytest.fixture
 def backward_runs(monkeypatch):
     """A list that grows with every backward recursion: a run of the kernels that is given where to put occupancies."""
@@ -245,48 +218,6 @@ def test_impossible_sequences_have_zero_gradient_whatever_comes_in():
 def compiled(function):
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_torch_compile_keeps_the_loss_whole(dtype):
-    """fullgraph=True raises at the first graph break."""
-    loss, numerators = make_loss(l2_regularize=0.01, xent_regularize=0.1), make_numerators()
-    net = torch.nn.Linear(WIDTH, WIDTH, dtype=dtype)
-
-    def step(x, lengths):
-        y = net(x)
-        return loss(y, lengths, numerators, xent_log_probs=y.log_softmax(dim=2))
-
-    x, lengths = make_scores(dtype).detach(), torch.tensor(LENGTHS)
-    results = []
-    for call in (step, compiled(step)):
-        net.zero_grad()
-        value = call(x, lengths)
-        value.backward()
-        results.append((value.detach(), net.weight.grad.clone(), loss.last_record))
-    assert results[0][0] == results[1][0]
-    assert torch.equal(results[0][1], results[1][1])
-    assert torch.equal(results[0][2].num_log_prob, results[1][2].num_log_prob)
-    assert results[1][2].excluded == () and results[1][2].names == numerators.names
-
-
-@pytest.mark.parametrize("with_weights", ["arc weights", "scores alone"])
-@pytest.mark.parametrize("kind", ["shared", "packed"])
-def test_torch_compile_keeps_total_log_prob_whole(with_weights, kind):
-    batch = make_batch(kind)
-    weights = torch.cat([torch.from_numpy(graph(n).log_prob.copy()) for n in range(len(batch.tables))])
-
-    def step(y, w):
-        arcs = w if with_weights == "arc weights" else None
-        return total_log_prob(batch, 2 * y, LENGTHS, arc_log_probs=arcs).sum()
-
-    grads = []
-    for call in (step, compiled(step)):
-        scores, parameter = make_scores(), weights.clone().requires_grad_()
-        call(scores, parameter).backward()
-        grads.append((scores.grad, parameter.grad))
-    assert torch.equal(grads[0][0], grads[1][0])
-    assert grads[0][1] is grads[1][1] is None or torch.equal(grads[0][1], grads[1][1])
 
 
 def test_a_batch_may_be_forgotten_between_forward_and_backward():

@@ -1,6 +1,5 @@
 """The losses among what users put around them: torch's operator rules and compiler, threads, forks, DataLoader workers."""
 
-import itertools
 import multiprocessing
 import os
 import shutil
@@ -23,10 +22,7 @@ from fsachain import (
     forward_backward,
     get_num_threads,
     set_num_threads,
-    total_log_prob,
 )
-from fsachain.loss import autograd, total
-from fsachain.loss.lfmmi import lfmmi
 
 WIDTH, FRAMES, SIZE = 9, 24, 3
 LENGTHS = [24, 11, 17]
@@ -58,104 +54,6 @@ def step(seed):
 
 
 # torch.library.opcheck of every operator: schema, fake kernel, autograd registration, ahead-of-time graphs.
-
-
-def of_log_prob(scores, with_occupancy):
-    batch = DenominatorGraph(connected_graph(0), WIDTH).batch(SIZE)
-    key = torch.from_numpy(batch.key)
-    arguments = scores, torch.tensor(LENGTHS), key, 0.1, "auto", with_occupancy, None
-    return total.log_prob, arguments, batch
-
-
-def of_weighted(scores, layout):
-    table = DenominatorGraph(connected_graph(0), WIDTH).table
-    batch = TableBatch.share(table, SIZE) if layout == "shared" else TableBatch.pack([table] * SIZE)
-    weights = torch.cat([torch.from_numpy(connected_graph(0).log_prob.copy()) for _ in batch.tables])
-    counts = torch.tensor([table.num_arcs] * len(batch.tables))
-    weights = weights.to(scores.dtype).requires_grad_(scores.requires_grad)
-    rows = SIZE if layout == "shared" else 1
-    key, budget = torch.from_numpy(batch.key), 0.0
-    arguments = scores, weights, torch.tensor(LENGTHS), key, counts, 0.1, "auto", rows, True, budget
-    return total.weighted_log_prob, arguments, batch
-
-
-def of_lfmmi(scores, wanted):
-    loss, numerators = make_loss(), make_numerators()
-    arguments = (
-        scores,
-        torch.tensor(LENGTHS),
-        torch.ones(SIZE, dtype=torch.float64),
-        torch.ones(SIZE, FRAMES),
-        torch.from_numpy(numerators.key),
-        torch.from_numpy(loss._batches[0].key),
-        torch.zeros(SIZE, dtype=torch.int64),
-        *(0.1, 1.0, 0.1, 0.1, 0.5, None),
-        *wanted,
-    )
-    return lfmmi, arguments, (loss, numerators)
-
-
-def of_backwards(scores, which):
-    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    values = scores.detach().to(wide).abs()
-    factors = torch.tensor([0.5, 0.0, -2.0], dtype=torch.float64)
-    if which == "scale_rows":
-        return autograd.scale_rows, (values, factors, scores), None
-    if which == "scale_gradient":
-        return autograd.scale_gradient, (values, factors[0].clone(), scores), None
-    counts = torch.tensor([4, 1, 2])
-    sums = torch.rand(1 if which == "arc_gradient, packed" else SIZE, 7, dtype=torch.float64)
-    return total.arc_gradient, (sums, factors, counts, scores[0, 0, :7].detach().clone()), None
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(
-    ("make", "option", "wants"),
-    [
-        # Where the scores want a gradient, the callers always ask the operators for it.
-        (of_log_prob, True, True),
-        (of_log_prob, True, False),
-        (of_log_prob, False, False),
-        *itertools.product([of_weighted], ["shared", "packed"], [True, False]),
-        *((of_lfmmi, (True, with_numerator), True) for with_numerator in (True, False)),
-        *((of_lfmmi, wanted, False) for wanted in itertools.product([True, False], repeat=2)),
-    ],
-)
-def test_operators_keep_the_rules_of_torch(make, option, wants, dtype):
-    operator, arguments, _keep = make(make_scores(dtype=dtype).requires_grad_(wants), option)
-    torch.library.opcheck(operator.op, arguments)
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(
-    "which", ["scale_rows", "scale_gradient", "arc_gradient, packed", "arc_gradient, shared"]
-)
-def test_backward_operators_keep_the_rules_of_torch(which, dtype):
-    operator, arguments, _ = of_backwards(make_scores(dtype=dtype), which)
-    torch.library.opcheck(operator.op, arguments)
-
-
-def functions():
-    """Scalars of the scores: in the network's output alone, squared, beside a branch that torch can differentiate twice."""
-    loss, branch, numerators = make_loss(), make_loss(xent_regularize=0.1), make_numerators()
-    batch = DenominatorGraph(connected_graph(0), WIDTH).batch(SIZE)
-    weights = torch.from_numpy(connected_graph(0).log_prob.copy()).requires_grad_()
-    return {
-        "loss": lambda y: loss(y, LENGTHS, numerators),
-        "loss squared": lambda y: loss(y, LENGTHS, numerators) ** 2,
-        "loss and branch": lambda y: branch(y, LENGTHS, numerators, xent_log_probs=y.log_softmax(2)),
-        "total": lambda y: total_log_prob(batch, y, LENGTHS).sum(),
-        "total of the square": lambda y: total_log_prob(batch, y**2, LENGTHS).sum(),
-        "weighted": lambda y: total_log_prob(batch, y, LENGTHS, arc_log_probs=weights).sum(),
-    }
-
-
-@pytest.mark.parametrize("name", functions())
-def test_differentiating_twice_raises_whatever_else_the_function_holds(name):
-    scores = make_scores().requires_grad_()
-    (first,) = torch.autograd.grad(functions()[name](scores), scores, create_graph=True)
-    with pytest.raises(RuntimeError, match="fsachain gives first derivatives only"):
-        torch.autograd.grad(first.square().sum(), scores)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")

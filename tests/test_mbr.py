@@ -37,7 +37,6 @@ from fsachain.backends.cpu import mbr as cpu_mbr
 from fsachain.backends.cpu import mbr as cpu_mbr_log
 from fsachain.backends.cpu import mbr as cpu_mbr_scaled
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss import mbr as mbr_operator
 from fsachain.loss.mbr import MBRLoss, expected_accuracy
 
 NUM_PDFS = 3
@@ -343,19 +342,6 @@ def test_no_backward_recursion_runs_without_a_gradient(kernels):
     assert {direction for _, direction in kernels} == {"forward"}
 
 
-def test_differentiating_twice_raises():
-    scores, accuracy = (tensor.requires_grad_() for tensor in case())
-    value = expected_accuracy(make_denominator().batch(SIZE), scores, accuracy, LENGTHS).sum()
-    for tensor in (scores, accuracy):
-        (first,) = torch.autograd.grad(value, tensor, create_graph=True)
-        with pytest.raises(RuntimeError):
-            torch.autograd.grad(first.square().sum(), scores)
-    loss_value = make_loss("MBR")(scores, LENGTHS, make_graphs()) ** 2
-    (first,) = torch.autograd.grad(loss_value, scores, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(first.square().sum(), scores)
-
-
 @pytest.mark.parametrize(
     ("changed", "error", "match"),
     [
@@ -376,31 +362,6 @@ def test_malformed_arguments_are_refused(changed, error, match):
     arguments = {"scores": torch.zeros(1, 4, 3), "accuracy": torch.zeros(1, 4, 3)} | changed
     with pytest.raises(error, match=match):
         expected_accuracy(batch, **arguments)
-
-
-def operator_arguments(first, second):
-    """Of both operators, which return what the two flags say."""
-    denominator, loss = make_denominator().batch(SIZE), make_loss("MBR")
-    numerators = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in make_graphs()])
-    scores, accuracy = case()
-    frames, key = torch.tensor(LENGTHS), torch.from_numpy(denominator.key)
-    ones, which = torch.ones(SIZE, dtype=torch.float64), torch.zeros(SIZE, dtype=torch.int64)
-    keys = torch.from_numpy(numerators.key), torch.from_numpy(loss._batches[0].key)
-    options = 0.1, 0.1, 0.1, None
-    mbr = (scores.requires_grad_(first), frames, ones, torch.zeros(0), *keys, which, *options, first, second)
-    expected = (scores, accuracy.requires_grad_(second), frames, key, 0.1, "auto", first, second, None)
-    return {
-        "expected_accuracy": (mbr_operator.expected_accuracy_operator.op, expected),
-        "mbr": (mbr_operator.mbr.op, mbr),
-    }, (denominator, loss, numerators)
-
-
-@pytest.mark.parametrize("name", ["expected_accuracy", "mbr"])
-@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, False)])
-def test_operators_keep_the_rules_of_torch(name, wanted):
-    both, _alive = operator_arguments(*wanted)
-    operator, arguments = both[name]
-    torch.library.opcheck(operator, arguments)
 
 
 def reference_loss(output, weights, leaky):
@@ -447,34 +408,6 @@ def test_the_gradient_of_the_loss_is_that_of_the_expected_accuracy(leaky, dtype)
     limit = tolerances.LOSS_TERM if dtype == torch.float64 else tolerances.OCCUPANCY + torch.finfo(dtype).eps
     assert output.grad.dtype == dtype
     close(-output.grad.double(), gradient / loss.last_record.weight_ok, limit)
-
-
-def test_a_second_backward_over_a_retained_graph_gives_the_same():
-    output = make_output()
-    value = make_loss("MBR")(output, LENGTHS, make_graphs())
-    first, second = (torch.autograd.grad(value, output, retain_graph=True)[0] for _ in range(2))
-    assert first.any() and torch.equal(first, second)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_torch_compile_keeps_the_loss_whole(dtype):
-    """fullgraph=True raises at the first graph break."""
-    loss = make_loss("MBR", l2_regularize=0.01, xent_regularize=0.1)
-    numerators = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in make_graphs()])
-    net = torch.nn.Linear(WIDTH, WIDTH, dtype=dtype)
-
-    def step(x):
-        y = net(x)
-        return loss(y, LENGTHS, numerators, xent_log_probs=y.log_softmax(dim=2))
-
-    torch._dynamo.reset()
-    results = []
-    for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
-        net.zero_grad()
-        value = call(make_output(dtype=dtype).detach())
-        value.backward()
-        results.append((value.detach(), net.weight.grad.clone(), loss.last_record.expected_accuracy))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
 def test_training_on_the_loss_raises_the_expected_accuracy():

@@ -10,7 +10,6 @@ from rnnt_inputs import (
     FRAMES,
     LABELS,
     TYPES,
-    WIDTH,
     arc_scores,
     losses_by_loops,
     make_logits,
@@ -20,7 +19,6 @@ from rnnt_inputs import (
 
 from fsachain import Fsa, RNNTLoss, TableBatch, compile_table, rnnt_loss, total_log_prob
 from fsachain.backends.cpu import threads
-from fsachain.loss.rnnt import rnnt, rnnt_gradient
 from tools.bench import peak, transducer
 
 # optimized_transducer's kind with one symbol for each frame ends with a blank: test_transducer_lattice has it.
@@ -340,16 +338,6 @@ def test_one_frame_and_no_labels():
     close(logits.grad, expected, tolerances.FLOAT32_ROUNDING)
 
 
-def test_backward_twice_gives_the_same_and_a_second_derivative_raises():
-    logits = make_logits()
-    loss = run(logits).sum()
-    (first,) = torch.autograd.grad(loss, logits, retain_graph=True)
-    (second,) = torch.autograd.grad(loss, logits, create_graph=True)
-    assert torch.equal(first, second)
-    with pytest.raises(RuntimeError, match="first derivatives only"):
-        second.sum().backward()
-
-
 def test_layout_does_not_matter():
     logits = make_logits()
     turned = logits.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
@@ -359,41 +347,6 @@ def test_layout_does_not_matter():
     first.sum().backward()
     second.sum().backward()
     assert torch.equal(logits.grad, turned.grad)
-
-
-def test_opcheck_of_the_operators():
-    sizes = torch.tensor([[0, 0, t, u] for t, u in zip(POSSIBLE, LABELS, strict=True)])
-    given = (
-        make_targets(),
-        sizes,
-        torch.zeros(0, 0, 0, dtype=torch.int64),
-        torch.tensor([[BLANK, -1], [-1, -1]]),
-    )
-    arcs, heads = torch.tensor([[1, 0, 0], [0, 1, 1]]), [WIDTH, -1]
-    options = heads, [0.0, 0.1], 0.0, 0.0, float("inf"), False, False, False, "auto"
-    for with_gradient in (True, False):
-        torch.library.opcheck(rnnt.op, (make_logits().detach(), *given, arcs, *options, with_gradient))
-    torch.library.opcheck(rnnt.op, (make_logits(), *given, arcs, *options, True))
-    _, stats, occupancy = rnnt(make_logits().detach(), *given, arcs, *options, True)
-    factors = torch.ones(4, dtype=torch.float64)
-    arguments = stats, occupancy, *given, factors, heads, float("inf"), "auto"
-    torch.library.opcheck(rnnt_gradient.op, (make_logits().detach(), *arguments))
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_compiled_code_has_one_graph_and_the_same_values(inplace):
-    targets, frames, labels = make_targets(), torch.tensor(POSSIBLE), torch.tensor(LABELS)
-
-    def loss(x):
-        return rnnt_loss(2.0 * x, targets, frames, labels, BLANK, inplace=inplace)
-
-    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    ours, expected = make_logits(), make_logits()
-    first, second = compiled(ours), loss(expected)
-    first.backward()
-    second.backward()
-    assert torch.equal(first, second)
-    assert torch.equal(ours.grad, expected.grad)
 
 
 @pytest.mark.skipif(not peak.RESET.exists(), reason="the system does not tell how much memory a process held")

@@ -16,8 +16,7 @@ from fsachain import (
     rnnt_loss_simple,
     rnnt_loss_smoothed,
 )
-from fsachain.loss.grid import grid, mutual_information
-from fsachain.loss.pruned import checked_symbols, exact_product, pair_normalizer, pair_normalizer_gradient
+from fsachain.loss.pruned import exact_product, pair_normalizer
 
 PEERS = SHARED / "golden" / "peers"
 golden = pytest.mark.skipif(not PEERS.is_dir(), reason="no ../shared")
@@ -386,40 +385,3 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(lambda x, y: mutual_information_recursion(x, y, boundary), (px, py))
     am, lm = (x.detach()[:2, :4, :5].requires_grad_() for x in am_lm())
     assert torch.autograd.gradcheck(lambda x, y: pair_normalizer(x, y).normalizer, (am, lm))
-
-
-def test_opcheck_of_the_operators():
-    px, py = torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 4, 5, requires_grad=True)
-    torch.library.opcheck(mutual_information.op, (px, py, torch.zeros(0, 4, dtype=torch.int64), "auto", True))
-    scores = torch.randn(2, 2, 6, 4, requires_grad=True)
-    sizes = torch.tensor([[0, 0, 6, 3], [0, 0, 4, 2]])
-    torch.library.opcheck(grid.op, (scores, sizes, torch.tensor([[1, 0, 0], [0, 1, 1]]), "auto", True))
-    am, lm = am_lm()
-    torch.library.opcheck(pair_normalizer.op, (am, lm))
-    torch.library.opcheck(checked_symbols.op, (make_targets(), torch.tensor(BOUNDARY), 5, 11))
-    factors = torch.randn(4, 6, 9, dtype=torch.float64)
-    normalizer, sums = (x.detach() for x in pair_normalizer(am, lm))
-    torch.library.opcheck(pair_normalizer_gradient.op, (am.detach(), lm.detach(), normalizer, sums, factors))
-
-
-@pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])
-def test_compiled_code_has_one_graph_and_the_same_values(loss):
-    symbols, boundary = make_targets(), torch.tensor(BOUNDARY)
-    compiled = torch.compile(
-        lambda am, lm: loss(lm, am, symbols, BLANK, boundary=boundary), backend="aot_eager", fullgraph=True
-    )
-    am, lm = am_lm()
-    first, second = compiled(am, lm), loss(lm, am, symbols, BLANK, boundary=boundary)
-    close(first, second)
-    for ours, theirs in zip(
-        torch.autograd.grad(first, (am, lm)), torch.autograd.grad(second, (am, lm)), strict=True
-    ):
-        close(ours, theirs)
-
-
-def test_a_second_derivative_raises():
-    am, lm = am_lm()
-    loss = rnnt_loss_simple(lm, am, make_targets(), BLANK, BOUNDARY)
-    (first,) = torch.autograd.grad(loss, am, create_graph=True)
-    with pytest.raises(RuntimeError, match="first derivatives only"):
-        first.sum().backward()

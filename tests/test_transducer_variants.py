@@ -9,9 +9,6 @@ from rnnt_inputs import BLANK, losses_by_loops, make_logits, make_targets
 
 from fsachain import hat_lattice, hat_loss, multi_blank_loss, rnnt_loss, tdt_lattice, tdt_loss
 from fsachain.errors import ConfigError
-from fsachain.grid import REGULAR
-from fsachain.loss.arguments import given
-from fsachain.loss.rnnt import rnnt
 
 FRAMES, LABELS, WIDTH = [9, 6, 7, 4], [3, 5, 0, 1], 11
 BIG_BLANKS = {10: 2, 9: 4}
@@ -237,41 +234,6 @@ def test_a_blank_of_minus_infinity_leaves_all_to_the_labels():
     assert torch.isfinite(x.grad).all() and lattice.scores[1, 0, 0, 0] == -torch.inf
     others = torch.cat([x[1, 0, 0, :BLANK], x[1, 0, 0, BLANK + 1 :]]).log_softmax(0)
     close(lattice.scores[1, 1, 0, 0], others[make_targets()[1, 0] % BLANK])
-
-
-@of_every_loss
-def test_compiled_code_has_one_graph_and_the_same_values(kind):
-    compiled = torch.compile(lambda x: LOSSES[kind](2.0 * x), backend="aot_eager", fullgraph=True)
-    ours, expected = make_logits(), make_logits()
-    first, second = compiled(ours), LOSSES[kind](2.0 * expected)
-    first.sum().backward()
-    second.sum().backward()
-    close(first, second)
-    close(ours.grad, expected.grad)
-
-
-@pytest.mark.parametrize("heads", [[WIDTH, BLANK], [WIDTH - 2, -1]])
-def test_opcheck_of_the_operator(heads):
-    logits = make_logits()
-    call = given(logits, make_targets() % BLANK, FRAMES, LABELS, [BLANK, -1])
-    if heads[0] < WIDTH:
-        call = call._replace(classes=torch.tensor([[BLANK, -1], [WIDTH - 2, WIDTH - 1]]))
-    options = (
-        torch.tensor(REGULAR),
-        heads,
-        [0.0, 0.0],
-        0.0,
-        0.1,
-        float("inf"),
-        False,
-        False,
-        False,
-        "cpu",
-        True,
-    )
-    # No gradient check: FastEmit's is no derivative of the loss.
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(rnnt.op, (logits, *call, *options), test_utils=tests)
 
 
 def test_a_target_that_is_the_blank_has_no_factorised_probability():

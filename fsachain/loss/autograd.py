@@ -51,7 +51,7 @@ class Operator:
         returned = types.pop("return")
         self._names = tuple(types)
         self._fields: tuple[str, ...] = getattr(returned, "_fields", ())
-        self._result = returned
+        self._result: Any = None if returned is type(None) else returned
         self._mutated = tuple(self._names.index(name) for name in mutates)
         self._tensors = tuple(i for i, kind in enumerate(types.values()) if kind is Tensor)
         if gradient is not None:

@@ -1,0 +1,45 @@
+"""What torch may ask of every loss: one derivative in reverse mode, twice the same, no second one, none in forward mode."""
+
+import pytest
+import torch
+from loss_calls import LOSSES, SCORES
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_backward_twice_gives_the_same_and_differentiating_twice_raises(name):
+    scores = SCORES.clone().requires_grad_()
+    value = LOSSES[name](scores)
+    if name == "rnnt in place":  # whose backward runs once
+        (first,) = torch.autograd.grad(value, scores)
+        assert torch.isfinite(first).all() and first.any()
+        return
+    (first,) = torch.autograd.grad(value, scores, retain_graph=True)
+    kept = first.clone()
+    (second,) = torch.autograd.grad(value, scores, create_graph=True)
+    assert torch.isfinite(first).all() and first.any()
+    assert torch.equal(first, kept) and torch.equal(second, kept)
+    with pytest.raises(RuntimeError, match="fsachain gives first derivatives only"):
+        torch.autograd.grad(second.square().sum(), scores)
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"chunks"}))
+def test_forward_mode_is_refused_and_not_taken_for_zero(name):
+    with pytest.raises(RuntimeError, match="reverse mode only"):
+        torch.func.jacfwd(LOSSES[name])(SCORES)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(SCORES, torch.ones_like(SCORES))
+        with pytest.raises(RuntimeError, match="reverse mode only"):
+            LOSSES[name](dual)
+
+
+@pytest.mark.parametrize("name", ["lfmmi", "ctc", "rnnt"])
+def test_tracers_meet_the_operator(name):
+    assert f"fsachain.{name}" in make_fx(LOSSES[name])(SCORES).code
+
+
+def test_fake_tensors_have_a_loss():
+    with FakeTensorMode():
+        assert LOSSES["ctc"](torch.zeros(2, 4, 5)).shape == ()
