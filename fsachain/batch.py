@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -37,7 +38,7 @@ class TableBatch:
 
     tables: tuple[TransitionTable, ...]
     size: int
-    names: tuple[str, ...]
+    _names: tuple[str, ...] | None
     is_shared: bool
     key: npt.NDArray[np.int64] = field(init=False, repr=False)
 
@@ -48,7 +49,7 @@ class TableBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy, or a batch read in another process, needs a key of its own.
-        return TableBatch, (self.tables, self.size, self.names, self.is_shared)
+        return TableBatch, (self.tables, self.size, self._names, self.is_shared)
 
     @classmethod
     def pack(cls, tables: Sequence[TransitionTable], names: Sequence[str] | None = None) -> TableBatch:
@@ -65,7 +66,7 @@ class TableBatch:
                 raise ShapeError(
                     f"tables[{index}] is a {type(table).__name__}; expected a TransitionTable (see compile_table)"
                 )
-        return cls(tables, len(tables), _names(names, len(tables)), is_shared=False)
+        return cls(tables, len(tables), _checked_names(names, len(tables)), is_shared=False)
 
     @classmethod
     def share(cls, table: TransitionTable, batch_size: int, names: Sequence[str] | None = None) -> TableBatch:
@@ -80,7 +81,12 @@ class TableBatch:
             )
         if batch_size < 1:
             raise ShapeError(f"batch_size = {batch_size}; expected at least 1")
-        return cls((table,), batch_size, _names(names, batch_size), is_shared=True)
+        return cls((table,), batch_size, _checked_names(names, batch_size), is_shared=True)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """N utterance names."""
+        return self._names or tuple([f"sequence {n}" for n in range(self.size)])
 
     def __len__(self) -> int:
         return self.size
@@ -128,9 +134,9 @@ def find_batch(key: int) -> TableBatch:
     return batch
 
 
-def _names(names: Sequence[str] | None, size: int) -> tuple[str, ...]:
+def _checked_names(names: Sequence[str] | None, size: int) -> tuple[str, ...] | None:
     if names is None:
-        return tuple(f"sequence {n}" for n in range(size))
+        return None
     if len(names) != size:
         raise ShapeError(f"names has {len(names)} entries; expected {size}, one for each sequence")
     return tuple(str(name) for name in names)

@@ -74,42 +74,34 @@ class HostGrid:
         self._recursion, self._rows, self._like = recursion, rows, kinds.back_to(like)
 
     def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
-        """See `Grid`."""
         values = _nothing(placed.rows)
         stats = self._rows.softmax_scores(placed.rows, _host_rows(logits), values)
         return self._like(values), self._like(stats)
 
     def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
-        """See `Grid`."""
         values, flat = _nothing(placed.rows), _host_rows(log_probs)
         self._rows.plain_scores(placed.rows, flat, values)
         return self._like(values), self._like(np.empty((0, len(flat)), flat.dtype))
 
     def constrain(self, placed: Placed, scores: Any) -> None:
-        """See `Grid`."""
         constrain(placed.rows, kinds.as_numpy(scores))
 
     def release(self, placed: Placed, occupancy: Any) -> None:
-        """See `Grid`."""
         release(placed.rows, kinds.as_numpy(occupancy))
 
     def log_probs(self, batch: GridBatch, values: Any) -> Any:
-        """See `Grid`."""
         return self._like(self._recursion.log_probs(batch, kinds.as_numpy(values)))
 
     def forward_backward(self, batch: GridBatch, values: Any) -> Any:
-        """See `Grid`."""
         return self._like(self._recursion.forward_backward(batch, kinds.as_numpy(values)))
 
     def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
-        """See `Grid`."""
         scores, paths = self._recursion.best_paths(batch, kinds.as_numpy(values))
         return scores, paths
 
     def gradient(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
     ) -> Any:
-        """See `Grid`."""
         flat = _host_rows(logits)
         # numpy asks for large pages, torch does not: with small ones their first use takes longer than the gradient.
         out = np.empty(tuple(logits.shape), flat.dtype)
@@ -119,7 +111,6 @@ class HostGrid:
     def overwrite(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
     ) -> None:
-        """See `Grid`."""
         if logits.element_size() < 4:
             logits.copy_(self.gradient(placed, logits, stats, occupancy, weights, limit))
             return
@@ -158,7 +149,6 @@ class DeviceGrid:
         return cuda_call.find_device(self._like)
 
     def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
-        """See `Grid`."""
         flat, values = _rows(logits), self._nothing(placed.rows)
         given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
         memory: Any = cuda_grid.softmax_scores(*given, *_known(placed))
@@ -168,7 +158,6 @@ class DeviceGrid:
         return values, memory.array(wide, (2 * num_softmaxes(placed.rows), len(flat)))
 
     def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
-        """See `Grid`."""
         flat, values = _rows(log_probs), self._nothing(placed.rows)
         given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
         cuda_grid.plain_scores(*given, *_known(placed))
@@ -176,25 +165,20 @@ class DeviceGrid:
         return values, wide.new_empty(0, len(flat))
 
     def constrain(self, placed: Placed, scores: Any) -> None:
-        """See `Grid`."""
         cuda_grid.constrain(self._device, placed.rows, cuda_call.view(scores))
 
     def release(self, placed: Placed, occupancy: Any) -> None:
-        """See `Grid`."""
         cuda_grid.release(self._device, placed.rows, cuda_call.view(occupancy))
 
     def log_probs(self, batch: GridBatch, values: Any) -> Any:
-        """See `Grid`."""
         memory: Any = cuda_grid.log_probs(self._device, batch, cuda_call.view(values))
         return memory.array("float64", (len(batch.sizes),))
 
     def forward_backward(self, batch: GridBatch, values: Any) -> Any:
-        """See `Grid`."""
         memory: Any = cuda_grid.forward_backward(self._device, batch, cuda_call.view(values))
         return memory.array("float64", (len(batch.sizes),))
 
     def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
-        """See `Grid`; waits for the device, once."""
         memory: Any = cuda_grid.best_paths(self._device, batch, cuda_call.view(values))
         data = memory.array("uint8", (memory.num_bytes,)).cpu().numpy()
         return cuda_grid.read_paths(batch, data)
@@ -202,7 +186,6 @@ class DeviceGrid:
     def gradient(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
     ) -> Any:
-        """See `Grid`."""
         flat = _rows(logits)
         out = flat.new_empty(logits.shape)
         self._write(placed, flat, stats, occupancy, weights, limit, out.view(flat.shape))
@@ -211,7 +194,6 @@ class DeviceGrid:
     def overwrite(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
     ) -> None:
-        """See `Grid`."""
         flat = _rows(logits)
         self._write(placed, flat, stats, occupancy, weights, limit, flat)
 
