@@ -439,7 +439,7 @@ def ctc_loss(
     """
     scores = _check_scores(log_probs, inputs, reduction, unnormalized)
     labels = _on_host_or_beside(targets, "targets", scores)
-    arguments = (
+    arguments: tuple[Any, ...] = (
         scores,
         labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels,
         _lengths(input_lengths, "input_lengths", scores),
