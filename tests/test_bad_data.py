@@ -20,10 +20,10 @@ for module in (
 ):
     pytest.importorskip(module, reason="the commands need fsachain[recipes]")
 
-from fsachain.cli.bad_data import BadData
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
+from fsachain.cli.resources import Resources
 from fsachain.data.cmvn import Cmvn
 from fsachain.errors import ConfigError, DataError
 from fsachain.nn.tdnnf import Tdnnf
@@ -166,11 +166,11 @@ def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broke
 
 def test_another_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="exclude, stop"):
-        BadData("ignore")
+        Resources(bad_data="ignore")
 
 
 def test_faults_of_several_data_sets_add_up(broken: Path) -> None:
-    bad = BadData("exclude")
+    bad = Resources(bad_data="exclude")
     bad.read(broken / "data")
     bad.read(broken / "data")
     assert len(bad.faults) == 2

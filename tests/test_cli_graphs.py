@@ -16,7 +16,6 @@ from cli_fixtures import TEXT
 from graph_paths import sample_paths
 
 from fsachain import DenominatorGraph, Fsa
-from fsachain.cli.kaldi import kaldi
 from fsachain.cli.lang import load_lang
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.numerator import build_numerator
@@ -117,12 +116,6 @@ def test_shards_train_a_model_whose_alignment_ties_a_tree(fsachain, recorded):
     assert fsachain("kaldi", "outputs", model, folder / "data", folder / "kaldi/out.ark")[0] == 0
     found = dict(read_table(folder / "kaldi/out.scp", read_matrix))
     assert {name: matrix.shape for name, matrix in found.items()} == {f"u{n}": (34, 12) for n in range(1, 6)}
-
-
-@pytest.mark.parametrize("command", sorted(kaldi.commands))
-def test_help_of_kaldi_commands_says_what_comes_in_and_what_goes_out(fsachain, command):
-    status, out, _ = fsachain("kaldi", command, "--help")
-    assert status == 0 and "In: " in out and "Out: " in out
 
 
 class TestKaldi:

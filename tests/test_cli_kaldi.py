@@ -16,8 +16,6 @@ pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]
 
 from fsachain import DenominatorGraph, Fsa, equivalent, estimate_phone_lm
 from fsachain.cli.graphs import load_normalization
-from fsachain.cli.kaldi import show
-from fsachain.cli.kaldi_values import KINDS
 from fsachain.cli.lang import load_lang
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.graph.chunks import load_chunks
@@ -290,11 +288,6 @@ def test_models_trees_and_examples_are_shown(fsachain, case):
     assert text.startswith(f"{den.start}\t")
     status, _, err = fsachain("kaldi", "show", "matrix", case / "egs/cegs.ark")
     assert status == 1 and "expected a matrix" in err
-
-
-def test_every_kind_is_offered():
-    (kind, _) = show.params
-    assert tuple(kind.type.choices) == KINDS
 
 
 @pytest.mark.parametrize(

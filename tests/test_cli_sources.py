@@ -16,8 +16,7 @@ pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]
 from fsachain import ContextTree, DenominatorGraph, Fsa, Lexicon, Topology, build_numerator, estimate_phone_lm
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import load_lang
-from fsachain.cli.numerators import NUMERATOR_COMMANDS
-from fsachain.cli.parallel import collect
+from fsachain.cli.resources import Resources
 from fsachain.decode.decoder import decode
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.algorithms import equivalent
@@ -170,11 +169,6 @@ def test_graphs_of_kaldi_over_transition_ids_are_numerators(fsachain, shared, tm
             assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
 
 
-@pytest.mark.parametrize("command", NUMERATOR_COMMANDS, ids=lambda command: command.name)
-def test_several_processes_are_offered_wherever_a_corpus_is_large(command):
-    assert "jobs" in {parameter.name for parameter in command.params}
-
-
 def test_two_processes_write_what_one_writes(fsachain, built):
     graphs = ("--lang", built / "lang", "--den", built / "den")
     for jobs in (1, 2):
@@ -198,15 +192,15 @@ def half(number):
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_results_come_in_order_and_refusals_by_name(jobs):
     items = [(f"n{number}", number) for number in (4, 3, 8, 1, 6)]
-    found, excluded = collect(half, items, "halves", jobs)
+    found, excluded = Resources(jobs=jobs).collect(half, items, "halves")
     assert list(found.items()) == [("n4", 2), ("n8", 4), ("n6", 3)]
     assert excluded == {"n3": "3 is odd", "n1": "1 is odd"}
-    assert collect(half, [], "nothing", jobs) == ({}, {})
+    assert Resources(jobs=jobs).collect(half, [], "nothing") == ({}, {})
 
 
 def test_a_process_that_is_killed_is_one_error():
     with pytest.raises(DataError, match="one of 2 processes was ended"):
-        collect(half, [("a", 2), ("b", 99), ("c", 4)], "halves", 2)
+        Resources(jobs=2).collect(half, [("a", 2), ("b", 99), ("c", 4)], "halves")
 
 
 def test_a_word_model_is_spelled_out(fsachain, built):

@@ -29,11 +29,12 @@ from fsachain.cli import EXIT_USER_ERROR, main, plots
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
-from fsachain.cli.plots import plot
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.ctm import CtmEntry, read_ctm, textgrid_name, write_textgrid
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import DataError
+from fsachain.fsa import Fsa
+from fsachain.graph.numerator import load_numerators
 from fsachain.nn.tdnnf import Tdnnf
 
 CONFIG = (
@@ -136,15 +137,17 @@ def test_graph_draws_a_numerator_as_an_utterance_uses_it(exp, drawn, tmp_path):
     scored = ("--model", exp / "model.safetensors", "--data", exp / "data")
     figure = drawn("graph", exp / "graphs" / "num.npz", tmp_path / "g.svg", *options, *scored)
     lines = figure.findobj(FancyArrowPatch)
-    fsa = plots._read_graph(exp / "graphs" / "num.npz", "u2")[0]
+    fsa = load_numerators(exp / "graphs" / "num.npz")["u2"].fsa
     assert len(lines) == fsa.num_arcs and len({line.get_linewidth() for line in lines}) > 1
 
 
 def test_the_use_of_arcs_adds_up_to_the_frames(exp):
     lang, data = load_lang(exp / "lang"), DataDir.read(exp / "data")
-    scores = plots.network_output(AcousticModel.load(exp / "model.safetensors"), data, "u2")
-    for path, is_denominator in ((exp / "graphs" / "num.npz", False), (exp / "graphs" / "den.fst", True)):
-        used = plots._arc_use(plots._read_graph(path, "u2")[0], scores, is_denominator)
+    scores = plots._network_output(AcousticModel.load(exp / "model.safetensors"), data, "u2")
+    graphs = exp / "graphs"
+    numerator, denominator = load_numerators(graphs / "num.npz")["u2"].fsa, Fsa.read(graphs / "den.fst")
+    for fsa, is_denominator in ((numerator, False), (denominator, True)):
+        used = plots._arc_use(fsa, scores, is_denominator=is_denominator)
         assert used.sum() == pytest.approx(len(scores), rel=1e-6)
     assert scores.shape[1] == lang.tree.num_pdfs
 
@@ -161,13 +164,6 @@ def test_training_and_wer_draw_the_files_of_a_run(exp, drawn, tmp_path):
     curves = {line.get_label(): line.get_xydata().tolist() for axes in figure.axes for line in axes.lines}
     assert curves["learning rate"] == [[1.0, 0.01], [2.0, 0.02], [3.0, 0.03]]
     assert curves["WER"] == [[3.0, pytest.approx(100 * 4 / 6, abs=1e-4)]]
-
-
-@pytest.mark.parametrize("command", sorted(plot.commands))
-def test_every_command_says_what_goes_in_and_out(command, capsys):
-    assert run("plot", command, "--help") == 0
-    shown = capsys.readouterr().out
-    assert "In:" in shown and "Out:" in shown
 
 
 @pytest.mark.parametrize(
@@ -201,13 +197,6 @@ def test_without_matplotlib_the_extra_is_named(exp, capsys, monkeypatch, tmp_pat
     (tmp_path / "train.jsonl").write_text(json.dumps(epoch(1)) + "\n")
     assert run("plot", "training", tmp_path / "train.jsonl", tmp_path / "o.png") == EXIT_USER_ERROR
     assert "pip install 'fsachain[plot]'" in capsys.readouterr().err
-
-
-def test_an_unknown_kind_of_row_is_refused(exp):
-    model = AcousticModel.load(exp / "model.safetensors")
-    lang, data = load_lang(exp / "lang"), DataDir.read(exp / "data")
-    with pytest.raises(ConfigError, match="by: 'state'; expected 'phone' or 'pdf'"):
-        plots.trellis_figure(model, lang, exp / "graphs", data, "u1", "state", 10)
 
 
 # TextGrids

@@ -107,9 +107,10 @@ def test_a_network_that_sees_whole_utterances_hears_short_recordings_whole_and_l
 ) -> None:
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     from fsachain.cli.model import AcousticModel
-    from fsachain.cli.use import CONTEXT_SECONDS, open_recording, stream_outputs
+    from fsachain.cli.use import CONTEXT_SECONDS, stream_outputs
     from fsachain.data.cmvn import Cmvn
     from fsachain.data.features import compute_features
+    from fsachain.data.recording import Recording
 
     sizes = {
         "kind": "conformer",
@@ -126,7 +127,7 @@ def test_a_network_that_sees_whole_utterances_hears_short_recordings_whole_and_l
     network.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape[1]))
     model = AcousticModel(experiment, network, Cmvn(experiment.cmvn))
     path = record(tmp_path / "a.wav", seconds=seconds)
-    found = np.concatenate(list(stream_outputs(model, open_recording(model, path))))
+    found = np.concatenate(list(stream_outputs(model, Recording(path, experiment.features.sample_rate))))
     soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     features = torch.from_numpy(
         compute_features(soundfile.read(path, dtype="float32")[0], experiment.features)

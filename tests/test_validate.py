@@ -21,7 +21,8 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 from fsachain.cli import EXIT_USER_ERROR, main
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import Lang, load_lang
-from fsachain.cli.training_data import validate_data
+from fsachain.cli.resources import Resources
+from fsachain.cli.validate import validate_data
 from fsachain.data import audio
 from fsachain.data.utterance import KINDS, Fault, fault_table
 from fsachain.errors import DataError
@@ -305,7 +306,7 @@ def test_two_faults_in_one_chunk_of_the_cache_leave_the_others_cached(corpus: Pa
     (corpus / "u1.wav").unlink()
     speak(corpus / "u3.wav", rate=16000)
     for _ in range(2):
-        found = validate_data(corpus, EXPERIMENT, cache=corpus / "cache")
+        found = validate_data(corpus, EXPERIMENT, resources=Resources(cache=corpus / "cache"))
         assert sorted((fault.id, fault.kind) for fault in found.faults) == [
             ("u1", "missing file"),
             ("u3", "sampling rate"),

@@ -96,7 +96,7 @@ def test_the_page_and_the_status_say_what_is_wrong(
 def test_parts_take_the_tests_that_they_are_for() -> None:
     assert "tests/test_golden_kaldi.py" in verify.test_files(verify.GOLDEN)
     assert "tests/test_cuda_sanitizers.py" in verify.test_files(verify.SANITIZED)
-    assert "tests/test_recipe_tiny.py" in verify.test_files(verify.RECIPES)
+    assert "tests/slow/test_recipe_tiny.py" in verify.test_files(verify.RECIPES)
 
 
 def test_every_recipe_is_run_by_a_test() -> None:

@@ -1,48 +1,148 @@
-"""The commands of `fsachain`: what comes in, what goes out; the work is done in `fsachain.cli.steps`.
-
-The steps are imported inside the commands: they bring torch, which `--help` need not wait for.
-"""
+"""The commands of `fsachain`, by name. `fsachain --help` imports none of them: most bring PyTorch, which takes seconds."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from importlib import import_module
+from typing import NamedTuple
 
 import click
 
-from fsachain.cli.graph_tools import GRAPH_COMMANDS, tie_tree
-from fsachain.cli.inspect import info, score
-from fsachain.cli.kaldi import kaldi
-from fsachain.cli.keyword import keyword
-from fsachain.cli.language_models import LANGUAGE_MODEL_COMMANDS
-from fsachain.cli.numerators import NUMERATOR_COMMANDS
-from fsachain.cli.options import (
-    INPUT_DATA,
-    INPUT_FILE,
-    INPUT_FOLDER,
-    OUTPUT,
-    bad_data_option,
-    cache_option,
-    commands_option,
-    config_option,
-    lang_option,
-    merge_option,
-    scheduler_option,
-    seed_option,
-    workers_option,
+
+class Entry(NamedTuple):
+    """Where a command is, and the first line of its help."""
+
+    module: str
+    name: str
+    help: str
+
+
+COMMANDS = {
+    "lang": Entry("lang", "lang_command", "Number the words, phones and pdfs of a lexicon."),
+    "spell": Entry("language_models", "spell", "Make a lexicon of characters, where there is no dictionary."),
+    "phone-lm": Entry("language_models", "phone_lm", "Estimate the phone language model of the denominator."),
+    "word-lm": Entry(
+        "language_models", "word_lm", "Estimate a word n-gram and spell it out in phones, for a denominator."
+    ),
+    "estimate-arpa": Entry(
+        "language_models", "estimate_arpa", "Estimate an n-gram with modified Kneser-Ney smoothing."
+    ),
+    "arpa-lm": Entry(
+        "language_models", "arpa_lm", "Turn an ARPA file into a language model for a denominator."
+    ),
+    "den-graph": Entry("graphs", "den_graph", "Build the denominator graph."),
+    "num-graphs": Entry("graphs", "num_graphs", "Build the numerator graph of every utterance."),
+    "num-tables": Entry(
+        "graphs",
+        "num_tables",
+        "Build and compile the numerators of a large corpus; a run that was broken off continues where it stood.",
+    ),
+    "num-patterns": Entry(
+        "graphs", "num_patterns", "Build numerators of alternatives, gaps, unknown words and keywords."
+    ),
+    "num-fsts": Entry("graphs", "num_fsts", "Build numerators from graphs in OpenFst files or AT&T text."),
+    "train": Entry(
+        "training",
+        "train",
+        "Train a network with LF-MMI; a run that was broken off continues where it stood.",
+    ),
+    "validate": Entry(
+        "validate", "validate", "List what is wrong with a data directory, before a training meets it."
+    ),
+    "decode": Entry(
+        "decoding",
+        "decode",
+        "Recognise the words of a data directory, and score them against its transcripts.",
+    ),
+    "rescore": Entry(
+        "decoding", "rescore", "Let a larger language model choose among the best word sequences."
+    ),
+    "align": Entry("decoding", "align", "Find when each word and phone of the transcripts is said."),
+    "keyword": Entry(
+        "decoding", "keyword", "Look for a keyword, and count misses at a given rate of false alarms."
+    ),
+    "supervise": Entry(
+        "supervision",
+        "supervise",
+        "Make numerators whose times come from an alignment, in chunks: for a second training.",
+    ),
+    "tie-tree": Entry(
+        "supervision",
+        "tie_tree",
+        "Tie the left biphones of a language by the aligned frames of an end-to-end model.",
+    ),
+    "transcribe": Entry(
+        "use", "transcribe", "Recognise recordings, and print their words with times and confidences."
+    ),
+    "align-long": Entry(
+        "use",
+        "align_long",
+        "Find when each word of a long recording is said, in memory that does not grow with it.",
+    ),
+    "export": Entry("use", "export", "Write a model as an ONNX file, checked against PyTorch."),
+    "score": Entry("inspect", "score", "Compare two transcripts."),
+    "info": Entry(
+        "inspect",
+        "info",
+        "Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.",
+    ),
+    "equivalent": Entry(
+        "inspect", "equivalent", "Compare two graphs by the scores of random sequences that each accepts."
+    ),
+    "random-paths": Entry("inspect", "random_paths", "Draw random accepted paths."),
+    "dot": Entry(
+        "inspect", "dot", "Print a small graph for Graphviz: fsachain dot den.fst | dot -Tsvg > den.svg."
+    ),
+    "determinize": Entry(
+        "inspect", "determinize", "Give each accepted sequence one path, with its score in the semiring."
+    ),
+    "minimize": Entry(
+        "inspect",
+        "minimize",
+        "Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.",
+    ),
+    "report": Entry("report", "report", "Show an experiment as one HTML file that needs no network."),
+    "tensorboard": Entry("report", "tensorboard", "Write a training's log as TensorBoard scalars."),
+    "plot": Entry(
+        "plots",
+        "plot",
+        "Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.",
+    ),
+    "kaldi": Entry(
+        "kaldi", "kaldi", "Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        entry = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"fsachain.cli.{entry.module}"), entry.name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """A line for each command."""
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, click.Command(name, help=COMMANDS[name].help).get_short_help_str(limit))
+                    for name in self.list_commands(ctx)
+                ]
+            )
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-from fsachain.cli.plots import plot
-from fsachain.cli.report import REPORT_COMMANDS
-from fsachain.cli.rescore import rescore
-from fsachain.cli.training import train
-from fsachain.cli.use import USE_COMMANDS
-from fsachain.cli.validate import validate
-
-if TYPE_CHECKING:
-    from fsachain.cli.config import Experiment
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="fsachain")
 @click.option(
     "--allow-import",
@@ -63,187 +163,3 @@ def app(context: click.Context, imports: tuple[str, ...]) -> None:
         from fsachain.cli.model import permitted_imports
 
         context.with_resource(permitted_imports(imports))
-
-
-@app.command()
-@click.argument("lexicon", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
-@click.option(
-    "--text",
-    type=INPUT_DATA,
-    help="Transcripts or data set whose phones are counted for a tied-biphone context.",
-)
-@config_option
-@seed_option
-def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int) -> None:
-    """Number the words, phones and pdfs of a lexicon.
-
-    In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
-
-    Out: folder OUT with lexicon.json, tree.npz, words.txt and phones.txt.
-    """
-    from fsachain.cli.lang import make_lang, read_transcripts
-
-    said = () if text is None else read_transcripts(text).values()
-    made = make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)
-    click.echo(f"{made} -> {out}")
-
-
-@app.command("phone-lm")
-@click.argument("text", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@config_option
-@seed_option
-def phone_lm(text: Path, out: Path, lang: Path, experiment: Experiment, seed: int) -> None:
-    """Estimate the phone language model of the denominator.
-
-    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
-    Utterances with unknown words are named and left out.
-
-    Out: OUT, an OpenFst acceptor over phone ids.
-    """
-    from fsachain.cli.graphs import make_phone_lm
-    from fsachain.cli.lang import load_lang, read_transcripts
-
-    click.echo(
-        f"{make_phone_lm(load_lang(lang), read_transcripts(text), out, experiment.phone_lm, seed)} -> {out}"
-    )
-
-
-@app.command("den-graph")
-@click.argument("phone_lm", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@merge_option
-def den_graph(phone_lm: Path, out: Path, lang: Path, merge: Literal["sum", "min"]) -> None:
-    """Build the denominator graph.
-
-    In: PHONE_LM, made by `fsachain phone-lm`.
-
-    Out: folder OUT with den.fst and normalization.fst, OpenFst acceptors whose labels are pdf + 1.
-    """
-    from fsachain.cli.graphs import make_denominator
-    from fsachain.cli.lang import load_lang
-
-    click.echo(f"{make_denominator(load_lang(lang), phone_lm, out, merge)} -> {out}")
-
-
-@app.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@click.option(
-    "--arpa",
-    type=INPUT_FILE,
-    help="Word language model; without it every word of the lexicon may follow any.",
-)
-@click.option(
-    "--grammar",
-    type=(INPUT_FILE, INPUT_FILE),
-    metavar="G WORDS",
-    help="The same as G.fst, and its words.txt.",
-)
-@click.option("--dev", type=INPUT_DATA, help="Data set on which LM weight and insertion penalty are chosen.")
-@click.option("--lm-weight", type=float, default=1.0, show_default=True, help="Where there is no --dev.")
-@click.option(
-    "--word-insertion-penalty", type=float, default=0.0, show_default=True, help="Where there is no --dev."
-)
-@scheduler_option
-@cache_option
-@workers_option
-@bad_data_option
-@commands_option
-def decode(**arguments: Any) -> None:
-    """Recognise the words of a data directory, and score them against its transcripts.
-
-    In: MODEL, made by `fsachain train`, and DATA, a data set as `fsachain train` takes it.
-
-    Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
-    utterances cannot be used, which are not scored.
-    """
-    from fsachain.cli.bad_data import FAULTS_FILE, bad_data_of
-    from fsachain.cli.decoding import DecodingGraphs, decode_data, tune_data
-    from fsachain.cli.lang import load_lang
-    from fsachain.cli.model import AcousticModel
-    from fsachain.cli.parallel import executor_at
-
-    acoustic = AcousticModel.load(arguments["model"])
-    graphs = DecodingGraphs(load_lang(arguments["lang"]), arguments["arpa"], arguments["grammar"])
-    weight, penalty = arguments["lm_weight"], arguments["word_insertion_penalty"]
-    out = arguments["out"]
-    with (
-        bad_data_of(arguments, out / FAULTS_FILE) as bad_data,
-        executor_at(arguments["scheduler"]) as executor,
-    ):
-        settings: dict[str, Any] = {"cache": arguments["cache"], "num_workers": arguments["workers"]}
-        settings |= {"executor": executor, "bad_data": bad_data}
-        if arguments["dev"]:
-            best = tune_data(acoustic, graphs, bad_data.read(arguments["dev"]), out, **settings).best
-            weight, penalty = best.lm_weight, best.word_insertion_penalty
-            click.echo(f"LM weight {weight:g}, word insertion penalty {penalty:g}: dev {best.counts}")
-        data = bad_data.read(arguments["data"])
-        report = decode_data(acoustic, graphs, data, out, weight, penalty, **settings)
-        click.echo(f"{report.total} -> {out}")
-
-
-@app.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
-@lang_option
-@click.option("--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`: needed for supervise.")
-@click.option("--textgrid", type=OUTPUT, help="Folder for a TextGrid of each utterance, for Praat.")
-@cache_option
-@workers_option
-@bad_data_option
-@commands_option
-def align(model: Path, data: Path, out: Path, **arguments: Any) -> None:
-    """Find when each word and phone of the transcripts is said.
-
-    In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
-    the denominator has are looked for; `fsachain supervise` takes no others.
-
-    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds);
-    faults.jsonl if utterances cannot be used.
-    """
-    from fsachain.cli.bad_data import FAULTS_FILE, bad_data_of
-    from fsachain.cli.decoding import align_data
-    from fsachain.cli.graphs import load_normalization
-    from fsachain.cli.lang import load_lang
-    from fsachain.cli.model import AcousticModel
-
-    language = load_lang(arguments["lang"])
-    with bad_data_of(arguments, out / FAULTS_FILE) as bad_data:
-        summary = align_data(
-            AcousticModel.load(model),
-            language,
-            bad_data.read(data),
-            out,
-            normalization=load_normalization(language, arguments["den"]) if arguments["den"] else None,
-            textgrids=arguments["textgrid"],
-            cache=arguments["cache"],
-            num_workers=arguments["workers"],
-            bad_data=bad_data,
-        )
-        click.echo(f"{summary} -> {out}")
-
-
-for command in (
-    train,
-    score,
-    info,
-    keyword,
-    rescore,
-    *LANGUAGE_MODEL_COMMANDS,
-    *NUMERATOR_COMMANDS,
-    tie_tree,
-    *GRAPH_COMMANDS,
-    kaldi,
-    plot,
-    *REPORT_COMMANDS,
-    validate,
-    *USE_COMMANDS,
-):
-    app.add_command(command)

@@ -14,9 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import torch
 from torch import nn
 
+from fsachain.cli.options import INPUT_FILE
+from fsachain.data.audio import Perturbation
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
 from fsachain.data.features import FeatureConfig
@@ -319,6 +322,10 @@ class PerturbationConfig:
     speeds: tuple[float, ...] = (1.0,)
     volume: tuple[float, float] = (1.0, 1.0)
 
+    def copies(self, seed: int) -> list[Perturbation]:
+        """One perturbation for each speed."""
+        return [Perturbation(speed, self.volume, seed) for speed in self.speeds]
+
 
 @dataclass(frozen=True)
 class SupervisionConfig:
@@ -402,11 +409,7 @@ class Experiment:
         return NetworkSpec.of(self.network, self.features.num_features, num_pdfs)
 
     def network_config(self, num_pdfs: int) -> Any:
-        """The network's configuration for these features and so many pdfs: `TdnnfConfig`, `ConformerConfig` or yours.
-
-        Raises:
-            ConfigError: an unknown option, or one that the features or the tree decide.
-        """
+        """The network's configuration for these features and so many pdfs: `TdnnfConfig`, `ConformerConfig` or yours."""
         return self.network_spec(num_pdfs).config
 
     @classmethod
@@ -433,3 +436,12 @@ class Experiment:
     def to_dict(self) -> dict[str, Any]:
         """A plain table that `from_dict` reads; every option is in it."""
         return to_dict(self)
+
+
+config_option = click.option(
+    "--config",
+    "experiment",
+    type=INPUT_FILE,
+    callback=lambda _context, _option, path: Experiment() if path is None else Experiment.read(path),
+    help="YAML file of the experiment; without it every option has its default.",
+)

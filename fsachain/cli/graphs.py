@@ -1,129 +1,84 @@
-"""Graphs of an experiment, as files: phone language model, denominator, numerators, word grammar."""
+"""The graphs of a training, as files: den-graph, num-graphs, num-tables, num-patterns, num-fsts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from fsachain.cli.config import PhoneLmConfig
-from fsachain.cli.lang import TREE, Lang
-from fsachain.cli.parallel import collect
-from fsachain.data.kaldi_dir import DataDir, Utterance
+import click
+import numpy as np
+
+from fsachain.cli.lang import TREE, Lang, lang_option
+from fsachain.cli.options import (
+    INPUT_DATA,
+    INPUT_FILE,
+    INPUT_FOLDER,
+    OUTPUT,
+    counter,
+    merge_option,
+    phones_per_loop_option,
+    reasons,
+)
+from fsachain.cli.resources import Resources, with_resources
+from fsachain.data.kaldi_dir import DataDir, Utterance, read_table
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import DataError, GraphError
-from fsachain.fsa import Fsa
+from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator, free_denominator
-from fsachain.graph.grammar import estimate_arpa
-from fsachain.graph.lexicon import lm_phones
-from fsachain.graph.numerator import Numerator, NumeratorSource, build_numerator, save_numerators
-from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.numerator import (
+    NO_WORD,
+    Numerator,
+    NumeratorSource,
+    build_numerator,
+    numerator_of_phones,
+    save_numerators,
+)
+from fsachain.graph.patterns import (
+    LOOP,
+    build_pattern_numerator,
+    numerator_of_words,
+    parse_pattern,
+    phone_loop,
+)
+from fsachain.graph.shards import NumeratorMaker, make_shards
+from fsachain.graph.transducer import product, remove_epsilons
+from fsachain.kaldi.archive import read_table as read_archive
+from fsachain.kaldi.archive import read_value
+from fsachain.kaldi.decoding import grammar_over, pdf_graph
+from fsachain.kaldi.symbols import read_symbols
+from fsachain.kaldi.transitions import TransitionModel, read_transition_model
+from fsachain.openfst import Transducer, read_fst
 
 DENOMINATOR = "den.fst"
 NORMALIZATION = "normalization.fst"
 
-
-@dataclass(frozen=True)
-class NumeratorSummary:
-    """What `make_numerators` built, and which utterances it left out, each with the reason."""
-
-    num_graphs: int
-    num_arcs: int
-    excluded: dict[str, str]
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.num_graphs} numerators, {self.num_arcs} arcs, {len(self.excluded)} utterances excluded"
-        ]
-        return "\n  ".join([*lines, *self.excluded.values()])
+Merge = Literal["sum", "min"]
 
 
-@dataclass(frozen=True)
-class PhoneLmSummary:
-    """What `make_phone_lm` estimated, and which utterances it left out, each with the reason."""
-
-    fsa: Fsa
-    excluded: dict[str, str]
-
-    def __str__(self) -> str:
-        lines = [f"phone language model of {self.fsa.num_states} states, {self.fsa.num_arcs} arcs"]
-        if self.excluded:
-            lines[0] += f", {len(self.excluded)} utterances excluded"
-        return "\n  ".join([*lines, *self.excluded.values()])
+# The denominator.
 
 
-def make_phone_lm(
-    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path, config: PhoneLmConfig, seed: int
-) -> PhoneLmSummary:
-    """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file.
+@click.command("den-graph")
+@click.argument("phone_lm", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@merge_option
+def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
+    """Build the denominator graph.
 
-    Args:
-        lang: lexicon and tree.
-        transcripts: words by utterance; those with a word that the lexicon refuses are left out and named, as
-            they have no numerator either.
-        out: the OpenFst file.
-        config: order and size, and where silence stands.
-        seed: of the pronunciations and silences.
+    In: PHONE_LM, made by `fsachain phone-lm`.
 
-    Raises:
-        DataError: no utterance with words is left.
+    Out: folder OUT with den.fst and normalization.fst, OpenFst acceptors whose labels are pdf + 1.
     """
-    excluded = refused(lang, transcripts)
-    usable = usable_transcripts(transcripts, excluded, out)
-    phones = lm_phones(
-        usable,
-        lang.lexicon,
-        edge_silence=config.edge_silence,
-        between_silence=config.between_silence,
-        seed=seed,
-    )
-    phone_lm = estimate_phone_lm(
-        phones,
-        ngram_order=config.ngram_order,
-        num_extra_lm_states=config.num_extra_lm_states,
-        no_prune_ngram_order=config.no_prune_ngram_order,
-    )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    phone_lm.write(out)
-    return PhoneLmSummary(phone_lm, excluded)
+    click.echo(f"{make_denominator(lang, phone_lm, out, merge)} -> {out}")
 
 
-def usable_transcripts(
-    transcripts: Mapping[str, Sequence[str]], excluded: Mapping[str, str], out: Path
-) -> list[Sequence[str]]:
-    """The transcripts with words that are not excluded.
-
-    Raises:
-        DataError: there are none; the message begins with `out`.
-    """
-    usable = [words for name, words in transcripts.items() if words and name not in excluded]
-    if not usable:
-        reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
-        raise DataError(f"{out}: no transcript for a language model; the first reason: {reason}")
-    return usable
-
-
-def refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The utterances that have a word which the lexicon refuses, with the reason."""
-    found: dict[str, str] = {}
-    for name, words in transcripts.items():
-        try:
-            for word in words:
-                lang.lexicon.pronunciations_of(word, name=name)
-        except GraphError as error:
-            found[name] = str(error)
-    return found
-
-
-def make_denominator(
-    lang: Lang, phone_lm: Path, out: Path, merge: Literal["sum", "min"] = "sum"
-) -> DenominatorGraph:
-    """Build the denominator from a phone language model.
-
-    Writes den.fst, normalization.fst and the tree they were made with, tree.npz, to `out`.
+def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> DenominatorGraph:
+    """Build the denominator from a phone language model and write it as `write_denominator` does.
 
     Raises:
         GraphError: the file holds no phone language model over the phones of `lang`.
@@ -138,16 +93,14 @@ def make_denominator(
 
 
 def make_free_denominator(lang: Lang, out: Path) -> DenominatorGraph:
-    """Write the denominator that accepts every sequence of pdfs, with the files of `make_denominator`."""
+    """Write the denominator that accepts every sequence of pdfs."""
     denominator = DenominatorGraph(free_denominator(lang.tree.num_pdfs), lang.tree.num_pdfs)
     write_denominator(lang, denominator, out, "sum")
     return denominator
 
 
-def write_denominator(
-    lang: Lang, denominator: DenominatorGraph, out: Path, merge: Literal["sum", "min"]
-) -> None:
-    """Write den.fst, normalization.fst and the tree they were made with, tree.npz."""
+def write_denominator(lang: Lang, denominator: DenominatorGraph, out: Path, merge: Merge) -> None:
+    """Write den.fst, normalization.fst and the tree they were made with, tree.npz, to the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
     lang.tree.save(out / TREE)
     denominator.fsa.write(out / DENOMINATOR)
@@ -181,64 +134,24 @@ def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
     return Fsa.read(folder / graph)
 
 
-@dataclass(frozen=True, eq=False)
-class TranscriptMaker:
-    """Turns an utterance into the numerator of its transcript."""
+# Numerators.
 
-    lang: Lang
-    normalization: Fsa | None
-
-    def __call__(self, utterance: Utterance) -> Numerator:
-        """The numerator; a `GraphError` names the utterance."""
-        return build_numerator(
-            utterance.words,
-            self.lang.lexicon,
-            self.lang.tree,
-            normalization=self.normalization,
-            name=utterance.id,
-        )
+normalizing_option = click.option(
+    "--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`; normalises the numerators."
+)
 
 
-def build_numerators(
-    lang: Lang,
-    data: DataDir,
-    normalization: Fsa | None,
-    *,
-    jobs: int = 1,
-    executor: Executor | None = None,
-) -> tuple[dict[str, Numerator], dict[str, str]]:
-    """The numerators of all utterances by id, and for those that have none the reason.
+@dataclass(frozen=True)
+class NumeratorSummary:
+    """What was built, and which utterances were left out, each with the reason."""
 
-    An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
-    normalization does not accept. `jobs` processes work, or the executor.
-    """
-    items = [(utterance.id, utterance) for utterance in data.utterances]
-    return collect(TranscriptMaker(lang, normalization), items, "numerators", jobs, executor)
+    num_graphs: int
+    num_arcs: int
+    excluded: dict[str, str]
 
-
-def make_numerators(
-    lang: Lang,
-    data: DataDir,
-    out: Path,
-    normalization: Fsa | None,
-    *,
-    jobs: int = 1,
-    executor: Executor | None = None,
-) -> NumeratorSummary:
-    """Build the numerators of a data directory and write them to one npz file.
-
-    Args:
-        lang: lexicon and tree.
-        data: the utterances; those that `build_numerators` excludes are left out and named.
-        out: the npz file.
-        normalization: of the denominator; None leaves the numerators unnormalised.
-        jobs: processes.
-        executor: used in place of processes of our own.
-
-    Raises:
-        DataError: no utterance is left.
-    """
-    return write_numerators(out, *build_numerators(lang, data, normalization, jobs=jobs, executor=executor))
+    def __str__(self) -> str:
+        head = f"{self.num_graphs} numerators, {self.num_arcs} arcs, {len(self.excluded)} utterances excluded"
+        return reasons(head, [*self.excluded.values()])
 
 
 def write_numerators(
@@ -261,9 +174,228 @@ def write_numerators(
     return NumeratorSummary(len(numerators), num_arcs, excluded)
 
 
-def make_grammar(
-    transcripts: Iterable[Sequence[str]], vocabulary: Sequence[str], out: Path, order: int
+@click.command("num-graphs")
+@click.argument("data", type=INPUT_DATA)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@normalizing_option
+@with_resources("jobs", "scheduler", "bad_data", beside=True)
+def num_graphs(data: Path, out: Path, lang: Lang, den: Path | None, resources: Resources) -> None:
+    """Build the numerator graph of every utterance.
+
+    In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
+
+    Out: OUT, one npz file.
+    """
+    normalization = None if den is None else load_normalization(lang, den)
+    click.echo(f"{make_numerators(lang, resources.read(data), out, normalization, resources)} -> {out}")
+
+
+def make_numerators(
+    lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, resources: Resources | None = None
+) -> NumeratorSummary:
+    """Build the numerators of a data set, without `normalization` unnormalised, and write them to one npz file.
+
+    Raises:
+        DataError: no utterance is left.
+    """
+    return write_numerators(out, *build_numerators(lang, data, normalization, resources))
+
+
+def build_numerators(
+    lang: Lang, data: DataDir, normalization: Fsa | None, resources: Resources | None = None
+) -> tuple[dict[str, Numerator], dict[str, str]]:
+    """The numerators of all utterances by id, and for those that have none the reason.
+
+    An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
+    normalization does not accept.
+    """
+    items = [(utterance.id, utterance) for utterance in data.utterances]
+    make = partial(_numerator_of_transcript, lang, normalization)
+    return (resources or Resources()).collect(make, items, "numerators")
+
+
+def _numerator_of_transcript(lang: Lang, normalization: Fsa | None, utterance: Utterance) -> Numerator:
+    return build_numerator(
+        utterance.words, lang.lexicon, lang.tree, normalization=normalization, name=utterance.id
+    )
+
+
+@click.command("num-tables")
+@click.argument("data", type=INPUT_DATA)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@normalizing_option
+@click.option(
+    "--shard-size", type=click.IntRange(min=1), default=2000, show_default=True, help="Utterances per file."
+)
+@with_resources("jobs", "scheduler", "bad_data")
+def num_tables(
+    data: Path, out: Path, lang: Lang, den: Path | None, shard_size: int, resources: Resources
 ) -> None:
-    """Estimate a word n-gram of the transcripts and write it in ARPA format."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(estimate_arpa(list(transcripts), order, vocabulary=vocabulary), encoding="utf-8")
+    """Build and compile the numerators of a large corpus; a run that was broken off continues where it stood.
+
+    In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
+
+    Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
+    """
+    normalization = None if den is None else load_normalization(lang, den)
+    maker = NumeratorMaker(lang.lexicon, lang.tree, normalization)
+    said = [(utterance.id, utterance.words) for utterance in resources.read(data)]
+    with counter("numerators") as update:
+        summary = make_shards(
+            said,
+            maker,
+            out,
+            shard_size=shard_size,
+            jobs=resources.jobs,
+            executor=resources.executor,
+            progress=update,
+        )
+    click.echo(f"{summary} -> {out}")
+
+
+@click.command("num-patterns")
+@click.argument("patterns", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@normalizing_option
+@click.option(
+    "--part",
+    "parts",
+    type=(str, INPUT_FILE),
+    multiple=True,
+    metavar="NAME FST",
+    help="Acceptor over phones that NAME stands for in the patterns, such as '<spell>' phone_lm.fst.",
+)
+@phones_per_loop_option
+@with_resources("jobs", "scheduler")
+def num_patterns(
+    patterns: Path,
+    out: Path,
+    lang: Lang,
+    den: Path | None,
+    parts: tuple[tuple[str, Path], ...],
+    phones_per_loop: float,
+    resources: Resources,
+) -> None:
+    r"""Build numerators of alternatives, gaps, unknown words and keywords.
+
+    In: PATTERNS, lines of an utterance and what it may say: words; `( 0.7 yes | 0.3 yes please )` for one of several;
+    `[ please ]` for what may be missing; `<loop>` for any phones, one at least; `*` for a gap, any phones or none. A
+    keyword among anything is `* hey robin *`, anything at all `<loop>`. `\*` is a word.
+
+    Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
+    """
+    normalization = None if den is None else load_normalization(lang, den)
+    known = {LOOP: phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)}
+    for name, path in parts:
+        graph = read_value(path, read_fst)
+        try:
+            known[name] = input_fsa(remove_epsilons(graph, range(len(graph.src)))[0])
+        except GraphError as error:
+            raise DataError(f"{path}: no acceptor over phones: {error}") from error
+    lines = [(name, (name, text)) for name, (_, text) in read_table(patterns).items()]
+    made = resources.collect(partial(_numerator_of_pattern, lang, known, normalization), lines, "numerators")
+    click.echo(f"{write_numerators(out, *made, 'graphs')} -> {out}")
+
+
+def _numerator_of_pattern(
+    lang: Lang, parts: Mapping[str, Fsa], normalization: Fsa | None, named: tuple[str, str]
+) -> Numerator:
+    name, text = named
+    try:
+        pattern = parse_pattern(text, parts)
+    except GraphError as error:
+        raise GraphError(f"utterance {name!r}: {error}") from error
+    if not pattern:
+        raise GraphError(f"utterance {name!r}: the pattern is empty: a numerator needs at least one word")
+    return build_pattern_numerator(pattern, lang.lexicon, lang.tree, normalization=normalization, name=name)
+
+
+@click.command("num-fsts")
+@click.argument("table")
+@click.argument("out", type=OUTPUT)
+@lang_option
+@normalizing_option
+@click.option(
+    "--labels",
+    type=click.Choice(["words", "phones", "pdfs", "transition-ids"]),
+    default="words",
+    show_default=True,
+    help="What input labels mean; pdfs as pdf + 1, transition ids with --model.",
+)
+@click.option("--words", type=INPUT_FILE, help="words.txt of the graphs; without it that of --lang.")
+@click.option("--model", type=INPUT_FILE, help="0.trans_mdl or final.mdl, for transition ids.")
+@with_resources("jobs", "scheduler")
+def num_fsts(
+    table: str,
+    out: Path,
+    lang: Lang,
+    den: Path | None,
+    labels: str,
+    words: Path | None,
+    model: Path | None,
+    resources: Resources,
+) -> None:
+    """Build numerators from graphs in OpenFst files or AT&T text.
+
+    In: TABLE, an archive of FSTs (ark:graphs.ark, .gz too) or an scp file that names a file for each utterance. Graphs of
+    words and of phones are spelled out and expanded; graphs over pdfs or transition ids, such as those of
+    compile-train-graphs, are taken as they are. Cycles are fine; output labels are ignored.
+
+    Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
+    """
+    if (labels == "transition-ids") != (model is not None):
+        raise ConfigError(
+            f"labels = {labels!r}, model = {model}: transition ids need their model, others have none"
+        )
+    make = partial(
+        _numerator_of_graph,
+        lang,
+        None if den is None else load_normalization(lang, den),
+        labels,
+        lang.lexicon.words if words is None else read_symbols(words),
+        None if model is None else read_transition_model(model),
+    )
+    items = [(name, (name, graph)) for name, graph in read_archive(table, read_fst)]
+    made = resources.collect(make, items, "numerators")
+    click.echo(f"{write_numerators(out, *made, 'graphs')} -> {out}")
+
+
+def _numerator_of_graph(
+    lang: Lang,
+    normalization: Fsa | None,
+    labels: str,
+    words: Sequence[str],
+    model: TransitionModel | None,
+    named: tuple[str, Transducer],
+) -> Numerator:
+    name, graph = named
+    graph = replace(graph, olabel=graph.ilabel)
+    options: dict[str, Any] = {"normalization": normalization, "name": name}
+    try:
+        if labels == "words":
+            spoken = grammar_over(graph, words, lang.lexicon.words)
+            return numerator_of_words(spoken, lang.lexicon, lang.tree, **options)
+        if model is not None:
+            graph = pdf_graph(graph, model)
+        plain = remove_epsilons(graph, range(len(graph.src)))[0]
+        if labels == "phones":
+            no_words = [NO_WORD] * len(plain.src)
+            return numerator_of_phones(plain, no_words, (), lang.lexicon, lang.tree, **options)
+        return _numerator_of_pdfs(input_fsa(plain), lang.tree.num_pdfs, normalization)
+    except (DataError, GraphError) as error:
+        text = str(error)
+        raise GraphError(text if repr(name) in text else f"utterance {name!r}: {text}") from error
+
+
+def _numerator_of_pdfs(fsa: Fsa, num_pdfs: int, normalization: Fsa | None) -> Numerator:
+    if fsa.num_arcs and fsa.pdf.max() >= num_pdfs:
+        raise GraphError(f"has pdf {fsa.pdf.max()}; the tree has {num_pdfs}")
+    if normalization is not None:
+        fsa, _ = product(fsa, normalization)
+    if not fsa.num_arcs:
+        raise GraphError("no path is left, or none that the normalization accepts")
+    none = np.zeros(fsa.num_arcs, dtype=np.int32)
+    return Numerator(fsa, (), none, none + NO_WORD, none.astype(np.bool_))

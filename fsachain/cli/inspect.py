@@ -1,4 +1,7 @@
-"""The commands that change nothing: `score` compares two transcripts, `info` describes a file."""
+"""Commands to look at results and graphs: score, info; equivalent, random-paths, dot; determinize and minimize.
+
+What brings PyTorch is imported where it is needed: most of these commands start without it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,33 @@ from pathlib import Path
 
 import click
 
-from fsachain.cli.options import INPUT_FILE, INPUT_PATH, OUTPUT
-from fsachain.data.cuts import holds_cuts
-from fsachain.data.kaldi_dir import DataDir
+from fsachain.cli.options import INPUT_FILE, INPUT_PATH, OUTPUT, seed_option
+from fsachain.decode.wer import read_text
+from fsachain.decode.wer import score as score_words
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.algorithms import graph_facts, transducer_facts
-from fsachain.graph.shards import SUFFIX
+from fsachain.graph import algorithms
+from fsachain.graph.chunks import holds_chunks, load_chunks
+from fsachain.graph.numerator import load_numerators
+from fsachain.graph.shards import SUFFIX, TableShards
 from fsachain.kaldi.archive import read_value
 from fsachain.openfst import MAGIC, read_fst
 from fsachain.stream import open_file
+from fsachain.table_file import TableFile
+
+DIFFERENT = 1  # exit status of `equivalent`
+GRAPHS = (".fst", ".txt")
+SAFETENSORS = ".safetensors"
+
+semiring_option = click.option(
+    "--semiring",
+    type=click.Choice(["log", "tropical"]),
+    required=True,
+    help="Weights of all paths of a sequence added up, or the best of them.",
+)
+mean_frames_option = click.option(
+    "--mean-frames", type=click.IntRange(min=1), default=50, show_default=True, help="Length of the paths."
+)
 
 
 @click.command()
@@ -32,10 +52,6 @@ def score(reference: Path, hypothesis: Path, utt2spk: Path | None, out: Path | N
     Out: the word error rate, the table of speakers and every wrong utterance, printed;
     with --out also as files.
     """
-    from fsachain.decode.wer import read_text
-    from fsachain.decode.wer import score as score_words
-    from fsachain.errors import DataError
-
     speakers = None
     if utt2spk is not None:
         speakers = {name: words[0] for name, words in read_text(utt2spk).items() if words}
@@ -58,39 +74,21 @@ def info(path: Path) -> None:
     Out: a few lines, printed. Of a graph: states, arcs, pdfs, self-loops, cycles, final states, shortest path, sums
     of its states, memory and work per frame.
     """
-    click.echo(describe_path(path))
-
-
-# A few lines about any file or folder that the commands make.
-
-GRAPHS = (".fst", ".txt")
-_SAFETENSORS = ".safetensors"
-
-
-def describe_path(path: Path) -> str:
-    """What the file or folder is and how large, in a few lines.
-
-    Raises:
-        FsachainError: it is of no known kind, or damaged.
-    """
     if path.suffix == SUFFIX or (path.is_dir() and any(path.glob(f"*{SUFFIX}"))):
-        return describe_shards(path)
-    if holds_cuts(path):
-        return describe_data(path)
-    if path.is_dir():
-        return describe_folder(path)
-    if path.suffix in GRAPHS:
-        return describe_graph(path)
-    if path.suffix == ".npz":
-        from fsachain.graph.chunks import holds_chunks
-
-        return describe_chunks(path) if holds_chunks(path) else describe_numerators(path)
-    if path.suffix == _SAFETENSORS:
-        return describe_model(path)
-    raise DataError(
-        f"{path}: expected a file that ends in {', '.join(GRAPHS)}, .npz, {SUFFIX} or {_SAFETENSORS}, or a folder; other "
-        "files of Kaldi are shown by `fsachain kaldi show`"
-    )
+        text = _describe_shards(path)
+    elif path.suffix in GRAPHS:
+        graph = read_value(path, read_fst)
+        try:
+            text = str(algorithms.graph_facts(read_graph(path)))
+        except GraphError:  # no acceptor over pdfs
+            text = str(algorithms.transducer_facts(graph))
+    elif path.suffix == ".npz":
+        text = _describe_chunks(path) if holds_chunks(path) else _describe_numerators(path)
+    elif path.suffix == SAFETENSORS:
+        text = _describe_model(path)
+    else:
+        text = _describe_folder(path)
+    click.echo(text)
 
 
 def read_graph(path: Path) -> Fsa:
@@ -102,54 +100,7 @@ def read_graph(path: Path) -> Fsa:
     return Fsa.read(path) if open_file(path).peek(len(MAGIC)) == MAGIC else Fsa.from_text(path)
 
 
-def describe_graph(path: Path) -> str:
-    """Facts about an acceptor over pdfs, or the sizes of another FST.
-
-    Raises:
-        FsachainError: no FST.
-    """
-    graph = read_value(path, read_fst)
-    try:
-        return str(graph_facts(read_graph(path)))
-    except GraphError:
-        return str(transducer_facts(graph))
-
-
-def describe_folder(path: Path) -> str:
-    """A language folder or a data directory."""
-    from fsachain.cli.lang import LEXICON, load_lang
-
-    if (path / LEXICON).is_file():
-        lang = load_lang(path)
-        lexicon, tree = lang.lexicon, lang.tree
-        num_pronunciations = sum(len(entries) for entries in lexicon.pronunciations)
-        return "\n".join(
-            [
-                f"language folder: {len(lexicon.words)} words, {num_pronunciations} pronunciations",
-                f"phones: {len(lexicon.phones)}, silence {lexicon.silence} ({lexicon.silence_prob:g})",
-                f"pdfs: {tree.num_pdfs}, context of {tree.context_width} phones",
-            ]
-        )
-    if not (path / "text").is_file():
-        raise DataError(f"{path}: expected a language folder ({LEXICON}) or a data directory (text, wav.scp)")
-    return describe_data(path)
-
-
-def describe_data(path: Path) -> str:
-    """Sizes of a data set."""
-    data, faults = DataDir.check(path, allow_commands=True)  # nothing is run: only the tables are read
-    num_words = sum(len(utterance.words) for utterance in data)
-    speakers = {utterance.speaker for utterance in data}
-    kind = "cuts of lhotse" if holds_cuts(path) else "data directory"
-    head = f"{kind}: {len(data)} utterances, {num_words} words, {len(speakers)} speakers"
-    return f"{head}; {len(faults)} faults, see `fsachain validate`" if faults else head
-
-
-def describe_shards(path: Path) -> str:
-    """Number and size of the compiled tables of one folder or file."""
-    from fsachain.graph.shards import TableShards
-    from fsachain.table_file import TableFile
-
+def _describe_shards(path: Path) -> str:
     files = TableShards(path).files if path.is_dir() else [TableFile(path)]
     num_bytes = sum(Path(file.path).stat().st_size for file in files)
     excluded = sum(len(file.facts.get("excluded", ())) for file in files)
@@ -159,47 +110,170 @@ def describe_shards(path: Path) -> str:
     )
 
 
-def describe_numerators(path: Path) -> str:
-    """Number and size of the numerators in one file."""
-    from fsachain.graph.numerator import load_numerators
-
+def _describe_numerators(path: Path) -> str:
     numerators = load_numerators(path)
     words = sum(len(numerator.words) for numerator in numerators.values())
     arcs = [numerator.fsa.num_arcs for numerator in numerators.values()]
     return f"numerators: {len(arcs)} utterances, {words} words, {sum(arcs)} arcs, at most {max(arcs, default=0)} in one"
 
 
-def describe_chunks(path: Path) -> str:
-    """Number and size of the chunks in one file."""
-    from fsachain.graph.chunks import load_chunks
-
+def _describe_chunks(path: Path) -> str:
     utterances = load_chunks(path)
-    copies, frames, arcs = 0, [], 0
-    for lists in utterances.values():
-        copies = max(copies, len(lists))
-        for chunk in chain.from_iterable(lists):
-            frames.append(chunk.end - chunk.start)
-            arcs += chunk.fsa.num_arcs
-    return "\n".join(
-        [
-            f"chunks: {len(frames)} of {len(utterances)} utterances in {copies} copies",
-            f"at most {max(frames, default=0)} output frames in one, {sum(frames)} in all, {arcs} arcs",
-        ]
+    copies = max((len(lists) for lists in utterances.values()), default=0)
+    chunks = [chunk for lists in utterances.values() for chunk in chain.from_iterable(lists)]
+    frames = [chunk.end - chunk.start for chunk in chunks]
+    arcs = sum(chunk.fsa.num_arcs for chunk in chunks)
+    return (
+        f"chunks: {len(frames)} of {len(utterances)} utterances in {copies} copies\n"
+        f"at most {max(frames, default=0)} output frames in one, {sum(frames)} in all, {arcs} arcs"
     )
 
 
-def describe_model(path: Path) -> str:
-    """Size and inputs of a trained model."""
+def _describe_model(path: Path) -> str:
     from fsachain.cli.model import AcousticModel
     from fsachain.nn.network import num_parameters
 
     model = AcousticModel.load(path)
     network, features = model.network, model.experiment.features
-    return "\n".join(
-        [
-            f"model: {num_parameters(network)} parameters, {network.num_pdfs} pdfs, {model.kind}",
-            f"input: {features.num_features} {features.kind} features at {features.sample_rate} Hz, "
-            f"normalised per {model.cmvn.config.scope}",
-            f"output: one frame every {1000 * model.timing.frame_seconds:g} ms",
-        ]
+    return (
+        f"model: {num_parameters(network)} parameters, {network.num_pdfs} pdfs, {model.kind}\n"
+        f"input: {features.num_features} {features.kind} features at {features.sample_rate} Hz, "
+        f"normalised per {model.cmvn.config.scope}\n"
+        f"output: one frame every {1000 * model.timing.frame_seconds:g} ms"
     )
+
+
+def _describe_folder(path: Path) -> str:
+    """A language folder or a data set."""
+    from fsachain.cli.lang import LEXICON, load_lang
+    from fsachain.data.cuts import holds_cuts
+    from fsachain.data.kaldi_dir import DataDir
+
+    cuts = holds_cuts(path)
+    if not cuts and not path.is_dir():
+        raise DataError(
+            f"{path}: expected a file that ends in {', '.join(GRAPHS)}, .npz, {SUFFIX} or {SAFETENSORS}, or a folder; other "
+            "files of Kaldi are shown by `fsachain kaldi show`"
+        )
+    if not cuts and (path / LEXICON).is_file():
+        lang = load_lang(path)
+        lexicon, tree = lang.lexicon, lang.tree
+        num_pronunciations = sum(len(entries) for entries in lexicon.pronunciations)
+        return (
+            f"language folder: {len(lexicon.words)} words, {num_pronunciations} pronunciations\n"
+            f"phones: {len(lexicon.phones)}, silence {lexicon.silence} ({lexicon.silence_prob:g})\n"
+            f"pdfs: {tree.num_pdfs}, context of {tree.context_width} phones"
+        )
+    if not cuts and not (path / "text").is_file():
+        raise DataError(f"{path}: expected a language folder ({LEXICON}) or a data directory (text, wav.scp)")
+    data, faults = DataDir.check(path, allow_commands=True)  # nothing is run: only the tables are read
+    num_words = sum(len(utterance.words) for utterance in data)
+    speakers = {utterance.speaker for utterance in data}
+    kind = "cuts of lhotse" if cuts else "data directory"
+    head = f"{kind}: {len(data)} utterances, {num_words} words, {len(speakers)} speakers"
+    return f"{head}; {len(faults)} faults, see `fsachain validate`" if faults else head
+
+
+@click.command()
+@click.argument("first", type=INPUT_FILE)
+@click.argument("second", type=INPUT_FILE)
+@click.option(
+    "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Paths drawn from each."
+)
+@mean_frames_option
+@click.option("--tolerance", type=float, default=1e-4, show_default=True, help="Relative to max(1, |score|).")
+@semiring_option
+@seed_option
+@click.pass_context
+def equivalent(
+    context: click.Context,
+    first: Path,
+    second: Path,
+    count: int,
+    mean_frames: int,
+    tolerance: float,
+    semiring: str,
+    seed: int,
+) -> None:
+    """Compare two graphs by the scores of random sequences that each accepts.
+
+    In: FIRST and SECOND, OpenFst files or AT&T text: acceptors over pdfs.
+
+    Out: the largest difference and where it was found, printed; exit status 1 if it is beyond the tolerance.
+    """
+    found = algorithms.equivalent(
+        read_graph(first),
+        read_graph(second),
+        count=count,
+        semiring=semiring,
+        tolerance=tolerance,
+        seed=seed,
+        mean_frames=mean_frames,
+    )
+    click.echo(str(found))
+    context.exit(0 if found else DIFFERENT)
+
+
+@click.command("random-paths")
+@click.argument("graph", type=INPUT_FILE)
+@click.option("--count", type=click.IntRange(min=1), default=10, show_default=True, help="Paths to draw.")
+@mean_frames_option
+@seed_option
+def random_paths(graph: Path, count: int, mean_frames: int, seed: int) -> None:
+    """Draw random accepted paths.
+
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
+
+    Out: one line for each path, printed: the score of its sequence over all paths, then its pdfs.
+    """
+    fsa = read_graph(graph)
+    sequence_score = algorithms.SequenceScorer(fsa)
+    for path in algorithms.random_paths(fsa, count, seed=seed, mean_frames=mean_frames):
+        pdfs = fsa.pdf[path]
+        click.echo(f"{sequence_score(pdfs):.6g}\t{' '.join(map(str, pdfs.tolist()))}")
+
+
+@click.command()
+@click.argument("graph", type=INPUT_FILE)
+def dot(graph: Path) -> None:
+    """Print a small graph for Graphviz: fsachain dot den.fst | dot -Tsvg > den.svg.
+
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
+
+    Out: Graphviz text, printed.
+    """
+    click.echo(algorithms.to_dot(read_graph(graph)), nl=False)
+
+
+@click.command()
+@click.argument("graph", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@semiring_option
+def determinize(graph: Path, out: Path, semiring: str) -> None:
+    """Give each accepted sequence one path, with its score in the semiring.
+
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs, acyclic or deterministic already.
+
+    Out: OUT, an OpenFst acceptor.
+    """
+    _write(algorithms.determinize(read_graph(graph), semiring=semiring), out)
+
+
+@click.command()
+@click.argument("graph", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@semiring_option
+def minimize(graph: Path, out: Path, semiring: str) -> None:
+    """Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.
+
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
+
+    Out: OUT, an OpenFst acceptor.
+    """
+    _write(algorithms.minimize(read_graph(graph), semiring=semiring), out)
+
+
+def _write(fsa: Fsa, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fsa.write(out)
+    click.echo(f"{fsa.num_states} states, {fsa.num_arcs} arcs -> {out}")

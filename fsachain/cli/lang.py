@@ -1,4 +1,4 @@
-"""The language folder: lexicon.json and tree.npz, which fix words, phones and pdfs of an experiment."""
+"""The language folder: lexicon.json and tree.npz, which fix words, phones and pdfs; the command `fsachain lang`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsachain.cli.config import LangConfig
+import click
+
+from fsachain.cli.config import Experiment, LangConfig, config_option
+from fsachain.cli.options import INPUT_DATA, INPUT_FILE, INPUT_FOLDER, OUTPUT, seed_option
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text
-from fsachain.errors import DataError
+from fsachain.errors import DataError, GraphError
 from fsachain.graph.context import BiphoneCounts, ContextTree
 from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.topology import Topology
@@ -40,6 +43,72 @@ class Lang:
             if any(set(entry.phones) - {silence} for entry in self.lexicon.pronunciations_of(word))
         )
 
+    def refusal(self, words: Iterable[str], name: str) -> str | None:
+        """What is wrong with the words of utterance `name`, if the lexicon refuses one of them."""
+        try:
+            for word in words:
+                self.lexicon.pronunciations_of(word, name=name)
+        except GraphError as error:
+            return str(error)
+        return None
+
+    @property
+    def context_independent(self) -> tuple[str, ...]:
+        """The phones whose pdfs do not depend on the phone before."""
+        return () if self.lexicon.silence is None else (self.lexicon.silence,)
+
+    def save(self, out: Path) -> None:
+        """Write the language folder `out`: what `load_lang` reads, and words.txt and phones.txt for people."""
+        out.mkdir(parents=True, exist_ok=True)
+        self.lexicon.save(out / LEXICON)
+        self.tree.save(out / TREE)
+        for name, symbols in (("words.txt", self.lexicon.words), ("phones.txt", self.lexicon.phones)):
+            lines = [f"{symbol} {number}\n" for number, symbol in enumerate(("<eps>", *symbols))]
+            (out / name).write_text("".join(lines), encoding="utf-8")
+
+
+def load_lang(folder: Path) -> Lang:
+    """Read a language folder.
+
+    Raises:
+        DataError: the folder lacks one of its files.
+    """
+    for name in (LEXICON, TREE):
+        if not (folder / name).is_file():
+            raise DataError(f"{folder}: no {name}; make the folder with `fsachain lang`")
+    return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE))
+
+
+lang_option = click.option(
+    "--lang",
+    type=INPUT_FOLDER,
+    required=True,
+    callback=lambda _context, _option, folder: load_lang(folder),
+    help="Folder made by `fsachain lang`.",
+)
+
+
+@click.command("lang")
+@click.argument("lexicon", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@click.option(
+    "--text",
+    type=INPUT_DATA,
+    help="Transcripts or data set whose phones are counted for a tied-biphone context.",
+)
+@config_option
+@seed_option
+def lang_command(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int) -> None:
+    """Number the words, phones and pdfs of a lexicon.
+
+    In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
+
+    Out: folder OUT with lexicon.json, tree.npz, words.txt and phones.txt.
+    """
+    said = () if text is None else read_transcripts(text).values()
+    made = make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)
+    click.echo(f"{made} -> {out}")
+
 
 def make_lang(
     lexicon_path: Path,
@@ -49,13 +118,13 @@ def make_lang(
     transcripts: Iterable[Sequence[str]] = (),
     seed: int = 1,
 ) -> Lang:
-    """Read a lexicon, number its pdfs, and write both to the folder `out`.
+    """Read a lexicon, number its pdfs, and write the language folder `out`.
 
     Args:
         lexicon_path: Kaldi's lexicon.txt or lexiconp.txt.
-        out: folder for lexicon.json, tree.npz, words.txt and phones.txt (the last two to be read by people).
+        out: folder.
         config: silence, topology and context.
-        transcripts: counted for the context "tied-biphone"; words that the lexicon refuses are left out.
+        transcripts: counted for the context "tied-biphone"; those with words that the lexicon refuses are left out.
         seed: of the pronunciations and silences drawn for the counts.
 
     Raises:
@@ -64,37 +133,7 @@ def make_lang(
     lexicon = Lexicon.read(
         lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
     )
-    lang = Lang(lexicon, _tree(lexicon, config, transcripts, seed))
-    save_lang(lang, out)
-    return lang
-
-
-def save_lang(lang: Lang, out: Path) -> None:
-    """Write the language folder `out`, which `load_lang` reads."""
-    out.mkdir(parents=True, exist_ok=True)
-    lang.lexicon.save(out / LEXICON)
-    lang.tree.save(out / TREE)
-    for name, symbols in (("words.txt", lang.lexicon.words), ("phones.txt", lang.lexicon.phones)):
-        lines = [f"{symbol} {number}\n" for number, symbol in enumerate(("<eps>", *symbols))]
-        (out / name).write_text("".join(lines), encoding="utf-8")
-
-
-def load_lang(folder: Path) -> Lang:
-    """The lexicon and tree that `make_lang` wrote.
-
-    Raises:
-        DataError: the folder lacks one of them.
-    """
-    for name in (LEXICON, TREE):
-        if not (folder / name).is_file():
-            raise DataError(f"{folder}: no {name}; make the folder with `fsachain lang`")
-    return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE))
-
-
-def _tree(
-    lexicon: Lexicon, config: LangConfig, transcripts: Iterable[Sequence[str]], seed: int
-) -> ContextTree:
-    topologies = {
+    topology = {
         "chain": Topology.chain,
         "chain-one-pdf": Topology.chain_one_pdf,
         "left-to-right-3": lambda: Topology.left_to_right(3),
@@ -102,40 +141,37 @@ def _tree(
         "ctc-compact": lambda: Topology.ctc("compact"),
         "ctc-selfless": lambda: Topology.ctc("selfless"),
         "ctc-minimal": lambda: Topology.ctc("minimal"),
-    }
-    topology = topologies[config.topology]()
-    if config.context == "monophone":
-        return ContextTree.monophone(lexicon.phones, topology)
-    independent = () if lexicon.silence is None else (lexicon.silence,)
+    }[config.topology]()
+    lang = Lang(lexicon, ContextTree.monophone(lexicon.phones, topology))
     if config.context == "biphone":
-        return ContextTree.biphone(lexicon.phones, topology, context_independent=independent)
-    known = lexicon.words
-    usable = [
-        words for words in transcripts if words and (lexicon.oov or all(map(known.__contains__, words)))
-    ]
-    if not usable:
-        raise DataError(
-            "lang.context: tied-biphone counts phones; expected transcripts of known words (--text)"
+        tree = ContextTree.biphone(lexicon.phones, topology, context_independent=lang.context_independent)
+        lang = Lang(lexicon, tree)
+    elif config.context == "tied-biphone":
+        known = set(lexicon.words)
+        usable = [words for words in transcripts if words and (lexicon.oov or known.issuperset(words))]
+        if not usable:
+            raise DataError(
+                "lang.context: tied-biphone counts phones; expected transcripts of known words (--text)"
+            )
+        tree = ContextTree.tied_biphone(
+            lexicon.phones,
+            topology,
+            BiphoneCounts.of(lm_phones(usable, lexicon, seed=seed)),
+            min_biphone_count=config.min_biphone_count,
+            min_monophone_count=config.min_monophone_count,
+            context_independent=lang.context_independent,
         )
-    return ContextTree.tied_biphone(
-        lexicon.phones,
-        topology,
-        BiphoneCounts.of(lm_phones(usable, lexicon, seed=seed)),
-        min_biphone_count=config.min_biphone_count,
-        min_monophone_count=config.min_monophone_count,
-        context_independent=independent,
-    )
-
-
-# Words by utterance, from a file of transcripts or from a whole data set.
+        lang = Lang(lexicon, tree)
+    lang.save(out)
+    return lang
 
 
 def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
     """What is said, by utterance.
 
     Args:
-        path: a file in Kaldi's format (utterance word ...), or a data set. Of a data set, utterances with a fault are left
-            out. No recording is touched, so none is made by a command either.
+        path: a file in Kaldi's format (utterance word ...), or a data set, of which utterances with a fault are left out.
+            No recording is touched, so none is made by a command either.
 
     Raises:
         DataError: it cannot be read.

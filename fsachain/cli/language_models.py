@@ -1,28 +1,23 @@
-"""Commands that make lexica and language models of text: spelled, of words, smoothed, from ARPA files."""
+"""Lexica and language models of text: spell, phone-lm, word-lm, estimate-arpa, arpa-lm."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from fsachain.cli.config import PhoneLmConfig
-from fsachain.cli.graphs import PhoneLmSummary, refused, usable_transcripts
-from fsachain.cli.lang import Lang
-from fsachain.cli.options import INPUT_DATA, INPUT_FILE, OUTPUT, config_option, lang_option, seed_option
-from fsachain.errors import ConfigError
+from fsachain.cli.config import Experiment, PhoneLmConfig, config_option
+from fsachain.cli.lang import Lang, lang_option, read_transcripts
+from fsachain.cli.options import INPUT_DATA, INPUT_FILE, OUTPUT, reasons, seed_option
+from fsachain.errors import DataError
 from fsachain.fsa import Fsa
-from fsachain.graph.grammar import estimate_arpa as estimate_arpa_language_models
+from fsachain.graph.grammar import estimate_arpa as estimate
 from fsachain.graph.grammar import ngram_acceptor
 from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import phone_model_of_words
-
-if TYPE_CHECKING:
-    from fsachain.cli.config import Experiment
 
 units_option = click.option(
     "--units",
@@ -30,12 +25,9 @@ units_option = click.option(
     required=True,
     help="What the n-gram is over. Units of a lexicon without phones (BPE pieces, characters) are its phones.",
 )
-order_option = click.option(
-    "--order", type=click.IntRange(min=1), default=3, show_default=True, help="Longest n-gram."
-)
 
 
-@click.command("spell")
+@click.command()
 @click.argument("text", type=INPUT_DATA)
 @click.argument("out", type=OUTPUT)
 def spell(text: Path, out: Path) -> None:
@@ -45,10 +37,80 @@ def spell(text: Path, out: Path) -> None:
 
     Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
     """
-    from fsachain.cli.lang import read_transcripts
-
-    lexicon = make_spelling(read_transcripts(text), out)
+    lexicon = Lexicon.characters(usable_transcripts(read_transcripts(text), {}, out), silence=None)
+    prob = ["1.0"] if "lexiconp" in out.name else []
+    write(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
     click.echo(f"{len(lexicon.words)} words, {len(lexicon.phones)} characters -> {out}")
+
+
+@click.command("phone-lm")
+@click.argument("text", type=INPUT_DATA)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@config_option
+@seed_option
+def phone_lm(text: Path, out: Path, lang: Lang, experiment: Experiment, seed: int) -> None:
+    """Estimate the phone language model of the denominator.
+
+    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
+    Utterances with unknown words are named and left out.
+
+    Out: OUT, an OpenFst acceptor over phone ids.
+    """
+    click.echo(f"{make_phone_lm(lang, read_transcripts(text), out, experiment.phone_lm, seed)} -> {out}")
+
+
+@dataclass(frozen=True)
+class PhoneLmSummary:
+    """What was estimated, and which utterances were left out, each with the reason."""
+
+    fsa: Fsa
+    excluded: dict[str, str]
+
+    def __str__(self) -> str:
+        head = f"phone language model of {self.fsa.num_states} states, {self.fsa.num_arcs} arcs"
+        if self.excluded:
+            head += f", {len(self.excluded)} utterances excluded"
+        return reasons(head, [*self.excluded.values()])
+
+
+def make_phone_lm(
+    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path, config: PhoneLmConfig, seed: int
+) -> PhoneLmSummary:
+    """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file.
+
+    Args:
+        lang: lexicon and tree.
+        transcripts: words by utterance; those with a word that the lexicon refuses are left out and named, as
+            they have no numerator either.
+        out: the OpenFst file.
+        config: order and size, and where silence stands.
+        seed: of the pronunciations and silences.
+
+    Raises:
+        DataError: no utterance with words is left.
+    """
+    excluded = refused(lang, transcripts)
+    phones = _drawn_phones(lang, usable_transcripts(transcripts, excluded, out), config, seed)
+    fsa = estimate_phone_lm(
+        phones,
+        ngram_order=config.ngram_order,
+        num_extra_lm_states=config.num_extra_lm_states,
+        no_prune_ngram_order=config.no_prune_ngram_order,
+    )
+    return PhoneLmSummary(write_fsa(out, fsa), excluded)
+
+
+def _drawn_phones(
+    lang: Lang, transcripts: Iterable[Sequence[str]], config: PhoneLmConfig, seed: int
+) -> list[list[int]]:
+    return lm_phones(
+        transcripts,
+        lang.lexicon,
+        edge_silence=config.edge_silence,
+        between_silence=config.between_silence,
+        seed=seed,
+    )
 
 
 @click.command("word-lm")
@@ -62,7 +124,7 @@ def spell(text: Path, out: Path) -> None:
     show_default=True,
     help="Words in an n-gram; none is pruned.",
 )
-def word_lm(text: Path, out: Path, lang: Path, order: int) -> None:
+def word_lm(text: Path, out: Path, lang: Lang, order: int) -> None:
     """Estimate a word n-gram and spell it out in phones, for a denominator.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
@@ -70,9 +132,13 @@ def word_lm(text: Path, out: Path, lang: Path, order: int) -> None:
 
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     """
-    from fsachain.cli.lang import load_lang, read_transcripts
-
-    click.echo(f"{make_word_lm(load_lang(lang), read_transcripts(text), out, order)} -> {out}")
+    transcripts = read_transcripts(text)
+    excluded = refused(lang, transcripts)
+    usable = usable_transcripts(transcripts, excluded, out)
+    ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
+    model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
+    fsa = phone_model_of_words(model, _summing_to_one(lang.lexicon))
+    click.echo(f"{PhoneLmSummary(write_fsa(out, fsa), excluded)} -> {out}")
 
 
 @click.command("estimate-arpa")
@@ -80,11 +146,11 @@ def word_lm(text: Path, out: Path, lang: Path, order: int) -> None:
 @click.argument("out", type=OUTPUT)
 @lang_option
 @units_option
-@order_option
+@click.option("--order", type=click.IntRange(min=1), default=3, show_default=True, help="Longest n-gram.")
 @config_option
 @seed_option
 def estimate_arpa(
-    text: Path, out: Path, lang: Path, units: str, order: int, experiment: Experiment, seed: int
+    text: Path, out: Path, lang: Lang, units: str, order: int, experiment: Experiment, seed: int
 ) -> None:
     """Estimate an n-gram with modified Kneser-Ney smoothing.
 
@@ -92,22 +158,17 @@ def estimate_arpa(
 
     Out: OUT, an ARPA file: of words for `fsachain decode --arpa`, of either for `fsachain arpa-lm`.
     """
-    from fsachain.cli.lang import load_lang, read_transcripts
-
-    excluded = make_arpa(
-        load_lang(lang),
-        read_transcripts(text),
-        out,
-        order=order,
-        units=units,
-        config=experiment.phone_lm,
-        seed=seed,
-    )
-    click.echo(
-        "\n  ".join(
-            [f"{order}-gram of {units}, {len(excluded)} utterances excluded -> {out}", *excluded.values()]
-        )
-    )
+    transcripts = read_transcripts(text)
+    excluded = refused(lang, transcripts)
+    usable = usable_transcripts(transcripts, excluded, out)
+    vocabulary: Sequence[str] = lang.spoken_words
+    if units == "phones":
+        vocabulary = tuple(lang.lexicon.phones)
+        drawn = _drawn_phones(lang, usable, experiment.phone_lm, seed)
+        usable = [[vocabulary[phone - 1] for phone in phones] for phones in drawn]
+    write(out, estimate(usable, order, vocabulary=vocabulary))
+    head = f"{order}-gram of {units}, {len(excluded)} utterances excluded -> {out}"
+    click.echo(reasons(head, [*excluded.values()]))
 
 
 @click.command("arpa-lm")
@@ -115,7 +176,7 @@ def estimate_arpa(
 @click.argument("out", type=OUTPUT)
 @lang_option
 @units_option
-def arpa_lm(arpa: Path, out: Path, lang: Path, units: str) -> None:
+def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
     """Turn an ARPA file into a language model for a denominator.
 
     In: ARPA, an n-gram over words or phones, such as lmplz, SRILM or `fsachain estimate-arpa` make. Each history gets an arc
@@ -123,133 +184,50 @@ def arpa_lm(arpa: Path, out: Path, lang: Path, units: str) -> None:
 
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     """
-    from fsachain.cli.lang import load_lang
-
-    fsa = make_arpa_lm(load_lang(lang), arpa, out, units)
-    click.echo(f"phone language model of {fsa.num_states} states, {fsa.num_arcs} arcs -> {out}")
-
-
-LANGUAGE_MODEL_COMMANDS = (spell, word_lm, estimate_arpa, arpa_lm)
-
-
-# Lexica of characters, and language models beside `make_phone_lm`: of words, smoothed, and in ARPA format.
-
-UNITS = ("words", "phones")
-
-
-def make_spelling(transcripts: Mapping[str, Sequence[str]], out: Path) -> Lexicon:
-    """Write a lexicon in which each word of the transcripts is its characters; returns it, without silence.
-
-    Args:
-        transcripts: words by utterance.
-        out: the file, in the form of Kaldi's lexiconp.txt if its name says so, else of lexicon.txt.
-
-    Raises:
-        DataError: no words.
-    """
-    lexicon = Lexicon.characters(usable_transcripts(transcripts, {}, out), silence=None)
-    prob = ["1.0"] if "lexiconp" in out.name else []
-    lines = [" ".join([word, *prob, *word]) + "\n" for word in lexicon.words]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("".join(lines), encoding="utf-8")
-    return lexicon
-
-
-def make_word_lm(
-    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path, order: int
-) -> PhoneLmSummary:
-    """Estimate an unsmoothed word n-gram, spell it out in phones, and write it as `make_phone_lm` does.
-
-    Args:
-        lang: lexicon and tree. The probabilities of a word's pronunciations are scaled to sum to one.
-        transcripts: words by utterance; those with a word that the lexicon refuses are left out and named.
-        out: an OpenFst file, for `make_denominator`.
-        order: words in an n-gram, the predicted one included; at least 2. All word pairs seen are kept, and all n-grams.
-
-    Raises:
-        DataError: no utterance with words is left.
-    """
-    excluded = refused(lang, transcripts)
-    usable = usable_transcripts(transcripts, excluded, out)
-    ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
-    model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
-    return PhoneLmSummary(_write(phone_model_of_words(model, _summing_to_one(lang.lexicon)), out), excluded)
-
-
-def make_arpa_lm(lang: Lang, arpa: Path, out: Path, units: str) -> Fsa:
-    """Turn an ARPA file over words or phones into an acceptor over phones without epsilon arcs, and write it.
-
-    Args:
-        lang: lexicon and tree; names that it lacks are left out of the n-gram, and their probability is lost.
-        arpa: the n-gram.
-        out: an OpenFst file, for `make_denominator`.
-        units: "words" or "phones": what the n-gram is over.
-
-    Raises:
-        ConfigError: other units.
-        GraphError: no ARPA file, or more arcs than `ngram_acceptor` makes.
-    """
-    _check_units(units)
     if units == "phones":
-        return _write(ngram_acceptor(arpa, lang.lexicon.phones), out)
-    words = ngram_acceptor(arpa, lang.lexicon.words)
-    return _write(phone_model_of_words(words, _summing_to_one(lang.lexicon)), out)
+        fsa = ngram_acceptor(arpa, lang.lexicon.phones)
+    else:
+        words = ngram_acceptor(arpa, lang.lexicon.words)
+        fsa = phone_model_of_words(words, _summing_to_one(lang.lexicon))
+    click.echo(f"{PhoneLmSummary(write_fsa(out, fsa), {})} -> {out}")
 
 
-def make_arpa(
-    lang: Lang,
-    transcripts: Mapping[str, Sequence[str]],
-    out: Path,
-    *,
-    order: int,
-    units: str,
-    config: PhoneLmConfig,
-    seed: int,
-) -> dict[str, str]:
-    """Estimate an n-gram with modified Kneser-Ney smoothing and write it in ARPA format.
+def make_grammar(
+    transcripts: Iterable[Sequence[str]], vocabulary: Sequence[str], out: Path, order: int
+) -> None:
+    """Estimate a word n-gram of the transcripts and write it in ARPA format."""
+    write(out, estimate(list(transcripts), order, vocabulary=vocabulary))
 
-    Args:
-        lang: lexicon and tree; each of its words, or phones, gets a probability.
-        transcripts: words by utterance; those with a word that the lexicon refuses are left out.
-        out: the ARPA file.
-        order: longest n-gram.
-        units: "words", or "phones" of drawn pronunciations.
-        config: where silence stands among phones.
-        seed: of the pronunciations and silences.
 
-    Returns:
-        Why utterances were left out.
+def refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The utterances that have a word which the lexicon refuses, with the reason."""
+    found = {name: lang.refusal(words, name) for name, words in transcripts.items()}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def usable_transcripts(
+    transcripts: Mapping[str, Sequence[str]], excluded: Mapping[str, str], out: Path
+) -> list[Sequence[str]]:
+    """The transcripts with words that are not excluded.
 
     Raises:
-        ConfigError: other units, or an order below 1.
-        DataError: no utterance with words is left.
+        DataError: there are none; the message begins with `out`.
     """
-    _check_units(units)
-    excluded = refused(lang, transcripts)
-    usable = usable_transcripts(transcripts, excluded, out)
-    vocabulary: Sequence[str] = lang.spoken_words
-    if units == "phones":
-        vocabulary = tuple(lang.lexicon.phones)
-        drawn = lm_phones(
-            usable,
-            lang.lexicon,
-            edge_silence=config.edge_silence,
-            between_silence=config.between_silence,
-            seed=seed,
-        )
-        usable = [[vocabulary[phone - 1] for phone in phones] for phones in drawn]
-    text = estimate_arpa_language_models(usable, order, vocabulary=vocabulary)
+    usable = [words for name, words in transcripts.items() if words and name not in excluded]
+    if not usable:
+        reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
+        raise DataError(f"{out}: no transcript for a language model; the first reason: {reason}")
+    return usable
+
+
+def write(out: Path, text: str) -> None:
+    """Write a text file and the folder it is in."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
-    return excluded
 
 
-def _check_units(units: str) -> None:
-    if units not in UNITS:
-        raise ConfigError(f"units = {units!r}: expected one of {', '.join(UNITS)}")
-
-
-def _write(fsa: Fsa, out: Path) -> Fsa:
+def write_fsa(out: Path, fsa: Fsa) -> Fsa:
+    """Write an OpenFst file and the folder it is in; returns the graph."""
     out.parent.mkdir(parents=True, exist_ok=True)
     fsa.write(out)
     return fsa

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from fsachain.errors import DataError, FsachainError, require
 from fsachain.nn.network import Network, TakenWeights, num_parameters, take_weights
 from fsachain.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
 
+FINAL_MODEL = "model.safetensors"  # in the folder of a training
 _KIND = "acoustic model"
 _BATCH_SIZE = 32
 _MAX_PARTS = 100_000
@@ -102,7 +102,12 @@ class AcousticModel:
         try:
             experiment = Experiment.from_dict(header["experiment"])
             spec = experiment.network_spec(header["num_pdfs"])
-            _refuse_import(spec, imports)
+            known = spec.import_path
+            if known is not None and known not in _PERMITTED.get() and known not in imports:
+                raise DataError(
+                    f"its network is {known}, which is not imported on the word of a file; if you know this class and "
+                    f"trust the file: fsachain --allow-import {known} COMMAND ..."
+                )
             _check_shapes(spec, weights)
             network = cast(nn.Module, spec.build())
             network.load_state_dict(weights)
@@ -111,14 +116,9 @@ class AcousticModel:
             raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
         return cls(experiment, cast(Network, network.eval()), cmvn)
 
-    def examples(
-        self, data: DataDir, cache: Path | None, num_workers: int, executor: Executor | None = None
-    ) -> list[Example]:
-        """Normalised features of a data directory, as the network takes them; see `load_examples`."""
-        examples = load_examples(
-            data, self.experiment.features, cache_dir=cache, num_workers=num_workers, executor=executor
-        )
-        return normalise_set(examples, self.cmvn)
+    def examples(self, data: DataDir) -> list[Example]:
+        """Normalised features of a data set, as the network takes them; the first that cannot be read is an error."""
+        return normalise_set(load_examples(data, self.experiment.features), self.cmvn)
 
     def outputs(
         self, examples: Sequence[Example], progress: Callable[[int, int], None] | None = None
@@ -131,8 +131,10 @@ class AcousticModel:
         """
         found: dict[str, NDArray[np.float32]] = {}
         with torch.inference_mode():
-            for batch in _batches_by_length(examples):
-                features = collate(batch)
+            # Utterances of similar length together, so that little padding is computed.
+            ordered = sorted((e for e in examples if e.num_frames), key=lambda example: example.num_frames)
+            for start in range(0, len(ordered), _BATCH_SIZE):
+                features = collate(ordered[start : start + _BATCH_SIZE])
                 result = self.network(features.features, features.lengths)
                 for name, scores, length in zip(
                     features.ids, result.nnet_output.numpy(), result.lengths.tolist(), strict=True
@@ -141,16 +143,6 @@ class AcousticModel:
                 if progress is not None:
                     progress(len(found), len(examples))
         return {example.id: found[example.id] for example in examples if example.id in found}
-
-
-def _refuse_import(spec: NetworkSpec, imports: Collection[str]) -> None:
-    """A file must not decide which code runs: the user names the class, too."""
-    path = spec.import_path
-    if path is not None and path not in _PERMITTED.get() and path not in imports:
-        raise DataError(
-            f"its network is {path}, which is not imported on the word of a file; if you know this class and trust the "
-            f"file: fsachain --allow-import {path} COMMAND ..."
-        )
 
 
 def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> None:
@@ -175,13 +167,6 @@ def normalise_set(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
     return normalise(examples, own)
 
 
-def _batches_by_length(examples: Sequence[Example]) -> Iterator[list[Example]]:
-    """Utterances of similar length together, so that little padding is computed."""
-    ordered = sorted((e for e in examples if e.num_frames), key=lambda example: example.num_frames)
-    for start in range(0, len(ordered), _BATCH_SIZE):
-        yield ordered[start : start + _BATCH_SIZE]
-
-
 # The weights that a training begins with: `network.init_from`.
 
 _PARTS = ("network.", "model.")  # under which an acoustic model and a checkpoint keep the network
@@ -198,9 +183,14 @@ def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
     Raises:
         DataError: the file is absent or damaged.
     """
-    foreign = _foreign_tensors(path)
-    if foreign is not None:
-        return foreign, {}
+    safetensors = require("safetensors", extra="recipes")
+    try:
+        check_header_size(path)
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+            if "header" not in (file.metadata() or {}):  # not written here, so without a checksum
+                return {name: file.get_tensor(name) for name in file.keys()}, {}  # noqa: SIM118 (no mapping)
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot read the weights: {error}") from error
     tensors, header = load_tensors(path)
     for part in _PARTS:
         mine = {name.removeprefix(part): one for name, one in tensors.items() if name.startswith(part)}
@@ -209,21 +199,7 @@ def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return tensors, header
 
 
-def _foreign_tensors(path: Path) -> Tensors | None:
-    """What a safetensors file holds that was not written here; None for those that were, which have a checksum."""
-    safetensors = require("safetensors", extra="recipes")
-    try:
-        check_header_size(path)
-        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
-            if "header" in (file.metadata() or {}):
-                return None
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise DataError(f"{path}: cannot read the weights: {error}") from error
-
-
-@dataclass(frozen=True)
-class Beginning:
+class Beginning(NamedTuple):
     """A network before its first step, lines that say what it is, and which weights it took from `network.init_from`."""
 
     network: Network
@@ -241,30 +217,21 @@ def begin_network(experiment: Experiment, spec: NetworkSpec) -> Beginning:
         DataError: the file is absent or damaged, or nothing in it fits; the message has its name.
     """
     network = spec.build()
-    module = cast(nn.Module, network)
     told = [f"network: {spec.kind}, {num_parameters(network)} parameters"]
     if spec.init_from is None:
         return Beginning(network, tuple(told), None)
     path = Path(spec.init_from)
     weights, header = read_weights(path)
     try:
-        taken = take_weights(module, weights)
+        taken = take_weights(cast(nn.Module, network), weights)
     except DataError as error:
         raise DataError(f"{path}: {error} (network.init_from)") from error
     told.append(f"init_from {path}: {taken}")
-    other = _features(header)
-    if other is not None and other != experiment.to_dict()["features"]:
-        told.append(f"init_from {path}: was trained on other features: {_differences(other, experiment)}")
-    return Beginning(network, tuple(told), taken)
-
-
-def _features(header: Mapping[str, Any]) -> dict[str, Any] | None:
-    experiment = header.get("experiment")
-    features = experiment.get("features") if isinstance(experiment, dict) else None
-    return features if isinstance(features, dict) else None
-
-
-def _differences(other: Mapping[str, Any], experiment: Experiment) -> str:
+    before = header.get("experiment")
+    other = before.get("features") if isinstance(before, dict) else None
     own = experiment.to_dict()["features"]
-    names = sorted(name for name in own if own[name] != other.get(name))
-    return ", ".join(f"{name} {other.get(name)!r} (here {own[name]!r})" for name in names)
+    if isinstance(other, dict) and other != own:
+        names = sorted(name for name in own if own[name] != other.get(name))
+        changes = ", ".join(f"{name} {other.get(name)!r} (here {own[name]!r})" for name in names)
+        told.append(f"init_from {path}: was trained on other features: {changes}")
+    return Beginning(network, tuple(told), taken)

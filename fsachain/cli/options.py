@@ -1,18 +1,15 @@
-"""Arguments and options that several commands of `fsachain` have."""
+"""Arguments and options that several commands have, and progress bars. Light: what `--help` needs and no more."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from fsachain.errors import require
-
-if TYPE_CHECKING:
-    from fsachain.cli.config import Experiment
 
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 INPUT_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -20,14 +17,9 @@ INPUT_PATH = click.Path(exists=True, path_type=Path)
 INPUT_DATA = INPUT_PATH  # a Kaldi data directory, a lhotse manifest of cuts, or a folder of Shar shards
 OUTPUT = click.Path(path_type=Path)
 
-config_option = click.option(
-    "--config",
-    "experiment",
-    type=INPUT_FILE,
-    callback=lambda _c, _p, path: _experiment(path),
-    help="YAML file of the experiment; without it every option has its default.",
+den_option = click.option(
+    "--den", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain den-graph`."
 )
-lang_option = click.option("--lang", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain lang`.")
 merge_option = click.option(
     "--merge",
     type=click.Choice(["sum", "min"]),
@@ -37,6 +29,19 @@ merge_option = click.option(
 )
 seed_option = click.option(
     "--seed", type=int, default=1, show_default=True, help="Of everything that is drawn."
+)
+grammar_option = click.option(
+    "--grammar",
+    type=(INPUT_FILE, INPUT_FILE),
+    metavar="G WORDS",
+    help="The same as G.fst, and its words.txt.",
+)
+phones_per_loop_option = click.option(
+    "--phones-per-loop",
+    type=click.FloatRange(min=1, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Phones that anything, or <loop>, has on average.",
 )
 workers_option = click.option(
     "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Threads or processes."
@@ -63,15 +68,6 @@ commands_option = click.option(
     help="Run the shell commands that stand in wav.scp or a manifest, with your rights: for data that you trust.",
 )
 
-
-def _experiment(path: Path | None) -> Experiment:
-    from fsachain.cli.config import Experiment
-
-    return Experiment() if path is None else Experiment.read(path)
-
-
-# Progress of long work on the terminal; silent where the output is not one.
-
 Item = TypeVar("Item")
 
 
@@ -85,7 +81,7 @@ def track(items: Sequence[Item], what: str) -> Iterator[Item]:
 
 @contextmanager
 def counter(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar moved by the function that is given: update(done, in all)."""
+    """A bar on the terminal, moved by update(done, in all); silent where the output is no terminal."""
     progress = require("rich.progress", extra="recipes")
     console = require("rich.console", extra="recipes").Console(stderr=True)
     columns: tuple[Any, ...] = (
@@ -97,3 +93,8 @@ def counter(what: str) -> Iterator[Callable[[int, int], None]]:
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def reasons(head: str, excluded: Sequence[str]) -> str:
+    """A line, and below it, indented, why utterances were left out."""
+    return "\n  ".join([head, *excluded])

@@ -11,16 +11,16 @@ import click
 from fsachain.cli.decoding import check_lang
 from fsachain.cli.graphs import build_numerators, load_denominator
 from fsachain.cli.lang import load_lang
-from fsachain.cli.model import AcousticModel
+from fsachain.cli.model import FINAL_MODEL, AcousticModel
 from fsachain.cli.options import INPUT_DATA, INPUT_FOLDER, INPUT_PATH, OUTPUT, commands_option
-from fsachain.cli.training import FINAL_MODEL
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.plot import phone_trellis
 from fsachain.report.events import Layout
 from fsachain.report.heard import Seen
 from fsachain.report.page import ReportOptions, look_at_nothing, write_report
+from fsachain.report.tensorboard import write_scalars
 
-COUNT = click.IntRange(min=0)
+REPORT = "report.html"
 
 
 @click.command()
@@ -33,10 +33,18 @@ COUNT = click.IntRange(min=0)
     "--test", type=INPUT_DATA, help="Data directory that was decoded.  [default: data/test or test]"
 )
 @click.option(
-    "--utterances", type=COUNT, default=10, show_default=True, help="Of the worst and of the best, each."
+    "--utterances",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Of the worst and of the best, each.",
 )
 @click.option(
-    "--pictured", type=COUNT, default=3, show_default=True, help="Of these, with spectrogram and lattice."
+    "--pictured",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Of these, with spectrogram and lattice.",
 )
 @commands_option
 def report(
@@ -55,8 +63,6 @@ def report(
 
     Out: OUT, by default EXP/report.html.
     """
-    from fsachain.report.page import ReportOptions
-
     options = ReportOptions(utterances, pictured, allow_commands)
     click.echo(f"report -> {make_report(exp, out, base=base, test=test, options=options)}")
 
@@ -72,18 +78,8 @@ def tensorboard(log: Path, out: Path, follow: bool) -> None:
 
     Out: folder OUT with event files, for `tensorboard --logdir OUT`. Those of an earlier call are replaced.
     """
-    from fsachain.report.tensorboard import write_scalars
-
     count = write_scalars(log, out, wait_seconds=5.0 if follow else None)
     click.echo(f"{count} epochs -> {out}")
-
-
-REPORT_COMMANDS = (report, tensorboard)
-
-
-# The report of an experiment, with the lattices of its utterances where there is a model.
-
-REPORT = "report.html"
 
 
 def make_report(
@@ -134,7 +130,7 @@ def occupancies(
     denominator = load_denominator(lang, layout.graphs)
     data = DataDir(tuple(utterances))
     numerators, reasons = build_numerators(lang, data, denominator.normalization_fsa())
-    outputs = model.outputs(model.examples(data, None, 1))
+    outputs = model.outputs(model.examples(data))
     leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     seen = {}
     for name, numerator in numerators.items():

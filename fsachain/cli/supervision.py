@@ -1,22 +1,23 @@
-"""From an alignment to chunks with numerators: what a second training takes in place of `num-graphs`."""
+"""Training on times that are known: supervise, kaldi supervise (chunks with numerators) and tie-tree."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.cli.bad_data import BadData
-from fsachain.cli.config import Experiment, SupervisionConfig
-from fsachain.cli.lang import Lang
-from fsachain.cli.parallel import collect
-from fsachain.cli.training import perturbations
-from fsachain.data.dataset import load_examples
+from fsachain.cli.config import Experiment, SupervisionConfig, config_option
+from fsachain.cli.graphs import load_normalization
+from fsachain.cli.lang import Lang, lang_option
+from fsachain.cli.options import INPUT_DATA, INPUT_FILE, OUTPUT, den_option, reasons, track
+from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
 from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm
@@ -26,64 +27,12 @@ from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks,
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.phone_lattice import PhoneLattice
 from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
+from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import CompactLattice, phone_lattice, read_lattice
 from fsachain.kaldi.transitions import TransitionModel, read_transition_model
 
-
-@dataclass(frozen=True)
-class SupervisionSummary:
-    """What `make_supervision` wrote, and which utterances it left out, each with the reason."""
-
-    num_utterances: int
-    num_chunks: int
-    num_arcs: int
-    excluded: dict[str, str]
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.num_utterances} utterances supervised, {self.num_chunks} chunks of all copies, "
-            f"{self.num_arcs} arcs, {len(self.excluded)} utterances excluded"
-        ]
-        return "\n  ".join([*lines, *self.excluded.values()])
-
-
-def make_supervision(
-    experiment: Experiment,
-    lang: Lang,
-    data: DataDir,
-    alignment: Path,
-    out: Path,
-    normalization: Fsa,
-    *,
-    cache: Path | None = None,
-    num_workers: int = 1,
-    jobs: int = 1,
-    bad_data: BadData | None = None,
-) -> SupervisionSummary:
-    """Cut aligned utterances into chunks with numerators and write them to one npz file.
-
-    Every copy of section `perturbation` gets chunks of its own; a copy at speed s takes the times of the
-    original divided by s. An utterance of which one copy has no supervision is left out with all of them.
-
-    Args:
-        experiment: sections supervision, perturbation, features and network.
-        lang: lexicon and tree.
-        data: the utterances; those that the alignment lacks are left out and named.
-        alignment: phones.ctm of `fsachain align`, or another CTM of phones.
-        out: the npz file.
-        normalization: of the denominator.
-        cache: folder that keeps features between runs; they tell how long each copy is.
-        num_workers: threads that compute features.
-        jobs: processes that make supervisions.
-        bad_data: with it utterances whose recordings cannot be used are left out; without, the first is an error.
-
-    Raises:
-        DataError: no utterance is left, or the alignment has a line that cannot be read.
-    """
-    copies = copies_of(experiment, data, cache, num_workers, bad_data)
-    maker = AlignmentMaker(experiment, lang, normalization)
-    return write_supervision(out, copies, by_utterance(read_ctm(alignment)), maker, str(alignment), jobs)
+DEFAULT_LM_SCALE = 0.5
 
 
 class Copy(NamedTuple):
@@ -94,55 +43,112 @@ class Copy(NamedTuple):
     num_frames: int
 
 
-def copies_of(
-    experiment: Experiment,
-    data: DataDir,
-    cache: Path | None,
-    num_workers: int,
-    bad_data: BadData | None = None,
-) -> dict[str, tuple[Copy, ...]]:
-    """The copies of each utterance that section `perturbation` asks for; of those that can be used, with `bad_data`."""
-    wanted = perturbations(experiment.perturbation, experiment.train.seed)
-    if bad_data is None:
-        settings: dict[str, Any] = {"cache_dir": cache, "num_workers": num_workers}
-        variants = [load_examples(data, experiment.features, perturbation=one, **settings) for one in wanted]
-    else:
-        data, variants = bad_data.load(
-            data, experiment.features, wanted, cache=cache, num_workers=num_workers
+@dataclass(frozen=True)
+class SupervisionSummary:
+    """What was written, and which utterances were left out, each with the reason."""
+
+    num_utterances: int
+    num_chunks: int
+    num_arcs: int
+    excluded: dict[str, str]
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.num_utterances} utterances supervised, {self.num_chunks} chunks of all copies, "
+            f"{self.num_arcs} arcs, {len(self.excluded)} utterances excluded"
         )
-    found: dict[str, tuple[Copy, ...]] = {utterance.id: () for utterance in data}
-    for one, examples in zip(wanted, variants, strict=True):
-        for name, example in zip(found, examples, strict=True):
-            found[name] += (Copy(example.id, one.speed, example.num_frames),)
-    return found
+        return reasons(head, [*self.excluded.values()])
+
+
+@dataclass(frozen=True)
+class Supervising:
+    """How supervision becomes chunks of output frames."""
+
+    options: SupervisionConfig
+    lang: Lang
+    normalization: Fsa
+    frame_shift: float
+    subsampling: int
+    time_offset: int
+
+    @classmethod
+    def of(cls, experiment: Experiment, lang: Lang, normalization: Fsa) -> Supervising:
+        """As the sections supervision, features and network say."""
+        network = experiment.network_spec(lang.tree.num_pdfs)
+        shift = experiment.features.frame_shift_ms / 1000.0
+        return cls(
+            experiment.supervision, lang, normalization, shift, network.subsampling, network.time_offset
+        )
+
+    @property
+    def times(self) -> dict[str, int]:
+        """Tolerances and output frames, as `build_supervision` takes them."""
+        return {
+            "left_tolerance": self.options.left_tolerance,
+            "right_tolerance": self.options.right_tolerance,
+            "subsampling": self.subsampling,
+            "time_offset": self.time_offset,
+        }
+
+    def slack(self, copy: Copy) -> int:
+        """How far times may lie behind the end of a copy.
+
+        An alignment ends with its last output frame, up to two input frames after an utterance; those of a slow
+        copy are more.
+        """
+        return math.ceil(self.subsampling / copy.speed)
+
+    def cut(self, copies: Sequence[Supervision]) -> list[list[Chunk]]:
+        """As many chunks for each copy as the longest needs, so that the k-th ones hold the same words."""
+        lengths = [supervision.num_frames for supervision in copies]
+        width, overlap = max(lengths), 0
+        if self.options.chunk_frames is not None:
+            width = -(-self.options.chunk_frames // self.subsampling)
+            overlap = -(-self.options.overlap_frames // self.subsampling)
+        count = max(num_chunks(length, width, min(overlap, width - 1)) for length in lengths)
+        return [
+            make_chunks(one, chunk_windows(one.num_frames, width, count), normalization=self.normalization)
+            for one in copies
+        ]
 
 
 def write_supervision(
     out: Path,
-    copies: Mapping[str, tuple[Copy, ...]],
+    experiment: Experiment,
+    data: DataDir,
     spoken: Mapping[str, Any],
     make: Callable[[tuple[Any, tuple[Copy, ...]]], list[list[Chunk]]],
     where: str,
-    jobs: int,
+    resources: Resources,
 ) -> SupervisionSummary:
     """Make the chunks of all utterances and write them to one npz file.
 
+    Every copy of section `perturbation` gets chunks of its own. An utterance of which one copy has no supervision is left
+    out with all of them.
+
     Args:
         out: the npz file.
-        copies: by utterance.
+        experiment: sections features and perturbation.
+        data: the utterances.
         spoken: by utterance, what is known of it: an alignment, a lattice; those without are left out and named.
-        make: from a pair of `spoken` and `copies` to the chunks of each copy.
+        make: from (spoken, copies) of an utterance to the chunks of each copy.
         where: the file that `spoken` is from, for messages.
-        jobs: processes.
+        resources: cache, workers and jobs.
 
     Raises:
         DataError: no utterance is left.
     """
+    wanted = experiment.perturbation.copies(experiment.train.seed)
+    data, variants = resources.load(data, experiment.features, wanted)
+    copies: dict[str, tuple[Copy, ...]] = {utterance.id: () for utterance in data}
+    for one, examples in zip(wanted, variants, strict=True):
+        for name, example in zip(copies, examples, strict=True):
+            copies[name] += (Copy(example.id, one.speed, example.num_frames),)
     absent = {
         name: f"utterance {name!r}: is not in the alignment {where}" for name in copies if name not in spoken
     }
     items = [(name, (spoken[name], of_one)) for name, of_one in copies.items() if name in spoken]
-    chunks, refused = collect(make, items, "supervision", jobs)
+    chunks, refused = resources.collect(make, items, "supervision")
     excluded = absent | refused
     if not chunks:
         reason = next(iter(excluded.values()), "there are no utterances")
@@ -153,142 +159,154 @@ def write_supervision(
     return SupervisionSummary(len(chunks), len(every), sum(chunk.fsa.num_arcs for chunk in every), excluded)
 
 
-class AlignmentMaker:
-    """Turns aligned phones and copies into chunks, under the options of one experiment."""
+@click.command()
+@click.argument("data", type=INPUT_DATA)
+@click.argument("alignment", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@den_option
+@config_option
+@with_resources("cache", "workers", "jobs", "bad_data", beside=True)
+def supervise(
+    data: Path,
+    alignment: Path,
+    out: Path,
+    lang: Lang,
+    den: Path,
+    experiment: Experiment,
+    resources: Resources,
+) -> None:
+    """Make numerators whose times come from an alignment, in chunks: for a second training.
 
-    def __init__(self, experiment: Experiment, lang: Lang, normalization: Fsa) -> None:
-        self.options = experiment.supervision
-        self.lang = lang
-        self.normalization = normalization
-        self.frame_shift = experiment.features.frame_shift_ms / 1000.0
-        network = experiment.network_spec(lang.tree.num_pdfs)
-        self.subsampling, self.time_offset = network.subsampling, network.time_offset
+    In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align --den` wrote for it (or
+    another CTM of phones; `fsachain kaldi ctm` makes one of Kaldi's alignments); the sections supervision, perturbation,
+    features and network of the configuration. Utterances that the alignment lacks or does not fit are named and left
+    out. Lattices: `fsachain kaldi supervise`.
 
-    def __call__(self, item: tuple[Sequence[CtmEntry], tuple[Copy, ...]]) -> list[list[Chunk]]:
-        """The chunks of each copy; an `FsachainError` names the copy."""
-        entries, copies = item
-        supervisions = [self.supervision(entries, copy) for copy in copies]
-        return cut_alike(supervisions, self.options, self.subsampling, self.normalization)
-
-    def supervision(self, entries: Sequence[CtmEntry], copy: Copy) -> Supervision:
-        """The supervision of one copy; its id is in the message of an error."""
-        phones = aligned_phones(entries, self.lang.lexicon.phones, self.frame_shift * copy.speed)
-        return build_supervision(
-            _clip(phones, copy.num_frames, math.ceil(self.subsampling / copy.speed)),
-            copy.num_frames,
-            self.lang.tree,
-            left_tolerance=self.options.left_tolerance,
-            right_tolerance=self.options.right_tolerance,
-            subsampling=self.subsampling,
-            time_offset=self.time_offset,
-            name=copy.id,
-        )
-
-
-def cut_alike(
-    copies: Sequence[Supervision], options: SupervisionConfig, subsampling: int, normalization: Fsa
-) -> list[list[Chunk]]:
-    """As many chunks for each copy as the longest needs, so that the k-th ones hold the same words."""
-    lengths = [supervision.num_frames for supervision in copies]
-    width, overlap = max(lengths), 0
-    if options.chunk_frames is not None:
-        width, overlap = (
-            -(-frames // subsampling) for frames in (options.chunk_frames, options.overlap_frames)
-        )
-    count = max(num_chunks(length, width, min(overlap, width - 1)) for length in lengths)
-    return [
-        make_chunks(one, chunk_windows(one.num_frames, width, count), normalization=normalization)
-        for one in copies
-    ]
-
-
-def _clip(phones: Sequence[AlignedPhone], num_frames: int, slack: int) -> list[AlignedPhone]:
-    """The phones with ends at most `num_frames`, unless they lie farther off than `slack`.
-
-    An alignment ends with its last output frame, up to two input frames after an utterance; those of a slow
-    copy are more.
+    Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
-    if not phones or phones[-1].end > num_frames + slack:
-        return list(phones)
-    return [AlignedPhone(p.phone, min(p.start, num_frames - 1), min(p.end, num_frames)) for p in phones]
+    normalization = load_normalization(lang, den)
+    made = make_supervision(experiment, lang, resources.read(data), alignment, out, normalization, resources)
+    click.echo(f"{made} -> {out}")
 
 
-# From lattices of Kaldi to chunks with numerators: supervision of audio without transcripts.
-
-DEFAULT_LM_SCALE = 0.5
-
-
-def make_lattice_supervision(
+def make_supervision(
     experiment: Experiment,
     lang: Lang,
     data: DataDir,
-    lattices: Sequence[str],
-    model: Path,
+    alignment: Path,
     out: Path,
     normalization: Fsa,
-    *,
-    phones: Path | None = None,
-    lm_scale: float | None = None,
-    lattice_subsampling: int = 3,
-    cache: Path | None = None,
-    num_workers: int = 1,
-    jobs: int = 1,
-    bad_data: BadData | None = None,
+    resources: Resources,
 ) -> SupervisionSummary:
-    """Make numerators of lattices and write them to one npz file, chunk by chunk or, with weights, utterance by utterance.
+    """Cut aligned utterances into chunks with numerators; see `write_supervision`.
 
-    With `supervision.chunk_frames` the paths of the lattice that the tolerances allow form a set, which is cut; without
-    (null) they keep the weights of the lattice. Copies at other speeds are made as in `make_supervision`.
+    A copy at speed s takes the times of the original divided by s.
 
     Args:
         experiment: sections supervision, perturbation, features and network.
-        lang: the tree may be another than that of the model that decoded.
-        data: the utterances; those without a lattice are left out and named.
-        lattices: tables as for `read_table`, `.gz` too.
-        model: transition model of the lattices.
+        lang: lexicon and tree.
+        data: the utterances; those that the alignment lacks are left out and named.
+        alignment: phones.ctm of `fsachain align`, or another CTM of phones.
         out: the npz file.
         normalization: of the denominator.
-        phones: phones.txt of the model; None: its phones are those of `lang`, number by number.
-        lm_scale: factor on graph costs, for whole utterances; None: 0.5.
-        lattice_subsampling: input frames per frame of the lattice: 3 for chain models, 1 for GMMs.
-        cache: folder that keeps features between runs.
-        num_workers: threads that compute features.
-        jobs: processes that make numerators.
-        bad_data: as for `make_supervision`.
+        resources: cache, workers, jobs and bad data.
 
     Raises:
-        ConfigError: an LM scale for chunks, which have no weights.
-        DataError: a file that cannot be read, phones that `lang` lacks, or no utterance is left.
+        DataError: no utterance is left, or the alignment has a line that cannot be read.
     """
+    make = partial(_chunks_of_alignment, Supervising.of(experiment, lang, normalization))
+    spoken = by_utterance(read_ctm(alignment))
+    return write_supervision(out, experiment, data, spoken, make, str(alignment), resources)
+
+
+def _chunks_of_alignment(
+    how: Supervising, item: tuple[Sequence[CtmEntry], tuple[Copy, ...]]
+) -> list[list[Chunk]]:
+    entries, copies = item
+    supervisions = []
+    for copy in copies:
+        phones = aligned_phones(entries, how.lang.lexicon.phones, how.frame_shift * copy.speed)
+        if phones and phones[-1].end <= copy.num_frames + how.slack(copy):
+            last = copy.num_frames
+            phones = [AlignedPhone(p.phone, min(p.start, last - 1), min(p.end, last)) for p in phones]
+        supervisions.append(
+            build_supervision(phones, copy.num_frames, how.lang.tree, name=copy.id, **how.times)
+        )
+    return how.cut(supervisions)
+
+
+@click.command("supervise")
+@click.argument("data", type=INPUT_DATA)
+@click.argument("model", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@click.argument("lattices", nargs=-1, required=True)
+@lang_option
+@den_option
+@click.option(
+    "--phones", type=INPUT_FILE, help="phones.txt of MODEL; without it its phones are those of --lang."
+)
+@click.option(
+    "--lm-scale",
+    type=click.FloatRange(min=0),
+    help="Factor on graph costs, for whole utterances (supervision.chunk_frames: null): 0.5 unless given.",
+)
+@click.option(
+    "--lattice-subsampling",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Input frames per frame of the lattices: 3 for chain models, 1 for GMMs.",
+)
+@config_option
+@with_resources("cache", "workers", "jobs", "bad_data", beside=True)
+def supervise_by_lattices(
+    data: Path,
+    model: Path,
+    out: Path,
+    lattices: tuple[str, ...],
+    lang: Lang,
+    den: Path,
+    phones: Path | None,
+    lm_scale: float | None,
+    lattice_subsampling: int,
+    experiment: Experiment,
+    resources: Resources,
+) -> None:
+    """Make numerators of lattices, for audio without transcripts.
+
+    In: DATA, a Kaldi data directory, whose text may hold names alone; MODEL, the 0.trans_mdl or final.mdl that decoded;
+    LATTICES, lat.*.gz; the sections supervision (tolerances, chunks), perturbation, features and network of the
+    configuration. Utterances without lattice or path are named and left out.
+
+    Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
+    """
+    normalization = load_normalization(lang, den)
+    utterances = resources.read(data)
     if lm_scale is not None and experiment.supervision.chunk_frames is not None:
         raise ConfigError(
             f"lm_scale = {lm_scale}: chunks of {experiment.supervision.chunk_frames} frames count all paths alike; weights "
             "need whole utterances (supervision.chunk_frames: null)"
         )
     transitions = read_transition_model(model)
-    maker = LatticeMaker(
-        experiment,
-        lang,
-        normalization,
+    make = partial(
+        _chunks_of_lattice,
+        Supervising.of(experiment, lang, normalization),
         transitions,
         _phone_ids(lang, transitions, phones),
         DEFAULT_LM_SCALE if lm_scale is None else lm_scale,
         lattice_subsampling,
     )
-    found = _read_all(lattices, {utterance.id for utterance in data})
-    copies = copies_of(experiment, data, cache, num_workers, bad_data)
-    return write_supervision(out, copies, found, maker, ", ".join(lattices), jobs)
-
-
-def _read_all(tables: Iterable[str], wanted: set[str]) -> dict[str, CompactLattice]:
+    wanted = {utterance.id for utterance in utterances}
     found: dict[str, CompactLattice] = {}
-    for table in tables:
+    for table in lattices:
         for name, lattice in read_table(table, read_lattice):
             if name in found:
                 raise DataError(f"{table}: the lattice of {name!r} is in another table too")
             if name in wanted:
                 found[name] = lattice
-    return found
+    made = write_supervision(out, experiment, utterances, found, make, ", ".join(lattices), resources)
+    click.echo(f"{made} -> {out}")
 
 
 def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.NDArray[np.int32]:
@@ -306,62 +324,106 @@ def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.N
     return np.array([0, *(known[name] for name in names)], dtype=np.int32)
 
 
-@dataclass(frozen=True, eq=False)
-class LatticeMaker:
-    """Turns a lattice and copies of its utterance into chunks; the fields are as for `make_lattice_supervision`."""
-
-    experiment: Experiment
-    lang: Lang
-    normalization: Fsa
-    model: TransitionModel
-    phone_ids: npt.NDArray[np.int32]
-    lm_scale: float
-    lattice_subsampling: int
-
-    def __call__(self, item: tuple[CompactLattice, tuple[Copy, ...]]) -> list[list[Chunk]]:
-        """The chunks of each copy; an `FsachainError` names the copy."""
-        lattice, copies = item
-        found = phone_lattice(
-            lattice,
-            self.model,
-            lm_scale=self.lm_scale,
-            subsampling=self.lattice_subsampling,
-            name=copies[0].id,
-        )
-        labels = self.phone_ids[found.phones.ilabel]
-        found = replace(found, phones=replace(found.phones, ilabel=labels, olabel=labels))
-        options = self.experiment.supervision
-        network = self.experiment.network_spec(self.lang.tree.num_pdfs)
-        subsampling = network.subsampling
-        times = {
-            "left_tolerance": options.left_tolerance,
-            "right_tolerance": options.right_tolerance,
-            "subsampling": subsampling,
-            "time_offset": network.time_offset,
-        }
-        own = [(_in_time(found, copy, subsampling), copy.num_frames) for copy in copies]
-        if options.chunk_frames is not None:
-            sets = [one.supervision(frames, self.lang.tree, **times) for one, frames in own]
-            return cut_alike(sets, options, subsampling, self.normalization)
-        return [
+def _chunks_of_lattice(
+    how: Supervising,
+    model: TransitionModel,
+    phone_ids: npt.NDArray[np.int32],
+    lm_scale: float,
+    lattice_subsampling: int,
+    item: tuple[CompactLattice, tuple[Copy, ...]],
+) -> list[list[Chunk]]:
+    """Chunks of the set of paths that the tolerances allow; whole utterances keep the weights of the lattice."""
+    lattice, copies = item
+    found = phone_lattice(
+        lattice, model, lm_scale=lm_scale, subsampling=lattice_subsampling, name=copies[0].id
+    )
+    labels = phone_ids[found.phones.ilabel]
+    found = replace(found, phones=replace(found.phones, ilabel=labels, olabel=labels))
+    own = [_lattice_of_copy(found, copy, how.slack(copy)) for copy in copies]
+    if how.options.chunk_frames is not None:
+        return how.cut(
             [
-                _whole(
-                    one,
-                    -(-frames // subsampling),
-                    one.numerator(frames, self.lang.tree, normalization=self.normalization, **times),
-                )
+                one.supervision(copy.num_frames, how.lang.tree, **how.times)
+                for one, copy in zip(own, copies, strict=True)
             ]
-            for one, frames in own
-        ]
+        )
+    chunks = []
+    for one, copy in zip(own, copies, strict=True):
+        fsa = one.numerator(copy.num_frames, how.lang.tree, normalization=how.normalization, **how.times)
+        frames = -(-copy.num_frames // how.subsampling)
+        chunks.append([Chunk(one.name, 0, frames, frames, fsa, np.ones(frames, dtype=np.float32))])
+    return chunks
 
 
-def _whole(lattice: PhoneLattice, num_frames: int, fsa: Fsa) -> Chunk:
-    return Chunk(lattice.name, 0, num_frames, num_frames, fsa, np.ones(num_frames, dtype=np.float32))
-
-
-def _in_time(lattice: PhoneLattice, copy: Copy, subsampling: int) -> PhoneLattice:
-    """The lattice of a copy: times divided by its speed; ends at most where it ends, unless they lie far off."""
+def _lattice_of_copy(lattice: PhoneLattice, copy: Copy, slack: int) -> PhoneLattice:
+    """Times divided by the speed; ends at most where the copy ends, unless they lie far off."""
     spans = np.round(lattice.spans / copy.speed).astype(np.int64)
-    if spans[:, 1].max() <= copy.num_frames + int(np.ceil(subsampling / copy.speed)):
+    if spans[:, 1].max() <= copy.num_frames + slack:
         spans = np.minimum(spans, [copy.num_frames - 1, copy.num_frames])
     return replace(lattice, spans=spans, name=copy.id)
+
+
+@click.command("tie-tree")
+@click.argument("data", type=INPUT_DATA)
+@click.argument("alignment", type=INPUT_FILE)
+@click.argument("out", type=OUTPUT)
+@lang_option
+@click.option("--num-pdfs", type=click.IntRange(min=1), required=True, help="Leaves of the tree, at most.")
+@click.option("--min-frames", type=float, default=100.0, show_default=True, help="Of each side of a split.")
+@config_option
+@with_resources("cache", "workers", "bad_data")
+def tie_tree(
+    data: Path,
+    alignment: Path,
+    out: Path,
+    lang: Lang,
+    num_pdfs: int,
+    min_frames: float,
+    experiment: Experiment,
+    resources: Resources,
+) -> None:
+    """Tie the left biphones of a language by the aligned frames of an end-to-end model.
+
+    In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align` wrote for it; the sections
+    features and network of the configuration.
+
+    Out: language folder OUT, the lexicon of --lang with the new tree.
+    """
+    utterances = resources.read(data)
+    spoken = by_utterance(read_ctm(alignment))
+    phones, topology = lang.lexicon.phones, lang.tree.topology
+    network = experiment.network_spec(lang.tree.num_pdfs)
+    subsampling, time_offset = network.subsampling, network.time_offset
+    shift = experiment.features.frame_shift_ms / 1000.0
+    statistics = BiphoneStatistics(len(phones), topology, experiment.features.num_features)
+    _, (examples,) = resources.load(utterances, experiment.features)
+    aligned = [example for example in examples if example.id in spoken]
+    if not aligned:
+        raise DataError(f"{alignment}: has none of the {len(utterances)} utterances")
+    num_frames = 0
+    for example in track(aligned, "statistics"):
+        # The features at the centres of the output frames.
+        features = example.features[time_offset::subsampling]
+        spans = aligned_phones(spoken[example.id], phones, shift)
+        statistics.accumulate(features, _output_spans(spans, subsampling, len(features)))
+        num_frames += len(features)
+    tree = build_tied_tree(
+        phones,
+        topology,
+        statistics,
+        num_pdfs=num_pdfs,
+        min_frames=min_frames,
+        context_independent=lang.context_independent,
+    )
+    made = Lang(lang.lexicon, tree)
+    made.save(out)
+    click.echo(f"{made}, tied from {num_frames} output frames of {len(aligned)} utterances -> {out}")
+
+
+def _output_spans(phones: list[AlignedPhone], subsampling: int, num_frames: int) -> list[AlignedPhone]:
+    """Spans in output frames: frame t belongs to the phone at its centre, input frame subsampling * t + offset."""
+
+    def frame(time: int) -> int:
+        return min(num_frames, max(0, math.ceil((time - subsampling // 2) / subsampling)))
+
+    return [AlignedPhone(phone.phone, frame(phone.start), frame(phone.end)) for phone in phones]

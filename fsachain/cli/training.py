@@ -1,4 +1,4 @@
-"""`fsachain train`."""
+"""From data sets and graphs to a trained model: the command `fsachain train`."""
 
 from __future__ import annotations
 
@@ -6,39 +6,29 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import click
 import torch
 from torch import nn
 
-from fsachain.cli.config import Experiment, NetworkSpec, PerturbationConfig
+from fsachain.cli.config import Experiment, NetworkSpec, config_option
 from fsachain.cli.graphs import load_denominator
-from fsachain.cli.lang import Lang
-from fsachain.cli.model import AcousticModel, begin_network
-from fsachain.cli.options import (
-    INPUT_DATA,
-    INPUT_FOLDER,
-    OUTPUT,
-    cache_option,
-    commands_option,
-    config_option,
-    lang_option,
-    scheduler_option,
-    workers_option,
-)
+from fsachain.cli.lang import Lang, lang_option
+from fsachain.cli.model import FINAL_MODEL, AcousticModel, begin_network
+from fsachain.cli.options import INPUT_DATA, OUTPUT, den_option, scheduler_option
+from fsachain.cli.record import recorded_command
+from fsachain.cli.resources import Resources, executor_at, with_resources
 from fsachain.cli.training_data import (
     ChunkedSet,
-    Opener,
-    Sources,
     Streaming,
-    Streams,
     TrainingSet,
     TranscriptSet,
     load_sources,
+    open_streams,
+    read_flat_set,
+    read_training_set,
 )
-from fsachain.data.audio import Perturbation
-from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault
 from fsachain.denominator import DenominatorGraph
@@ -49,6 +39,7 @@ from fsachain.nn.network import Network
 from fsachain.train.checkpoint import list_checkpoints
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.reporting import Progress, make_progress
+from fsachain.train.stopping import stoppable
 from fsachain.train.trainer import Trainer, TrainResult
 from fsachain.train.world import World
 
@@ -61,7 +52,7 @@ NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.argument("numerators", type=NUMERATORS)
 @click.argument("out", type=OUTPUT)
 @lang_option
-@click.option("--den", type=INPUT_FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
+@den_option
 @click.option("--dev", type=(INPUT_DATA, NUMERATORS), help="Data set and numerators evaluated each epoch.")
 @click.option(
     "--stream",
@@ -82,10 +73,21 @@ NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
 )
 @scheduler_option
 @config_option
-@cache_option
-@workers_option
-@commands_option
-def train(**arguments: Any) -> None:
+@with_resources("cache", "workers", "commands")
+def train(
+    data: Path,
+    numerators: Path,
+    out: Path,
+    lang: Lang,
+    den: Path,
+    dev: tuple[Path, Path] | None,
+    stream: bool,
+    jobs: int,
+    shards_at_once: int | None,
+    scheduler: str | None,
+    experiment: Experiment,
+    resources: Resources,
+) -> None:
     """Train a network with LF-MMI; a run that was broken off continues where it stood.
 
     In: DATA, a Kaldi data directory, a lhotse manifest of cuts (.jsonl, .jsonl.gz) or a folder of Shar shards, and
@@ -98,91 +100,49 @@ def train(**arguments: Any) -> None:
 
     Several processes train one model when torchrun starts them: torchrun --nproc-per-node 2 -m fsachain train ...
     """
-    from fsachain.cli.lang import load_lang
-    from fsachain.cli.parallel import executor_at
-    from fsachain.cli.record import recorded_command
-    from fsachain.cli.training_data import Streaming
-    from fsachain.data.kaldi_dir import DataDir
-    from fsachain.train.stopping import stoppable
-    from fsachain.train.world import World
-
-    _check_options(arguments)
+    for option, value in (
+        ("--jobs", jobs),
+        ("--shards-at-once", shards_at_once),
+        ("--scheduler", scheduler),
+    ):
+        if value and not stream:
+            raise click.UsageError(f"{option} goes with --stream")
     faults: list[Fault] = []
 
     def read(path: Path) -> DataDir:
-        data, found = DataDir.check(path, allow_commands=arguments["allow_commands"])
-        faults.extend(found)
-        return data
+        found, unusable = DataDir.check(path, allow_commands=resources.allow_commands)
+        faults.extend(unusable)
+        return found
 
-    experiment = arguments["experiment"]
     with (
         World.from_environment(experiment.train.process_timeout) as world,
-        recorded_command(arguments["out"], "train", config=experiment.to_dict())
-        if world.is_first
-        else stoppable(),
-        executor_at(arguments["scheduler"]) as executor,
+        recorded_command(out, "train", config=experiment.to_dict()) if world.is_first else stoppable(),
+        executor_at(scheduler) as executor,
     ):
-        streaming = Streaming(arguments["workers"], arguments["jobs"], executor, arguments["shards_at_once"])
+        streaming = Streaming(resources.workers, jobs, executor, shards_at_once, resources.cache)
+        train_set: TrainingSet | ChunkedSet | TranscriptSet
+        dev_set: TrainingSet | TranscriptSet | None = None
+        if numerators == COMPILED:
+            train_set = TranscriptSet(read(data))
+        else:
+            train_set = read_training_set(read(data), numerators)
+        if dev is not None:
+            dev_data = read(dev[0])
+            dev_set = TranscriptSet(dev_data) if dev[1] == COMPILED else read_flat_set(dev_data, dev[1])
         train_model(
             experiment,
-            load_lang(arguments["lang"]),
-            _training_set(read(arguments["data"]), arguments["numerators"]),
-            arguments["den"],
-            arguments["out"],
-            dev=_flat_set(read(arguments["dev"][0]), arguments["dev"][1]) if arguments["dev"] else None,
-            cache=arguments["cache"],
-            num_workers=arguments["workers"],
-            streaming=streaming if arguments["stream"] else None,
+            lang,
+            train_set,
+            den,
+            out,
+            resources,
+            dev=dev_set,
+            streaming=streaming if stream else None,
             left_out=faults,
             world=world,
         )
     if world.is_first:
-        click.echo(f"model -> {arguments['out'] / FINAL_MODEL}")
-
-
-def _check_options(arguments: dict[str, Any]) -> None:
-    for name in ("jobs", "shards_at_once", "scheduler"):
-        if arguments[name] and not arguments["stream"]:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --stream")
-
-
-def _training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedSet | TranscriptSet:
-    from fsachain.cli.training_data import TranscriptSet, read_training_set
-
-    return TranscriptSet(data) if numerators == COMPILED else read_training_set(data, numerators)
-
-
-def _flat_set(data: DataDir, numerators: Path) -> TrainingSet | TranscriptSet:
-    from fsachain.cli.training_data import TranscriptSet, read_flat_set
-
-    return TranscriptSet(data) if numerators == COMPILED else read_flat_set(data, numerators)
-
-
-# From data directories and graphs to a trained model.
-
-FINAL_MODEL = "model.safetensors"
-
-
-def perturbations(config: PerturbationConfig, seed: int) -> list[Perturbation]:
-    """One perturbation for each speed."""
-    return [Perturbation(speed, config.volume, seed) for speed in config.speeds]
-
-
-def compute_features(
-    experiment: Experiment,
-    data: DataDir,
-    cache: Path,
-    num_workers: int,
-    copies: Sequence[Perturbation] = (Perturbation(),),
-) -> int:
-    """Fill the feature cache; returns the number of frames of all copies together."""
-    return sum(
-        example.num_frames
-        for copy in copies
-        for example in load_examples(
-            data, experiment.features, perturbation=copy, cache_dir=cache, num_workers=num_workers
-        )
-    )
+        click.echo(f"model -> {out / FINAL_MODEL}")
 
 
 def train_model(
@@ -191,10 +151,9 @@ def train_model(
     train: TrainingSet | ChunkedSet | TranscriptSet,
     denominator: Path,
     out: Path,
+    resources: Resources,
     *,
     dev: TrainingSet | TranscriptSet | None = None,
-    cache: Path | None = None,
-    num_workers: int = 1,
     streaming: Streaming | None = None,
     left_out: Sequence[Fault] = (),
     world: World | None = None,
@@ -210,9 +169,8 @@ def train_model(
         train: utterances and numerators, or chunks of them; with `streaming` utterances alone, too.
         denominator: folder made by `make_denominator`.
         out: folder of model.safetensors, checkpoints and log.
+        resources: cache, and threads that compute features.
         dev: evaluated after each epoch.
-        cache: folder that keeps features between runs.
-        num_workers: threads that compute features.
         streaming: prepare utterances ahead of their use, and keep no more; None: all features are kept in memory.
         left_out: faults of utterances that are not in `train` or `dev`, to be reported with those found here.
         world: the processes that train together; None: this one alone.
@@ -226,26 +184,33 @@ def train_model(
     world = world or World.alone()
     if world.is_first:
         _claim_folder(experiment, out)
-    copies = perturbations(experiment.perturbation, experiment.train.seed)
+    copies = experiment.perturbation.copies(experiment.train.seed)
     if not copies:
         raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
     if dev is not None:
         _refuse_shared_ids(train.data, dev.data)
     spec = experiment.network_spec(lang.tree.num_pdfs)
     trainer, network = _begin(experiment, spec, load_denominator(lang, denominator), out, world)
-    sources: Sources | Streams
     with world.first("the first process to load the data"):
         if streaming is not None:
-            opener = Opener(experiment, lang, denominator, streaming, cache)
-            sources = opener.open(train, dev, copies, out, network.output_lengths)
+            sources = open_streams(
+                experiment, lang, denominator, train, dev, copies, out, network.output_lengths, streaming
+            )
         elif isinstance(train, TranscriptSet) or isinstance(dev, TranscriptSet):
             raise ConfigError(
                 "numerators: '-' compiles them while a corpus is streamed; without --stream, make them beforehand"
             )
         else:
-            settings: dict[str, Any] = {"cache": cache, "num_workers": num_workers}
             sources = load_sources(
-                experiment, lang, train, dev, copies, spec, network.output_lengths, **settings
+                experiment,
+                lang,
+                train,
+                dev,
+                copies,
+                spec,
+                network.output_lengths,
+                cache=resources.cache,
+                num_workers=resources.workers,
             )
     try:
         result = trainer.fit_sources(sources.train, sources.dev, left_out=[*left_out, *sources.faults])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fsachain.cli.training import FINAL_MODEL
+from fsachain.cli.model import FINAL_MODEL
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import read_data_dirs, write_data_dir
 from recipes.pipeline.main import run_recipe

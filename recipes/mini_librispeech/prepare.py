@@ -21,8 +21,7 @@ from pathlib import Path
 
 from fsachain.errors import DataError
 from recipes.pipeline.corpus import Recording, write_data_dir
-from recipes.pipeline.rescoring import RESCORING
-from recipes.pipeline.stages import GRAMMAR
+from recipes.pipeline.stages import GRAMMAR, RESCORING
 
 LEXICON = "librispeech-lexicon.txt"
 SMALL = "3-gram.pruned.3e-7.arpa"

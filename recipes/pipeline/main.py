@@ -22,36 +22,10 @@ from fsachain.errors import ConfigError, FsachainError
 from fsachain.train.config import load_yaml
 from fsachain.train.stopping import stoppable
 from fsachain.train.world import World
-from recipes.pipeline.stages import SECOND_PASS, STAGES, Prepare, Run
+from recipes.pipeline.stages import SECOND_PASS, STAGES, Prepare, Run, Stages
 
-Stages = dict[str, Callable[[Run], None]]
 TOGETHER = frozenset({"train"})  # the stages in which several processes work
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def parse_arguments(recipe: Path, arguments: Sequence[str] | None, stages: Stages) -> argparse.Namespace:
-    """The options of a recipe; `--help` lists the stages."""
-    parser = _parser(f"recipes/{recipe.name}/run.py", stages)
-    parser.add_argument(
-        "--corpus", type=_folder_or_none, help="folder of the corpus, see the recipe's README"
-    )
-    parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE)")
-    parser.add_argument("--config", type=Path, default=recipe / "config.yaml", help="YAML configuration")
-    parser.add_argument(
-        "--shuffle-transcripts",
-        action="store_true",
-        help="control: train on the transcripts of other utterances; the WER must collapse",
-    )
-    return parser.parse_args(arguments)
-
-
-def parse_second_pass(recipe: Path, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of a recipe's second pass."""
-    parser = _parser(f"recipes/{recipe.name}/chunks.py", SECOND_PASS)
-    parser.add_argument("--first", type=Path, help="folder of the first pass (default exp/RECIPE)")
-    parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE-chunks)")
-    parser.add_argument("--config", type=Path, default=recipe / "chunks.yaml", help="YAML configuration")
-    return parser.parse_args(arguments)
 
 
 def _parser(program: str, stages: Stages) -> argparse.ArgumentParser:
@@ -69,10 +43,6 @@ def _parser(program: str, stages: Stages) -> argparse.ArgumentParser:
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: all processors")
     return parser
-
-
-def _folder_or_none(text: str) -> Path | None:
-    return Path(text) if text else None
 
 
 def read_config(path: Path, overrides: Sequence[str]) -> Experiment:
@@ -113,7 +83,20 @@ def run_recipe(
     Returns:
         The exit status: 0, 1 after an error that is printed in one line, 75 after SIGTERM (start it again to go on).
     """
-    options = parse_arguments(recipe, arguments, stages)
+    parser = _parser(f"recipes/{recipe.name}/run.py", stages)
+    parser.add_argument(
+        "--corpus",
+        type=lambda text: Path(text) if text else None,
+        help="folder of the corpus, see the recipe's README",
+    )
+    parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE)")
+    parser.add_argument("--config", type=Path, default=recipe / "config.yaml", help="YAML configuration")
+    parser.add_argument(
+        "--shuffle-transcripts",
+        action="store_true",
+        help="control: train on the transcripts of other utterances; the WER must collapse",
+    )
+    options = parser.parse_args(arguments)
     exp = options.exp or REPOSITORY / "exp" / recipe.name
 
     def make_run(config: Experiment) -> Run:
@@ -126,7 +109,11 @@ def run_recipe(
 
 def run_second_pass(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None = None) -> int:
     """Align with the model of the first pass and train anew on chunks; arguments and result as `run_recipe`."""
-    options = parse_second_pass(recipe, arguments)
+    parser = _parser(f"recipes/{recipe.name}/chunks.py", SECOND_PASS)
+    parser.add_argument("--first", type=Path, help="folder of the first pass (default exp/RECIPE)")
+    parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE-chunks)")
+    parser.add_argument("--config", type=Path, default=recipe / "chunks.yaml", help="YAML configuration")
+    options = parser.parse_args(arguments)
     first = options.first or REPOSITORY / "exp" / recipe.name
     exp = options.exp or REPOSITORY / "exp" / f"{recipe.name}-chunks"
 
@@ -147,7 +134,10 @@ def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experi
             raise ConfigError(f"--stop-stage {options.stop_stage} comes before --stage {options.stage}")
         run = make_run(read_config(options.config, options.set))
         own = run.config.network_spec(num_pdfs=1).import_path  # what the run's configuration names, it trusts
-        with permitted_imports([own] if own else []), World.from_environment(_timeout(run)) as world:
+        with (
+            permitted_imports([own] if own else []),
+            World.from_environment(run.config.train.process_timeout) as world,
+        ):
             run = replace(run, world=world)
             seconds = run_stages(run, {name: stages[name] for name in chosen})
     except (FsachainError, OSError) as error:
@@ -164,11 +154,7 @@ def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experi
     return 0
 
 
-def _timeout(run: Run) -> float:
-    return run.config.train.process_timeout
-
-
-def run_stages(run: Run, stages: dict[str, Callable[[Run], None]]) -> dict[str, float]:
+def run_stages(run: Run, stages: Stages) -> dict[str, float]:
     """Run stages in order and note in stages.jsonl what each takes; returns the wall time of each in seconds.
 
     Under torchrun all processes run those of `TOGETHER`; the first runs the others, and the rest wait for it.
@@ -180,14 +166,13 @@ def run_stages(run: Run, stages: dict[str, Callable[[Run], None]]) -> dict[str, 
                     stage(run)
         return {}
     log = open_log(run.exp)
-    first = None if run.first is None else str(run.first.resolve())
     record_run(
         log,
         list(stages),
         seed=run.seed,
         workers=run.num_workers,
         shuffled_transcripts=run.shuffle_transcripts or None,
-        first=first,
+        first=None if run.first is None else str(run.first.resolve()),
         config=run.seeded.to_dict(),
     )
     seconds = {}

@@ -6,6 +6,8 @@ features   recordings -> cache/ (features of all sets and speeds)
 graphs     transcripts -> graphs/ (phone language model, denominator, numerators, word grammar)
 train      -> model/ (checkpoints, train.jsonl, model.safetensors)
 decode     LM weight tuned on dev, test scored -> decode/
+rescore    where the corpus brings data/rescoring.arpa, a larger model than the search can use: it chooses among the best
+           word sequences, with weights of dev -> rescore/
 align      test transcripts -> align/ (word and phone CTM)
 report     -> report.txt: word error rates, sizes, wall time of each stage; report.html: all there is to see
 
@@ -23,26 +25,25 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fsachain.cli.config import Experiment
-from fsachain.cli.decoding import DecodingGraphs, align_data, decode_data, tune_data
+from fsachain.cli.decoding import DecodingGraphs, align_data, decode_data, rescore_data, tune_data
 from fsachain.cli.graphs import (
     load_normalization,
     make_denominator,
     make_free_denominator,
-    make_grammar,
     make_numerators,
-    make_phone_lm,
 )
 from fsachain.cli.lang import Lang, load_lang, make_lang
-from fsachain.cli.model import AcousticModel
+from fsachain.cli.language_models import make_grammar, make_phone_lm
+from fsachain.cli.model import FINAL_MODEL, AcousticModel
 from fsachain.cli.record import STAGE_LOG
 from fsachain.cli.report import make_report
+from fsachain.cli.resources import Resources
 from fsachain.cli.supervision import make_supervision
-from fsachain.cli.training import FINAL_MODEL, compute_features, perturbations, train_model
+from fsachain.cli.training import train_model
 from fsachain.cli.training_data import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
@@ -53,6 +54,7 @@ from fsachain.train.log import read_log
 from fsachain.train.world import World
 
 CHUNKS = "chunks.npz"
+RESCORING = "rescoring.arpa"
 GRAMMAR = "grammar.arpa"  # in data/ where the corpus brings one, else in graphs/
 Prepare = Callable[[Path | None, Path, int], None]
 
@@ -98,14 +100,20 @@ class Run:
         return AcousticModel.load(exp / "model" / FINAL_MODEL)
 
     @property
+    def decoding_model(self) -> AcousticModel:
+        """The model with the beams and the grid of this run's configuration, so that decoding can be tried anew."""
+        model = self.model(self.exp)
+        return replace(model, experiment=replace(model.experiment, decoding=self.config.decoding))
+
+    @property
     def lang(self) -> Lang:
         """Lexicon and tree."""
         return load_lang(self.base / "lang")
 
     @property
-    def resources(self) -> dict[str, Any]:
-        """Feature cache and number of workers, as most steps take them."""
-        return {"cache": self.base / "cache", "num_workers": self.num_workers}
+    def resources(self) -> Resources:
+        """Feature cache and number of workers."""
+        return Resources(cache=self.base / "cache", workers=self.num_workers)
 
     @property
     def grammar(self) -> Path | None:
@@ -141,10 +149,14 @@ def prepare_lang(run: Run) -> None:
 def prepare_features(run: Run) -> None:
     """Fill the feature cache."""
     for split in ("train", "dev", "test"):
-        copies = perturbations(run.config.perturbation, run.seed) if split == "train" else [Perturbation()]
-        frames = compute_features(run.config, run.data(split), run.exp / "cache", run.num_workers, copies)
+        data = run.data(split)
+        copies = run.config.perturbation.copies(run.seed) if split == "train" else [Perturbation()]
+        frames = 0
+        for copy in copies:
+            _, (examples,) = run.resources.load(data, run.config.features, [copy])
+            frames += sum(example.num_frames for example in examples)
         minutes = frames * run.config.features.frame_shift_ms / 60000
-        print(f"{split}: {len(run.data(split))} utterances, {minutes:.1f} minutes")
+        print(f"{split}: {len(data)} utterances, {minutes:.1f} minutes")
 
 
 def prepare_graphs(run: Run) -> None:
@@ -168,26 +180,18 @@ def prepare_graphs(run: Run) -> None:
 
 
 def train(run: Run) -> None:
-    """Train, or continue a training that was broken off."""
-    _train(run, run.exp / "graphs" / "train.npz")
-
-
-def train_on_chunks(run: Run) -> None:
-    """Train on the chunks of `supervise`."""
-    _train(run, run.exp / CHUNKS)
-
-
-def _train(run: Run, numerators: Path) -> None:
+    """Train, or continue a training that was broken off; the second pass on the chunks of `supervise`."""
     graphs = run.base / "graphs"
+    numerators = graphs / "train.npz" if run.first is None else run.exp / CHUNKS
     train_model(
         run.seeded,
         run.lang,
         read_training_set(run.data("train"), numerators),
         graphs,
         run.exp / "model",
+        run.resources,
         dev=TrainingSet.read(run.data("dev"), graphs / "dev.npz"),
         world=run.world,
-        **run.resources,
     )
 
 
@@ -199,8 +203,8 @@ def align_train(run: Run) -> None:
         lang,
         run.data("train"),
         run.exp / "align-train",
+        run.resources,
         normalization=load_normalization(lang, run.base / "graphs"),
-        **run.resources,
     )
     print(made)
 
@@ -211,27 +215,44 @@ def supervise(run: Run) -> None:
     normalization = load_normalization(lang, run.base / "graphs")
     alignment = run.exp / "align-train" / "phones.ctm"
     made = make_supervision(
-        run.seeded, lang, run.data("train"), alignment, run.exp / CHUNKS, normalization, **run.resources
+        run.seeded, lang, run.data("train"), alignment, run.exp / CHUNKS, normalization, run.resources
     )
     print(made)
 
 
 def decode(run: Run) -> None:
     """Tune on dev, score test."""
-    model = run.model(run.exp)
+    model = run.decoding_model
     graphs = DecodingGraphs(run.lang, run.grammar)
-    # The beams and the grid are those of this run's configuration, so that decoding can be tried anew.
-    model = replace(model, experiment=replace(model.experiment, decoding=run.config.decoding))
-    best = tune_data(model, graphs, run.data("dev"), run.exp / "decode", **run.resources).best
+    best = tune_data(model, graphs, run.data("dev"), run.exp / "decode", run.resources).best
     print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
     point = (best.lm_weight, best.word_insertion_penalty)
-    report = decode_data(model, graphs, run.data("test"), run.exp / "decode", *point, **run.resources)
+    report = decode_data(model, graphs, run.data("test"), run.exp / "decode", *point, run.resources)
+    print(f"test  {report.total}")
+
+
+def rescore(run: Run) -> None:
+    """Let the larger language model choose; tune on dev, score test."""
+    model = run.decoding_model
+    tuned = json.loads((run.exp / "decode" / "tuning.json").read_text())["best"]
+    report = rescore_data(
+        model,
+        DecodingGraphs(run.lang, run.grammar),
+        run.base / "data" / RESCORING,
+        run.data("dev"),
+        run.data("test"),
+        run.exp / "rescore",
+        tuned["lm_weight"],
+        tuned["word_insertion_penalty"],
+        run.config.rescoring,
+        run.resources,
+    )
     print(f"test  {report.total}")
 
 
 def align(run: Run) -> None:
     """Align the test set with its transcripts."""
-    print(align_data(run.model(run.exp), run.lang, run.data("test"), run.exp / "align", **run.resources))
+    print(align_data(run.model(run.exp), run.lang, run.data("test"), run.exp / "align", run.resources))
 
 
 def report(run: Run) -> None:
@@ -265,7 +286,8 @@ def report(run: Run) -> None:
     print("\n".join(lines))
 
 
-STAGES: dict[str, Callable[[Run], None]] = {
+Stages = dict[str, Callable[[Run], None]]
+STAGES: Stages = {
     "prepare": prepare_corpus,
     "lang": prepare_lang,
     "features": prepare_features,
@@ -275,10 +297,16 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "align": align,
     "report": report,
 }
-SECOND_PASS: dict[str, Callable[[Run], None]] = {
+STAGES_WITH_RESCORING: Stages = {
+    **{name: stage for name, stage in STAGES.items() if name not in ("align", "report")},
+    "rescore": rescore,
+    "align": align,
+    "report": report,
+}
+SECOND_PASS: Stages = {
     "align-train": align_train,
     "supervise": supervise,
-    "train": train_on_chunks,
+    "train": train,
     "decode": decode,
     "align": align,
     "report": report,

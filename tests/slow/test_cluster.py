@@ -113,7 +113,7 @@ def test_a_worker_of_a_cluster_that_dies_is_an_error_in_one_line() -> None:
 def test_a_scheduler_that_does_not_answer_is_named(
     fsachain, recorded, graphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fsachain.cli.parallel.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("fsachain.cli.resources.CONNECT_SECONDS", 0.2)
     address = ("--scheduler", "tcp://127.0.0.1:9")
     status, _, told = fsachain("num-graphs", recorded / "data", tmp_path / "num.npz", *graphs, *address)
     assert status == 1

@@ -33,9 +33,9 @@ from fsachain.graph.grammar import estimate_arpa
 from recipes.mini_librispeech import download
 from recipes.mini_librispeech.prepare import prepare
 from recipes.pipeline.main import run_recipe
-from recipes.pipeline.rescoring import with_rescoring
+from recipes.pipeline.stages import STAGES_WITH_RESCORING
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SPEAKERS = {"jackson": "19", "lucas": "26", "nicolas": "27", "theo": "32", "yweweler": "39"}
 UTTERANCES = {"train-clean-5": 8, "dev-clean-2": 2}
 OPTIONS = [
@@ -97,7 +97,7 @@ def exp(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mini")
     arguments = [f"--exp={folder}", f"--corpus={corpus}", *OPTIONS]
     recipe = ROOT / "recipes" / "mini_librispeech"
-    assert run_recipe(recipe, prepare, arguments, with_rescoring()) == 0
+    assert run_recipe(recipe, prepare, arguments, STAGES_WITH_RESCORING) == 0
     return folder
 
 
@@ -158,7 +158,7 @@ def test_options_of_rescoring_do_not_make_a_training_another_one(exp: Path, corp
     arguments = [f"--exp={exp}", f"--corpus={corpus}", *OPTIONS, "--set=rescoring.num_hypotheses=3"]
     only = ["--stage=train", "--stop-stage=rescore"]
     recipe = ROOT / "recipes" / "mini_librispeech"
-    assert run_recipe(recipe, prepare, [*arguments, *only], with_rescoring()) == 0
+    assert run_recipe(recipe, prepare, [*arguments, *only], STAGES_WITH_RESCORING) == 0
 
 
 def test_what_a_corpus_lacks_is_named(corpus: Path, tmp_path: Path) -> None:

@@ -13,10 +13,13 @@ import torch
 for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "click", "yaml", "soundfile"):
     pytest.importorskip(module, reason="the recipes need fsachain[all]")
 
+import tolerances
+
 from fsachain.cli import main
 from fsachain.cli.decoding import align_data
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
+from fsachain.cli.resources import Resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.graph.chunks import load_chunks
 from fsachain.report.collect import read_stages
@@ -25,9 +28,8 @@ from fsachain.train.log import read_log
 from recipes.demo.prepare import VARIANTS, prepare
 from recipes.pipeline.main import run_recipe, run_second_pass
 from recipes.pipeline.stages import STAGES
-from tests import tolerances
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STRINGS = {"train": 5, "dev": 2, "test": 1}
 OPTIONS = [
     "--workers=1",
@@ -105,7 +107,7 @@ def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp: Path, tmp
     for name in ("text", "utt2spk"):
         (tmp_path / name).write_text((exp / "data" / "test" / name).read_text())
     model = AcousticModel.load(exp / "model" / "model.safetensors")
-    align_data(model, load_lang(exp / "lang"), DataDir.read(tmp_path), tmp_path / "align")
+    align_data(model, load_lang(exp / "lang"), DataDir.read(tmp_path), tmp_path / "align", Resources())
     before, after = (read_ctm(folder / "align" / "words.ctm") for folder in (exp, tmp_path))
     shifts = [
         1000 * (late[0] - early[0])
@@ -308,7 +310,7 @@ def test_saved_model_holds_the_network_that_training_ended_with(exp: Path) -> No
 
 def test_outputs_of_an_utterance_do_not_depend_on_the_others_of_its_set(exp: Path) -> None:
     model = AcousticModel.load(exp / "model" / "model.safetensors")
-    examples = model.examples(DataDir.read(exp / "data" / "dev"), None, 1)
+    examples = model.examples(DataDir.read(exp / "data" / "dev"))
     together = model.outputs(examples)
     alone = model.outputs(examples[:1])
     name = examples[0].id

@@ -1,0 +1,271 @@
+"""What a step works with: feature cache, workers, and what happens to utterances that cannot be used."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fsachain.cli import options
+from fsachain.cli.options import track
+from fsachain.data.audio import Perturbation
+from fsachain.data.dataset import Example, load_examples, load_usable
+from fsachain.data.features import FeatureConfig
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.utterance import Fault, fault_table, write_faults
+from fsachain.data.workers import Workers
+from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, require
+
+POLICIES = ("exclude", "stop")
+FAULTS_FILE = "faults.jsonl"
+CONNECT_SECONDS = 30
+_CHUNKS_PER_JOB = 20
+_MOST_IN_CHUNK = 200
+_PIECE = 50  # items that travel together to a worker elsewhere
+_PIECES_AHEAD = 200  # that are there at a time
+
+Command = Callable[..., Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a step may use, and what it does about utterances that cannot be used.
+
+    Attributes:
+        cache: folder that keeps features between runs.
+        workers: threads that compute features, or processes that search.
+        jobs: processes that make graphs.
+        executor: does the work of all these in their place, such as that of a Dask cluster.
+        bad_data: "exclude" goes on without utterances that cannot be used; "stop" refuses data sets that have any; None
+            takes them as they are, and the first that cannot be read is an error.
+        allow_commands: as for `DataDir.read`.
+        faults: of all data sets that were read, in order.
+
+    Raises:
+        ConfigError: another policy for bad data.
+    """
+
+    cache: Path | None = None
+    workers: int = 1
+    jobs: int = 1
+    executor: Executor | None = None
+    bad_data: str | None = None
+    allow_commands: bool = False
+    faults: list[Fault] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.bad_data is not None and self.bad_data not in POLICIES:
+            raise ConfigError(f"bad_data = {self.bad_data!r}: expected one of {', '.join(POLICIES)}")
+
+    def read(self, path: Path) -> DataDir:
+        """The utterances of a data set that its tables agree on.
+
+        Raises:
+            DataError: there is no such data set, or no utterance is left; or there are faults and the policy is "stop".
+        """
+        if self.bad_data is None:
+            return DataDir.read(path, allow_commands=self.allow_commands)
+        data, faults = DataDir.check(path, allow_commands=self.allow_commands)
+        return self._without(data, faults, str(path))
+
+    def load(
+        self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
+    ) -> tuple[DataDir, list[list[Example]]]:
+        """The utterances that have features, and these for each copy; errors as `read`."""
+        settings: dict[str, Any] = {
+            "cache_dir": self.cache,
+            "num_workers": self.workers,
+            "executor": self.executor,
+        }
+        if self.bad_data is None:
+            return data, [load_examples(data, config, perturbation=copy, **settings) for copy in copies]
+        usable, variants, faults = load_usable(data, config, copies, **settings)
+        return self._without(usable, faults, "the recordings"), variants
+
+    def _without(self, usable: DataDir, faults: Sequence[Fault], where: str) -> DataDir:
+        self.faults.extend(faults)
+        if faults and (self.bad_data == "stop" or not len(usable)):
+            why = "bad_data is 'stop'" if len(usable) else "no utterance is left"
+            raise DataError(f"{where}: {len(faults)} faults, {why}; the first: {faults[0].reason}")
+        return usable
+
+    @contextmanager
+    def listing(self, path: Path) -> Iterator[None]:
+        """Print the faults that were met in the block, write them to `path`, or delete what an earlier run wrote there.
+
+        Raises:
+            LeftOutError: there are some.
+        """
+        try:
+            yield
+        except FsachainError:
+            self._print_faults()
+            raise
+        self._print_faults()
+        if not self.faults:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_faults(path, self.faults)
+        raise LeftOutError(f"done, but {len(self.faults)} utterances are left out; all are in {path}")
+
+    def _print_faults(self) -> None:
+        if self.faults:
+            click.echo(f"{len(self.faults)} utterances are left out:\n{fault_table(self.faults)}")
+
+    def collect(
+        self, make: Callable[[Item], Result], items: Sequence[tuple[str, Item]], what: str
+    ) -> tuple[dict[str, Result], dict[str, str]]:
+        """make(item) for each pair (name, item), in order, by `jobs` processes or the executor, with a bar.
+
+        Args:
+            make: can be pickled, unless one job does everything.
+            items: pairs (name, item).
+            what: what the bar says.
+
+        Returns:
+            The results by name, and for the items that raised an `FsachainError` its message.
+
+        Raises:
+            DataError: a process was killed.
+        """
+        found: dict[str, Result] = {}
+        excluded: dict[str, str] = {}
+        names = [name for name, _ in items]
+        results = self._results(partial(_attempt, make), [item for _, item in items])
+        for name, result in zip(track(names, what), results, strict=True):
+            if isinstance(result, _Refusal):
+                excluded[name] = str(result)
+            else:
+                found[name] = result
+        return found, excluded
+
+    def _results(self, attempt: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        if self.executor is not None:
+            pieces = ([items[begin : begin + _PIECE]] for begin in range(0, len(items), _PIECE))
+            workers = Workers(partial(_map, attempt), executor=self.executor)
+            for (results,) in workers.ahead(pieces, _PIECES_AHEAD):
+                yield from results
+            return
+        jobs = min(self.jobs, len(items))
+        if jobs <= 1:
+            yield from map(attempt, items)
+            return
+        size = min(_MOST_IN_CHUNK, -(-len(items) // (_CHUNKS_PER_JOB * jobs)))
+        with ProcessPoolExecutor(jobs, initializer=_start, initargs=(pickle.dumps(attempt),)) as pool:
+            try:
+                yield from pool.map(_do, items, chunksize=size)
+            except BrokenProcessPool as error:
+                raise DataError(
+                    f"one of {jobs} processes was ended from outside; if memory is short, use fewer"
+                ) from error
+
+
+class _Refusal(str):
+    """Why an item has no result."""
+
+
+def _attempt(make: Callable[[Any], Any], item: Any) -> Any:
+    try:
+        return make(item)
+    except FsachainError as error:
+        return _Refusal(error)
+
+
+def _map(make: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    return [make(item) for item in items]
+
+
+_work: list[Callable[[Any], Any]] = []  # in a worker process: its function, unpacked once for all items
+
+
+def _start(packed: bytes) -> None:
+    _work[:] = [pickle.loads(packed)]
+
+
+def _do(item: Any) -> Any:
+    return _work[0](item)
+
+
+def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Command]:
+    """Give a command the options of these names, and what they say as one argument, `resources`.
+
+    With "bad_data" the faults are printed at the command's end and written to `faults.jsonl` in the folder of its argument
+    `out`, and `LeftOutError` is raised.
+
+    Args:
+        names: of "scheduler", "cache", "workers", "jobs", "bad_data" (with "commands"), in the order of `--help`.
+        beside: `out` is a file, and the faults are written beside it.
+    """
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            given = {name: arguments.pop(name) for name in (*names, "allow_commands") if name in arguments}
+            with executor_at(given.pop("scheduler", None)) as executor:
+                resources = Resources(executor=executor, **given)
+                if resources.bad_data is None:
+                    command(resources=resources, **arguments)
+                    return
+                out: Path = arguments["out"]
+                with resources.listing(faults_beside(out) if beside else out / FAULTS_FILE):
+                    command(resources=resources, **arguments)
+
+        added: Command = run
+        if "bad_data" in names:
+            added = options.commands_option(added)
+        for name in reversed(names):
+            added = getattr(options, f"{name}_option")(added)
+        return added
+
+    return decorate
+
+
+def faults_beside(out: Path) -> Path:
+    """Where the faults go of a command that writes one file."""
+    return out.with_name(f"{out.stem}.{FAULTS_FILE}")
+
+
+@contextmanager
+def executor_at(address: str | None) -> Iterator[Executor | None]:
+    """The executor of the Dask cluster whose scheduler has this address, such as `tcp://host:8786`; None for None.
+
+    The workers need fsachain, in the same version, and the files under the same paths.
+
+    Raises:
+        ConfigError: nobody answers there.
+    """
+    if address is None:
+        yield None
+        return
+    distributed = require("distributed", extra="cluster")
+    try:
+        client = distributed.Client(address, timeout=CONNECT_SECONDS)
+    except (OSError, ValueError, TypeError) as error:  # a timeout is an OSError
+        raise ConfigError(f"scheduler {address!r}: cannot be reached ({error})") from error
+    with client:
+        executor: Executor = client.get_executor()
+        yield executor
+
+
+def data_with(path: Path, utterance: str | None, *, allow_commands: bool = False) -> DataDir:
+    """A data set to look at one utterance of: what is wrong with others does not matter.
+
+    Raises:
+        DataError: there is no such data set, or something is wrong with this utterance.
+    """
+    data, faults = DataDir.check(path, allow_commands=allow_commands)
+    for fault in faults:
+        if fault.id == utterance:
+            raise DataError(fault.reason)
+    return data
