@@ -24,7 +24,13 @@ from fsachain.train.step import Stepper
 
 @dataclass(frozen=True)
 class Combination:
-    """What was chosen: the mean of `num_models`, 0 for the moving average; `objf` by candidate: "1", "2", ..., "ema"."""
+    """What was chosen.
+
+    Attributes:
+        state: the chosen model's `state_dict()`.
+        num_models: models in the mean; 0 for the moving average.
+        objf: the objective by candidate: "1", "2", ... for the means of so many models, and "ema".
+    """
 
     state: Tensors
     num_models: int

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import DataError
-from fsachain.files import binary_lines, naming, parse_beside, replacing
+from fsachain.files import binary_lines, naming, parse_json, replacing
+
+LONGEST_LINE = 1 << 23  # bytes
 
 
 class JsonLinesLog:
@@ -42,31 +44,24 @@ class JsonLinesLog:
         """
         if not self.path.is_file():
             return 0
-        size, torn, changes = self.path.stat().st_size, 0, False
-        for _, line in binary_lines(self.path, longest=size):
-            event = _event(line, size)
+        torn, changes = 0, False
+        for _, line in binary_lines(self.path, longest=LONGEST_LINE):
+            event = _event(line)
             torn += event is None
             changes |= event is None or not keep(event) or not line.endswith(b"\n")
         if changes:
             with replacing(self.path) as kept:
-                for _, line in binary_lines(self.path, longest=size):
-                    event = _event(line, size)
+                for _, line in binary_lines(self.path, longest=LONGEST_LINE):
+                    event = _event(line)
                     if event is not None and keep(event):
                         kept.write(line.rstrip(b"\r\n") + b"\n")
         return torn
 
 
-class NoLog:
-    """Writes nothing: the log of the processes that are not the first."""
-
-    def write(self, event: str, **values: Any) -> None:
-        """Ignored."""
-
-
-def _event(line: bytes, file_size: int) -> dict[str, Any] | None:
+def _event(line: bytes) -> dict[str, Any] | None:
     """The event that a line is; None where it is cut short or damaged."""
     try:
-        event = parse_beside(line, file_size, "event")
+        event = parse_json(line, "event")
     except DataError:
         return None
     return event if isinstance(event, dict) else None
@@ -79,12 +74,11 @@ def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
         DataError: another line is not JSON.
     """
     broken: DataError | None = None
-    size = Path(path).stat().st_size
-    for number, line in binary_lines(path, longest=size):
+    for number, line in binary_lines(path, longest=LONGEST_LINE):
         if broken is not None:
             raise broken
         try:
-            yield parse_beside(line, size, f"{path}:{number}: not a line of JSON")
+            yield parse_json(line, f"{path}:{number}: not a line of JSON")
         except DataError as error:
             broken = error
 

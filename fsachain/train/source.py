@@ -258,7 +258,15 @@ Prepared = tuple[Example, TransitionTable | None, float] | Fault
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a worker does with an utterance; picklable. `maker` compiles the numerator; None: the source has it."""
+    """What a worker does with an utterance; picklable.
+
+    Attributes:
+        features: kind and size of the features.
+        cmvn: their normalisation.
+        augmentation: changes drawn anew in each epoch; None: none.
+        maker: compiles the numerator from the transcript; None: the source has it.
+        cache_dir: folder that keeps features, one file for each utterance; None for none.
+    """
 
     features: FeatureConfig
     cmvn: Cmvn

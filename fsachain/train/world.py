@@ -42,7 +42,10 @@ class WorldError(FsachainError, RuntimeError):
 class Share:
     """The part of every optimiser step that one of several processes computes.
 
-    `micro_batch`: utterances that go through the network together, at most; their gradients are added up. 0: all at once.
+    Attributes:
+        rank: of this process, from 0.
+        size: processes in all.
+        micro_batch: utterances that go through the network together, at most; their gradients are added up. 0: all at once.
     """
 
     rank: int = 0

@@ -56,24 +56,3 @@ def test_a_configuration_with_schedules_trains_as_it_says(fsachain: Any, recorde
     status, output, errors = fsachain("info", recorded / "model" / "model.safetensors")
     assert status == 0, errors
     assert output
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        (
-            "input_layer: 0.5",
-            "input_lair: 0.5",
-            "'input_lair' begins no parameter's name; did you mean 'input_layer'",
-        ),
-        ("0.3,0.1", "0.3,0.1@2", "xent_regularize: the progress of its points"),
-        ("combine_on: train", "combine_on: dev", "chosen on a development set, and there is none"),
-    ],
-)
-def test_mistakes_end_before_a_step_is_taken(
-    fsachain: Any, recorded: Path, before: str, after: str, message: str
-) -> None:
-    status, errors = trained(fsachain, recorded, SECTIONS.replace(before, after))
-    assert status == 1
-    assert message in errors
-    assert not list((recorded / "model").glob("checkpoints/*"))
