@@ -87,7 +87,7 @@ def test_few_pdfs_with_negative_scores_are_normalised_by_their_largest(level):
 @pytest.mark.parametrize("form", [plain_form(1), wide_form(1)])
 def test_uneven_graphs_have_rows_side_by_side_and_rows_for_themselves(form):
     table, _ = compiled(uneven_graph(70, 1), "to all states", PDFS)
-    arcs = kernel_table(table, np.dtype(np.float32), form, True, ArcGroups).arcs
+    arcs = kernel_table(table, np.dtype(np.float32), form, True, ArcGroups).value.arcs
     for name in ("states", "columns", "back"):
         assert len(getattr(arcs.many, name).lengths) > 0 and len(getattr(arcs.single, name).lengths) > 0, name
     assert len(arcs.many.into.lengths) > 0
@@ -97,8 +97,8 @@ def test_every_arc_stands_once_in_the_sums_of_pairs_and_once_in_those_of_sources
     """Rows that fill a group up have the same target as the last; terms that fill a row up weigh nothing."""
     table, _ = compiled(uneven_graph(70, 2), "none", PDFS)
     dtype, form = np.dtype(np.float32), plain_form(1)
-    arcs = kernel_table(table, dtype, form, False, ArcGroups).arcs
-    rows = kernel_table(table, dtype, form, False, ArcRows).arcs
+    arcs = kernel_table(table, dtype, form, False, ArcGroups).value.arcs
+    rows = kernel_table(table, dtype, form, False, ArcRows).value.arcs
     for name in ("into", "back"):
         weights = []
         for sums, width in ((arcs.many, 16), (arcs.single, 1)):

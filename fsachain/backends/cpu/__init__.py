@@ -1,1 +1,1 @@
-"""The recursions on the CPU, in numba."""
+"""The CPU backend: numba kernels. Begin with `backend`, then `sum_product`, `arcs` and `numbers`."""

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, pdf_probabilities
-from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.jit import helper
 from fsachain.backends.cpu.numbers import (
     add,
     is_wide_type,
@@ -53,7 +53,7 @@ from fsachain.backends.cpu.simd import (
 )
 
 
-@jit_on_views
+@helper
 def gather_pairs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
     """Equation (2); row [3, W] = the sum over states, a number; and the least alpha that is not 0."""
     total = zero(form, before)
@@ -75,7 +75,7 @@ def gather_pairs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: A
     store(row, 2, least)
 
 
-@jit_on_views
+@helper
 def occupy_pairs(form: Any, arcs: Any, alphas: Any, after: Any, probs: Any, work: Any) -> Any:
     """Equations (6), (7): occupancy rows and their sum, and the pairs' rows exp(y) b(t + 1, dst), from which betas come."""
     before, alpha, alpha_after = alphas
@@ -105,12 +105,12 @@ def occupy_pairs(form: Any, arcs: Any, alphas: Any, after: Any, probs: Any, work
     return tidy(total)
 
 
-@jit_on_views
+@helper
 def spread_pairs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """Equation (5) and (6), (7): betas, occupancy rows; the sums of occupancies, of betas, and of betas over init."""
-    arcs, alpha, num_states = table.arcs, alphas[1], len(table.initial[0])
+    arcs, alpha, num_states = table.arcs, alphas[1], len(table.initial.mantissas)
     occupied = occupy_pairs(form, arcs, alphas, after, probs, work)
-    leaks = len(table.final[0]) > num_states
+    leaks = len(table.final.mantissas) > num_states
     total, leaked = zero(form, now), zero(form, now)
     for i in range(num_states):
         beta = zero(form, now)
@@ -150,7 +150,7 @@ def across(form: Any, array: Any) -> Any:
 @by_type
 def width(form: Any) -> Any:
     """How many lanes a form has. Unsigned, like all that it is added to: numba makes floats of signed and unsigned."""
-    lanes = np.uint64(form[0].count if is_wide_type(form) else form.count)
+    lanes = np.uint64(form.width)
     return lambda form: lanes
 
 
@@ -172,7 +172,7 @@ def _index(context: Any, builder: Any, indices: tuple[Any, Any], position: Any, 
 def _gathering(step: int, plus: int) -> Any:
     @intrinsic
     def gather_entries(typing: Any, form: Any, array: Any, indices: Any, position: Any) -> Any:
-        lanes = Lanes(array.dtype, form.count)
+        lanes = Lanes(array.dtype, form.width)
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             first = context.cast(builder, arguments[3], position, types.intp)
@@ -211,7 +211,7 @@ def _scattering(step: int, plus: int) -> Any:
 def _every_second(plus: int) -> Any:
     @intrinsic
     def load_every_second(typing: Any, form: Any, array: Any, position: Any) -> Any:
-        lanes = Lanes(array.dtype, form.count)
+        lanes = Lanes(array.dtype, form.width)
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             both = Lanes(array.dtype, 2 * lanes.width)
@@ -251,8 +251,8 @@ def gather(form: Any, array: Any, indices: Any, position: Any) -> Any:
     """The numbers in the rows indices[position], indices[position + 1], ... of an array whose rows hold one each."""
 
     def wide(form, array, indices, position):  # type: ignore[no-untyped-def]
-        mantissas = _gather_even(form[0], array, indices, position)
-        return mantissas, as_integers(_gather_odd(form[0], array, indices, position))
+        mantissas = _gather_even(lanes_of(form), array, indices, position)
+        return mantissas, as_integers(_gather_odd(lanes_of(form), array, indices, position))
 
     plain = lambda form, array, indices, position: _gather(form, array, indices, position)  # noqa: E731
     return wide if is_wide_type(form) else plain
@@ -275,7 +275,9 @@ def read_from(form: Any, array: Any, row: Any) -> Any:
     """The numbers in as many rows as there are lanes, from `row` on."""
 
     def wide(form, array, row):  # type: ignore[no-untyped-def]
-        return _load_even(form[0], array, 2 * row), as_integers(_load_odd(form[0], array, 2 * row))
+        return _load_even(lanes_of(form), array, 2 * row), as_integers(
+            _load_odd(lanes_of(form), array, 2 * row)
+        )
 
     return wide if is_wide_type(form) else (lambda form, array, row: load_from(form, array, row))
 
@@ -295,12 +297,14 @@ def weights_from(form: Any, weights: Any, position: Any) -> Any:
     """Consecutive entries of a pair of arrays that `cpu_numbers.weights` made, one for each lane."""
 
     def wide(form, weights, position):  # type: ignore[no-untyped-def]
-        return load_from(form[0], weights[0], position), load_from(form[0], weights[1], position)
+        return load_from(lanes_of(form), weights.mantissas, position), load_from(
+            lanes_of(form), weights.exponents, position
+        )
 
     return (
         wide
         if is_wide_type(form)
-        else (lambda form, weights, position: load_from(form, weights[0], position))
+        else (lambda form, weights, position: load_from(form, weights.mantissas, position))
     )
 
 
@@ -309,7 +313,7 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
     """The number in one row, in every lane."""
 
     def wide(form, array, row):  # type: ignore[no-untyped-def]
-        return splat(form[0], array[row, 0]), as_integers(splat(form[0], array[row, 1]))
+        return splat(lanes_of(form), array[row, 0]), as_integers(splat(lanes_of(form), array[row, 1]))
 
     return wide if is_wide_type(form) else (lambda form, array, row: splat(form, array[row, 0]))
 
@@ -322,7 +326,7 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
 # lane has room for them. The order within each sum is that of `cpu_by_pair`, and so are the bits.
 
 
-@jit_on_views
+@helper
 def _sum(form: Any, rows: Any, source: Any, e: Any, length: Any) -> Any:
     """The sum of `length` terms that begin at e, of weight x source."""
     total = zero(form, source)
@@ -332,11 +336,11 @@ def _sum(form: Any, rows: Any, source: Any, e: Any, length: Any) -> Any:
     return total
 
 
-@jit_on_views
+@helper
 def _sum_pairs(form: Any, sums: Any, before: Any, leak: Any, now: Any) -> None:
     """The sums of pairs over arcs, without the pdf's probability; leak: the row of its alpha."""
     rows, e, row = sums.into, np.uint64(0), np.uint64(0)
-    leaks, leaked = len(sums.leak[0]) > 0, everywhere(form, before, leak)
+    leaks, leaked = len(sums.leak.mantissas) > 0, everywhere(form, before, leak)
     for g in range(len(rows.lengths)):
         pair = _sum(form, rows, before, e, rows.lengths[g])
         if leaks:
@@ -346,7 +350,7 @@ def _sum_pairs(form: Any, sums: Any, before: Any, leak: Any, now: Any) -> None:
         row += width(form)
 
 
-@jit_on_views
+@helper
 def _sum_states(form: Any, rows: Any, probs: Any, now: Any) -> None:
     """Equation (2) from the sums of pairs."""
     e, row = np.uint64(0), np.uint64(0)
@@ -360,7 +364,7 @@ def _sum_states(form: Any, rows: Any, probs: Any, now: Any) -> None:
         row += width(form)
 
 
-@jit_on_views
+@helper
 def gather_groups(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
     """As `gather_pairs`; the sums of the pairs are kept behind the alphas."""
     side = across(form, now)
@@ -379,7 +383,7 @@ def gather_groups(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: 
     store(row, 2, least)
 
 
-@jit_on_views
+@helper
 def _scale(form: Any, first: int, last: int, work: Any, after: Any) -> None:
     """Give betas the scale and the leak of (5), rows `first` to last - 1."""
     leak, scale = everywhere(form, work.leak, 0), splat(lanes_of(form), work.beta_scale[0, 0])
@@ -387,7 +391,7 @@ def _scale(form: Any, first: int, last: int, work: Any, after: Any) -> None:
         write_from(form, after, j, add(scaled(read_from(form, after, j), scale), leak))
 
 
-@jit_on_views
+@helper
 def _sum_columns(form: Any, rows: Any, alpha_after: Any, after: Any, probs: Any, work: Any) -> None:
     """Equations (6), (7): occupancies, and the terms exp(y) b(t + 1, dst), from which betas come."""
     e, row = np.uint64(0), np.uint64(0)
@@ -397,14 +401,14 @@ def _sum_columns(form: Any, rows: Any, alpha_after: Any, after: Any, probs: Any,
             beta = gather(form, after, rows.other, e)
             onward = multiply(beta, p)
             write_from(form, work.pairs, rows.first + e, onward)
-            factor = where_lane(beta, load_from(lanes_of(form), rows.weight[0], e), onward)
+            factor = where_lane(beta, load_from(lanes_of(form), rows.weight.mantissas, e), onward)
             gamma = multiply_add(gather(form, alpha_after, rows.source, e), factor, gamma)
             e += width(form)
         scatter(form, work.occupancy, rows.target, row, tidy(gamma))
         row += width(form)
 
 
-@jit_on_views
+@helper
 def _sum_back(form: Any, rows: Any, terms: Any, now: Any) -> None:
     e, row = np.uint64(0), np.uint64(0)
     for g in range(len(rows.lengths)):
@@ -414,11 +418,11 @@ def _sum_back(form: Any, rows: Any, terms: Any, now: Any) -> None:
         row += width(form)
 
 
-@jit_on_views
+@helper
 def _mask(form: Any, table: Any, alpha: Any, now: Any, first: int, last: int) -> None:
     """Zero the betas of states that no path has reached, and tidy the others, rows `first` to last - 1."""
-    num_states = len(table.initial[0])
-    leaks = len(table.final[0]) > num_states
+    num_states = len(table.initial.mantissas)
+    leaks = len(table.final.mantissas) > num_states
     leaked = everywhere(form, alpha, num_states)
     for i in range(first, last, width(form)):
         passed = read_from(form, alpha, i)
@@ -427,10 +431,10 @@ def _mask(form: Any, table: Any, alpha: Any, now: Any, first: int, last: int) ->
         write_from(form, now, i, where_positive(passed, tidy(read_from(form, now, i)), zero(form, now)))
 
 
-@jit_on_views
+@helper
 def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """As `spread_pairs`."""
-    arcs, num_states, side = table.arcs, len(table.initial[0]), across(form, now)
+    arcs, num_states, side = table.arcs, len(table.initial.mantissas), across(form, now)
     whole = num_states - num_states % width(side)
     _scale(side, 0, whole, work, after)
     _scale(form, whole, num_states, work, after)
@@ -462,7 +466,7 @@ def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, no
 FLOOR = 2.0**-1000
 
 
-@jit_on_views
+@helper
 def _sum_rows(form: Any, rows: Any, count: int) -> Any:
     """The sum of the numbers in rows 0 to count - 1, one after another."""
     total = zero(form, rows)
@@ -471,7 +475,7 @@ def _sum_rows(form: Any, rows: Any, count: int) -> Any:
     return total
 
 
-@jit_on_views
+@helper
 def _sum_along(form: Any, rows: Any, count: int) -> Any:
     """The same, ALONG rows side by side."""
     partial = splat(ALONG_FORM, rows.dtype.type(0))
@@ -492,7 +496,7 @@ def sum_rows(form: Any, rows: Any, count: Any) -> Any:
     return lambda form, rows, count: _sum_along(form, rows, count)
 
 
-@jit_on_views
+@helper
 def _flush_along(form: Any, rows: Any, count: int) -> Any:
     least = splat(ALONG_FORM, rows.dtype.type(1))
     floor, nothing = fill(least, FLOOR), fill(least, 0.0)
@@ -507,17 +511,17 @@ def _flush_along(form: Any, rows: Any, count: int) -> Any:
 def _flush_rows(form: Any, rows: Any, count: Any) -> Any:
     """For (19), put to 0 what is below FLOOR; the least number that was not 0, at most 1. Wide numbers are never small."""
     if is_wide_type(form):
-        return lambda form, rows, count: splat(form[0], rows.dtype.type(1))
+        return lambda form, rows, count: splat(lanes_of(form), rows.dtype.type(1))
     return lambda form, rows, count: _flush_along(form, rows, count)
 
 
-@jit_on_views
+@helper
 def _clear_each(form: Any, rows: Any, count: int) -> None:
     for i in range(count):
         write(form, rows, i, zero(form, rows))
 
 
-@jit_on_views
+@helper
 def _clear_along(form: Any, rows: Any, count: int) -> None:
     for i in range(-(-count // ALONG)):
         store(rows, i, splat(ALONG_FORM, rows.dtype.type(0)))
@@ -531,14 +535,14 @@ def _clear_rows(form: Any, rows: Any, count: Any) -> Any:
     return lambda form, rows, count: _clear_along(form, rows, count)
 
 
-@jit_on_views
+@helper
 def _scale_each(form: Any, after: Any, count: int, work: Any) -> None:
     leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
     for j in range(count):
         write(form, work.pairs, j, add(scaled(read(form, after, j), scale), leak))
 
 
-@jit_on_views
+@helper
 def _scale_along(form: Any, after: Any, count: int, work: Any) -> None:
     leak, scale = splat(ALONG_FORM, work.leak[0, 0]), splat(ALONG_FORM, work.beta_scale[0, 0])
     for j in range(-(-count // ALONG)):
@@ -553,10 +557,10 @@ def _scale_betas(form: Any, after: Any, count: Any, work: Any) -> Any:
     return lambda form, after, count, work: _scale_along(form, after, count, work)
 
 
-@jit_on_views
+@helper
 def _mask_each(form: Any, table: Any, alpha: Any, now: Any) -> None:
-    num_states = len(table.initial[0])
-    leaks = len(table.final[0]) > num_states
+    num_states = len(table.initial.mantissas)
+    leaks = len(table.final.mantissas) > num_states
     for i in range(num_states):
         passed = read(form, alpha, i)
         if leaks:
@@ -564,7 +568,7 @@ def _mask_each(form: Any, table: Any, alpha: Any, now: Any) -> None:
         write(form, now, i, where_positive(passed, tidy(read(form, now, i)), zero(form, now)))
 
 
-@jit_on_views
+@helper
 def _mask_along(alpha: Any, now: Any, count: int) -> None:
     nothing = splat(ALONG_FORM, now.dtype.type(0))
     for i in range(-(-count // ALONG)):
@@ -577,17 +581,17 @@ def _mask_betas(form: Any, table: Any, alpha: Any, now: Any) -> Any:
     """Zero the betas of states that no path has reached, and tidy the others."""
 
     def plain(form, table, alpha, now):  # type: ignore[no-untyped-def]
-        if len(table.final[0]) > len(table.initial[0]):
+        if len(table.final.mantissas) > len(table.initial.mantissas):
             _mask_each(form, table, alpha, now)
         else:
-            _mask_along(alpha, now, len(table.initial[0]))
+            _mask_along(alpha, now, len(table.initial.mantissas))
 
     return (
         (lambda form, table, alpha, now: _mask_each(form, table, alpha, now)) if is_wide_type(form) else plain
     )
 
 
-@jit_on_views
+@helper
 def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
     """Equation (2) with `arc_probabilities`; row [3, 1] = the sum over states, a number; and the least alpha not 0."""
     num_states = arcs.num_states
@@ -601,19 +605,19 @@ def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: An
     write(form, row, 0, tidy(sum_rows(form, now, num_states)))
 
 
-@jit_on_views
+@helper
 def _probabilities_each(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     pdf_probabilities(form, columns, scale, work, probs)
     for e in range(len(arcs.src)):
         write(form, probs, e, multiply(weight(form, arcs.weight, e), read(form, probs, e)))
 
 
-@jit_on_views
+@helper
 def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
     for row in range(-(-len(arcs.src) // ALONG)):
         p = probability(ALONG_FORM, load(ALONG_FORM, work.scores, row), shift, n)
-        store(probs, row, p * load(ALONG_FORM, arcs.weight[0], row))
+        store(probs, row, p * load(ALONG_FORM, arcs.weight.mantissas, row))
 
 
 @by_type
@@ -628,7 +632,7 @@ def arc_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any,
     )
 
 
-@jit_on_views
+@helper
 def _tidy_wide(form: Any, rows: Any, count: int) -> None:
     for i in range(count):
         write(form, rows, i, tidy(read(form, rows, i)))
@@ -641,12 +645,12 @@ def _tidy_rows(form: Any, rows: Any, count: Any) -> Any:
     return lambda form, rows, count: None
 
 
-@jit_on_views
+@helper
 def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """Equation (5) and (6): betas, arc occupancies; the sums of occupancies, of betas, and of betas over init."""
     arcs, alpha = table.arcs, alphas[1]
     num_states, num_arcs = arcs.num_states, len(arcs.src)
-    _clear_rows(form, now, len(table.final[0]))
+    _clear_rows(form, now, len(table.final.mantissas))
     _scale_betas(form, after, num_states, work)
     for e in range(num_arcs):
         i = arcs.src[e]
@@ -654,20 +658,20 @@ def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now:
         write(form, now, i, add(read(form, now, i), onward))
         write(form, work.occupancy, e, multiply(read(form, alpha, i), onward))
     leaked = zero(form, now)
-    if len(table.final[0]) > num_states:
+    if len(table.final.mantissas) > num_states:
         leaked = read(form, now, num_states)
     _mask_betas(form, table, alpha, now)
     return tidy(sum_rows(form, work.occupancy, num_arcs)), sum_rows(form, now, num_states), leaked
 
 
-@jit_on_views
+@helper
 def _raise_along(rows: Any, count: int) -> None:
     for i in range(-(-count // ALONG)):
         x = load(ALONG_FORM, rows, i)
         store(rows, i, x + fill(x, FLOOR))
 
 
-@jit_on_views
+@helper
 def raise_betas(form: Any, table: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """The betas of (19), without a leak, in plain numbers; returns their sum."""
     arcs, num_states = table.arcs, table.arcs.num_states

@@ -19,25 +19,24 @@ from fsachain.backends import LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.frames import Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
-from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows
 from fsachain.backends.cpu.log import log_table
 from fsachain.backends.cpu.memory import Plan, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
-    Form,
     is_wide,
     is_wide_type,
     plain_form,
     weights,
     wide_form,
-    width_of,
     write,
     zero,
 )
 from fsachain.backends.cpu.simd import by_type
+from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.backends.cpu.sum_product import backward, confirm, forward
-from fsachain.backends.cpu.tables import KernelTable, kernel_table
+from fsachain.backends.cpu.tables import kernel_table
 from fsachain.backends.cpu.threads import run_all
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
@@ -47,7 +46,7 @@ from fsachain.table import TransitionTable
 # occupancies.
 
 
-@jit_on_views
+@helper
 def _conclude(table: Any, frames: Any, record: Any, log_z: Any) -> None:
     """log_z [W] from what the forward pass took off; -inf for no path, NaN for an illegal score."""
     initial, arcs, final = table.log_scale
@@ -82,14 +81,14 @@ def _decide(form: Any, table: Any, frames: Any, record: Any, limit: Any, certain
     return wide if is_wide_type(form) else plain
 
 
-@jit_on_views
+@helper
 def _copy(source: Any, target: Any) -> None:
     for i in range(source.shape[0]):
         for g in range(source.shape[1]):
             target[i, g] = source[i, g]
 
 
-@jit_on_views
+@helper
 def _clear(form: Any, rows: Any) -> None:
     for i in range(len(rows)):
         write(form, rows, i, zero(form, rows))
@@ -289,12 +288,12 @@ def _group_job(
 
 
 def _in_numbers(
-    table: KernelTable, job: _Job, dtype: np.dtype[Any], form: Form, lanes: npt.NDArray[np.int64]
+    table: Packed, job: _Job, dtype: np.dtype[Any], form: Form, lanes: npt.NDArray[np.int64]
 ) -> tuple[Floats, Bools]:
     """log Z of the lanes and whether each is certain; adds the occupancy of those that are."""
-    width = width_of(form)
-    columns = make_columns(table.active, table.runs, width, job.scores.shape[2])
-    shape = shape_of(table, columns, form, dtype)
+    width, data = form.width, table.value
+    columns = make_columns(data.active, data.runs, width, job.scores.shape[2])
+    shape = shape_of(data, columns, form, dtype)
     padded, lengths, factors = lanes, job.lengths[lanes], job.weights[lanes]
     if len(lanes) < width:
         padded, factors = np.resize(lanes, width), np.resize(factors, width)
@@ -304,7 +303,7 @@ def _in_numbers(
     limit = -ZERO_EXPONENT[dtype.itemsize] / 4 if is_wide(form) else SMALLEST[dtype]
     log_z, certain = np.empty(width), np.empty(width, np.bool_)
     with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
-        leak, frames = _leak(form, job.leaky, dtype), Frames(job.scores, padded, lengths, columns)
+        leak, frames = _leak(form, job.leaky, dtype), pack(Frames(job.scores, padded, lengths, columns))
         run(form, table, leak, frames, plan.segment, memory, limit, factors, log_z, certain, job.out)
     return log_z[: len(lanes)], certain[: len(lanes)]
 
@@ -312,7 +311,7 @@ def _in_numbers(
 @lru_cache(maxsize=64)
 def _leak(form: Form, coefficient: float, dtype: np.dtype[Any]) -> Any:
     with np.errstate(divide="ignore"):
-        return weights(form, np.log(np.array([coefficient])), dtype)
+        return pack(weights(form, np.log(np.array([coefficient])), dtype))
 
 
 def _log_job(batch: TableBatch, job: _Job, n: int, log_z: Floats) -> Callable[[], None]:

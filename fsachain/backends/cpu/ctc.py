@@ -17,20 +17,20 @@ import numpy.typing as npt
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.backend import DOUBLE, SMALLEST, run
 from fsachain.backends.cpu.frames import FORMS, CtcFrames, OwnColumns, leave_out_masks
-from fsachain.backends.cpu.layouts import ArcRows, Weights
+from fsachain.backends.cpu.layouts import ArcRows
 from fsachain.backends.cpu.log import log_table
 from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
-    Form,
+    Weights,
     is_wide,
     plain_form,
     weights,
     wide_form,
-    width_of,
 )
 from fsachain.backends.cpu.simd import aligned_bytes
-from fsachain.backends.cpu.tables import KernelTable, kernel_table
+from fsachain.backends.cpu.structs import Form, Packed, pack
+from fsachain.backends.cpu.tables import kernel_table
 from fsachain.backends.cpu.threads import get_num_threads, run_all
 from fsachain.backends.ctc import (
     Checks,
@@ -66,8 +66,8 @@ class Group(NamedTuple):
     form: Form
     lanes: Integers
     lengths: Integers
-    table: KernelTable
-    columns: Any
+    table: Packed
+    columns: Packed
     shape: Shape
 
 
@@ -82,9 +82,10 @@ def group_of(problem: CtcProblem, kind: int, lanes: Integers) -> Group:
         most = int(problem.label_counts[lanes].max())
         num_labels = -(-most // LABELS) * LABELS
         table = _lane_table(problem, padded, num_labels, form)
+        pattern = _pattern(num_labels, problem.topology, problem.repeats_apart, form).value
         columns: Any = _own_columns(problem, padded, num_labels)
-        shape = shape_of(table, columns, form, DOUBLE)
-        problem.kept[key] = Group(form, padded, lengths, table, columns, shape)
+        shape = shape_of(pattern, columns, form, DOUBLE)
+        problem.kept[key] = Group(form, padded, lengths, table, pack(columns), shape)
     found: Group = problem.kept[key]
     return found
 
@@ -112,7 +113,7 @@ class _Shape(NamedTuple):
 def _shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> _Shape:
     fsa, own = column_shape(num_labels, topology, repeats_apart), ctc_arcs(num_labels, topology)
     table = compile_table(fsa)
-    arcs: Any = kernel_table(table, DOUBLE, plain_form(1), False, ArcRows).arcs
+    arcs: Any = kernel_table(table, DOUBLE, plain_form(1), False, ArcRows).value.arcs
     key = fsa.src.astype(np.int64) * fsa.num_states + fsa.dst  # no two arcs have the same ends
     sorting = np.argsort(key)
     pair_dst = np.repeat(np.arange(fsa.num_states), np.diff(arcs.state_pairs))
@@ -131,41 +132,51 @@ def _shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> _Shap
     return _Shape(table, tuple(sizes), tuple(rows), tuple(labels))  # type: ignore[arg-type]
 
 
-def _lane_table(problem: CtcProblem, lanes: Integers, num_labels: int, form: Form) -> KernelTable:
+def _lane_table(problem: CtcProblem, lanes: Integers, num_labels: int, form: Form) -> Packed:
     """The kernels' table of the shape, with weights of its own for each lane: 0 for arcs that a target has not."""
     shape = _shape(num_labels, problem.topology, problem.repeats_apart)
-    table = kernel_table(shape.table, DOUBLE, form, False, ArcRows)
     differs = np.ones((num_labels + 1, len(lanes)), np.bool_)
     own = problem.differs[lanes, : num_labels + 1].T
     differs[: len(own)] = own
-    by_order = []
-    for size, rows, labels in zip(shape.sizes, shape.rows, shape.labels, strict=True):
-        mantissas, exponents = both = _lane_weights(form, size, 1.0)
-        mantissas[rows] = differs[labels]
-        if len(exponents):
-            exponents[rows] = np.where(differs[labels], 0, ZERO)
-        by_order.append(both)
-    arcs: Any = table.arcs
-    arcs = arcs._replace(arc_weight=by_order[0], column_weight=by_order[1], src_weight=by_order[2])
-    final = _lane_weights(form, shape.table.num_states, 0.0)
+    made = {}
+    for name, size, rows, labels in zip(ORDERS, shape.sizes, shape.rows, shape.labels, strict=True):
+        made[name] = arcs = _lane_weights(form, size, 1.0)
+        arcs.mantissas[rows] = differs[labels]
+        if len(arcs.exponents):
+            arcs.exponents[rows] = np.where(differs[labels], 0, ZERO)
+    made["final"] = final = _lane_weights(form, shape.table.num_states, 0.0)
     for state in final_states(problem.label_counts[lanes], problem.topology):
-        final[0][state, np.arange(len(lanes))] = 1.0
-        if len(final[1]):
-            final[1][state, np.arange(len(lanes))] = 0
-    return table._replace(arcs=arcs, final=final)
+        final.mantissas[state, np.arange(len(lanes))] = 1.0
+        if len(final.exponents):
+            final.exponents[state, np.arange(len(lanes))] = 0
+    pattern = _pattern(num_labels, problem.topology, problem.repeats_apart, form)
+    return pattern.with_arrays({f"{name}.{part}": x for name, own in made.items() for part, x in own.parts()})
+
+
+ORDERS = "arcs.arc_weight", "arcs.column_weight", "arcs.src_weight"
+
+
+@lru_cache(maxsize=256)
+def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form) -> Packed:
+    """A packed table of the shape, whose weights `_lane_table` replaces."""
+    shape = _shape(num_labels, topology, repeats_apart)
+    table = kernel_table(shape.table, DOUBLE, form, False, ArcRows).value
+    one, two, three = (_lane_weights(form, size, 1.0) for size in shape.sizes)
+    arcs = table.arcs._replace(arc_weight=one, column_weight=two, src_weight=three)
+    return pack(table._replace(arcs=arcs, final=_lane_weights(form, shape.table.num_states, 0.0)))
 
 
 def _lane_weights(form: Form, count: int, value: float) -> Weights:
     """Rows of weights, all 0 or all 1, as `cpu_numbers.weights` makes them; in memory that begins at a line."""
-    width = width_of(form)
+    width = form.width
     size = count * width * DOUBLE.itemsize
     mantissas = aligned_bytes(size).view(np.float64).reshape(count, width)
     mantissas.fill(value)
     if not is_wide(form):
-        return mantissas, _no_exponents(width)
+        return Weights(mantissas, _no_exponents(width))
     exponents = aligned_bytes(size).view(np.int64).reshape(count, width)
     exponents.fill(0 if value else ZERO)
-    return mantissas, exponents
+    return Weights(mantissas, exponents)
 
 
 @lru_cache
@@ -292,7 +303,7 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
             form,
             table,
             _no_leak(form),
-            frames,
+            pack(frames),
             plan.segment,
             memory,
             limit,
@@ -306,7 +317,7 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
 
 @lru_cache(maxsize=8)
 def _no_leak(form: Form) -> Any:
-    return weights(form, np.array([-np.inf]), DOUBLE)
+    return pack(weights(form, np.array([-np.inf]), DOUBLE))
 
 
 def _log_job(job: _Job, n: int, log_z: Floats) -> Callable[[], None]:

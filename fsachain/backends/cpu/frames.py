@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.numbers import (
     is_wide_type,
     lanes_of,
@@ -43,6 +43,7 @@ from fsachain.backends.cpu.simd import (
     tile_out,
     where_more,
 )
+from fsachain.backends.cpu.structs import Form
 
 # Rows of C classes as lanes: sums of their exponentials, and the gradient that a softmax leaves there.
 #
@@ -52,6 +53,7 @@ from fsachain.backends.cpu.simd import (
 # Registers that are added up before the sum goes on in float64: float32 keeps its digits over so many.
 BLOCK = 64
 WIDTH = {4: 16, 8: 8}  # by the bytes of a class
+ONE = Form(1)
 FORMS = {size: plain_form(width) for size, width in WIDTH.items()}
 LOG2_E, LN_2 = 1.0 / np.log(2.0), np.log(2.0)
 # exp(r) for |r| <= ln 2 / 2 through the four Chebyshev points of the interval: relative error below 1e-4.
@@ -78,7 +80,7 @@ def leave_out_masks(itemsize: int) -> Any:
     return np.repeat(np.array([0.0, 1.0], kind), width)
 
 
-@jit_on_views
+@helper
 def _largest(form: Any, flat: Any, start: int, count: int) -> Any:
     """The largest of `count` entries, count >= W; a NaN may go unseen."""
     width, end = len(form), start + count - len(form)
@@ -97,7 +99,7 @@ def _largest(form: Any, flat: Any, start: int, count: int) -> Any:
     return largest_lane(larger(larger(a, b), larger(c, d)))
 
 
-@jit_on_views
+@helper
 def _sum_wide(form: Any, flat: Any, masks: Any, start: int, count: int, top: Any) -> float:
     """The sum of exp(y - top) over `count` entries, count >= W."""
     width, lanes = len(form), splat(form, top)
@@ -117,7 +119,7 @@ def _sum_wide(form: Any, flat: Any, masks: Any, start: int, count: int, top: Any
     return total
 
 
-@jit_on_views
+@helper
 def row_statistics(form: Any, flat: Any, masks: Any, start: int, count: int) -> Any:
     """(m, s) with logsum of `count` entries from `start` on = m + log s: their maximum, the sum of exp(y - m), float64.
 
@@ -131,7 +133,7 @@ def row_statistics(form: Any, flat: Any, masks: Any, start: int, count: int) -> 
     return float(top), _sum_wide(form, flat, masks, start, count, top)
 
 
-@jit_on_views
+@helper
 def _narrow_statistics(flat: Any, start: int, count: int) -> Any:
     """The same for count < W. A function of its own: with it `row_statistics` is too large to be inlined, and slower."""
     top = flat.dtype.type(-np.inf)
@@ -139,9 +141,9 @@ def _narrow_statistics(flat: Any, start: int, count: int) -> Any:
         top = max(top, flat[i])
     if top == -np.inf:
         top = flat.dtype.type(0)
-    lanes, total = splat((0,), top), 0.0
+    lanes, total = splat(ONE, top), 0.0
     for i in range(start, start + count):
-        total += sum_in_halves(exp_or_nan((0,), load_from((0,), flat, i) - lanes))
+        total += sum_in_halves(exp_or_nan(ONE, load_from(ONE, flat, i) - lanes))
     return float(top), total
 
 
@@ -166,7 +168,7 @@ def _roughly_exp(form: Any, y: Any) -> Any:
     return rough
 
 
-@jit_on_views
+@helper
 def row_sum(form: Any, flat: Any, masks: Any, start: int, count: int) -> float:
     """The sum of exp(y) over `count` entries from `start` on, within 1e-4 of itself where no y is above 88.
 
@@ -175,7 +177,7 @@ def row_sum(form: Any, flat: Any, masks: Any, start: int, count: int) -> float:
     width, total = len(form), 0.0
     if count < width:
         for i in range(start, start + count):
-            total += sum_in_halves(_roughly_exp((0,), load_from((0,), flat, i)))
+            total += sum_in_halves(_roughly_exp(ONE, load_from(ONE, flat, i)))
         return total
     last = start + count - width
     partial = _roughly_exp(form, load_from(form, flat, last)) * load_from(form, masks, count % width)
@@ -184,7 +186,7 @@ def row_sum(form: Any, flat: Any, masks: Any, start: int, count: int) -> float:
     return float(sum_in_halves(partial))
 
 
-@jit_on_views
+@helper
 def write_softmax(form: Any, flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
     """out = factor min(scale exp(y - top), limit) for `count` entries from `start` on; `out` may be the scores themselves.
 
@@ -204,17 +206,17 @@ def write_softmax(form: Any, flat: Any, start: int, count: int, numbers: Any, ou
     store_to(out, end, smaller(last, limit) * factor)
 
 
-@jit_on_views
+@helper
 def _write_narrow_softmax(flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
     """The same for count < W."""
     top, scale, limit, factor = numbers
-    shift = splat((0,), top)
+    shift = splat(ONE, top)
     for i in range(start, start + count):
-        share = exp_or_zero((0,), load_from((0,), flat, i) - shift)
+        share = exp_or_zero(ONE, load_from(ONE, flat, i) - shift)
         out[i] = min(sum_in_halves(share) * scale, limit) * factor
 
 
-@jit_on_views
+@helper
 def write_zeros(form: Any, out: Any, start: int, count: int) -> None:
     """out[start : start + count] = 0."""
     nothing = splat(form, out.dtype.type(0))
@@ -270,13 +272,13 @@ class CtcFrames(NamedTuple):
     masks: npt.NDArray[np.floating]
 
 
-@jit_on_views
+@helper
 def _prefetch_row(flat: Any, start: int, count: int) -> None:
     for i in range(start, start + count, 16):
         prefetch(flat, i)
 
 
-@jit_on_views
+@helper
 def copy_own(form: Any, frames: Any, t: int, rows: Any) -> None:
     """rows[k, g] = the score of column k, -inf beyond a lane's columns and past a sequence's end."""
     columns, flat = frames.columns, frames.scores
@@ -303,7 +305,7 @@ def copy_own(form: Any, frames: Any, t: int, rows: Any) -> None:
             rows[k, g] = -np.inf
 
 
-@jit_on_views
+@helper
 def add_own(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -> None:
     """The gradient of frame t where the factor is not 0: the rows of shares over zeros, or over minus factor x softmax."""
     columns = frames.columns
@@ -327,7 +329,7 @@ def add_own(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -
 
 
 ALONG = 8  # pdfs or states side by side where a single sequence has no others beside it
-ALONG_FORM = (0,) * ALONG
+ALONG_FORM = Form(ALONG)
 
 
 class Columns(NamedTuple):
@@ -375,7 +377,7 @@ def count_rows(columns: Columns, width: int) -> int:
     return max(len(columns.tiles) * width, len(columns.active))
 
 
-@jit_on_views
+@helper
 def _offsets(frames: Any, t: int, offsets: Any) -> None:
     """offsets[g]: where frame t of each sequence begins in the flat scores; its last frame where it has ended."""
     _, num_frames, num_pdfs = frames.scores.shape
@@ -384,7 +386,7 @@ def _offsets(frames: Any, t: int, offsets: Any) -> None:
         offsets[g] = (frames.lanes[g] * num_frames + frame) * num_pdfs
 
 
-@jit_on_views
+@helper
 def _copy_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
     _offsets(frames, t, offsets)
     for index in range(len(frames.columns.tiles)):
@@ -395,7 +397,7 @@ def _copy_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None
                 rows[frames.columns.place[k], g] = -np.inf
 
 
-@jit_on_views
+@helper
 def _copy_single(frames: Any, t: int, rows: Any) -> None:
     y, active = frames.scores[frames.lanes[0], t], frames.columns.active
     following = frames.scores[frames.lanes[0], min(t + 1, frames.scores.shape[1] - 1)]
@@ -404,7 +406,7 @@ def _copy_single(frames: Any, t: int, rows: Any) -> None:
         prefetch(following, active[k])
 
 
-@jit_on_views
+@helper
 def _copy_entries(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
     for g in range(len(form)):
         if t < frames.lengths[g]:
@@ -421,7 +423,7 @@ def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any
     """rows[place[k], g] = the score of active pdf k, -inf past a sequence's end."""
     if frames.instance_class is CtcFrames:
         return lambda form, frames, t, rows, offsets: copy_own(form, frames, t, rows)
-    if form.count == 1:  # and no frame past its end
+    if form.width == 1:  # and no frame past its end
         return lambda form, frames, t, rows, offsets: _copy_single(frames, t, rows)
 
     def tiles(form, frames, t, rows, offsets):  # type: ignore[no-untyped-def]
@@ -430,12 +432,12 @@ def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any
         else:
             _copy_entries(form, frames, t, rows, offsets)
 
-    if frames.types[0].dtype == rows.dtype:
+    if frames["scores"].dtype == rows.dtype:
         return tiles
     return lambda form, frames, t, rows, offsets: _copy_entries(form, frames, t, rows, offsets)
 
 
-@jit_on_views
+@helper
 def _extremes(form: Any, rows: Any, places: Any, top: Any) -> Any:
     """Of the rows `places`: their maximum, from `top` up, their least value that is not -inf, NaN if one is not legal."""
     low, zero = fill(top, np.inf), fill(top, 0.0)
@@ -448,7 +450,7 @@ def _extremes(form: Any, rows: Any, places: Any, top: Any) -> Any:
     return top, low, illegal
 
 
-@jit_on_views
+@helper
 def _keep_extremes(form: Any, extremes: Any, top: Any, low: Any, illegal: Any) -> None:
     """extremes [3, W]: the maximum (0 where it is -inf), the least value, at most the maximum, NaN if one is not legal."""
     top = where_more(top, fill(top, -np.inf), top, fill(top, 0.0))
@@ -457,13 +459,13 @@ def _keep_extremes(form: Any, extremes: Any, top: Any, low: Any, illegal: Any) -
     store(extremes, 2, illegal)
 
 
-@jit_on_views
+@helper
 def _extremes_by_row(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
     nothing = fill(load(form, extremes, 0), -np.inf)
     _keep_extremes(form, extremes, *_extremes(form, rows, columns.place, nothing))
 
 
-@jit_on_views
+@helper
 def _extremes_along(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
     """The same for one sequence, ALONG pdfs side by side, filled up with -inf: a lane of nothing else has no say."""
     count, nothing = len(columns.active), fill(load(ALONG_FORM, extremes, 0), -np.inf)
@@ -476,19 +478,19 @@ def _extremes_along(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
 
 @by_type
 def _find_extremes(form: Any, columns: Any, rows: Any, extremes: Any) -> Any:
-    if form.count == 1:
+    if form.width == 1:
         return lambda form, columns, rows, extremes: _extremes_along(form, columns, rows, extremes)
     return lambda form, columns, rows, extremes: _extremes_by_row(form, columns, rows, extremes)
 
 
-@jit_on_views
+@helper
 def load_scores(form: Any, frames: Any, t: int, work: Any) -> None:
     """Rows of scores of frame t on the active pdfs, -inf past a sequence's end, and their extremes."""
     _copy_scores(form, frames, t, work.scores, work.offsets)
     _find_extremes(form, frames.columns, work.scores, work.extremes)
 
 
-@jit_on_views
+@helper
 def _probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     lanes = lanes_of(form)
     shift = shift_of(form, load(lanes, work.extremes, 0))
@@ -497,7 +499,7 @@ def _probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs:
         write(form, probs, k, probability(form, load(lanes, work.scores, columns.place[k]), shift, n))
 
 
-@jit_on_views
+@helper
 def _probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
     for k in range(-(-len(columns.active) // ALONG)):
@@ -507,14 +509,14 @@ def _probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: 
 @by_type
 def pdf_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs [K] = exp(y - shift) 2**-n as numbers, n the integers scale [1, W]."""
-    if not is_wide_type(form) and form.count == 1:
+    if not is_wide_type(form) and form.width == 1:
         return lambda form, columns, scale, work, probs: _probabilities_along(
             form, columns, scale, work, probs
         )
     return lambda form, columns, scale, work, probs: _probabilities_by_row(form, columns, scale, work, probs)
 
 
-@jit_on_views
+@helper
 def _shares_by_row(form: Any, columns: Any, inverse: Any, work: Any) -> None:
     lanes = lanes_of(form)
     factor = load(lanes, work.factors, 0)
@@ -528,7 +530,7 @@ def _shares_by_row(form: Any, columns: Any, inverse: Any, work: Any) -> None:
         store(work.scores, columns.place[k], where_more(used, nothing, share, nothing))
 
 
-@jit_on_views
+@helper
 def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
     factor = splat(ALONG_FORM, work.factors[0, 0] * sum_lanes(inverse))
     for k in range(-(-len(columns.active) // ALONG)):
@@ -537,19 +539,19 @@ def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
 
 @by_type
 def _make_shares(form: Any, columns: Any, inverse: Any, work: Any) -> Any:
-    if not is_wide_type(form) and form.count == 1 and columns.instance_class is not OwnColumns:
+    if not is_wide_type(form) and form.width == 1 and columns.instance_class is not OwnColumns:
         return lambda form, columns, inverse, work: _shares_along(form, columns, inverse, work)
     return lambda form, columns, inverse, work: _shares_by_row(form, columns, inverse, work)
 
 
-@jit_on_views
+@helper
 def _add_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any, out: Any) -> None:
     _offsets(frames, t, offsets)
     for index in range(len(frames.columns.tiles)):
         tile_out(form, rows, np.int64(index * len(form)), out, offsets, frames.columns.tiles[index])
 
 
-@jit_on_views
+@helper
 def _add_single(frames: Any, t: int, rows: Any, out: Any) -> None:
     into, active, runs = out[frames.lanes[0], t], frames.columns.active, frames.columns.runs
     following = out[frames.lanes[0], max(t - 1, 0)]
@@ -561,7 +563,7 @@ def _add_single(frames: Any, t: int, rows: Any, out: Any) -> None:
         prefetch(following, pdf)
 
 
-@jit_on_views
+@helper
 def _add_entries(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -> None:
     for g in range(len(form)):
         if t < frames.lengths[g] and factors[0, g] != 0.0:
@@ -574,7 +576,7 @@ def _add_entries(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: A
 def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) -> Any:
     if frames.instance_class is CtcFrames:
         return lambda form, frames, t, rows, work, out: add_own(form, frames, t, rows, work.factors, out)
-    if form.count == 1:
+    if form.width == 1:
         return lambda form, frames, t, rows, work, out: _add_single(frames, t, rows, out)
 
     def tiles(form, frames, t, rows, work, out):  # type: ignore[no-untyped-def]
@@ -588,7 +590,7 @@ def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) ->
     return lambda form, frames, t, rows, work, out: _add_entries(form, frames, t, rows, work.factors, out)
 
 
-@jit_on_views
+@helper
 def scatter(form: Any, frames: Any, t: int, total: Any, work: Any, out: Any) -> None:
     """out[n, t, p] += factor of the sequence x occupancy / total; where the factor is 0 nothing changes."""
     _make_shares(form, frames.columns, reciprocal(total), work)
@@ -597,10 +599,10 @@ def scatter(form: Any, frames: Any, t: int, total: Any, work: Any, out: Any) -> 
 
 # Numba kernel for the penalties on large scores: one pass over a sequence's network output.
 
-WIDE = (0,) * 16
+WIDE = Form(16)
 
 
-@jit_on_views
+@helper
 def _largest_cpu_penalty(y: Any) -> float:
     """The largest |y| of a row [P], NaN left out."""
     whole, result = len(y) - len(y) % 16, 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.simd import (
     aligned_bytes,
     exp_or_zero,
@@ -24,6 +24,7 @@ from fsachain.backends.cpu.simd import (
     store,
     where_more,
 )
+from fsachain.backends.cpu.structs import Form
 from fsachain.backends.cpu.threads import get_num_threads, run_all
 from fsachain.grid import GridBatch, Ints
 from fsachain.recursion import Array
@@ -38,17 +39,17 @@ from fsachain.recursion import Array
 # worked on by itself, so its bits do not depend on the batch.
 
 PAD = 8  # lanes, and columns before the first label
-FORM = (0,) * PAD
+FORM = Form(PAD)
 
 
-@jit_on_views
+@helper
 def _extent(arc: Any, box: Any, size: Any) -> Any:
     """As `grid.usable_extent`."""
     frames = min(size[2] - arc[0] - arc[2] + 1, box[3] - size[0])
     return max(frames, 0), max(min(size[3] - arc[1] + 1, box[4] - size[1]), 0)
 
 
-@jit_on_views
+@helper
 def _skew(arc: Any, box: Any, size: Any, values: Any, rows: Any, columns: int) -> bool:
     """Scores of one kind from their box into rows, -inf elsewhere; whether none of them is NaN or +inf."""
     nothing = splat(FORM, -np.inf)
@@ -68,7 +69,7 @@ def _skew(arc: Any, box: Any, size: Any, values: Any, rows: Any, columns: int) -
     return illegal == 0.0
 
 
-@jit_on_views
+@helper
 def _unskew(arc: Any, box: Any, size: Any, rows: Any, values: Any, columns: int) -> None:
     """Occupancies of one kind from rows into their box."""
     frames, labels = _extent(arc, box, size)
@@ -81,7 +82,7 @@ def _unskew(arc: Any, box: Any, size: Any, rows: Any, values: Any, columns: int)
             source += columns + 1
 
 
-@jit_on_views
+@helper
 def _clear(arc: Any, box: Any, size: Any, ok: bool, values: Any) -> None:
     """0 in a whole box, unless the occupancies of a sequence that is ok fill it."""
     frames, labels = _extent(arc, box, size)
@@ -94,13 +95,13 @@ def _clear(arc: Any, box: Any, size: Any, ok: bool, values: Any) -> None:
             position += box[2]
 
 
-@jit_on_views
+@helper
 def _columns(size: Any, r: int) -> Any:
     """The blocks of PAD columns that row r has nodes in: first and last + 1."""
     return (max(r - size[2], 0) + PAD) // PAD, (min(r, size[3]) + PAD) // PAD + 1
 
 
-@jit_on_views
+@helper
 def _alphas(arcs: Any, size: Any, scores: Any, alpha: Any, columns: int) -> None:
     """Equation (20): alpha, rows [(T + U + 1) columns + PAD], from the scores, [K] of the same."""
     nothing = splat(FORM, -np.inf)
@@ -126,7 +127,7 @@ def _alphas(arcs: Any, size: Any, scores: Any, alpha: Any, columns: int) -> None
             store(alpha, r * columns // PAD + block, top + log_of_sum(FORM, total))
 
 
-@jit_on_views
+@helper
 def _occupancies(arcs: Any, size: Any, scores: Any, alpha: Any, nodes: Any, columns: int) -> None:
     """Equation (22): scores give way to g; nodes, rows [(T + U + 1) columns + PAD], to n."""
     zero = splat(FORM, 0.0)
@@ -151,7 +152,7 @@ def _occupancies(arcs: Any, size: Any, scores: Any, alpha: Any, nodes: Any, colu
             store(nodes, row, total)
 
 
-@jit_on_views
+@helper
 def _load_scores(batch: Any, n: int, values: Any, scores: Any, columns: int) -> bool:
     arcs, sizes, boxes = batch
     legal = True

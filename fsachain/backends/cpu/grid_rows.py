@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cpu.frames import FORMS, leave_out_masks, row_statistics, write_softmax, write_zeros
-from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.threads import run_all
 from fsachain.grid import Ints, Rows, num_softmaxes
 from fsachain.recursion import Array
@@ -27,13 +27,13 @@ from fsachain.recursion import Array
 # last + 1, softmax.
 
 
-@jit_on_views
+@helper
 def _target(targets: Any, n: int, u: int, num_labels: int) -> int:
     """The class of label arcs at label u; -1 where there is none."""
     return targets[n, u] if u < num_labels else -1
 
 
-@jit_on_views
+@helper
 def _keep(largest: float, total: float, is_second: bool, of_softmax: Any) -> None:
     """of_softmax [3]: the largest entry, the sum of exp(x - largest), its log; of both sides of a hole after the second."""
     if is_second and of_softmax[1] != 0:
@@ -45,7 +45,7 @@ def _keep(largest: float, total: float, is_second: bool, of_softmax: Any) -> Non
     of_softmax[0], of_softmax[1], of_softmax[2] = largest, total, math.log(total)
 
 
-@jit_on_views
+@helper
 def _log_prob(score: float, of_softmax: Any) -> float:
     """The log-prob of an entry: -inf stays, and an illegal row gives NaN."""
     result = np.float64(score) - of_softmax[0]
@@ -54,7 +54,7 @@ def _log_prob(score: float, of_softmax: Any) -> float:
     return result
 
 
-@jit_on_views
+@helper
 def _log_sigma(x: float, sign: float) -> float:
     """log sigma(sign x); NaN for +inf, which is illegal."""
     if x == np.inf:
@@ -62,7 +62,7 @@ def _log_sigma(x: float, sign: float) -> float:
     return min(sign * x, 0.0) - math.log1p(math.exp(-abs(x)))
 
 
-@jit_on_views
+@helper
 def _score(flat: Any, start: int, entry: int, time: int, alone: int, found: Any) -> float:
     """(24), (28), (29) without charges; time: the entry of the duration, or -1."""
     if entry == alone:
@@ -115,7 +115,7 @@ def scores(
                     values[k, cell] = score + charges[0, k] * late - charges[1, k]
 
 
-@jit_on_views
+@helper
 def _add(entries: Any, count: int, entry: int, g: float) -> int:
     """Add g to an entry of the row, among `count` that are known; how many then are."""
     for i in range(count):
@@ -126,7 +126,7 @@ def _add(entries: Any, count: int, entry: int, g: float) -> int:
     return count + 1
 
 
-@jit_on_views
+@helper
 def _gather(
     classes: Any, durations: Any, target: int, alone: int, cell: int, values: Any, entries: Any, totals: Any
 ) -> int:
@@ -152,7 +152,7 @@ def _gather(
     return used
 
 
-@jit_on_views
+@helper
 def _share(heads: Any, row: int, entry: int, x: float, stats: Any, totals: Any) -> float:
     """p_v times the sum of g, for the softmax or the sigmoid that entry v belongs to."""
     if entry == heads[1]:

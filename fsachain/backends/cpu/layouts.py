@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends.cpu.numbers import Weights
+
 # Unsigned indices spare the compiler the code for negative ones.
 Index = npt.NDArray[np.uint32]
-Weights = tuple[npt.NDArray[np.floating], npt.NDArray[np.integer]]
 
 
 class ArcRows(NamedTuple):

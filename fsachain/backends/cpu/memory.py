@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu.layouts import ArcGroups, ArcRows
-from fsachain.backends.cpu.numbers import Form, is_wide, width_of
+from fsachain.backends.cpu.numbers import is_wide
 from fsachain.backends.cpu.simd import LINE, aligned_bytes
+from fsachain.backends.cpu.structs import Form, Packed, StructType, array_type, struct_type
 from fsachain.backends.cpu.tables import KernelTable
 from fsachain.backends.cpu.threads import get_num_threads
 
@@ -70,7 +71,7 @@ class Shape(NamedTuple):
     @property
     def width(self) -> int:
         """W, sequences side by side."""
-        return width_of(self.form)
+        return self.form.width
 
     @property
     def row(self) -> int:
@@ -80,12 +81,14 @@ class Shape(NamedTuple):
 
 def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
     """The sizes of a group that runs through `table`; those of a single sequence are rounded up to multiples of ALONG."""
-    width = width_of(form)
-    alphas = len(table.final[0])
+    width = form.width
+    alphas = len(table.final.mantissas)
     if isinstance(table.arcs, ArcGroups):
         alphas, pairs = table.arcs.num_alphas, table.arcs.num_terms
     else:
-        pairs = len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial[0])
+        pairs = (
+            len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial.mantissas)
+        )
     sizes = alphas, len(table.active), pairs, count_rows(columns, width)
     step = ALONG if width == 1 else 1
     alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
@@ -184,24 +187,18 @@ class Memory(NamedTuple):
 
 
 @contextmanager
-def memory_for(shape: Shape, plan: Plan, kept: int) -> Iterator[Memory]:
-    """Arrays for a group whose passes keep `kept` frames at a time: those of the segment, or 1 where no beta will run."""
-    places, size = _layout(shape, plan, kept)
+def memory_for(shape: Shape, plan: Plan, kept: int) -> Iterator[Packed]:
+    """A `Memory` for a group whose passes keep `kept` frames at a time: a segment's, or 1 where no beta will run."""
+    numba_type, words, is_address, size = _layout(shape, plan, kept)
     with _borrowed(size) as buffer:
-        arrays = [np.ndarray(where.shape, where.dtype, buffer, where.offset) for where in places]
-        work, record = len(Workspace._fields), len(Record._fields)
-        yield Memory(Workspace(*arrays[:work]), Record(*arrays[work : work + record]), arrays[-1])
-
-
-class _Place(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int
+        yield Packed(buffer, numba_type, words + is_address * buffer.__array_interface__["data"][0])
 
 
 @lru_cache(maxsize=512)
-def _layout(shape: Shape, plan: Plan, kept: int) -> tuple[tuple[_Place, ...], int]:
-    """Where the arrays of `Memory` lie in a buffer, in the order of their fields, and its size."""
+def _layout(
+    shape: Shape, plan: Plan, kept: int
+) -> tuple[StructType, npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+    """The words of a packed `Memory` in a buffer at address 0, which of them are addresses (1, else 0), and its size."""
     alphas, row, width, kind = shape.alphas, shape.row, shape.width, shape.dtype
     integers = np.dtype(f"i{kind.itemsize}")
     segments = 0 if plan.is_whole or kept == 1 else len(plan.starts)
@@ -229,11 +226,26 @@ def _layout(shape: Shape, plan: Plan, kept: int) -> tuple[tuple[_Place, ...], in
         ((1, width), kind),  # extent
         ((segments, alphas, row), kind),  # checkpoints
     )
-    places, offset = [], 0
+    words, is_address, starts, offset = [], [], [], 0
     for size, dtype in sizes:
-        places.append(_Place(size, dtype, offset))
+        starts.append(len(words))
+        words += [offset, *size]
+        is_address += [1, *(0 for _ in size)]
         offset += -(-math.prod(size) * dtype.itemsize // LINE) * LINE
-    return tuple(places), offset
+    kinds = [array_type(dtype, len(size)) for size, dtype in sizes]
+
+    def part(owner: Any, first: int) -> StructType:
+        last = first + len(owner._fields)
+        places = [start - starts[first] for start in starts[first:last]]
+        return struct_type(owner, tuple(zip(owner._fields, kinds[first:last], places, strict=True)))
+
+    work, record = part(Workspace, 0), part(Record, len(Workspace._fields))
+    fields = (
+        ("work", work, 0),
+        ("record", record, starts[len(Workspace._fields)]),
+        ("checkpoints", kinds[-1], starts[-1]),
+    )
+    return struct_type(Memory, fields), np.array(words), np.array(is_address), offset
 
 
 def trim() -> None:

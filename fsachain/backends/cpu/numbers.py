@@ -2,7 +2,7 @@
 
 Plain: a floating-point number. Wide: a mantissa in floating point and an exponent in an integer, m 2**e, so that no
 product of scores of any common size leaves the range, at about three times the work. Which kind a kernel is compiled for
-follows from its `form`: a tuple of W zeros for W plain lanes, a tuple that holds such a tuple for W wide ones.
+follows from its `Form`: the kind, and W, the lanes side by side.
 
 Rows of wide numbers are stored as W mantissas and then the bits of W exponents. Zero is the mantissa 0 with an exponent
 so low that it never decides how two numbers are aligned.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from fsachain.backends.cpu.simd import (
     exponent,
     fill,
     fma,
+    intrinsic,
     larger,
     load,
     mantissa,
@@ -35,8 +36,7 @@ from fsachain.backends.cpu.simd import (
     store,
     where_more,
 )
-
-Form = tuple[Any, ...]
+from fsachain.backends.cpu.structs import Form, FormType
 
 # The exponent of a wide zero, by the bytes of a number: far below all others, and four of them may be added.
 ZERO_EXPONENT = {4: -(2**28), 8: -(2**60)}
@@ -44,43 +44,52 @@ ZERO_EXPONENT = {4: -(2**28), 8: -(2**60)}
 
 def plain_form(width: int) -> Form:
     """The form of `width` plain lanes."""
-    return (0,) * width
+    return Form(width)
 
 
 def wide_form(width: int) -> Form:
     """The form of `width` wide lanes."""
-    return (plain_form(width),)
+    return Form(width, "wide")
 
 
 def is_wide(form: Form) -> bool:
     """Which of the two a form is."""
-    return isinstance(form[0], tuple)
+    return form.kind == "wide"
 
 
-def width_of(form: Form) -> int:
-    """W."""
-    return len(form[0]) if is_wide(form) else len(form)
+class Weights(NamedTuple):
+    """Numbers in memory: mantissas, and integer exponents where numbers are wide."""
+
+    mantissas: npt.NDArray[np.floating]
+    exponents: npt.NDArray[np.integer]
+
+    def parts(self) -> tuple[tuple[str, npt.NDArray[np.generic]], ...]:
+        """The two arrays with their names."""
+        return ("mantissas", self.mantissas), ("exponents", self.exponents)
 
 
-def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """exp(log_probs) as the pair of mantissas and exponents that `weight` reads; plain numbers have no exponents."""
+def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Weights:
+    """exp(log_probs) as `weight` reads them; plain numbers have no exponents."""
     integers = np.dtype(f"i{dtype.itemsize}")
     if not is_wide(form):
-        return np.exp(log_probs).astype(dtype), np.empty(0, integers)
+        return Weights(np.exp(log_probs).astype(dtype), np.empty(0, integers))
     finite = log_probs > -np.inf
     usable = np.where(finite, log_probs, 0.0)
     exponents = np.floor(usable / np.log(2.0))
     mantissas = np.exp(usable - exponents * np.log(2.0))
     exponents = np.where(finite, exponents, ZERO_EXPONENT[dtype.itemsize])
-    return np.where(finite, mantissas, 0.0).astype(dtype), exponents.astype(integers)
+    return Weights(np.where(finite, mantissas, 0.0).astype(dtype), exponents.astype(integers))
 
 
 def is_wide_type(first: Any) -> bool:
     """For the numba type of a form or a number."""
-    if not isinstance(first, types.BaseTuple):
-        return False
-    elements: Any = first  # which numba can iterate over
-    return not all(isinstance(element, types.Integer) for element in elements)
+    return first.kind == "wide" if isinstance(first, FormType) else isinstance(first, types.BaseTuple)
+
+
+@intrinsic
+def lanes_of(typing: Any, form: Any) -> Any:
+    """The form of the plain lanes that numbers consist of."""
+    return FormType("plain", form.width)(form), lambda context, builder, signature, arguments: arguments[0]
 
 
 def _by_kind(plain: Callable[..., Any], wide: Callable[..., Any]) -> Any:
@@ -107,12 +116,12 @@ def _entry(form: Any, array: Any, e: Any) -> Any:
 
 
 def _wide_zero(form: Any, array: Any) -> Any:
-    zero = splat(form[0], array.dtype.type(0))
+    zero = splat(lanes_of(form), array.dtype.type(0))
     return zero, _zero_exponent(as_integers(zero))
 
 
 def _wide_read(form: Any, array: Any, row: Any) -> Any:
-    return load(form[0], array, 2 * row), as_integers(load(form[0], array, 2 * row + 1))
+    return load(lanes_of(form), array, 2 * row), as_integers(load(lanes_of(form), array, 2 * row + 1))
 
 
 def _wide_write(form: Any, array: Any, row: Any, x: Any) -> None:
@@ -128,7 +137,7 @@ def _plain_probability(form: Any, y: Any, shift: Any, scale: Any) -> Any:
 
 def _wide_probability(form: Any, y: Any, shift: Any, scale: Any) -> Any:
     impossible, zero = fill(y, -np.inf), fill(y, 0.0)
-    q, n = exp_parts(form[0], where_more(y, impossible, y - shift, zero))
+    q, n = exp_parts(lanes_of(form), where_more(y, impossible, y - shift, zero))
     return where_more(y, impossible, q, zero), where_more(y, impossible, n - scale, _zero_exponent(n))
 
 
@@ -188,14 +197,16 @@ def _plain_least(x: Any, least: Any) -> Any:
     return smaller(where_more(x, fill(x, 0.0), x, least), least)
 
 
-lanes_of = _by_kind(lambda form: form, lambda form: form[0])
 zero = _by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero)
 read = _by_kind(lambda form, array, row: load(form, array, row), _wide_read)
 write = _by_kind(lambda form, array, row, x: store(array, row, x), _wide_write)
 # Entry e of a pair of arrays made by `weights`, in every lane; row e where each lane has weights of its own.
 weight = _by_kind(
-    lambda form, weights, e: _entry(form, weights[0], e),
-    lambda form, weights, e: (_entry(form[0], weights[0], e), _entry(form[0], weights[1], e)),
+    lambda form, weights, e: _entry(form, weights.mantissas, e),
+    lambda form, weights, e: (
+        _entry(lanes_of(form), weights.mantissas, e),
+        _entry(lanes_of(form), weights.exponents, e),
+    ),
 )
 # By how much scores are shifted so that the largest is exp(0); wide numbers need no shift.
 shift_of = _by_kind(lambda form, largest: largest, lambda form, largest: fill(largest, 0.0))

@@ -4,7 +4,7 @@ A row of a C-contiguous array [rows, W] is loaded into lanes, computed with and 
 instructions (AVX-512, AVX2, NEON, ...) and splits a row where the machine's registers are narrower. A lane never sees
 another lane, nothing is reordered and only `fma` is fused: a sequence gets the same bits in any lane, and with W = 1.
 
-The width is part of the type of a `form`, a tuple of W zeros: `load((0,) * 16, array, i)` gives 16 lanes.
+The width is part of the type of a `Form`: `load(Form(16), array, i)` gives 16 lanes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, overload, register_model
 
-from fsachain.backends.cpu.jit import NO_COUNTS
+from fsachain.backends.cpu.jit import NO_COUNTS, NO_WRAPPERS
 
 LINE = 64  # bytes of a cache line
 
@@ -105,7 +105,7 @@ def _bytes(lanes: Lanes) -> int:
 @intrinsic
 def load(typing: Any, form: Any, array: Any, row: Any) -> Any:
     """Row `row` of an array whose rows have W numbers."""
-    lanes = Lanes(array.dtype, form.count)
+    lanes = Lanes(array.dtype, form.width)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = _row_address(context, builder, (array, arguments[1]), (row, arguments[2]), lanes)
@@ -134,7 +134,7 @@ def prefetch(typing: Any, array: Any, position: Any) -> Any:
 @intrinsic
 def load_from(typing: Any, form: Any, array: Any, position: Any) -> Any:
     """W entries of a contiguous array from `position` on, at any address: here the lanes are entries, not sequences."""
-    lanes = Lanes(array.dtype, form.count)
+    lanes = Lanes(array.dtype, form.width)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address = _address(context, builder, (array, arguments[1]), (position, arguments[2]), lanes)
@@ -177,7 +177,7 @@ def _spread(context: Any, builder: Any, lanes: Lanes, value: Any) -> Any:
 @intrinsic
 def splat(typing: Any, form: Any, value: Any) -> Any:
     """The same number in every lane."""
-    lanes = Lanes(value, form.count)
+    lanes = Lanes(value, form.width)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _spread(context, builder, lanes, arguments[1])
@@ -213,7 +213,7 @@ def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
     parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in _parameters(choose)]
     choose_bare.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function = for_compiled_code if function is None else function
-    options: Any = NO_COUNTS
+    options: Any = {**NO_COUNTS, **NO_WRAPPERS}
     overload(function, jit_options=options)(choose_bare)
     return function
 
@@ -569,7 +569,7 @@ def _lane_offsets(
 @intrinsic
 def tile_in(typing: Any, form: Any, source: Any, offsets: Any, column: Any, rows: Any, first: Any) -> Any:
     """rows[first + k, g] = flat source[offsets[g] + column + k] for 0 <= k, g < W; int64 offsets, column and first."""
-    lanes = Lanes(rows.dtype, form.count)
+    lanes = Lanes(rows.dtype, form.width)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, source_value, offset_value, column_value, row_value, first_value = arguments
@@ -590,7 +590,7 @@ def tile_in(typing: Any, form: Any, source: Any, offsets: Any, column: Any, rows
 @intrinsic
 def tile_out(typing: Any, form: Any, rows: Any, first: Any, target: Any, offsets: Any, column: Any) -> Any:
     """flat target[offsets[g] + column + k] += rows[first + k, g] for 0 <= k, g < W; int64 offsets, column and first."""
-    lanes = Lanes(rows.dtype, form.count)
+    lanes = Lanes(rows.dtype, form.width)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, row_value, first_value, target_value, offset_value, column_value = arguments

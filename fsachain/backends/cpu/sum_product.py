@@ -26,7 +26,7 @@ from fsachain.backends.cpu.arcs import (
     spread_pairs,
 )
 from fsachain.backends.cpu.frames import load_scores, pdf_probabilities, scatter
-from fsachain.backends.cpu.jit import jit_on_views
+from fsachain.backends.cpu.jit import helper
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList
 from fsachain.backends.cpu.numbers import (
     add,
@@ -66,7 +66,7 @@ def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, work: Any) 
 @by_type
 def make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs = exp(y - shift) 2**-n of the scores in `work`: one for each pdf, or weighted for each arc of an `ArcList`."""
-    if table.types[table.fields.index("arcs")].instance_class is ArcList:
+    if table["arcs"].instance_class is ArcList:
         return lambda form, table, columns, scale, work, probs: arc_probabilities(
             form, table.arcs, columns, scale, work, probs
         )
@@ -77,7 +77,7 @@ def make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: An
 
 @by_type
 def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
-    layout = table.types[table.fields.index("arcs")].instance_class
+    layout = table["arcs"].instance_class
     if layout is ArcList:
         return lambda form, table, alphas, after, probs, now, work: spread_arcs(
             form, table, alphas, after, probs, now, work
@@ -91,11 +91,11 @@ def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any
     )
 
 
-@jit_on_views
+@helper
 def _begin(form: Any, table: Any, now: Any, row: Any) -> None:
     """Equation (1), with the same results in `row` as `_gather`."""
     total = zero(form, now)
-    for i in range(len(table.initial[0])):
+    for i in range(len(table.initial.mantissas)):
         alpha = weight(form, table.initial, i)
         write(form, now, i, alpha)
         total = add(total, alpha)
@@ -103,7 +103,7 @@ def _begin(form: Any, table: Any, now: Any, row: Any) -> None:
     store(row, 2, fill(load(lanes_of(form), row, 0), 1.0))
 
 
-@jit_on_views
+@helper
 def _bound(form: Any, table: Any, t: int, work: Any, record: Any) -> None:
     """Take frame t, just loaded, into `lowest` and `extent`."""
     lanes = lanes_of(form)
@@ -122,7 +122,7 @@ def _bound(form: Any, table: Any, t: int, work: Any, record: Any) -> None:
     _lower(lanes, record.lowest, product, t + 1, work)
 
 
-@jit_on_views
+@helper
 def _lower(lanes: Any, rows: Any, value: Any, t: int, work: Any) -> None:
     """rows [1, W] = the lesser of themselves and `value`, for sequences of at least t frames."""
     least = load(lanes, rows, 0)
@@ -130,21 +130,21 @@ def _lower(lanes: Any, rows: Any, value: Any, t: int, work: Any) -> None:
     store(rows, 0, where_more(goes_on, fill(goes_on, t - 0.5), smaller(value, least), least))
 
 
-@jit_on_views
+@helper
 def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: Any, record: Any) -> None:
     """Equations (3) and, for the sequences that end here, (4): after `_gather` made the alphas of time t."""
-    num_states = len(table.initial[0])
+    num_states = len(table.initial.mantissas)
     total = read(form, work.row, 0)
     store(record.scale, t, scale_of(total))
-    if len(table.final[0]) > num_states:
+    if len(table.final.mantissas) > num_states:
         write(form, now, num_states, tidy(multiply(weight(form, c, 0), total)))
-    _lower(lanes_of(form), record.leaked, bound_sum(total, c[0][0] * table.init_everywhere), t, work)
+    _lower(lanes_of(form), record.leaked, bound_sum(total, c.mantissas[0] * table.init_everywhere), t, work)
     ends = False
     for g in range(len(frames.lengths)):
         ends |= frames.lengths[g] == t
     if ends:
         z = zero(form, now)
-        for i in range(len(table.final[0])):
+        for i in range(len(table.final.mantissas)):
             z = multiply_add(weight(form, table.final, i), read(form, now, i), z)
         significand, n = parts_of(tidy(z))
         store(work.row, 0, significand)
@@ -156,7 +156,7 @@ def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: 
                 record.leaked[0, g] = min(record.leaked[0, g], work.row[0, g])
 
 
-@jit_on_views
+@helper
 def forward(
     form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, record: Any
 ) -> None:
@@ -165,11 +165,13 @@ def forward(
     for g in range(len(frames.lengths)):
         work.frames[0, g] = frames.lengths[g]
     if first == 0:
-        record.lowest[:] = table.least[0] if c[0][0] == 0 else min(table.least[0], c[0][0] * table.least[2])
+        record.lowest[:] = (
+            table.least[0] if c.mantissas[0] == 0 else min(table.least[0], c.mantissas[0] * table.least[2])
+        )
         record.leaked[:] = 1.0
         record.extent[:] = 0.0
         _begin(form, table, history[0], work.row)
-        _finish(form, table, c, frames, 0, history[0], work, record)
+        _finish(form, table, c, frames, first, history[0], work, record)
     for t in range(first, last):
         load_scores(lanes, frames, t, work)
         _bound(form, table, t, work, record)
@@ -181,7 +183,7 @@ def forward(
         _finish(form, table, c, frames, t + 1, now, work, record)
 
 
-@jit_on_views
+@helper
 def keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
     """Keep the exponent of the sum of betas, and the leak of (5) at that scale."""
     scale = scale_of(tidy(total))
@@ -189,7 +191,7 @@ def keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
     write(form, work.leak, 0, scaled(multiply(weight(form, c, 0), tidy(leaked)), scale))
 
 
-@jit_on_views
+@helper
 def end_betas(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: Any) -> None:
     """Equation (5) at the end of the sequences of t frames: their betas become the final weights."""
     ends = False
@@ -199,7 +201,7 @@ def end_betas(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, wor
     if ends:
         mask = load(lanes_of(form), work.extremes, 0)
         total, leaked = zero(form, beta), zero(form, beta)
-        for i in range(len(table.init[0])):
+        for i in range(len(table.init.mantissas)):
             x = where_lane(weight(form, table.final, i), mask, read(form, beta, i))
             write(form, beta, i, x)
             total = add(total, x)
@@ -207,7 +209,7 @@ def end_betas(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, wor
         keep_beta(form, c, total, leaked, work)
 
 
-@jit_on_views
+@helper
 def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, out: Any) -> None:
     """Equations (5)-(7) for frames last - 1 to first, whose alphas `forward` left in history rows 0 to last - first.
 
@@ -233,7 +235,7 @@ def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, 
 SAME = 1e-11  # the two may differ by this share, most of which is left to rounding
 
 
-@jit_on_views
+@helper
 def _both_ends_agree(form: Any, table: Any, c: Any, frames: Any, work: Any, record: Any) -> bool:
     count, scales = frames.lengths[0], 0
     nothing = zero(form, work.leak)
@@ -248,8 +250,8 @@ def _both_ends_agree(form: Any, table: Any, c: Any, frames: Any, work: Any, reco
             make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, probs)
         keep_beta(form, c, raise_betas(form, table, after, probs, now, work), nothing, work)
     z = 0.0
-    for i in range(len(table.initial[0])):
-        z += table.initial[0][i] * work.beta[0][i, 0]
+    for i in range(len(table.initial.mantissas)):
+        z += table.initial.mantissas[i] * work.beta[0][i, 0]
     return abs(math.ldexp(z / record.z[0], scales) - 1.0) <= SAME
 
 
@@ -266,8 +268,8 @@ def confirm(
         # Weights below the limit may themselves have lost digits.
         normal = min(table.least[0], table.least[1], table.least[3]) >= limit
         possible = frames.lengths[0] > 0 and record.z[0] > 0.0
-        if not certain[0] and c[0][0] == 0.0 and normal and possible:
+        if not certain[0] and c.mantissas[0] == 0.0 and normal and possible:
             certain[0] = _both_ends_agree(form, table, c, frames, work, record)
 
-    by_arc = table.types[table.fields.index("arcs")].instance_class is ArcList
+    by_arc = table["arcs"].instance_class is ArcList
     return plain if by_arc and not is_wide_type(form) else nothing

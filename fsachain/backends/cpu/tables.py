@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.arcs import SIDES
 from fsachain.backends.cpu.frames import ALONG
-from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Index, Rows, Sums, Weights
-from fsachain.backends.cpu.numbers import Form, is_wide, weights
+from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Index, Rows, Sums
+from fsachain.backends.cpu.numbers import Weights, is_wide, weights
 from fsachain.backends.cpu.simd import aligned_bytes
+from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.fsa import Floats
 from fsachain.table import TransitionTable
 
@@ -89,8 +90,8 @@ def _pick(values: npt.NDArray[Any], positions: Positions, filling: Any) -> npt.N
 
 def _pick_weights(weights: Weights, positions: Positions, zero: Weights) -> Weights:
     mantissas, exponents = weights
-    filled = _pick(exponents, positions, zero[1][0]) if len(exponents) else exponents
-    return _aligned(_pick(mantissas, positions, zero[0][0])), _aligned(filled)
+    filled = _pick(exponents, positions, zero.exponents[0]) if len(exponents) else exponents
+    return Weights(_aligned(_pick(mantissas, positions, zero.mantissas[0])), _aligned(filled))
 
 
 def _rows(
@@ -132,7 +133,7 @@ def _sums(pairs: _Pairs, orders: tuple[_Order, ...], first: tuple[int, int]) -> 
     arcs_in, arcs_out, is_only = (
         _pick_weights(rows.arc_weight, into.terms, zero),
         _pick_weights(rows.src_weight, back.terms, zero),
-        _aligned(_pick(pairs.is_only.astype(zero[0].dtype), columns.terms, 0)),
+        _aligned(_pick(pairs.is_only.astype(zero.mantissas.dtype), columns.terms, 0)),
     )
     sources = (
         _pick(rows.arc_src, into.terms, 0),
@@ -141,19 +142,19 @@ def _sums(pairs: _Pairs, orders: tuple[_Order, ...], first: tuple[int, int]) -> 
         _pick(pairs.place[rows.src_pair], back.terms, 0),
     )
     columns_of, states_of = _pick(rows.pair_column, states.terms, 0), _pick(rows.column_dst, columns.terms, 0)
-    none = zero[0][:0], zero[1][:0]
+    none = Weights(zero.mantissas[:0], zero.exponents[:0])
     return Sums(
         into=_rows(into, first[0], sources[0], unused, arcs_in),
         leak=_pick_weights(rows.arc_weight, leak, zero),
         states=_rows(states, 0, sources[1], columns_of, none),
-        columns=_rows(columns, first[1], sources[2], states_of, (is_only, none[1])),
+        columns=_rows(columns, first[1], sources[2], states_of, Weights(is_only, none.exponents)),
         back=_rows(back, 0, sources[3], unused, arcs_out),
     )
 
 
 def arc_groups(rows: ArcRows, zero: Weights) -> ArcGroups:
     """The arcs of `rows`, of which the last into a pair is the leak's if it leaves no state; zero: the weight 0."""
-    num_states, side = len(rows.src_arcs) - 1, SIDES[zero[0].itemsize]
+    num_states, side = len(rows.src_arcs) - 1, SIDES[zero.mantissas.itemsize]
     starts, ends = rows.pair_arcs[:-1].astype(np.int64), rows.pair_arcs[1:].astype(np.int64)
     leaks = rows.arc_src[ends - 1] == num_states
     into = _in_groups(starts, ends - starts - leaks, side)
@@ -204,12 +205,12 @@ class KernelTable(NamedTuple):
     init: Weights
     final: Weights
     log_scale: Floats
-    least: tuple[float, float, float, float]
+    least: Floats
     init_everywhere: float
     reach: float
 
 
-_kernel: WeakKeyDictionary[TransitionTable, dict[Any, KernelTable]] = WeakKeyDictionary()
+_kernel: WeakKeyDictionary[TransitionTable, dict[Any, Packed]] = WeakKeyDictionary()
 
 
 def kernel_table(
@@ -218,7 +219,7 @@ def kernel_table(
     form: Form,
     leaks: bool,
     layout: type[ArcRows] | type[ArcGroups] | type[ArcList],
-) -> KernelTable:
+) -> Packed:
     """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
     made = _kernel.setdefault(table, {})
     key = dtype, is_wide(form), leaks, layout
@@ -236,7 +237,7 @@ def kernel_table(
                 arc_groups(rows, weights(form, np.array([-np.inf]), dtype)) if layout is ArcGroups else rows
             )
         active = table.active_pdfs[columns].astype(np.uint32)
-        made[key] = _make(table, rows, active, arcs_scale, dtype, form, leaks)
+        made[key] = pack(_make(table, rows, active, arcs_scale, dtype, form, leaks))
     return made[key]
 
 
@@ -269,14 +270,16 @@ def _make(
         init=weights(form, init, dtype),
         final=weights(form, np.append(table.final_log_prob, through) - final_scale, dtype),
         log_scale=np.array([initial_scale, arcs_scale, final_scale]),
-        least=(
-            _least(table.initial_log_prob, initial_scale),
-            _least(table.by_dst.log_prob, arcs_scale),
-            _least(init, 0.0),
-            _least(table.final_log_prob, final_scale),
+        least=np.array(
+            [
+                _least(table.initial_log_prob, initial_scale),
+                _least(table.by_dst.log_prob, arcs_scale),
+                _least(init, 0.0),
+                _least(table.final_log_prob, final_scale),
+            ]
         ),
         init_everywhere=float(np.exp(init.min())),
-        reach=max(float(np.abs(x[x > -np.inf]).max(initial=0.0)) for x in log_weights) / np.log(2.0),
+        reach=float(max(np.abs(x[x > -np.inf]).max(initial=0.0) for x in log_weights) / np.log(2.0)),
     )
 
 
@@ -311,7 +314,7 @@ def _filled_up(both: Weights) -> Weights:
     count = -(-len(mantissas) // ALONG) * ALONG
     rows = aligned_bytes(count * mantissas.itemsize).view(mantissas.dtype)
     rows[: len(mantissas)], rows[len(mantissas) :] = mantissas, 0.0
-    return rows, exponents
+    return Weights(rows, exponents)
 
 
 def _by_pdf_and_rank(arcs: _Arcs) -> npt.NDArray[np.int64]:

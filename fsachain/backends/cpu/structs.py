@@ -1,0 +1,217 @@
+"""Named tuples of arrays that compiled code reads through one pointer.
+
+numba passes each array of a named tuple as half a dozen arguments, so that of a kernel on sixty arrays most code, and most
+of the time that it takes to compile, would go into handing them on. Here the addresses, shapes and scalars of a named tuple
+stand in a block of 8-byte words, and a kernel gets the address of the block: see `pack`. Nothing writes to the block while a
+kernel runs, which the compiler is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import from_dtype, types
+from numba.core import cgutils
+from numba.core.imputils import lower_constant
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import (
+    NativeValue,
+    infer_getattr,
+    lower_getattr_generic,
+    models,
+    overload,
+    register_model,
+    unbox,
+)
+from numba.np.arrayobj import populate_array
+
+_WORD = ir.IntType(64)
+
+
+class FormType(types.Type):
+    """numba's type of a `Form`; a value of it takes no room."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        self.kind, self.width = kind, width
+        super().__init__(name=f"Form({kind}, {width})")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How many numbers are worked on side by side, and of which kind: see `numbers`."""
+
+    width: int
+    kind: str = "plain"
+
+    @property
+    def _numba_type_(self) -> FormType:
+        return _form_type(self)
+
+
+class StructType(types.Type):
+    """A named tuple of class `instance_class` in memory; fields: (name, type, first word) of each."""
+
+    def __init__(self, instance_class: type, fields: tuple[tuple[str, Any, int], ...]) -> None:
+        self.instance_class, self.fields = instance_class, fields
+        parts = ", ".join(f"{name}: {kind}" for name, kind, _ in fields)
+        super().__init__(name=f"{instance_class.__name__}({parts})")
+
+    def __getitem__(self, name: str) -> Any:
+        """The type of a field."""
+        return next(kind for field, kind, _ in self.fields if field == name)
+
+    @lru_cache(maxsize=4096)  # noqa: B019, types live as long as the process
+    def first_word(self, path: str) -> int:
+        """Where a field begins, or one of a field of its own: "arcs.weight"."""
+        name, _, rest = path.partition(".")
+        first = next(word for field, _, word in self.fields if field == name)
+        return first + (self[name].first_word(rest) if rest else 0)
+
+
+class Packed:
+    """A named tuple as an argument of kernels; it keeps the arrays alive."""
+
+    __slots__ = ("_numba_type_", "address", "value", "words")
+
+    def __init__(self, value: Any, numba_type: StructType, words: npt.NDArray[np.int64]) -> None:
+        self.value, self._numba_type_, self.words = value, numba_type, words
+        self.address = words.__array_interface__["data"][0]
+
+    def with_arrays(self, arrays: dict[str, npt.NDArray[Any]]) -> Packed:
+        """The same with other arrays of the same shapes and types at these paths."""
+        words = self.words.copy()
+        for path, array in arrays.items():
+            words[self._numba_type_.first_word(path)] = array.__array_interface__["data"][0]
+        return Packed((self.value, arrays), self._numba_type_, words)
+
+
+def pack(value: Any) -> Packed:
+    """A named tuple of contiguous arrays, numbers, forms and other such tuples, packed or not, for compiled code."""
+    words: list[int] = []
+    numba_type = _describe(value, words)
+    return Packed(value, numba_type, np.array(words, np.int64))
+
+
+def _describe(value: Any, words: list[int]) -> Any:
+    """The numba type of a value, whose words are appended."""
+    if isinstance(value, np.ndarray):
+        words += [value.__array_interface__["data"][0], *value.shape]
+        return array_type(value.dtype, value.ndim)
+    if isinstance(value, Form):
+        return value._numba_type_
+    if isinstance(value, Packed):
+        words += value.words.tolist()
+        return value._numba_type_
+    if isinstance(value, tuple):
+        fields, start = [], len(words)
+        for name, part in zip(value._fields, value, strict=True):  # type: ignore[attr-defined]
+            first = len(words) - start
+            fields.append((name, _describe(part, words), first))
+        return struct_type(type(value), tuple(fields))
+    if isinstance(value, float):
+        words.append(int(np.float64(value).view(np.int64)))
+        return types.float64
+    words.append(int(value))
+    return types.uint64 if isinstance(value, np.unsignedinteger) else types.int64
+
+
+@lru_cache(maxsize=1024)
+def struct_type(instance_class: type, fields: tuple[tuple[str, Any, int], ...]) -> StructType:
+    """One object for each type, so that numba need not compare their names."""
+    return StructType(instance_class, fields)
+
+
+@lru_cache(maxsize=64)
+def array_type(dtype: np.dtype[Any], ndim: int) -> Any:
+    """numba's type of a contiguous array."""
+    return types.Array(from_dtype(dtype), ndim, "C")
+
+
+@lru_cache(maxsize=64)
+def _form_type(form: Form) -> FormType:
+    return FormType(form.kind, form.width)
+
+
+# How compiled code sees these types.
+
+
+@register_model(StructType)
+class _StructModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, struct: StructType) -> None:
+        super().__init__(manager, struct, _WORD.as_pointer())
+
+
+register_model(FormType)(models.OpaqueModel)
+
+
+@unbox(StructType)
+def _unbox_struct(struct: StructType, packed: Any, c: Any) -> Any:
+    address = c.pyapi.object_getattr_string(packed, "address")
+    value = c.pyapi.number_as_ssize_t(address)
+    c.pyapi.decref(address)
+    return NativeValue(c.builder.inttoptr(value, _WORD.as_pointer()))
+
+
+@unbox(FormType)
+def _unbox_form(form: FormType, value: Any, c: Any) -> Any:
+    return NativeValue(c.context.get_dummy_value())
+
+
+@lower_constant(FormType)
+def _constant_form(context: Any, builder: Any, form: FormType, value: Any) -> Any:
+    return context.get_dummy_value()
+
+
+@overload(len)
+def _width_of_form(form):  # type: ignore[no-untyped-def]  # numba compares annotations
+    if isinstance(form, FormType):
+        width = form.width
+        return lambda form: width
+    return None
+
+
+@infer_getattr
+class _StructAttribute(AttributeTemplate):
+    key = StructType
+
+    def generic_resolve(self, struct: StructType, name: str) -> Any:
+        return struct[name]
+
+
+@lower_getattr_generic(StructType)
+def _read_field(context: Any, builder: Any, struct: StructType, pointer: Any, name: str) -> Any:
+    kind, first = struct[name], struct.first_word(name)
+    if isinstance(kind, FormType):
+        return context.get_dummy_value()
+    if isinstance(kind, StructType):
+        return builder.gep(pointer, [ir.Constant(_WORD, first)])
+    if not isinstance(kind, types.Array):
+        return _load_word(builder, pointer, first, context.get_value_type(kind))
+    itemsize = kind.dtype.bitwidth // 8
+    data = _load_word(builder, pointer, first, context.get_value_type(kind.dtype).as_pointer())
+    shape = [_load_word(builder, pointer, first + 1 + axis, _WORD) for axis in range(kind.ndim)]
+    strides = [ir.Constant(_WORD, itemsize)]
+    for length in shape[:0:-1]:
+        strides.insert(0, builder.mul(length, strides[0]))
+    array = context.make_array(kind)(context, builder)
+    populate_array(
+        array,
+        data=data,
+        shape=cgutils.pack_array(builder, shape),
+        strides=cgutils.pack_array(builder, strides),
+        itemsize=ir.Constant(_WORD, itemsize),
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
+def _load_word(builder: Any, pointer: Any, index: int, kind: Any) -> Any:
+    address = builder.gep(pointer, [ir.Constant(_WORD, index)])
+    word = builder.load(builder.bitcast(address, kind.as_pointer()))
+    word.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return word
