@@ -215,11 +215,6 @@ def test_impossible_sequences_have_zero_gradient_whatever_comes_in():
     assert scores.grad[0].any() and not scores.grad[1:].any()
 
 
-def compiled(function):
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
-
-
 def test_a_batch_may_be_forgotten_between_forward_and_backward():
     scores = make_scores()
     weights = torch.cat([torch.from_numpy(graph(n).log_prob.copy()) for n in range(3)]).requires_grad_()
@@ -228,23 +223,3 @@ def test_a_batch_may_be_forgotten_between_forward_and_backward():
     gc.collect()
     value.backward()
     assert scores.grad.any() and weights.grad.any()
-
-
-def test_a_compiled_loss_serves_batches_of_any_size_without_compiling_anew():
-    """Names, tables, N and T change from call to call; the second graph has symbolic sizes and is the last one."""
-    loss = make_loss()
-
-    def step(y, lengths, numerators):
-        return loss(y, lengths, numerators)
-
-    torch._dynamo.utils.counters.clear()
-    call = compiled(step)
-    for k in range(12):
-        size = 2 + k % 5
-        tables = [compile_table(left_to_right_graph(10 * k + n, 3, WIDTH), WIDTH) for n in range(size)]
-        numerators = TableBatch.pack(tables, [f"utterance {k}-{n}" for n in range(size)])
-        scores, lengths = make_scores(size=(size, 6 + k % 4, WIDTH)), torch.tensor([6, 3, 5, 2, 6, 4][:size])
-        expected = step(scores, lengths, numerators)
-        assert torch.equal(call(scores, lengths, numerators), expected)
-        assert loss.last_record.names == numerators.names
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2

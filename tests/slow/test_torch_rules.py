@@ -1,9 +1,12 @@
 """torch's own checks of the operators behind every loss, and torch.compile of a step with each."""
 
 import pytest
+import test_gradients as gradients
 import torch
 from loss_calls import LOSSES, SCORES
+from random_graphs import left_to_right_graph
 
+from fsachain import TableBatch, compile_table
 from fsachain.loss import autograd
 
 OPERATED = sorted(set(LOSSES) - {"chunks"})
@@ -53,3 +56,34 @@ def test_compiled_code_has_one_graph_and_the_same_values(name, dtype):
         value.backward()
         results.append((value.detach(), scores.grad))
     torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
+
+
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def test_a_compiled_loss_serves_batches_of_any_size_without_compiling_anew():
+    """Names, tables, N and T change from call to call; the second graph has symbolic sizes and is the last one."""
+    loss = gradients.make_loss()
+
+    def step(y, lengths, numerators):
+        return loss(y, lengths, numerators)
+
+    torch._dynamo.utils.counters.clear()
+    call = compiled(step)
+    for k in range(12):
+        size = 2 + k % 5
+        tables = [
+            compile_table(left_to_right_graph(10 * k + n, 3, gradients.WIDTH), gradients.WIDTH)
+            for n in range(size)
+        ]
+        numerators = TableBatch.pack(tables, [f"utterance {k}-{n}" for n in range(size)])
+        scores, lengths = (
+            gradients.make_scores(size=(size, 6 + k % 4, gradients.WIDTH)),
+            torch.tensor([6, 3, 5, 2, 6, 4][:size]),
+        )
+        expected = step(scores, lengths, numerators)
+        assert torch.equal(call(scores, lengths, numerators), expected)
+        assert loss.last_record.names == numerators.names
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2

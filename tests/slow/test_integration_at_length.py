@@ -1,0 +1,105 @@
+"""Losses in what users put around them, at length: torch's default compiler, forks of a busy process, DataLoader workers."""
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from random_graphs import connected_graph
+from test_integration import LENGTHS, SIZE, WIDTH, make_loss, make_numerators, make_scores, needs_fork, step
+from tolerances import FEW_FLOAT32_TERMS
+from torch.utils.data import DataLoader, Dataset
+
+from fsachain import (
+    DenominatorGraph,
+    forward_backward,
+    get_num_threads,
+    set_num_threads,
+)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")
+def test_the_default_compiler_of_torch_takes_network_and_loss_as_one_graph():
+    """`torch.compile` with nothing but fullgraph=True: generated code instead of torch's own calls around the operator."""
+    torch._dynamo.reset()
+    loss, numerators = make_loss(l2_regularize=0.01), make_numerators()
+    net = torch.nn.Linear(WIDTH, WIDTH)
+
+    def train(x):
+        return loss(net(x), torch.tensor(LENGTHS), numerators)
+
+    results = []
+    for call in (train, torch.compile(train, fullgraph=True)):
+        net.zero_grad()
+        value = call(make_scores())
+        value.backward()
+        results.append((value.detach(), net.weight.grad.clone()))
+    torch.testing.assert_close(results[1], results[0], rtol=0.0, atol=FEW_FLOAT32_TERMS)
+
+
+FORK_WHILE_BUSY = """
+import os, signal, sys, threading
+sys.path[:0] = {paths}
+import test_integration as t
+from fsachain import set_num_threads
+set_num_threads(2)
+expected, stop = t.step(0), threading.Event()
+def work():
+    while not stop.is_set():
+        t.step(1)
+caller = threading.Thread(target=work)
+caller.start()
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(0 if t.step(0) == expected else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+stop.set()
+caller.join()
+assert t.step(0) == expected
+print("done")
+"""
+
+
+@needs_fork
+def test_a_fork_while_another_thread_computes_gives_a_child_that_computes():
+    """The child has one thread, whatever the parent's pool was doing, and its loss has the parent's bits."""
+    here = Path(__file__).resolve().parent.parent
+    code = FORK_WHILE_BUSY.format(paths=[str(here), str(here.parent)])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+
+
+class Items(Dataset):
+    """Item n: occupancies of a recursion and the bits of a loss, both computed by whoever asks."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, n):
+        batch = DenominatorGraph(connected_graph(n), WIDTH).batch(SIZE)
+        result = forward_backward(batch, make_scores(n), LENGTHS, leaky_hmm_coefficient=0.1)
+        return result.occupancy, torch.frombuffer(bytearray(step(n)), dtype=torch.uint8), os.getpid()
+
+
+@pytest.fixture
+def two_threads():
+    before = get_num_threads()
+    set_num_threads(2)
+    yield
+    set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_dataloader_workers_compute_what_the_main_process_does(method, two_threads):
+    """Forked workers start when the main process has a pool of threads already."""
+    expected = [Items()[n] for n in range(4)]
+    loader = DataLoader(Items(), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=120)
+    for (occupancy, bits, pid), (own_occupancy, own_bits, own_pid) in zip(loader, expected, strict=True):
+        assert pid != own_pid
+        assert (occupancy == own_occupancy).all() and torch.equal(bits, own_bits)
