@@ -30,12 +30,12 @@ _NAMES = {  # by module
     "graph.grammar": "ngram_acceptor",
     "graph.lexicon": "Lexicon lm_phones",
     "graph.numerator": "Numerator build_numerator",
-    "graph.patterns": "OneOf build_pattern_numerator numerator_of_words optional parse_pattern phone_loop",
-    "graph.phone_lattice": "PhoneLattice",
+    "graph.patterns": (
+        "OneOf build_pattern_numerator numerator_of_words optional parse_pattern phone_loop phone_model_of_words"
+    ),
     "graph.phone_lm": "estimate_phone_lm",
     "graph.shards": "NumeratorMaker TableShards make_shards",
-    "graph.spelling": "phone_model_of_words",
-    "graph.supervision": "AlignedPhone Supervision build_supervision",
+    "graph.supervision": "AlignedPhone PhoneLattice Supervision build_supervision",
     "graph.tied_tree": "BiphoneStatistics build_tied_tree",
     "graph.topology": "HmmState Topology",
     "graph.transducer": "product",

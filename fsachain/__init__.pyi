@@ -129,7 +129,7 @@ from fsachain.graph.patterns import (
 from fsachain.graph.patterns import (
     phone_loop as phone_loop,
 )
-from fsachain.graph.phone_lattice import PhoneLattice as PhoneLattice
+from fsachain.graph.patterns import phone_model_of_words as phone_model_of_words
 from fsachain.graph.phone_lm import estimate_phone_lm as estimate_phone_lm
 from fsachain.graph.shards import (
     NumeratorMaker as NumeratorMaker,
@@ -140,10 +140,10 @@ from fsachain.graph.shards import (
 from fsachain.graph.shards import (
     make_shards as make_shards,
 )
-from fsachain.graph.spelling import phone_model_of_words as phone_model_of_words
 from fsachain.graph.supervision import (
     AlignedPhone as AlignedPhone,
 )
+from fsachain.graph.supervision import PhoneLattice as PhoneLattice
 from fsachain.graph.supervision import (
     Supervision as Supervision,
 )

@@ -24,9 +24,10 @@ from fsachain.graph.patterns import (
     numerator_of_words,
     optional,
     phone_loop,
+    phone_model_of_words,
+    spell,
 )
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.spelling import phone_model_of_words, spell
 from fsachain.graph.topology import Topology
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.archive import read_value

@@ -16,8 +16,8 @@ from fsachain.fsa import Fsa
 from fsachain.graph.grammar import estimate_arpa as estimate
 from fsachain.graph.grammar import ngram_acceptor
 from fsachain.graph.lexicon import Lexicon, lm_phones
+from fsachain.graph.patterns import phone_model_of_words
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.spelling import phone_model_of_words
 
 units_option = click.option(
     "--units",

@@ -25,8 +25,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
 from fsachain.graph.lexicon import read_phones
-from fsachain.graph.phone_lattice import PhoneLattice
-from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
+from fsachain.graph.supervision import AlignedPhone, PhoneLattice, Supervision, build_supervision
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import CompactLattice, phone_lattice, read_lattice

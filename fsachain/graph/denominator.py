@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import GraphError
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.ctc import CtcTopology
+from fsachain.graph.ctc import CtcTopology, check_topology
 from fsachain.graph.expand import expand_acceptor
-from fsachain.openfst import Transducer
 
 # Make a graph smaller by merging its states; a stochastic graph stays stochastic.
 #
@@ -178,18 +175,7 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
         raise GraphError(
             f"phone_lm ({phone_lm.num_states} states, {phone_lm.num_arcs} arcs) accepts no phone sequence"
         )
-    labels = model.pdf + 1
-    phones = Transducer(
-        model.num_states,
-        model.start,
-        model.src,
-        model.dst,
-        labels,
-        labels,
-        model.log_prob,
-        model.final_log_prob,
-    )
-    graph = expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
+    graph = expand_acceptor(model.to_transducer(), tree, self_loop_scale=1.0, transition_scale=1.0).graph
     return lump(input_fsa(graph))
 
 
@@ -248,8 +234,7 @@ def ctc_denominator(units: Fsa, topology: CtcTopology = "standard") -> Fsa:
         ConfigError: an unknown topology.
         GraphError: the language model accepts nothing.
     """
-    if topology not in get_args(CtcTopology):
-        raise ConfigError(f"topology = {topology!r}; expected one of {list(get_args(CtcTopology))}")
+    check_topology(topology)
     model = units.trim()
     if not model.num_arcs or not np.isfinite(model.final_log_prob).any():
         raise GraphError(

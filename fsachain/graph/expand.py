@@ -4,7 +4,7 @@ A node of the result says: state of the phone graph, what the future must know o
 which HMM state of which phone is being spent. Epsilon arcs of the phone graph are kept; they spend no frame
 and keep the left phone. Self-loops sit only where a phone was just spent, so that no pdf sequence gets a
 second path through an epsilon. Trees that look further than one phone to the left are unrolled to units first
-(`graph/wide_context.py`), which then need no context.
+(`in_context`), which then need no context.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class UnitGraph:
         return 0
 
 
-class _Node_wide_context(NamedTuple):
+class _Window(NamedTuple):
     """State of the phone graph (-1: beyond its end), the last N - 1 (phone, tag) pairs, phones still to add."""
 
     state: int
@@ -125,12 +125,12 @@ class _Unroller:
         self.final = phones.final_log_prob.tolist()
         self.units = UnitGraph(tree.topology)
         self.leaving = phones.leaving(tags)
-        self.numbers: dict[_Node_wide_context, int] = {}
-        self.nodes: list[_Node_wide_context] = []
+        self.numbers: dict[_Window, int] = {}
+        self.nodes: list[_Window] = []
         self.arcs: list[_Arc] = []
-        self.number(_Node_wide_context(phones.start, (NO_PHONE,) * (tree.context_width - 1), 0))
+        self.number(_Window(phones.start, (NO_PHONE,) * (tree.context_width - 1), 0))
 
-    def number(self, node: _Node_wide_context) -> int:
+    def number(self, node: _Window) -> int:
         index = self.numbers.get(node)
         if index is None:
             index = self.numbers[node] = len(self.nodes)
@@ -147,11 +147,11 @@ class _Unroller:
                 continue
             for dst, phone, olabel, log_prob, tag in self.leaving[node.state]:
                 if not phone:
-                    after = self.number(_Node_wide_context(dst, node.history, 0))
+                    after = self.number(_Window(dst, node.history, 0))
                     self.arcs.append((index, after, 0, olabel, log_prob, -1))
                     continue
                 window = (*node.history, (phone, tag))
-                after = self.number(_Node_wide_context(dst, self.shift(window), 0))
+                after = self.number(_Window(dst, self.shift(window), 0))
                 self.arcs.append(
                     (index, after, *self.spend(window, olabel), log_prob, window[self.centre][1])
                 )
@@ -182,7 +182,7 @@ class _Unroller:
             window = (*history, NO_PHONE)
             history, to_flush = self.shift(window) if to_flush > 1 else (), to_flush - 1
             if window[self.centre][0]:
-                after = self.number(_Node_wide_context(-1, history, to_flush))
+                after = self.number(_Window(-1, history, to_flush))
                 self.arcs.append((index, after, *self.spend(window, 0), log_prob, window[self.centre][1]))
                 return
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from fsachain.errors import ConfigError, GraphError
-from fsachain.graph.ctc import CtcTopology
+from fsachain.errors import GraphError
+from fsachain.graph.ctc import CtcTopology, check_topology
 
 BLANKS = ("none", "between", "optional")
 LOG_HALF = math.log(0.5)
@@ -132,8 +132,7 @@ class Topology:
         Raises:
             ConfigError: an unknown topology.
         """
-        if topology not in get_args(CtcTopology):
-            raise ConfigError(f"topology = {topology!r}; expected one of {list(get_args(CtcTopology))}")
+        check_topology(topology)
         loop_class = 0 if topology in ("standard", "compact") else None
         blank = "between" if topology in ("standard", "selfless") else "optional"
         return cls((HmmState(0, loop_class, 0.0, 0.0),), blank)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.phone_lattice import PhoneLattice
+from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.transitions import TransitionModel
 from fsachain.openfst import MAGIC, NamedStates, Transducer, read_header
