@@ -41,7 +41,7 @@ def ways_to_spell(target, frames, blank, topology):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("target", [(), (1,), (2, 1), (1, 1), (1, 1, 2, 2)])
+@pytest.mark.parametrize("target", [(), (2, 1), (1, 1, 2)])
 def test_each_frame_sequence_has_as_many_paths_as_ways_to_spell_the_target(topology, target):
     batch = TableBatch.share(compile_table(ctc_graph(target, 0, topology), CLASSES), 1)
     for frames in itertools.chain.from_iterable(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from random_graphs import connected_graph, graphs
 
-from fsachain import Fsa, TableBatch, compile_table, forward_backward
+from fsachain import Fsa, GraphError, TableBatch, compile_table, forward_backward
 
 INF = math.inf
 
@@ -131,3 +131,21 @@ def test_trim_leaves_states_on_a_path_and_the_start():
     assert trimmed.final_log_prob.tolist() == [-INF, -INF, -2.0]
     empty = Fsa(2, [0], [1], [0], [0.0], [-INF, -INF], 1).trim()
     assert (empty.num_states, empty.num_arcs, empty.start) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("count", [1, 5, 12_000])
+def test_states_of_which_each_has_a_line_are_possible_in_any_order(count):
+    lines = [f"{state} {state + 1} 1" for state in range(count)]
+    for order in (lines, lines[::-1]):
+        fsa = Fsa.from_text("\n".join(order) + "\n")
+        assert (fsa.num_states, fsa.start) == (count + 1, int(order[0].split()[0]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "far"), [(0, 1_000), (2_000, 3_001), (20_000, 10_001)], ids=["short", "long", "longer"]
+)
+def test_states_beyond_what_the_lines_pay_for_are_refused(lines, far):
+    near = "0 0 1\n" * lines
+    assert Fsa.from_text(f"{near}0 {far - 1} 1\n").num_states == far
+    with pytest.raises(GraphError, match="numbered densely from 0"):
+        Fsa.from_text(f"{near}0 {far + 1} 1\n")

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from tools.fuzz.damage import Damage
 
-MEMORY_FLOOR = (
-    1_000_000  # what the smallest file may take: buffers, messages, what is the same for a file of any size
-)
-MEMORY_PER_BYTE = 3  # of the unpacked file, its value included
+MEMORY_FLOOR = 64_000_000  # what the smallest file may take
+MEMORY_PER_BYTE = 20  # of the unpacked file, its value included
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,6 @@ from tools.fuzz.kaldi_readers import KALDI_READERS
 from tools.fuzz.reader import Reader, content
 
 RATE = 8000
-MEMORY_FLOOR = (
-    1_000_000  # what the smallest file may take: buffers, messages, what is the same for a file of any size
-)
-MEMORY_PER_BYTE = 3  # of the unpacked file, its value included
 
 
 def _fsa() -> Fsa:
