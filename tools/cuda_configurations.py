@@ -68,13 +68,11 @@ class DryDevice:
         return DryMemory(1 << 32, num_bytes)
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[DryMemory]:
-        """Copies nothing."""
         return [self.empty(array.nbytes) for array in arrays]
 
     def resident(
         self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
     ) -> list[DryMemory]:
-        """Copies nothing."""
         return self.upload(make())
 
     def launch(
@@ -85,11 +83,9 @@ class DryDevice:
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
-        """Takes a note."""
         self.kernels.append(kernel)
 
     def array(self, dtype: str, *shape: int) -> DeviceArray:
-        """A contiguous array."""
         strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
         memory = self.empty(int(np.prod(shape)) * ITEM_BYTES[dtype])
         return DeviceArray(memory.pointer, dtype, shape, tuple(strides), memory)
@@ -234,5 +230,4 @@ def all_kernels(limits: Limits) -> list[KernelSpec]:
 
 
 def distinct(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:
-    """Each once, sorted."""
     return sorted(set(kernels), key=repr)

@@ -27,7 +27,6 @@ class Rates(NamedTuple):
         return f"copy {self.bytes * 1e-12:.2f} TB/s, float32 {2e-12 * self.multiply_adds:.1f} TFLOP/s"
 
     def limit(self, work: Work) -> float:
-        """The least seconds."""
         return max(work.bytes / self.bytes, PER_ARC * work.evaluations / self.multiply_adds)
 
     def against(self, times: Times, work: Work) -> Comparison:

@@ -86,5 +86,4 @@ class Failure:
         return f"  {self.name:44} FAILED: {self.reason}"
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
         return {"name": self.name, "failed": self.reason}

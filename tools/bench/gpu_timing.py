@@ -31,7 +31,6 @@ class Events:
     """A CUDA device's own clock, on torch's current stream."""
 
     def seconds(self, run: Call, repeats: int) -> float:
-        """See `Clock`."""
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         first.record()
@@ -46,7 +45,6 @@ class Wall:
     """The host's clock: for devices that do their work before a call returns."""
 
     def seconds(self, run: Call, repeats: int) -> float:
-        """See `Clock`."""
         start = time.perf_counter()
         for _ in range(repeats):
             run()
