@@ -18,10 +18,8 @@ import torch
 
 from fsachain.backends.dispatch import available_backends
 from tools.bench import gpu_tables, machine, workloads
-from tools.bench.gpu_limit import measure_rates
-from tools.bench.gpu_row import HEADER, Failure, GpuRow
 from tools.bench.gpu_tables import MAKERS, Bench
-from tools.bench.gpu_timing import clock_of
+from tools.bench.gpu_timing import HEADER, Failure, GpuRow, clock_of, measure_rates
 from tools.bench.gpu_workloads import GpuSizes
 from tools.bench.workloads import Workloads
 

@@ -10,12 +10,9 @@ import torch
 from fsachain.batch import TableBatch
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.table import compile_table
-from tools.bench import gpu_calls, gpu_transducer, gpu_workloads
-from tools.bench.gpu_calls import Shape
-from tools.bench.gpu_limit import Rates
-from tools.bench.gpu_row import Failure, GpuRow, Target
-from tools.bench.gpu_timing import Call, Clock, take_turns
-from tools.bench.gpu_workloads import GpuSizes
+from tools.bench import gpu_transducer, gpu_workloads
+from tools.bench.gpu_timing import Call, Clock, Failure, GpuRow, Rates, Target, take_turns
+from tools.bench.gpu_workloads import GpuSizes, Shape
 from tools.bench.limit import work_of
 from tools.bench.row import Comparison, Line
 from tools.bench.tables import LEAK
@@ -53,9 +50,9 @@ def long_denominator(bench: Bench) -> list[Line]:
     name = f"{bench.work.name}, B {size}, T {frames}"
     lines = []
     for leak, label, target in ((LEAK, "leaky", Target(8.0, "ms")), (0.0, "exact", None)):
-        call = gpu_calls.log_prob_call(batch, shape, leak, bench.device)
+        call = gpu_workloads.log_prob_call(batch, shape, leak, bench.device)
         lines += bench.row(f"{name}, {label}", batch, shape, call, target)
-    best = gpu_calls.best_path_call(batch, shape, bench.device)
+    best = gpu_workloads.best_path_call(batch, shape, bench.device)
     return lines + bench.row(f"{name}, best paths", batch, shape, best, None)
 
 
@@ -65,8 +62,8 @@ def numerators(bench: Bench) -> list[Line]:
     batch = gpu_workloads.numerator_batch(bench.sizes, NUMERATOR_PDFS)
     shape = Shape(size, frames, NUMERATOR_PDFS)
     name = f"numerators, B {size}, T {frames}, {batch.table(0).num_arcs} arcs"
-    call = gpu_calls.log_prob_call(batch, shape, 0.0, bench.device)
-    best = gpu_calls.best_path_call(batch, shape, bench.device)
+    call = gpu_workloads.log_prob_call(batch, shape, 0.0, bench.device)
+    best = gpu_workloads.best_path_call(batch, shape, bench.device)
     return bench.row(name, batch, shape, call, Target(3.0, "ms")) + bench.row(
         f"{name}, best paths", batch, shape, best, None
     )
@@ -78,7 +75,7 @@ def whole_loss(bench: Bench) -> list[Line]:
     batch = gpu_workloads.repeated_numerators(bench.work, size, graph.num_pdfs)
     shape = Shape(size, frames, graph.num_pdfs)
     loss = LFMMILoss(graph, leaky_hmm_coefficient=LEAK)
-    call = gpu_calls.loss_call(loss, batch, shape, bench.device)
+    call = gpu_workloads.loss_call(loss, batch, shape, bench.device)
     name = f"LFMMILoss, B {size}, T {frames}"
     return bench.row(name, graph.batch(size), shape, call, Target(3.0, "ms"))
 
@@ -90,12 +87,12 @@ def ctc(bench: Bench) -> list[Line]:
     shape = Shape(len(targets), frames, classes)
     batch = TableBatch.pack([compile_table(graph, classes) for graph in bench.work.ctc])
     losses = {
-        "ours": gpu_calls.our_ctc(targets, frames, bench.device),
-        "torch": gpu_calls.torch_ctc(targets, frames, bench.device, torch.int64),
+        "ours": gpu_workloads.our_ctc(targets, frames, bench.device),
+        "torch": gpu_workloads.torch_ctc(targets, frames, bench.device, torch.int64),
     }
     if bench.device.type == "cuda":
-        losses["cuDNN"] = gpu_calls.torch_ctc(targets, frames, torch.device("cpu"), torch.int32)
-    jobs = {name: gpu_calls.training_calls(loss, shape, bench.device) for name, loss in losses.items()}
+        losses["cuDNN"] = gpu_workloads.torch_ctc(targets, frames, torch.device("cpu"), torch.int32)
+    jobs = {name: gpu_workloads.training_calls(loss, shape, bench.device) for name, loss in losses.items()}
     times = take_turns(jobs, bench.sizes.seconds, bench.clock)
     work = work_of(batch, frames, classes)
     title = f"CTC, B {len(targets)}, T {frames}, U {targets.shape[1]}, V {classes}"
@@ -111,7 +108,7 @@ def bigram(bench: Bench) -> list[Line]:
     units, size, frames = bench.sizes.bigram
     batch = TableBatch.share(compile_table(gpu_workloads.bigram_denominator(units)), size)
     shape = Shape(size, frames, units + 1)
-    call = gpu_calls.log_prob_call(batch, shape, 0.0, bench.device)
+    call = gpu_workloads.log_prob_call(batch, shape, 0.0, bench.device)
     call()
     peak = _peak(call, bench.device)
     times = take_turns({"bigram": call}, bench.sizes.seconds, bench.clock)["bigram"]

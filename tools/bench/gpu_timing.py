@@ -1,14 +1,17 @@
-"""Times of work on a device: events around several calls, jobs taken in turns, inputs that rotate."""
+"""Times of work on a device, the limit that it sets, and a line of the report for each measurement."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from tools.bench.limit import PER_ARC, Work
+from tools.bench.row import Comparison
 from tools.bench.timing import Times
 
 Key = TypeVar("Key")
@@ -90,3 +93,128 @@ def take_turns(jobs: Mapping[Key, Call], seconds: float, clock: Clock) -> dict[K
 
 def _repeats(seconds: float) -> int:
     return max(1, min(MOST_REPEATS, round(LEAST_SECONDS / max(seconds, 1e-9))))
+
+
+# How fast the device lets anyone be: bytes at the rate of a copy, multiply-adds at the rate of a matrix product, measured in
+# the same run. Of an arc-evaluation two multiply-adds are counted, of a batch the scores once and the gradient in and out,
+# as in `tools.bench.limit`; operands that must come from shared memory or L2 are not, so that no program reaches 1.
+
+
+class Rates(NamedTuple):
+    """Bytes read and written, and float32 multiply-adds, per second."""
+
+    bytes: float
+    multiply_adds: float
+
+    def __str__(self) -> str:
+        return f"copy {self.bytes * 1e-12:.2f} TB/s, float32 {2e-12 * self.multiply_adds:.1f} TFLOP/s"
+
+    def limit(self, work: Work) -> float:
+        return max(work.bytes / self.bytes, PER_ARC * work.evaluations / self.multiply_adds)
+
+    def against(self, times: Times, work: Work) -> Comparison:
+        """How far a job is from the limit of its work."""
+        return Comparison("limit", times.scaled(1.0 / self.limit(work)))
+
+
+def measure_rates(device: torch.device, clock: Clock, side: int, num_bytes: int, seconds: float) -> Rates:
+    """Rates of a copy of `num_bytes` and of a product of two float32 matrices [side, side]."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    left, right = torch.rand(2, side, side, device=device)
+    product = torch.empty_like(left)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # no tensor cores: the recursions have no use for them
+    try:
+        jobs: dict[str, Call] = {
+            "copy": lambda: target.copy_(source),
+            "product": lambda: torch.mm(left, right, out=product),
+        }
+        times = take_turns(jobs, seconds, clock)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    best = {name: entry.scaled(1.0).least for name, entry in times.items()}
+    return Rates(2 * num_bytes / best["copy"], side**3 / best["product"])
+
+
+# A line of the report.
+
+HEADER = f"  {'':44} {'ms [least-most]':26} {'ns/arc':>7}  {'target':22} ratios [least-most] to"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What TARGETS.md asks for: at most `most` of `unit`."""
+
+    most: float
+    unit: str
+
+    def verdict(self, value: float) -> str:
+        """Whether a value meets it, and by how much."""
+        word = "met" if value <= self.most else "MISSED"
+        return f"<= {self.most:g} {self.unit}: {word} ({value / self.most:.2f} x)"
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """One measurement.
+
+    Attributes:
+        name: what was run.
+        evaluations: arcs x frames x sequences; 0 where arcs are not the measure.
+        times: seconds on the device, one entry for each round.
+        target: in ms, or in GB of memory where `peak` stands.
+        peak: the most bytes that were allocated during a call, None where that was not looked at.
+        comparisons: with other jobs of the same rounds.
+    """
+
+    name: str
+    evaluations: int
+    times: Times
+    target: Target | None = None
+    peak: int | None = None
+    comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def value(self) -> float:
+        """What the target is about."""
+        return self.peak * 1e-9 if self.peak is not None else self.times.scaled(1e3).median
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is met; empty without one."""
+        return self.target.verdict(self.value) if self.target else ""
+
+    def __str__(self) -> str:
+        taken = self.times.scaled(1e3)
+        spread = f"{taken.median:9.3f} [{taken.least:.3f}-{taken.most:.3f}]"
+        each = f"{1e6 * taken.median / self.evaluations:7.4f}" if self.evaluations else " " * 7
+        memory = f"{self.peak * 1e-9:.2f} GB  " if self.peak is not None else ""
+        ratios = "   ".join(str(comparison) for comparison in self.comparisons)
+        return f"  {self.name:44} {spread:26} {each}  {self.verdict:22} {memory}{ratios}".rstrip()
+
+    def record(self) -> dict[str, Any]:
+        """For JSON; times in milliseconds."""
+        return {
+            "name": self.name,
+            "arc_evaluations": self.evaluations,
+            "rounds": len(self.times.seconds),
+            "milliseconds": vars(self.times.scaled(1e3)),
+            "target": self.verdict or None,
+            "peak_bytes": self.peak,
+            "ratios": {comparison.name: vars(comparison.ratio) for comparison in self.comparisons},
+        }
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that could not be timed, and why: the other rows are still printed."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"  {self.name:44} FAILED: {self.reason}"
+
+    def record(self) -> dict[str, Any]:
+        return {"name": self.name, "failed": self.reason}
