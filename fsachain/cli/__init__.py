@@ -1,8 +1,9 @@
 """The command `fsachain`: one subcommand for each step from a lexicon to a word error rate.
 
-steps/      what each step does, as functions from paths and configurations to files; recipes call these too
+app         the names of all commands, which are imported when they are asked for
+options     arguments and options that several commands have; resources: cache, workers, and what happens to bad data
 config      the sections of an experiment's YAML file
-app         the click commands, which only name their inputs and outputs and call the steps
+others      one file for each group of commands: the command and what it does; recipes call the functions beside them
 """
 
 from __future__ import annotations
