@@ -9,8 +9,9 @@ import pytest
 for module in ("safetensors", "yaml", "soundfile", "pywrapfst"):
     pytest.importorskip(module, reason="the readers need fsachain[recipes]")
 
-from fsachain.errors import FsachainError
 from tools.fuzz.hostile import HOSTILE
+
+from fsachain.errors import FsachainError
 from tools.fuzz.reader import most_memory
 from tools.fuzz.readers import READERS
 
