@@ -112,11 +112,14 @@ def segments(monkeypatch):
 
 
 @of_every_entry
-@pytest.mark.parametrize("layout", ["shared", "packed"])
-@pytest.mark.parametrize("leaky", [0.0, 0.1])
 @pytest.mark.parametrize(
-    ("dtype", "scale"),
-    [(torch.float16, 1.0), (torch.float32, 1.0), (torch.float32, 1000.0), (torch.float64, 80.0)],
+    ("layout", "leaky", "dtype", "scale"),
+    [
+        ("shared", 0.1, torch.float16, 1.0),
+        ("packed", 0.0, torch.float32, 1.0),
+        ("shared", 0.0, torch.float32, 1000.0),
+        ("packed", 0.1, torch.float64, 80.0),
+    ],
     ids=str,
 )
 def test_no_bit_depends_on_the_budget(entry, layout, leaky, dtype, scale, segments):
