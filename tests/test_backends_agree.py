@@ -319,8 +319,14 @@ def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, kind, fall, rise
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize(
     ("where", "kind", "frames"),
-    [("arc", "shared", 1), ("arc", "packed", 40), ("final", "shared", 40), ("final", "packed", 1)]
-    + [("initial", "shared", 40), ("initial", "packed", 1)],
+    [
+        ("arc", "shared", 1),
+        ("arc", "packed", 40),
+        ("final", "shared", 40),
+        ("final", "packed", 1),
+        ("initial", "shared", 40),
+        ("initial", "packed", 1),
+    ],
 )
 def test_a_weight_that_is_tiny_beside_the_others_is_not_lost(gap, where, kind, frames):
     table = compile_table(two_lobes())
