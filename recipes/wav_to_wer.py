@@ -85,7 +85,12 @@ def build_graphs(
         num_extra_lm_states=0 if phone_order == 2 else 1000,
     )
     denominator = DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs)
-    word_lm = estimate_arpa(texts, word_order, vocabulary=sorted({word for text in texts for word in text}))
+    spoken = [  # words that training never heard may be said all the same
+        word
+        for word in lexicon.words
+        if any(set(entry.phones) - {lexicon.silence_phone} for entry in lexicon.pronunciations_of(word))
+    ]
+    word_lm = estimate_arpa(texts, word_order, vocabulary=spoken)
     return Graphs(lexicon, tree, denominator, denominator.normalization_fsa(), word_lm)
 
 
