@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,9 +10,24 @@ import pytest
 TEXT = "u1 yes no\nu2 no\nu3 no no yes\nu4 yes no no\nu5 yes yes\n"
 
 
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def assert_one_line(outcome: Outcome, *parts: str) -> None:
+    """A mistake of the user: one line of error without traceback, with these parts."""
+    assert outcome.status == 1, outcome.out
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    for part in parts:
+        assert part in outcome.err
+
+
 @pytest.fixture
 def fsachain(monkeypatch, capsys):
-    """Run a command; returns exit status, output and errors."""
+    """Run a command."""
     pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
     pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
     from fsachain.cli import main
@@ -21,7 +37,7 @@ def fsachain(monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             main()
         captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
+        return Outcome(int(stop.value.code or 0), captured.out, captured.err)
 
     return run
 

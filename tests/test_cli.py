@@ -10,40 +10,12 @@ import pytest
 click = pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
 
-from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, main
+from cli_fixtures import TEXT, assert_one_line
+
+from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from fsachain.cli.app import COMMANDS, app
 from fsachain.cli.config import Experiment
 from fsachain.errors import ConfigError
-
-LEXICON = "yes Y EH S\nno N OW\n"
-TEXT = "u1 yes no\nu2 no\nu3 no no yes\n"
-
-
-class Outcome:
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-@pytest.fixture
-def fsachain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), captured.out, captured.err)
-
-    return run
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    (tmp_path / "lexicon.txt").write_text(LEXICON)
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "text").write_text(TEXT)
-    (data / "wav.scp").write_text("".join(f"{line.split()[0]} absent.wav\n" for line in TEXT.splitlines()))
-    return tmp_path
 
 
 def every_command():
@@ -73,34 +45,31 @@ def test_help_starts_without_pytorch() -> None:
     assert "transcribe" in done.stdout and done.stderr == "set()\n"
 
 
-def test_graph_commands_read_each_others_files(fsachain, corpus: Path) -> None:
-    lang, graphs = corpus / "lang", corpus / "graphs"
-    config = corpus / "config.yaml"
-    config.write_text("phone_lm: {ngram_order: 2, no_prune_ngram_order: 2}\n")
-    steps = [
-        ("lang", corpus / "lexicon.txt", lang, "--config", config),
-        ("phone-lm", corpus / "data" / "text", graphs / "phone_lm.fst", "--lang", lang, "--config", config),
-        ("den-graph", graphs / "phone_lm.fst", graphs, "--lang", lang),
-        ("num-graphs", corpus / "data", graphs / "train.npz", "--lang", lang, "--den", graphs),
-    ]
-    for step in steps:
-        outcome = fsachain(*step)
+def test_graph_commands_read_each_others_files(fsachain, built: Path) -> None:
+    outcome = fsachain(
+        "num-graphs", built / "data", built / "n.npz", "--lang", built / "lang", "--den", built / "den"
+    )
+    assert outcome.status == 0, outcome.err
+    assert "5 numerators" in outcome.out
+    assert "5 utterances, 11 words" in fsachain("info", built / "n.npz").out
+    assert "pdfs: 12" in fsachain("info", built / "lang").out  # five phones and silence, two pdfs each
+    assert "acceptor: " in fsachain("info", built / "den" / "den.fst").out
+
+
+def test_utterance_with_unknown_word_is_named_and_left_out(fsachain, built: Path) -> None:
+    text, lang = built / "data" / "text", ("--lang", built / "lang")
+    text.write_text(TEXT.replace("u2 no", "u2 no maybe"))
+    for outcome in (
+        fsachain("num-graphs", built / "data", built / "n.npz", *lang),
+        fsachain("phone-lm", text, built / "with.fst", *lang),
+    ):
         assert outcome.status == 0, outcome.err
-    assert "3 numerators" in outcome.out
-    assert "3 utterances, 6 words" in fsachain("info", graphs / "train.npz").out
-    assert "pdfs: 12" in fsachain("info", lang).out  # five phones and silence, two pdfs each
-    assert "acceptor: " in fsachain("info", graphs / "den.fst").out
-
-
-def test_utterance_with_unknown_word_is_named_and_left_out(fsachain, corpus: Path) -> None:
-    assert fsachain("lang", corpus / "lexicon.txt", corpus / "lang").status == 0
-    (corpus / "data" / "text").write_text(TEXT.replace("u2 no", "u2 maybe"))
-    outcome = fsachain("num-graphs", corpus / "data", corpus / "n.npz", "--lang", corpus / "lang")
-    assert outcome.status == 0
-    assert "2 numerators" in outcome.out
-    assert "1 utterances excluded" in outcome.out
-    assert "'u2'" in outcome.out
-    assert "'maybe'" in outcome.out
+        for part in ("1 utterances excluded", "'u2'", "'maybe'"):
+            assert part in outcome.out
+    assert "4 numerators" in fsachain("num-graphs", built / "data", built / "n.npz", *lang).out
+    text.write_text(TEXT.replace("u2 no\n", ""))
+    assert fsachain("phone-lm", text, built / "without.fst", *lang).status == 0
+    assert (built / "with.fst").read_bytes() == (built / "without.fst").read_bytes()
 
 
 def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
@@ -112,71 +81,30 @@ def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
     assert (tmp_path / "scored" / "wer.json").is_file()
 
 
-def test_user_mistake_is_one_line_without_traceback(fsachain, corpus: Path) -> None:
-    (corpus / "broken.txt").write_text("yes\n")
-    outcome = fsachain("lang", corpus / "broken.txt", corpus / "lang")
-    assert outcome.status == EXIT_USER_ERROR
-    assert outcome.err.startswith("error: ")
-    assert "broken.txt" in outcome.err
-    assert outcome.err.count("\n") == 1
-
-
-def test_wrong_usage_has_its_own_exit_status(fsachain) -> None:
+def test_exit_statuses_of_mistakes_and_interruptions(
+    fsachain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken.txt"
+    broken.write_text("yes\n")
+    assert_one_line(fsachain("lang", broken, tmp_path / "lang"), "broken.txt")
     assert fsachain("score", "no-such-file", "neither").status == 2
 
-
-def test_interruption_has_its_own_exit_status(
-    fsachain, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fsachain.cli.lang.make_lang", interrupt)
-    assert fsachain("lang", corpus / "lexicon.txt", corpus / "lang").status == EXIT_INTERRUPTED
+    assert fsachain("lang", broken, tmp_path / "lang").status == EXIT_INTERRUPTED
 
 
-def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, corpus: Path) -> None:
-    assert fsachain("lang", corpus / "lexicon.txt", corpus / "lang").status == 0
-    (corpus / "data" / "wav.scp").write_text("u1 cat x |\nu2 cat x |\nu3 cat x |\n")
-    step = ("num-graphs", corpus / "data", corpus / "n.npz", "--lang", corpus / "lang")
+def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, built: Path) -> None:
+    """And `info` runs none."""
+    ran = built / "ran"
+    (built / "data" / "wav.scp").write_text("".join(f"u{n} touch {ran} |\n" for n in range(1, 6)))
+    step = ("num-graphs", built / "data", built / "n.npz", "--lang", built / "lang")
     assert fsachain(*step).status == EXIT_USER_ERROR
     assert fsachain(*step, "--allow-commands").status == 0
-
-
-@pytest.fixture
-def built(fsachain, corpus: Path) -> Path:
-    config = corpus / "config.yaml"
-    config.write_text("phone_lm: {ngram_order: 2, no_prune_ngram_order: 2}\n")
-    lang, graphs = corpus / "lang", corpus / "graphs"
-    assert fsachain("lang", corpus / "lexicon.txt", lang).status == 0
-    for step in (
-        ("phone-lm", corpus / "data" / "text", graphs / "phone_lm.fst", "--config", config),
-        ("den-graph", graphs / "phone_lm.fst", graphs),
-    ):
-        assert fsachain(*step, "--lang", lang).status == 0
-    return corpus
-
-
-def assert_one_line(outcome: Outcome, *parts: str) -> None:
-    assert outcome.status == EXIT_USER_ERROR, outcome.out
-    assert outcome.err.startswith("error: ")
-    assert outcome.err.count("\n") == 1
-    for part in parts:
-        assert part in outcome.err
-
-
-def test_phone_lm_names_and_leaves_out_the_utterances_that_have_no_numerator(fsachain, built: Path) -> None:
-    config = ("--lang", built / "lang", "--config", built / "config.yaml")
-    text = built / "data" / "text"
-    text.write_text("u1 yes no\nu2 no maybe\nu3 no no yes\n")
-    outcome = fsachain("phone-lm", text, built / "with.fst", *config)
-    assert outcome.status == 0, outcome.err
-    assert "1 utterances excluded" in outcome.out
-    assert "'u2'" in outcome.out
-    assert "'maybe'" in outcome.out
-    text.write_text("u1 yes no\nu3 no no yes\n")
-    assert fsachain("phone-lm", text, built / "without.fst", *config).status == 0
-    assert (built / "with.fst").read_bytes() == (built / "without.fst").read_bytes()
+    assert "5 utterances" in fsachain("info", built / "data").out
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(
@@ -197,28 +125,16 @@ def test_damaged_numerators_are_refused_by_file(fsachain, tmp_path: Path, conten
     assert_one_line(outcome, "n.npz: not a numerator archive", "no npz file, or cut short")
 
 
-def test_what_is_no_phone_language_model_is_refused_by_file(fsachain, built: Path) -> None:
-    lang = ("--lang", built / "lang")
-    assert_one_line(
-        fsachain("den-graph", built / "graphs" / "den.fst", built / "g", *lang),
-        "den.fst: no phone language model for these phones",
-    )
-    outcome = fsachain("den-graph", built / "lexicon.txt", built / "g", *lang)
-    assert_one_line(outcome, "lexicon.txt: not an OpenFst binary file")
-
-
-def test_info_says_which_folders_it_knows_and_runs_no_command(fsachain, built: Path) -> None:
-    assert_one_line(
-        fsachain("info", built / "graphs"), "graphs: expected a language folder", "data directory"
-    )
-    (built / "data" / "wav.scp").write_text("".join(f"u{n} touch {built / 'ran'} |\n" for n in (1, 2, 3)))
-    assert "3 utterances" in fsachain("info", built / "data").out
-    assert not (built / "ran").exists()
-
-
-def test_scoring_against_an_empty_file_is_refused(fsachain, tmp_path: Path) -> None:
-    (tmp_path / "ref").write_text("")
-    assert_one_line(fsachain("score", tmp_path / "ref", tmp_path / "ref"), "ref: no utterances")
+def test_files_and_folders_of_another_kind_are_refused_by_name(fsachain, built: Path) -> None:
+    for graph, message in {
+        "den/den.fst": "den.fst: no phone language model for these phones",
+        "lexicon.txt": "lexicon.txt: not an OpenFst binary file",
+    }.items():
+        assert_one_line(fsachain("den-graph", built / graph, built / "g", "--lang", built / "lang"), message)
+    assert_one_line(fsachain("info", built / "den"), "den: expected a language folder", "data directory")
+    empty = built / "empty"
+    empty.write_text("")
+    assert_one_line(fsachain("score", empty, empty), "empty: no utterances")
 
 
 @pytest.fixture
@@ -269,7 +185,7 @@ def test_language_folder_of_another_width_is_refused(fsachain, model: Path, step
 def test_absent_recording_is_named(fsachain, model: Path) -> None:
     corpus = model.parent
     outcome = fsachain("align", model, corpus / "data", corpus / "out", "--lang", corpus / "lang")
-    assert_one_line(outcome, "utterance 'u1': cannot read", "absent.wav': no such file")
+    assert_one_line(outcome, "utterance 'u1': cannot read", "1.wav': no such file")
 
 
 def test_recording_without_samples_is_named_and_not_aligned(fsachain, model: Path) -> None:
@@ -279,6 +195,7 @@ def test_recording_without_samples_is_named_and_not_aligned(fsachain, model: Pat
     soundfile.write(corpus / "data" / "empty.wav", np.zeros(0), 8000)
     soundfile.write(corpus / "data" / "second.wav", np.sin(np.arange(8000.0)), 8000)
     (corpus / "data" / "wav.scp").write_text("u1 empty.wav\nu2 second.wav\nu3 second.wav\n")
+    (corpus / "data" / "text").write_text("".join(TEXT.splitlines(keepends=True)[:3]))
     outcome = fsachain("align", model, corpus / "data", corpus / "out", "--lang", corpus / "lang")
     assert outcome.status == 3, outcome.err
     assert "2 utterances aligned, 0 left out" in outcome.out
@@ -295,7 +212,7 @@ def test_unreadable_notes_of_a_training_are_refused_by_file(fsachain, built: Pat
     out.mkdir()
     (out / "experiment.json").write_text("")
     outcome = fsachain(
-        "train", built / "data", numerators, out, "--lang", built / "lang", "--den", built / "graphs"
+        "train", built / "data", numerators, out, "--lang", built / "lang", "--den", built / "den"
     )
     assert_one_line(outcome, "experiment.json: cannot read the options of the training")
 
@@ -325,13 +242,13 @@ def test_training_refuses_graphs_made_with_another_language_folder(fsachain, bui
     """A monophone denominator has fewer pdfs than a biphone network; it would train without complaint."""
     biphone = built / "biphone.yaml"
     biphone.write_text("lang: {context: biphone}\n")
-    graphs, other = built / "graphs", built / "other"
+    other = built / "other"
     assert fsachain("lang", built / "lexicon.txt", other, "--config", biphone).status == 0
-    numerators = ("num-graphs", built / "data", graphs / "train.npz", "--lang", built / "lang")
+    numerators = ("num-graphs", built / "data", built / "train.npz", "--lang", built / "lang")
     assert fsachain(*numerators).status == 0
     outcome = fsachain(
-        "train", built / "data", graphs / "train.npz", built / "model", "--lang", other, "--den", graphs
+        "train", built / "data", built / "train.npz", built / "model", "--lang", other, "--den", built / "den"
     )
     assert_one_line(outcome, "made with another language folder", "12 pdfs")
-    outcome = fsachain("num-graphs", built / "data", built / "n.npz", "--lang", other, "--den", graphs)
+    outcome = fsachain("num-graphs", built / "data", built / "n.npz", "--lang", other, "--den", built / "den")
     assert_one_line(outcome, "made with another language folder", "12 pdfs")

@@ -1,8 +1,5 @@
 """Commands on graphs and on Kaldi's files: they do what their functions do, and their files fit together."""
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -204,32 +201,6 @@ class TestKaldi:
         )  # fmt: skip
         assert status == 0, err
         assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]
-
-
-def test_a_killed_run_of_many_numerators_goes_on_with_what_is_missing(fsachain, built):
-    """The process is killed as soon as its first file is there; the second run makes the others, as one run would."""
-    rng = np.random.default_rng(0)
-    names = [f"u{n:05d}" for n in range(2000)]
-    said = [" ".join(rng.choice(["yes", "no"], size=6)) for _ in names]
-    (built / "data/text").write_text("".join(f"{n} {s}\n" for n, s in zip(names, said, strict=True)))
-    (built / "data/wav.scp").write_text("".join(f"{n} absent.wav\n" for n in names))
-    arguments = ["num-tables", built / "data", built / "tables", "--lang", built / "lang", "--shard-size", 20]
-    command = [sys.executable, "-c", "from fsachain.cli import main; main()", *map(str, arguments)]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
-    try:
-        while not list((built / "tables").glob("*.tables")) and process.poll() is None:
-            time.sleep(0.01)
-    finally:
-        process.kill()
-        process.wait()
-    made = {path: path.stat().st_mtime_ns for path in (built / "tables").glob("*.tables")}
-    assert 0 < len(made) < 100, "killed too late"
-    status, text, err = fsachain(*arguments)
-    assert status == 0, err
-    assert text.startswith(f"2000 numerators in 100 shards ({len(made)} were there)")
-    assert all(path.stat().st_mtime_ns == before for path, before in made.items())
-    assert len(list((built / "tables").iterdir())) == 100
-    assert list(TableShards(built / "tables")) == names
 
 
 def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +24,7 @@ pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed"
 
 from fsachain.cli import EXIT_STOPPED, EXIT_USER_ERROR
 from fsachain.files import PARTIAL
+from fsachain.graph.shards import TableShards
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
 from fsachain.train.log import read_log
 
@@ -258,3 +262,29 @@ def test_shards_killed_at_each_step_of_a_file_are_completed_by_the_next_run(
         assert server.run("shards", tmp_path, point=point, kind="kill").signal == signal.SIGKILL
         assert server.run("shards", tmp_path).status == 0
         assert {path.name: path.read_bytes() for path in shards.iterdir()} == expected
+
+
+def test_a_killed_run_of_many_numerators_goes_on_with_what_is_missing(fsachain, built):
+    """The process is killed as soon as its first file is there; the second run makes the others, as one run would."""
+    rng = np.random.default_rng(0)
+    names = [f"u{n:05d}" for n in range(2000)]
+    said = [" ".join(rng.choice(["yes", "no"], size=6)) for _ in names]
+    (built / "data/text").write_text("".join(f"{n} {s}\n" for n, s in zip(names, said, strict=True)))
+    (built / "data/wav.scp").write_text("".join(f"{n} absent.wav\n" for n in names))
+    arguments = ["num-tables", built / "data", built / "tables", "--lang", built / "lang", "--shard-size", 20]
+    command = [sys.executable, "-c", "from fsachain.cli import main; main()", *map(str, arguments)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    try:
+        while not list((built / "tables").glob("*.tables")) and process.poll() is None:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    made = {path: path.stat().st_mtime_ns for path in (built / "tables").glob("*.tables")}
+    assert 0 < len(made) < 100, "killed too late"
+    status, text, err = fsachain(*arguments)
+    assert status == 0, err
+    assert text.startswith(f"2000 numerators in 100 shards ({len(made)} were there)")
+    assert all(path.stat().st_mtime_ns == before for path, before in made.items())
+    assert len(list((built / "tables").iterdir())) == 100
+    assert list(TableShards(built / "tables")) == names

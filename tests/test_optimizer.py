@@ -1,0 +1,332 @@
+"""The optimiser of a training: groups of parameters, freezing, limits on a step's change, means of models at the end."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import tolerances
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from toy_training import ToyModel
+
+from fsachain.errors import ConfigError, DataError
+from fsachain.train.checkpoint import average_states
+from fsachain.train.config import OPTIMIZERS, OptimizerConfig, TrainConfig
+from fsachain.train.ending import best_average
+from fsachain.train.optimizer import (
+    MaxChange,
+    ParameterEma,
+    Schedules,
+    longest_prefix,
+    make_optimizer,
+    set_learning_rate,
+)
+
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+Tensors = dict[str, torch.Tensor]
+
+
+def copied(model: nn.Module) -> Tensors:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def by_name(model: nn.Module, optimizer: torch.optim.Optimizer, field: str) -> dict[str, float]:
+    """A field of the parameter groups, such as "lr", for each parameter."""
+    found = {id(p): group[field] for group in optimizer.param_groups for p in group["params"]}
+    return {name: found[id(value)] for name, value in model.named_parameters()}
+
+
+def moved_by_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, bool]:
+    before = copied(model)
+    optimizer.zero_grad(set_to_none=True)
+    model(torch.randn(4, 9, 4), torch.full((4,), 9)).nnet_output.square().sum().backward()
+    optimizer.step()
+    return {name: not torch.equal(value, before[name]) for name, value in model.named_parameters()}
+
+
+def with_schedules(
+    model: nn.Module, options: OptimizerConfig, num_epochs: int
+) -> tuple[torch.optim.Optimizer, Schedules]:
+    optimizer = make_optimizer(model, options)
+    return optimizer, Schedules(
+        model, None, optimizer, TrainConfig(num_epochs=num_epochs, optimizer=options), {}
+    )
+
+
+@every_optimizer
+def test_every_optimiser_lowers_a_quadratic_loss(name: str) -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2)
+    optimizer = make_optimizer(model, OptimizerConfig(name=name))
+    set_learning_rate(optimizer, 0.01)
+    x = torch.randn(20, 3)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_defaults_are_one_group_so_that_older_checkpoints_fit() -> None:
+    model = ToyModel()
+    optimizer = make_optimizer(model, OptimizerConfig())
+    assert len(optimizer.param_groups) == 1
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["factor"]
+    optimizer.load_state_dict(state)
+    set_learning_rate(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_factors_scale_the_learning_rate_by_the_longest_prefix() -> None:
+    factors = {"hidden": 0.1, "hidden.bias": 0.0, "norm": 2.0}
+    optimizer = make_optimizer(model := ToyModel(), OptimizerConfig(factors=factors))
+    set_learning_rate(optimizer, 0.5)
+    assert by_name(model, optimizer, "lr") == {
+        "hidden.weight": 0.05,
+        "hidden.bias": 0.0,
+        "norm.weight": 1.0,
+        "norm.bias": 1.0,
+        "output.weight": 0.5,
+        "output.bias": 0.5,
+    }
+    moved = moved_by_a_step(model, optimizer)
+    assert moved["hidden.weight"] and not moved["hidden.bias"]
+    assert longest_prefix("encoder.layers.1.weight", {"encoder": 1, "encoder.layers": 2}, 0) == 2
+    assert longest_prefix("encoder.weight", {"enc": 1}, 0) == 0
+
+
+@pytest.mark.parametrize("option", ["factors", "freeze_epochs"])
+def test_a_prefix_of_no_parameter_is_refused_by_name(option: str) -> None:
+    for prefix, message in {
+        "hiden": rf"{option}: 'hiden' begins no parameter's name; did you mean 'hidden'",
+        "zzz": "they begin with hidden, norm, output",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            make_optimizer(ToyModel(), OptimizerConfig(**{option: {prefix: 1.0}}))
+
+
+def test_weights_alone_decay_where_that_is_asked_for() -> None:
+    optimizer = make_optimizer(model := ToyModel(), OptimizerConfig(weight_decay=0.1, decayed="weights"))
+    assert {name for name, decay in by_name(model, optimizer, "weight_decay").items() if decay == 0.1} == {
+        "hidden.weight",
+        "output.weight",
+    }
+    optimizer = make_optimizer(model, OptimizerConfig(weight_decay=0.1))
+    assert set(by_name(model, optimizer, "weight_decay").values()) == {0.1}
+
+
+@every_optimizer
+def test_frozen_parameters_stay_to_the_bit_until_their_epoch(name: str) -> None:
+    """Weight decay and moments do not move them either."""
+    options = OptimizerConfig(name=name, weight_decay=0.1, freeze_epochs={"hidden": 2, "norm.bias": 0.5})
+    model = ToyModel()
+    optimizer, schedule = with_schedules(model, options, 4)
+    moved = []
+    for number in range(16):  # four steps an epoch
+        schedule.apply(number, 16)
+        moved.append(moved_by_a_step(model, optimizer))
+    assert [entry["hidden.weight"] for entry in moved] == [number >= 8 for number in range(16)]
+    assert [entry["norm.bias"] for entry in moved] == [number >= 2 for number in range(16)]
+    assert all(entry["output.weight"] for entry in moved)
+    schedule.apply(4, 16)  # a training that goes on freezes by its step alone
+    assert not model.hidden.weight.requires_grad
+
+
+def test_what_the_user_froze_stays_frozen_and_something_must_not_be() -> None:
+    model = ToyModel()
+    model.hidden.weight.requires_grad_(False)
+    with_schedules(model, OptimizerConfig(freeze_epochs={"norm": 1}), 5)[1].apply(79, 80)
+    assert not model.hidden.weight.requires_grad
+    assert model.norm.weight.requires_grad
+    frozen = {"hidden": 1.0, "norm": 1.0, "output": 2.0}
+    with pytest.raises(ConfigError, match="freezes every parameter"):
+        make_optimizer(ToyModel(), OptimizerConfig(freeze_epochs=frozen))
+
+
+class Net(nn.Module):
+    """Three components: a layer with weight and bias, one within a container, a parameter of the network's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(4, 2, bias=False))
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rest(self.first(x)) * self.scale
+
+
+COMPONENTS = [("scale",), ("first.weight", "first.bias"), ("rest.1.weight",)]
+
+
+def after_steps(
+    name: str, rate: float, steps: int, per_component: float | None, total: float | None
+) -> tuple[list[Tensors], MaxChange]:
+    """The parameters before and after each of some steps; the counts of the limit are those of all steps."""
+    torch.manual_seed(3)
+    model = Net()
+    optimizer = make_optimizer(model, OptimizerConfig(name=name))
+    set_learning_rate(optimizer, rate)
+    limit = MaxChange(model, per_component=per_component, total=total)
+    seen, counts = [copied(model)], [0, 0]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        with limit:
+            optimizer.step()
+        counts = [counts[0] + limit.limited, counts[1] + limit.limited_components]
+        seen.append(copied(model))
+    limit.limited, limit.limited_components = counts
+    return seen, limit
+
+
+def component_changes(before: Tensors, after: Tensors) -> list[float]:
+    return [
+        math.sqrt(sum(float((after[name].double() - before[name].double()).square().sum()) for name in names))
+        for names in COMPONENTS
+    ]
+
+
+@given(st.sampled_from(OPTIMIZERS), st.floats(1e-4, 1.0), st.floats(1e-2, 1.0), st.floats(1e-2, 1.0))
+def test_one_step_is_the_free_step_scaled_as_the_formula_says(
+    name: str, rate: float, per_component: float, total: float
+) -> None:
+    free, _ = after_steps(name, rate, 1, None, None)
+    bound, limit = after_steps(name, rate, 1, per_component, total)
+    changes = component_changes(*free)
+    factors = [min(1.0, per_component / change) if change else 1.0 for change in changes]
+    whole = math.sqrt(sum((factor * change) ** 2 for factor, change in zip(factors, changes, strict=True)))
+    overall = min(1.0, total / whole) if whole else 1.0
+    for names, factor in zip(COMPONENTS, factors, strict=True):
+        for key in names:
+            expected = free[0][key] + overall * factor * (free[1][key] - free[0][key])
+            torch.testing.assert_close(bound[1][key], expected, atol=tolerances.FLOAT32_ROUNDING * 10, rtol=0)
+    assert limit.norm == pytest.approx(overall * whole, rel=tolerances.FEW_FLOAT32_TERMS)
+    edge = tolerances.FEW_FLOAT32_TERMS  # a change as large as its limit may count or not
+    least = sum(change * (1.0 - edge) > per_component for change in changes)
+    most = sum(change > per_component * (1.0 - edge) for change in changes)
+    assert least <= limit.limited_components <= most
+
+
+@every_optimizer
+def test_no_step_of_a_training_passes_the_limits(name: str) -> None:
+    seen, limit = after_steps(name, 0.3, 6, 0.1, 0.15)
+    slack = 1.0 + tolerances.FEW_FLOAT32_TERMS
+    for before, after in pairwise(seen):
+        changes = component_changes(before, after)
+        assert max(changes) <= 0.1 * slack
+        assert math.hypot(*changes) <= 0.15 * slack
+    assert 1 <= limit.limited <= 6
+    assert 1 <= limit.limited_components <= 18
+
+
+def test_limits_that_are_not_reached_change_no_bit() -> None:
+    free, unlimited = after_steps("adam", 1e-3, 3, None, None)
+    assert not unlimited.active and math.isnan(unlimited.norm)  # nothing is copied
+    bound, limit = after_steps("adam", 1e-3, 3, 100.0, 100.0)
+    assert all(torch.equal(value, bound[-1][name]) for name, value in free[-1].items())
+    assert (limit.limited, limit.limited_components) == (0, 0)
+
+
+def test_parameters_without_gradient_take_no_part_in_the_limit() -> None:
+    model = Net()
+    optimizer = make_optimizer(model, OptimizerConfig(name="sgd"))
+    set_learning_rate(optimizer, 10.0)
+    limit = MaxChange(model, per_component=0.01)
+    model.first.requires_grad_(False)
+    before = copied(model)
+    model(torch.randn(5, 3)).square().sum().backward()
+    with limit:
+        optimizer.step()
+    assert torch.equal(model.first.weight, before["first.weight"])
+    assert limit.limited_components == 2
+    with pytest.raises(RuntimeError, match="broken"), limit:
+        raise RuntimeError("broken")
+
+
+def test_a_tensor_of_two_modules_is_counted_once() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=20.0)
+    limit = MaxChange(model, total=1.0)
+    before = model[0].weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    with limit:
+        optimizer.step()
+    change = float((model[0].weight.detach() - before).norm())
+    assert change == pytest.approx(1.0, rel=tolerances.FEW_FLOAT32_TERMS)
+
+
+numbers = st.floats(-2.0, 2.0)
+
+
+def state(value: float) -> Tensors:
+    return {"weight": torch.tensor([value, 1.0]), "count": torch.tensor(int(10 * value))}
+
+
+@given(st.lists(numbers, min_size=1, max_size=6), numbers, st.none() | numbers)
+def test_the_final_model_is_the_best_of_all_prefix_means_and_the_moving_average(
+    newest_first: list[float], target: float, ema: float | None
+) -> None:
+    def nearness(tensors: Tensors) -> float:
+        return -abs(float(tensors["weight"][0]) - target)
+
+    states = [state(value) for value in newest_first]
+    found = best_average(iter(states), nearness, None if ema is None else state(ema))
+    means = [average_states(states[count - 1 :: -1]) for count in range(1, len(states) + 1)]
+    candidates = means if ema is None else [*means, state(ema)]
+    objectives = [nearness(candidate) for candidate in candidates]
+    close = tolerances.FLOAT32_ROUNDING * 10
+    assert list(found.objf.values()) == pytest.approx(objectives, abs=close)
+    assert max(objectives) == pytest.approx(found.objf[found.name], abs=close)
+    chosen = candidates[found.num_models - 1 if found.num_models else -1]
+    assert float(found.state["weight"][0]) == pytest.approx(float(chosen["weight"][0]), abs=close)
+    if found.num_models:
+        assert torch.equal(found.state["count"], states[0]["count"])  # integers are the newest model's
+
+
+def test_equal_objectives_keep_fewer_models_and_nan_never_wins() -> None:
+    states = [state(1.0), state(1.0), state(0.0)]
+    assert best_average(states, lambda tensors: 0.0, state(1.0)).name == "1"
+    objectives = iter([math.nan, math.nan, -5.0, math.nan])
+    assert best_average(states, lambda tensors: next(objectives), state(1.0)).name == "3"
+    assert best_average(states, lambda tensors: math.nan).name == "1"
+    with pytest.raises(DataError, match="nothing to combine"):
+        best_average([], lambda tensors: 0.0)
+    with pytest.raises(DataError, match=r"'weight' has shape \[2\] in one and \[3\] in another"):
+        best_average([state(1.0), {"weight": torch.zeros(3), "count": torch.tensor(1)}], lambda tensors: 0.0)
+
+
+def test_the_moving_average_is_its_recursion_and_goes_on_from_its_state() -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2)
+    average = ParameterEma(model, 0.9)
+    expected = {name: value.double() for name, value in copied(model).items()}
+    for step in range(1, 40):
+        if step == 20:
+            kept = {name: value.clone() for name, value in average.state().items()}
+            average = ParameterEma(model, 0.9)
+            average.load(kept)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        average.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = {
+            name: decay * expected[name] + (1 - decay) * value.double()
+            for name, value in copied(model).items()
+        }
+    for name, value in average.state().items():
+        torch.testing.assert_close(value.double(), expected[name], atol=tolerances.FEW_FLOAT32_TERMS, rtol=0)
+    with pytest.raises(DataError, match=r"moving average of 'bias' has shape None; expected \[2\]"):
+        average.load({"weight": kept["weight"]})
