@@ -30,13 +30,11 @@ from fsachain.data.kaldi_dir import Utterance
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, DataError
 from fsachain.plot import TrellisPair
-from fsachain.report.collect import collect, read_stages, read_training
+from fsachain.report.collect import Layout, collect, number, read_stages, read_training
 from fsachain.report.contents import NOTHING, all_tables
-from fsachain.report.events import Layout
-from fsachain.report.heard import Seen, choose
+from fsachain.report.heard import Seen, best, choose, error_rate, worst
 from fsachain.report.media import MOST_HERTZ, MOST_SECONDS, clip
 from fsachain.report.page import ReportOptions, render, state, write_report
-from fsachain.report.scores import best, error_rate, worst
 from fsachain.report.tensorboard import write_scalars
 from fsachain.train.log import JsonLinesLog, read_log
 from tests import report_inputs, tolerances
@@ -323,7 +321,7 @@ def test_log_of_strange_values_makes_a_report(exp: Path) -> None:
     )
     write_report(Layout.find(exp), exp / "report.html", NO_PICTURE)
     found = collect(Layout.find(exp))
-    assert [epoch.objf for epoch in found.training.epochs] == [None] * 5
+    assert [number(epoch, "train", "objf") for epoch in found.training.epochs.values()] == [None] * 5
     assert "model/train.jsonl: 2 lines cannot be read." in found.notes["training"]
     assert found.wer is not None
 
@@ -359,8 +357,8 @@ def test_epoch_that_was_trained_twice_counts_once_and_as_the_later(exp: Path) ->
         "".join(json.dumps(event) + "\n" for event in [*report_inputs.training_events()[:3], again])
     )
     training = read_training(path)
-    assert [epoch.number for epoch in training.epochs] == [1, 2]
-    assert training.epochs[-1].objf == -7.0
+    assert list(training.epochs) == [1, 2]
+    assert training.epochs[2]["train"]["objf"] == -7.0
     assert training.remaining_seconds == pytest.approx(2.0)
 
 

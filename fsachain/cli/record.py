@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fsachain.report.events import STAGE_LOG
+from fsachain.report.collect import STAGE_LOG
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.stopping import StoppedError, stoppable
 

@@ -15,7 +15,7 @@ from fsachain.cli.model import FINAL_MODEL, AcousticModel
 from fsachain.cli.options import INPUT_DATA, INPUT_FOLDER, INPUT_PATH, OUTPUT, commands_option
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.plot import phone_trellis
-from fsachain.report.events import Layout
+from fsachain.report.collect import Layout
 from fsachain.report.heard import Seen
 from fsachain.report.page import ReportOptions, look_at_nothing, write_report
 from fsachain.report.tensorboard import write_scalars

@@ -5,85 +5,169 @@ A file that is absent, cut short or damaged costs its own part of the report onl
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.wer import ErrorCounts, WerReport
+from fsachain.decode.wer import ErrorCounts, WerReport, read_text, score
 from fsachain.errors import DataError, FsachainError
 from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import GraphFacts, graph_facts
 from fsachain.graph.numerator import load_numerators
-from fsachain.report.events import EventLog, Layout, number, read_events, strings, text
 from fsachain.report.media import Picture, drawing, picture_file, seconds_of
-from fsachain.report.scores import Tuned, read_table, read_totals, read_tuned, score_decoding
 
-# How large data sets and graphs are.
-
-MOST_RECORDINGS = 20_000
+STAGE_LOG = "stages.jsonl"
+MOST_RECORDINGS = 20_000  # whose headers are read for the length of a data set
 MOST_NUMERATOR_BYTES = 20_000_000
+MOST_PICTURES = 20
+# What reading a damaged file or drawing strange numbers may end in. A report without that part is worth more than none.
+FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Event = Mapping[str, Any]
+
+
+# Logs of one JSON object per line, read while they are written and after a crash.
 
 
 @dataclass(frozen=True)
-class DataSize:
-    """One data directory; `seconds` is None where it is not known of every utterance."""
+class EventLog:
+    """The events of a log, and how many lines are none: cut short, or damaged."""
 
-    name: str
-    utterances: int
-    words: int
-    distinct_words: int
-    speakers: int
-    seconds: float | None
+    events: tuple[dict[str, Any], ...]
+    num_unreadable: int = 0
 
-
-@dataclass(frozen=True)
-class GraphSize:
-    """One graph file and what it is like."""
-
-    name: str
-    num_bytes: int
-    facts: GraphFacts
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event.get("event") == kind]
 
 
-def data_size(name: str, data: DataDir) -> DataSize:
-    """Sizes of a data directory; lengths are read from the headers of recordings, of at most 20,000."""
-    words = [word for utterance in data for word in utterance.words]
-    speakers = {utterance.speaker for utterance in data}
-    return DataSize(name, len(data), len(words), len(set(words)), len(speakers), _seconds(data))
+def read_events(path: Path) -> EventLog:
+    """The events of a log; lines that are no JSON object are counted and passed over, wherever they stand.
 
-
-def graph_size(path: Path) -> GraphSize:
-    """Facts about one OpenFst file.
+    `fsachain.train.log.read_log` is the strict reader.
 
     Raises:
-        GraphError: it is none, or is cut short.
+        DataError: the file cannot be read.
     """
-    return GraphSize(path.name, path.stat().st_size, graph_facts(Fsa.read(path)))
-
-
-def _seconds(data: DataDir) -> float | None:
-    if len(data) > MOST_RECORDINGS:
-        return None
     try:
-        return sum(seconds_of(utterance) for utterance in data)
-    except DataError:  # a command, a feature matrix, or a recording that is not there
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot read the log: {error.strerror}") from error
+    events, unreadable = [], 0
+    for line in content.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):  # not JSON, not UTF-8, or brackets without end
+            event = None
+        if isinstance(event, dict):
+            events.append(event)
+        else:
+            unreadable += 1
+    return EventLog(tuple(events), unreadable)
+
+
+def number(table: Any, *path: str) -> float | None:
+    """The finite number at a place in nested tables; None where there is none."""
+    value = table
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
+    return float(value)
 
 
-def numerator_size(path: Path) -> str:
-    """Number and size of the numerators in one file, in a line; of a file beyond 20 MB the bytes alone.
+def whole(table: Any, *path: str) -> int | None:
+    value = number(table, *path)
+    return None if value is None else int(value)
+
+
+def text(table: Event, name: str) -> str:
+    value = table.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
 
     Raises:
-        GraphError: the file holds none, or is cut short.
+        DataError: the file cannot be read, is no JSON (or half of it), or holds no object.
     """
-    num_bytes = path.stat().st_size
-    if num_bytes > MOST_NUMERATOR_BYTES:
-        return f"{num_bytes / 1e6:,.0f} MB of numerators"
-    arcs = [numerator.fsa.num_arcs for numerator in load_numerators(path).values()]
-    return f"{len(arcs):,} numerators, {sum(arcs):,} arcs, at most {max(arcs, default=0):,} in one"
+    try:
+        table = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: is not complete JSON: {error}") from error
+    if not isinstance(table, dict):
+        raise DataError(f"{path}: expected a table")
+    return table
+
+
+# Where the files of an experiment lie.
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The folders and files that a report is made of; none of them need exist yet."""
+
+    exp: Path
+    stage_log: Path  # the model's own where a command trained it
+    model: Path  # train.jsonl, model.safetensors, experiment.json
+    decoded: Path  # hyp.txt, wer.json, tuning.json
+    aligned: Path  # words.ctm, phones.ctm
+    lang: Path  # lexicon.json, tree.npz
+    graphs: Path  # den.fst, normalization.fst, phone_lm.fst, train.npz
+    data: dict[str, Path]  # data directories by name; `test` is the one that was decoded
+    pictures: Path  # figures that somebody drew, to be shown too
+
+    @classmethod
+    def find(cls, exp: Path, *, base: Path | None = None, test: Path | None = None) -> Layout:
+        """The layout of a folder, as a recipe leaves it or as in docs/training.md.
+
+        Args:
+            exp: the experiment's folder.
+            base: the folder that has data, lang and graphs, where that is another one; by default what a recipe's second
+                pass noted as its first, else `exp`.
+            test: the data directory that was decoded; by default `data/test` or `test` of `base`.
+
+        Raises:
+            DataError: there is no such folder.
+        """
+        if not exp.is_dir():
+            raise DataError(f"{exp}: no such folder; expected that of an experiment")
+
+        def either(first: Path, second: Path) -> Path:
+            return second if second.exists() and not first.exists() else first
+
+        if base is None and (exp / STAGE_LOG).is_file():
+            runs = read_events(exp / STAGE_LOG).of("run")
+            base = next((Path(text(run, "first")) for run in reversed(runs) if text(run, "first")), None)
+        base = base or exp
+        data = {name: either(base / "data" / name, base / name) for name in ("train", "dev", "test")}
+        return cls(
+            exp=exp,
+            stage_log=either(exp / STAGE_LOG, exp / "model" / STAGE_LOG),
+            model=exp / "model",
+            decoded=either(exp / "decode", exp / "decoded"),
+            aligned=either(exp / "align", exp / "aligned"),
+            lang=base / "lang",
+            graphs=base / "graphs",
+            data=data if test is None else {**data, "test": test},
+            pictures=exp / "pictures",
+        )
 
 
 # What ran, with which versions, and what each stage took: from `stages.jsonl`.
@@ -93,17 +177,9 @@ _STATES = {"start": "begun", "end": "done", "failed": "failed", "stopped": "stop
 
 @dataclass(frozen=True)
 class Stage:
-    """The newest attempt at one stage.
+    """The newest attempt at one stage: "done", "failed", "stopped", "begun" (it runs, or was killed) or "to come".
 
-    Attributes:
-        name: of the stage.
-        state: "done", "failed", "stopped", "begun" (it runs, or was killed) or "to come".
-        started: Unix time; None for a stage to come.
-        seconds: wall time.
-        cpu_seconds: of all threads and finished child processes.
-        peak_rss: largest memory of the process in bytes.
-        peak_device: largest allocation on the GPU in bytes, where one was used.
-        error: why it failed.
+    Times in seconds, `started` since 1970; memory in bytes.
     """
 
     name: str
@@ -155,109 +231,60 @@ def read_stages(path: Path) -> StageLog:
         DataError: there is no such file, or it cannot be read.
     """
     log = read_events(path)
-    runs = tuple(_run(event) for event in log.of("run"))
-    order = list(dict.fromkeys([*(name for run in runs for name in run.stages), *_begun(log)]))
-    found = {name: Stage(name, "to come") for name in order}
+    runs = []
+    for event in log.of("run"):
+        versions, config = event.get("versions"), event.get("config")
+        known = {"event", "time", "command", "stages", "versions", "config"}
+        runs.append(
+            Run(
+                number(event, "time"),
+                strings(event.get("command")),
+                strings(event.get("stages")),
+                {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
+                config if isinstance(config, dict) else {},
+                {
+                    name: str(value)
+                    for name, value in event.items()
+                    if name not in known and value is not None
+                },
+            )
+        )
+    names = [*(name for run in runs for name in run.stages), *(text(event, "stage") for event in log.events)]
+    stages = {name: Stage(name, "to come") for name in names if name}
     for event in log.events:
-        name = text(event, "stage")
-        if name and text(event, "event") in _STATES:
-            found[name] = _stage(event, found.get(name))
-    return StageLog(runs, tuple(found.values()), log.num_unreadable)
-
-
-def _begun(log: EventLog) -> list[str]:
-    return [text(event, "stage") for event in log.events if text(event, "stage")]
-
-
-def _stage(event: dict[str, Any], before: Stage | None) -> Stage:
-    kind, name = event["event"], text(event, "stage")
-    if kind == "start" or before is None:
-        started = number(event, "time")
-    else:
-        started = before.started
-    return Stage(
-        name,
-        _STATES[kind],
-        started,
-        number(event, "seconds"),
-        number(event, "cpu_seconds"),
-        number(event, "peak_rss"),
-        number(event, "peak_device"),
-        text(event, "error"),
-    )
-
-
-def _run(event: dict[str, Any]) -> Run:
-    versions, config = event.get("versions"), event.get("config")
-    known = {"event", "time", "command", "stages", "versions", "config"}
-    facts = {name: value for name, value in event.items() if name not in known and value is not None}
-    return Run(
-        number(event, "time"),
-        strings(event.get("command")),
-        strings(event.get("stages")),
-        {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
-        config if isinstance(config, dict) else {},
-        {str(name): str(value) for name, value in facts.items()},
-    )
+        name, kind = text(event, "stage"), text(event, "event")
+        if name and kind in _STATES:
+            figures = {
+                key: number(event, key) for key in ("seconds", "cpu_seconds", "peak_rss", "peak_device")
+            }
+            started = number(event, "time") if kind == "start" else stages[name].started
+            stages[name] = Stage(name, _STATES[kind], started, **figures, error=text(event, "error"))
+    return StageLog(tuple(runs), tuple(stages.values()), log.num_unreadable)
 
 
 # What a training log says: epochs, how far it is, which utterances took no part.
 
-_Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch; None for what the log does not say. objf, num, den in nats per output frame."""
-
-    number: int
-    objf: float | None
-    num: float | None
-    den: float | None
-    dev_objf: float | None
-    learning_rate: float | None
-    grad_norm: float | None
-    seconds: float | None
-    frames_per_second: float | None
-    loss_share: float | None
-    data_share: float | None
-    excluded: int
-    skipped_batches: int
-
 
 @dataclass(frozen=True)
 class Training:
-    """A training as its log tells it.
-
-    Attributes:
-        log: the events, for the curves.
-        epochs: finished ones by number; of an epoch that was trained twice, after a crash, the later.
-        num_epochs: how many there are to be; None where the log does not say.
-        utterances, batches, parameters: sizes; None where the log does not say.
-        config: the options of section `train`.
-        excluded: (utterance, reason) of those that take no part.
-        excluded_in_epochs: names that the loss left out.
-        skipped: names of each batch that moved no parameter.
-        finished: the log has an end.
-        resumed: how often the training went on after it had been broken off.
-        final_dev_objf: of the final model, nats per output frame.
-        last_time: Unix time of the last event.
-    """
+    """A training as its log tells it; None for what the log does not say."""
 
     log: EventLog
-    epochs: tuple[Epoch, ...]
+    epochs: dict[
+        int, Event
+    ]  # finished ones by number; of one that was trained twice, after a crash, the later
     num_epochs: int | None
     utterances: int | None
     batches: int | None
     parameters: int | None
-    config: dict[str, Any]
-    excluded: tuple[tuple[str, str], ...]
-    excluded_in_epochs: tuple[str, ...]
-    skipped: tuple[tuple[str, ...], ...]
+    config: dict[str, Any]  # the options of section `train`
+    excluded: tuple[tuple[str, str], ...]  # (utterance, why it takes no part)
+    excluded_in_epochs: tuple[str, ...]  # utterances that the loss left out
+    skipped: tuple[tuple[str, ...], ...]  # the utterances of each batch that moved no parameter
     finished: bool
-    resumed: int
-    final_dev_objf: float | None
-    last_time: float | None
+    resumed: int  # how often the training went on after it had been broken off
+    final_dev_objf: float | None  # of the final model, nats per output frame
+    last_time: float | None  # Unix time of the last event
 
     @property
     def state(self) -> str:
@@ -268,16 +295,12 @@ class Training:
         return f"{len(self.epochs)}{of} epochs done"
 
     @property
-    def seconds(self) -> float:
-        """Wall time of the finished epochs."""
-        return sum(epoch.seconds or 0.0 for epoch in self.epochs)
-
-    @property
     def remaining_seconds(self) -> float | None:
         """What the epochs to come may take, if they are as long as the mean of those behind."""
         if self.finished or not self.epochs or not self.num_epochs:
             return None
-        return max(0, self.num_epochs - len(self.epochs)) * self.seconds / len(self.epochs)
+        seconds = sum(number(event, "train", "seconds") or 0.0 for event in self.epochs.values())
+        return max(0, self.num_epochs - len(self.epochs)) * seconds / len(self.epochs)
 
 
 def read_training(path: Path) -> Training:
@@ -287,27 +310,30 @@ def read_training(path: Path) -> Training:
         DataError: there is no such file, or it cannot be read.
     """
     log = read_events(path)
-    epochs: dict[int, Epoch] = {}
-    for event in log.of("epoch"):
-        epoch = _epoch(event)
-        if epoch is not None:
-            epochs[epoch.number] = epoch
-    starts = log.of("start")
+    starts, ends, epochs = log.of("start"), log.of("end"), log.of("epoch")
     start = starts[-1] if starts else {}
-    ends = log.of("end")
-    config = start.get("config") if isinstance(start.get("config"), dict) else {}
     last = log.events[-1] if log.events else {}
+    config = start.get("config")
+    config = dict(config) if isinstance(config, dict) else {}
+    excluded = []  # from the last start on; long lists go on in events of their own
+    since = max((place for place, event in enumerate(log.events) if event is start), default=len(log.events))
+    for event in log.events[since:]:
+        entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                excluded.append((text(entry, "id"), text(entry, "reason")))
+    by_number = {n: event for event in epochs if (n := whole(event, "epoch")) is not None}
     return Training(
         log=log,
-        epochs=tuple(epochs[key] for key in sorted(epochs)),
-        num_epochs=_whole(config, "num_epochs"),
-        utterances=_whole(start, "utterances"),
-        batches=_whole(start, "batches"),
-        parameters=_whole(start, "parameters"),
-        config=dict(config or {}),
-        excluded=_distinct(_excluded(log.events)),
-        excluded_in_epochs=_distinct(
-            name for event in log.of("epoch") for name in strings(event.get("excluded"))
+        epochs=dict(sorted(by_number.items())),
+        num_epochs=whole(config, "num_epochs"),
+        utterances=whole(start, "utterances"),
+        batches=whole(start, "batches"),
+        parameters=whole(start, "parameters"),
+        config=config,
+        excluded=tuple(dict.fromkeys(excluded)),
+        excluded_in_epochs=tuple(
+            dict.fromkeys(name for event in epochs for name in strings(event.get("excluded")))
         ),
         skipped=tuple(strings(event.get("utterances")) for event in log.of("skipped")),
         finished=bool(ends) and last.get("event") == "end",
@@ -317,106 +343,61 @@ def read_training(path: Path) -> Training:
     )
 
 
-def _epoch(event: dict[str, Any]) -> Epoch | None:
-    which = _whole(event, "epoch")
-    if which is None:
-        return None
-    train = event.get("train")
-    figures = {
-        name: number(train, name)
-        for name in (
-            "objf",
-            "num",
-            "den",
-            "grad_norm",
-            "seconds",
-            "frames_per_second",
-            "loss_share",
-            "data_share",
-        )
-    }
-    return Epoch(
-        number=which,
-        dev_objf=number(event, "dev", "objf"),
-        learning_rate=number(event, "learning_rate"),
-        excluded=int(number(train, "excluded") or 0),
-        skipped_batches=int(number(train, "skipped_batches") or 0),
-        **figures,
-    )
+# All of it together.
 
 
-def _excluded(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(utterance, reason) from the last start on; long lists go on in events of their own."""
-    kinds = [event.get("event") for event in events]
-    begin = len(kinds) - 1 - kinds[::-1].index("start") if "start" in kinds else len(kinds)
-    for event in events[begin:]:
-        entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict):
-                yield text(entry, "id"), text(entry, "reason")
+class DataSize(NamedTuple):
+    """One data directory; `seconds` is None where it is not known of every utterance."""
+
+    name: str
+    utterances: int
+    words: int
+    distinct_words: int
+    speakers: int
+    seconds: float | None
 
 
-def _distinct(values: Iterable[_Value]) -> tuple[_Value, ...]:
-    return tuple(dict.fromkeys(values))
+class GraphSize(NamedTuple):
+    name: str
+    num_bytes: int
+    facts: GraphFacts
 
 
-def _whole(table: Any, name: str) -> int | None:
-    value = number(table, name)
-    return None if value is None else int(value)
+class Tuned(NamedTuple):
+    """What was chosen on the development set."""
 
-
-MOST_PICTURES = 20
-# What reading a damaged file or drawing strange numbers may end in. A report without that part is worth more than none.
-FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-
-P = ParamSpec("P")
-T = TypeVar("T")
+    wer: float | None
+    lm_weight: float | None
 
 
 @dataclass
 class Findings:
-    """What was found; None and empty for what is not there.
-
-    Attributes:
-        layout: where it was looked for.
-        made: Unix time of the report.
-        training: epochs and what else the training's log tells.
-        stages: what ran and what it took.
-        data: the data directory that was decoded.
-        sizes: of all data directories.
-        graphs: of the graph folder.
-        numerators: of the training set, in one line.
-        wer: the decoding, scored.
-        total: its counts; from wer.json where it cannot be scored again.
-        tuned: what was chosen on the development set.
-        config: the configuration, by section.
-        curves, error_picture: figures, once they are drawn.
-        pictures: that lay in the folder `pictures`.
-        notes: by section, what is not there yet or cannot be read.
-    """
+    """What was found; None and empty for what is not there."""
 
     layout: Layout
     made: float = field(default_factory=time.time)
     training: Training | None = None
     stages: StageLog | None = None
-    data: DataDir | None = None
+    data: DataDir | None = None  # that was decoded
     sizes: list[DataSize] = field(default_factory=list)
     graphs: list[GraphSize] = field(default_factory=list)
-    numerators: str = ""
+    numerators: str = ""  # of the training set, in one line
     wer: WerReport | None = None
-    total: ErrorCounts | None = None
+    total: ErrorCounts | None = None  # from wer.json where the decoding cannot be scored again
     tuned: Tuned | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  # by section
     curves: Picture | None = None
     error_picture: Picture | None = None
     pictures: list[Picture] = field(default_factory=list)
-    notes: dict[str, list[str]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # by section: what is not there, or cannot be read
 
-    def note(self, section: str, text: str) -> None:
+    def note(self, section: str, line: str) -> None:
         """Add a line to what the section lacks; the same one once."""
         lines = self.notes.setdefault(section, [])
-        if text not in lines:
-            lines.append(text)
+        if line not in lines:
+            lines.append(line)
 
     def attempt(self, section: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What the function returns; where it fails, None, and the reason becomes a note."""
@@ -425,9 +406,8 @@ class Findings:
         except (FsachainError, OSError) as error:
             self.note(section, " ".join(str(error).split()))
         except FAULTS as error:
-            self.note(
-                section, f"This part cannot be made: {type(error).__name__}: {' '.join(str(error).split())}"
-            )
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.note(section, f"This part cannot be made: {reason}")
         return None
 
     def expect(self, section: str, path: Path, maker: str) -> bool:
@@ -444,73 +424,74 @@ class Findings:
     @property
     def sample_rate(self) -> int | None:
         """Of the features, as the configuration has it."""
-        features = self.config.get("features")
-        rate = features.get("sample_rate") if isinstance(features, dict) else None
-        return rate if isinstance(rate, int) and rate > 0 else None
+        rate = whole(self.config, "features", "sample_rate")
+        return rate if rate and rate > 0 else None
 
 
 def collect(layout: Layout) -> Findings:
     """Read everything that is there."""
     found = Findings(layout)
-    _read_stages(found)
-    _read_training(found)
+    _read_logs(found)
     _read_data(found)
     _read_graphs(found)
     _read_scores(found)
-    for path in _picture_files(found):
-        picture = found.attempt("pictures", picture_file, path)
-        found.pictures += [] if picture is None else [picture]
+    files = (
+        sorted(path for path in layout.pictures.iterdir() if path.is_file())
+        if layout.pictures.is_dir()
+        else []
+    )
+    if len(files) > MOST_PICTURES:
+        found.note("pictures", f"{len(files) - MOST_PICTURES} more pictures are not shown.")
+    read = [found.attempt("pictures", picture_file, path) for path in files[:MOST_PICTURES]]
+    found.pictures = [picture for picture in read if picture is not None]
     return found
 
 
 def draw(found: Findings) -> None:
     """Draw the curves of the training and the error rates, where there are any."""
+    from fsachain.plot import plot_training, plot_wer
+
     if found.training is not None and found.training.epochs:
-        found.curves = found.attempt("training", _draw_curves, found.training)
+        training = found.training
+        last = number(list(training.epochs.values())[-1], "train", "objf")
+        alt = f"Curves over {len(training.epochs)} epochs; the last objective is {last}. The table has the numbers."
+        found.curves = found.attempt(
+            "training", lambda: drawing(plot_training(list(training.log.events)), alt)
+        )
     if found.wer is not None:
-        found.error_picture = found.attempt("errors", _draw_errors, found.wer)
+        report = found.wer
+        alt = (
+            f"Word error rates by speaker and by length; over all {report.total}. The table has the numbers."
+        )
+        found.error_picture = found.attempt("errors", lambda: drawing(plot_wer(report), alt))
 
 
-def _read_stages(found: Findings) -> None:
+def _read_logs(found: Findings) -> None:
     path = found.layout.stage_log
-    if not found.expect("stages", path, "A recipe"):
-        return
-    found.stages = found.attempt("stages", read_stages, path)
-    if found.stages is None:
-        return
-    if found.stages.num_unreadable:
-        found.note("stages", f"{path.name}: {found.stages.num_unreadable} lines cannot be read.")
-    run = found.stages.trained_by
-    found.config = {} if run is None else run.config
+    if found.expect("stages", path, "A recipe"):
+        found.stages = found.attempt("stages", read_stages, path)
+    if found.stages is not None:
+        if found.stages.num_unreadable:
+            found.note("stages", f"{path.name}: {found.stages.num_unreadable} lines cannot be read.")
+        run = found.stages.trained_by
+        found.config = {} if run is None else run.config
 
-
-def _read_training(found: Findings) -> None:
     path = found.layout.model / "train.jsonl"
     if found.expect("training", path, "Training"):
-        found.training = found.attempt("training", read_training, path)
-    if found.training is None:
-        return
-    if found.training.log.num_unreadable:
-        found.note(
-            "training", f"{found.shown(path)}: {found.training.log.num_unreadable} lines cannot be read."
-        )
-    if not found.config:
-        options = found.layout.model / "experiment.json"
-        known = found.attempt("run", read_table, options) if options.exists() else None
-        found.config = {
-            **(known or {}),
-            **({"train": found.training.config} if found.training.config else {}),
-        }
-    if not found.training.epochs:
-        found.note("training", "Not there yet: an epoch that is finished.")
-
-
-def _draw_curves(training: Training) -> Picture:
-    from fsachain.plot import plot_training
-
-    last = training.epochs[-1]
-    alt = f"Curves over {len(training.epochs)} epochs; the last objective is {last.objf}. The table has the numbers."
-    return drawing(plot_training(list(training.log.events)), alt)
+        found.training = training = found.attempt("training", read_training, path)
+        if training is None:
+            return
+        if training.log.num_unreadable:
+            found.note(
+                "training", f"{found.shown(path)}: {training.log.num_unreadable} lines cannot be read."
+            )
+        if not found.config:
+            options = found.layout.model / "experiment.json"
+            found.config = (found.attempt("run", read_table, options) if options.exists() else None) or {}
+            if training.config:
+                found.config = {**found.config, "train": training.config}
+        if not training.epochs:
+            found.note("training", "Not there yet: an epoch that is finished.")
 
 
 def _read_data(found: Findings) -> None:
@@ -522,7 +503,13 @@ def _read_data(found: Findings) -> None:
         if read is None:
             continue
         data, _ = read
-        found.sizes.append(data_size(name, data))
+        words = [word for utterance in data for word in utterance.words]
+        speakers = {utterance.speaker for utterance in data}
+        seconds = None
+        if len(data) <= MOST_RECORDINGS:
+            with suppress(DataError):  # a command, a feature matrix, or a recording that is not there
+                seconds = sum(seconds_of(utterance) for utterance in data)
+        found.sizes.append(DataSize(name, len(data), len(words), len(set(words)), len(speakers), seconds))
         if name == "test":
             found.data = data
 
@@ -532,38 +519,51 @@ def _read_graphs(found: Findings) -> None:
     if not found.expect("graphs", folder, "The graph stage"):
         return
     for path in sorted(folder.glob("*.fst")):
-        size = found.attempt("graphs", graph_size, path)
-        found.graphs += [] if size is None else [size]
-    numerators = folder / "train.npz"
-    if numerators.exists():
-        found.numerators = found.attempt("graphs", numerator_size, numerators) or ""
+        facts = found.attempt("graphs", lambda path: graph_facts(Fsa.read(path)), path)
+        if facts is not None:
+            found.graphs.append(GraphSize(path.name, path.stat().st_size, facts))
+    if (folder / "train.npz").exists():
+        found.numerators = found.attempt("graphs", _numerator_size, folder / "train.npz") or ""
+
+
+def _numerator_size(path: Path) -> str:
+    num_bytes = path.stat().st_size
+    if num_bytes > MOST_NUMERATOR_BYTES:
+        return f"{num_bytes / 1e6:,.0f} MB of numerators"
+    arcs = [numerator.fsa.num_arcs for numerator in load_numerators(path).values()]
+    return f"{len(arcs):,} numerators, {sum(arcs):,} arcs, at most {max(arcs, default=0):,} in one"
 
 
 def _read_scores(found: Findings) -> None:
     folder = found.layout.decoded
     if (folder / "tuning.json").exists():
-        found.tuned = found.attempt("errors", read_tuned, folder / "tuning.json")
-    hypotheses = folder / "hyp.txt"
+        found.tuned = found.attempt("errors", _read_tuned, folder / "tuning.json")
+    hypotheses, data = folder / "hyp.txt", found.data
     if not found.expect("errors", hypotheses, "Decoding"):
         return
-    if found.data is not None:
-        found.wer = found.attempt("errors", score_decoding, found.data, hypotheses)
+    if data is not None:
+        references = {utterance.id: utterance.words for utterance in data}
+        speakers = {utterance.id: utterance.speaker for utterance in data}
+        found.wer = found.attempt(
+            "errors", lambda: score(references, read_text(hypotheses), speakers=speakers)
+        )
     if found.wer is not None:
         found.total = found.wer.total
     elif (folder / "wer.json").exists():
-        found.total = found.attempt("errors", read_totals, folder / "wer.json")
+        found.total = found.attempt("errors", _read_totals, folder / "wer.json")
 
 
-def _draw_errors(report: WerReport) -> Picture:
-    from fsachain.plot import plot_wer
+def _read_totals(path: Path) -> ErrorCounts:
+    total = read_table(path).get("total")
+    names = ("insertions", "deletions", "substitutions", "words", "utterances", "wrong_utterances")
+    counts = [whole(total, name) for name in names]
+    if None in counts:
+        raise DataError(f"{path}: expected a table 'total' with the numbers {', '.join(names)}")
+    return ErrorCounts(*(count for count in counts if count is not None))
 
-    alt = f"Word error rates by speaker and by length; over all {report.total}. The table has the numbers."
-    return drawing(plot_wer(report), alt)
 
-
-def _picture_files(found: Findings) -> list[Path]:
-    folder = found.layout.pictures
-    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
-    if len(files) > MOST_PICTURES:
-        found.note("pictures", f"{len(files) - MOST_PICTURES} more pictures are not shown.")
-    return files[:MOST_PICTURES]
+def _read_tuned(path: Path) -> Tuned:
+    best = read_table(path).get("best")
+    if not isinstance(best, dict):
+        raise DataError(f"{path}: expected a table 'best'")
+    return Tuned(number(best, "wer"), number(best, "lm_weight"))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from fsachain.decode.wer import EPSILON, ErrorCounts
-from fsachain.report.collect import Findings
-from fsachain.report.scores import confusions, error_rate, worst_first
+from fsachain.report.collect import Findings, number
+from fsachain.report.heard import error_kind, error_rate, worst_first
 
 # Numbers and tables as the page shows them.
 
@@ -31,29 +32,16 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """A table that sorts by a click on a column's head.
-
-    Attributes:
-        caption: what it shows.
-        columns: heads; of numbers those for which `numeric` is true.
-        numeric: for each column whether it holds numbers.
-        rows: cells; the first of each row is its head.
-        total: a last row that stays last; empty for none.
-    """
+    """A table that sorts by a click on a column's head."""
 
     caption: str
     columns: tuple[str, ...]
-    numeric: tuple[bool, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    total: tuple[Cell, ...] = ()
+    numeric: tuple[bool, ...]  # whether a column holds numbers
+    rows: tuple[tuple[Cell, ...], ...]  # the first cell of each row is its head
+    total: tuple[Cell, ...] = ()  # a last row that stays last; empty for none
 
 
-def table(
-    caption: str,
-    columns: Sequence[str],
-    rows: Sequence[Row],
-    total: Row = (),
-) -> Table:
+def table(caption: str, columns: Sequence[str], rows: Sequence[Row], total: Row = ()) -> Table:
     """A table without the columns that say nothing; one of numbers has a key in every cell of which something is known."""
     given = [_cells(row) for row in rows]
     shown = [k for k in range(len(columns)) if not given or any(row[k].text != NOTHING for row in given)]
@@ -132,6 +120,7 @@ def moment(seconds: float | None) -> Cell:
 MOST_CONFUSIONS = 20
 MOST_UTTERANCES = 200
 MOST_EXCLUDED = 50
+_COUNTS = ("words", "errors", "substitutions", "insertions", "deletions", "WER")
 
 
 def all_tables(found: Findings) -> dict[str, Table]:
@@ -139,74 +128,53 @@ def all_tables(found: Findings) -> dict[str, Table]:
     made = {
         "epochs": _epochs(found),
         "excluded": _excluded(found),
-        "speakers": _speakers(found),
-        "lengths": _lengths(found),
-        "confusions": _confusions(found),
-        "utterances": _utterances(found),
+        **_errors(found),
         "graphs": _graphs(found),
         "data": _data(found),
         "stages": _stages(found),
         "versions": _versions(found),
-        "config": _config(found),
+        "config": table("Configuration", ("option", "value"), _flat("", found.config)),
     }
     return {name: one for name, one in made.items() if one.rows}
 
 
 def _epochs(found: Findings) -> Table:
-    rows: list[Row] = [
-        [
-            Cell(str(one.number), one.number),
-            amount(one.objf, 4),
-            amount(one.num, 4),
-            amount(one.den, 4),
-            amount(one.dev_objf, 4),
-            short(one.learning_rate),
-            short(one.grad_norm),
-            duration(one.seconds),
-            amount(one.frames_per_second),
-            share(one.loss_share),
-            share(one.data_share),
-            amount(one.excluded),
-            amount(one.skipped_batches),
-        ]
-        for one in (found.training.epochs if found.training else ())
-    ]
-    columns = (
-        "epoch",
-        "objf",
-        "num",
-        "den",
-        "objf, dev",
-        "learning rate",
-        "gradient norm",
-        "time",
-        "frames/s",
+    """A row for each finished epoch; columns that no epoch has a number for are left out by `table`."""
+    columns: tuple[tuple[str, Callable[[float | None], Cell], tuple[str, ...]], ...] = (
+        ("objf", lambda value: amount(value, 4), ("train", "objf")),
+        ("num", lambda value: amount(value, 4), ("train", "num")),
+        ("den", lambda value: amount(value, 4), ("train", "den")),
+        ("objf, dev", lambda value: amount(value, 4), ("dev", "objf")),
+        ("learning rate", short, ("learning_rate",)),
+        ("gradient norm", short, ("train", "grad_norm")),
+        ("time", duration, ("train", "seconds")),
+        ("frames/s", amount, ("train", "frames_per_second")),
+        ("loss share", share, ("train", "loss_share")),
+        ("data share", share, ("train", "data_share")),
+        ("excluded", lambda value: amount(int(value or 0)), ("train", "excluded")),
+        ("batches skipped", lambda value: amount(int(value or 0)), ("train", "skipped_batches")),
     )
+    rows = [
+        [Cell(str(epoch), epoch), *(cell(number(event, *path)) for _, cell, path in columns)]
+        for epoch, event in (found.training.epochs.items() if found.training else ())
+    ]
     caption = (
         "Epochs; objf, numerator and denominator in nats per output frame, share of the time that the loss takes, "
         "and that is spent waiting for data"
     )
-    return table(caption, (*columns, "loss share", "data share", "excluded", "batches skipped"), rows)
+    return table(caption, ("epoch", *(name for name, _, _ in columns)), rows)
 
 
 def _excluded(found: Findings) -> Table:
-    training = found.training
-    if training is None:
+    if found.training is None:
         return table("", (), [])
-    given = [[name, reason] for name, reason in training.excluded]
-    named = {name for name, _ in training.excluded}
-    late = [
-        [name, "no path, or a score that is no number"]
-        for name in training.excluded_in_epochs
-        if name not in named
-    ]
-    rows = given + late
+    rows = [[name, reason] for name, reason in found.training.excluded]
+    named = {name for name, _ in found.training.excluded}
+    late = [name for name in found.training.excluded_in_epochs if name not in named]
+    rows += [[name, "no path, or a score that is no number"] for name in late]
     caption = f"Utterances left out of the training: {len(rows)}"
     caption += f", the first {MOST_EXCLUDED}" if len(rows) > MOST_EXCLUDED else ""
     return table(caption, ("utterance", "reason"), rows[:MOST_EXCLUDED])
-
-
-_COUNTS = ("words", "errors", "substitutions", "insertions", "deletions", "WER")
 
 
 def _counts(counts: ErrorCounts) -> list[Cell]:
@@ -214,99 +182,87 @@ def _counts(counts: ErrorCounts) -> list[Cell]:
     return [*(amount(part) for part in parts), per_cent(100.0 * error_rate(counts))]
 
 
-def _speakers(found: Findings) -> Table:
-    """One row for each speaker; where only the totals are known, a row for all."""
-    by_speaker = found.wer.by_speaker if found.wer else {"all": found.total} if found.total else {}
-    rows: list[Row] = [[name, amount(one.num_utterances), *_counts(one)] for name, one in by_speaker.items()]
-    total: Row = (
-        ["all", amount(found.total.num_utterances), *_counts(found.total)]
-        if found.wer and found.total
-        else []
-    )
-    return table("Word errors by speaker", ("speaker", "utterances", *_COUNTS), rows, total)
+def _errors(found: Findings) -> dict[str, Table]:
+    """Word errors by speaker, by length of the transcript and by utterance, and the most frequent ones."""
+    rows: list[Row]
+    by_speaker_columns = ("speaker", "utterances", *_COUNTS)
+    if found.wer is None:  # only the totals may be known
+        known = {"all": found.total} if found.total else {}
+        rows = [[name, amount(one.num_utterances), *_counts(one)] for name, one in known.items()]
+        return {"speakers": table("Word errors by speaker", by_speaker_columns, rows)}
+    rows = [[name, amount(one.num_utterances), *_counts(one)] for name, one in found.wer.by_speaker.items()]
+    total: Row = ["all", amount(found.wer.total.num_utterances), *_counts(found.wer.total)]
+    tables = {"speakers": table("Word errors by speaker", by_speaker_columns, rows, total)}
 
-
-def _lengths(found: Findings) -> Table:
-    """By number of words in the transcript, in classes that double: 0, 1, 2-3, 4-7, ..."""
+    # By number of words in the transcript, in classes that double: 0, 1, 2-3, 4-7, ...
     classes: dict[int, ErrorCounts] = {}
-    for one in found.wer.utterances if found.wer else ():
+    pairs: Counter[tuple[str, str]] = Counter()
+    for one in found.wer.utterances:
         size = one.counts.num_words.bit_length()
         classes[size] = classes.get(size, ErrorCounts()) + one.counts
-    rows: list[Row] = []
+        pairs.update(pair for pair in one.alignment if pair[0] != pair[1])
+    rows = []
     for size, counts in sorted(classes.items()):
         low, high = (0, 0) if size == 0 else (1 << (size - 1), (1 << size) - 1)
         label = str(low) if low == high else f"{low} to {high}"
         rows.append([Cell(label, low), amount(counts.num_utterances), *_counts(counts)])
-    return table("Word errors by length of the transcript", ("words said", "utterances", *_COUNTS), rows)
+    tables["lengths"] = table(
+        "Word errors by length of the transcript", ("words said", "utterances", *_COUNTS), rows
+    )
 
-
-def _confusions(found: Findings) -> Table:
-    most = confusions(found.wer, MOST_CONFUSIONS) if found.wer else ()
-    rows: list[Row] = [
-        [one.kind, _word(one.reference), _word(one.hypothesis), amount(one.count)] for one in most
+    most = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:MOST_CONFUSIONS]
+    rows = [
+        [error_kind(*pair), *(NOTHING if word == EPSILON else word for word in pair), amount(times)]
+        for pair, times in most
     ]
-    return table("The most frequent errors", ("kind", "said", "recognised", "times"), rows)
+    tables["confusions"] = table("The most frequent errors", ("kind", "said", "recognised", "times"), rows)
 
-
-def _word(word: str) -> str:
-    return NOTHING if word == EPSILON else word
-
-
-def _utterances(found: Findings) -> Table:
-    if found.wer is None:
-        return table("", (), [])
     wrong = [one for one in worst_first(found.wer) if one.counts.errors]
-    rows: list[Row] = [[one.id, one.speaker, *_counts(one.counts)] for one in wrong[:MOST_UTTERANCES]]
     caption = f"Utterances with errors: {len(wrong)} of {len(found.wer.utterances)}"
     caption += f", the worst {MOST_UTTERANCES}" if len(wrong) > MOST_UTTERANCES else ""
-    return table(caption, ("utterance", "speaker", *_COUNTS), rows)
+    rows = [[one.id, one.speaker, *_counts(one.counts)] for one in wrong[:MOST_UTTERANCES]]
+    tables["utterances"] = table(caption, ("utterance", "speaker", *_COUNTS), rows)
+    return tables
 
 
 def _graphs(found: Findings) -> Table:
+    columns = (
+        *(
+            "graph",
+            "states",
+            "arcs",
+            "final states",
+            "labels",
+            "self-loops",
+            "states on no path",
+            "deterministic",
+        ),
+        *("shortest path, frames", "sums of states", "arc-evaluations per frame", "compiled", "file"),
+    )
     rows: list[Row] = []
-    for graph in found.graphs:
-        facts = graph.facts
+    for name, num_bytes, facts in found.graphs:
         numbers = (facts.num_states, facts.num_arcs, facts.num_finals, facts.num_pdfs, facts.num_self_loops)
         rows.append(
             [
-                graph.name,
-                *(amount(value) for value in numbers),
-                amount(facts.num_states - facts.num_useful_states),
+                name,
+                *(amount(value) for value in (*numbers, facts.num_states - facts.num_useful_states)),
                 Cell("yes" if facts.is_deterministic else "no"),
                 amount(facts.min_frames),
                 Cell(f"{facts.least_sum:.4g} to {facts.largest_sum:.4g}", facts.largest_sum),
                 amount(facts.arcs_per_frame),
                 memory(facts.table_bytes),
-                memory(graph.num_bytes),
+                memory(num_bytes),
             ]
         )
-    columns = (
-        "graph",
-        "states",
-        "arcs",
-        "final states",
-        "labels",
-        "self-loops",
-        "states on no path",
-        "deterministic",
-    )
-    more = ("shortest path, frames", "sums of states", "arc-evaluations per frame", "compiled", "file")
-    return table("Graphs", (*columns, *more), rows)
+    return table("Graphs", columns, rows)
 
 
 def _data(found: Findings) -> Table:
+    columns = ("set", "utterances", "words", "different words", "speakers", "speech")
     rows: list[Row] = [
-        [
-            size.name,
-            amount(size.utterances),
-            amount(size.words),
-            amount(size.distinct_words),
-            amount(size.speakers),
-            duration(size.seconds),
-        ]
-        for size in found.sizes
+        [size[0], *(amount(value) for value in size[1:-1]), duration(size.seconds)] for size in found.sizes
     ]
-    return table("Data sets", ("set", "utterances", "words", "different words", "speakers", "speech"), rows)
+    return table("Data sets", columns, rows)
 
 
 def _stages(found: Findings) -> Table:
@@ -329,15 +285,7 @@ def _stages(found: Findings) -> Table:
 
 def _versions(found: Findings) -> Table:
     run = found.stages.trained_by if found.stages else None
-    return table(
-        "Versions", ("package", "version"), [[*pair] for pair in (run.versions.items() if run else ())]
-    )
-
-
-def _config(found: Findings) -> Table:
-    return table(
-        "Configuration", ("option", "value"), [[name, value] for name, value in _flat("", found.config)]
-    )
+    return table("Versions", ("package", "version"), list(run.versions.items()) if run else [])
 
 
 def _flat(prefix: str, options: Mapping[str, Any]) -> list[tuple[str, str]]:

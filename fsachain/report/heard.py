@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,15 +12,12 @@ from numpy.typing import NDArray
 
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.decode.ctm import CtmEntry, read_ctm
-from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore
+from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore, WerReport
 from fsachain.report.collect import Findings
 from fsachain.report.media import Clip, Picture, bitmap, clip, samples_of
-from fsachain.report.scores import best, by_id, error_kind, worst
 
 if TYPE_CHECKING:
     from fsachain.plot import TrellisPair
-
-BEST, WORST = "best", "worst"
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,47 @@ class Heard:
     pictures: list[Picture] = field(default_factory=list)
 
 
+def error_kind(reference: str, hypothesis: str) -> str:
+    """What one pair of an alignment is: same, substitution, insertion or deletion."""
+    if reference == hypothesis:
+        return "same"
+    if reference == EPSILON:
+        return "insertion"
+    return "deletion" if hypothesis == EPSILON else "substitution"
+
+
+def error_rate(counts: ErrorCounts) -> float:
+    """Errors per reference word; infinite for words where none were said, 0 for nothing where nothing was."""
+    if counts.num_words:
+        return counts.errors / counts.num_words
+    return math.inf if counts.errors else 0.0
+
+
+def worst_first(report: WerReport) -> list[UtteranceScore]:
+    """The utterances by error rate, then by number of errors, then by id."""
+    return sorted(report.utterances, key=lambda one: (-error_rate(one.counts), -one.counts.errors, one.id))
+
+
+def worst(report: WerReport, most: int) -> list[UtteranceScore]:
+    """The utterances of the highest error rate, at most so many; none without an error."""
+    return [one for one in worst_first(report)[:most] if one.counts.errors]
+
+
+def best(report: WerReport, most: int) -> list[UtteranceScore]:
+    """The utterances of the lowest error rate, of these the longest, at most so many; none that is among the worst."""
+    taken = {one.id for one in worst(report, most)}
+    ordered = sorted(
+        report.utterances, key=lambda one: (error_rate(one.counts), -one.counts.num_words, one.id)
+    )
+    return [one for one in ordered if one.id not in taken][:most]
+
+
 def choose(found: Findings, most: int) -> dict[str, list[Heard]]:
     """At most so many of the worst and of the best utterances, as words alone."""
     if found.wer is None:
-        return {WORST: [], BEST: []}
-    return {
-        WORST: [_heard(one) for one in worst(found.wer, most)],
-        BEST: [_heard(one) for one in best(found.wer, most)],
-    }
+        return {"worst": [], "best": []}
+    groups = {"worst": worst(found.wer, most), "best": best(found.wer, most)}
+    return {name: [_heard(one) for one in group] for name, group in groups.items()}
 
 
 def add_times(found: Findings, chosen: Sequence[Heard]) -> None:
@@ -83,7 +114,7 @@ def add_recordings(
     found: Findings, chosen: Sequence[Heard], pictured: set[str], *, allow_commands: bool
 ) -> None:
     """Give the utterances their recordings, and those of `pictured` a spectrogram with words and phones."""
-    utterances = {} if found.data is None else by_id(found.data)
+    utterances = {utterance.id: utterance for utterance in found.data or ()}
     for one in chosen:
         read = found.attempt(
             "utterances", samples_of, utterances[one.id], found.sample_rate, allow_commands=allow_commands
@@ -98,7 +129,7 @@ def add_recordings(
 
 def add_lattices(found: Findings, chosen: Sequence[Heard], pictured: set[str], look: Look) -> None:
     """Give the utterances of `pictured` their occupancies in numerator and denominator."""
-    utterances = {} if found.data is None else by_id(found.data)
+    utterances = {utterance.id: utterance for utterance in found.data or ()}
     wanted = [utterances[name] for name in sorted(pictured) if name in utterances]
     seen, reasons = (found.attempt("utterances", look, wanted) if wanted else None) or ({}, {})
     for reason in reasons.values():
@@ -113,33 +144,26 @@ def _draw_alignment(one: Heard, samples: NDArray[np.float32], rate: int) -> Pict
     from fsachain.plot import plot_alignment, spectrogram
 
     tiers = {name: tier for name, tier in (("words", one.words), ("phones", one.phones)) if tier}
-    figure = plot_alignment(spectrogram(samples, rate), tiers)
     said = " ".join(entry.label for entry in one.words)
     alt = f"Spectrogram of {one.id}" + (f"; the words below it: {said}" if said else "")
     caption = "Spectrogram; below it the words and phones of the transcript." if tiers else "Spectrogram."
-    return bitmap(figure, alt, caption)
+    return bitmap(plot_alignment(spectrogram(samples, rate), tiers), alt, caption)
 
 
 def _draw_lattice(one: Heard, seen: Seen) -> Picture:
     from fsachain.plot import plot_trellis
 
-    figure = plot_trellis(seen.occupancies, frame_seconds=seen.frame_seconds)
     alt = f"Occupancy of the phones over time for {one.id}, in the numerator and in the denominator, and their difference"
-    return bitmap(
-        figure,
-        alt,
+    caption = (
         "Which phone the numerator (the words of the transcript) and the denominator (any words) are in. "
-        "Their difference is the gradient.",
+        "Their difference is the gradient."
     )
+    return bitmap(plot_trellis(seen.occupancies, frame_seconds=seen.frame_seconds), alt, caption)
 
 
 def _heard(one: UtteranceScore) -> Heard:
-    pairs = tuple(
-        Pair(error_kind(reference, hypothesis), _word(reference), _word(hypothesis))
-        for reference, hypothesis in one.alignment
-    )
+    def shown(word: str) -> str:
+        return "" if word == EPSILON else word
+
+    pairs = tuple(Pair(error_kind(said, heard), shown(said), shown(heard)) for said, heard in one.alignment)
     return Heard(one.id, one.speaker, one.counts, pairs)
-
-
-def _word(word: str) -> str:
-    return "" if word == EPSILON else word

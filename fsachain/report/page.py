@@ -19,9 +19,7 @@ from fsachain.data.kaldi_dir import Utterance
 from fsachain.errors import ConfigError, require
 from fsachain.files import write_text
 from fsachain.report import contents as tables
-from fsachain.report.collect import Findings, collect, draw
-from fsachain.report.contents import all_tables
-from fsachain.report.events import Layout
+from fsachain.report.collect import Findings, Layout, collect, draw, number
 from fsachain.report.heard import Heard, Look, Seen, add_lattices, add_recordings, add_times, choose
 
 _TEMPLATES = ("page.html", "parts.html", "style.css", "page.js")
@@ -63,7 +61,7 @@ def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
         title=found.layout.exp.resolve().name,
         state=state(found),
         tiles=tiles(found),
-        tables=all_tables(found),
+        tables=tables.all_tables(found),
         style=style,
         script=script,
         policy="; ".join(
@@ -115,13 +113,8 @@ def tiles(found: Findings) -> list[tuple[str, str, str]]:
     shown = []
     if found.total is not None:
         total = found.total
-        shown.append(
-            (
-                "WER, test",
-                tables.per_cent(total.wer).text,
-                f"errors: {total.errors} in {total.num_words:,} words",
-            )
-        )
+        more = f"errors: {total.errors} in {total.num_words:,} words"
+        shown.append(("WER, test", tables.per_cent(total.wer).text, more))
     if found.tuned is not None:
         chosen = f"LM weight {found.tuned.lm_weight:g}" if found.tuned.lm_weight is not None else ""
         shown.append(("WER, dev", tables.per_cent(found.tuned.wer).text, chosen))
@@ -129,20 +122,16 @@ def tiles(found: Findings) -> list[tuple[str, str, str]]:
         training = found.training
         dev = training.final_dev_objf
         if dev is None and training.epochs:
-            dev = training.epochs[-1].dev_objf
+            dev = number(list(training.epochs.values())[-1], "dev", "objf")
         shown.append(("objf, dev", tables.amount(dev, 4).text, "nats per output frame"))
         shown.append(("Epochs", str(len(training.epochs)), training.state))
         if training.parameters:
             shown.append(("Parameters", f"{training.parameters:,}", ""))
     train = next((size for size in found.sizes if size.name == "train"), None)
     if train is not None:
-        shown.append(
-            ("Speech, train", tables.duration(train.seconds).text, f"{train.utterances:,} utterances")
-        )
+        more = f"{train.utterances:,} utterances"
+        shown.append(("Speech, train", tables.duration(train.seconds).text, more))
     return shown
-
-
-# From a folder to a report.
 
 
 @dataclass(frozen=True)

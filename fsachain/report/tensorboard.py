@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import ConfigError, DataError, require
-from fsachain.report.events import number, read_events
+from fsachain.report.collect import number, read_events
 
 PREFIX = "events.out.tfevents."
 

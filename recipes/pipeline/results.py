@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fsachain.errors import DataError
 from fsachain.report.collect import read_stages
-from fsachain.report.events import STAGE_LOG
+from fsachain.report.collect import STAGE_LOG
 from recipes.pipeline.main import REPOSITORY
 
 

@@ -21,7 +21,7 @@ playwright = pytest.importorskip(
 for module in ("jinja2", "matplotlib", "kaldialign", "soundfile"):
     pytest.importorskip(module, reason="the report needs fsachain[report]")
 
-from fsachain.report.events import Layout
+from fsachain.report.collect import Layout
 from fsachain.report.page import ReportOptions, write_report
 from tests import report_inputs, tolerances
 
