@@ -39,7 +39,7 @@ from fsachain.files import read_npz
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import build_numerator, load_numerators
 from fsachain.loss.lattice import rnnt_lattice
-from fsachain.plot import alignment, graph, occupancy, training, trellis, wer
+from fsachain.plot import alignment, graph, occupancy, results
 from fsachain.plot.canvas import save_figure
 from fsachain.plot.occupancy import OccupancyPanel
 from fsachain.table import compile_table
@@ -146,12 +146,12 @@ def draw_trellis(
     graphs = (_network_output(acoustic, utterances, utterance), numerator, load_denominator(lang, den))
     leak = acoustic.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     if by == "phone":
-        pair = trellis.phone_trellis(*graphs, lang.tree, leaky_hmm_coefficient=leak)
+        pair = occupancy.phone_trellis(*graphs, lang.tree, leaky_hmm_coefficient=leak)
     else:
-        pair = trellis.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=trellis.pdf_names(lang.tree))
+        pair = occupancy.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=occupancy.pdf_names(lang.tree))
     title = f"{utterance}: {' '.join(numerator.words)}"
     seconds = acoustic.timing.frame_seconds
-    _save(trellis.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)
+    _save(occupancy.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)
 
 
 def _only(data: DataDir, utterance: str) -> DataDir:
@@ -242,7 +242,7 @@ def draw_graph(
     """
     if (model is None) != (data is None):
         raise click.UsageError("--model and --data are given together")
-    names = None if lang is None else trellis.pdf_names(load_lang(lang).tree)
+    names = None if lang is None else occupancy.pdf_names(load_lang(lang).tree)
     if utterance is None and (model is not None or path.suffix == ".npz"):
         raise ConfigError(f"{path}: --utterance is needed for numerators and for the output of a model")
     is_numerator = path.suffix == ".npz"
@@ -292,7 +292,7 @@ def draw_training(log: Path, out: Path, wers: tuple[tuple[int, Path], ...]) -> N
     """
     path = log / "train.jsonl" if log.is_dir() else log
     found = {epoch: _total_wer(folder) for epoch, folder in wers}
-    _save(training.plot_training(training.read_events(path), wer=found or None, title=str(path)), out)
+    _save(results.plot_training(results.read_events(path), wer=found or None, title=str(path)), out)
 
 
 def _total_wer(path: Path) -> float:
@@ -320,4 +320,4 @@ def draw_wer(reference: Path, hypothesis: Path, out: Path, utt2spk: Path | None)
     if utt2spk is not None:
         speakers = {name: words[0] for name, words in read_text(utt2spk).items() if words}
     report = score(read_text(reference), read_text(hypothesis), speakers=speakers)
-    _save(wer.plot_wer(report, title=str(hypothesis)), out)
+    _save(results.plot_wer(report, title=str(hypothesis)), out)

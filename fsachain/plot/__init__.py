@@ -18,17 +18,18 @@ from __future__ import annotations
 from fsachain.plot.alignment import Spectrogram, plot_alignment, spectrogram
 from fsachain.plot.canvas import figure_png, figure_svg, save_figure
 from fsachain.plot.graph import plot_graph
-from fsachain.plot.occupancy import OccupancyPanel, occupancy_panels, plot_occupancy
-from fsachain.plot.training import plot_training, read_events
-from fsachain.plot.trellis import (
+from fsachain.plot.occupancy import (
+    OccupancyPanel,
     TrellisPair,
+    occupancy_panels,
     pdf_names,
     pdf_trellis,
     phone_trellis,
+    plot_occupancy,
     plot_trellis,
     sum_columns,
 )
-from fsachain.plot.wer import plot_wer
+from fsachain.plot.results import plot_training, plot_wer, read_events
 
 __all__ = [
     "OccupancyPanel",

@@ -114,15 +114,10 @@ def matrix(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
     return array
 
 
-def thinned(count: int, limit: int = MAX_TICKS) -> list[int]:
-    """At most `limit` evenly spaced positions out of `count`, the first one 0: where ticks with names go."""
-    return list(range(0, count, max(1, -(-count // limit))))
-
-
 def name_ticks(axes: Axes, names: Iterable[str], limit: int = MAX_TICKS, longest: int = 24) -> None:
     """Write names at 0, 1, 2, ... of the vertical axis, every second or third one where there are many."""
     labels = [name if len(name) <= longest else name[: longest - 1] + "…" for name in names]
-    shown = thinned(len(labels), limit)
+    shown = range(0, len(labels), max(1, -(-len(labels) // limit)))
     axes.set_yticks(shown, [labels[position] for position in shown], fontsize=8)
 
 

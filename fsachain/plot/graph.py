@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from scipy.sparse import csgraph
 
 from fsachain.errors import ConfigError, FsachainError, GraphError, ShapeError, require
 from fsachain.fsa import Fsa, Ints
-from fsachain.graph.algorithms import GraphFacts, graph_facts
+from fsachain.graph.algorithms import graph_facts
 from fsachain.plot.canvas import (
     COLOURS,
     FIGURE_WIDTH,
@@ -44,31 +44,17 @@ THINNEST, WIDEST = 0.7, 6.0  # points
 
 @dataclass(frozen=True)
 class Part:
-    """The states and arcs that are drawn, and what is written on them.
+    """The states and arcs that are drawn, and what is written on them."""
 
-    Attributes:
-        states: their numbers in the graph, ascending.
-        arcs: likewise.
-        labels: one for each arc.
-        widths: [arcs] of the lines, points.
-        unused: [arcs] True where an occupancy is known and zero.
-        is_cut: [states] True where arcs of the state are left out.
-    """
-
-    states: Ints
-    arcs: Ints
-    labels: tuple[str, ...]
-    widths: npt.NDArray[np.float64]
-    unused: npt.NDArray[np.bool_]
-    is_cut: npt.NDArray[np.bool_]
+    states: Ints  # their numbers in the graph, ascending
+    arcs: Ints  # likewise
+    labels: tuple[str, ...]  # one for each arc
+    widths: npt.NDArray[np.float64]  # [arcs] of the lines, points
+    unused: npt.NDArray[np.bool_]  # [arcs] True where an occupancy is known and zero
+    is_cut: npt.NDArray[np.bool_]  # [states] True where arcs of the state are left out
 
 
 def checked_occupancy(occupancy: npt.ArrayLike, num_arcs: int) -> npt.NDArray[np.float64]:
-    """The occupancy [A] as float64.
-
-    Raises:
-        ShapeError: another shape, or numbers that are negative or not finite.
-    """
     values = np.asarray(occupancy, dtype=np.float64)
     if values.shape != (num_arcs,):
         raise ShapeError(
@@ -83,11 +69,7 @@ def checked_occupancy(occupancy: npt.ArrayLike, num_arcs: int) -> npt.NDArray[np
 
 
 def symbols(fsa: Fsa, names: Sequence[str] | None, arc_names: Sequence[str] | None) -> Callable[[int], str]:
-    """What to write for an arc, by its number: its own name, that of its pdf, or the pdf.
-
-    Raises:
-        ShapeError: names that do not fit the graph.
-    """
+    """What to write for an arc, by its number: its own name, that of its pdf, or the pdf."""
     if arc_names is not None:
         if len(arc_names) != fsa.num_arcs:
             raise ShapeError(f"arc_names: {len(arc_names)}, expected {fsa.num_arcs}, one for each arc")
@@ -151,91 +133,59 @@ def make_part(
 
 
 def draw_summary(figure: Any, fsa: Fsa, used: npt.NDArray[np.float64] | None, shape: tuple[int, int]) -> None:
-    """Facts, arcs per state, and the share of the occupancy (or of the arcs, by weight) in three panels.
-
-    Args:
-        figure: a figure or subfigure.
-        fsa: the whole graph.
-        used: [A] occupancies; None where they are not known.
-        shape: rows and columns of the three panels.
-    """
+    """Facts, arcs per state, and the share of the occupancy (or of the arcs, by weight) in panels of that shape."""
     words, degrees, third = figure.subplots(*shape).flat
+    facts = graph_facts(fsa)
+    lines = [
+        "the whole graph",
+        f"{facts.num_states:,} states, {facts.num_finals:,} final",
+        f"{facts.num_arcs:,} arcs, {facts.num_pdfs:,} pdfs",
+        f"{facts.num_self_loops:,} self-loops",
+        f"{facts.num_cyclic_states:,} states on cycles",
+        f"{facts.num_states - facts.num_useful_states:,} states on no path",
+        f"shortest path {facts.min_frames:g} frames",
+        "deterministic" if facts.is_deterministic else "not deterministic",
+        f"compiled: {facts.table_bytes / 1000:,.0f} kB",
+    ]
     words.set_axis_off()
-    words.text(
-        0.0, 1.0, _facts(graph_facts(fsa)), va="top", fontsize=8, linespacing=1.5, transform=words.transAxes
-    )
-    _draw_degrees(degrees, fsa)
-    if used is not None:
-        _draw_shares(third, used)
+    words.text(0, 1, "\n".join(lines), va="top", fontsize=8, linespacing=1.5, transform=words.transAxes)
+
+    def plain(value: float, _: float = 0.0) -> str:  # a tick of a logarithmic axis without a formula
+        return f"{value:,.0f}"
+
+    # States by the number of their arcs, in bins that double.
+    degrees.set_title("arcs that leave a state", fontsize=8)
+    leaving = np.bincount(fsa.src, minlength=fsa.num_states)
+    edges = np.concatenate([[0, 1], 2 ** np.arange(1, int(max(leaving.max(), 1)).bit_length() + 1)])
+    counts = np.histogram(leaving, edges)[0]
+    names = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in pairwise(edges)]
+    degrees.bar(np.arange(len(counts)), counts, color=COLOURS[0], edgecolor="black", linewidth=0.5)
+    degrees.set_xticks(np.arange(len(counts)), names, rotation=45, ha="right")
+    degrees.set_ylabel("states", fontsize=8)
+    degrees.set_yscale("symlog", linthresh=1.0)
+    degrees.yaxis.set_major_formatter(plain)
+    degrees.set_ylim(0.0, max(counts.max() * 2, 1))
+
+    weights = fsa.log_prob[fsa.log_prob > -np.inf]
+    third.set_title("weights of the arcs" if used is None else "the most used arcs together", fontsize=8)
+    if used is None and weights.size:
+        third.hist(weights, bins=30, color=COLOURS[0], edgecolor="black", linewidth=0.3)
+        third.set_xlabel("log weight", fontsize=8)
+        third.set_ylabel("arcs", fontsize=8)
+    elif used is not None and used.sum() > 0:
+        shares = 100 * np.cumsum(-np.sort(-used)) / used.sum()
+        third.plot(np.arange(1, len(shares) + 1), shares, color=COLOURS[0])
+        third.set_xscale("log")
+        third.xaxis.set_major_formatter(plain)
+        third.set_ylim(0.0, 105.0)
+        third.set_xlabel("arcs", fontsize=8)
+        third.set_ylabel("% of the occupancy", fontsize=8)
+        third.grid(color="#dddddd", linewidth=0.5)
     else:
-        _draw_weights(third, fsa)
+        nothing_to_show(third, "no arc can be taken" if used is None else "no arc is used")
+        third.set_xticks([])
     for axes in (degrees, third):
         axes.tick_params(labelsize=7)
-
-
-def _facts(facts: GraphFacts) -> str:
-    unused = facts.num_states - facts.num_useful_states
-    return "\n".join(
-        [
-            "the whole graph",
-            f"{facts.num_states:,} states, {facts.num_finals:,} final",
-            f"{facts.num_arcs:,} arcs, {facts.num_pdfs:,} pdfs",
-            f"{facts.num_self_loops:,} self-loops",
-            f"{facts.num_cyclic_states:,} states on cycles",
-            f"{unused:,} states on no path",
-            f"shortest path {facts.min_frames:g} frames",
-            "deterministic" if facts.is_deterministic else "not deterministic",
-            f"compiled: {facts.table_bytes / 1000:,.0f} kB",
-        ]
-    )
-
-
-def _draw_degrees(axes: Axes, fsa: Fsa) -> None:
-    """States by the number of their arcs, in bins that double."""
-    axes.set_title("arcs that leave a state", fontsize=8)
-    degrees = np.bincount(fsa.src, minlength=fsa.num_states)
-    edges = np.concatenate([[0, 1], 2 ** np.arange(1, int(max(degrees.max(), 1)).bit_length() + 1)])
-    counts = np.histogram(degrees, edges)[0]
-    names = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in pairwise(edges)]
-    axes.bar(np.arange(len(counts)), counts, color=COLOURS[0], edgecolor="black", linewidth=0.5)
-    axes.set_xticks(np.arange(len(counts)), names, rotation=45, ha="right")
-    axes.set_ylabel("states", fontsize=8)
-    axes.set_yscale("symlog", linthresh=1.0)
-    axes.yaxis.set_major_formatter(_plain)
-    axes.set_ylim(0.0, max(counts.max() * 2, 1))
-
-
-def _draw_shares(axes: Axes, used: npt.NDArray[np.float64]) -> None:
-    axes.set_title("the most used arcs together", fontsize=8)
-    if not used.sum() > 0:
-        nothing_to_show(axes, "no arc is used")
-        axes.set_xticks([])
-        return
-    shares = 100 * np.cumsum(-np.sort(-used)) / used.sum()
-    axes.plot(np.arange(1, len(shares) + 1), shares, color=COLOURS[0])
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(_plain)
-    axes.set_ylim(0.0, 105.0)
-    axes.set_xlabel("arcs", fontsize=8)
-    axes.set_ylabel("% of the occupancy", fontsize=8)
-    axes.grid(color="#dddddd", linewidth=0.5)
-
-
-def _plain(value: float, _: float = 0.0) -> str:
-    """A tick of a logarithmic axis without a formula."""
-    return f"{value:,.0f}"
-
-
-def _draw_weights(axes: Axes, fsa: Fsa) -> None:
-    axes.set_title("weights of the arcs", fontsize=8)
-    weights = fsa.log_prob[fsa.log_prob > -np.inf]
-    if not weights.size:
-        nothing_to_show(axes, "no arc can be taken")
-        axes.set_xticks([])
-        return
-    axes.hist(weights, bins=30, color=COLOURS[0], edgecolor="black", linewidth=0.3)
-    axes.set_xlabel("log weight", fontsize=8)
-    axes.set_ylabel("arcs", fontsize=8)
 
 
 # Where Graphviz puts the states and arcs of a graph.
@@ -251,34 +201,20 @@ Points = npt.NDArray[np.float64]
 _LOCK = threading.Lock()  # Graphviz keeps its state in global variables
 
 
-@dataclass(frozen=True)
-class DrawnEdge:
-    """A curve in inches.
+class DrawnEdge(NamedTuple):
+    """A curve in inches."""
 
-    Attributes:
-        curve: [1 + 3 k, 2]: control points of k cubic Bezier pieces.
-        tip: [2]: where the arrow ends.
-        label: [2]: centre of its label.
-    """
-
-    curve: Points
-    tip: Points
-    label: Points
+    curve: Points  # [1 + 3 k, 2]: control points of k cubic Bezier pieces
+    tip: Points  # [2]: where the arrow ends
+    label: Points  # [2]: centre of its label
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A drawing, in inches.
+class Layout(NamedTuple):
+    """A drawing, in inches."""
 
-    Attributes:
-        size: width and height.
-        nodes: [S, 2] centres.
-        edges: in the order given.
-    """
-
-    size: tuple[float, float]
-    nodes: Points
-    edges: tuple[DrawnEdge, ...]
+    size: tuple[float, float]  # width and height
+    nodes: Points  # [S, 2] centres
+    edges: tuple[DrawnEdge, ...]  # in the order given
 
 
 def lay_out(
@@ -287,17 +223,9 @@ def lay_out(
     label_sizes: Sequence[tuple[float, float]],
     direction: Literal["LR", "TB"] = "LR",
 ) -> Layout:
-    """Positions by Graphviz's `dot`.
+    """Positions by Graphviz's `dot`: of nodes of given diameters, and edges (from, to) with room for their labels.
 
-    Args:
-        node_sizes: diameter of each node, inches.
-        edges: (from, to), numbers of nodes; parallel edges and loops are legal.
-        label_sizes: width and height of each edge's label, inches.
-        direction: from left to right, or from top to bottom.
-
-    Raises:
-        MissingExtraError: pygraphviz is not installed.
-        GraphError: Graphviz failed.
+    Sizes are in inches. Parallel edges and loops are legal.
     """
     lines = [
         "digraph {",
@@ -310,13 +238,29 @@ def lay_out(
         box = f'width="{width * POINTS:.0f}" height="{height * POINTS:.0f}"'
         table = f'<table border="0" fixedsize="true" {box}><tr><td></td></tr></table>'
         lines.append(f"{src} -> {dst} [place={place}, label=<{table}>];")
-    found = _run_dot("\n".join([*lines, "}"]))
+    pygraphviz = require("pygraphviz", extra="plot")
+    try:
+        with _LOCK, warnings.catch_warnings():
+            # What Graphviz says about fonts, which are not used.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            graph = pygraphviz.AGraph(string="\n".join([*lines, "}"]))
+            found = json.loads(graph.draw(format="json", prog="dot"))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise GraphError(f"Graphviz could not arrange the graph: {error}") from error
+
+    def point(text: str) -> Points:
+        return np.array([float(part) for part in text.split(",")[:2]]) / POINTS
+
     nodes = np.zeros((len(node_sizes), 2))
     for node in found.get("objects", ()):
-        nodes[int(node["name"])] = _point(node["pos"])
-    by_place = {int(edge["place"]): edge for edge in found.get("edges", ())}
-    drawn = tuple(_edge(by_place[place]) for place in range(len(edges)))
-    return _packed(nodes, drawn, np.asarray(node_sizes), edges, np.asarray(label_sizes).reshape(-1, 2))
+        nodes[int(node["name"])] = point(node["pos"])
+    drawn: dict[int, DrawnEdge] = {}
+    for edge in found.get("edges", ()):
+        tip, *points = edge["pos"].split()  # "e,x,y x,y x,y ...": the tip, then the control points
+        curve = np.array([point(place) for place in points])
+        drawn[int(edge["place"])] = DrawnEdge(curve, point(tip.removeprefix("e,")), point(edge["lp"]))
+    in_order = tuple(drawn[place] for place in range(len(edges)))
+    return _packed(nodes, in_order, np.asarray(node_sizes), edges, np.asarray(label_sizes).reshape(-1, 2))
 
 
 def _packed(
@@ -363,34 +307,8 @@ def _shelves(sizes: Points) -> tuple[Points, tuple[float, float]]:
     return places + np.array([0.0, total]), (widest, total)
 
 
-def _run_dot(text: str) -> dict[str, Any]:
-    pygraphviz = require("pygraphviz", extra="plot")
-    try:
-        with _LOCK, warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", RuntimeWarning
-            )  # what Graphviz says about fonts, which are not used
-            graph = pygraphviz.AGraph(string=text)
-            return dict(json.loads(graph.draw(format="json", prog="dot")))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise GraphError(f"Graphviz could not arrange the graph: {error}") from error
-
-
-def _point(text: str) -> Points:
-    return np.array([float(part) for part in text.split(",")[:2]]) / POINTS
-
-
-def _edge(edge: dict[str, str]) -> DrawnEdge:
-    """`pos` is "e,x,y x,y x,y ...": the tip, then the control points."""
-    tip, *points = edge["pos"].split()
-    curve = np.array([_point(point) for point in points])
-    return DrawnEdge(curve, _point(tip.removeprefix("e,")), _point(edge["lp"]))
-
-
 MAX_ARCS = 60
-_MOST_SHOWN = (
-    1_000_000  # arcs of a graph that a notebook shows unasked: the summary of a larger one takes seconds
-)
+_MOST_SHOWN = 1_000_000  # arcs of a graph that a notebook shows unasked: a larger one takes seconds
 _FONT = 9.0  # points
 _CHARACTER, _LINE = 0.62 * _FONT / 72, 1.3 * _FONT / 72  # inches
 _NODE = 0.42  # inches
@@ -441,7 +359,13 @@ def plot_graph(
     with _page(width, height, fsa if clipped else None, used) as (figure, place):
         axes = place.subplots()
         _draw(axes, fsa, part, layout, scale)
-        head = shortened(_head(title, fsa, part, used), 160)
+        head = title
+        if clipped:
+            note = f"{len(part.arcs)} of {fsa.num_arcs:,} arcs"
+            if used is not None and used.sum() > 0:
+                note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
+            head = f"{title}: {note}" if title else note
+        head = shortened(head, 160)
         figure.suptitle(textwrap.fill(head, int(12 * figure.get_figwidth())), fontsize=10)
     return figure
 
@@ -494,15 +418,6 @@ def _layout(fsa: Fsa, part: Part) -> Layout:
 def _scale(layout: Layout) -> float:
     """What a drawing is multiplied with to fit on a page."""
     return min(1.0, (_WIDTHS[1] - 0.3) / layout.size[0], _MAX_HEIGHT / layout.size[1])
-
-
-def _head(title: str, fsa: Fsa, part: Part, used: npt.NDArray[np.float64] | None) -> str:
-    if len(part.arcs) == fsa.num_arcs:
-        return title
-    note = f"{len(part.arcs)} of {fsa.num_arcs:,} arcs"
-    if used is not None and used.sum() > 0:
-        note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
-    return f"{title}: {note}" if title else note
 
 
 def _draw(axes: Axes, fsa: Fsa, part: Part, layout: Layout, scale: float) -> None:
@@ -565,13 +480,5 @@ def _draw_arc(axes: Axes, part: Part, place: int, edge: DrawnEdge, scale: float)
         )
     )
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
-    axes.text(
-        edge.label[0],
-        edge.label[1],
-        part.labels[place],
-        fontsize=_FONT * scale,
-        ha="center",
-        va="center",
-        bbox=box,
-        zorder=2,
-    )
+    text: dict[str, Any] = {"fontsize": _FONT * scale, "ha": "center", "va": "center", "zorder": 2}
+    axes.text(edge.label[0], edge.label[1], part.labels[place], bbox=box, **text)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsachain.errors import DataError
-from fsachain.report.collect import read_stages
-from fsachain.report.collect import STAGE_LOG
+from fsachain.report.collect import STAGE_LOG, read_stages
 from recipes.pipeline.main import REPOSITORY
 
 

@@ -1,0 +1,278 @@
+"""What came of an experiment: the curves of train.jsonl, and word error rates by speaker and by length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fsachain.errors import DataError
+from fsachain.plot.canvas import COLOURS, DASHES, MARKERS, new_figure, nothing_to_show, plain_text, shortened
+from fsachain.train.log import read_log
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fsachain.decode.wer import WerReport
+
+Event = Mapping[str, Any]
+Curve = tuple[str, dict[int, float]]  # name, value by epoch
+Wer = Mapping[int, float]
+
+_FROM_ZERO = ("word error rate", "gradient norm", "left out")  # panels of amounts
+_MOST_MARKERS = 25
+NOTHING_YET = "no epoch is finished yet"
+NOT_LOGGED = "not in this log"
+MAX_SPEAKERS = 30
+MAX_BINS = 8
+_KINDS = ("substitutions", "deletions", "insertions")
+_SHADES = ("#666666", "#ffffff", COLOURS[5])
+_HATCHES = ("", "////", "....")
+
+
+def read_events(path: str | Path) -> list[dict[str, Any]]:
+    """The events of a train.jsonl, which may still be written to: a last line cut short is left out.
+
+    Raises:
+        DataError: the file cannot be read, or a line before the last is not JSON.
+    """
+    try:
+        events = list(read_log(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read the training log: {error}") from error
+    return [event for event in events if isinstance(event, dict)]
+
+
+def plot_training(
+    events: Iterable[Event], *, wer: Wer | Mapping[str, Wer] | None = None, title: str = ""
+) -> Figure:
+    """objf, numerator and denominator, WER, learning rate, gradient norm, and what was left out, by epoch.
+
+    What the log lacks is left out; its panel says so. Where a training went on after a break, the later figures of an epoch
+    hold.
+
+    Args:
+        events: lines of train.jsonl, as `read_events` gives them; unknown ones are passed over.
+        wer: per cent by epoch, or such a table for each of several test sets; `wer` of an epoch's `dev` figures by default.
+        title: such as the folder.
+    """
+    epochs = {
+        event["epoch"]: event
+        for event in events
+        if event.get("event") == "epoch" and isinstance(event.get("epoch"), int)
+    }
+    figure = new_figure(7.2)
+    with plain_text(figure):
+        grid = figure.subplots(3, 2, sharex=True)
+        objf, rates, log_zs = [], [], []
+        for part in ("train", "dev"):
+            objf.append(_curve(part, epochs, part, "objf"))
+            rates.append(_curve(part, epochs, part, "wer"))
+            log_zs.append(_curve(f"numerator, {part}", epochs, part, "num"))
+            log_zs.append(_curve(f"denominator, {part}", epochs, part, "den"))
+        if wer is not None:
+            tables: Any = wer if all(isinstance(table, Mapping) for table in wer.values()) else {"WER": wer}
+            rates = [(name, dict(sorted(table.items()))) for name, table in tables.items()]
+        norms = [
+            _curve("mean", epochs, "train", "grad_norm"),
+            _curve("largest", epochs, "train", "max_grad_norm"),
+        ]
+        left_out = [
+            _curve("utterances excluded", epochs, "train", "excluded"),
+            _curve("batches skipped", epochs, "train", "skipped_batches"),
+        ]
+        panels: Sequence[tuple[str, str, Sequence[Curve]]] = (
+            ("objf", "objf per frame", objf),
+            ("numerator and denominator", "log Z per frame", log_zs),
+            ("word error rate", "WER (%)", rates),
+            ("learning rate", "learning rate", [_curve("learning rate", epochs, "learning_rate")]),
+            ("gradient norm", "norm before clipping", norms),
+            ("left out", "count per epoch", left_out),
+        )
+        for axes, (head, unit, curves) in zip(grid.flat, panels, strict=True):
+            axes.set_title(head, fontsize=9)
+            _draw_curves(axes, unit, curves, NOT_LOGGED if epochs else NOTHING_YET)
+            if head in _FROM_ZERO and axes.lines:
+                largest = max(max(curve.values(), default=0.0) for _, curve in curves)
+                axes.set_ylim(0.0, 1.08 * largest or 1.0)
+        for axes in grid[-1]:
+            axes.set_xlabel("epoch", fontsize=9)
+        if epochs:
+            margin = 0.03 * max(epochs) + 0.2
+            grid[0, 0].set_xlim(min(epochs) - margin, max(epochs) + margin)
+            grid[0, 0].locator_params(axis="x", integer=True)
+        figure.suptitle(shortened(title), fontsize=10)
+    return figure
+
+
+def _curve(name: str, epochs: Mapping[int, Event], *path: str) -> Curve:
+    """The numbers at one place of the events; null stands for NaN and infinities, and for an absent development set."""
+    curve = {}
+    for epoch, event in sorted(epochs.items()):
+        value: Any = event
+        for key in path:
+            value = (value or {}).get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            curve[epoch] = float(value)
+    return name, curve
+
+
+def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve], why_empty: str) -> None:
+    """The curves of one panel, each with a colour, dash and marker of its own."""
+    axes.set_ylabel(unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    drawn = [(name, values) for name, values in curves if values]
+    if not drawn:
+        nothing_to_show(axes, why_empty)
+        return
+    for place, (name, values) in enumerate(drawn):
+        axes.plot(
+            list(values),
+            list(values.values()),
+            label=name,
+            color=COLOURS[place % len(COLOURS)],
+            linestyle=DASHES[place % len(DASHES)],
+            marker=MARKERS[place % len(MARKERS)],
+            markersize=3.5,
+            markevery=max(1, len(values) // _MOST_MARKERS),
+            linewidth=1.4,
+        )
+    axes.grid(color="#dddddd", linewidth=0.5)
+    if len(drawn) > 1:
+        axes.legend(fontsize=7, handlelength=3.5)
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """Errors of a group of utterances by kind, and what they are a share of."""
+
+    name: str
+    counts: tuple[int, ...]
+    words: int
+    utterances: int
+
+    @property
+    def shares(self) -> list[float]:
+        return [100.0 * count / self.words if self.words else 0.0 for count in self.counts]
+
+
+def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figure:
+    """Word error rates by speaker, the worst first, and by the number of words in the reference.
+
+    Args:
+        report: from `fsachain.decode.wer.score`; or the object of a wer.json, which has no utterances: the panel of lengths
+            is left out then.
+        title: the rate of all utterances is written after it.
+
+    Raises:
+        DataError: the object is not that of a wer.json.
+    """
+    if isinstance(report, Mapping):
+        speakers, total, lengths = *_from_json(report), None
+    else:
+        speakers = [_bar(name, [counts]) for name, counts in report.by_speaker.items()]
+        total = _bar("all", [report.total])
+        lengths = _by_length(report)
+    worst = sorted(speakers, key=lambda bar: (-sum(bar.shares), bar.name))[:MAX_SPEAKERS]
+    inches = 1.1 + 0.24 * max(4, len(worst))
+    figure = new_figure(inches + (0.0 if lengths is None else 2.8))
+    with plain_text(figure):
+        ratios = [inches] if lengths is None else [inches, 2.8]
+        grid = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
+        head = "by speaker"
+        if len(worst) < len(speakers):
+            head += f": the worst {len(worst)} of {len(speakers)}"
+        _draw_bars(grid[0], head, worst, sideways=True)
+        if lengths is not None:
+            _draw_bars(grid[1], "by length", lengths, sideways=False)
+        handles, labels = grid[-1].get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, fontsize=8, ncols=len(labels), loc="outside lower center")
+        rate = f"{sum(total.shares):.2f} %" if total.words else "not defined"
+        overall = f"WER {rate} (errors: {sum(total.counts)}, words: {total.words})"
+        figure.suptitle(shortened(f"{title}: {overall}" if title else overall), fontsize=10)
+    return figure
+
+
+def _bar(name: str, parts: Sequence[Any]) -> _Bar:
+    return _Bar(
+        name,
+        tuple(sum(getattr(part, kind) for part in parts) for kind in _KINDS),
+        sum(part.num_words for part in parts),
+        sum(part.num_utterances for part in parts),
+    )
+
+
+def _from_json(report: Mapping[str, Any]) -> tuple[list[_Bar], _Bar]:
+    def bar(name: str, counts: Mapping[str, Any]) -> _Bar:
+        return _Bar(
+            name, tuple(int(counts[kind]) for kind in _KINDS), int(counts["words"]), int(counts["utterances"])
+        )
+
+    try:
+        return [bar(name, counts) for name, counts in report["speakers"].items()], bar("all", report["total"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"report: expected the object of a wer.json, {error!r} is wrong in it") from error
+
+
+def _by_length(report: WerReport) -> list[_Bar]:
+    """Groups of about as many utterances each, by words of the reference; empty references, which have no rate, left out."""
+    lengths = np.array([utterance.counts.num_words for utterance in report.utterances], dtype=np.int64)
+    present = np.unique(lengths[lengths > 0])
+    if not len(present):
+        return []
+    if len(present) > MAX_BINS:
+        edges = np.unique(np.quantile(lengths[lengths > 0], np.arange(MAX_BINS) / MAX_BINS, method="higher"))
+    else:
+        edges = present.astype(np.float64)
+    bars = []
+    for first, after in zip(edges, [*edges[1:], np.inf], strict=True):
+        inside = (lengths >= first) & (lengths < after)
+        last = int(lengths[inside].max())
+        name = str(last) if first == last else f"{first:g}-{last}"
+        bars.append(_bar(name, [report.utterances[n].counts for n in np.flatnonzero(inside)]))
+    return bars
+
+
+def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -> None:
+    """Stacked bars, one kind of error on the other: downwards with names beside them, or side by side."""
+    axes.set_title(head, fontsize=9)
+    if not bars:
+        nothing_to_show(axes, "no speakers are known" if sideways else "no reference has words")
+        axes.set_xticks([])
+        return
+    places, ends = np.arange(len(bars)), np.zeros(len(bars))
+    shares = np.array([bar.shares for bar in bars])
+    for k, kind in enumerate(_KINDS):
+        style: dict[str, Any] = {
+            "color": _SHADES[k],
+            "hatch": _HATCHES[k],
+            "edgecolor": "#222222",
+            "linewidth": 0.6,
+        }
+        if sideways:
+            axes.barh(places, shares[:, k], left=ends, label=kind, **style)
+        else:
+            axes.bar(places, shares[:, k], bottom=ends, label=kind, **style)
+        ends += shares[:, k]
+    near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7}
+    for place, (bar, end) in enumerate(zip(bars, ends, strict=True)):
+        if sideways:
+            axes.annotate(f"{end:.1f} % of {bar.words} words", (end, place), (3, 0), va="center", **near)
+        else:
+            axes.annotate(f"{end:.1f} %\n{bar.utterances} utt.", (place, end), (0, 3), ha="center", **near)
+    if sideways:
+        axes.set_yticks(places, [shortened(bar.name, 24) for bar in bars], fontsize=8)
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+        axes.set_xlim(0.0, max(float(ends.max()) * 1.25, 1.0))
+        axes.set_xlabel("errors per hundred words (%)", fontsize=9)
+    else:
+        axes.set_xticks(places, [bar.name for bar in bars], fontsize=8)
+        axes.set_ylim(0.0, max(float(ends.max()) * 1.35, 1.0))
+        axes.set_xlabel("words in the reference", fontsize=9)
+        axes.set_ylabel("errors per\nhundred words (%)", fontsize=9)
+    axes.tick_params(labelsize=8)
