@@ -148,7 +148,9 @@ def draw_trellis(
     if by == "phone":
         pair = occupancy.phone_trellis(*graphs, lang.tree, leaky_hmm_coefficient=leak)
     else:
-        pair = occupancy.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=occupancy.pdf_names(lang.tree))
+        pair = occupancy.pdf_trellis(
+            *graphs, leaky_hmm_coefficient=leak, names=occupancy.pdf_names(lang.tree)
+        )
     title = f"{utterance}: {' '.join(numerator.words)}"
     seconds = acoustic.timing.frame_seconds
     _save(occupancy.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)

@@ -6,18 +6,13 @@ memory out of proportion to the file) is a fault of the reader.
 
 from __future__ import annotations
 
-import gzip
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tools.fuzz.damage import Damage
 
-MEMORY_FLOOR = 64_000_000  # what the smallest file may take
-MEMORY_PER_BYTE = 20  # of the unpacked file, its value included
+MEMORY_FLOOR, MEMORY_PER_BYTE = 64_000_000, 20
 
 
 @dataclass(frozen=True)
@@ -41,34 +36,9 @@ class Reader:
 
 def most_memory(path: Path) -> int:
     """Bytes that reading a file, sound or not, may take."""
-    return MEMORY_FLOOR + MEMORY_PER_BYTE * unpacked_size(path)
+    return MEMORY_FLOOR + MEMORY_PER_BYTE * path.stat().st_size
 
 
 def content(data: bytes) -> Callable[[Path], object]:
     """The writer of a file of these bytes."""
     return lambda path: path.write_bytes(data)
-
-
-def unpacked_size(path: Path) -> int:
-    """Bytes of a file without its compression, of recordings as 16-bit samples; as much as is there, whatever it claims."""
-    size = 0
-    with suppress(Exception):  # a damaged file: up to the damage
-        for piece in _unpacked(path):
-            size += len(piece)
-    return max(size, path.stat().st_size)
-
-
-def _unpacked(path: Path) -> Iterator[bytes]:
-    if path.suffix == ".npz":
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                with suppress(Exception), archive.open(member) as file:
-                    yield from iter(partial(file.read, 1 << 16), b"")
-    elif path.suffix == ".gz":
-        with gzip.open(path) as file:
-            yield from iter(partial(file.read, 1 << 16), b"")
-    elif path.suffix == ".flac":
-        import soundfile
-
-        for block in soundfile.blocks(path, 1 << 15, dtype="int16"):
-            yield block.tobytes()
