@@ -101,7 +101,7 @@ size:  ## lines, files and depth of imports by folder
 	@$(PYTHON) -m tools.size
 
 bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
-	@$(BIN)/python tools/bench_forward_backward.py $(ARGS)
+	@$(BIN)/python -m tools.bench.report $(ARGS)
 
 bench-graphs: $(STAMP) $(ORACLE)/.installed  ## time numerators beside Kaldi's own compiler, phone models, denominators
 	@$(BIN)/python -m tools.bench.graphs --kaldi $(ORACLE)/bin/python $(ARGS)

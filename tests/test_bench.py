@@ -13,15 +13,14 @@ import fsachain
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
 from tools.bench import (
     calls,
-    growth,
     limit,
     peers,
     report,
     workloads,
     yardstick,
 )
-from tools.bench.row import Comparison, Row
-from tools.bench.timing import MIN_ROUNDS, Job, Spread, Times, take_turns
+from tools.bench import tables as recursion_tables
+from tools.bench.timing import MIN_ROUNDS, Comparison, Job, Row, Spread, Times, take_turns
 
 TINY = workloads.Sizes(
     batch_sizes=(1, 3),
@@ -135,7 +134,7 @@ def test_the_limit_is_the_slower_of_arithmetic_and_memory_round_by_round():
 def test_the_slope_is_the_power_of_growth(power, kind):
     sizes = (10, 100, 1000)
     times = tuple(Times((3e-6 * size**power, 100.0)).scaled(1.0) for size in sizes)
-    assert growth.Slope(kind, sizes, sizes, times).slope == pytest.approx(power, abs=ROUNDING)
+    assert recursion_tables.Slope(kind, sizes, sizes, times).slope == pytest.approx(power, abs=ROUNDING)
 
 
 @pytest.mark.parametrize(("leak", "dtype"), [(0.0, np.float64), (0.3, np.float32)])

@@ -104,7 +104,6 @@ def save_lattices(path: Path, model: SmallTransducer, shown: Sequence[Example], 
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("exp", type=Path, help="folder of a recipe's run: data, lang, cache, model")
     parser.add_argument("out", type=Path, help="folder for random.npz and trained.npz")

@@ -68,7 +68,6 @@ class Course:
         self.threads.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
 
     def verdict(self) -> tuple[str, bool]:
-        """One line, and whether all stayed flat."""
         first = len(self.memory) // _WARM
         memory = np.array(self.memory[first:]) / 1e6
         slope = float(np.polyfit(np.arange(len(memory)) * _EVERY / 100, memory, 1)[0])
@@ -122,7 +121,6 @@ class Watch(Progress):
         self.course, self.steps = course, 0
 
     def batch(self, sums: Any) -> None:
-        """One step more."""
         self.steps += 1
         self.course.note(self.steps)
 
@@ -231,7 +229,6 @@ def soak(parts: Sequence[str], steps: int) -> Iterator[tuple[str, bool]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts asked for; 1 if one grows."""
     parts = ("training", "device", "processes")
     parser = argparse.ArgumentParser(prog="tools.soak", description=__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="of each part (default 2000)")

@@ -30,8 +30,7 @@ from pathlib import Path
 from fsachain.backends.dispatch import BackendName
 from tools.cuda_on_host import Sanitizer
 from tools.golden import graphs
-from tools.golden.cases import all_cases
-from tools.golden.table import SHARED
+from tools.golden.table import SHARED, all_cases
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -44,27 +43,18 @@ RUNS = r"run_recipe\(|compare\.main\("
 
 @dataclass(frozen=True)
 class Found:
-    """One check: a test, or a line of a table.
+    """One check: a test, or a line of a table."""
 
-    Attributes:
-        name: of the test or line.
-        outcome: "passed", "failed" or "skipped".
-        why: the first line of the error, or the reason of skipping.
-        seconds: that it took; 0 for a line of a table.
-        examples: that hypothesis ran.
-        ratio: the largest share of a tolerance that was used, where anything was compared within one.
-        difference: that of the same comparison.
-        text: all that pytest says of a failure.
-    """
-
-    name: str
-    outcome: str
-    why: str = ""
-    seconds: float = 0.0
-    examples: int = 0
-    ratio: float = 0.0
-    difference: float = 0.0
-    text: str = ""
+    name: str  # of the test or line
+    outcome: str  # "passed", "failed" or "skipped"
+    why: str = ""  # the first line of the error, or the reason of skipping
+    seconds: float = 0.0  # that it took; 0 for a line of a table
+    examples: int = 0  # that hypothesis ran
+    ratio: float = (
+        0.0  # the largest share of a tolerance that was used, where anything was compared within one
+    )
+    difference: float = 0.0  # that of the same comparison
+    text: str = ""  # all that pytest says of a failure
 
 
 @dataclass
@@ -244,7 +234,6 @@ def _reasons(parts: Sequence[Part]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts asked for and print the page; 1 if something is not well."""
     parser = argparse.ArgumentParser(
         prog="tools.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

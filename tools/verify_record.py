@@ -161,7 +161,6 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """One recorder, in the process that gathers."""
     path = session.config.getoption("record")
     if path and not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.register(Recorder(path))

@@ -97,7 +97,6 @@ def ctc_through_loss(
 
 
 def ctc_through_torch(targets: npt.NDArray[np.int64], scores: Scores) -> Callable[[], torch.Tensor]:
-    """The same through torch.nn.functional.ctc_loss."""
     logits = torch.from_numpy(scores).requires_grad_()
     labels = torch.from_numpy(targets)
     lengths = torch.full((len(scores),), scores.shape[1]), torch.full((len(scores),), targets.shape[1])

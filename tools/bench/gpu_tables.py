@@ -14,8 +14,8 @@ from tools.bench import gpu_transducer, gpu_workloads
 from tools.bench.gpu_timing import Call, Clock, Failure, GpuRow, Rates, Target, take_turns
 from tools.bench.gpu_workloads import GpuSizes, Shape
 from tools.bench.limit import work_of
-from tools.bench.row import Comparison, Line
 from tools.bench.tables import LEAK
+from tools.bench.timing import Comparison, Line
 from tools.bench.workloads import Workloads
 
 NUMERATOR_PDFS = 2000

@@ -155,7 +155,6 @@ def models(folder: Path) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; exit status 2 if there are no lexicons to measure with."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

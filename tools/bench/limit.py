@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from fsachain.batch import TableBatch
 from tools.bench import calls, yardstick
-from tools.bench.row import Comparison
-from tools.bench.timing import Times
+from tools.bench.timing import Comparison, Times
 
 Name = tuple[str, int]
 MULTIPLY_ADDS, MEMORY = ("multiply-adds", 1), ("memory", 1)

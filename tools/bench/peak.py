@@ -21,8 +21,8 @@ import numpy as np
 
 from fsachain.backends.cpu import backend as cpu
 from tools.bench import machine
-from tools.bench.row import Table
 from tools.bench.tables import LEAK
+from tools.bench.timing import Table
 from tools.bench.workloads import Sizes, Workloads, large_denominator
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -47,7 +47,6 @@ class Peak:
         return f"  {self.name:34} {self.peak / 1e6:30.0f} {self.alphas / 1e6:15.0f} {self.seconds:8.2f} {each:7.3f}"
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
         return vars(self)
 
 

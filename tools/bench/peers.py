@@ -24,9 +24,8 @@ from fsachain.fsa import Fsa
 from fsachain.table import compile_table
 from tools.bench import calls
 from tools.bench.limit import Name, work_of
-from tools.bench.row import HEADER, Comparison, Line, Row, Table
 from tools.bench.tables import LEAK, as_jobs, pack_numerators
-from tools.bench.timing import take_turns
+from tools.bench.timing import HEADER, Comparison, Line, Row, Table, take_turns
 from tools.bench.workloads import Sizes, Workloads
 
 DENOMINATORS = 8  # sequences; some peers need gigabytes for more
@@ -56,7 +55,6 @@ class Absent:
         return f"  {self.module} is not timed: {self.reason}"
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
         return {"name": self.module, "absent": self.reason}
 
 

@@ -1,6 +1,6 @@
 """Print how fast the CPU backend is, next to limits, yardsticks and peers timed in the same rounds.
 
-    python tools/bench_forward_backward.py [--only TABLES] [--threads 1,2] [--seconds S] [--save]
+    python -m tools.bench.report [--only TABLES] [--threads 1,2] [--seconds S] [--save]
 
 A row gives the median, least and most of the time of a forward and backward pass, and nanoseconds per arc-evaluation
 (arcs x frames x sequences). Ratios are ours / theirs, paired round by round, so that a busy machine touches both alike:
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tools.bench import growth, loss_tables, machine, peak, peers, tables, transducer, workloads
+from tools.bench import machine, peak, peers, tables, transducer, workloads
 from tools.bench.workloads import Sizes, Workloads
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
@@ -25,19 +25,18 @@ MAKERS = {
     "long": tables.long_denominator,
     "exact": tables.exact_denominator,
     "numerators": tables.numerators,
-    "ctc": loss_tables.ctc,
+    "ctc": tables.ctc,
     "packing": tables.packing,
-    "loss": loss_tables.whole_loss,
-    "step": loss_tables.training_step,
+    "loss": tables.whole_loss,
+    "step": tables.training_step,
     "memory": peak.memory,
-    "growth": growth.growth,
+    "growth": tables.growth,
     "transducer": transducer.transducer,
     "peers": peers.compared,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Time what was asked for and print it."""
     parser = _parser()
     options = parser.parse_args(arguments)
     sizes = replace(Sizes(), frames=options.frames, seconds=options.seconds, threads=options.threads)
@@ -93,3 +92,7 @@ def _counts(text: str) -> tuple[int, ...]:
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; expected counts of at least 1, as in 1,2")
     return counts
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -43,7 +43,6 @@ Parts = tuple[SupervisedBatch, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and let the first process print one line of JSON; times in milliseconds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Times taken in turns: every job once per round, so that a busy machine slows all jobs of a table alike."""
+"""Times taken in turns: every job once per round, so that a busy machine slows all jobs alike; and their tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -58,13 +58,7 @@ class Spread:
 def take_turns(
     jobs: Mapping[Key, Job], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> dict[Key, Times]:
-    """Run all jobs round by round, after one round that is not counted (it compiles and fills caches).
-
-    Args:
-        jobs: by any key, in the order of a round.
-        seconds: how long the counted rounds may take in all; at least MIN_ROUNDS are run whatever they take.
-        clock: returns seconds.
-    """
+    """Run all jobs round by round, after one round that is not counted (it compiles and fills caches)."""
     before = get_num_threads(), torch.get_num_threads()
     taken: dict[Key, list[float]] = {name: [] for name in jobs}
     try:
@@ -91,3 +85,75 @@ def _round(jobs: Mapping[Key, Job], clock: Callable[[], float]) -> dict[Key, flo
         job.run()
         result[name] = clock() - start
     return result
+
+
+class Line(Protocol):
+    """A line of a table: text for the screen, a record for JSON."""
+
+    def record(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, what stands above the columns, and the lines."""
+
+    title: str
+    header: str
+    rows: Sequence[Line]
+
+    @property
+    def lines(self) -> list[str]:
+        """What is printed below the title."""
+        return [self.header, *map(str, self.rows)]
+
+    def record(self) -> list[dict[str, Any]]:
+        return [row.record() for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours divided by something else, paired round by round; below one means that ours is faster."""
+
+    name: str
+    ratio: Spread
+
+    def __str__(self) -> str:
+        return f"{self.ratio.median:.2f} [{self.ratio.least:.2f}-{self.ratio.most:.2f}] {self.name}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    name: str  # what was run
+    threads: int  # how many threads it had
+    # arcs x frames x sequences, summed over sequences of different graphs; 0 where arcs are not the measure
+    evaluations: int
+    times: Times  # seconds, one entry for each round
+    comparisons: tuple[Comparison, ...] = ()  # with other jobs of the same rounds
+
+    @property
+    def nanoseconds(self) -> Spread | None:
+        """Per arc-evaluation, forward and backward together."""
+        return self.times.scaled(1e9 / self.evaluations) if self.evaluations else None
+
+    def __str__(self) -> str:
+        taken, each = self.times.scaled(1e3), self.nanoseconds
+        spread = f"{taken.median:8.2f} [{taken.least:.2f}-{taken.most:.2f}]"
+        per_arc = f"{each.median:7.3f}" if each else " " * 7
+        ratios = "   ".join(str(comparison) for comparison in self.comparisons)
+        return f"  {self.name:34} {self.threads:2}  {spread:28} {per_arc}   {ratios}".rstrip()
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "threads": self.threads,
+            "arc_evaluations": self.evaluations,
+            "rounds": len(self.times.seconds),
+            "milliseconds": vars(self.times.scaled(1e3)),
+            "nanoseconds_per_arc_evaluation": vars(self.nanoseconds) if self.nanoseconds else None,
+            "ratios": {comparison.name: vars(comparison.ratio) for comparison in self.comparisons},
+        }
+
+
+HEADER = f"  {'':34} {'th':2}  {'ms [least-most]':28} {'ns/arc':>7}   ratios [least-most] to"

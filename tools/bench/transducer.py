@@ -25,9 +25,8 @@ from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.variants import hat_loss, tdt_loss
 from tools.bench import machine
 from tools.bench.peak import RESET, held
-from tools.bench.row import HEADER, Comparison, Row, Table
 from tools.bench.tables import as_jobs
-from tools.bench.timing import take_turns
+from tools.bench.timing import HEADER, Comparison, Row, Table, take_turns
 from tools.bench.workloads import Sizes, Workloads
 
 Shape = tuple[int, int, int, int]
@@ -55,7 +54,6 @@ class Extra:
         return f"  {self.name:34}     {beside}: arrays {arrays}; process {process}"
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
         return vars(self)
 
 

@@ -16,37 +16,32 @@ GRAPHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "graphs"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is timed; the defaults are those of the published comparisons.
+    """How much is timed; the defaults are those of the published comparisons."""
 
-    Attributes:
-        batch_sizes: sequences of the denominator table.
-        sequences: of all other tables but these: `long`, sequences and frames of the long batch; `packed`, tables.
-        large: states, arcs, pdfs, sequences and frames where the memory of a large graph is measured; the first three are
-            for a seeded graph, den10k has its own.
-        states, arcs, pdfs: of a seeded denominator. numerator_states, numerator_pdfs, labels, label_length: likewise.
-        transducer: sequences, frames, labels and classes of the transducer table.
-        growth: the smallest and the largest frames, arcs and sequences of the slopes.
-        threads: how many threads rows have, one row for each.
-        seconds: time for each group of rows.
-    """
-
-    batch_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
+    batch_sizes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)  # sequences of the denominator table
+    # of all other tables but these: `long`, sequences and frames of the long batch; `packed`, tables
     sequences: int = 32
     frames: int = 150
     long: tuple[int, int] = (128, 700)
     packed: int = 128
+    # states, arcs, pdfs, sequences and frames where the memory of a large graph is measured; the first
+    # three are for a seeded graph, den10k has its own
     large: tuple[int, int, int, int, int] = (10_000, 100_000, 3000, 64, 1500)
-    states: int = 3000
+    states: int = (
+        3000  # of a seeded denominator. numerator_states, numerator_pdfs, labels, label_length: likewise
+    )
     arcs: int = 30_000
     pdfs: int = 84
     numerator_states: int = 200
     numerator_pdfs: int = 2000
     labels: int = 500
     label_length: int = 40
+    # sequences, frames, labels and classes of the transducer table
     transducer: tuple[int, int, int, int] = (8, 200, 50, 500)
+    # the smallest and the largest frames, arcs and sequences of the slopes
     growth: tuple[tuple[int, int], ...] = ((15, 1500), (1000, 100_000), (16, 1600))
-    threads: tuple[int, ...] = (1, 2)
-    seconds: float = 1.5
+    threads: tuple[int, ...] = (1, 2)  # how many threads rows have, one row for each
+    seconds: float = 1.5  # time for each group of rows
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,6 @@ class Workloads:
 
     @property
     def name(self) -> str:
-        """Of the denominator that most tables use."""
         return next(iter(self.denominators))
 
     @property

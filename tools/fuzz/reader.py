@@ -17,20 +17,13 @@ MEMORY_FLOOR, MEMORY_PER_BYTE = 64_000_000, 20
 
 @dataclass(frozen=True)
 class Reader:
-    """One kind of file.
+    """One kind of file."""
 
-    Attributes:
-        name: of the kind.
-        suffix: of the file's name.
-        write: writes a sound file at a path.
-        read: reads a file, sound or not.
-        reseal: changes a sound file inside, so that its checksums still hold; there may be several.
-    """
-
-    name: str
-    suffix: str
-    write: Callable[[Path], object]
-    read: Callable[[Path], object]
+    name: str  # of the kind
+    suffix: str  # of the file's name
+    write: Callable[[Path], object]  # writes a sound file at a path
+    read: Callable[[Path], object]  # reads a file, sound or not
+    # changes a sound file inside, so that its checksums still hold; there may be several
     reseal: tuple[Callable[[bytes, Damage], bytes], ...] = ()
 
 

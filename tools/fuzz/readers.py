@@ -94,7 +94,6 @@ def _write_checkpoint(path: Path) -> None:
 
 
 def _read_tables(path: Path) -> int:
-    """One at a time, as a training does."""
     file = TableFile(path)
     return sum(file[name].num_arcs for name in file)
 
@@ -140,7 +139,6 @@ def _write_cut(path: Path) -> None:
 
 
 def _write_shard(path: Path) -> None:
-    """The tar of recordings of a shard."""
     with suppress(DataError, MissingExtraError):
         cut_of({"type": "MonoCut"})
     _write_audio(path.with_suffix(".wav"))

@@ -77,7 +77,6 @@ def run_one(target: Target, reader: Reader, seconds: int, out: Path) -> tuple[in
 
 
 def _keep(reader: Reader, folder: Path, out: Path, *, hung: bool) -> list[str]:
-    """Copy what a reader fell over to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     files = {
         artifact: artifact.name
@@ -108,7 +107,6 @@ def replay(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fuzz the readers one after the other; returns 1 if one has a finding."""
     parser = argparse.ArgumentParser(prog="tools.fuzz.run", description=__doc__)
     parser.add_argument("--seconds", type=int, default=600, help="for all readers together (default 600)")
     parser.add_argument("--reader", action="append", help="only this one; may be given several times")

@@ -36,24 +36,15 @@ SHORT = 20  # frames
 
 @dataclass(frozen=True)
 class GraphRow:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        case: the golden lm case.
-        graph: what is compared.
-        states, arcs: ours and Kaldi's.
-        difference: of the two scores of one path; inf where one graph refuses it.
-        allowed: for this path.
-        size_allowed: of our states and arcs over Kaldi's, at most; inf where sizes are not compared.
-    """
-
-    case: str
-    graph: str
-    states: tuple[int, int]
+    case: str  # the golden lm case
+    graph: str  # what is compared
+    states: tuple[int, int]  # ours and Kaldi's
     arcs: tuple[int, int]
-    difference: float
-    allowed: float
-    size_allowed: float
+    difference: float  # of the two scores of one path; inf where one graph refuses it
+    allowed: float  # for this path
+    size_allowed: float  # of our states and arcs over Kaldi's, at most; inf where sizes are not compared
 
     @property
     def agrees(self) -> bool:
@@ -133,7 +124,6 @@ def _row(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compute all rows and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

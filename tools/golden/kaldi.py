@@ -28,7 +28,6 @@ HOT = 100.0
 
 
 def cases(shared: Path) -> list[Case]:
-    """All cases of golden/kaldi/{num,den,objf}."""
     found = []
     for kind, rows in (("num", numerator_rows), ("den", denominator_rows), ("objf", objective_rows)):
         for path in sorted((shared / "golden" / "kaldi" / kind).glob("*.npz")):

@@ -19,7 +19,6 @@ import kaldifst
 
 
 def main(folder: Path) -> None:
-    """Compile all graphs."""
     for number, job in enumerate(json.loads((folder / "jobs.json").read_text())):
         topology = kaldi_hmm_gmm.HmmTopology()
         topology.read(job["topology"])

@@ -30,21 +30,13 @@ SECONDS = 120
 
 @dataclass(frozen=True)
 class Job:
-    """Transcripts to compile.
+    """Transcripts to compile."""
 
-    Attributes:
-        lexicon: with silence; word and phone ids are its own.
-        topology: without blank; every state may be stayed in.
-        sets: phone ids that share pdfs, each phone in one set.
-        transcripts: lists of words.
-        scales: transition scale and self-loop scale.
-    """
-
-    lexicon: Lexicon
-    topology: Topology
-    sets: Sequence[Sequence[int]]
-    transcripts: Sequence[Sequence[str]]
-    scales: tuple[float, float] = (0.0, 0.0)
+    lexicon: Lexicon  # with silence; word and phone ids are its own
+    topology: Topology  # without blank; every state may be stayed in
+    sets: Sequence[Sequence[int]]  # phone ids that share pdfs, each phone in one set
+    transcripts: Sequence[Sequence[str]]  # lists of words
+    scales: tuple[float, float] = (0.0, 0.0)  # transition scale and self-loop scale
 
 
 class Cost(NamedTuple):
@@ -64,16 +56,7 @@ def training_graphs(python: Path, jobs: Sequence[Job], folder: Path) -> list[lis
 
 
 def compile_jobs(python: Path, jobs: Sequence[Job], folder: Path) -> list[list[Cost]]:
-    """Let Kaldi compile its graphs into `folder`; what each cost, by job and transcript.
-
-    Args:
-        python: interpreter of an environment with kaldi-hmm-gmm.
-        jobs: what to compile.
-        folder: an empty folder to work in.
-
-    Raises:
-        RuntimeError: the process failed; the message has the end of what it said.
-    """
+    """Let Kaldi compile its graphs into `folder`; what each cost, by job and transcript."""
     records = []
     for number, job in enumerate(jobs):
         name = f"{number}.lexicon.fst"

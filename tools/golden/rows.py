@@ -17,22 +17,16 @@ from fsachain.backends.dispatch import BackendName
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity, ours and theirs; for an array the element that differs most, relative to what is allowed there.
+    """A quantity, ours and theirs; for an array the element that differs most, relative to what is allowed there."""
 
-    Attributes:
-        case: file the values come from, without its suffix.
-        quantity: what is compared.
-        ours, theirs: the two values.
-        difference: |ours - theirs|; 0 for equal infinities, inf where only one side is finite or a number.
-        allowed: largest difference that counts as agreement.
-    """
-
-    case: str
-    quantity: str
-    ours: float
+    case: str  # file the values come from, without its suffix
+    quantity: str  # what is compared
+    ours: float  # the two values
     theirs: float
-    difference: float
-    allowed: float
+    difference: (
+        float  # |ours - theirs|; 0 for equal infinities, inf where only one side is finite or a number
+    )
+    allowed: float  # largest difference that counts as agreement
 
     @property
     def ratio(self) -> float:

@@ -11,14 +11,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.golden.cases import all_cases
-from tools.golden.rows import Row
+from tools.golden import kaldi, peers
+from tools.golden.rows import Case, Row
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
+def all_cases(shared: Path) -> list[Case]:
+    """Kaldi's cases, then those of the other programs; `shared` is the folder that holds golden/ and data/."""
+    return kaldi.cases(shared) + peers.cases(shared)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Compute all rows and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
