@@ -12,7 +12,7 @@ import pytest
 
 from fsachain.errors import MissingExtraError, require
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("fsachain", "kernels", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 LOSS_PROGRAM = """
