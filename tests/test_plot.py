@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from plot_inputs import HOSTILE, entries, epoch, every_figure, lattice_inputs, planted_lattice, planted_nodes
 
-from fsachain import ConfigError, DataError, DenominatorGraph, ShapeError, TransducerLattice, rnnt_lattice
+from fsachain import DataError, DenominatorGraph, ShapeError, rnnt_lattice
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
@@ -83,14 +83,6 @@ def test_a_planted_best_path_is_drawn_at_its_places():
     assert tuple(axes.images[0].get_extent()) == (-0.5, 5.5, -0.5, 3.5)  # so that column t is centred on t
 
 
-def test_seconds_scale_map_and_path_alike():
-    panel = OccupancyPanel(np.full((4, 2), 0.5), path=[(0, 0), (3, 1)])
-    axes = plot_occupancy(panel, frame_seconds=0.03).axes[0]
-    np.testing.assert_allclose(axes.images[0].get_extent(), (-0.015, 0.105, -0.5, 1.5))
-    np.testing.assert_allclose(axes.lines[0].get_xdata(), [0.0, 0.09])
-    assert axes.get_xlabel() == "time (s)"
-
-
 def test_checkpoints_stand_side_by_side_on_one_scale():
     first, second = (occupancy_panels(rnnt_lattice(*lattice_inputs(seed=seed))) for seed in (1, 2))
     figure = plot_occupancy({"random": first, "trained": second})
@@ -100,14 +92,6 @@ def test_checkpoints_stand_side_by_side_on_one_scale():
     for axes, panel in zip(grid, [first[0], second[0], first[1], second[1]], strict=True):
         np.testing.assert_array_equal(image(axes), panel.node)
     assert len({axes.images[0].get_clim() for axes in grid}) == 1
-
-
-def test_columns_with_other_labels_keep_their_own():
-    cells = np.full((4, 3), 0.5)
-    left, right = OccupancyPanel(cells, ["a", "b"]), OccupancyPanel(cells[:, :2], ["c"])
-    figure = plot_occupancy({"one": [left], "two": [right]})
-    shown = [[tick.get_text() for tick in axes.get_yticklabels()] for axes in figure.axes[:2]]
-    assert shown == [["(start)", "a", "b"], ["(start)", "c"]]
 
 
 def test_a_lattice_without_a_path_is_an_empty_panel_that_says_so():
@@ -271,13 +255,6 @@ def test_a_tone_is_loudest_at_its_frequency_from_its_first_frame_on(hertz):
     assert abs(onset - begin) <= 0.0125 + sound.frame_shift  # half a window
 
 
-def test_features_take_the_place_of_a_spectrogram():
-    figure = plot_alignment(np.random.default_rng(0).normal(size=(20, 4)), {"words": []}, frame_shift=0.01)
-    assert image(figure.axes[0]).shape == (20, 4) and figure.axes[0].get_xlim() == (0.0, 0.2)
-    with pytest.raises(ConfigError, match="frame_shift = None"):
-        plot_alignment(np.ones((20, 4)), {})
-
-
 # (e) trainings
 
 
@@ -308,12 +285,6 @@ def test_after_a_break_the_later_figures_of_an_epoch_hold():
     again = epoch(1)
     again["train"]["objf"] = -9.0
     assert curves(plot_training([epoch(1), {"event": "resume"}, again]))["train"] == [[1.0, -9.0]]
-
-
-def test_word_error_rates_of_several_sets_are_curves_of_their_own():
-    found = curves(plot_training([epoch(1), epoch(2)], wer={"dev": {1: 20.0, 2: 10.0}, "test": {2: 11.0}}))
-    assert found["dev"] == [[1.0, 20.0], [2.0, 10.0]] and found["test"] == [[2.0, 11.0]]
-    assert curves(plot_training([epoch(1)], wer={1: 7.0}))["WER"] == [[1.0, 7.0]]
 
 
 @pytest.mark.parametrize(
@@ -411,14 +382,6 @@ def test_many_lengths_are_grouped_and_none_is_lost(report):
     assert bars(figure.axes[1])["deletions"] == pytest.approx([100.0] * len(names))
 
 
-def test_only_empty_references_make_a_picture_without_rates():
-    from fsachain.decode.wer import score
-
-    pytest.importorskip("kaldialign", reason="scoring needs fsachain[recipes]")
-    figure = plot_wer(score({"u1": []}, {"u1": ["a"]}))
-    assert "no reference has words" in texts(figure) and "not defined" in figure.get_suptitle()
-
-
 # all
 
 
@@ -456,11 +419,6 @@ def test_files_are_of_the_kind_that_their_suffix_names(tmp_path, suffix, start):
     assert path.read_bytes().startswith(start)
 
 
-def test_other_suffixes_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"ends in one of \.png, \.svg, \.pdf, \.webp, got '\.gif'"):
-        save_figure(Figure(), tmp_path / "picture.gif")
-
-
 def test_threads_draw_what_one_alone_draws():
     panel = OccupancyPanel(np.random.default_rng(1).uniform(size=(30, 5)), path=[(0, 0), (29, 4)])
     alone = figure_png(plot_occupancy(panel))
@@ -473,13 +431,3 @@ def test_threads_draw_what_one_alone_draws():
     for thread in threads:
         thread.join()
     assert found == [alone] * 4
-
-
-def test_a_lattice_of_1500_by_300_is_drawn_whole():
-    rng = np.random.default_rng(0)
-    scores = torch.from_numpy(rng.normal(-1, 0.3, (1, 2, 1500, 301)))
-    lattice = rnnt_lattice(*lattice_inputs())
-    wide = TransducerLattice(scores, lattice.arcs, torch.tensor([[0, 0, 1500, 300]]))
-    figure = plot_occupancy(occupancy_panels(wide))
-    assert image(figure.axes[0]).shape == (1500, 301) and len(figure.axes[0].lines[0].get_xdata()) == 1800
-    assert len(figure_png(figure)) > 10_000

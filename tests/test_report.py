@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import io
-import itertools
 import json
 import re
 import shutil
@@ -331,20 +330,6 @@ def test_log_of_strange_values_makes_a_report(exp: Path) -> None:
     assert found.wer is not None
 
 
-def test_training_log_cut_at_any_byte_gives_its_whole_lines(tmp_path: Path) -> None:
-    lines = [json.dumps(event).encode() + b"\n" for event in report_inputs.training_events()]
-    ends = list(itertools.accumulate(len(line) for line in lines))
-    content = b"".join(lines)
-    path = tmp_path / "train.jsonl"
-    for cut in range(0, len(content), 7):
-        path.write_bytes(content[:cut])
-        training = read_training(path)
-        whole = sum(end - 1 <= cut for end in ends)  # the end of the line itself may be missing
-        assert len(training.log.events) == whole
-        assert len(training.epochs) == max(0, min(whole - 1, report_inputs.EPOCHS))
-        assert training.finished == (whole == len(lines))
-
-
 def test_line_that_was_cut_in_the_middle_of_a_log_is_counted(exp: Path) -> None:
     path = exp / "model" / "train.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -453,11 +438,6 @@ def test_lattice_that_cannot_be_drawn_costs_the_picture_alone(exp: Path) -> None
         assert len(list(section.iter("img"))) == 2
 
 
-def test_options_below_zero_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_pictured: -1"):
-        ReportOptions(num_pictured=-1)
-
-
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
@@ -532,16 +512,6 @@ def test_stage_log_goes_on_behind_a_line_that_was_cut(tmp_path: Path) -> None:
     log = read_stages(tmp_path / "stages.jsonl")
     assert (len(log.runs), log.num_unreadable) == (2, 1)
     assert [stage.state for stage in log.stages] == ["done"]
-
-
-def test_run_has_versions_of_what_it_uses(tmp_path: Path) -> None:
-    log = JsonLinesLog(tmp_path / "stages.jsonl")
-    record_run(log, ["train"], config={"train": {"seed": 3}}, workers=2)
-    run = read_stages(log.path).trained_by
-    assert run.versions["numpy"] == np.__version__
-    assert "pytest" not in run.versions
-    assert run.config == {"train": {"seed": 3}}
-    assert run.facts["workers"] == "2"
 
 
 def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
