@@ -82,12 +82,12 @@ def exp(tmp_path_factory):
 def drawn(monkeypatch):
     """Run a command; gives the figure that it wrote."""
     figures = []
-    from fsachain.plot import canvas
 
-    save = canvas.save_figure
-    monkeypatch.setattr(
-        canvas, "save_figure", lambda figure, path: (figures.append(figure), save(figure, path))
-    )
+    def save(figure, path):
+        figures.append(figure)
+        save_figure(figure, path)
+
+    monkeypatch.setattr("fsachain.cli.plots.save_figure", save)
 
     def draw(*arguments):
         assert run("plot", *arguments) == 0
