@@ -36,6 +36,7 @@ from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import load_numerators
 from fsachain.nn.tdnnf import Tdnnf
+from fsachain.plot import save_figure
 
 CONFIG = (
     "phone_lm: {ngram_order: 2, no_prune_ngram_order: 2}\nfeatures: {sample_rate: 8000, num_mel_bins: 8}\n"
@@ -169,7 +170,7 @@ def test_training_and_wer_draw_the_files_of_a_run(exp, drawn, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("training", "{exp}/data", "o.png"), "train.jsonl: cannot read the training log"),
+        (("training", "{exp}/data", "o.png"), "train.jsonl: cannot be read"),
         (("training", "{exp}/config.yaml", "o.png"), "config.yaml:1: not a line of JSON"),
         (("graph", "{exp}/graphs/num.npz", "o.png"), "--utterance is needed"),
         (("graph", "{exp}/graphs/num.npz", "o.png", "--utterance", "x"), "has no numerator of 'x', but of 3"),
