@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from tools.bench.limit import PER_ARC, Work
-from tools.bench.row import Comparison
-from tools.bench.timing import Times
+from tools.bench.timing import Comparison, Times
 
 Key = TypeVar("Key")
 Call = Callable[[], object]
