@@ -25,9 +25,7 @@ SMALL = {
 }
 VARIANTS = {
     "whole utterances": {},
-    "batch normalisation": {"norm": "batch"},
-    "subsampling by 4": {"subsampling": 4},
-    "subsampling by 6": {"subsampling": 6},
+    "batch normalisation, subsampling by 4": {"norm": "batch", "subsampling": 4},
     "no subsampling": {"subsampling": 1},
     "chunks of 4": {"chunk": 4, "left_chunks": 1},
     "chunks of 3, by 2, kernel 1": {"chunk": 3, "left_chunks": 0, "subsampling": 2, "kernel": 1},
@@ -88,6 +86,7 @@ def test_result_for_an_utterance_does_not_depend_on_its_batch_or_what_padding_ho
 def test_float32_result_for_an_utterance_hardly_depends_on_its_batch() -> None:
     torch.manual_seed(8)
     model = Conformer(ConformerConfig(num_features=40, num_pdfs=80)).eval()
+    assert 850_000 <= num_parameters(model) <= 950_000
     features = torch.randn(3, 300, 40, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([300, 170, 40])
     together = model(features, lengths).nnet_output
@@ -164,12 +163,6 @@ def test_attention_in_chunks_is_attention_to_the_chunk_and_those_before_it(
         )
 
 
-def test_a_chunk_as_long_as_the_utterance_hides_nothing_from_attention() -> None:
-    real = frames_below(torch.tensor([9, 4]), 9)
-    assert torch.equal(visible(real, 9, 0), visible(real, 0, 0))
-    assert not torch.equal(visible(real, 4, 0), visible(real, 0, 0))
-
-
 @every_chunk
 def test_an_output_sees_its_context_and_nothing_else(options: dict[str, object]) -> None:
     model = network(**options).double()
@@ -214,35 +207,18 @@ def test_a_stream_works_on_a_chunk_and_its_context_and_waits_no_longer_than_it_s
     assert max(seen) <= sum(model.context) + 3 * model.period * model.subsampling
 
 
-def test_a_network_that_sees_whole_utterances_is_no_stream() -> None:
-    with pytest.raises(ConfigError, match="each output of Conformer sees the whole utterance"):
-        StreamingModel(network())
-    assert network().context is None
-
-
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_half_precision_is_near_and_its_gradients_are_finite(norm: str) -> None:
+@pytest.mark.parametrize(("norm", "dtype"), [("layer", torch.float16), ("batch", torch.bfloat16)])
+def test_half_precision_is_near_and_its_gradients_are_finite(norm: str, dtype: torch.dtype) -> None:
     torch.manual_seed(4)
     model = Conformer(ConformerConfig(**{**SMALL, "norm": norm, "dropout": 0.0})).train()
     features, lengths = batch([40, 23])
     full = model(features, lengths).nnet_output.detach()
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):
-            output = model(features, lengths).nnet_output
-        assert output.dtype == dtype
-        assert (output.float() - full).abs().max() < NETWORK_BFLOAT16 * full.abs().max()
-        grads = torch.autograd.grad(output.float().square().sum(), list(model.parameters()))
-        assert all(torch.isfinite(grad).all() for grad in grads)
-
-
-def test_the_compiler_takes_it_as_one_graph_for_all_lengths() -> None:
-    model = network(num_layers=1, chunk=3, norm="batch")
-    compiled = torch.compile(model.scores, fullgraph=True, dynamic=True, backend="eager")
-    for lengths in ([20, 11], [33, 7, 30]):
-        features, counts = batch(lengths)
-        torch.testing.assert_close(compiled(features, counts), model.scores(features, counts))
-        expected = model(features, counts).nnet_output
-        torch.testing.assert_close(model.scores(features, counts), expected)
+    with torch.autocast("cpu", dtype=dtype):
+        output = model(features, lengths).nnet_output
+    assert output.dtype == dtype
+    assert (output.float() - full).abs().max() < NETWORK_BFLOAT16 * full.abs().max()
+    grads = torch.autograd.grad(output.float().square().sum(), list(model.parameters()))
+    assert all(torch.isfinite(grad).all() for grad in grads)
 
 
 def test_new_network_starts_from_small_scores_and_can_learn() -> None:
@@ -274,10 +250,6 @@ def test_order_of_frames_matters_to_attention() -> None:
     torch.testing.assert_close(later, first)  # only distances count
 
 
-def test_default_sizes_have_about_900_thousand_parameters() -> None:
-    assert 850_000 <= num_parameters(Conformer(ConformerConfig(num_features=40, num_pdfs=80))) <= 950_000
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -302,3 +274,5 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         network()(torch.zeros(2, 9, 4), torch.tensor([9, 9]))
     with pytest.raises(ShapeError, match=r"lengths\[1\] = 10 is not within the 9 frames"):
         network()(torch.zeros(2, 9, 5), torch.tensor([9, 10]))
+    with pytest.raises(ConfigError, match="each output of Conformer sees the whole utterance"):
+        StreamingModel(network())

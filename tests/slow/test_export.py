@@ -148,3 +148,13 @@ def test_onnxruntime_computes_what_a_conformer_does(tmp_path) -> None:
 
     for lengths in ([31, 1, 8], [31, 31, 31]):
         check(run, model, cmvn, features_of(lengths))
+
+
+def test_the_compiler_takes_a_conformer_as_one_graph_for_all_lengths() -> None:
+    model = test_conformer.network(num_layers=1, chunk=3, norm="batch")
+    compiled = torch.compile(model.scores, fullgraph=True, dynamic=True, backend="eager")
+    for lengths in ([20, 11], [33, 7, 30]):
+        features, counts = test_conformer.batch(lengths)
+        torch.testing.assert_close(compiled(features, counts), model.scores(features, counts))
+        expected = model(features, counts).nnet_output
+        torch.testing.assert_close(model.scores(features, counts), expected)
