@@ -71,11 +71,7 @@ class NetworkSpec:
 
     @classmethod
     def of(cls, section: Mapping[str, Any], num_features: int, num_pdfs: int) -> NetworkSpec:
-        """Read section `network`; nothing is imported.
-
-        Raises:
-            ConfigError: `kind` or `init_from` is not what it should be, or an option that features or tree decide.
-        """
+        """Read section `network`; nothing is imported."""
         options = dict(section)
         kind, init_from = options.pop("kind", "tdnnf"), options.pop("init_from", None)
         if not isinstance(kind, str) or not (kind in BUILT_IN or _IMPORT_PATH.fullmatch(kind)):
@@ -96,11 +92,7 @@ class NetworkSpec:
 
     @property
     def config(self) -> Any:
-        """The configuration that the class takes; None where it takes its options as keyword arguments.
-
-        Raises:
-            ConfigError: as `build`.
-        """
+        """The configuration that the class takes; None where it takes its options as keyword arguments."""
         constructor = self._class
         kind = _config_class(constructor)
         if kind is None:
@@ -114,11 +106,7 @@ class NetworkSpec:
         return from_dict(kind, {**self.options, **self._derived}, "network")
 
     def build(self) -> Network:
-        """The network with random weights; `Class(config)`, or `Class(num_features=..., num_pdfs=..., **options)`.
-
-        Raises:
-            ConfigError: the class cannot be imported, is no `nn.Module`, lacks something, or does not take an option.
-        """
+        """The network with random weights; `Class(config)`, or `Class(num_features=..., num_pdfs=..., **options)`."""
         config = self.config
         if config is None:
             arguments = {**self.options, **self._derived}
@@ -141,11 +129,7 @@ class NetworkSpec:
 
     @property
     def context(self) -> tuple[int, int]:
-        """Input frames that an output sees before and after its own.
-
-        Raises:
-            ConfigError: it sees the whole utterance.
-        """
+        """Input frames that an output sees before and after its own."""
         found = self._sketch.context
         if found is None:
             raise ConfigError(
@@ -401,11 +385,7 @@ class Experiment:
             _ = spec.config  # so that a misspelt option is found before any work is done
 
     def network_spec(self, num_pdfs: int) -> NetworkSpec:
-        """The network for these features and so many pdfs; nothing is imported before it is asked for something.
-
-        Raises:
-            ConfigError: as `NetworkSpec.of`.
-        """
+        """The network for these features and so many pdfs; nothing is imported before it is asked for something."""
         return NetworkSpec.of(self.network, self.features.num_features, num_pdfs)
 
     def network_config(self, num_pdfs: int) -> Any:
@@ -414,11 +394,7 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any], where: str = "") -> Experiment:
-        """The configuration in a plain table; `where` (a file, say) begins the messages.
-
-        Raises:
-            ConfigError: an unknown section or option, or a value of the wrong type or range.
-        """
+        """The configuration in a plain table; `where` (a file, say) begins the messages."""
         try:
             return from_dict(cls, sections)
         except ConfigError as error:
@@ -426,11 +402,7 @@ class Experiment:
 
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
-        """The configuration in a YAML file.
-
-        Raises:
-            ConfigError: as `from_dict`; the message begins with the path.
-        """
+        """The configuration in a YAML file."""
         return cls.from_dict(load_yaml(path), str(path))
 
     def to_dict(self) -> dict[str, Any]:

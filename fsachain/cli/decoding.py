@@ -58,9 +58,6 @@ class DecodingGraphs:
 
     Attributes:
         grammar: the language model as a pywrapfst FST over word ids.
-
-    Raises:
-        ConfigError: both.
     """
 
     def __init__(self, lang: Lang, arpa: Path | None, grammar: tuple[Path, Path] | None = None) -> None:
@@ -89,11 +86,7 @@ class DecodingGraphs:
 
 
 def check_lang(model: AcousticModel, lang: Lang) -> None:
-    """Refuse a language folder of another width than the model's.
-
-    Raises:
-        DataError: the numbers of pdfs differ.
-    """
+    """Refuse a language folder of another width than the model's."""
     num_pdfs = model.network.num_pdfs
     if num_pdfs != lang.tree.num_pdfs:
         raise DataError(
@@ -317,10 +310,6 @@ def rescore_data(
         lm_weight, word_insertion_penalty: of the search.
         config: how many sequences, and what is tried.
         resources: cache and workers.
-
-    Raises:
-        DataError: the language folder is not the model's.
-        GraphError: `arpa` is no n-gram with words of the lexicon.
     """
     check_lang(model, graphs.lang)
     lexicon = graphs.lang.lexicon

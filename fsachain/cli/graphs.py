@@ -78,11 +78,7 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
 
 
 def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> DenominatorGraph:
-    """Build the denominator from a phone language model and write it as `write_denominator` does.
-
-    Raises:
-        GraphError: the file holds no phone language model over the phones of `lang`.
-    """
+    """Build the denominator from a phone language model and write it as `write_denominator` does."""
     fsa = Fsa.read(phone_lm)
     try:
         denominator = DenominatorGraph(build_denominator(fsa, lang.tree), lang.tree.num_pdfs)
@@ -108,11 +104,7 @@ def write_denominator(lang: Lang, denominator: DenominatorGraph, out: Path, merg
 
 
 def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
-    """The denominator that `make_denominator` wrote.
-
-    Raises:
-        DataError: the folder has none, or it was made with another tree.
-    """
+    """The denominator that `make_denominator` wrote."""
     return DenominatorGraph(_read_graph(lang, folder, DENOMINATOR), lang.tree.num_pdfs)
 
 
@@ -160,11 +152,7 @@ def write_numerators(
     excluded: dict[str, str],
     source: NumeratorSource = "transcripts",
 ) -> NumeratorSummary:
-    """Write numerators to one npz file.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Write numerators to one npz file."""
     if not numerators:
         reason = next(iter(excluded.values()), "there are no utterances")
         raise DataError(f"{out}: no numerator could be built; the first reason: {reason}")
@@ -194,11 +182,7 @@ def num_graphs(data: Path, out: Path, lang: Lang, den: Path | None, resources: R
 def make_numerators(
     lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, resources: Resources | None = None
 ) -> NumeratorSummary:
-    """Build the numerators of a data set, without `normalization` unnormalised, and write them to one npz file.
-
-    Raises:
-        DataError: no utterance is left.
-    """
+    """Build the numerators of a data set, without `normalization` unnormalised, and write them to one npz file."""
     return write_numerators(out, *build_numerators(lang, data, normalization, resources))
 
 

@@ -92,11 +92,7 @@ def info(path: Path) -> None:
 
 
 def read_graph(path: Path) -> Fsa:
-    """An acceptor over pdfs from an OpenFst file or AT&T text, told apart by content.
-
-    Raises:
-        GraphError: neither, or another kind of FST.
-    """
+    """An acceptor over pdfs from an OpenFst file or AT&T text, told apart by content."""
     return Fsa.read(path) if open_file(path).peek(len(MAGIC)) == MAGIC else Fsa.from_text(path)
 
 

@@ -308,11 +308,7 @@ class Parity:
 def example_objfs(
     examples: str, outputs: str, den: Path, leaky_hmm_coefficient: float
 ) -> Iterator[ExampleObjf]:
-    """The objective of each chain example, for the network's outputs by the examples' keys.
-
-    Raises:
-        DataError: an example without outputs, or with outputs of other sizes.
-    """
+    """The objective of each chain example, for the network's outputs by the examples' keys."""
     scores = dict(read_table(outputs, read_matrix))
     graph: DenominatorGraph | None = None
     for example in track(list(read_examples(examples)), "examples"):

@@ -68,11 +68,7 @@ class Lang:
 
 
 def load_lang(folder: Path) -> Lang:
-    """Read a language folder.
-
-    Raises:
-        DataError: the folder lacks one of its files.
-    """
+    """Read a language folder."""
     for name in (LEXICON, TREE):
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}; make the folder with `fsachain lang`")
@@ -126,9 +122,6 @@ def make_lang(
         config: silence, topology and context.
         transcripts: counted for the context "tied-biphone"; those with words that the lexicon refuses are left out.
         seed: of the pronunciations and silences drawn for the counts.
-
-    Raises:
-        DataError: no transcript with known words, where one is needed.
     """
     lexicon = Lexicon.read(
         lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
@@ -172,9 +165,6 @@ def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
     Args:
         path: a file in Kaldi's format (utterance word ...), or a data set, of which utterances with a fault are left out.
             No recording is touched, so none is made by a command either.
-
-    Raises:
-        DataError: it cannot be read.
     """
     if path.is_dir() or holds_cuts(path):
         data, _ = DataDir.check(path, allow_commands=True)

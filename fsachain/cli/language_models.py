@@ -86,9 +86,6 @@ def make_phone_lm(
         out: the OpenFst file.
         config: order and size, and where silence stands.
         seed: of the pronunciations and silences.
-
-    Raises:
-        DataError: no utterance with words is left.
     """
     excluded = refused(lang, transcripts)
     phones = _drawn_phones(lang, usable_transcripts(transcripts, excluded, out), config, seed)
@@ -208,11 +205,7 @@ def refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, s
 def usable_transcripts(
     transcripts: Mapping[str, Sequence[str]], excluded: Mapping[str, str], out: Path
 ) -> list[Sequence[str]]:
-    """The transcripts with words that are not excluded.
-
-    Raises:
-        DataError: there are none; the message begins with `out`.
-    """
+    """The transcripts with words that are not excluded."""
     usable = [words for name, words in transcripts.items() if words and name not in excluded]
     if not usable:
         reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")

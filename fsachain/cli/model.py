@@ -86,9 +86,6 @@ class AcousticModel:
             path: of the file.
             imports: classes ("package.module:Class") that may be imported and called with the file's options, if its
                 network is one of them; see also `permitted_imports`. A file by itself imports nothing.
-
-        Raises:
-            DataError: the file is absent, damaged, or holds something else; or it names a class that is not permitted.
         """
         tensors, header = load_tensors(path)
         if header.get("kind") != _KIND:
@@ -179,9 +176,6 @@ def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
     Returns:
         The weights by name, on the host, and the file's header, which is empty for files that were not written here.
-
-    Raises:
-        DataError: the file is absent or damaged.
     """
     safetensors = require("safetensors", extra="recipes")
     try:
@@ -211,10 +205,6 @@ def begin_network(experiment: Experiment, spec: NetworkSpec) -> Beginning:
     """The network with random weights, or those of `network.init_from` where they fit.
 
     The path counts from the working directory.
-
-    Raises:
-        ConfigError: as `NetworkSpec.build`.
-        DataError: the file is absent or damaged, or nothing in it fits; the message has its name.
     """
     network = spec.build()
     told = [f"network: {spec.kind}, {num_parameters(network)} parameters"]

@@ -98,10 +98,6 @@ def make_report(
         base: as for `Layout.find`.
         test: as for `Layout.find`.
         options: how much is shown.
-
-    Raises:
-        DataError: there is no such folder.
-        MissingExtraError: the extra `report` is not installed.
     """
     layout = Layout.find(exp, base=base, test=test)
     target = out or exp / REPORT
@@ -120,11 +116,7 @@ def make_report(
 def occupancies(
     layout: Layout, model: AcousticModel, utterances: Sequence[Utterance]
 ) -> tuple[dict[str, Seen], dict[str, str]]:
-    """What numerator and denominator make of the utterances, by phone, and for those that have no path the reason.
-
-    Raises:
-        DataError: the language folder or the graphs are not those of the model.
-    """
+    """What numerator and denominator make of the utterances, by phone, and for those that have no path the reason."""
     lang = load_lang(layout.lang)
     check_lang(model, lang)
     denominator = load_denominator(lang, layout.graphs)

@@ -50,9 +50,6 @@ class Resources:
             takes them as they are, and the first that cannot be read is an error.
         allow_commands: as for `DataDir.read`.
         faults: of all data sets that were read, in order.
-
-    Raises:
-        ConfigError: another policy for bad data.
     """
 
     cache: Path | None = None
@@ -68,11 +65,7 @@ class Resources:
             raise ConfigError(f"bad_data = {self.bad_data!r}: expected one of {', '.join(POLICIES)}")
 
     def read(self, path: Path) -> DataDir:
-        """The utterances of a data set that its tables agree on.
-
-        Raises:
-            DataError: there is no such data set, or no utterance is left; or there are faults and the policy is "stop".
-        """
+        """The utterances of a data set that its tables agree on."""
         if self.bad_data is None:
             return DataDir.read(path, allow_commands=self.allow_commands)
         data, faults = DataDir.check(path, allow_commands=self.allow_commands)
@@ -101,11 +94,7 @@ class Resources:
 
     @contextmanager
     def listing(self, path: Path) -> Iterator[None]:
-        """Print the faults that were met in the block, write them to `path`, or delete what an earlier run wrote there.
-
-        Raises:
-            LeftOutError: there are some.
-        """
+        """Print the faults that were met in the block, write them to `path`, or delete what an earlier run wrote there."""
         try:
             yield
         except FsachainError:
@@ -135,9 +124,6 @@ class Resources:
 
         Returns:
             The results by name, and for the items that raised an `FsachainError` its message.
-
-        Raises:
-            DataError: a process was killed.
         """
         found: dict[str, Result] = {}
         excluded: dict[str, str] = {}
@@ -241,9 +227,6 @@ def executor_at(address: str | None) -> Iterator[Executor | None]:
     """The executor of the Dask cluster whose scheduler has this address, such as `tcp://host:8786`; None for None.
 
     The workers need fsachain, in the same version, and the files under the same paths.
-
-    Raises:
-        ConfigError: nobody answers there.
     """
     if address is None:
         yield None
@@ -259,11 +242,7 @@ def executor_at(address: str | None) -> Iterator[Executor | None]:
 
 
 def data_with(path: Path, utterance: str | None, *, allow_commands: bool = False) -> DataDir:
-    """A data set to look at one utterance of: what is wrong with others does not matter.
-
-    Raises:
-        DataError: there is no such data set, or something is wrong with this utterance.
-    """
+    """A data set to look at one utterance of: what is wrong with others does not matter."""
     data, faults = DataDir.check(path, allow_commands=allow_commands)
     for fault in faults:
         if fault.id == utterance:

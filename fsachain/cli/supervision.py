@@ -133,9 +133,6 @@ def write_supervision(
         make: from (spoken, copies) of an utterance to the chunks of each copy.
         where: the file that `spoken` is from, for messages.
         resources: cache, workers and jobs.
-
-    Raises:
-        DataError: no utterance is left.
     """
     wanted = experiment.perturbation.copies(experiment.train.seed)
     data, variants = resources.load(data, experiment.features, wanted)
@@ -210,9 +207,6 @@ def make_supervision(
         out: the npz file.
         normalization: of the denominator.
         resources: cache, workers, jobs and bad data.
-
-    Raises:
-        DataError: no utterance is left, or the alignment has a line that cannot be read.
     """
     make = partial(_chunks_of_alignment, Supervising.of(experiment, lang, normalization))
     spoken = by_utterance(read_ctm(alignment))

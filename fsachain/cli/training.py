@@ -174,12 +174,6 @@ def train_model(
         streaming: prepare utterances ahead of their use, and keep no more; None: all features are kept in memory.
         left_out: faults of utterances that are not in `train` or `dev`, to be reported with those found here.
         world: the processes that train together; None: this one alone.
-
-    Raises:
-        ConfigError: `out` holds a training with other options, or there is no speed to train at; chunks are to be
-            streamed, or numerators compiled for a training in memory.
-        DataError: no utterance is left; or some cannot be used and `train.bad_data` is "stop".
-        StoppedError, DivergedError, WorldError, OSError: as `Trainer.fit_sources`.
     """
     world = world or World.alone()
     if world.is_first:

@@ -55,11 +55,7 @@ class TrainingSet:
 
     @classmethod
     def read(cls, data: DataDir, path: Path) -> TrainingSet:
-        """The utterances with the numerators that `fsachain num-graphs` wrote for them.
-
-        Raises:
-            DataError: a numerator was made for another transcript.
-        """
+        """The utterances with the numerators that `fsachain num-graphs` wrote for them."""
         graphs = load_numerators(path)
         # Those of patterns and graphs say what they say, whatever the transcript.
         compared = graphs if source_of(path) == "transcripts" else ()
@@ -111,11 +107,7 @@ class CompiledSet(TrainingSet):
 
     @classmethod
     def read(cls, data: DataDir, path: Path) -> CompiledSet:
-        """The utterances with the shards that `fsachain num-tables` wrote for them.
-
-        Raises:
-            DataError: as for `TrainingSet.read`, or a shard is damaged: found now, and not hours later.
-        """
+        """The utterances with the shards that `fsachain num-tables` wrote for them."""
         shards = TableShards(path)
         shards.check_bodies()
         for utterance in data:
@@ -124,11 +116,7 @@ class CompiledSet(TrainingSet):
         return cls(data, {}, shards)
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
-        """The tables by the ids of the utterances and of their copies, whose ids have a prefix.
-
-        Raises:
-            DataError: a table was made for a tree of another number of pdfs.
-        """
+        """The tables by the ids of the utterances and of their copies, whose ids have a prefix."""
         tables = {name: self._checked(name, table, num_pdfs) for name, table in self.shards.items()}
         return {prefix + name: table for prefix in prefixes for name, table in tables.items()}
 
@@ -165,11 +153,7 @@ class ChunkedSet:
         return self.chunks
 
     def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
-        """The chunks of every copy, with as much context as the network sees; utterances without are left out.
-
-        Raises:
-            DataError: the file was made for other copies, or for utterances of another length.
-        """
+        """The chunks of every copy, with as much context as the network sees; utterances without are left out."""
         found: list[list[Example]] = [[] for _ in copies]
         for utterance, *examples in zip(self.data.utterances, *copies, strict=True):
             lists = self.chunks.get(utterance.id)
@@ -215,12 +199,7 @@ class TranscriptSet:
 
 
 def read_training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedSet:
-    """The utterances with what `num-graphs`, `num-tables` (a folder) or `supervise` wrote for them.
-
-    Raises:
-        GraphError: the file holds neither.
-        DataError: as `TrainingSet.read`.
-    """
+    """The utterances with what `num-graphs`, `num-tables` (a folder) or `supervise` wrote for them."""
     if not numerators.is_dir() and holds_chunks(numerators):
         return ChunkedSet(data, load_chunks(numerators), numerators)
     return read_flat_set(data, numerators)
@@ -304,9 +283,6 @@ def load_sources(
         output_lengths: the model's.
         cache: folder that keeps features between runs.
         num_workers: threads that compute features.
-
-    Raises:
-        DataError: no utterance is left.
     """
     faults: list[Fault] = []
 
@@ -398,10 +374,6 @@ def open_streams(
         out: folder that keeps global statistics of the features.
         output_lengths: the model's.
         streaming: who works.
-
-    Raises:
-        ConfigError: chunks, or shards where the corpus has none.
-        DataError: no utterance is left.
     """
 
     def source(

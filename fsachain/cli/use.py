@@ -53,10 +53,6 @@ def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Featu
     Where the configuration normalises by utterance or speaker, each frame is normalised by the `CMVN_SECONDS` around it: a
     recording that is no longer than that, as an utterance. A network that sees whole utterances is given the
     `CONTEXT_SECONDS` before and behind each block: a recording that is no longer than that, as a whole.
-
-    Raises:
-        ConfigError: the model takes features from archives.
-        DataError: a damaged recording.
     """
     shift = model.experiment.features.frame_shift_ms / 1000.0
     context = model.network.context
@@ -312,11 +308,7 @@ def align_long(
 
 
 def read_words(path: Path) -> list[str]:
-    """The words of a text file.
-
-    Raises:
-        DataError: it cannot be read, or has none.
-    """
+    """The words of a text file."""
     words = [word for _, line in text_lines(path, longest=LONGEST_TEXT) for word in line]
     if not words:
         raise DataError(f"{path}: has no words; expected those of the recording")

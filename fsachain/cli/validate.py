@@ -99,9 +99,6 @@ def validate_data(
             without leave to run them they are faults.
         numerators: with it the file, or every shard of the folder, is compared with its checksums, and utterances without
             numerator, or with one of other words, are found too.
-
-    Raises:
-        DataError: there is no data set.
     """
     resources = resources or Resources()
     data, unread = DataDir.check(folder, allow_commands=resources.allow_commands)

@@ -104,11 +104,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | Path) -> Checkpoint:
-        """Read a checkpoint.
-
-        Raises:
-            DataError: the file cannot be read or is no checkpoint.
-        """
+        """Read a checkpoint."""
         tensors, header = load_tensors(path)
         try:
             optimizer = {
@@ -130,11 +126,7 @@ class Checkpoint:
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """Write named tensors and a JSON header to one file, all or nothing; see `fsachain.files.replacing`.
-
-    Raises:
-        OSError: as from the system (disk full, read-only); the file that was there is as it was.
-    """
+    """Write named tensors and a JSON header to one file, all or nothing; see `fsachain.files.replacing`."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -146,11 +138,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: 
 
 
 def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read what `save_tensors` wrote: the tensors, on the host, and the header.
-
-    Raises:
-        DataError: the file is absent, damaged or of another kind.
-    """
+    """Read what `save_tensors` wrote: the tensors, on the host, and the header."""
     safetensors = require("safetensors", extra="recipes")
     try:
         check_header_size(path)
@@ -221,11 +209,7 @@ def prune_checkpoints(directory: str | Path, keep_epochs: int, best: int | None 
 
 
 def average_states(states: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:
-    """Mean of several `state_dict()`s, summed in float64; integer entries are taken from the last one.
-
-    Raises:
-        DataError: no states, or names or shapes differ.
-    """
+    """Mean of several `state_dict()`s, summed in float64; integer entries are taken from the last one."""
     if not states:
         raise DataError("states: nothing to average")
     mean: Tensors = {}
@@ -350,10 +334,6 @@ class Checkpoints:
 
         Returns:
             Where the training stands; None if there is no checkpoint.
-
-        Raises:
-            ConfigError: the checkpoint belongs to a training with other options or utterances.
-            DataError: there are checkpoints, but none that can be gone on from.
         """
         found = None
         if log is not None:

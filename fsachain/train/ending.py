@@ -52,9 +52,6 @@ def best_average(
         newest_first: `state_dict()`s, loaded one at a time.
         objective: what to maximise; NaN loses against any number. Called once for each candidate, in order.
         ema: one more candidate; at equal objectives the earlier candidate, the mean of fewer models, is kept.
-
-    Raises:
-        DataError: there is no model, or names or shapes differ.
     """
     best: Combination | None = None
     objf: dict[str, float] = {}

@@ -27,11 +27,7 @@ class JsonLinesLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one line: `event`, Unix time and values. NaN and infinities become null.
-
-        Raises:
-            OSError: as from the system (disk full, read-only); it names the file.
-        """
+        """Append one line: `event`, Unix time and values. NaN and infinities become null."""
         line = {"event": event, "time": round(time.time(), 3), **json_ready(values)}
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
@@ -68,11 +64,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The events of a log in order; a last line cut short by a crash is left out.
-
-    Raises:
-        DataError: another line is not JSON.
-    """
+    """The events of a log in order; a last line cut short by a crash is left out."""
     broken: DataError | None = None
     for number, line in binary_lines(path, longest=LONGEST_LINE):
         if broken is not None:

@@ -35,9 +35,6 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
 
     Parameters with one factor on the learning rate and one weight decay are a group; a group's `factor` is used by
     `set_learning_rate`.
-
-    Raises:
-        ConfigError: a prefix in `factors` or `freeze_epochs` that fits no parameter, or all parameters are frozen.
     """
     named = {name: value for name, value in model.named_parameters() if value.requires_grad}
     _check_prefixes(named, config.factors, "train.optimizer.factors")

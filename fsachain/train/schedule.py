@@ -101,9 +101,6 @@ class Schedule:
     Args:
         points: (value, progress) pairs; progress does not fall, begins with 0 and ends with 1.
         where: name of the option, for messages.
-
-    Raises:
-        ConfigError: a number that is not finite, or a progress that is out of order or range.
     """
 
     __slots__ = ("points",)
@@ -127,11 +124,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, value: Any, where: str = "schedule") -> Schedule:
-        """The schedule in an option's value: a number, text or pairs, see the head of this module.
-
-        Raises:
-            ConfigError: it is none of these; `where` begins the message.
-        """
+        """The schedule in an option's value: a number, text or pairs, see the head of this module."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -125,9 +125,6 @@ class BatchSource:
     Attributes:
         excluded: Examples without numerator, with fewer output frames than it needs, or with features that are
             not finite.
-
-    Raises:
-        DataError: the versions differ in number, or nothing is left.
     """
 
     def __init__(
@@ -338,9 +335,6 @@ class StreamSource:
     Attributes:
         excluded: `left_out`, and those with which something was found wrong when it was their turn. A step goes on
             without them.
-
-    Raises:
-        DataError: there is no utterance.
     """
 
     def __init__(

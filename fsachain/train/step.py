@@ -367,9 +367,6 @@ class Stepper:
             parts: micro-batches; none if this process has no utterance of the batch.
             sums: are added to, the same in all processes.
             stopping: asked after the backward pass whether this process is to stop.
-
-        Raises:
-            WorldError: another process has ended.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         waited = self.world.seconds

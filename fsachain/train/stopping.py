@@ -27,9 +27,6 @@ def stoppable() -> Iterator[None]:
     """A block that SIGTERM ends at once: for work whose files are written under their names only when they are whole.
 
     Inside it a `StopRequest` may take the signal over. In other threads than the main one the block changes nothing.
-
-    Raises:
-        StoppedError: the signal came.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -82,9 +82,6 @@ class World:
         device: that this process trains on; None: where the model is.
         timeout: seconds that a process waits for the others.
         seconds: that this process has spent waiting for the others and adding up.
-
-    Raises:
-        WorldError: by every method: another process has ended, or did not answer for `timeout` seconds.
     """
 
     rank: int = 0
@@ -106,10 +103,6 @@ class World:
 
         Args:
             timeout: seconds > 0 that a process waits for the others within a training.
-
-        Raises:
-            ConfigError: the environment is incomplete, or has more processes than the machine has GPUs.
-            WorldError: the others do not come.
         """
         size = _number("WORLD_SIZE", 0)
         if size < 1:
