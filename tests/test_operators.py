@@ -3,6 +3,7 @@
 import pytest
 import torch
 from loss_calls import LOSSES, SCORES
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -34,6 +35,17 @@ def test_forward_mode_is_refused_and_not_taken_for_zero(name):
             LOSSES[name](dual)
 
 
+class Other(torch.Tensor):
+    """A subclass, which may want to see each operator."""
+
+
 @pytest.mark.parametrize("name", ["lfmmi", "ctc", "rnnt"])
-def test_tracers_meet_the_operator(name):
-    assert f"fsachain.{name}" in make_fx(LOSSES[name])(SCORES).code
+def test_tracers_transforms_and_subclasses_meet_the_operator(name):
+    loss = LOSSES[name]
+    assert f"fsachain.{name}" in make_fx(loss)(SCORES).code
+    several = torch.stack([SCORES, 2.0 * SCORES])
+    assert torch.equal(torch.func.vmap(loss)(several), torch.stack([loss(each) for each in several]))
+    found = loss(SCORES.as_subclass(Other))
+    assert type(found) is Other and torch.equal(found, loss(SCORES))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert isinstance(loss(mode.from_tensor(SCORES)), FakeTensor)
