@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import OBJF_PER_FRAME_FLOAT64
@@ -119,43 +116,6 @@ def word_starts(numerator: Numerator, scores: np.ndarray, filler_cost: float = m
     return np.array(
         [next(s.first_frame for s in segments if s.word == n) for n in range(len(numerator.words))]
     )
-
-
-MEMORY = """
-import sys
-import numpy as np
-from test_long_alignment import numerator_of, spoken, tree_of
-from fsachain.decode.align import LongAligner
-
-def peak():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-
-def align(repeats):
-    tree = tree_of("monophone")
-    words = ["yes", "no", "oh", "no"] * 25
-    part = numerator_of(words, tree)
-    block = np.full((1200, 500), -1.0, np.float32)
-    block[:, : tree.num_pdfs] = spoken(part, tree.num_pdfs, 1200, 0)
-    aligner = LongAligner(numerator_of(words * repeats, tree), window=300, lookahead=100)
-    for _ in range(repeats):
-        aligner.accept(block)
-    arcs, _ = aligner.finish()
-    assert len(arcs) == 1200 * repeats
-    return peak()
-
-print(align(2), align(20))
-"""
-
-
-def test_memory_does_not_grow_with_the_recording() -> None:
-    """Ten times the recording, 24,000 frames of 500 outputs: 48 MB of scores, and a trellis of 260 million steps."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY], cwd=REPOSITORY / "tests", capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    short, long = map(float, done.stdout.split())
-    assert long - short < 24.0  # MB; half of the scores alone
 
 
 def test_text_and_recording_that_do_not_fit_are_named() -> None:

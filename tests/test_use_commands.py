@@ -233,18 +233,3 @@ def test_align_long_names_what_is_wrong_with_the_text(fsachain, model, tmp_path,
     assert errors.startswith("error: ")
     assert message in errors
     assert errors.count("\n") == 1
-
-
-def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, model, tmp_path) -> None:
-    for name in ("onnx", "onnxscript"):
-        pytest.importorskip(name, reason="export needs fsachain[onnx]")
-    onnxruntime = pytest.importorskip("onnxruntime", reason="export needs fsachain[onnx]")
-    path = tmp_path / "exported" / "model.onnx"
-    status, output, errors = fsachain("export", model, path)
-    assert (status, errors) == (0, "")
-    assert "onnxruntime and PyTorch differ by" in output
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    metadata = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}
-    assert metadata["features"]["num_mel_bins"] == 8
-    assert metadata["cmvn"]["scope"] == "utterance"
-    assert (metadata["subsampling"], metadata["frame_shift_ms"]) == (3, 10.0)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_tdnnf import SMALL, network
+from test_use_commands import model as spoken_model  # noqa: F401
 from tolerances import NETWORK_FLOAT32
 
 from fsachain.data.cmvn import Cmvn, CmvnConfig
@@ -158,3 +159,18 @@ def test_the_compiler_takes_a_conformer_as_one_graph_for_all_lengths() -> None:
         torch.testing.assert_close(compiled(features, counts), model.scores(features, counts))
         expected = model(features, counts).nnet_output
         torch.testing.assert_close(model.scores(features, counts), expected)
+
+
+def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, spoken_model, tmp_path) -> None:  # noqa: F811
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason="export needs fsachain[onnx]")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="export needs fsachain[onnx]")
+    path = tmp_path / "exported" / "model.onnx"
+    status, output, errors = fsachain("export", spoken_model, path)
+    assert (status, errors) == (0, "")
+    assert "onnxruntime and PyTorch differ by" in output
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    metadata = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}
+    assert metadata["features"]["num_mel_bins"] == 8
+    assert metadata["cmvn"]["scope"] == "utterance"
+    assert (metadata["subsampling"], metadata["frame_shift_ms"]) == (3, 10.0)
