@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,19 +26,25 @@ def assert_one_line(outcome: Outcome, *parts: str) -> None:
         assert part in outcome.err
 
 
-@pytest.fixture
-def fsachain(monkeypatch, capsys):
-    """Run a command."""
-    pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
-    pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
+def run_command(*arguments: object) -> int:
+    """Exit status of `fsachain arguments...` in this process."""
     from fsachain.cli import main
 
+    with patch.object(sys, "argv", ["fsachain", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def fsachain(capsys):
+    """Run a command; gives its status and what it wrote."""
+    pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
+    pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
+
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
+        status = run_command(*arguments)
         captured = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), captured.out, captured.err)
+        return Outcome(status, captured.out, captured.err)
 
     return run
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from itertools import pairwise
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,9 +22,10 @@ for package in (
 
 import soundfile
 import torch
+from cli_fixtures import run_command as run
 from plot_inputs import epoch, lattice_inputs
 
-from fsachain.cli import EXIT_USER_ERROR, main, plots
+from fsachain.cli import EXIT_USER_ERROR, plots
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
@@ -42,13 +42,6 @@ CONFIG = (
     "phone_lm: {ngram_order: 2, no_prune_ngram_order: 2}\nfeatures: {sample_rate: 8000, num_mel_bins: 8}\n"
 )
 TEXT = {"u1": "yes no", "u2": "no", "a/../b": "no no yes"}
-
-
-def run(*arguments):
-    """Exit status of `fsachain arguments...`."""
-    with patch.object(sys, "argv", ["fsachain", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes
 pytest.importorskip("pywrapfst", reason="numerators need fsachain[graph]")
 pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 
-from fsachain.cli import EXIT_USER_ERROR, main
+from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import Lang, load_lang
 from fsachain.cli.resources import Resources
@@ -273,15 +272,10 @@ def test_bad_data_is_named_by_kind_and_the_rest_is_usable(case: str, corpus: Pat
     found = validate_data(corpus, EXPERIMENT, lang)
     named = [fault for fault in found.faults if re.search(message, str(fault))]
     assert named, fault_table(found.faults)
-    assert not kind or named[0].kind == kind
+    assert named[0].kind == kind if kind else named[0].kind in KINDS
     assert found.num_utterances == 3
     assert "\n" not in named[0].reason
     assert f"{named[0].kind}\n" in str(found)
-
-
-def test_at_least_thirty_kinds_of_bad_input_are_tried() -> None:
-    assert len(CASES) >= 30
-    assert {kind for _, kind, _ in CASES.values() if kind} <= set(KINDS)
 
 
 def test_a_recording_longer_than_any_utterance_is_refused(
@@ -325,18 +319,6 @@ def test_the_table_counts_by_kind_and_cannot_change_the_terminal() -> None:
     assert "\\x1b[2J: title\\x07" in table
     with pytest.raises(DataError, match="kind of fault: 'odd'"):
         Fault("u1", "reason", "odd")
-
-
-@pytest.fixture
-def fsachain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def break_two(corpus: Path) -> None:

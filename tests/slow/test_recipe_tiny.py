@@ -1,7 +1,6 @@
 """A recipe in small: synthetic digits, a narrow network, two epochs, all stages through to the report."""
 
 import shutil
-import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +13,8 @@ for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "c
     pytest.importorskip(module, reason="the recipes need fsachain[all]")
 
 import tolerances
+from cli_fixtures import run_command
 
-from fsachain.cli import main
 from fsachain.cli.decoding import align_data
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
@@ -157,23 +156,16 @@ def test_training_refuses_a_folder_with_other_options(exp: Path, capsys) -> None
     assert "other options in loss" in capsys.readouterr().err
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
-
-
-def test_commands_decode_and_align_as_the_stages_do(exp: Path, tmp_path: Path, monkeypatch) -> None:
+def test_commands_decode_and_align_as_the_stages_do(exp: Path, tmp_path: Path) -> None:
     model, test, lang = exp / "model" / "model.safetensors", exp / "data" / "test", exp / "lang"
-    assert run_command(monkeypatch, "decode", model, test, tmp_path, "--lang", lang) == 0
+    assert run_command("decode", model, test, tmp_path, "--lang", lang) == 0
     assert (tmp_path / "hyp.txt").read_text() == (exp / "decode" / "hyp.txt").read_text()
-    assert run_command(monkeypatch, "align", model, test, tmp_path, "--lang", lang) == 0
+    assert run_command("align", model, test, tmp_path, "--lang", lang) == 0
     assert (tmp_path / "words.ctm").read_text() == (exp / "align" / "words.ctm").read_text()
-    assert run_command(monkeypatch, "score", test / "text", tmp_path / "hyp.txt") == 0
+    assert run_command("score", test / "text", tmp_path / "hyp.txt") == 0
 
 
-def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, capsys) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
         "network: {channels: 16, bottleneck: 8, prefinal: 16, time_strides: [1]}\n"
@@ -182,10 +174,10 @@ def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, m
     data, graphs = exp / "data", exp / "graphs"
     sets = (data / "dev", graphs / "dev.npz")
     options = ("--lang", exp / "lang", "--den", graphs, "--dev", *sets, "--config", config)
-    assert run_command(monkeypatch, "train", *sets, tmp_path / "model", *options) == 0
-    assert run_command(monkeypatch, "info", tmp_path / "model" / "model.safetensors") == 0
+    assert run_command("train", *sets, tmp_path / "model", *options) == 0
+    assert run_command("info", tmp_path / "model" / "model.safetensors") == 0
     assert "one frame every 30 ms" in capsys.readouterr().out
-    assert run_command(monkeypatch, "report", tmp_path, "--base", exp) == 0
+    assert run_command("report", tmp_path, "--base", exp) == 0
     page = (tmp_path / "report.html").read_text()
     assert '<strong class="state">training: finished</strong>' in page
     assert "network.bottleneck" in page
@@ -245,13 +237,13 @@ def test_times_of_a_chunk_are_those_of_the_alignment(exp: Path, second: Path) ->
     assert checked
 
 
-def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path: Path, monkeypatch, capsys):
+def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path: Path, capsys):
     config = tmp_path / "config.yaml"
     recipe = (ROOT / "recipes/demo/config.yaml").read_text()
     config.write_text(recipe + "supervision: {chunk_frames: 90}\nperturbation: {speeds: [0.9, 1.0]}\n")
     out, alignment = tmp_path / "chunks.npz", second / "align-train" / "phones.ctm"
     data, options = exp / "data" / "train", ("--lang", exp / "lang", "--den", exp / "graphs")
-    assert run_command(monkeypatch, "supervise", data, alignment, out, *options, "--config", config) == 0
+    assert run_command("supervise", data, alignment, out, *options, "--config", config) == 0
     assert "supervised" in capsys.readouterr().out
     ours, theirs = load_chunks(out), load_chunks(second / "chunks.npz")
     assert list(ours) == list(theirs)
@@ -260,7 +252,7 @@ def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path:
             assert [chunk.id for chunk in one] == [chunk.id for chunk in other]
             for a, b in zip(one, other, strict=True):
                 np.testing.assert_array_equal(a.fsa.log_prob, b.fsa.log_prob)
-    assert run_command(monkeypatch, "info", out) == 0
+    assert run_command("info", out) == 0
     assert "chunks: " in capsys.readouterr().out
     small = (
         "network: {channels: 16, bottleneck: 8, prefinal: 16, time_strides: [1]}\n"
@@ -268,16 +260,14 @@ def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path:
     )
     train = ("train", data, out, tmp_path / "model", *options, "--config", config)
     config.write_text(small)
-    assert run_command(monkeypatch, *train) == 1
+    assert run_command(*train) == 1
     assert "supervise anew after a change of speeds" in capsys.readouterr().err
     shutil.rmtree(tmp_path / "model")
     config.write_text("perturbation: {speeds: [0.9, 1.0]}\n" + small)
-    assert run_command(monkeypatch, *train) == 0
+    assert run_command(*train) == 0
 
 
-def test_utterances_without_an_alignment_are_named(
-    exp: Path, second: Path, tmp_path: Path, monkeypatch, capsys
-):
+def test_utterances_without_an_alignment_are_named(exp: Path, second: Path, tmp_path: Path, capsys):
     lines = (second / "align-train" / "phones.ctm").read_text().splitlines(keepends=True)
     name = lines[0].split()[0]
     alignment = tmp_path / "phones.ctm"
@@ -285,12 +275,12 @@ def test_utterances_without_an_alignment_are_named(
     options = ("--lang", exp / "lang", "--den", exp / "graphs")
     config = ("--config", ROOT / "recipes/demo/config.yaml")
     step = ("supervise", exp / "data" / "train", alignment, tmp_path / "c.npz", *options, *config)
-    assert run_command(monkeypatch, *step) == 0
+    assert run_command(*step) == 0
     told = capsys.readouterr().out
     assert "1 utterances excluded" in told
     assert f"utterance {name!r}: is not in the alignment" in told
     alignment.write_text("other 1 0.0 0.1 SIL\n")
-    assert run_command(monkeypatch, *step) == 1
+    assert run_command(*step) == 1
     assert "no utterance has a supervision; the first reason" in capsys.readouterr().err
 
 
