@@ -26,22 +26,19 @@ def test_an_alignment_has_32_bits_a_frame() -> None:
         read_posterior(Cursor(b"[ 1 0.5 ] [ 4294967296 1 ]\n", "ali"))
 
 
-def test_fields_are_the_same_wherever_a_long_line_is_cut() -> None:
+def test_a_long_line_and_a_long_field() -> None:
     numbers = [10**digits for digits in range(9)] * 2_000
     text = "  ".join(map(str, numbers)).encode() + b" \r\n7\n"
     cursor = Cursor(text, "ali")
     assert read_alignment(cursor).tolist() == numbers
     assert read_alignment(cursor).tolist() == [7]
-    with pytest.raises(DataError, match="a field of more than 4096 bytes"):
+    with pytest.raises(DataError, match=r"ali, byte 0: expected a line of integers, found '2{40}'$"):
         read_alignment(Cursor(b"1 " + b"2" * 9_000 + b" 3\n", "ali"))
 
 
-def test_a_posterior_is_a_sequence_of_its_frames() -> None:
+def test_a_posterior_is_a_list_of_its_frames() -> None:
     frames = [[(1, 0.5), (7, 0.25)], [], [(2, 1.0)]]
-    found = read_posterior(Cursor(b"[ 1 0.5 7 0.25 ] [ ] [ 2 1 ]\n", "post"))
-    assert found == frames and found[1:] == frames[1:] and found[-1] == frames[-1]
-    assert found != frames[1:] and found != 1
-    assert (found.offsets.dtype, found.ids.dtype, found.weights.dtype) == (np.int32, np.int32, np.float32)
+    assert read_posterior(Cursor(b"[ 1 0.5 7 0.25 ] [ ] [ 2 1 ]\n", "post")) == frames
 
 
 def test_the_codes_of_a_large_compressed_matrix_lie_between_their_columns_quartiles() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ pytest.importorskip("yaml", reason="the extra 'recipes' is not installed")
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import parse_json
 from fsachain.train.config import MAX_BYTES, load_yaml
-from fsachain.train.log import JsonLinesLog, read_log
+from fsachain.train.log import JsonLinesLog
 
 LAUGHS = "a: &a [x, x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]\n" for n in range(9)
@@ -91,14 +90,3 @@ def test_the_names_of_keys_are_shown_as_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_yaml(tmp_path / "bad.yaml")
     assert "\x1b" not in str(caught.value)
-
-
-def test_a_line_of_a_log_that_becomes_many_objects_is_no_event(tmp_path: Path) -> None:
-    log = JsonLinesLog(tmp_path / "train.jsonl")
-    log.write("start", excluded=[])
-    with log.path.open("ab") as file:
-        file.write(b'{"a":[' + b"{}," * 100_000 + b"{}]}\n{}\n")
-    with pytest.raises(DataError, match=r"train\.jsonl:2: not a line of JSON: .* may become \d+ bytes"):
-        deque(read_log(log.path), maxlen=0)
-    assert log.rewind(bool) == 1
-    assert [event["event"] for event in read_log(log.path) if event] == ["start"]

@@ -1,0 +1,188 @@
+"""Texts made to become as many or as large objects as they can: a reader stays within 64 MB and twenty times the file."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+for module in ("safetensors", "yaml", "soundfile", "pywrapfst"):
+    pytest.importorskip(module, reason="the readers need fsachain[recipes]")
+
+from fsachain.errors import FsachainError
+from tools.fuzz.kaldi_readers import EXAMPLE, OBJECTIVE
+from tools.fuzz.reader import most_memory
+from tools.fuzz.readers import READERS
+
+SIZE = 300_000  # bytes, or more
+BY_NAME = {reader.name: reader for reader in READERS}
+
+
+def _filled(entry: bytes, begin: bytes = b"", end: bytes = b"") -> bytes:
+    """The same entry until the text has its size."""
+    return begin + entry * (SIZE // len(entry)) + end
+
+
+def _numbered(pattern: bytes, begin: bytes = b"", end: bytes = b"") -> bytes:
+    """Entries with a number, which rises, until the text has its size."""
+    entries, size, number = [begin], 0, 0
+    while size < SIZE:
+        entries.append(pattern.replace(b"%d", b"%d" % number))
+        size += len(entries[-1])
+        number += 1
+    return b"".join((*entries, end))
+
+
+def _mixed_cut(tracks: int) -> bytes:
+    cut = {"id": "u1", "type": "MixedCut", "tracks": [{"cut": {}} for _ in range(tracks)]}
+    return json.dumps(cut).encode() + b"\n"
+
+
+def _tree(nodes: bytes) -> bytes:
+    return b"ContextDependency 3 1 ToPdf " + nodes + b"EndContextDependency "
+
+
+def _topology(phones: bytes, transitions: bytes = b"") -> bytes:
+    state = b"<State> 0 " + transitions + b"</State> <State> 1 </State> "
+    head = b"<Topology> <TopologyEntry> <ForPhones> " + phones + b"</ForPhones> "
+    return head + state + b"</TopologyEntry> </Topology> "
+
+
+_NO_LOG_PROBS = b"</Triples> <LogProbs> [ 0 ]\n</LogProbs> </TransitionModel> "
+
+LEXICON = b"""{"format": "fsachain-lexicon-2", "silence": null, "silence_prob": 0.5, "oov": null, "phones": 1, \
+"pronunciations": %d}
+"A"
+"""
+
+# Name of the attack: the reader, and the content.
+HOSTILE: dict[str, tuple[str, bytes]] = {
+    "a line of words": ("transcripts", _filled(b"ab ", b"u1 ", b"\n")),
+    "different words of a line": ("transcripts", _numbered(b"%d ", b"u1 ", b"\n")),
+    "a line without end": ("transcripts", b"u1" + b"x" * 1_500_000),
+    "a line of zero bytes": ("transcripts", bytes(SIZE)),
+    "a wide letter in a long line": ("transcripts", _filled(b"ab ", "u1 \U0001f600".encode(), b"\n")),
+    "ids alone": ("transcripts", _numbered(b"%d\n")),
+    "ids with a word": ("transcripts", _numbered(b"%d %d\n")),
+    "one id many times": ("transcripts", _filled(b"u1 a\n")),
+    "empty lines": ("transcripts", _filled(b"\n")),
+    "ids of a data directory": ("data directory", _numbered(b"%d\n")),
+    "ids and speakers": ("data directory", _numbered(b"%d a\n")),
+    "one id of a directory": ("data directory", _filled(b"u a\n")),
+    "different locations": ("data directory", _numbered(b"%d %d\n")),
+    "lines that are no text": ("data directory", _filled(b"\xff\n")),
+    "every id twice": ("data directory", _numbered(b"%d a\n")[: SIZE // 2] * 2),
+    "commands in a directory": ("data directory", _numbered(b"%d a|\n")),
+    "segments": ("data directory", _numbered(b"%d r1 0 1\n")),
+    "numbers in a cut": ("cuts", _filled(b"1,", b'{"id": "u1", "type": "MonoCut", "custom": [', b"1]}\n")),
+    "lists in a cut": ("cuts", _filled(b"[],", b'{"id": "u1", "type": "MonoCut", "custom": [', b"1]}\n")),
+    "tracks of a cut": ("cuts", _mixed_cut(20_000)),
+    "cuts that lhotse refuses": ("cuts", _numbered(b'{"id":"%d","type":"a","supervisions":[{}]}\n')),
+    "cuts that are none": ("cuts", _filled(b"{}\n")),
+    "ids of cuts": ("cuts", _numbered(b'{"id":"%d","type":"a"}\n')),
+    "one word many times": ("lexicon", _numbered(b"a A%d\n")),
+    "pronunciations of one word": ("lexicon", _numbered(b"a %d A B\n")),
+    "words in disorder": (
+        "lexicon",
+        _numbered(b"%d A\n")[: SIZE // 2] + _numbered(b"%d B\n")[: SIZE // 2] + b"\n",
+    ),
+    "one pronunciation many times": ("lexicon", _filled(b"a A\n")),
+    "words of one phone": ("lexicon", _numbered(b"%d A\n")),
+    "phones of one word": ("lexicon", _numbered(b"A%d ", b"a ", b"\n")),
+    "a long pronunciation": ("lexicon", _filled(b"A ", b"a ", b"\n")),
+    "saved words": ("lexicon as JSON", _filled(b'["a",1,[1]]\n', LEXICON % (SIZE // 12))),
+    "saved phones of a word": ("lexicon as JSON", _filled(b"1,", LEXICON % 1 + b'["a",1,[', b"1]]\n")),
+    "names in reverse": ("symbols", b"".join(b"%x %d\n" % (n, n) for n in range(20_000, 0, -1))),
+    "names by number": ("symbols", _numbered(b"%d %d\n")),
+    "one name many times": ("symbols", _filled(b"a 1\n")),
+    "an id beyond the lines": ("symbols", b"a 1\nb 1000000000000\n"),
+    "arcs from a state to itself": ("acceptor as text", _filled(b"0 0 1\n")),
+    "final states": ("acceptor as text", _numbered(b"%d\n", b"0 0 1 1\n")),
+    "one final state": ("acceptor as text", _filled(b"0\n", b"0 0 1 1\n")),
+    "a state beyond the lines": ("acceptor as text", b"0 2000000000 1 1\n"),
+    "a state far off in a long file": ("acceptor as text", b"0 0 1 1\n" * 10_000 + b"0 30000000 1 1\n"),
+    "arcs in an archive": ("fsts as text", _filled(b"0 0 1\n", b"u1\n")),
+    "final states in an archive": ("fsts as text", _filled(b"0\n", b"u1\n0 0 1 1\n")),
+    "arcs to as many states": ("fsts as text", _numbered(b"0 %d 1 1\n", b"u1\n")),
+    "arcs out of order": ("fsts as text", _filled(b"9 0 1 2\n8 9 2 1\n", b"u1\n")),
+    "small graphs": ("fsts as text", _numbered(b"%d\n0 0 1 1\n0\n\n")),
+    "a state beyond an archive": ("fsts as text", b"u1\n0 0 1 1\n0\n\n" * 5_000 + b"u2\n0 600000 1 1\n\n"),
+    "a state beyond a lattice": ("lattices", b"u1\n0 900000 1 1,1,1\n\n"),
+    "a string of a lattice": ("lattices", _filled(b"1_", b"u1\n0 1 1 1,1,", b"1\n1\n\n")),
+    "arcs of a lattice": ("lattices", _filled(b"0 1 1\n", b"u1\n", b"1\n\n")),
+    "final states of a lattice": ("lattices", _filled(b"1\n", b"u1\n0 1 1\n", b"\n")),
+    "strings of a lattice": ("lattices", _filled(b"0 1 1 1,1,1_1\n", b"u1\n", b"1\n\n")),
+    "an alignment of one line": ("alignments", _filled(b"1 ", b"u1 ", b"\n")),
+    "a field without end": ("alignments", b"u1 " + b"1" * SIZE + b"\n"),
+    "a number beyond 32 bits at the end": ("alignments", _filled(b"1 ", b"u1 ", b"99999999999\n")),
+    "alignments of one frame": ("alignments", _numbered(b"%d 1\n")),
+    "frames without pairs": ("posteriors", _filled(b"[ ] ", b"u1 ", b"\n")),
+    "pairs of one frame": ("posteriors", _filled(b"1 1 ", b"u1 [ ", b"]\n")),
+    "a matrix of one column": ("matrices as text", _filled(b"1\n", b"u1  [\n ", b" ]\n")),
+    "a matrix of one row": ("matrices as text", _filled(b"1 ", b"u1  [ ", b"]\n")),
+    "matrices of one number": ("matrices as text", _numbered(b"%d [ 1 ]\n")),
+    "lines of a log": ("log", _filled(b"{}\n")),
+    "brackets in a log": ("log", b"[" * SIZE),
+    "numbers in a log": ("log", _filled(b"1,", b'{"event": [', b"1]}\n")),
+    "leaves": ("kaldi tree", _tree(b"TE 0 50000 ( " + b"CE 0 " * 50_000 + b") ")),
+    "no leaves": ("kaldi tree", _tree(b"TE 0 50000 ( " + b"NULL " * 50_000 + b") ")),
+    "nested tables": ("kaldi tree", _tree(b"TE 0 1 ( " * 20_000 + b"CE 0 " + b") " * 20_000)),
+    "nested splits": ("kaldi tree", _tree(b"SE 0 [ ] { CE 0 " * 12_000 + b"CE 0 " + b"} " * 12_000)),
+    "values of a split": ("kaldi tree", _tree(b"SE 0 [ " + b"1 " * 100_000 + b"] { CE 0 CE 0 } ")),
+    "phones of a topology": ("topology", _topology(b"1 " * 100_000, b"<Transition> 1 1 ")),
+    "transitions of a state": ("topology", _topology(b"1 ", b"<Transition> 1 1 " * 58_000)),
+    "triples without arcs": (
+        "transition model",
+        b"<TransitionModel> " + _topology(b"1 ") + b"<Triples> 40000 " + b"1 0 0 " * 40_000 + _NO_LOG_PROBS,
+    ),
+    "many transitions of many tuples": (
+        "transition model",
+        b"<TransitionModel> "
+        + _topology(b"1 ", b"<Transition> 1 1 " * 1000)
+        + b"<Tuples> 30000 "
+        + b"1 0 0 0 " * 30_000
+        + _NO_LOG_PROBS.replace(b"Triples", b"Tuples"),
+    ),
+    "outputs of a training": ("training log", _numbered(OBJECTIVE.replace(b"output", b"o%d"))),
+    "steps of an example": (
+        "examples",
+        b"a " + EXAMPLE.replace(b"<I1V> 1 <I1> 0 0 0", b"<I1V> 30000 " + b"<I1> 0 0 0 " * 30_000),
+    ),
+    "arcs of an example": (
+        "examples",
+        b"a " + EXAMPLE.replace(b"0 1 1 1 0.5\n", b"0 1 1 1 0.5\n" * 20_000),
+    ),
+    "lists in a log": ("log", b'{"a":[' + b"{}," * 100_000 + b"{}]}\n"),
+    "bytes in a log": ("log", b"\xff" * SIZE + b"\n"),
+    "keys in a log": ("log", b"{" + b",".join(b'"%x":[]' % number for number in range(30_000)) + b"}\n"),
+    "entries of a list of options": ("options", b"a: [" + b"a," * 100_000 + b"a]\n"),
+    "tables in options": ("options", b"a: [" + b"{}," * 80_000 + b"]\n"),
+    "times of an alignment": ("ctm", _numbered(b"u 1 %d %d a\n")),
+    "labels of an alignment": ("ctm", _numbered(b"u 1 1 1 a%d\n")),
+    "utterances of an alignment": ("ctm", _numbered(b"%d 1 1 1 a\n")),
+    "a time that is none, at the end": ("ctm", _filled(b"u 1 1 1 a\n", b"", b"u 1 x 1 a\n")),
+    "shortest lines of an alignment": ("ctm", _filled(b"u 1 1 1 a\n")),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_text_that_becomes_many_objects_stays_in_bounds(attack: str, tmp_path: Path) -> None:
+    name, content = HOSTILE[attack]
+    reader = BY_NAME[name]
+    path = tmp_path / f"hostile{reader.suffix}"
+    reader.write(path)
+    reader.read(path)  # what is loaded on first use
+    path.write_bytes(content)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        try:
+            reader.read(path)
+        except FsachainError as error:
+            assert len(str(error)) < 1000
+        assert tracemalloc.get_traced_memory()[1] <= most_memory(path)
+    finally:
+        tracemalloc.stop()
