@@ -109,7 +109,7 @@ def test_a_loss_is_minus_log_z_of_the_graph_that_the_topology_names(topology, ba
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("topology", "delay"), itertools.product(["standard", "selfless"], [0.0, 0.3, -1.0]))
+@pytest.mark.parametrize(("topology", "delay"), [("standard", 0.3), ("standard", -1.0), ("selfless", 0.3)])
 def test_a_delay_penalty_is_paid_at_the_first_frame_of_each_label(topology, delay, backend):
     frames, classes, target = 5, 3, (1, 1)
     scores = np.random.default_rng(0).standard_normal((frames, 1, classes))
@@ -168,8 +168,13 @@ def test_the_gradient_of_log_probs_is_minus_the_occupancy_and_that_of_logits_sum
     assert not by_log_probs[~real].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        *[(torch.float32, scale) for scale in (1.0, 30.0, 80.0, 1000.0)],
+        *[(torch.float16, 80.0), (torch.bfloat16, 1000.0), (torch.float64, 1000.0)],
+    ],
+)
 def test_any_magnitude_gives_what_the_reference_gives(dtype, scale):
     batch = random_batch(5, frames=60, labels=12, scale=scale)
     losses, gradient = losses_and_gradient(batch, dtype)
@@ -221,9 +226,14 @@ def test_a_certain_target_costs_exactly_nothing(inputs):
     assert ctc_loss(scores, target, [frames], [labels], reduction="sum", inputs=inputs) == 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1.0, 40.0])
-@pytest.mark.parametrize("options", [{}, {"delay_penalty": 0.1}])
+@pytest.mark.parametrize(
+    ("dtype", "scale", "options"),
+    [
+        (torch.float32, 1.0, {}),
+        (torch.float32, 40.0, {"delay_penalty": 0.1}),
+        (torch.float64, 40.0, {}),
+    ],
+)
 def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(dtype, scale, options):
     batch = random_batch(7, size=21, frames=50, labels=13, scale=scale)
     losses, gradient = losses_and_gradient(batch, dtype, **options)
