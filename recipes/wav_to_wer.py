@@ -156,6 +156,7 @@ def train_network(
             if schedule.last_epoch % 4 == 0:  # as often as Kaldi does
                 network.constrain_orthonormal()
             record = loss_of.last_record
+            assert record is not None
             objf, frames = objf + float(record.objf_ok), frames + float(record.weight_ok)
             if record.excluded:
                 print(f"no path through the numerator: {', '.join(record.excluded)}")

@@ -180,7 +180,10 @@ def _of_arrays(arrays: Arrays) -> dict[str, list[list[Chunk]]]:
     spans = zip(
         names, start.tolist(), end.tolist(), of_frames.tolist(), fsas, pairwise(first_frame), strict=True
     )
-    chunks = [Chunk(*fields, weights[slice(*frames)]) for *fields, frames in spans]
+    chunks = [
+        Chunk(name, begin, stop, length, fsa, weights[slice(*frames)])
+        for name, begin, stop, length, fsa, frames in spans
+    ]
     return {
         name: [chunks[place : place + count] for place in range(first, last, max(1, count))]
         for name, count, (first, last) in zip(

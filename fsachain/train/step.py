@@ -194,9 +194,12 @@ class _Scores(NamedTuple):
 class Output(Protocol):
     """What a model returns: scores [N, T', P], lengths [N], log-softmax of a second branch or None."""
 
-    nnet_output: torch.Tensor
-    lengths: torch.Tensor
-    xent_log_probs: torch.Tensor | None
+    @property
+    def nnet_output(self) -> torch.Tensor: ...
+    @property
+    def lengths(self) -> torch.Tensor: ...
+    @property
+    def xent_log_probs(self) -> torch.Tensor | None: ...
 
 
 class Passes:
