@@ -190,7 +190,7 @@ def test_one_hot_scores_and_rows_of_minus_infinity_are_exact(leaky):
 def kernels(monkeypatch):
     """Names of the kernels that run, in order."""
     ran = []
-    for name, suffix in (("scaled", "cpu_mbr_scaled"), ("logs", "of_module")):
+    for name, suffix in (("scaled", "scaled"), ("logs", "in_logs")):
         for direction in ("forward", "backward"):
             original = getattr(cpu_mbr, f"{direction}_{suffix}")
             spy = lambda *a, original=original, label=(name, direction): (ran.append(label), original(*a))[1]  # noqa: E731

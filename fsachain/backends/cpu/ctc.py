@@ -67,7 +67,7 @@ class Group(NamedTuple):
     lanes: Integers
     lengths: Integers
     table: Packed
-    columns: Packed
+    columns: Any  # packed `OwnColumns`
     shape: Shape
 
 

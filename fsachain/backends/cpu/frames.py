@@ -603,7 +603,7 @@ WIDE = Form(16)
 
 
 @helper
-def _largest_cpu_penalty(y: Any) -> float:
+def _largest_magnitude(y: Any) -> float:
     """The largest |y| of a row [P], NaN left out."""
     whole, result = len(y) - len(y) % 16, 0.0
     if whole > 0:
@@ -628,7 +628,7 @@ def add_penalties(
     """
     squares, excesses = 0.0, 0.0
     for t in range(y.shape[0]):
-        if l2 == 0.0 and _largest_cpu_penalty(y[t]) <= limit:
+        if l2 == 0.0 and _largest_magnitude(y[t]) <= limit:
             continue
         for p in range(y.shape[1]):
             value = float(y[t, p])

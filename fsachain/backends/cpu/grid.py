@@ -173,7 +173,7 @@ def log_prob(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
 
 
 @jit_on_views
-def forward_backward_grid_recursion(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
+def _forward_backward_of_one(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
     """log Z of sequence n; its scores in `values` give way to occupancies, to zeros if log Z is not finite."""
     arcs, sizes, boxes = batch
     result = log_prob(batch, n, values, work, columns)
@@ -229,7 +229,7 @@ def forward_backward(batch: GridBatch, values: Reals) -> Array:
 
     Padding, and a sequence whose log Z is not finite, get 0.
     """
-    return _run(forward_backward_grid_recursion, batch, values)
+    return _run(_forward_backward_of_one, batch, values)
 
 
 def best_paths(batch: GridBatch, values: Reals) -> tuple[Array, list[Ints]]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.jit import jit
 from fsachain.backends.cpu.log import LogTable, _log_add, _log_sum, log_table
-from fsachain.backends.cpu.log import _load as _load_cpu_mbr_log
+from fsachain.backends.cpu.log import _load as _load_scores
 from fsachain.backends.cpu.memory import thread_budget
 from fsachain.backends.cpu.threads import get_num_threads, run_all
 from fsachain.batch import TableBatch
@@ -31,7 +31,7 @@ from fsachain.table import TransitionTable
 # accuracies.
 
 
-class Inputs(NamedTuple):
+class LogInputs(NamedTuple):
     """What the kernels read: a `LogTable`, log c, scores and accuracies [T, P] of one sequence."""
 
     table: Any
@@ -74,7 +74,7 @@ def _load_accuracy(accuracy: Any, active: Any, a: Any) -> float:
 
 
 @jit
-def forward(inputs: Any, span: Any, alpha: Any, gain: Any, sums: Any) -> None:
+def forward_in_logs(inputs: Any, span: Any, alpha: Any, gain: Any, sums: Any) -> None:
     """alpha' and u' of frames span[0] to span[1] into the rows of alpha and gain [rows, S], the first one given if t > 0.
 
     sums: log Z and E[A], carried from span to span and final after the last frame; NaN for illegal scores or accuracies.
@@ -94,7 +94,7 @@ def forward(inputs: Any, span: Any, alpha: Any, gain: Any, sums: Any) -> None:
             continue
         else:
             before, u_before = alpha[(t - 1 - span[0]) % rows], gain[(t - 1 - span[0]) % rows]
-            sums[0] += _load_cpu_mbr_log(scores[t - 1], table.active, y)
+            sums[0] += _load_scores(scores[t - 1], table.active, y)
             sums[1] += _load_accuracy(accuracy[t - 1], table.active, a)
             if math.isnan(sums[0]):
                 sums[1] = np.nan
@@ -124,7 +124,7 @@ def forward(inputs: Any, span: Any, alpha: Any, gain: Any, sums: Any) -> None:
 
 
 @jit
-def backward(
+def backward_in_logs(
     inputs: Any,
     span: Any,
     alpha: Any,
@@ -153,7 +153,7 @@ def backward(
         elif t == span[1]:
             continue
         else:
-            _load_cpu_mbr_log(scores[t], table.active, y)
+            _load_scores(scores[t], table.active, y)
             _load_accuracy(accuracy[t], table.active, a)
             for i in range(num_states):
                 first, last = offsets[i], offsets[i + 1]
@@ -268,7 +268,7 @@ LOG_Z, MEAN, LOWEST, LEAKED, LEAST, ILLEGAL_SCORE, ILLEGAL_ACCURACY = range(7)
 NUM_SUMS = 7
 
 
-class Inputs_cpu_mbr_scaled(NamedTuple):
+class ScaledInputs(NamedTuple):
     """What the kernels read: a table, c, scores and accuracies [N, T, P], the group's sequences [W] and their frames [W]."""
 
     table: Any
@@ -356,7 +356,7 @@ def _spread(
 
 
 @jit
-def forward_cpu_mbr_scaled(unit: Any, inputs: Any, span: Any, alpha: Any, gain: Any, sums: Any) -> None:
+def forward_scaled(unit: Any, inputs: Any, span: Any, alpha: Any, gain: Any, sums: Any) -> None:
     """(1)-(4) and (M1)-(M3) of frames span[0] to span[1] into the rows of alpha and gain [rows, S, W].
 
     The first row is given if span[0] > 0. sums[LOWEST] is a bound for (13) that needs no beta: the least of all products,
@@ -463,7 +463,7 @@ def _begin_betas(inputs: Any, t: int, alpha: Any, now: Any, lowest: Any) -> None
 
 
 @jit
-def backward_cpu_mbr_scaled(
+def backward_scaled(
     unit: Any,
     inputs: Any,
     span: Any,
@@ -625,13 +625,13 @@ def _scaled(
     unit = (1,) if len(lanes) == 1 else ()
     data, lengths, width = _scaled_table(table), job.lengths[lanes], len(lanes)
     sums = np.empty((NUM_SUMS, width))
-    inputs = Inputs_cpu_mbr_scaled(data, job.leaky, job.scores, job.accuracy, lanes, lengths)
+    inputs = ScaledInputs(data, job.leaky, job.scores, job.accuracy, lanes, lengths)
 
     def forward(span: Span, history: Floats, into: Floats) -> None:
-        forward_cpu_mbr_scaled(unit, inputs, span, history[0], history[1], into)
+        forward_scaled(unit, inputs, span, history[0], history[1], into)
 
     def backward(span: Span, history: Floats) -> None:
-        backward_cpu_mbr_scaled(
+        backward_scaled(
             unit, inputs, span, history[0], history[1], carried, lowest, weights, job.out, job.occupancy
         )
 
@@ -659,16 +659,16 @@ def _logs(table: LogTable, job: _Job, n: int) -> tuple[float, float]:
     frames, num_states = int(job.lengths[n]), len(table.initial)
     scores, accuracy = job.scores[n, :frames], job.accuracy[n, :frames]
     log_c = float(np.log(job.leaky)) if job.leaky > 0.0 else -np.inf
-    inputs = Inputs(table, log_c, scores, accuracy)
+    inputs = LogInputs(table, log_c, scores, accuracy)
     sums = np.empty(2)
 
     def forward(span: Span, history: Floats, into: Floats) -> None:
-        forward_of_module(inputs, span, history[0], history[1], into)
+        forward_in_logs(inputs, span, history[0], history[1], into)
 
     def backward(span: Span, history: Floats) -> None:
         out = job.out[n, :frames]
         occupancy = job.occupancy[n, :frames] if len(job.occupancy) else np.empty((0, 0), job.occupancy.dtype)
-        backward_of_module(inputs, span, history[0], history[1], carried, weight, out, occupancy)
+        backward_in_logs(inputs, span, history[0], history[1], carried, weight, out, occupancy)
 
     weight = 0.0 if job.weights is None else float(job.weights[n])
     if not weight:
@@ -745,7 +745,3 @@ def _probs(log_probs: Floats) -> tuple[Floats, float, float]:
     scale = float(finite.max(initial=-np.inf)) if finite.size else 0.0
     least = float(np.exp(finite.min() - scale)) if finite.size else 1.0
     return np.exp(log_probs - scale), scale, least
-
-
-forward_of_module = forward
-backward_of_module = backward

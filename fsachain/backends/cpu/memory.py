@@ -226,7 +226,9 @@ def _layout(
         ((1, width), kind),  # extent
         ((segments, alphas, row), kind),  # checkpoints
     )
-    words, is_address, starts, offset = [], [], [], 0
+    words: list[int] = []
+    is_address: list[int] = []
+    starts, offset = [], 0
     for size, dtype in sizes:
         starts.append(len(words))
         words += [offset, *size]
