@@ -121,11 +121,7 @@ class TableBatch:
 
 
 def find_batch(key: int) -> TableBatch:
-    """The batch whose `key` holds this number.
-
-    Raises:
-        ShapeError: it is gone; whoever passes a key must keep the batch until the call returns.
-    """
+    """The batch whose `key` holds this number; whoever passes a key keeps the batch until the call returns."""
     batch = _batches.get(key)
     if batch is None:
         raise ShapeError(

@@ -16,31 +16,19 @@ from fsachain.fsa import Floats, Fsa
 from fsachain.recursion import log_add, log_sum_rows
 from fsachain.table import TransitionTable, compile_table
 
-# The normalization FSA: a denominator that starts anywhere, as numerators are cut from anywhere.
-#
-# A numerator composed with it scores its paths as the denominator does, so that log Z of the numerator never
-# exceeds that of the denominator (Hadian et al., Interspeech 2018). One new start state takes the place of
-# the initial probabilities.
-
 MERGES = ("sum", "min")
 
 
 def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum") -> Fsa:
-    """The denominator `fsa` with its initial distribution turned into a new start state.
+    """The denominator `fsa` with `initial_probs` [S] turned into a new start state (Hadian et al., Interspeech 2018).
 
-    The new start has, for each (pdf, dst), one arc: the merge over states s of log initial_probs[s] + the
-    arc's log_prob. All other arcs stay; every state is final with probability one except the new start, since
-    an utterance has at least one frame. States that the new start does not reach are left out.
+    A numerator composed with it scores its paths as the denominator does, so that log Z of the numerator never exceeds
+    that of the denominator. The new start has one arc for each (pdf, dst): the merge over states s of
+    log initial_probs[s] + the arc's log_prob. All other arcs stay; every state is final with probability one except the
+    new start, since an utterance has at least one frame. States that the new start does not reach are left out.
 
-    Args:
-        fsa: the denominator graph.
-        initial_probs: [S], at least 0; states of probability 0 are not started from.
-        merge: "sum", log-sum: the exact value, log Z is that of the denominator at leaky coefficient 0; or
-            "min", the best
-            term alone: Kaldi's epsilon removal in the tropical semiring.
-
-    Raises:
-        GraphError: an unknown merge, probabilities of another shape, negative, not finite or all 0.
+    Merge "sum", the log-sum, is exact: log Z is that of the denominator at leaky coefficient 0. "min" takes the best
+    term alone, as Kaldi's epsilon removal in the tropical semiring does.
     """
     if merge not in MERGES:
         raise GraphError(f"merge = {merge!r}: expected one of {', '.join(MERGES)}")
@@ -70,8 +58,6 @@ def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum"
     ).trim()
 
 
-# Stationary probabilities of a graph: where a leak lands, and where a chunk cut from a recording may begin.
-
 NUM_STEPS = 100
 
 
@@ -80,9 +66,7 @@ def stationary_probs(fsa: Fsa) -> npt.NDArray[np.float64]:
 
     p_0 is one at the start state; p_{k+1} is one step along the arcs, each state's arcs and its own final weight
     normalised to one, then rescaled to sum one; the result is the mean of p_0..p_99 (Povey et al., Interspeech 2016).
-
-    Raises:
-        GraphError: all mass dies within the 100 steps, as it does in a graph without a cycle.
+    A graph without a cycle has none: all mass dies within the 100 steps, which is a GraphError.
     """
     transition = _step_matrix(fsa)
     probs = np.zeros(fsa.num_states)

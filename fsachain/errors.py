@@ -42,11 +42,7 @@ class MissingExtraError(FsachainError, ImportError):
 
 
 def require(module: str, *, extra: str) -> Any:
-    """Import `module`, which the optional dependency set `extra` installs.
-
-    Raises:
-        MissingExtraError: the import failed; the message has the reason and the pip command.
-    """
+    """Import `module`, which the optional dependency set `extra` installs; a MissingExtraError names the pip command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -40,9 +40,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Readers see the old file or all of the new one, and so does whoever comes after a kill or a power cut: the
     data reach the disk before the name is given, the name before the block is left. After an error the old file
     is as it was and nothing else is left. A link under this name is replaced, never followed.
-
-    Raises:
-        OSError: as from the system (disk full, read-only); it names the file.
     """
     target = Path(path)
     mark = f".{secrets.token_hex(6)}{PARTIAL}"
@@ -65,7 +62,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the system inside the block that name no file, such as that of a full disk, name this one."""
+    """An OSError inside the block that names no file, such as that of a full disk, is made to name this one."""
     try:
         yield
     except OSError as error:
@@ -75,13 +72,13 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write UTF-8 text to `path`, as `replacing`."""
+    """UTF-8, all or nothing as in `replacing`."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Wait until names given in the folder are on the disk."""
+    """Wait until renames in the folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -95,9 +92,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 def remove_partials(folder: str | os.PathLike[str], *, older_than: float = 0.0) -> int:
     """Delete what killed writers have left in the folder; returns the number of files.
 
-    Args:
-        folder: an absent one has none.
-        older_than: seconds; younger files may have a writer that lives.
+    Files younger than `older_than` seconds stay: their writer may be alive. The folder may be absent.
     """
     count = 0
     for path in Path(folder).glob(f".*{PARTIAL}"):
@@ -110,14 +105,10 @@ def remove_partials(folder: str | os.PathLike[str], *, older_than: float = 0.0) 
 
 @contextmanager
 def locked(folder: str | os.PathLike[str], purpose: str) -> Iterator[None]:
-    """Own the folder while the block runs; the system takes the lock back when the process ends, however it ends.
+    """Own the folder, which is made if absent, while the block runs; a ConfigError if another process owns it.
 
-    Args:
-        folder: made if absent.
-        purpose: of the owner, for the message, such as "a training".
-
-    Raises:
-        ConfigError: another process owns it.
+    The system takes the lock back when the process ends, however it ends. `purpose` is for the message, such as
+    "a training".
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -137,11 +128,7 @@ def locked(folder: str | os.PathLike[str], purpose: str) -> Iterator[None]:
 
 
 def parse_json(text: str | bytes, name: str) -> Any:
-    """The value of a JSON text; `name` begins the message of an error.
-
-    Raises:
-        DataError: the text is too long, nested too deep, has a number too long, or is no JSON.
-    """
+    """The value of a JSON text; errors are a DataError whose message begins with `name`."""
     if len(text) > MAX_JSON_BYTES:
         raise DataError(f"{name}: {len(text)} bytes of JSON; expected at most {MAX_JSON_BYTES}")
     try:
@@ -155,8 +142,7 @@ def parse_json(text: str | bytes, name: str) -> Any:
 def binary_lines(path: str | os.PathLike[str], *, longest: int = LONGEST_LINE) -> Iterator[tuple[int, bytes]]:
     """(number from 1, bytes with their end) of each line of a file, which is never in memory as a whole.
 
-    Raises:
-        DataError: the file cannot be read, or a line has more than `longest` bytes.
+    A line of more than `longest` bytes is a DataError.
     """
     try:
         with Path(path).open("rb") as file:
@@ -171,11 +157,7 @@ def binary_lines(path: str | os.PathLike[str], *, longest: int = LONGEST_LINE) -
 
 
 def line_text(line: bytes, where: str) -> str:
-    """A line as text.
-
-    Raises:
-        DataError: `where`, and that the line is no UTF-8, begins with a byte order mark, or has a zero byte.
-    """
+    """A line as text: UTF-8 without a byte order mark or zero bytes; an error begins with `where`."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -190,15 +172,9 @@ def line_text(line: bytes, where: str) -> str:
 def text_lines(
     path: str | os.PathLike[str], error: type[FsachainError] = DataError, *, longest: int = LONGEST_LINE
 ) -> Iterator[tuple[int, list[str]]]:
-    """(number from 1, fields between white space) of each line of UTF-8 text that is not blank.
+    """(number from 1, fields between white space) of each line that is not blank; the file is read line by line.
 
-    Args:
-        path: the file, read line by line. Lines end in a line feed, or carriage return and line feed.
-        error: what is raised.
-        longest: bytes that a line may have.
-
-    Raises:
-        FsachainError: of that class: as `binary_lines` and `line_text`.
+    Lines end in a line feed, or carriage return and line feed. `error` is the class of errors that are raised.
     """
     try:
         for number, line in binary_lines(path, longest=longest):
@@ -210,7 +186,7 @@ def text_lines(
         raise error(str(reason)) from reason
 
 
-# Arrays from npz files that nobody vouches for: no pickles, and no more memory than the file can account for.
+# Arrays from untrusted npz files: no pickles, and no more memory than the file can account for.
 
 MAX_UNPACKED_BYTES = 1 << 34
 MAX_RATIO = 200  # of unpacked to packed bytes; graphs have about 10, a bomb 1000
@@ -231,11 +207,7 @@ def read_npz(
     """The arrays of an npz file by name; with `names`, only those of them that are there.
 
     Sizes are compared before anything is unpacked: what the members claim with the file's own size, and what each
-    array claims with its member's.
-
-    Raises:
-        DataError: the file cannot be read, is damaged (every member has a CRC-32), holds objects, or claims sizes
-            that it cannot have.
+    array claims with its member's. Every member has a CRC-32. Errors of any kind are a DataError.
     """
     name = os.fspath(path)
     try:
@@ -255,7 +227,7 @@ def read_npz(
 
 
 class _SmallReads(io.BufferedReader):
-    """A file whose directory zipfile can only read if it is short."""
+    """Refuses reads of more than `_LARGEST_READ` bytes: zipfile reads its directory in one."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _LARGEST_READ:

@@ -26,8 +26,6 @@ from fsachain.files import text_lines
 from fsachain.openfst import NamedStates, Transducer, frozen, read_fst, read_transducer, write_fst
 from fsachain.stream import Cursor
 
-# Which states matter: breadth-first distances over sparse adjacency matrices.
-
 Indices = npt.NDArray[np.integer]
 
 
@@ -256,22 +254,14 @@ class Fsa:
 
 
 def input_fsa(graph: Transducer) -> Fsa:
-    """The acceptor of the input labels, pdf = label - 1; arcs keep their order.
-
-    Raises:
-        GraphError: an input epsilon.
-    """
+    """The acceptor of the input labels, pdf = label - 1; arcs keep their order. An input epsilon is a GraphError."""
     pdf = graph.ilabel - 1
     pdf.setflags(write=False)
     return Fsa(graph.num_states, graph.src, graph.dst, pdf, graph.log_prob, graph.final_log_prob, graph.start)
 
 
 def read_fsa(cursor: Cursor) -> Fsa:
-    """An acceptor over pdfs: labels pdf + 1 on both sides, no epsilon, such as den.fst or a supervision.
-
-    Raises:
-        DataError: as `read_fst`, or no such acceptor.
-    """
+    """An acceptor over pdfs: labels pdf + 1 on both sides, no epsilon, such as den.fst or a supervision."""
     begin = cursor.position
     arcs = read_fst(cursor)
     try:
@@ -351,21 +341,14 @@ def _check_range(states: Ints, name: str, num_states: int) -> None:
         raise GraphError(f"{name}[{bad}] = {states[bad]} (arc {bad}): expected a state in [0, {num_states})")
 
 
-# AT&T text of an acceptor: `src dst label [label] [cost]` for an arc, `state [cost]` for a final state.
-#
-# The OpenFst convention holds here too: label = pdf + 1 (0 is epsilon, refused) and cost = -log_prob. Numbers
-# are written so that reading them back gives the same float64.
+# AT&T text: `src dst label [label] [cost]` for an arc, `state [cost]` for a final state, with label = pdf + 1 (0 is
+# epsilon, refused) and cost = -log_prob. Numbers are written so that reading them back gives the same float64.
 
 _LONGEST_LINE = 1 << 14  # bytes
 _MAX_DIGITS = 10  # of a number of 32 bits; int() of thousands of digits is an error of its own
 
 
 def parse_file(path: str | PathLike[str]) -> Fsa:
-    """Read the text file at `path`.
-
-    Raises:
-        GraphError: the file cannot be read as text, or a line is malformed; the message names the file and line.
-    """
     read = partial(text_lines, path, GraphError, longest=_LONGEST_LINE)
     if Path(path).is_file():
         return _parse(read, str(path))
@@ -374,21 +357,17 @@ def parse_file(path: str | PathLike[str]) -> Fsa:
 
 
 def parse(text: str, *, source: str) -> Fsa:
-    """Parse AT&T text; the state on the first line is the start. `source` names it in errors."""
+    """The state on the first line is the start. `source` names the text in errors."""
     numbered = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
     return _parse(lambda: ((number, fields) for number, fields in numbered if fields), source)
 
 
 def _parse(lines: Callable[[], Iterable[tuple[int, list[str]]]], source: str) -> Fsa:
-    """The acceptor of (number, fields) of lines.
-
-    They are gone through three times: for their form, to check and count them, and to fill arrays, which have their size
-    from the beginning.
-    """
+    # Three passes: for the form of the lines, to count states and arcs, and to fill arrays of the final size.
     label_columns = _label_columns(fields for _, fields in lines())
 
     def values() -> Iterator[tuple[tuple[int, ...], float]]:
-        """Of each line src, dst and pdf, or the state that is final, and the log-probability."""
+        """Of each line ((src, dst, pdf) or (final state,), log-probability)."""
         for number, fields in lines():
             where = f"{source}, line {number}"
             if len(fields) > 2:

@@ -1,4 +1,4 @@
-"""The second recursion, over the (t, u) grid of transducers: the page with its equations, numbered on from `recursion`.
+"""Forward-backward over the (t, u) grid of transducers: the page with its equations, numbered on from `recursion`.
 
 Nodes (t, u), t = 0..T frames passed, u = 0..U labels emitted. An arc of kind k leads from (t, u) to (t + d_k, u + l_k), l_k
 0 (a blank) or 1 (a label), and has the score s_k(t, u), a natural log, at its source; -inf is legal. It exists if it ends
@@ -120,7 +120,7 @@ def grid_sizes(frames: npt.ArrayLike, labels: npt.ArrayLike) -> Ints:
 
 
 def usable_extent(arc: Ints, box: Ints, size: Ints) -> tuple[int, int]:
-    """Sources of an arc are (t, u) with t, u below these: within the grid, and within the box."""
+    """An arc exists at (t, u) with t, u below these: its end lies within the grid, its score within the box."""
     frames = min(size[2] - max(arc[0], 0) - arc[2] + 1, box[3] - size[0])
     return max(int(frames), 0), max(int(min(size[3] - arc[1] + 1, box[4] - size[1])), 0)
 
@@ -138,7 +138,6 @@ def row_boxes(rows: Rows) -> Ints:
 
 
 def num_cells(rows: Rows) -> int:
-    """Cells of each kind."""
     return int((rows.sequences[:, 2] * rows.sequences[:, 7]).sum())
 
 
@@ -162,7 +161,7 @@ def constrain(rows: Rows, scores: npt.NDArray[np.float64]) -> None:
 
 
 def release(rows: Rows, occupancy: npt.NDArray[np.float64]) -> None:
-    """What (26) asks of occupancies [2, cells]: blanks get those of the labels that they are a part of."""
+    """The chain rule of (26) on occupancies [2, cells]: blanks get those of the labels that they are a part of."""
     for n in range(len(rows.sequences)):
         blank, label = _frames_of(rows, n, occupancy)
         blank[:, 1:] += label[:, :-1]

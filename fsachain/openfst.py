@@ -59,11 +59,7 @@ class Transducer:
 
     @classmethod
     def from_openfst(cls, fst: Any) -> Transducer:
-        """Arrays of a pywrapfst FST over the tropical semiring, arcs in its order.
-
-        Raises:
-            GraphError: another arc type, or no start state (the empty FST).
-        """
+        """Arrays of a pywrapfst FST over the tropical semiring, arcs in its order; the empty FST is a GraphError."""
         if fst.arc_type() != "standard":
             raise GraphError(f"arc type {fst.arc_type()!r}: expected 'standard' (tropical, 32 bits)")
         if fst.start() < 0:
@@ -95,12 +91,12 @@ class Transducer:
         return cls(num_states, start, src, arcs["dst"], *labels, log_prob, 0.0 - finals)
 
     def to_openfst(self) -> Any:
-        """The same transducer as a pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""
+        """A pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""
         pywrapfst = require("pywrapfst", extra="graph")
         return pywrapfst.VectorFst.read_from_string(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The same transducer in OpenFst's binary form, as a vector FST (tropical); arcs of one state keep their order."""
+        """OpenFst's binary form, a vector FST (tropical); arcs of one state keep their order."""
         order = np.argsort(self.src, kind="stable")
         arcs = np.empty(len(order), dtype=ARC)
         arcs["ilabel"], arcs["olabel"] = self.ilabel[order], self.olabel[order]
@@ -117,29 +113,22 @@ class Transducer:
         return b"".join(pieces)
 
 
-# The states that lines of text name, and whether the highest number is one that so much text may have.
-#
-# Arrays by state have an entry for every number up to the highest. A short file that names a state two
-# billion must not have them made; in a sound one all states are named, each new one by a line of its own.
+# Arrays by state have an entry for every number up to the highest, so a short file that names state two billion must
+# not have them made. In a sound file all states are named, each new one by a line of its own.
 
 _SPARE = 1000  # states that no line names
 _FAR = 10_000  # lines that name such a state are long enough to pay for it, those before pay for arcs alone
 
 
 class NamedStates:
-    """What is known of the states of a graph while its lines are read.
-
-    Attributes:
-        start: the first state that was named; -1 before.
-        lowest, highest: of all named, and of 0 and -1.
-    """
+    """States named so far while the lines of a graph are read: the first (-1 before any), lowest and highest."""
 
     def __init__(self) -> None:
         self.start, self.lowest, self.highest = -1, 0, -1
         self._lines = self._far = 0
 
     def add(self, states: Sequence[int]) -> None:
-        """The states of one line: one or two."""
+        """The one or two states of a line."""
         first, last = states[0], states[-1]
         if self._lines == 0:
             self.start = first
@@ -156,17 +145,15 @@ class NamedStates:
 
 
 def frozen(column: array[Any]) -> npt.NDArray[Any]:
-    """The numbers of a column that has grown, without a copy and read-only: an `Fsa` takes them as they are."""
+    """Read-only view of a column; an `Fsa` takes it without a copy."""
     return np.frombuffer(memoryview(column).toreadonly(), dtype=column.typecode)
 
 
 def read_text(cursor: Cursor) -> Transducer:
     """An FST as text: lines `src dst ilabel olabel [cost]` and `state [cost]` up to an empty line.
 
-    Arcs are sorted by source state; the first line names the start.
-
-    Raises:
-        DataError: a line that is none of both, or states far beyond those that lines name.
+    Arcs are sorted by source state; the first line names the start. States far beyond those that lines name are a
+    DataError.
     """
     states = NamedStates()
     columns, costs = tuple(array("i") for _ in range(4)), array("d")  # src, dst, ilabel, olabel
@@ -245,16 +232,14 @@ class Header(NamedTuple):
 def read_fst(cursor: Cursor) -> Transducer:
     """An FST, binary or text, labels as in the file, log_prob = -cost, arcs sorted by source state.
 
-    Raises:
-        DataError: no FST of a known kind, cut short, without a start state, or with a state, label or weight
-            that cannot be.
+    States, labels and weights are checked; a DataError names the place in the file.
     """
     begin = cursor.position
     return _checked(cursor, begin, read_arcs(cursor))
 
 
 def read_arcs(cursor: Cursor) -> Transducer:
-    """`read_fst` without a look at the states, labels and weights that it found."""
+    """`read_fst` without the checks of states, labels and weights."""
     begin = cursor.position
     if cursor.peek(4) != MAGIC:
         return read_text(cursor)
@@ -415,11 +400,7 @@ def _checked(cursor: Cursor, begin: int, arcs: Transducer) -> Transducer:
 
 
 def read_transducer(path: str | os.PathLike[str]) -> Transducer:
-    """Read an OpenFst binary file as it is: states, labels and weights that cannot be are not looked for.
-
-    Raises:
-        GraphError: there is no such file, it is no FST, is cut short, or is of a kind that is not read.
-    """
+    """Read an OpenFst binary file; states, labels and weights are not checked. Errors are a GraphError."""
     name = os.fspath(path)
     if not Path(name).is_file():
         raise GraphError(f"{name}: no such file; expected an OpenFst binary file")
@@ -433,11 +414,7 @@ def read_transducer(path: str | os.PathLike[str]) -> Transducer:
 
 
 def write_fst(fst: Any, path: str | os.PathLike[str]) -> None:
-    """Write a pywrapfst FST to `path` in OpenFst binary form.
-
-    Raises:
-        GraphError: the file cannot be written.
-    """
+    """Write a pywrapfst FST in OpenFst binary form; errors are a GraphError."""
     pywrapfst = require("pywrapfst", extra="graph")
     try:
         fst.write(os.fspath(path))

@@ -47,13 +47,9 @@ _UNPACKED_AT_ONCE = 1 << 16
 
 
 class Cursor:
-    """A place in the bytes of one file.
+    """A place in the bytes of one file, whose `name` is for messages.
 
-    Attributes:
-        data: all bytes.
-        name: of the file, for messages.
-        position: offset of the next byte.
-        binary: whether content is read in binary form; `detect_binary` sets it.
+    `position` is the offset of the next byte; `binary`, which `detect_binary` sets, says which form is read.
     """
 
     def __init__(self, data: memoryview | bytes | bytearray, name: str, position: int = 0) -> None:
@@ -63,16 +59,14 @@ class Cursor:
         self.binary = False
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
-        """Raise DataError with file and offset (where the cursor stands unless `position` is given)."""
+        """Raise DataError with file and offset, by default where the cursor stands."""
         raise DataError(f"{self.name}, byte {self.position if position is None else position}: {message}")
 
     @property
     def left(self) -> int:
-        """Bytes from here to the end."""
         return len(self.data) - self.position
 
     def take(self, count: int, what: str) -> memoryview:
-        """The next `count` bytes; an error where the file ends before."""
         if not 0 <= count <= self.left:
             self.fail(f"{what} takes {count} bytes, {self.left} are left")
         begin = self.position
@@ -95,7 +89,6 @@ class Cursor:
             self.position += 2
 
     def skip_space(self) -> None:
-        """Move to the next byte that is not white space."""
         self.position = _SPACE.match(self.data, self.position).end()  # type: ignore[union-attr]
 
     def token(self, what: str = "a token") -> str:
@@ -113,7 +106,6 @@ class Cursor:
             self.fail(f"expected {what}, found {bytes(found[0][:16])!r}", begin)
 
     def expect(self, *tokens: str) -> str:
-        """The next token, which is one of `tokens`."""
         begin = self.position
         found = self.token(" or ".join(tokens))
         if found not in tokens:
@@ -130,7 +122,6 @@ class Cursor:
         return found
 
     def integer(self, what: str, lowest: int = -(2**31), highest: int = 2**31 - 1) -> int:
-        """One integer in [lowest, highest]."""
         begin = self.position
         if self.binary:
             width = self.take(1, what)[0]
@@ -169,7 +160,6 @@ class Cursor:
         return value
 
     def boolean(self, what: str) -> bool:
-        """T or F."""
         begin = self.position
         text = bytes(self.take(1, what)).decode("latin-1") if self.binary else self.token(what)
         if text not in ("T", "F"):
@@ -196,7 +186,7 @@ class Cursor:
         return self.int32(fields, f"{what}: expected integers up to a ]", begin)
 
     def int32(self, fields: Iterable[str], what: str, begin: int) -> npt.NDArray[np.int32]:
-        """The fields as integers; an error, with offset `begin`, where one is none or beyond 32 bits."""
+        """The fields as integers of 32 bits; `begin` is the offset for errors."""
         values = array("i")
         for field in fields:
             try:
@@ -208,7 +198,7 @@ class Cursor:
         return np.frombuffer(values, dtype=np.int32)
 
     def line(self, longest: int = LONGEST_LINE) -> str:
-        """The rest of the line as text, without its end; an error where it has more than `longest` bytes."""
+        """The rest of the line as text, stripped."""
         begin = self.position
         end = _LINE.match(self.data, begin).end()  # type: ignore[union-attr]
         if end - begin > longest:
@@ -220,11 +210,8 @@ class Cursor:
 def open_file(path: str | os.PathLike[str]) -> Cursor:
     """The bytes of a file, mapped into memory; `.gz` is unpacked first, up to `MAX_UNPACKED_BYTES`.
 
-    What is unpacked goes to a temporary file without a name, which goes with the cursor.
-
-    Raises:
-        DataError: there is no such file, it is a folder, pipe or device, it is damaged or too large, or it is a shell
-            command: those are never run.
+    What is unpacked goes to a temporary file without a name, which goes with the cursor. Pipes and devices are refused,
+    and so are shell commands, which are never run.
     """
     name = os.fspath(path)
     if name.strip().startswith("|") or name.strip().endswith("|"):

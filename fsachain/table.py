@@ -134,10 +134,9 @@ class TransitionTable:
 
 
 def check_indices(table: TransitionTable) -> None:
-    """Whether every number of a table that came from a file points into the table.
+    """A ValueError unless arrays have their types and lengths and every index points into the table.
 
-    Raises:
-        ValueError: one does not, which could send a kernel out of its arrays; or an array has another type or length.
+    For tables that come from files: a wrong index could send a kernel out of its arrays.
     """
     rows = {"by_dst": table.num_states, "by_src": table.num_states, "by_column": len(table.active_pdfs)}
     _inside(table.active_pdfs, table.num_pdfs, "active_pdfs")

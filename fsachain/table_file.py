@@ -6,9 +6,9 @@ Layout, little-endian, every part at a multiple of 8 bytes:
     bodies     the arrays of one table after another
     index      per table place, size, CRC-32 and sizes; all names and the facts, as JSON
 
-The arrays of a table are views of the file: nothing is copied until somebody writes, which they forbid. A table is
-checked when it is asked for and nobody has it: its CRC-32, and that every number in it points into the table, so that a
-damaged file cannot send a kernel out of its arrays.
+The arrays of a table are read-only views of the file. A table is checked when it is asked for and not in use already:
+its CRC-32, and that every number in it points into the table, so that a damaged file cannot send a kernel out of its
+arrays.
 """
 
 from __future__ import annotations
@@ -61,15 +61,9 @@ def write_tables(
     tables: Mapping[str, TransitionTable] | Iterable[tuple[str, TransitionTable]],
     facts: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write tables to exactly `path`; returns their number. Readers see the old file, or all of the new one.
+    """Write tables by name, taken one at a time; returns their number. Readers see the old file, or all of the new one.
 
-    Args:
-        path: the file; its folder exists.
-        tables: by name, such as the utterance; taken one at a time.
-        facts: what JSON can hold, kept beside the tables: where they come from, say.
-
-    Raises:
-        DataError: a name occurs twice.
+    `facts`, such as where the tables come from, are kept beside them as JSON.
     """
     with replacing(path) as file:
         return _write(
@@ -102,7 +96,6 @@ def _write(
 
 
 def _arrays(table: TransitionTable) -> Iterator[npt.NDArray[Any]]:
-    """The arrays of a table in the order of the file."""
     yield np.asarray(table.active_pdfs, _INT32)
     for name in _VIEWS:
         view: ArcView = getattr(table, name)
@@ -124,13 +117,7 @@ def _padded(array: npt.NDArray[Any]) -> bytes:
 class TableFile(Mapping[str, TransitionTable]):
     """The tables of a file by name, in its order. Picklable: a copy in another process opens the file anew.
 
-    Attributes:
-        path: the file.
-        facts: what `write_tables` was given.
-
-    Raises:
-        DataError: the file is no such file, of another version, cut short or damaged; a KeyError for a name
-            that is not in it.
+    A file of another version or with a damaged index is a DataError; `facts` are those that `write_tables` was given.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -185,21 +172,13 @@ class TableFile(Mapping[str, TransitionTable]):
         return len(self._number)
 
     def read(self, name: str) -> TransitionTable:
-        """The same table in memory of its own, and not kept: what is mapped stays in memory where there is enough.
-
-        Raises:
-            DataError: as for the mapped one; the file is gone.
-        """
+        """The same table copied to memory, and not kept; pages of mapped ones may stay in memory."""
         number = self._number[name]
         with self._opened() as file:
             return self._table(number, name, self._body(file, number))
 
     def check_bodies(self) -> None:
-        """Compare every table with its checksum, one after the other.
-
-        Raises:
-            DataError: names the first damaged table; the file is gone.
-        """
+        """Compare every table with its checksum; a DataError names the first that is damaged."""
         with self._opened() as file:
             for number, name in enumerate(self):
                 self._check(number, name, self._body(file, number))
@@ -217,7 +196,7 @@ class TableFile(Mapping[str, TransitionTable]):
         return memoryview(os.pread(file.fileno(), size, place))
 
     def _span(self, number: int) -> tuple[int, int]:
-        """Place and size of a table's body; an empty place where they cannot be."""
+        """Place and size of a table's body; (0, 0) where it would end beyond the file."""
         place, size = int(self._entries[number]["place"]), int(self._entries[number]["size"])
         return (place, size) if place + size <= len(self._data) else (0, 0)
 
@@ -246,8 +225,6 @@ def _short(name: Any) -> str:
 
 
 class _Parts:
-    """Takes arrays off the front of a body."""
-
     def __init__(self, body: memoryview) -> None:
         self.body, self.place = body, 0
 
