@@ -35,7 +35,6 @@ class Given(NamedTuple):
 
 
 def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
-    """Raise unless `logits` is a tensor of floating-point numbers with one of these numbers of dimensions."""
     if not isinstance(logits, Tensor):
         raise ShapeError(f"{name} is a {type(logits).__name__}; expected a torch tensor")
     if not logits.is_floating_point():
@@ -48,22 +47,17 @@ def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
 
 
 def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str) -> None:
-    """Raise unless both are on one device."""
     if tensor.device != other.device:
         raise BackendUnavailable(f"{name} is on {tensor.device}; expected {other.device}, as {other_name}")
 
 
 def integers(values: Any, name: str, device: torch.device) -> Tensor:
-    """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device.
-
-    Raises:
-        ShapeError: not integers, or on another device than the logits and not on the host.
-    """
+    """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device."""
     return integers_there(values, name, device).to("cpu")
 
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
-    """The same on the device where they are: that of the logits, or the host."""
+    """As int64 on the device where they are: that of the logits, or the host."""
     tensor = torch.as_tensor(values)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
@@ -82,39 +76,25 @@ def class_index(value: int, width: int, name: str) -> int:
 
 
 def check_choice(value: str, name: str, choices: Any) -> None:
-    """Raise unless the option has one of these values."""
     if value not in choices:
         raise ConfigError(f"{name} = {value!r}; expected one of {list(choices)}")
 
 
 def check_finite(name: str, value: float) -> float:
-    """The value of an option, a finite number.
-
-    Raises:
-        ConfigError: it is not.
-    """
     if not math.isfinite(value):
         raise ConfigError(f"{name} = {value}; expected a finite number")
     return float(value)
 
 
 def check_clamp(value: float) -> float:
-    """Within +-what the gradient is kept: the value of an option, inf where that is not above 0.
-
-    Raises:
-        ConfigError: it is NaN.
-    """
+    """The largest magnitude of an entry of the gradient: inf where the option is not above 0."""
     if math.isnan(value):
         raise ConfigError(f"clamp = {value}; expected a number, above 0 where the gradient is to be clamped")
     return float(value) if value > 0 else math.inf
 
 
 def check_fastemit(value: float) -> float:
-    """lambda of (27), a finite number >= 0.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """lambda of (27)."""
     if check_finite("fastemit_lambda", value) < 0.0:
         raise ConfigError(f"fastemit_lambda = {value}; expected a number >= 0")
     return float(value)
@@ -132,12 +112,11 @@ def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False)
 
 
 def check_topology(rnnt_type: str) -> None:
-    """Raise unless it is one of the names of (26)."""
     check_choice(rnnt_type, "rnnt_type", TOPOLOGIES)
 
 
 def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any, classes: list[int]) -> Given:
-    """The arguments of a loss over padded or packed logits, as tensors; values are checked by `make_rows`."""
+    """Padded or packed logits; values are checked by `make_rows`."""
     frames = integers(logit_lengths, "logit_lengths", logits.device)
     labels = integers(target_lengths, "target_lengths", logits.device)
     if frames.ndim != 1 or labels.shape != frames.shape:
@@ -157,14 +136,7 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
 def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[float], sigma: float) -> Placed:
     """Where rows of logits of this shape and the cells of their scores lie; the values of the arguments are checked.
 
-    Targets and ranges of a device are not checked: illegal ones make the loss of their sequence NaN.
-
-    Args:
-        heads: see `grid.Rows`.
-
-    Raises:
-        ShapeError: a length or target out of range, shapes that do not fit; the message names the sequence.
-        ConfigError: a target that is the blank of (28).
+    Targets and ranges of a device are not: illegal ones make the loss of their sequence NaN. heads: see `grid.Rows`.
     """
     sizes = call.sizes.numpy()
     _check_sizes(sizes, list(call.targets.shape))
@@ -183,7 +155,7 @@ def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[floa
 
 
 def _sequences(shape: list[int], sizes: Ints, num_targets: int, is_pruned: bool) -> Ints:
-    """The field of `grid.Rows` of this name."""
+    """[N, 8], see `grid.Rows`."""
     count = len(sizes)
     sequences = np.empty((count, 8), np.int64)
     sequences[:, 4:6] = sizes[:, 2:]
@@ -231,7 +203,6 @@ def _targets(call: Given, heads: list[int]) -> tuple[Ints, Tensor | None]:
 
 
 def check_frames(sizes: Tensor, encoder: list[int], predictor: list[int]) -> None:
-    """Raise unless encoder_out and predictor_out, of these shapes, hold all frames and labels of the sizes [N, 4]."""
     if encoder[0] != predictor[0]:
         raise ShapeError(
             f"encoder_out and predictor_out have shapes {encoder} and {predictor}; expected one N"

@@ -1,8 +1,8 @@
-"""One way to bring a function of tensors to torch: `Operator`, with a fake kernel and a first derivative.
+"""Operators of torch made from functions of tensors, with a fake kernel and a first derivative.
 
 Everything that a backward needs is computed in forward; operators that compute gradients have no derivative of their own, so
-that a second differentiation raises instead of returning a part of the truth. A `TableBatch` travels as its key. Scores may
-live on a device; keys, lengths and counts stay on the host, and nothing waits for the device but what `by_host` runs.
+that differentiating twice raises where it would be wrong. A `TableBatch` travels as its key. Scores may live on a device;
+keys, lengths and counts stay on the host, and nothing waits for the device but what `by_host` runs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: 
 class Operator:
     """A function of tensors, called as the kernel that it is made of.
 
-    Where a compiler, a tracer or a transform looks on, it is a custom operator of torch, which keeps graphs whole; else a
-    plain node of autograd, since a custom operator takes a fifth of a millisecond each way.
+    Under a compiler, a tracer or a transform it is a custom operator of torch, which keeps graphs whole; else a plain
+    node of autograd, since a custom operator takes a fifth of a millisecond each way.
 
-    Args:
-        kernel: takes what `torch.library.custom_op` takes, returns a tensor or a NamedTuple of tensors, none of which is a
-            view of another or of an argument; only the first has a gradient.
-        fake: makes empty results of arguments of which only shapes, types and devices are known.
-        gradient: takes the incoming gradient and, by name, arguments and results of the kernel; returns gradients of
-            arguments by name. None: the kernel computes gradients itself, and has no derivative.
-        options: names of arguments that are no tensors and that the gradient takes too.
-        mutates: names of arguments that the kernel writes to; it then returns None.
+    `kernel` returns a tensor or a NamedTuple of tensors, none of which is a view of another or of an argument; only the
+    first has a gradient. `gradient` takes the incoming gradient and, by name, arguments and results of the kernel
+    (`options`: those that are no tensors), and returns gradients by name; without it the kernel has no derivative.
+    `mutates` names arguments that the kernel writes to; it then returns None.
     """
 
     def __init__(
@@ -85,7 +81,6 @@ class Operator:
         return operator
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The kernel's results."""
         if named:
             inputs = (*inputs, *[named[name] for name in self._names[len(inputs) :]])
         if torch.compiler.is_compiling() or _count_modes() or _has_transforms() or self._has_subclass(inputs):
@@ -111,7 +106,6 @@ class Operator:
         return not _PLAIN_TENSORS.issuperset([type(inputs[i]) for i in self._tensors])
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep what the gradient needs. Only the first result has one."""
         results = output if isinstance(output, tuple) else (output,)
         known = (*inputs, *results)
         ctx.save_for_backward(*[known[place] for _, place in self._saved])
@@ -120,7 +114,6 @@ class Operator:
         ctx.set_materialize_grads(False)
 
     def backward(self, ctx: Any, factor: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        """The gradient of each argument, None for those that have none."""
         if factor is None or self._gradient is None:
             return (None,) * len(self._names)
         kept = {name: tensor for (name, _), tensor in zip(self._saved, ctx.saved_tensors, strict=True)}
@@ -129,8 +122,6 @@ class Operator:
 
 
 class _Node(torch.autograd.Function):
-    """An operator that nothing traces."""
-
     @staticmethod
     def forward(ctx: Any, operator: Operator, *inputs: Any) -> tuple[Tensor, ...]:
         found = operator.kernel(*inputs)
@@ -158,7 +149,6 @@ def refuse_forward_mode() -> None:
 
 
 def refuse_second_derivative(*_: Any) -> NoReturn:
-    """The derivative of a first derivative."""
     raise RuntimeError("fsachain gives first derivatives only; expected its losses to be differentiated once")
 
 
@@ -173,7 +163,7 @@ class _FirstOnly(torch.autograd.Function):
 
 
 def first_only(found: Any, *likes: Tensor) -> Any:
-    """First derivatives that depend on `likes` in ways that cannot be differentiated: trying to raises."""
+    """`found`, first derivatives that depend on `likes`, such that differentiating them raises."""
     if isinstance(found, tuple):
         return type(found)(*[_FirstOnly.apply(value, *likes) for value in found])
     return _FirstOnly.apply(found, *likes)
@@ -206,7 +196,7 @@ scale_rows = Operator(_scale_rows, lambda values, factors, like: torch.empty_lik
 
 
 def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
-    """gradient times factor, by broadcasting, in the dtype of `like`."""
+    """By broadcasting, in the dtype of `like`."""
     return (gradient * factor.to(gradient.dtype)).to(like.dtype)
 
 

@@ -20,8 +20,6 @@ from fsachain.fsa import Fsa
 from fsachain.loss.autograd import Operator, new_buffer, scale_gradient
 from fsachain.table import TransitionTable, compile_table
 
-# What an evaluation of a loss found, besides the number to minimise.
-
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
 
@@ -90,19 +88,12 @@ class MBRRecord(LossRecord):
     expected_accuracy: Tensor
 
 
-# Numerators as a batch of tables, each acceptor compiled once in its life.
-
 Numerators = TableBatch | Sequence[Fsa | TransitionTable]
 _compiled: WeakKeyDictionary[Fsa, TransitionTable] = WeakKeyDictionary()
 
 
 def pack_numerators(numerators: Sequence[Fsa | TransitionTable], num_pdfs: int) -> TableBatch:
-    """Compile what is not yet compiled (each Fsa once in its life) and pack.
-
-    Raises:
-        ShapeError: not a sequence of acceptors and tables.
-        GraphError: an acceptor that does not fit `num_pdfs`.
-    """
+    """Each Fsa is compiled once in its life."""
     if isinstance(numerators, Fsa | TransitionTable):
         raise ShapeError(
             f"numerators is one {type(numerators).__name__}; expected a list, one for each sequence"
@@ -126,8 +117,8 @@ def _compile(fsa: Fsa, num_pdfs: int, n: int) -> TransitionTable:
     return _compiled[fsa]
 
 
-# What the operators of `LFMMILoss` and `MBRLoss` share. Scores, frame weights and results live on one device, weights there
-# or on the host, the others on the host; nothing waits for the device.
+# In the operators of `LFMMILoss` and `MBRLoss` scores, frame weights and results live on one device, weights there or on the
+# host, the others on the host; nothing waits for the device.
 
 OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 
@@ -135,15 +126,10 @@ OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 class Terms(NamedTuple):
     """The weighted sums of a batch over ok sequences, before division by their frames; float64 but for ok and the buffers.
 
-    Attributes:
-        total: objf + l2_term + out_of_range_term, the only result with a gradient.
-        num_log_prob, den_log_prob: [N].
-        values: [N], what each sequence adds to objf, before its weight; not finite where it is not ok.
-        ok: bool [N].
-        l2_term, out_of_range_term: the penalties.
-        gradient: d total / d nnet_output [N, T, P]; numerator: w_n times the numerator's occupancy [N, T, P]. Each is empty
-            unless asked for.
-        frames, weights: T_n and w_n [N], where the scores live.
+    total: objf + l2_term + out_of_range_term, the only result with a gradient. values [N]: what each sequence adds to
+    objf, before its weight; not finite where it is not ok. gradient [N, T, P]: d total / d nnet_output; numerator [N, T,
+    P]: w_n times the numerator's occupancy; each is empty unless asked for. frames, weights: T_n and w_n [N], where the
+    scores live.
     """
 
     total: Tensor
@@ -160,7 +146,7 @@ class Terms(NamedTuple):
 
 
 def fake_terms(nnet_output: Tensor, *others: Any) -> Terms:
-    """Empty results; the last two arguments of the operators say which buffers they have."""
+    """The last two arguments of the operators say which buffers they have."""
     with_gradient, with_numerator = others[-2:]
 
     def new(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -173,16 +159,11 @@ def fake_terms(nnet_output: Tensor, *others: Any) -> Terms:
 
 
 def terms_gradient(factor: Tensor, gradient: Tensor, nnet_output: Tensor) -> dict[str, Tensor | None]:
-    """The derivative of `total`."""
     return {"nnet_output": scale_gradient(gradient, factor, nnet_output)}
 
 
 def placed_weights(weights: Tensor, batch: TableBatch, call: dispatch.Call, device: torch.device) -> Tensor:
-    """The weights on the device of the scores.
-
-    Raises:
-        ConfigError: one is not a finite number >= 0; known only of weights on the host.
-    """
+    """The weights on the device of the scores; only those on the host are checked to be finite and >= 0."""
     if not weights.is_cpu:
         return weights
     values = weights.numpy()
@@ -528,11 +509,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
 
 
 def check_factor(name: str, value: float) -> float:
-    """The value of an option, a finite number >= 0; for the leaky-HMM coefficient at most 1.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """A finite number >= 0; for the leaky-HMM coefficient at most 1."""
     if not 0.0 <= value < float("inf"):
         raise ConfigError(f"{name} = {value}; expected a finite number >= 0")
     if name == "leaky_hmm_coefficient" and value > 1.0:

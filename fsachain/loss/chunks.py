@@ -19,9 +19,6 @@ from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import arguments
 from fsachain.loss.autograd import first_only
 
-# What it takes to call a joiner twice and get the same: states of random numbers, and the precision of
-# autocast.
-
 
 def random_state(like: Tensor) -> tuple[Tensor, ...]:
     """The states of the random numbers of the host and of the device of `like`; nothing waits for the device."""
@@ -30,7 +27,6 @@ def random_state(like: Tensor) -> tuple[Tensor, ...]:
 
 
 def set_random_state(like: Tensor, states: tuple[Tensor, ...]) -> None:
-    """Go on from states of `random_state`."""
     torch.set_rng_state(states[0])
     if like.is_cuda:
         torch.cuda.set_rng_state(states[1], like.device)
@@ -60,8 +56,6 @@ _CHUNK_ENTRIES = 1 << 22  # logits of a chunk where the caller does not say its 
 
 
 class Setting(NamedTuple):
-    """What forward and backward share beside tensors."""
-
     joiner: Joiner
     call: arguments.Given
     arcs: Any
@@ -194,7 +188,7 @@ def _chunk_rows(setting: Setting, shape: list[int], first: int) -> Placed:
 
 
 class _Scores(NamedTuple):
-    """Scores [2, N, T, U + 1] of all chunks; the statistics of each chunk's rows; frames of a chunk; randomness before."""
+    """Scores [2, N, T, U + 1] of all chunks; statistics of each chunk's rows; frames of a chunk; random state before."""
 
     values: Tensor
     stats: list[Tensor]

@@ -24,8 +24,8 @@ from fsachain.loss.autograd import Operator, scale_gradient
 
 Floats = npt.NDArray[np.float64]
 
-# To warn, one of so many frames is looked at, another one in the next call, so that three calls see them all: to add up the
-# probabilities of all frames takes 5 to 7 % of the loss, see docs/losses.md.
+# With unnormalized="warn" a call adds up the probabilities of a third of the frames, the next call those of another third:
+# all of them take 5 to 7 % of the loss, see docs/losses.md.
 _TURNS = 3
 
 _calls = itertools.count()
@@ -66,10 +66,8 @@ def _ctc(
 ) -> CtcLosses:
     """The losses alone.
 
-    Args:
-        scores: [T, N, C]. Other arguments: see `ctc_loss`.
-        log_priors: [C], or empty.
-        names: of the utterances, one in a line; empty for numbers.
+    scores [T, N, C]; log_priors [C], or empty; names of the utterances, one in a line, or empty for numbers. The others:
+    see `ctc_loss`.
     """
     counts = input_lengths, target_lengths
     problem = _make_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
@@ -177,7 +175,7 @@ def _make_problem(
     delay_penalty: float,
     names: str,
 ) -> CtcProblem:
-    """The checked arguments of `ctc`, brought to the host; counts: input_lengths and target_lengths."""
+    """On the host; `counts` are input_lengths and target_lengths."""
     num_frames, size, num_classes = scores.shape
     frame_counts, label_counts = [values.cpu().numpy() for values in counts]
     priors = log_priors.detach().double().cpu().numpy() if log_priors.numel() else _NO_PRIORS
@@ -203,7 +201,7 @@ def _is_batch_first(scores: Tensor) -> bool:
 
 
 def _like(scores: Tensor) -> Tensor:
-    """An empty tensor of this shape and dtype, contiguous or batch first as the scores are."""
+    """Uninitialised, contiguous or batch first as the scores are."""
     if _is_batch_first(scores):
         return torch.empty_like(scores.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
@@ -252,7 +250,7 @@ def _checks(unnormalized: str) -> Checks | None:
 
 
 def _check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
-    """Say which row of log-probabilities is farthest from a sum of one, if any is far; padding counts as one."""
+    """Warn or raise with the row that is farthest from a sum of one, if any is far; padding counts as one."""
     if not _is_far(sums, scores.dtype).any():
         return
     global _warned_under
@@ -360,7 +358,7 @@ def _is_beside(targets: Tensor, scores: Tensor) -> bool:
 
 
 def _known_labels(targets: Tensor, scores: Tensor, blank: int) -> Tensor:
-    """The labels on the host; legal ones in the place of those that it does not know."""
+    """The labels on the host; where it does not know them, legal ones in their place."""
     if not _is_beside(targets, scores):
         return targets
     some = torch.tensor((blank + 1) % max(1, scores.shape[2]), dtype=targets.dtype)
@@ -368,7 +366,6 @@ def _known_labels(targets: Tensor, scores: Tensor, blank: int) -> Tensor:
 
 
 def _labels(device: Device, targets: Tensor, scores: Tensor, problem: CtcProblem) -> DeviceArray:
-    """The labels on the device."""
     if _is_beside(targets, scores):
         known = targets.dtype in (torch.int32, torch.int64)
         return cuda.view(targets if known else targets.to(torch.int64))

@@ -46,11 +46,8 @@ def _lfmmi(
 ) -> Terms:
     """LF-MMI as one operator: numerator and denominator write their occupancies into one gradient buffer.
 
-    Args:
-        nnet_output: [N, T, P]; lengths [N]; weights: w_n, float64 [N]; frame_weights: [N, T], or empty.
-        numerator_key: of the numerators' batch; denominator_keys: of a batch of each denominator; denominator_of: [N], which
-            of these a sequence has.
-        with_gradient, with_numerator: which buffers are wanted.
+    weights: w_n, float64 [N]; frame_weights: [N, T], or empty; denominator_keys: of a batch of each denominator;
+    denominator_of [N]: which of these a sequence has.
     """
     numerators = find_batch(int(numerator_key.item()))
     call = dispatch.bind(numerators, nnet_output, lengths, memory_budget=memory_budget)

@@ -34,16 +34,14 @@ from fsachain.loss.autograd import Operator
 from fsachain.loss.grid import mutual_information_recursion
 from fsachain.loss.rnnt import rnnt_log_prob
 
-# Products of matrices that are as exact as their type, whatever the user allows elsewhere.
-
 _lock = Lock()  # what is set is the process's: two threads must not keep what the other has set
 
 
 def exact_product(x: Tensor, y: Tensor) -> Tensor:
     """x @ y of float32 or float64 [.., I, K] and [.., K, J], without autocast, TF32 or bfloat16 inside.
 
-    These are for the layers of a network. A sum of probabilities that is off by a thousandth is a log-probability that is
-    off by as much, at every node of a path.
+    A sum of probabilities that is off by a thousandth is a log-probability that is off by as much, at every node of a
+    path.
     """
     with torch.autocast(x.device.type, enabled=False), _full_precision():
         return x @ y
@@ -70,11 +68,9 @@ def _settings() -> list[tuple[Any, str, Any]]:
     return [(places[0], "allow_tf32", False)]
 
 
-# log sum_c exp(am[t, c] + lm[s, c]) for all pairs (s, t) as a product of matrices, exact at any magnitude.
-#
-# The product of exp(lm - max) and exp(am - max) has lost what matters where its result is tiny: where am and
-# lm disagree by more than the range of the type. Those pairs are summed again one by one. The host looks for
-# them; on a device a kernel does, so that nothing waits for it.
+# log sum_c exp(am[t, c] + lm[s, c]) for all pairs (s, t) is a product of matrices, exp(lm - max) by exp(am - max). Where am
+# and lm disagree by more than the range of the type, its result is tiny and has lost what matters: those pairs are summed
+# again one by one. The host looks for them; on a device a kernel does, so that nothing waits for it.
 
 # What the product loses of a sum is below C times the least number of the type: nothing beside these.
 _LEAST = {torch.float32: 1e-25, torch.float64: 1e-280}
@@ -125,8 +121,6 @@ def _fake_normalizer(am: Tensor, lm: Tensor) -> Normalizer:
 
 
 class PairGradient(NamedTuple):
-    """The derivatives by am and lm."""
-
     am: Tensor
     lm: Tensor
 
@@ -180,9 +174,6 @@ def _normalizer_gradient(
 pair_normalizer = Operator(_pair_normalizer, _fake_normalizer, _normalizer_gradient)
 
 
-# px and py of a transducer whose joiner adds am and lm: the simple and the smoothed kind of Kuang et al.,
-# 2022.
-
 Pair = tuple[Tensor, Tensor]
 
 
@@ -231,7 +222,7 @@ checked_symbols = Operator(_checked_symbols, lambda symbols, *_: torch.empty_lik
 
 
 def check_symbols(symbols: Tensor, boundary: Tensor, shape: tuple[int, int], width: int) -> Tensor:
-    """The symbols [N, S] with padding of 0; a symbol that is no class and a wrong shape raise."""
+    """The symbols [N, S] with padding of 0, see `_checked_symbols`."""
     if tuple(symbols.shape) != shape:
         raise ShapeError(f"symbols has shape {list(symbols.shape)}; expected {list(shape)}")
     return checked_symbols(symbols, boundary, shape[1], width)
@@ -246,11 +237,6 @@ def check_simple(
     rnnt_type: RnntType,
     delay_penalty: float,
 ) -> Simple:
-    """The arguments of a simple or smoothed loss.
-
-    Raises:
-        ShapeError, ConfigError, BackendUnavailable: one of them cannot be used.
-    """
     check_logits(lm, "lm", (3,))
     check_logits(am, "am", (3,))
     check_beside(lm, "lm", am, "am")
@@ -321,7 +307,7 @@ def simple_scores(call: Simple) -> Pair:
 
 
 def smoothed_scores(call: Simple, lm_only_scale: float, am_only_scale: float) -> Pair:
-    """The same mixed with scores of lm alone, and of am with the mean of softmax(lm) in the place of lm.
+    """px and py of `simple_scores` mixed with those of lm alone, and of am with the mean of softmax(lm) in the place of lm.
 
     The mean runs over the batch and all S + 1 positions, padding included, as in fast_rnnt; rows with NaN are left out.
     """

@@ -24,7 +24,6 @@ from fsachain.loss.autograd import Operator
 
 
 def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
-    """The grids whose scores are made from rows."""
     spans = sizes.numpy().copy()
     spans[:, 2:] -= spans[:, :2]
     return GridBatch(np.ascontiguousarray(arcs.numpy()), spans, row_boxes(rows))
@@ -33,9 +32,7 @@ def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
 class RnntSums(NamedTuple):
     """log Z [N] in float64, where the logits live; and what the gradient needs, empty unless asked for.
 
-    Attributes:
-        stats: of the softmaxes of each row.
-        occupancy: g [K, cells], scaled as in (27) and (26).
+    stats: of the softmaxes of each row. occupancy: g [K, cells], scaled as in (27) and (26).
     """
 
     log_prob: Tensor
@@ -61,15 +58,11 @@ def _rnnt(
     backend: str,
     with_gradient: bool,
 ) -> RnntSums:
-    """Log Z and what its gradient needs.
+    """log Z and what its gradient needs.
 
-    Args:
-        targets, sizes, ranges, classes: see `arguments.Given`.
-        arcs: [K, 3], a `grid.GridArc` for each class.
-        heads: what softmaxes a row has, see `grid.Rows`.
-        delays, sigma: of (24); fastemit: lambda of (27).
-        clamp, inplace: of the gradient: its entries are kept within +-clamp; whether it overwrites the logits.
-        is_constrained: whether (26) holds; is_normalized: whether logits are log-probs.
+    arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
+    fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs. Entries of the gradient
+    are kept within +-clamp; `inplace` writes it over the logits. The others: see `arguments.Given`.
     """
     placed = make_rows(list(logits.shape), Given(targets, sizes, ranges, classes), heads, delays, sigma)
     ours = dispatch.grid(logits, backend)
@@ -148,7 +141,6 @@ def _rnnt_gradient_inplace(
     clamp: float,
     backend: str,
 ) -> None:
-    """The same written over the logits."""
     if not logits.is_contiguous():
         raise ShapeError("logits is not contiguous; expected it to be, for a gradient in its place")
     placed = _rows_again(logits, Given(targets, sizes, ranges, classes), heads)

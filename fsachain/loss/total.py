@@ -85,14 +85,11 @@ def _weighted_log_prob(
     with_occupancy: bool,
     memory_budget: float | None,
 ) -> WeightedLogProb:
-    """log Z for arc weights given as one vector.
+    """log Z for arc weights given as one vector [A]: of a shared graph, or of the sequences one after another.
 
-    Args:
-        arc_log_probs: [A] for a shared graph, else the sequences' weights one after another.
-        arc_counts: int64, the number of arcs of each graph: one entry for a shared graph, else N.
-        rows: of the last result, which has a column for each entry of arc_log_probs: N for a shared graph; one for graphs
-            of their own, whose sums stand one after another; none where these sums are not wanted.
-        memory_budget: for occupancies, not for the sums of gamma.
+    arc_counts: int64, the arcs of each graph, one entry for a shared graph. rows: of the last result, which has a column
+    for each weight: N for a shared graph; one for graphs of their own; 0 where these sums are not wanted. memory_budget:
+    for occupancies, not for the sums of gamma.
     """
     if not scores.is_cpu:
         inputs = scores, arc_log_probs, lengths, batch_key, arc_counts, leaky, backend

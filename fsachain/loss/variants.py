@@ -32,7 +32,6 @@ class _Variant(NamedTuple):
 
     @torch.no_grad()
     def lattice(self) -> TransducerLattice:
-        """Scores without history."""
         delays = [0.0] * len(self.arcs)
         placed = arguments.make_rows(list(self.logits.shape), self.given, self.heads, delays, self.sigma)
         ours = dispatch.grid(self.logits, self.backend)
@@ -40,7 +39,6 @@ class _Variant(NamedTuple):
         return as_lattice(scores, self.logits, self.arcs, self.given.sizes, self.backend)
 
     def loss(self, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
-        """-log Z, reduced."""
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
         log_prob = rnnt_log_prob(
             self.logits,
