@@ -1,7 +1,7 @@
 """Whose array it is, where it lives, and how it gets from there to the host and back.
 
 numpy, torch and cupy arrays are recognised without importing torch or cupy. Here and in `dispatch` is all that the library
-knows about the kinds of arrays; the files named cuda_* know about devices.
+knows about the kinds of arrays, and in `cuda` about devices.
 """
 
 from __future__ import annotations
@@ -15,17 +15,10 @@ import numpy.typing as npt
 from fsachain.batch import TableBatch
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 
-# Checks of the arguments that every recursion shares, the same for all backends and kinds of arrays.
-
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def check_scores(batch: Any, shape: tuple[int, ...]) -> None:
-    """Raise unless `batch` is a TableBatch and scores of this shape are its sequences' [N, T, P].
-
-    Raises:
-        ShapeError: they are not.
-    """
     if not isinstance(batch, TableBatch):
         raise ShapeError(
             f"batch is a {type(batch).__name__}; expected a TableBatch (see TableBatch.pack and TableBatch.share)"
@@ -45,25 +38,16 @@ def check_scores(batch: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_dtype(name: str) -> None:
-    """Raise unless scores of the dtype of this name can be used.
-
-    Raises:
-        ShapeError: they cannot.
-    """
     if name not in FLOATS:
         raise ShapeError(f"scores has dtype {name}; expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
 
 
 def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArray[np.int64]:
-    """int64 [N] on the host, each in [0, num_frames]; None stands for num_frames everywhere.
-
-    Raises:
-        ShapeError: they are not.
-    """
+    """int64 [N] on the host, each in [0, num_frames]; None stands for num_frames everywhere."""
     if lengths is None:
         return np.full(batch.size, num_frames, dtype=np.int64)
     if getattr(getattr(lengths, "device", None), "type", "cpu") != "cpu":
-        # Reading them would wait for the device, each time, without a word.
+        # Reading them would wait for the device at each call.
         raise ShapeError(f"lengths are on {lengths.device}; expected {batch.size} integers on the host")
     array = np.asarray(lengths)
     if array.shape != (batch.size,) or array.dtype.kind not in "iu":
@@ -80,11 +64,6 @@ def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArr
 
 
 def check_budget(memory_budget: float | None) -> None:
-    """Raise unless it is a number of bytes, infinity, or None.
-
-    Raises:
-        ConfigError: it is not.
-    """
     if memory_budget is not None and not memory_budget >= 0.0:
         raise ConfigError(
             f"memory_budget = {memory_budget}; expected bytes, a number >= 0, or None for a share of the free memory"
@@ -92,11 +71,6 @@ def check_budget(memory_budget: float | None) -> None:
 
 
 def check_leak(batch: TableBatch, coefficient: float) -> None:
-    """Raise unless every table can leak with this coefficient.
-
-    Raises:
-        ConfigError: one cannot, or the coefficient is not in [0, 1].
-    """
     if not 0.0 <= coefficient <= 1.0:
         raise ConfigError(f"leaky_hmm_coefficient = {coefficient}; expected a number in [0, 1]")
     for n, table in enumerate(batch.tables):
@@ -120,11 +94,6 @@ def kind_of(array: Any) -> Kind:
 
 
 def home_of(array: Any) -> Home:
-    """Where an array lives.
-
-    Raises:
-        BackendUnavailable: on a device for which there is no backend.
-    """
     kind = kind_of(array)
     if kind == "torch":
         if array.device.type not in ("cpu", "cuda"):
@@ -153,11 +122,7 @@ def as_numpy(array: Any) -> npt.NDArray[Any]:
 
 
 def scores_as_numpy(scores: Any) -> npt.NDArray[np.floating]:
-    """Scores of any kind as compiled code reads them: float32 or float64, in order, aligned, writable.
-
-    Raises:
-        ShapeError: a dtype that is none of the four.
-    """
+    """Scores of any kind as compiled code reads them: float32 or float64, in order, aligned, writable."""
     array = on_host(scores)
     if kind_of(array) == "torch":
         check_dtype(dtype_name(array))

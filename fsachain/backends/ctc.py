@@ -62,15 +62,9 @@ class Checks(NamedTuple):
 class CtcProblem:
     """N targets and how they are spelled; made by `make_problem`.
 
-    Attributes:
-        labels: int64 [N, U], U the largest target; entries beyond a target are 0.
-        differs: bool [N, U + 1], see `fsachain.graph.ctc.differs_from_previous`.
-        label_counts, frame_counts: int64 [N].
-        blank, num_classes: the blank's class, and C.
-        topology: see `fsachain.graph.ctc`.
-        log_prior: float64 [C]; empty for none.
-        delay_penalty: in nats for each frame.
-        kept: what a backend makes of the problem for the losses and needs again for the gradient.
+    labels: int64 [N, U], U the largest target; entries beyond a target are 0. differs: bool [N, U + 1], see
+    `fsachain.graph.ctc.differs_from_previous`. log_prior: float64 [C]; empty for none. delay_penalty: in nats for each
+    frame. kept: what a backend makes of the problem for the losses and needs again for the gradient.
     """
 
     labels: Integers
@@ -179,11 +173,8 @@ def make_problem(
 ) -> CtcProblem:
     """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are.
 
-    What was checked a moment ago, for the losses whose gradient is wanted now, is the same problem again.
-
-    Args:
-        shape: N, T, C.
-        names: of the utterances, one in a line; empty for numbers.
+    The gradient of a loss asks for the same problem again: the last few are kept. shape: N, T, C. names: of the
+    utterances, one in a line; empty for numbers.
     """
     integers = targets, frame_counts, label_counts
     key: tuple[Any, ...] = tuple([(array.dtype.char, array.shape, array.tobytes()) for array in integers])
@@ -202,7 +193,6 @@ _MOST_RECENT = 4
 
 
 def name_of(names: str, n: int) -> str:
-    """The name of utterance n."""
     return names.split("\n")[n] if names else f"sequence {n}"
 
 

@@ -53,13 +53,12 @@ _ON_HOST = ("cpu", "reference")
 class Call:
     """A backend bound to the checked scores [N, T, P] and lengths [N] of one call.
 
-    Arrays come and go in the kind of the caller's scores, where these live; `scores` is what the backend reads. Where the
-    backend works in another memory, the host waits for the copies.
+    Arrays come and go in the kind of the caller's scores, where these live; `scores` is what the backend reads. Where
+    the backend works in another memory, the host waits for the copies.
 
-    Attributes:
-        there, back: copy or view arrays of the caller's for the backend, and its results for the caller.
-        place: makes an array for the caller of one of the host that nobody writes to.
-        shares_memory: what the backend writes into `there(array)` is in `array`.
+    there, back: copy or view arrays of the caller's for the backend, and its results for the caller. place: makes an
+    array for the caller of one of the host that nobody writes to. shares_memory: what the backend writes into
+    `there(array)` is in `array`.
     """
 
     backend: Backend
@@ -72,7 +71,6 @@ class Call:
     shares_memory: bool
 
     def log_probs(self, batch: TableBatch, leaky: float) -> LogProbs:
-        """log Z [N] and ok [N]."""
         found = self.backend.recursion.log_probs(batch, self.scores, self.lengths, leaky)
         return LogProbs(self.back(found.log_prob), self.back(found.ok))
 
@@ -92,12 +90,10 @@ class Call:
         return self.back(self.backend.recursion.add_penalties(*inputs))
 
     def best_paths(self, batch: TableBatch) -> Paths:
-        """Scores of the best paths [N] and their arcs."""
         found = self.backend.recursion.best_paths(batch, self.scores, self.lengths, self.memory_budget)
         return Paths(self.back(found.score), found.arcs)
 
     def part(self, sequences: npt.NDArray[np.int64]) -> Call:
-        """The same for some of the sequences."""
         at = self.there(self.place(sequences))
         return replace(self, scores=self.scores[at], lengths=self.lengths[sequences])
 
@@ -113,11 +109,7 @@ def bind(
 ) -> Call:
     """Check the arguments that every recursion shares, and choose the backend.
 
-    Args:
-        on_host: for what no device computes: "auto" and "cuda" then stand for "cpu".
-
-    Raises:
-        ShapeError, ConfigError, BackendUnavailable: see `forward_backward`; "cuda" where there is no such device.
+    on_host: for what no device computes: "auto" and "cuda" then stand for "cpu".
     """
     check_budget(memory_budget)
     home = arrays.home_of(scores)
@@ -237,20 +229,12 @@ def computes_ctc_on_device(scores: Any, backend: str) -> bool:
 
 
 def ctc_backend(name: str, scores: Any) -> Any:
-    """The module of the host with `log_probs` and `gradient` for scores of the host: see `cpu.ctc`.
-
-    Raises:
-        BackendUnavailable: there is none, or the scores are on a device.
-    """
+    """The module of the host that computes CTC, see `backends.cpu.ctc`; scores of a device raise."""
     return _for_host(name, scores, "CTC").ctc
 
 
 def grid(like: Any, name: str) -> Grid:
-    """What computes transducer grids of the torch tensor `like` and others beside it: "auto" is where it lives.
-
-    Raises:
-        BackendUnavailable: there is none, or it is elsewhere.
-    """
+    """The backend by this name, "auto" the one where `like` lives; a backend of another place raises."""
     if name in ("auto", "cuda") and arrays.home_of(like) == "cuda":
         return DeviceGrid(like)
     chosen = _for_host(name, like, "transducer grid")
@@ -258,7 +242,6 @@ def grid(like: Any, name: str) -> Grid:
 
 
 def _for_host(name: str, scores: Any, what: str) -> Backend:
-    """The backend of the host for scores of the host."""
     if arrays.home_of(scores) != "cpu":
         kind = "CTC" if what == "CTC" else "transducer"
         raise BackendUnavailable(
@@ -276,10 +259,6 @@ def _refuse(name: str, what: str) -> NoReturn:
         raise BackendUnavailable(f"backend {name!r} has no {what}; available: {', '.join(_ON_HOST)}")
     usable = ", ".join(key for key, state in states.items() if state == "available")
     raise BackendUnavailable(f"backend {name!r}: no backend has this name; available: {usable}")
-
-
-# Public functions that return several paths of each sequence: the n best pdf sequences, samples of the
-# posterior.
 
 
 def n_best(

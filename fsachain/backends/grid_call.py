@@ -39,7 +39,7 @@ class Grid(Protocol):
         """Scores (24) of logits, -inf in padding, and stats."""
 
     def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
-        """The same for rows that are log-probs already; S = 0."""
+        """Scores (24) of rows that are log-probs already; stats of S = 0."""
 
     def constrain(self, placed: Placed, scores: Any) -> None:
         """Equation (26), in place."""
@@ -51,7 +51,7 @@ class Grid(Protocol):
         """log Z (21) of scores in flat float32 or float64 memory: -inf without a path, NaN for NaN and +inf."""
 
     def forward_backward(self, batch: GridBatch, values: Any) -> Any:
-        """The same; scores give way to occupancies (22), 0 in padding and where log Z is not finite."""
+        """As `log_probs`; scores give way to occupancies (22), 0 in padding and where log Z is not finite."""
 
     def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
         """The best paths (23), on the host: scores, float64 [N], and rows (k, t, u)."""
@@ -64,11 +64,11 @@ class Grid(Protocol):
     def overwrite(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
     ) -> None:
-        """The same in the place of the logits, which must be contiguous."""
+        """As `gradient`, written over the logits, which must be contiguous."""
 
 
 class HostGrid:
-    """A backend of the host, see `Grid`; `recursion` and `rows` are modules such as `grid_cpu` and `grid_cpu_rows`."""
+    """A backend of the host, see `Grid`; `recursion` and `rows` are modules such as `cpu.grid` and `cpu.grid_rows`."""
 
     def __init__(self, recursion: Any, rows: Any, like: Any) -> None:
         self._recursion, self._rows, self._like = recursion, rows, kinds.back_to(like)

@@ -70,19 +70,11 @@ def add_penalties(
     out: DeviceArray | None,
     threads: int = PENALTY_THREADS,
 ) -> Memory:
-    """Penalties on large scores and their derivatives; see `reference.add_penalties`.
+    """Penalties on large scores, float64 [2] on the device, and their derivatives; see `reference.sums.add_penalties`.
 
-    Args:
-        device: where everything happens.
-        scores: [N, T, P]; out, of the same shape, float32 or float64, or None where no derivative is wanted.
-        lengths: [N] on the host.
-        weights: float64 [N] on the device; sequences of weight 0 are not looked at.
-        factors: l2, o and the limit L.
-        out: see scores.
-        threads: of a block, a multiple of 32, at most 256; the order of the sums depends on it.
-
-    Returns:
-        float64 [2] on the device: -1/2 l2 sum w y^2 and -1/2 o sum w (|y| - L)_+^2.
+    scores and out are [N, T, P], out float32 or float64, or None where no derivative is wanted; weights float64 [N] on
+    the device, lengths on the host. threads: of a block, a multiple of 32, at most 256; the order of the sums depends on
+    it.
     """
     size, _, num_pdfs = scores.shape
     l2, out_of_range, limit = (np.float64(factor) for factor in factors)
@@ -111,22 +103,14 @@ def add_penalties(
     return terms
 
 
-# The CUDA backend, called with arrays that live on a device: nothing here waits for it, but for best paths.
-
-
 def find_device(array: Any) -> Device:
-    """The device of a torch or cupy array, with the stream that is current there.
-
-    Raises:
-        BackendUnavailable: kernels cannot run there.
-    """
+    """The device of a torch or cupy array, with the stream that is current there."""
     if kinds.kind_of(array) == "torch":
         return cuda_device.device_of_tensor(array)
     return cuda_device.device_of_array(array)
 
 
 def view(array: Any) -> DeviceArray:
-    """A torch or cupy array as kernels see it."""
     dtype = "uint8" if "bool" in str(array.dtype) else kinds.dtype_name(array)
     if kinds.kind_of(array) == "torch":
         return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), tuple(array.stride()), array)
@@ -174,23 +158,18 @@ class OnDevice:
 
 
 def _results(found: tuple[Memory, Memory], lengths: Lengths) -> LogProbs:
-    log_prob, ok = found  # in memory of the pool of the library whose the scores are
+    log_prob, ok = found  # in memory of the pool of the scores' library
     return LogProbs(log_prob.array("float64", lengths.shape), ok.array("bool", lengths.shape))  # type: ignore[attr-defined]
 
 
 def place(like: Any, values: npt.NDArray[Any]) -> Any:
-    """Values of the host as an array like `like` on its device."""
     memory: Any
     (memory,) = find_device(like).upload([values])
     return memory.array(str(values.dtype), values.shape)
 
 
 def copies() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Functions that copy arrays of the host to the device that is current for cupy, and arrays of it to numpy's.
-
-    Raises:
-        BackendUnavailable: kernels cannot run there.
-    """
+    """Functions that copy arrays of the host to the device that is current for cupy, and arrays of it to numpy."""
     cuda_device.check_any()
     import cupy
 
@@ -198,11 +177,7 @@ def copies() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
 
 def place_tables(batch: TableBatch, index: int | None) -> None:
-    """Copy the tables of a batch to the device of this index, None: the one that is current.
-
-    Raises:
-        BackendUnavailable: kernels cannot run there.
-    """
+    """Copy the tables of a batch to the device of this index, None: the one that is current."""
     device = cuda_device.device_of_index(index)
     leaks = all(table.leaky_log_prob is not None for table in batch.tables)
     nothing = DeviceArray(0, "float32", (batch.size, 0, batch.tables[0].num_pdfs), (1, 1, 1), None)

@@ -49,13 +49,9 @@ class Targets(NamedTuple):
 class Task(NamedTuple):
     """What is asked for beside scores and targets.
 
-    Attributes:
-        blank: its class, in [0, C).
-        normalizes: scores are logits, whose log-softmax is part of the loss; else they are taken as log-probabilities, and
-            their own derivatives are made.
-        topology: see `fsachain.graph.ctc`.
-        log_priors: float64 [C] on the host, taken off the scores; None for none.
-        delay_penalty: in nats for each frame, see `fsachain.backends.ctc`.
+    normalizes: scores are logits, whose log-softmax is part of the loss; else they are taken as log-probabilities, and
+    their own derivatives are made. log_priors: float64 [C] on the host, taken off the scores; None for none.
+    delay_penalty: in nats for each frame, see `fsachain.backends.ctc`.
     """
 
     blank: int
@@ -91,23 +87,13 @@ def ctc(
     memory_budget: float | None = None,
     sizes: Sizes = DEFAULT_SIZES,
 ) -> Memory:
-    """The CTC loss of every sequence, and its derivative by the scores.
+    """The CTC loss of every sequence, float64 [N] on the device, and its derivative by the scores; nothing waits.
 
-    Nothing waits for the device. The caller has checked shapes and lengths; a label that is the blank or no class makes the
-    loss of its sequence NaN.
+    The loss is +inf where there is no path, NaN for an illegal score and for a label that is the blank or no class;
+    there the gradient is 0. The caller has checked shapes and lengths.
 
-    Args:
-        device: where everything happens.
-        scores: [N, T, C] of any type.
-        targets: labels and lengths.
-        lengths: frames of each sequence [N], on the host.
-        task: which loss.
-        gradient: [N, T, C], float64 for float64 scores, else float32; all of it is written. None: no gradient, no beta.
-        memory_budget: as for `backend.add_occupancy`.
-        sizes: of the blocks.
-
-    Returns:
-        float64 [N] on the device; +inf where there is no path, NaN for an illegal score or label. There the gradient is 0.
+    scores [N, T, C] are of any type, lengths [N] on the host. gradient [N, T, C]: float64 for float64 scores, else
+    float32; all of it is written; None: no gradient, no beta. memory_budget: as for `backend.add_occupancy`.
     """
     size, num_frames, num_classes = scores.shape
     dtype = "float64" if scores.dtype == "float64" else "float32"

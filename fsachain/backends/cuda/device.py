@@ -219,11 +219,7 @@ class CupyDevice:
 
 
 def device_of_tensor(tensor: Any) -> CupyDevice:
-    """The device of a torch CUDA tensor with torch's current stream there.
-
-    Raises:
-        BackendUnavailable: there is no cupy, or the device is too old.
-    """
+    """The device of a torch CUDA tensor with torch's current stream there."""
     import torch
 
     index = int(tensor.device.index)
@@ -233,7 +229,7 @@ def device_of_tensor(tensor: Any) -> CupyDevice:
 
 
 def device_of_array(array: Any) -> CupyDevice:
-    """The device of a cupy array with cupy's current stream there; errors as for `device_of_tensor`."""
+    """The device of a cupy array with cupy's current stream there."""
     import cupy
 
     index = int(array.device.id)
@@ -278,11 +274,6 @@ def reason_unavailable(index: int = 0) -> str | None:
 
 
 def check_device(index: int) -> None:
-    """Raise unless kernels can run on the device of this index.
-
-    Raises:
-        BackendUnavailable: they cannot; the message has the reason.
-    """
     if _forked or index not in _usable:
         if reason := reason_unavailable(index):
             raise BackendUnavailable(f"backend 'cuda' on device {index}: {reason}")
@@ -290,7 +281,6 @@ def check_device(index: int) -> None:
 
 
 def check_any() -> None:
-    """As `check_device` for any device."""
     if reason := reason_unavailable():
         raise BackendUnavailable(f"backend 'cuda': {reason}; available: reference, cpu")
 

@@ -1,7 +1,7 @@
 """Transducers on a device: the grid (grid.cu), its rows of logits (grid_rows.cu), lost normalizers of pairs (pairs.cu).
 
 Equations (20)-(29) of `fsachain.grid`. The functions are those of the host's backends, with a device before and arrays that
-lie on it. Each uploads what the host says about its batch in one copy, and waits for nothing.
+lie on it. Each uploads what the host says about its batch in one copy, and waits for nothing. No bit depends on a plan.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ MAX_GRID_Y = 65_535
 
 
 class GridPlan(NamedTuple):
-    """How the kernels of the grid run; no bit depends on it.
+    """threads: of a block, a multiple of 32, at most 512.
 
-    threads: of a block, a multiple of 32, at most 512. shared_bytes: what the last steps of the longest sequence may take on
-    chip; None: all that the device has.
+    shared_bytes: what the last steps of the longest sequence may take on chip; None: all that the device has.
     """
 
     threads: int
@@ -46,19 +45,9 @@ class GridPlan(NamedTuple):
 
 
 def log_probs(device: Device, batch: GridBatch, values: DeviceArray, plan: GridPlan | None = None) -> Memory:
-    """log Z of (21) for every sequence: -inf where there is no path, NaN for scores that hold NaN or +inf.
+    """log Z of (21) for every sequence, float64 [N]: -inf where there is no path, NaN for scores that hold NaN or +inf.
 
-    Args:
-        device: where everything happens; nothing waits for it.
-        batch: where the scores of N sequences lie, on the host.
-        values: the scores, flat [*] and contiguous, float32 or float64.
-        plan: how to run; None chooses for this batch.
-
-    Returns:
-        float64 [N] on the device.
-
-    Raises:
-        ValueError: a kind of arc that passes neither a frame nor a label.
+    values: the scores, flat [*] and contiguous, float32 or float64. A kind of arc must pass a frame or a label.
     """
     return _Grid(device, batch, values, plan).forward(None)
 
@@ -83,10 +72,9 @@ def forward_backward(
 
 
 def best_paths(device: Device, batch: GridBatch, values: DeviceArray, plan: GridPlan | None = None) -> Memory:
-    """The best path (23) of every sequence, the same bits as the CPU's; see `log_probs` for the arguments.
+    """The best path (23) of every sequence, the same bits as the CPU's.
 
-    Returns:
-        Bytes on the device that `read_paths` reads once they are on the host: one copy brings scores and paths.
+    Returns bytes on the device that `read_paths` reads once they are on the host: one copy brings scores and paths.
     """
     grid, most = _Grid(device, batch, values, plan), _most_arcs(batch)
     back = device.empty((1 if len(batch.arcs) <= BYTE_KINDS else 2) * grid.num_nodes)
@@ -180,10 +168,9 @@ SHAPES = ((32, 8, 4), (64, 16, 4), (128, 32, 4), (256, 32, 8), (512, 32, 16))
 
 
 class RowPlan(NamedTuple):
-    """How the kernels of rows run; no bit depends on it.
+    """threads: of a block, a multiple of 32, at most 1024.
 
-    threads: of a block, a multiple of 32, at most 1024. span: successive rows of a group of threads; None: as many as keep
-    all multiprocessors busy.
+    span: successive rows of a group of threads; None: as many as keep all multiprocessors busy.
     """
 
     threads: int = 256
@@ -202,22 +189,15 @@ def softmax_scores(
     first: DeviceArray | None = None,
     plan: RowPlan = DEFAULT_PLAN,
 ) -> Memory:
-    """Scores (24) of logits [R, V] into values; rows of padding are not read.
+    """Scores (24) of logits [R, V] into values; returns what `softmax_gradient` needs.
 
-    Args:
-        device: where everything happens.
-        rows: where rows and cells lie, on the host.
-        logits: float16, bfloat16, float32 or float64 [R, V] with any strides.
-        values: float64 [K, cells], contiguous; entries that no row has an arc for stay what they are.
-        targets: int32 or int64 [N, U] on the device, in the place of `rows.targets`, which then is not looked at. A target
-            that is no class has the score NaN, which makes log Z of its sequence NaN.
-        first: int64 [N, T] on the device, in the place of `rows.first`, which then is not looked at. The caller has seen to
-            it that the rows of a frame end at the targets' width or before.
-        plan: how to run.
+    That is [2 S, R] for S softmaxes, float64 for float64 logits, else float32; what belongs to padding is neither read
+    nor written.
 
-    Returns:
-        What `softmax_gradient` needs: [2 S, R] for S softmaxes, float64 for float64 logits, else float32; what belongs to
-        padding is not written.
+    logits are of any of the four types, with any strides; values float64 [K, cells], contiguous; entries that no row has
+    an arc for stay what they are. targets, int32 or int64 [N, U], and first, int64 [N, T], of the device take the place
+    of those of `rows`. A target that is no class makes log Z of its sequence NaN; the caller has seen to it that the
+    rows of a frame end at the targets' width or before.
     """
     stats = device.empty(2 * num_softmaxes(rows) * (8 if logits.dtype == "float64" else 4) * logits.shape[0])
     work = _LogitRows(device, rows, logits, logits, targets, first, plan)
@@ -254,15 +234,9 @@ def softmax_gradient(
 ) -> None:
     """Equation (25), and what (28) and (29) make of it, times weights into `out`.
 
-    Rows of padding, and those without occupancy, become 0 and are not read.
-
-    Args:
-        device, rows, logits, targets, first, plan: as for `softmax_scores`.
-        stats: what that has returned.
-        occupancy: g, float64 [K, cells], contiguous.
-        weights: float64 [N] on the device.
-        limit: entries are kept within +-limit before they are weighted.
-        out: [R, V] of any of the four types, which may be the logits: the same memory, type and strides.
+    Rows of padding, and those without occupancy, become 0 and are not read. stats: what `softmax_scores` has returned.
+    occupancy: g, float64 [K, cells], contiguous. weights: float64 [N]. limit: entries are kept within +-limit before
+    they are weighted. out: [R, V] of any of the four types, which may be the logits: the same memory, type and strides.
     """
     given = address(occupancy), address(weights), np.float64(limit), *strided(out)
     work = _LogitRows(device, rows, logits, out, targets, first, plan)
@@ -281,7 +255,7 @@ def plain_gradient(
     first: DeviceArray | None = None,
     plan: RowPlan = DEFAULT_PLAN,
 ) -> None:
-    """The gradient of -log Z by log-probs [R, V], times weights [N]: otherwise as `softmax_gradient`."""
+    """The gradient of -log Z by log-probs [R, V], times weights [N]; see `softmax_gradient`."""
     given = address(occupancy), address(weights), np.float64(limit), *strided(out)
     work = _LogitRows(device, rows, log_probs, out, targets, first, plan)
     work.launch("plain_gradient", rows.sequences[:, 2], [*given])
@@ -391,8 +365,6 @@ def scale_kinds(device: Device, values: DeviceArray, factors: Sequence[float]) -
     device.launch(KernelSpec("grid_rows.cu", "grid_scale"), grid, CELL_THREADS, 0, arguments)
 
 
-# Normalizers of pairs that a product of matrices has lost.
-
 PAIR_THREADS = 128
 
 
@@ -405,14 +377,9 @@ def pair_log_sums(
     out: DeviceArray,
     threads: int = PAIR_THREADS,
 ) -> None:
-    """out = log sum_c exp(am[n, t, c] + lm[n, s, c]) where `sums` is not above `least`.
+    """out = log sum_c exp(am[n, t, c] + lm[n, s, c]) where `sums` is not above `least`, or is NaN.
 
-    Args:
-        device: where everything happens; nothing waits for it.
-        am, lm: [N, T, C] and [N, S, C], float32 or float64, contiguous as all arrays here.
-        sums, out: [N, S, T] of the same type.
-        least: see above; a sum of NaN counts as below.
-        threads: of a block, a multiple of 32; no bit depends on it.
+    am [N, T, C], lm [N, S, C], sums and out [N, S, T] are float32 or float64, contiguous.
     """
     (size, frames, width), positions = am.shape, lm.shape[1]
     pairs = size * positions * frames
@@ -437,7 +404,7 @@ def add_pair_gradient(
 ) -> None:
     """Add factors [N, S, T] times the derivatives of the pairs of `pair_log_sums` to by_am [N, T, C] and by_lm [N, S, C].
 
-    normalizer: [N, S, T], what `pair_log_sums` has left there. The others: see there.
+    normalizer: [N, S, T], what `pair_log_sums` has left there.
     """
     size, frames, width = am.shape
     kernel = KernelSpec("pairs.cu", "pair_gradient", macros(ELEMENT=am, THREADS=threads))

@@ -178,7 +178,6 @@ class Run:
             self._write_occupancies(begin, weights, out)
 
     def release(self) -> None:
-        """Give back all memory that only this run uses."""
         self.checkpoints = []
         self._memory.clear()
 
@@ -329,14 +328,9 @@ def make_runs(
 ) -> list[Run]:
     """All runs of a call, in the order of their kinds, with one upload of what depends on the lengths.
 
-    Args:
-        device: where the scores are.
-        batch: N tables, or one that all share.
-        scores: [N, T, P] float16, bfloat16, float32 or float64.
-        lengths: int64 [N] on the host.
-        leaky: c of equation (3).
-        memory_budget: bytes for probabilities and history; None for a 16th of the device's memory. Where they do not fit,
-            windows of frames are computed again; no bit of the results depends on it.
+    scores [N, T, P] are on the device, lengths int64 [N] on the host; the batch has N tables, or one that all share.
+    leaky: c of equation (3). memory_budget: bytes for probabilities and history; None for a 16th of the device's memory.
+    Where they do not fit, windows of frames are computed again; no bit of the results depends on it.
     """
     limits = device.limits
     least_total = _least_total(batch, leaky)
@@ -396,8 +390,6 @@ def make_runs(
     )
     return runs
 
-
-# What is kept of tables and batches.
 
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 _lock = Lock()

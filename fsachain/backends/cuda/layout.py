@@ -148,7 +148,6 @@ def starts_of(counts: Any) -> Integers:
 
 
 def lay_out(tables: Sequence[TransitionTable], division: Division) -> list[Layout]:
-    """The layout of each table."""
     num_states = np.array([table.num_states for table in tables], dtype=np.int64)
     first_state = starts_of(num_states)
     order, shard_states = _deal(tables, division, first_state)
@@ -497,10 +496,7 @@ _ENTRY_TYPES = (
 def encode(kind: int, exponents: bool, layouts: Sequence[Layout]) -> list[list[Bytes]]:
     """Of each table its arcs and entries, forward and backward, and its vectors.
 
-    Args:
-        kind: PLAIN, WIDE or LOG.
-        exponents: wide arcs have them; else they are written as plain ones.
-        layouts: of the tables.
+    kind: PLAIN, WIDE or LOG. exponents: wide arcs have them; else they are written as plain ones.
     """
     made, counts = [], []
     for directions in ([layout.forward for layout in layouts], [layout.backward for layout in layouts]):

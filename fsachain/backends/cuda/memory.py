@@ -126,7 +126,6 @@ class _Staging:
         self._reserved = 0  # bytes of the last reserve that captures have taken
 
     def take(self, num_bytes: int) -> Any:
-        """A buffer."""
         import cupy
 
         with self._lock:
@@ -136,10 +135,9 @@ class _Staging:
         return cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
 
     def take_for_capture(self, num_bytes: int) -> Any:
-        """A buffer that stays for ever, since nobody says when a captured graph, which reads it at each replay, is gone.
+        """A buffer that stays for ever: nobody says when a captured graph, which reads it at each replay, is gone.
 
-        Raises:
-            BackendUnavailable: there is no room; it comes with the first transfer outside of a capture.
+        Where no room is left it raises; room comes with the first transfer outside of a capture.
         """
         with self._lock:
             first = self._reserved

@@ -62,14 +62,9 @@ def best_paths(
 ) -> BestPaths:
     """Equations (8) and (9) for every sequence: the same bits as the CPU backend's `best_path`.
 
-    Args:
-        device: where everything happens.
-        batch: the acceptors of N sequences.
-        scores: [N, T, P] on the device.
-        lengths: [N] on the host, 0 <= lengths[n] <= T.
-        memory_budget: bytes for back pointers; None: a 16th of the device's memory. Where all do not fit, those of some
-            frames are kept at a time, and delta is computed twice.
-        plan: how to run; None chooses for this device and batch.
+    scores [N, T, P] are on the device, lengths [N] on the host. memory_budget: bytes for back pointers; None: a 16th of
+    the device's memory. Where all do not fit, those of some frames are kept at a time, and delta is computed twice.
+    Paths do not depend on the plan.
     """
     plan = plan or make_plan(device.limits, batch, lengths, memory_budget)
     size, num_frames, _ = scores.shape
@@ -144,7 +139,6 @@ def _window(longest: int, rows: int, back_bytes: int, budget: float) -> int:
 
 
 def _num_rows(batch: TableBatch) -> int:
-    """States of all sequences."""
     if batch.is_shared:
         return batch.size * batch.tables[0].num_states
     return sum(table.num_states for table in batch.tables)

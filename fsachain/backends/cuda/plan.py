@@ -97,7 +97,6 @@ class PlannedTables:
         return fields
 
     def shared_bytes(self, kind: int, arc: int, lanes: int) -> int:
-        """Shared memory of a block on chip."""
         return int(shared_bytes(self.sizes, self.plan, kind, arc, lanes).max())
 
 
@@ -108,14 +107,8 @@ def arc_bytes(kind: int, exponents: bool) -> int:
 def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes: int) -> Integers:
     """Shared memory that a block on chip needs for the larger of its two passes, [tables]; see the two kernels.
 
-    Each array begins at a multiple of 16 bytes, for which some bytes are added.
-
-    Args:
-        sizes: [tables] `SIZES`.
-        plan: on chip.
-        kind: of number.
-        arc: bytes of an arc, of all tables or of each.
-        lanes: sequences of a thread.
+    Each array begins at a multiple of 16 bytes, for which some bytes are added. arc: bytes of an arc, of all tables or
+    of each. lanes: sequences of a thread.
     """
     both = 2 * sizes["columns"] + 2 * plan.cluster * (plan.threads // WARP)
     forward = 2 * sizes["states"] + sizes["forward_partials"] + both
@@ -201,15 +194,13 @@ def lanes_for(plan: Plan, size: int, limits: Limits) -> int:
     return lanes
 
 
-# Groups: the sequences that a block, a cluster or blocks that share memory work on together.
-
-
 @dataclass(frozen=True)
 class Groups:
-    """Sequences, longest first, in groups.
+    """Sequences, longest first, in groups that a block, a cluster or blocks that share memory work on together.
 
-    fields: [groups] `GROUP`. sequences, lengths: int32 [lanes], the number in the batch, -1 for none, and the frames of each
-    lane. sizes: values that probabilities, history, state and work of all groups take; of the first two for each frame.
+    fields: [groups] `GROUP`. sequences, lengths: int32 [lanes], the number in the batch, -1 for none, and the frames of
+    each lane. sizes: values that probabilities, history, state and work of all groups take; of the first two for each
+    frame.
     """
 
     fields: npt.NDArray[Any]
@@ -281,8 +272,6 @@ def frames_of_window(num_frames: int, frame_bytes: int, state_bytes: int, budget
     return best
 
 
-# Which kind of number a table and a length allow.
-
 # The powers of two that a wide number may gain or lose over a sequence; `max_growth` of frames.cu has the same.
 WIDE_BUDGET = 1 << 27
 # Wide weights whose logs to base 2 are smaller than this need no exponents: what is lost is below 2^-46 of a sum.
@@ -332,7 +321,7 @@ def least_plain_total(table: TransitionTable, leaky: float) -> float | None:
 
 
 def _extremes(log: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The least and the largest finite one to base 2; 0 where there is none."""
+    """The least and the largest finite log to base 2; 0 where there is none."""
     finite = log[log > -np.inf]
     if not finite.size:
         return 0.0, 0.0

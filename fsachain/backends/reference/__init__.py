@@ -1,1 +1,1 @@
-"""ctc, grid, mbr, paths, sums."""
+"""The oracle: every recursion in numpy float64, one sequence at a time."""

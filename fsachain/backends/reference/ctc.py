@@ -15,7 +15,7 @@ from fsachain.table import compile_table
 def log_probs(
     problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, checks: Checks
 ) -> tuple[Floats, npt.NDArray[np.uint8]]:
-    """log Z [N] and zeros; see `cpu_ctc.log_probs`."""
+    """log Z [N] and zeros; see `backends.cpu.ctc.log_probs`."""
     log_z = np.empty(len(problem.labels))
     for n, frames in enumerate(problem.frame_counts.tolist()):
         columns = column_scores(problem, scores, n)[None]
@@ -40,7 +40,7 @@ def gradient(
     out: npt.NDArray[np.floating],
     memory_budget: float | None,
 ) -> None:
-    """See `cpu_ctc.gradient`; the kinds and the memory budget change nothing."""
+    """See `backends.cpu.ctc.gradient`; the kinds and the memory budget change nothing."""
     for n in np.flatnonzero(factors).tolist():
         columns = column_scores(problem, scores, n)
         occupancy = np.zeros((1, *columns.shape))

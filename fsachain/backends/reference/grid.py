@@ -1,4 +1,4 @@
-"""The oracle of the grid: equations (20)-(29) of `fsachain.grid` in float64, one sequence at a time, written to be read."""
+"""Equations (20)-(29) of `fsachain.grid` in float64, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def softmax_scores(rows: Rows, logits: Reals, values: Array) -> Reals:
 
 
 def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
-    """The same for rows that are log-probs already."""
+    """Scores (24) of rows that are log-probs already."""
     _fill_scores(rows, np.asarray(log_probs, np.float64), np.zeros(len(log_probs)), values)
 
 
@@ -218,7 +218,7 @@ def softmax_gradient(
 def plain_gradient(
     rows: Rows, log_probs: Reals, occupancy: Array, weights: Array, limit: float, out: Reals
 ) -> None:
-    """The gradient of -log Z by log-probs [R, V], times weights [N]: otherwise as `softmax_gradient`."""
+    """The gradient of -log Z by log-probs [R, V], times weights [N]; see `softmax_gradient`."""
     _fill_gradient(rows, np.zeros(log_probs.shape), occupancy, weights, limit, out)
 
 

@@ -1,4 +1,4 @@
-"""State-level minimum Bayes risk in numpy float64: the oracle, written to be read.
+"""State-level minimum Bayes risk in numpy float64.
 
 A(path) is the sum over frames of a(t, pdf), a given accuracy of each pdf in each frame; a leak adds nothing to it. With
 alpha, alpha', beta, beta' and gamma of `fsachain.recursion` and "mean of x weighted by w" for sum w x / sum w:
@@ -34,7 +34,7 @@ from fsachain.table import TransitionTable
 
 Scores = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.int64]
-# log Z [N] as in `reference.log_probs`; E[A] [N], -inf or NaN as log Z, NaN for an illegal accuracy; both are finite [N]
+# log Z [N] as in `sums.log_probs`; E[A] [N], -inf or NaN as log Z, NaN for an illegal accuracy; both are finite [N]
 Result = tuple[Array, Array, npt.NDArray[np.bool_]]
 
 
@@ -64,10 +64,10 @@ def set_accuracy_gradient(
     occupancy: npt.NDArray[np.floating],
     memory_budget: float | None = None,
 ) -> Result:
-    """The same; writes weights[n] times the two derivatives of (M6) to out and occupancy [N, T, P].
+    """As `expected_accuracy`; writes weights[n] times the derivatives of (M6) to out and occupancy [N, T, P].
 
-    Only active pdfs of real frames of ok sequences of nonzero weight are written. `occupancy` may be empty: then it is
-    left alone. `memory_budget` is for the other backends: the oracle keeps everything.
+    Only active pdfs of real frames of ok sequences of nonzero weight are written; an empty `occupancy` is left alone.
+    `memory_budget` changes nothing: all frames are kept.
     """
     result, found = _run(batch, scores, accuracy, lengths, leaky)
     for n in [n for n in found if weights[n]]:

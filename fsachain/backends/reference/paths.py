@@ -1,4 +1,4 @@
-"""The oracle of single paths: n best pdf sequences and sampled paths, in numpy float64, one sequence, written to be read."""
+"""The n best pdf sequences and sampled paths, in numpy float64, one sequence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def n_best(table: TransitionTable, scores: Scores, n: int) -> tuple[Array, Ints]
             longer, arcs = _step(table, column, frames.scores[t, column], delta, paths)
             bound = -_best(longer + ahead[t + 1])
             heapq.heappush(heap, (bound, (*prefix, column), longer, arcs))
-    found.sort(key=lambda path: -path[0])  # what differs by a rounding only may have come in either order
+    found.sort(
+        key=lambda path: -path[0]
+    )  # scores that differ by rounding alone may have been found in either order
     arcs_found = np.array([arcs for _, arcs in found], dtype=np.int32).reshape(len(found), len(scores))
     return np.array([score for score, _ in found]), arcs_found
 

@@ -1,4 +1,4 @@
-"""The oracle: equations (1)-(9) of `fsachain.recursion` in numpy float64, one sequence at a time, written to be read.
+"""Equations (1)-(9) and (14) of `fsachain.recursion` in numpy float64, one sequence at a time.
 
 Scores of a frame are shifted by their maximum over the active pdfs, which (4) adds back: alpha then stays small enough
 for float64 at any magnitude of the scores.
@@ -31,7 +31,6 @@ class _Frames:
 
 
 def _frames(table: TransitionTable, scores: Scores) -> _Frames:
-    """Scores [T, P] of one sequence as the recursions take them."""
     active = np.asarray(scores[:, table.active_pdfs], dtype=np.float64)
     legal = not bool((np.isnan(active) | (active == np.inf)).any())
     shift = active.max(axis=1, initial=-np.inf)
@@ -151,7 +150,7 @@ def add_occupancy(
 ) -> LogProbs:
     """Add weights[n] x occupancy(t, p) of equation (7) to out [N, T, P]; returns log Z [N] and ok [N].
 
-    `memory_budget` is for the other backends: the oracle keeps all alphas, betas and occupancies of arcs of one sequence.
+    `memory_budget` changes nothing: all alphas, betas and occupancies of arcs of one sequence are kept.
     """
     log_prob, ok = log_probs(batch, scores, lengths, leaky)
     for n in np.flatnonzero(ok):
@@ -191,7 +190,6 @@ def add_penalties(
 def best_paths(
     batch: TableBatch, scores: Scores, lengths: npt.NDArray[np.int64], memory_budget: float | None = None
 ) -> Paths:
-    """The best path of every sequence; `memory_budget` is for other backends."""
     found = [best_path(batch.table(n), scores[n, : lengths[n]]) for n in range(batch.size)]
     return Paths(np.array([score for score, _ in found]), [arcs for _, arcs in found])
 
