@@ -1,8 +1,7 @@
 """Recordings as arrays: read by soundfile, cut to an utterance, changed in speed and volume.
 
-Samples are float32 in [-1, 1). Nothing is resampled behind the caller's back: a recording at another rate
-than the features were configured for is an error, because a network trained on 8 kHz speech understands
-nothing else.
+Samples are float32 in [-1, 1). Nothing is resampled: a recording at another rate than the features are
+configured for is an error.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Perturbation:
 
     @property
     def prefix(self) -> str:
-        """What distinguishes ids of perturbed copies from the originals: '' or, for instance, 'sp0.9-'."""
+        """What the ids of perturbed copies begin with: '' or, for instance, 'sp0.9-'."""
         return "" if self.speed == 1.0 else f"sp{self.speed:g}-"
 
     def apply(self, samples: NDArray[np.float32], utterance_id: str) -> NDArray[np.float32]:
@@ -68,14 +67,9 @@ def seeded_generator(*key: int | str) -> np.random.Generator:
 
 
 def change_speed(samples: NDArray[np.float32], speed: float) -> NDArray[np.float32]:
-    """Play the samples faster or slower by polyphase resampling; pitch changes along with the tempo.
+    """Samples [L] as float32 [ceil(L / speed)] by polyphase resampling, which changes the pitch too.
 
-    Args:
-        samples: [L].
-        speed: rounded to two decimals.
-
-    Returns:
-        float32 [ceil(L / speed)].
+    `speed` is rounded to two decimals.
     """
     ratio = Fraction(round(speed * 100), 100)
     if ratio == 1 or len(samples) == 0:
@@ -86,19 +80,10 @@ def change_speed(samples: NDArray[np.float32], speed: float) -> NDArray[np.float
 
 
 def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
-    """The samples of one utterance.
+    """Samples of one utterance, float32 [L]; the mean of the channels where there are several and none is chosen.
 
-    Args:
-        utterance: its `audio` is a file, a part of one, a cut that lhotse reads, or a command whose standard output is an
-            audio file; `start` and `end` cut it.
-        sample_rate: the rate that the recording must have, in Hz.
-
-    Returns:
-        float32 [L]; the mean of the channels where there are several and none is chosen.
-
-    Raises:
-        UtteranceError: the recording cannot be read, has another rate, ends before `end` by more than 0.1 s, or is
-            longer than `MAX_SECONDS`.
+    An UtteranceError says that the recording cannot be read, has another rate (Hz), ends more than 0.1 s before
+    `utterance.end`, or is longer than `MAX_SECONDS`.
     """
     if utterance.audio is None:
         raise UtteranceError("no recording", utterance.id, f"utterance {utterance.id!r} has no recording")
@@ -118,11 +103,6 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
 
 
 def check_rate(utterance: Utterance, found: int, sample_rate: int) -> None:
-    """Refuse a recording of another rate, in Hz.
-
-    Raises:
-        UtteranceError: that names both.
-    """
     if found != sample_rate:
         raise UtteranceError(
             "sampling rate",
@@ -133,7 +113,6 @@ def check_rate(utterance: Utterance, found: int, sample_rate: int) -> None:
 
 
 def _opened(utterance: Utterance) -> Any:
-    """The recording as soundfile has it."""
     soundfile = require("soundfile", extra="recipes")
     assert utterance.audio is not None
     if isinstance(utterance.audio_part, Member):
@@ -164,11 +143,7 @@ def _read_channel(file: Any, count: int, channel: int | None) -> NDArray[np.floa
 
 
 def check_file(utterance: Utterance, path: Path) -> None:
-    """Refuse what is no file: a pipe or a device would be waited for, or read, for ever.
-
-    Raises:
-        UtteranceError: that says so.
-    """
+    """Refuse what is no regular file: opening or reading a pipe or a device may never end."""
     if not path.exists():
         raise UtteranceError(
             "missing file",
@@ -180,7 +155,6 @@ def check_file(utterance: Utterance, path: Path) -> None:
 
 
 def unreadable(utterance: Utterance, reason: object) -> UtteranceError:
-    """The error of a recording that cannot be read."""
     message = f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {reason}"
     return UtteranceError("unreadable audio", utterance.id, message)
 
@@ -231,7 +205,10 @@ def _check_seconds(utterance: Utterance, seconds: float) -> None:
 
 
 def _run(utterance: Utterance) -> bytes:
-    """Standard output of the shell command that makes the recording; allowed when the directory was read."""
+    """Standard output of the shell command that makes the recording.
+
+    `DataDir.read` refuses commands unless the caller allows them; nothing is checked here.
+    """
     assert utterance.audio is not None
     command = utterance.audio.rstrip().removesuffix("|")
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)

@@ -99,11 +99,9 @@ def shift_frames(features: NDArray[np.float32], shift: int) -> NDArray[np.float3
 
 
 def warp_frequencies(features: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
-    """Move the content of bin f to bin f * factor by linear interpolation; the last bin is repeated.
+    """Move the content of bin f of features [T, F] to bin f * factor by linear interpolation; the last bin is repeated.
 
-    Args:
-        features: [T, F] on a frequency axis.
-        factor: above 1 raises formants, as a shorter vocal tract does.
+    A factor above 1 raises formants, as a shorter vocal tract does.
     """
     num_bins = features.shape[1]
     source = np.minimum(np.arange(num_bins) / factor, num_bins - 1)

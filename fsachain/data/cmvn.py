@@ -64,7 +64,6 @@ class Statistics:
         return cls(count, total, squares)
 
     def __add__(self, other: Statistics) -> Statistics:
-        """Those of the frames of both."""
         return Statistics(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
     def normalise(self, features: NDArray[np.float32], moments: str) -> NDArray[np.float32]:
@@ -169,26 +168,12 @@ class Cmvn:
         )
 
 
-# Normalisation of a recording over the frames around each frame, as Kaldi's apply-cmvn-sliding does with
-# centred windows.
-#
-# Models whose features are normalised by utterance or speaker are used on recordings that are neither: an
-# hour of several speakers. A window as long as an utterance gives them what they were trained on, in bounded
-# memory and one pass.
-
-
 class SlidingCmvn:
     """Features that come in blocks, each frame normalised by the statistics of `window` frames around it.
 
-    The window of frame t begins at t - window // 2; where it would reach beyond an end of the recording it is moved inside.
-    A recording of at most `window` frames is normalised as a whole, as CMVN by utterance does.
-
-    Args:
-        moments: "mean" or "mean-variance", as in `CmvnConfig`.
-        window: frames, at least 1.
-
-    Raises:
-        ConfigError: window below 1.
+    As Kaldi's apply-cmvn-sliding with centred windows: for long recordings of several speakers, in bounded memory and
+    one pass. The window of frame t begins at t - window // 2; where it would reach beyond an end of the recording it is
+    moved inside. A recording of at most `window` frames is normalised as a whole, as CMVN by utterance does.
     """
 
     def __init__(self, moments: str, window: int) -> None:
@@ -199,11 +184,7 @@ class SlidingCmvn:
         self._first = self._returned = 0  # frame at which _kept begins; frames returned
 
     def accept(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Take the next frames [T, F]; those [T', F] that they settle.
-
-        Raises:
-            ShapeError: another width than before.
-        """
+        """Take the next frames [T, F]; returns the frames [T', F] whose window is complete."""
         if self._kept is not None and features.shape[1:] != self._kept.shape[1:]:
             raise ShapeError(
                 f"features have shape {list(features.shape)}, expected [T, {self._kept.shape[1]}]"
@@ -219,11 +200,7 @@ class SlidingCmvn:
         return found
 
     def finish(self) -> NDArray[np.float32]:
-        """The frames at the end.
-
-        Raises:
-            ShapeError: nothing was accepted, not even [0, F].
-        """
+        """The remaining frames, at the end of the recording."""
         if self._kept is None:
             raise ShapeError("features: finish() before accept(); expected at least one call with [T, F]")
         return self._normalised(self._first + len(self._kept))
@@ -250,6 +227,6 @@ class SlidingCmvn:
 def _sums(
     values: NDArray[np.float64], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Sums over the rows [start, stop)."""
+    """Sums [N, F] of values [T, F] over the rows [starts[n], stops[n])."""
     running = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
     return running[stops] - running[starts]

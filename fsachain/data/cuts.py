@@ -1,12 +1,12 @@
 """Data sets as lhotse keeps them: a manifest of cuts (`.jsonl` or `.jsonl.gz`), or a folder of Shar shards.
 
 A cut that is a stretch of an audio file becomes an utterance like those of a Kaldi directory, read by soundfile; so
-does a member of a Shar tar, which is read where it lies. Other cuts (transforms, mixtures, stored features) are read by
+does a member of a Shar tar, which is read in place. Other cuts (transforms, mixtures, stored features) are read by
 lhotse.
 
 Manifests can name commands and URLs as recordings, and lhotse runs a shell for some names of files. They are refused
-unless the caller allows them, which is why the JSON is looked at here before lhotse sees it. Nothing is ever unpacked
-from a tar, and its links are not followed.
+unless the caller allows them, so the JSON is checked here before lhotse gets it. Nothing is ever unpacked from a tar,
+and its links are not followed.
 """
 
 from __future__ import annotations
@@ -72,15 +72,9 @@ def holds_cuts(path: Path) -> bool:
 
 
 def read_cuts(path: Path, allow_commands: bool, faults: Faults) -> list[Utterance]:
-    """The utterances of a manifest or of all shards of a folder, in order.
+    """The utterances of a manifest or of all shards of a folder, in order; `faults` is told of every cut left out.
 
-    Args:
-        path: as for `holds_cuts`.
-        allow_commands: accept recordings made by commands or fetched from URLs.
-        faults: told of every cut that is left out.
-
-    Raises:
-        DataError: the file cannot be read; and what `faults` raises.
+    `allow_commands` accepts recordings that are made by commands or fetched from URLs.
     """
     manifests = [path]
     if path.is_dir():
@@ -144,7 +138,7 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 def _utterance(
     content: dict[str, Any], folder: Path, allow_commands: bool, members: dict[str, dict[str, Member]]
 ) -> Utterance:
-    """The utterance that a cut is, if there is nothing wrong with it; changes `content`."""
+    """The utterance of one cut; changes `content`."""
     name = content["id"]
     text, speaker = _supervision(content)
     if "tracks" not in content:
@@ -179,7 +173,7 @@ def _utterance(
 
 
 def _supervision(content: dict[str, Any]) -> tuple[str, str]:
-    """Text and speaker of the one supervision of a cut, in whichever track it is."""
+    """Text and speaker of the one supervision of a cut, in any track; drops supervisions and custom fields from it."""
     tracks = content.get("tracks", [{"cut": content}])
     found: list[dict[str, Any]] = []
     try:
@@ -211,7 +205,7 @@ def _is_placeholder(value: Any) -> bool:
 
 
 def _locate(utterance: Utterance, content: dict[str, Any], length: float) -> None:
-    """Give the utterance what the cut itself says of its recording and its features."""
+    """Fill in audio and features from the recording and the features that the cut itself has."""
     recording: Any = content.get("recording")
     features: Any = content.get("features")
     plain = (
@@ -232,9 +226,6 @@ def _locate(utterance: Utterance, content: dict[str, Any], length: float) -> Non
         utterance.feats_part = Cut(json.dumps(alone), cut_of(alone).num_frames)
 
 
-# Members of the tar archives of Shar shards, found without unpacking anything.
-
-
 def _shard_members(cuts: Path, faults: Faults) -> dict[str, dict[str, Member]]:
     """Members of the tars beside a shard of cuts, by field and cut; `faults` is told of a tar that is left out."""
     number = cuts.name.removeprefix("cuts").partition(".jsonl")[0]
@@ -250,14 +241,13 @@ def _shard_members(cuts: Path, faults: Faults) -> dict[str, dict[str, Member]]:
 
 
 class _Headers:
-    """A file of which `tarfile` reads headers and nothing else, few bytes for each member."""
+    """A file for `tarfile`, which may read at most `LONGEST_HEADER` bytes of headers for each member."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.left = file, LONGEST_HEADER
         self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int) -> bytes:
-        """At most as many bytes as are left for the member."""
         self.left -= size
         if self.left < 0:
             raise _Refusal("table", f"a header of more than {LONGEST_HEADER} bytes")
@@ -291,11 +281,8 @@ def _members(path: Path) -> dict[str, Member]:
     return found
 
 
-# What a cut may read: files, by names that nobody takes for commands, and of possible sizes.
-
-
 def _confine(value: Any, folder: Path, allow_commands: bool) -> None:
-    """Make paths of files in a JSON value absolute, in place; refuse what is read in any other way than from a file."""
+    """Make paths of files in a JSON value absolute, in place; refuse commands, URLs (unless allowed) and other storage."""
     if isinstance(value, list):
         for inner in value:
             _confine(inner, folder, allow_commands)
@@ -343,9 +330,9 @@ def _place(folder: Path, path: Any) -> str:
 
 
 def _check_sizes(content: Any) -> None:
-    """Refuse what would take memory for hours of silence or for a change of rate that nobody asks for.
+    """Refuse lengths, rates and factors outside `_RANGES`, for which lhotse would allocate memory without bound.
 
-    The length of a cut is claimed in several places, of which lhotse believes each where it needs it.
+    The length of a cut is stated in several places, each of which lhotse uses somewhere; all are checked.
     """
     for part in _dicts(content):
         # a recording or features, of which a cut is a stretch
@@ -395,15 +382,8 @@ def _files(content: Any) -> Iterator[str]:
             yield str(path if part["storage_type"] == "lilcom_chunky" else path / part["storage_key"])
 
 
-# Samples and features of cuts that only lhotse can read: with transforms, mixed, or with stored features.
-
-
 def cut_samples(text: str, sample_rate: int) -> NDArray[np.float32]:
-    """Samples of a cut, float32 [L]; the mean of the channels where there are several.
-
-    Raises:
-        DataError: a file is missing or no regular file, it has another rate, or lhotse cannot read it.
-    """
+    """Samples, float32 [L], of a cut that only lhotse can read; the mean of the channels where there are several."""
     cut = _checked(text)
     if cut.sampling_rate != sample_rate:
         raise DataError(
@@ -414,16 +394,12 @@ def cut_samples(text: str, sample_rate: int) -> NDArray[np.float32]:
 
 
 def cut_features(text: str) -> NDArray[np.float32]:
-    """Stored features of a cut, float32 [T, F]; errors as of `cut_samples`."""
+    """Stored features of a cut, float32 [T, F]."""
     return _loaded(_checked(text).load_features)
 
 
 def cut_identity(text: str) -> str | None:
-    """A string that changes when the audio does; None where a command or a URL makes it.
-
-    Raises:
-        OSError: a file is missing.
-    """
+    """A string that changes when the audio does; None where a command or a URL makes it. OSError: a file is missing."""
     content = json.loads(text)
     if not _from_files(content):
         return None
@@ -432,7 +408,7 @@ def cut_identity(text: str) -> str | None:
 
 
 def _checked(text: str) -> Any:
-    """The cut, once its files are known to be files: lhotse opens what looks like a pipe or a URL as such."""
+    """The lhotse cut, after a check that its files are regular: lhotse opens names of pipes and URLs as such."""
     content = json.loads(text)
     _check_sizes(content)
     for path in _files(content):
@@ -445,8 +421,8 @@ def cut_of(content: dict[str, Any]) -> Any:
     """The lhotse object of a cut in its JSON form."""
     serialization = require("lhotse.serialization", extra="lhotse")
     try:
-        return serialization.deserialize_item(copy.deepcopy(content))  # which takes its argument apart
-    except Exception as error:  # lhotse checks by assertions and by whatever breaks
+        return serialization.deserialize_item(copy.deepcopy(content))  # which changes its argument
+    except Exception as error:  # lhotse raises any type of exception
         raise DataError(f"no cut that lhotse reads ({type(error).__name__}: {error})") from error
 
 

@@ -25,16 +25,12 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.errors import DataError
 
-# Which outputs of a network count: those of a chunk, and not those of the context around it.
-
 
 @dataclass(frozen=True, eq=False)
 class OutputWindow:
-    """The output frames of one example that count; the frames around them only give context.
+    """The output frames of an example that are trained on; those around them only give context.
 
-    Attributes:
-        first: its first output frame, counted from the first output of the example.
-        frame_weights: float32 [length], factors of the derivatives: `frame_weights` of `LFMMILoss`.
+    `first` counts from the example's first output. `frame_weights`, float32 [length], are those of `LFMMILoss`.
     """
 
     first: int
@@ -42,18 +38,15 @@ class OutputWindow:
 
     @property
     def length(self) -> int:
-        """Output frames that count."""
         return len(self.frame_weights)
 
 
 @dataclass(frozen=True, eq=False)
 class WindowBatch:
-    """The windows of a batch of N examples.
+    """The windows of N examples.
 
-    Attributes:
-        first: int64 [N], as in `OutputWindow`.
-        lengths: int64 [N] on the host.
-        frame_weights: float32 [N, max length], zero past the end of a window.
+    `first` and `lengths` are int64 [N], `lengths` on the host; `frame_weights` is float32 [N, max length], zero past
+    the end of a window.
     """
 
     first: torch.Tensor
@@ -62,7 +55,6 @@ class WindowBatch:
 
     @classmethod
     def collate(cls, windows: Sequence[OutputWindow]) -> WindowBatch:
-        """Pad the weights to the longest window."""
         lengths = torch.tensor([window.length for window in windows], dtype=torch.int64)
         weights = torch.zeros(len(windows), int(lengths.max()))
         for row, window in zip(weights, windows, strict=True):
@@ -168,21 +160,11 @@ def load_usable(
     num_workers: int = 1,
     executor: Executor | None = None,
 ) -> tuple[DataDir, list[list[Example]], list[Fault]]:
-    """Features of the utterances that have some, for each copy.
+    """Features of the usable utterances for each of `copies`: (utterances, their examples by copy, faults of the others).
 
-    Args:
-        data_dir: the utterances.
-        config: kind and size of the features.
-        copies: changes of speed and volume, one list of examples for each.
-        cache_dir, num_workers, executor: as for `fsachain.data.dataset.load_examples`.
-
-    Returns:
-        The usable utterances, their examples per copy in the same order, and what is wrong with each of the others:
-        a recording or matrix that cannot be read or has another rate or width, no frames, numbers that are not
-        finite. An utterance is usable if all its copies are.
-
-    Raises:
-        DataError: the options do not fit the data at all, such as a change of speed where there is no audio.
+    A fault is a recording or matrix that cannot be read or has another rate or width, no frames, or numbers that are not
+    finite. An utterance is usable if all its copies are. Options that fit no utterance, such as a change of speed where
+    there is no audio, raise DataError.
     """
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
@@ -212,7 +194,7 @@ def load_usable(
 def _load_sound(
     utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Fault]]:
-    """A chunk by the cache; one after the other, the utterances that keep it from being loaded are left out."""
+    """Features by id of a chunk of utterances, and faults by id; without a faulty one the others are loaded again."""
     left, faults = utterances, dict[str, Fault]()
     while left:
         try:
@@ -292,23 +274,12 @@ def cut_example(
     context: tuple[int, int],
     name: str,
 ) -> Example:
-    """A chunk of an utterance with the features around it, as far as the utterance has them.
+    """A chunk of a whole utterance with the features around it, as far as the utterance has them.
 
-    With the network's whole context its outputs in the window are those of the whole utterance (in
-    evaluation: the statistics of batch normalisation are those of the batch). Where the utterance begins or
-    ends the network sees its end, as it does without chunks.
-
-    Args:
-        example: a whole utterance.
-        start: first output frame of the chunk.
-        frame_weights: float32 [length of the chunk in output frames].
-        subsampling: input frames per output frame.
-        context: input frames that an output sees before and after its own `subsampling` frames:
-            `TdnnfConfig.context`. The left one is rounded up to whole output frames.
-        name: id of the chunk.
-
-    Raises:
-        DataError: the chunk does not lie in the utterance.
+    `start` is its first output frame, `frame_weights` float32 [output frames]. `context` are the input frames that an
+    output sees before and after its own `subsampling` frames (`TdnnfConfig.context`); the left one is rounded up to whole
+    output frames. With the network's whole context the outputs in the window are those of the whole utterance (in
+    evaluation: in training, batch normalisation depends on the batch).
     """
     num_outputs = -(-example.num_frames // subsampling)
     end = start + len(frame_weights)

@@ -1,8 +1,7 @@
 """Acoustic features: log-mel filter banks or MFCC, by kaldi-native-fbank, equal to Kaldi's.
 
-One function from samples to a float32 matrix [frames, features]; one from a Kaldi archive address to the
-same. Frame t is centred (t + 1/2) * frame_shift_ms after the start of the utterance when `snip_edges` is off,
-which is the default here.
+Frame t is centred (t + 1/2) * frame_shift_ms after the start of the utterance when `snip_edges` is off, which is the
+default here.
 """
 
 from __future__ import annotations
@@ -103,15 +102,7 @@ def num_frames_of(num_samples: int, config: FeatureConfig) -> int:
 
 
 def compute_features(samples: NDArray[np.float32], config: FeatureConfig) -> NDArray[np.float32]:
-    """Features of one signal.
-
-    Args:
-        samples: float [L], in [-1, 1).
-        config: the kind and size of the features.
-
-    Returns:
-        float32 [T, config.num_features]; T = 0 for a signal shorter than half a frame shift.
-    """
+    """Features float32 [T, config.num_features] of samples [L] in [-1, 1); T = 0 if L is below half a frame shift."""
     knf = require("kaldi_native_fbank", extra="recipes")
     extractor = online_extractor(knf, config)
     if len(samples) == 0:
@@ -128,16 +119,10 @@ def compute_features(samples: NDArray[np.float32], config: FeatureConfig) -> NDA
 def utterance_features(
     utterance: Utterance, config: FeatureConfig, perturbation: Perturbation | None = None
 ) -> NDArray[np.float32]:
-    """Features of one utterance: read from its Kaldi archive if it has one, else computed.
+    """Features of one utterance, float32 [T, F]: read from its Kaldi archive if it has one, else computed.
 
-    Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording.
-
-    Returns:
-        float32 [T, F].
-
-    Raises:
-        DataError: the recording or the archive cannot be read, or features have another width than `config`
-            says; an archive was to be perturbed.
+    Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording. Stored features
+    cannot be perturbed: DataError.
     """
     perturbation = perturbation or Perturbation()
     if not has_stored(utterance, config):
@@ -165,7 +150,6 @@ def utterance_features(
 
 
 def unreadable_features(utterance: Utterance, error: Exception) -> UtteranceError:
-    """The error of stored features that cannot be read."""
     message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
     return UtteranceError("unreadable features", utterance.id, message)
 
@@ -187,13 +171,13 @@ def _member_matrix(part: Member) -> NDArray[np.float32]:
 
 
 def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
-    """The matrix in a Shar tar, of a lhotse cut, at a Kaldi address, or from the command that stands there."""
+    """The matrix in a Shar tar, of a lhotse cut, at a Kaldi address, or from a command."""
     part, address = utterance.feats_part, utterance.feats or ""
     if isinstance(part, Cut):
         return cut_features(part.text)
     if part is not None:
         return _member_matrix(part)
-    if address.rstrip().endswith("|"):  # which the reader of the directory was told to accept
+    if address.rstrip().endswith("|"):  # a command, which `DataDir.read` refuses unless allowed
         kaldi_native_io = require("kaldi_native_io", extra="recipes")
         return np.array(kaldi_native_io.FloatMatrix.read(address).numpy(), np.float32)
     return read_value(address, read_matrix).astype(np.float32)
@@ -213,19 +197,11 @@ def online_extractor(knf: Any, config: FeatureConfig) -> Any:
     return knf.OnlineMfcc(options)
 
 
-# Features while the samples come in: equal to those of the whole signal, in memory that does not grow with
-# it.
-
-
 class FeatureStream:
     """Filter banks or MFCC of one signal that comes in blocks.
 
-    Args:
-        config: kind and size of the features.
-
-    Raises:
-        ConfigError: features of kind "archive", which are not computed.
-        MissingExtraError: kaldi-native-fbank is not installed.
+    They equal those of the whole signal bit for bit, in memory that does not grow with it. Features of kind "archive" are
+    not computed: ConfigError.
     """
 
     def __init__(self, config: FeatureConfig) -> None:
@@ -238,7 +214,7 @@ class FeatureStream:
         self._returned = 0
 
     def accept(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Take the next samples [L], in [-1, 1); the frames [T, F] that are complete now."""
+        """Take the next samples [L], in [-1, 1); returns the frames [T, F] that are complete now."""
         if len(samples):
             scaled = (samples * np.float32(SAMPLE_SCALE)).tolist()
             self._extractor.accept_waveform(self.config.sample_rate, scaled)
@@ -275,24 +251,10 @@ def load_features(
     num_workers: int = 1,
     executor: Executor | None = None,
 ) -> list[NDArray[np.float32]]:
-    """Features of many utterances, from the cache where it has them.
+    """Features of many utterances, float32 [T, F] each, in order; from the cache where it has them.
 
-    Args:
-        utterances: their `id` need not be unique.
-        config: the kind and size of the features.
-        perturbation: speed and volume; None for the recordings as they are.
-        cache_dir: folder of the cache, made if absent; None for none.
-        num_workers: threads that compute features. Most of the work is done with the interpreter lock
-            released.
-        executor: used instead of threads: a ProcessPoolExecutor, a Dask client's executor, ...; cache_dir
-            must then be a folder that all its workers see.
-
-    Returns:
-        float32 [T, F] per utterance, in order.
-
-    Raises:
-        ConfigError: num_workers is not positive.
-        DataError: an utterance cannot be read.
+    `num_workers` threads compute them, mostly with the interpreter lock released. With an `executor` (processes, Dask),
+    `cache_dir` must be a folder that all its workers see. Ids need not be unique.
     """
     if num_workers < 1:
         raise ConfigError(f"num_workers is {num_workers}; expected at least 1")
@@ -315,7 +277,7 @@ def load_features(
 def load_chunk(
     utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
 ) -> list[NDArray[np.float32]]:
-    """Features of one chunk: from its file if that is sound, else computed and, with a folder, written."""
+    """Features of one chunk: from its file if that is sound, else computed and, with a folder, written there."""
     name = None if folder is None else _key(utterances, config, perturbation)
     path = None if name is None or folder is None else Path(folder) / f"{name}.npz"
     if path is not None:
@@ -329,7 +291,7 @@ def load_chunk(
 
 
 def _key(utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation) -> str | None:
-    """Hash of all that the features depend on; None if that is unknown or they are an archive anyway."""
+    """Hash of all that the features depend on; None where it is unknown (commands), for stored features, and with dither."""
     identities = [None if has_stored(u, config) else audio_identity(u) for u in utterances]
     if any(identity is None for identity in identities) or config.dither != 0.0:
         return None
@@ -338,7 +300,7 @@ def _key(utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation:
 
 
 def _read(path: Path) -> list[NDArray[np.float32]] | None:
-    """The chunk in this file; None if there is none or it is damaged, for instance by a full disk."""
+    """The chunk in this file; None if there is none or it is damaged."""
     try:
         content = read_npz(path)
         frames, lengths = content["frames"], content["lengths"]
@@ -350,7 +312,6 @@ def _read(path: Path) -> list[NDArray[np.float32]] | None:
 
 
 def _write(path: Path, features: list[NDArray[np.float32]]) -> None:
-    """Write a chunk so that readers see all of it or nothing."""
     with replacing(path) as file:
         np.savez(
             file, frames=np.concatenate(features), lengths=np.array([len(f) for f in features], np.int64)

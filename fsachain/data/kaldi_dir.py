@@ -30,7 +30,7 @@ _OPEN_END = -1.0  # seconds, in segments: the utterance ends where its recording
 
 
 def raise_fault(path: str | Path, number: int, why: str) -> None:
-    """The `refuse` of readers that stop at the first fault."""
+    """`refuse` for `table_lines`: stops at the first fault."""
     raise DataError(f"{path}:{number}: {why}")
 
 
@@ -39,13 +39,8 @@ def table_lines(
 ) -> Iterator[tuple[int, str, str]]:
     """(number from 1, key, stripped rest) of each line of a table that is not blank.
 
-    Args:
-        path: the file.
-        refuse: told of a line that is not UTF-8, has a byte order mark or zero byte, or a key of more than `LONGEST_KEY`
-            letters: the file, the line number and what is wrong. If it returns, the line is left out.
-
-    Raises:
-        DataError: the file cannot be read, or has a line that is too long.
+    `refuse` gets file, line number and fault of a line that is not UTF-8, has a byte order mark or zero byte, or a key of
+    more than `LONGEST_KEY` letters. If it returns, the line is left out.
     """
     for number, line in binary_lines(path):
         try:
@@ -62,11 +57,7 @@ def table_lines(
 
 
 def read_table(path: str | Path) -> dict[str, tuple[int, str]]:
-    """Line number (from 1) and stripped rest of the line by key, in file order; empty lines are skipped.
-
-    Raises:
-        DataError: the file cannot be read, a line is no text, or a key occurs twice.
-    """
+    """Line number (from 1) and stripped rest of the line by key, in file order; a key that occurs twice is a DataError."""
     table: dict[str, tuple[int, str]] = {}
     for number, key, rest in table_lines(path):
         first, _ = table.setdefault(key, (number, rest))
@@ -82,7 +73,7 @@ class _Segment(NamedTuple):
 
 
 class _Folder:
-    """Reads the tables of a directory; each has what it finds, by utterance, and tells `faults` of the rest."""
+    """Reads the tables of a directory; `faults` is told of lines that are left out."""
 
     def __init__(self, folder: Path, allow_commands: bool, faults: Faults) -> None:
         self.folder, self.allow_commands, self.faults = folder, allow_commands, faults
@@ -129,7 +120,7 @@ class _Folder:
             )
 
     def _lines(self, path: Path, found: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
-        """The lines of a table whose key has no fault and is new; one that comes again loses what was found."""
+        """The lines of a table whose key has no fault; a key that comes again is a fault and is removed from `found`."""
         first: dict[str, int] = {}
         report, faults = self.faults.report, self.faults.by_id
         for number, key, rest in table_lines(path, partial(report, "table", "")):
@@ -143,7 +134,7 @@ class _Folder:
             yield number, key, rest
 
     def _locations(self, name: str) -> dict[str, str]:
-        """Paths, joined to the table's folder, or commands."""
+        """Paths, joined to the table's folder, or commands, by key."""
         path, found = self.folder / name, dict[str, str]()
         if not path.is_file():
             return {}

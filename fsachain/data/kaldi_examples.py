@@ -1,4 +1,4 @@
-"""Chain examples of Kaldi (cegs) as examples, numerators and weights of ours, one for each sequence."""
+"""Chain examples of Kaldi (cegs) as examples, numerators and weights for `LFMMILoss`, one for each sequence."""
 
 from __future__ import annotations
 
@@ -31,13 +31,9 @@ Places = slice | npt.NDArray[np.int64]  # of rows; a slice is no copy
 class SupervisedExample:
     """A sequence to train on.
 
-    Attributes:
-        example: features of the input, window of the outputs that count and the factors on their derivatives.
-        numerator: its graph; Kaldi has composed the normalization into it.
-        weight: of the sequence in the objective.
-        subsampling: input frames per output frame.
-        num_pdfs: width of the network output.
-        speaker_vector: the `ivector` input, float32 [I], or None.
+    `numerator` has Kaldi's normalization composed into it. `weight` is that of the sequence in the objective,
+    `subsampling` counts input frames per output frame, `num_pdfs` is the width of the network output, `speaker_vector` the
+    `ivector` input, float32 [I].
     """
 
     example: Example
@@ -57,17 +53,9 @@ def read_examples(
 ) -> Iterator[SupervisedExample]:
     """The sequences of an archive of chain examples, end-to-end or made from alignments, merged or not, in order.
 
-    Args:
-        table: as for `fsachain.kaldi.archive.read_table`; `.gz` archives too.
-        input_name: which input holds the features.
-        output_name: which output is trained.
-        time_offset: input frame, counted from that of an output, on which the network that is trained centres the
-            output. Rows are left out, or the first is repeated, so that this is the frame of Kaldi's index. None:
-            half the subsampling, as `Tdnnf.time_offset`.
-
-    Raises:
-        DataError: the archive cannot be read; an example without this input or output, with frames that are not
-            evenly spaced, or with merged graphs that `split_merged` cannot take apart.
+    `table` is as for `fsachain.kaldi.archive.read_table`. `time_offset` is the input frame, counted from that of an output,
+    on which the network to be trained centres the output; None: half the subsampling, as `Tdnnf.time_offset`. Rows are left
+    out, or the first is repeated, so that this is the frame of Kaldi's index. Frames must be evenly spaced.
     """
     for key, found in read_table(table, read_example):
         try:
@@ -133,7 +121,7 @@ def _consecutive(rows: Indexes, n: int, name: str) -> tuple[Places, Ints]:
 
 
 def _features(features: Floats, places: Places, first: int, subsampling: int) -> npt.NDArray[np.float32]:
-    """The rows at `places` such that row `first` of them comes to be a multiple of the subsampling; float32."""
+    """Rows at `places`, float32, cut or padded in front: row `first` of them comes to a multiple of the subsampling."""
     found = features[places][max(first, 0) % subsampling :].astype(np.float32, copy=False)
     if first >= 0:
         return found

@@ -41,7 +41,7 @@ from fsachain.kaldi.values import read_num_rows
 
 NOISE = 0.1  # of the lengths by which utterances are put together; see `length_buckets`
 _PROBES = 4  # epochs whose steps are counted
-_SPARE = 0.02  # more steps than these epochs have, so that none has to make do with fewer than it needs
+_SPARE = 0.02  # share of steps added to the largest of these counts, so that few epochs need more
 _WIDENING = 1.02
 
 
@@ -180,7 +180,7 @@ class EpochOrder:
         return found
 
     def _groups(self, epoch: int, count: int) -> list[list[int]]:
-        """Positions that are mixed with each other."""
+        """Groups of positions; a step takes all its utterances from one group."""
         if self._shard_of is None:
             return [list(range(count))]
         members: dict[int, list[int]] = {}
@@ -197,7 +197,7 @@ class EpochOrder:
 
 
 def _split(buckets: list[list[int]], count: int) -> list[list[int]]:
-    """So many buckets, by halving the fullest; the halves stay neighbours."""
+    """`count` buckets, by halving the fullest; the halves stay neighbours."""
     missing = count - len(buckets)
     if missing <= 0:
         return buckets
@@ -214,9 +214,6 @@ def _split(buckets: list[list[int]], count: int) -> list[list[int]]:
     return [part for inner in parts for part in inner]
 
 
-# How many frames each utterance will have, without computing its features: from tables, manifests and
-# headers.
-
 UNKNOWN = -1
 _CHUNK = 256
 
@@ -229,21 +226,11 @@ def frame_counts(
     cache_dir: str | Path | None = None,
     num_workers: int = 1,
 ) -> tuple[NDArray[np.int32], list[Fault]]:
-    """Frames of each utterance, for each change of speed.
+    """Frames of each utterance for each change of speed, int32 [copies, utterances], and faults; no features are computed.
 
-    What says where the utterance ends (segments, manifests) is believed; otherwise the header of the recording, or of
-    the stored matrix, is read. Only a recording that a command makes is made.
-
-    Args:
-        utterances: any.
-        config: kind and size of the features.
-        copies: changes of speed and volume.
-        cache_dir: folder that keeps the counts of these utterances; None for none.
-        num_workers: threads that read headers.
-
-    Returns:
-        int32 [copies, utterances], `UNKNOWN` (-1) where there is a fault, and the faults: a header that cannot be read, or
-        another sampling rate.
+    Segments and manifests that say where an utterance ends are believed; otherwise the header of the recording, or of the
+    stored matrix, is read (by `num_workers` threads). Only a recording that a command makes is read in full. A header that
+    cannot be read or another sampling rate is a fault, and its count is `UNKNOWN` (-1). `cache_dir` keeps the counts.
     """
     path = _cache_path(utterances, config, copies, cache_dir)
     kept = None if path is None else _kept(path, (len(copies), len(utterances)))

@@ -1,7 +1,7 @@
 """Recordings of any length, rate and number of channels, block by block: what models are used on.
 
-`fsachain.data.audio` reads the utterances of a corpus and refuses another sampling rate; here recordings come as people
-have them, and are resampled. Memory holds a block, never the recording.
+`fsachain.data.audio` reads the utterances of a corpus and refuses another sampling rate; here recordings are resampled.
+Memory holds one block, never the whole recording.
 """
 
 from __future__ import annotations
@@ -25,20 +25,9 @@ _KAISER_BETA = 5.0
 
 
 class Recording:
-    """A recording in any format that soundfile reads, as mono samples at a wanted rate.
+    """A recording in any format that soundfile reads, as mono samples at `sample_rate` (Hz).
 
-    Attributes:
-        path: of the file.
-        sample_rate: of the samples given, in Hz.
-        native_rate: of the file.
-        seconds: as the file's header says.
-
-    Args:
-        path: WAV, FLAC, Ogg, MP3, ...
-        sample_rate: that of the features.
-
-    Raises:
-        DataError: no such file, or none that soundfile reads.
+    `native_rate` and `seconds` are those of the file's header.
     """
 
     def __init__(self, path: str | Path, sample_rate: int) -> None:
@@ -60,11 +49,8 @@ class Recording:
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """The samples in order, float32 [L] in [-1, 1) as a rule; the mean of the channels where there are several.
 
-        Together the blocks are as long as ceil(samples x sample_rate / native_rate), and equal to
-        `scipy.signal.resample_poly` of the whole but for rounding.
-
-        Raises:
-            DataError: the file is damaged, or has NaN or infinite samples.
+        Together the blocks have ceil(samples x sample_rate / native_rate) samples, and equal `scipy.signal.resample_poly` of
+        the whole up to rounding. A damaged file, NaN and infinite samples raise DataError.
         """
         resampler = Resampler(self.native_rate, self.sample_rate)
         with self._opened() as file:
@@ -94,11 +80,9 @@ class Recording:
 
 
 class Resampler:
-    """Polyphase resampling of a signal that comes in blocks; equal to `scipy.signal.resample_poly` of the whole.
+    """Polyphase resampling from `rate` to `wanted` Hz of a signal that comes in blocks.
 
-    Args:
-        rate: of the samples that come, in Hz.
-        wanted: of those that go.
+    Equal to `scipy.signal.resample_poly` of the whole signal, up to rounding.
     """
 
     def __init__(self, rate: int, wanted: int) -> None:
@@ -112,7 +96,7 @@ class Resampler:
         self._first = self._returned = 0  # input sample at which _kept begins; output samples returned
 
     def accept(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Take the next samples [L]; those of the output that they settle."""
+        """Take the next samples [L]; returns the output samples that no later input changes."""
         if self._filter is None:
             return samples
         self._kept = np.concatenate([self._kept, samples])
@@ -120,7 +104,6 @@ class Resampler:
         return self._outputs(max(0, settled) * self.up // self.down)
 
     def finish(self) -> NDArray[np.float32]:
-        """The rest of the output."""
         if self._filter is None:
             return np.zeros(0, np.float32)
         return self._outputs(-(-(self._first + len(self._kept)) * self.up // self.down))

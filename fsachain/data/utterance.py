@@ -15,14 +15,10 @@ from fsachain.files import replacing
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A part of a file that holds a file of its own, such as a member of a tar archive.
+    """A part of a file that holds a file of its own, such as a member of a tar archive; `offset` and `size` in bytes.
 
-    Attributes:
-        path: the file.
-        offset, size: where the part is, in bytes.
-        kind: what it is: "audio" for whatever soundfile reads, "npy" or "llc" for a matrix of features [T, F] by NumPy or
-            lilcom.
-        num_frames: T of features, as the manifest says; None: not known.
+    `kind` is "audio" for whatever soundfile reads, "npy" or "llc" for a matrix of features [T, F] by NumPy or lilcom.
+    `num_frames` is T as the manifest says.
     """
 
     path: str
@@ -32,11 +28,6 @@ class Member:
     num_frames: int | None = None
 
     def read(self) -> bytes:
-        """Its bytes.
-
-        Raises:
-            DataError: the file cannot be read or ends before.
-        """
         try:
             with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123
                 found = os.pread(file.fileno(), self.size, self.offset)
@@ -51,11 +42,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A cut that lhotse itself reads, because there is more to it than a stretch of a file.
+    """A cut that lhotse itself reads, because it is more than a stretch of a file.
 
-    Attributes:
-        text: the cut as JSON, with absolute paths; see `fsachain.data.cuts`.
-        num_frames: of its stored features, as the manifest says; None for audio.
+    `text` is the cut as JSON with absolute paths, checked by `fsachain.data.cuts`; `num_frames` is that of stored features.
     """
 
     text: str
@@ -78,10 +67,10 @@ class Utterance:
         end: second where it ends, exclusive; None for the end of the recording.
         feats: a Kaldi matrix address `file.ark:offset`, or None when features are computed from the audio.
         channel: of the recording, from 0; None for the mean of all.
-        audio_part: how the recording is read where it is no whole file; `audio` names it for messages then, and ends in `|`
-            if a command or a URL has a part in it. `start` and `end` count in a member; a cut has applied its own, and `end`
-            is its length.
-        feats_part: the same for features, and `feats`.
+        audio_part: how the recording is read where it is no whole file. `audio` then names that file, or ends in
+            `|` if a command or a URL is part of it. For a `Member`, `start` and `end` apply; a `Cut` has applied its own,
+            and `end` is its length.
+        feats_part: how features are read where they have no Kaldi address; `feats` then is for messages.
     """
 
     id: str
@@ -101,7 +90,7 @@ def is_command(location: str) -> bool:
     return location.endswith("|") or location.startswith("|")
 
 
-# Every kind of fault, in the order of the table.
+# Every kind of fault, in the order of `fault_table`.
 KINDS = (
     "table",
     "duplicate id",
@@ -153,11 +142,7 @@ class Fault:
 
 
 class UtteranceError(DataError):
-    """One utterance cannot be used; others may.
-
-    Attributes:
-        fault: the utterance, the kind of fault and the message.
-    """
+    """One utterance cannot be used; others may be."""
 
     def __init__(self, kind: str, utterance: str, message: str) -> None:
         super().__init__(message)
@@ -170,8 +155,7 @@ class UtteranceError(DataError):
 class Faults:
     """Collects what readers of tables and manifests find wrong: the first fault of each utterance.
 
-    Args:
-        stop: the first fault is raised as `UtteranceError` instead.
+    With `stop` the first fault is raised as `UtteranceError` instead.
     """
 
     def __init__(self, *, stop: bool) -> None:
@@ -182,9 +166,7 @@ class Faults:
     def report(self, kind: str, name: str, path: str | Path, line: int, message: str) -> None:
         """Keep a fault of the utterance `name` (empty: not known) in a line (0: none in particular) of a file.
 
-        Raises:
-            UtteranceError: `stop`.
-            DataError: too many lines name no utterance; the file is something else.
+        More than `MOST_NAMELESS` lines that name no utterance raise DataError: the file is something else.
         """
         if name in self.by_id:
             return
@@ -207,7 +189,6 @@ class Faults:
 
 
 def shortened(detail: object) -> str:
-    """Text from a file, for a message."""
     text = str(detail)
     return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
 

@@ -1,4 +1,4 @@
-"""Work done ahead of its use by threads, processes or a cluster, so much and no more: a bounded queue."""
+"""Work done ahead of its use by threads, processes or a cluster, through a bounded queue."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Files that Kaldi writes, read with bounds, and files that Kaldi reads.
 
-stream          the bytes of a file: basic types, binary and text
 archive         tables: ark, scp, one value at an address
-values          matrices, vectors, alignments, posteriors
-fst             FSTs and archives of FSTs
+values          matrices, vectors, alignments, posteriors; matrices for Kaldi's decoders
 tree            decision tree and context
 transitions     topology and transition model (0.trans_mdl, the head of final.mdl)
 examples        chain examples (cegs)
+lattice         lattices, as graphs over pdfs or as phones with times
 symbols         words.txt and phones.txt
-decoding        HCLG over pdfs
+decoding        HCLG over pdfs, G over the words of a lexicon
 training_log    the objective that a log of Kaldi ends with
-writing         matrices for Kaldi's decoders
+
+`fsachain.stream` reads the bytes of a file, `fsachain.openfst` FSTs.
 """

@@ -1,7 +1,7 @@
 """Kaldi's tables: archives (ark), lists of addresses (scp), and one value at an address `file:offset[rows]`.
 
-An entry of an archive is a key, one space, and the value, binary or text. What a value is, the caller says by
-the function that reads it: `read_matrix`, `read_alignment`, `read_posterior`, `read_fst`, `read_example`.
+An entry of an archive is a key, one space, and the value, binary or text. The caller passes the function that reads
+the values: `read_matrix`, `read_alignment`, `read_posterior`, `read_fst`, `read_example`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,11 @@ _SHOWN = 100  # letters of a key in a message
 
 
 def read_table(table: str | os.PathLike[str], read: Reader[Value]) -> Iterator[tuple[str, Value]]:
-    """(key, value) of each entry of a table, in order.
+    """(key, value) of each entry of a table, in order; a key that occurs twice is a DataError.
 
-    Args:
-        table: `ark:file`, `scp:file`, or a file whose name ends in .scp (addresses) or not (an archive). Kaldi's
-            options before the colon (`ark,t:`, `scp,p:`) may stand there; text and binary are told apart by
-            content. Paths in an scp file are relative to its folder, then to the working directory.
-        read: reads one value.
-
-    Raises:
-        DataError: names file and offset, or file and line, of what cannot be read; a key that occurs twice.
+    `table` is `ark:file`, `scp:file`, or a file whose name ends in .scp (addresses) or not (an archive). Kaldi's options
+    before the colon (`ark,t:`, `scp,p:`) may stand there; text and binary are told apart by content. Paths in an scp file
+    are relative to its folder, then to the working directory.
     """
     name = os.fspath(table)
     prefix, colon, rest = name.partition(":")
@@ -78,11 +73,7 @@ def read_archive(path: str | os.PathLike[str], read: Reader[Value]) -> Iterator[
 
 
 def read_value(address: str | os.PathLike[str], read: Reader[Value]) -> Value:
-    """The value at `file`, `file:offset` or, for matrices, `file:offset[first:last,first:last]` (inclusive).
-
-    Raises:
-        DataError: there is no such file, offset or value, or the range lies not in it.
-    """
+    """The value at `file`, `file:offset` or, for matrices, `file:offset[first:last,first:last]` (inclusive)."""
     return _Addresses().read(os.fspath(address), read)
 
 

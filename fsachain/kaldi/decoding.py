@@ -1,4 +1,4 @@
-"""Kaldi's decoding graphs and grammars for our models: HCLG over pdfs, G over the ids of our lexicon."""
+"""Kaldi's decoding graphs and grammars for fsachain's models: HCLG over pdfs, G over the ids of a `Lexicon`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ from fsachain.openfst import Transducer
 
 
 def pdf_graph(hclg: Transducer, model: TransitionModel) -> Transducer:
-    """HCLG with pdf + 1 in place of transition ids, as `fsachain.decode.decoder.Decoder` takes it.
+    """HCLG with pdf + 1 in place of the transition ids of `model`; costs, output labels and epsilons stay.
 
-    Kaldi's decoders look each transition id up at each frame; here that is done once. Costs, output labels and
-    epsilons stay. `pdf_graph(...).to_openfst()` is the argument of `Decoder`.
-
-    Args:
-        hclg: read with `read_fst`; from mkgraph.sh or compile-train-graphs.
-        model: the transition model that the graph was made with.
-
-    Raises:
-        DataError: an input label that is no transition id of the model.
+    Kaldi's decoders look each transition id up at each frame; here that is done once. `pdf_graph(...).to_openfst()` is the
+    argument of `fsachain.decode.decoder.Decoder`.
     """
     table = model.transitions.pdf.astype(np.int64) + 1  # entry 0, epsilon, is -1 + 1
     bad = np.flatnonzero((hclg.ilabel < 0) | (hclg.ilabel >= len(table)))
@@ -38,15 +31,8 @@ def pdf_graph(hclg: Transducer, model: TransitionModel) -> Transducer:
 def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[str]) -> Transducer:
     """G.fst with the word ids of a lexicon in place of those of words.txt, and epsilon for `#0`.
 
+    `symbols` is `read_symbols("words.txt")`, `words` is `lexicon.words`; a word that the lexicon lacks is a DataError.
     `grammar_over(...).to_openfst()` is the argument `grammar` of `build_decoding_graph`.
-
-    Args:
-        grammar: read with `read_fst`.
-        symbols: `read_symbols("words.txt")`.
-        words: `lexicon.words`.
-
-    Raises:
-        DataError: a label without a word, or a word that the lexicon lacks.
     """
     ids = {word: number for number, word in enumerate(words, 1)}
     used = np.union1d(grammar.ilabel, grammar.olabel)

@@ -18,12 +18,9 @@ from fsachain.fsa import Fsa, read_fsa
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
 from fsachain.stream import Cursor
 
-# Index vectors of Kaldi's examples: which sequence and time each row of a matrix belongs to.
-#
-# Format: Kaldi's nnet3/nnet-common.cc. A row takes one byte where only the time changes, and little.
-
 Ints = npt.NDArray[np.int32]
 
+# An index takes one byte, the step of the time, where n and x stay and the step is small; else 127 and three integers.
 _ESCAPE = 127
 _LARGEST_STEP = 124
 _HIGHEST = 2**31 - 1
@@ -38,11 +35,7 @@ class Indexes(NamedTuple):
 
 
 def read_indexes(cursor: Cursor) -> Indexes:
-    """An index vector, binary or text. Rows without numbers of their own have the n and x of the row before.
-
-    Raises:
-        DataError: something else is there, it is cut short, or a time is beyond 32 bits.
-    """
+    """An index vector, binary or text. Rows without numbers of their own have the n and x of the row before."""
     cursor.expect("<I1V>")
     begin = cursor.position
     count = cursor.integer("number of indexes", 0)
@@ -73,13 +66,7 @@ _MAX_PARTS = 200
 
 
 class NnetInput(NamedTuple):
-    """One input of the network.
-
-    Attributes:
-        name: `input` for the features, `ivector` for a speaker vector.
-        indexes: sequence n, time t, extra x of each row.
-        features: [rows, F].
-    """
+    """One input of the network: `input` for the features, `ivector` for a speaker vector; features [rows, F]."""
 
     name: str
     indexes: Indexes
@@ -89,14 +76,10 @@ class NnetInput(NamedTuple):
 class ChainSupervision(NamedTuple):
     """The supervision of one output.
 
-    Attributes:
-        name: `output` as a rule.
-        indexes: num_sequences x frames_per_sequence rows of n, t and x; t is a multiple of the subsampling.
-        weight: of all frames in the objective.
-        num_sequences, frames_per_sequence, label_dim: sizes; label_dim is the number of pdfs.
-        end_to_end: one graph for each sequence; otherwise one acyclic graph for all, one after another.
-        fsas: the graphs, weights of the normalization included if Kaldi has put them in.
-        deriv_weights: factor on the derivative of each frame, rows as in `indexes`; empty for ones.
+    `indexes` has num_sequences x frames_per_sequence rows; t is a multiple of the subsampling. `label_dim` is the number
+    of pdfs. `fsas` has one graph for each sequence if `end_to_end`, else one acyclic graph for all, one after another;
+    their weights include those of the normalization if Kaldi has put them in. `deriv_weights` are factors on the derivative
+    of each frame, rows as in `indexes`; empty for ones.
     """
 
     name: str
@@ -118,11 +101,7 @@ class ChainExample(NamedTuple):
 
 
 def read_example(cursor: Cursor) -> ChainExample:
-    """One chain example, binary or text; for `read_table`.
-
-    Raises:
-        DataError: no chain example, cut short, or with parts that do not fit each other.
-    """
+    """One chain example, binary or text; for `read_table`."""
     cursor.expect("<Nnet3ChainEg>")
     cursor.expect("<NumInputs>")
     inputs = _parts(cursor, "inputs", _read_input)
@@ -183,7 +162,7 @@ def _size(cursor: Cursor, token: str) -> int:
 
 
 def _read_fsas(cursor: Cursor, num_sequences: int, label_dim: int) -> tuple[bool, tuple[Fsa, ...]]:
-    """Whether the supervision is end-to-end, and its graphs; old files do not say, and are not."""
+    """Whether the supervision is end-to-end, and its graphs; old files do not say, and are not end-to-end."""
     if cursor.peek_token() == "<End2End>":
         cursor.expect("<End2End>")
         if cursor.boolean("end-to-end"):
@@ -216,7 +195,7 @@ def _read_deriv_weights(cursor: Cursor) -> Floats:
     return np.zeros(0, dtype=np.float32)
 
 
-# The graphs of merged chain examples that were made from alignments, taken apart again.
+# Merged chain examples made from alignments.
 #
 # nnet3-chain-merge-egs strings the graphs of a minibatch together: the first F frames of every path belong to
 # the first sequence, the next F to the second, and so on. Between two sequences stands one state, or several
@@ -227,19 +206,10 @@ LOG_TOLERANCE = 1e-3  # weights are float32, sums of a few costs
 
 
 def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]:
-    """The graphs that `fsa` strings together, in order.
+    """The graphs that `fsa` strings together, in order: N acyclic acceptors, made one by one once all is checked.
 
-    Args:
-        fsa: every path has num_sequences * num_frames arcs.
-        num_sequences: N.
-        num_frames: F, frames of each sequence.
-
-    Returns:
-        N acyclic acceptors, made one by one once all is checked; the weights of N paths, one of each, add up to the
-        weight of the path that they are.
-
-    Raises:
-        DataError: no path, paths of other lengths, or a place between two sequences at which the one depends on the other.
+    Every path of `fsa` has num_sequences * num_frames arcs. The weights of N paths, one of each graph, add up to the weight
+    of the path that they form. A place between two sequences at which the one depends on the other is a DataError.
     """
     graph = fsa.trim()
     if not graph.num_arcs:
@@ -298,7 +268,7 @@ def _times(graph: Fsa, num_frames: int) -> npt.NDArray[np.int64]:
 
 
 def _constants(graph: Fsa, states: npt.NDArray[np.int64], model: int, number: int) -> npt.NDArray[np.float64]:
-    """By how much the arcs of each state outweigh those of `model`; all have the same."""
+    """By how much the arcs of each state outweigh those of the state `model`: one constant for all arcs of a state."""
     expected = _arcs(graph, model)
     found = []
     for state in states.tolist():

@@ -25,8 +25,8 @@ from fsachain.stream import LONGEST_LINE, Cursor
 
 # A plain lattice is an FST over transition ids and words whose weights are two costs, of the graph (language
 # model, pronunciations, transitions) and of the acoustics. A compact one has words on its arcs and a string
-# of transition ids in each weight. With each string written out as a chain of arcs both are of one form,
-# which takes several times as much.
+# of transition ids in each weight. With each string written out as a chain of arcs both have the form of
+# `Lattice`, which takes several times the memory.
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,8 +296,6 @@ def _read_text(cursor: Cursor) -> CompactLattice:
         )
     return builder.lattice(states.start, states.highest + 1)
 
-
-# Lattices of Kaldi as numerators: over pdfs as they stand, or as phones with times for `PhoneLattice`.
 
 _Arc = tuple[int, int, float]  # transition id, dst, log_prob
 

@@ -15,8 +15,7 @@ _MOST_DIGITS = 9  # of an id, which Kaldi keeps in 32 bits
 def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Names in id order, from id 1 on, disambiguation symbols included; id 0 (epsilon) is left out.
 
-    Raises:
-        DataError: a malformed line, an id or name that occurs twice, or ids with gaps; names file and line.
+    Ids must have no gaps; ids and names occur once.
     """
     cursor = open_file(path)
     names, ids = list[str](), list[int]()
@@ -45,11 +44,7 @@ def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def symbol_and_id(fields: Sequence[str], where: str, what: str) -> tuple[str, int]:
-    """What a line of a table has.
-
-    Raises:
-        DataError: `where`, and that `what` and its id were expected.
-    """
+    """Name and id of a line; the message of a malformed one begins with `where` and says that `what` was expected."""
     if len(fields) != 2 or not (fields[1].isdecimal() and len(fields[1]) <= _MOST_DIGITS):
         came = " ".join(fields[:3])[:80]
         raise DataError(f"{where}: {came!r}, expected {what} and its id of at most {_MOST_DIGITS} digits")
@@ -57,11 +52,7 @@ def symbol_and_id(fields: Sequence[str], where: str, what: str) -> tuple[str, in
 
 
 def in_id_order(names: Sequence[str], ids: Sequence[int], path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The names by their ids, which are 1, 2, ... in any order.
-
-    Raises:
-        DataError: an id that occurs twice, or a gap; names the file.
-    """
+    """The names by their ids, which must be 1, 2, ... in any order."""
     by_id: dict[int, str] = {}
     for label, name in zip(ids, names, strict=True):
         if not 0 < label <= len(ids):

@@ -28,10 +28,8 @@ _MOST_NAMED = 20  # outputs in a message
 class LoggedObjective:
     """What a log says of one output of the network; Kaldi prints six digits.
 
-    Attributes:
-        objf: log-probability per weighted frame, numerator less denominator.
-        l2_term: of `--l2-regularize`, per weighted frame; 0 where the log has none.
-        weight: weighted frames.
+    `objf` is the log-probability per weighted frame, numerator less denominator; `l2_term` that of `--l2-regularize`, per
+    weighted frame, 0 where the log has none; `weight` counts weighted frames.
     """
 
     objf: float
@@ -40,14 +38,9 @@ class LoggedObjective:
 
 
 def read_objective(path: str | os.PathLike[str], output: str = "output") -> LoggedObjective:
-    """The last overall objective of an output in a Kaldi log (`.gz` too).
+    """The last overall objective of an output of the network in a Kaldi log, compute_prob_valid.final.log or the like.
 
-    Args:
-        path: compute_prob_valid.final.log and the like.
-        output: name of the network's output.
-
-    Raises:
-        DataError: the file cannot be read or has no such line; the message has the first outputs that it has lines for.
+    `.gz` files are read too.
     """
     cursor = open_file(path)
     line, others = None, dict[str, None]()

@@ -1,7 +1,7 @@
 """Kaldi's transition model: what a transition id is, and the `Topology` behind it.
 
-Format: Kaldi's hmm/transition-model.cc. A transition id counts from 1 over the
-transitions of all (phone, HMM state, pdfs), in the order of the file.
+Formats: Kaldi's hmm/transition-model.cc and hmm/hmm-topology.cc. A transition id counts from 1 over the transitions of
+all (phone, HMM state, pdfs), in the order of the file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.values import read_vector
 from fsachain.stream import Cursor, open_file
 
-# Kaldi's HMM topologies: a `topo` file, or the head of a transition model.
-#
-# Format: Kaldi's hmm/hmm-topology.cc.
-
 MAX_PHONE = 65_535  # far above what any phone list has; ids are places in an array
 _NO_PDF = -1
 
@@ -43,18 +39,14 @@ Topologies = dict[
 
 
 def read_topology(path: str | os.PathLike[str]) -> Topologies:
-    """States of each phone of a `topo` file, binary or text.
-
-    Raises:
-        DataError: no topology, cut short, or with a phone id above `MAX_PHONE`.
-    """
+    """States of each phone of a `topo` file, binary or text."""
     cursor = open_file(path)
     cursor.detect_binary()
     return parse_topology(cursor)
 
 
 def parse_topology(cursor: Cursor) -> Topologies:
-    """The topology at the cursor, from its first token to its last; errors as for `read_topology`."""
+    """The topology at the cursor, as in a `topo` file or at the head of a transition model."""
     begin = cursor.position
     cursor.expect("<Topology>")
     found = _binary_topology(cursor) if cursor.binary else _text_topology(cursor)
@@ -163,11 +155,8 @@ class Transitions(NamedTuple):
 class TransitionModel:
     """Topology, tuples and log-probabilities of a Kaldi model.
 
-    Attributes:
-        states: for each phone id of the topology, its states.
-        tuples: in the order that numbers transition ids.
-        log_probs: float [1 + transition ids], entry 0 unused.
-        name: of the file.
+    `states` are by phone id; the order of `tuples` numbers transition ids; `log_probs` is float [1 + transition ids], entry
+    0 unused; `name` is that of the file.
     """
 
     states: Topologies
@@ -187,7 +176,6 @@ class TransitionModel:
 
     @cached_property
     def transitions(self) -> Transitions:
-        """What each transition id means."""
         rows = [(-1, 0, 0, -1, 0, 0)]
         for entry, (phone, state, forward_pdf, self_loop_pdf) in enumerate(self.tuples):
             states = self.states[phone]
@@ -201,21 +189,14 @@ class TransitionModel:
         )
 
     def pdfs(self, alignment: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """Pdf of each frame of an alignment of transition ids.
-
-        Raises:
-            DataError: a number that is no transition id.
-        """
+        """Pdf of each frame of an alignment of transition ids."""
         return self.transitions.pdf[self._ids(alignment)]
 
     def phones(self, alignment: Sequence[int] | npt.NDArray[np.integer]) -> list[tuple[int, int, int]]:
         """(phone id, first frame, frame after the last) of each phone of an alignment of transition ids.
 
-        A phone begins where the last ended: with a transition out of its final state, and the self-loops that
-        Kaldi's reordered graphs put after it.
-
-        Raises:
-            DataError: a number that is no transition id.
+        A phone begins where the last ended: with a transition out of its final state, and the self-loops that Kaldi's
+        reordered graphs put after it.
         """
         ids = self._ids(alignment)
         if not len(ids):
@@ -250,9 +231,8 @@ class TransitionModel:
     def topology(self) -> Topology:
         """The topology of all phones, with the model's transition probabilities.
 
-        Raises:
-            GraphError: phones of different topologies, a state without a pdf before the end, or transition
-                probabilities that differ from phone to phone: `Topology` has one for all.
+        `Topology` has one for all: GraphError where phones have different topologies or transition probabilities, or a state
+        before the end has no pdf.
         """
         first = self._only_states()
         log_probs = self._log_probs_by_move()
@@ -322,11 +302,7 @@ def _double(value: float) -> float:
 
 
 def read_transition_model(path: str | os.PathLike[str]) -> TransitionModel:
-    """Read `0.trans_mdl`, or the transition model that `final.mdl` begins with; what follows it is not read.
-
-    Raises:
-        DataError: no transition model, cut short, or with counts that do not fit each other.
-    """
+    """Read `0.trans_mdl`, or the transition model that `final.mdl` begins with; what follows it is not read."""
     cursor = open_file(path)
     cursor.detect_binary()
     cursor.expect("<TransitionModel>")

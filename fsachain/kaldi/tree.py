@@ -23,7 +23,7 @@ _BYTES_PER_BRANCH = 4  # at least: `CE 0`, `NULL`
 
 
 class ContextDependency(NamedTuple):
-    """What a `tree` file holds: N, P and the decision tree."""
+    """What a `tree` file holds."""
 
     context_width: int
     central_position: int
@@ -31,11 +31,6 @@ class ContextDependency(NamedTuple):
 
 
 def read_tree(path: str | os.PathLike[str]) -> ContextDependency:
-    """Read a `tree` file, binary or text.
-
-    Raises:
-        DataError: no tree, cut short, or with a question about a place outside the window.
-    """
     cursor = open_file(path)
     cursor.detect_binary()
     cursor.expect("ContextDependency")
@@ -54,14 +49,8 @@ def read_context_tree(
 ) -> ContextTree:
     """The context and topology of a Kaldi directory, for everything that takes a `ContextTree`.
 
-    Args:
-        tree: the `tree` file; any context width.
-        model: `0.trans_mdl` or `final.mdl`, whose head is the transition model.
-        phones: phone names in id order, as `read_phones` gives them.
-
-    Raises:
-        DataError: the files cannot be read or do not belong together.
-        GraphError: a topology that `Topology` cannot be; see `TransitionModel.topology`.
+    `model` is `0.trans_mdl` or `final.mdl`, whose head is the transition model; `phones` are in id order, as `read_phones`
+    gives them. GraphError: a topology that `Topology` cannot be; see `TransitionModel.topology`.
     """
     found, transitions = read_tree(tree), read_transition_model(model)
     if transitions.num_phones != len(phones):

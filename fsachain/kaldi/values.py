@@ -29,11 +29,7 @@ _WIDTH_AND_INT = np.dtype([("width", "u1"), ("value", "<i4")])
 
 
 def read_matrix(cursor: Cursor) -> Floats:
-    """A matrix [rows, columns], float32 or float64, full (FM, DM), compressed (CM, CM2, CM3) or text.
-
-    Raises:
-        DataError: something else is there, or the file ends before the matrix does.
-    """
+    """A matrix [rows, columns], float32 or float64, full (FM, DM), compressed (CM, CM2, CM3) or text."""
     if not cursor.binary:
         return _text_matrix(cursor)
     begin = cursor.position
@@ -47,11 +43,7 @@ def read_matrix(cursor: Cursor) -> Floats:
 
 
 def read_num_rows(cursor: Cursor) -> int:
-    """How many rows the matrix here has; its elements are read only if it is text.
-
-    Raises:
-        DataError: no matrix is there.
-    """
+    """How many rows the matrix here has; its elements are read only if it is text."""
     if not cursor.binary:
         return len(_text_matrix(cursor))
     begin = cursor.position
@@ -203,23 +195,15 @@ def _between_quartiles(cursor: Cursor, quartiles: Floats, rows: int, what: str) 
     return values
 
 
-# Matrices for Kaldi: network outputs as an archive that Kaldi's own decoders read.
-#
-# `latgen-faster-mapped 0.trans_mdl HCLG.fst ark:outputs.ark ...` takes the archive as it is.
-
-
 def write_matrices(
     path: str | os.PathLike[str],
     matrices: Mapping[str, npt.ArrayLike] | Iterable[tuple[str, npt.ArrayLike]],
 ) -> int:
     """Write matrices to a binary archive and, beside it, an scp file of the same name; returns how many.
 
-    Args:
-        path: the archive, whose name ends in .ark. Both files are replaced when all is written.
-        matrices: float [T, P] by utterance id, such as network outputs; rounded to float32.
-
-    Raises:
-        DataError: a key with white space, a matrix with NaN, +inf or another number of axes, another name.
+    `path` is the archive, whose name ends in .ark; both files are replaced when all is written. `matrices` are float [T, P]
+    by utterance id, such as network outputs, rounded to float32; -inf is allowed, NaN and +inf are not. Kaldi's
+    `latgen-faster-mapped 0.trans_mdl HCLG.fst ark:outputs.ark ...` reads the archive.
     """
     archive = Path(path)
     if archive.suffix != ".ark" or any(mark in os.fspath(archive) for mark in ",: "):
