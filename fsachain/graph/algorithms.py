@@ -24,8 +24,6 @@ from fsachain.fsa import Fsa
 from fsachain.openfst import Transducer
 from fsachain.table import ArcView, TransitionTable, compile_table
 
-# Random accepted paths of an acceptor, and whether two acceptors give random sequences the same scores.
-
 SEMIRINGS = ("log", "tropical")
 Path = npt.NDArray[np.int64]
 
@@ -49,7 +47,7 @@ def random_paths(fsa: Fsa, count: int, *, seed: int = 0, mean_frames: int = 50) 
 
 
 class _Walker:
-    """The arcs that lead to a final state, by source, and how far each state is from the end."""
+    """Arcs that lead on to a final state, by source, and each state's distance from the end in arcs."""
 
     def __init__(self, fsa: Fsa) -> None:
         usable = np.flatnonzero(fsa.log_prob > -math.inf)
@@ -85,12 +83,7 @@ class _Walker:
 
 
 class SequenceScorer:
-    """Scores of pdf sequences in one acceptor.
-
-    Args:
-        fsa: the acceptor.
-        semiring: "log": the log-sum over all paths, as equation (4) with y = 0; "tropical": the best path.
-    """
+    """Scores of pdf sequences in one acceptor: "log" sums over all paths, equation (4) with y = 0; "tropical" takes the best."""
 
     def __init__(self, fsa: Fsa, semiring: str = "log") -> None:
         if semiring not in SEMIRINGS:
@@ -104,7 +97,6 @@ class SequenceScorer:
 
     @property
     def num_pdfs(self) -> int:
-        """One more than the largest pdf of an arc."""
         return int(self.fsa.pdf.max(initial=-1)) + 1
 
     def __call__(self, pdfs: Sequence[int] | npt.NDArray[np.integer]) -> float:
@@ -128,14 +120,9 @@ class SequenceScorer:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What `equivalent` found.
+    """What `equivalent` found; true if no difference beyond the tolerance, which is relative to max(1, |score|).
 
-    Attributes:
-        num_sequences: pdf sequences compared, from both acceptors.
-        worst_difference: largest difference of two scores; inf where one acceptor refuses a sequence.
-        worst_sequence: the pdfs it was found for.
-        scores: of that sequence in the first and in the second acceptor.
-        tolerance: what counts as equal, relative to max(1, |score|).
+    `worst_difference` is inf where one acceptor refuses a sequence; `scores` are those of `worst_sequence` in both.
     """
 
     num_sequences: int
@@ -145,7 +132,6 @@ class Comparison:
     tolerance: float
 
     def __bool__(self) -> bool:
-        """No difference beyond the tolerance was found."""
         if not math.isfinite(self.worst_difference):
             return False
         return self.worst_difference <= self.tolerance * max(1.0, abs(self.scores[0]))
@@ -180,7 +166,7 @@ def equivalent(
         first: an acceptor that accepts something.
         second: another.
         count: sequences drawn from each.
-        semiring: as for `SequenceScorer`; determinisation keeps scores in the semiring it was made in alone.
+        semiring: "log" or "tropical"; determinisation keeps scores only in the semiring it was made in.
         tolerance: largest difference that counts as none, relative to max(1, |score|).
         seed: of the paths.
         mean_frames: as for `random_paths`.
@@ -201,9 +187,6 @@ def equivalent(
                 worst_share = share
                 worst = Comparison(2 * count, difference, pdfs, scores, tolerance)
     return worst
-
-
-# What a graph is like and what it costs: sizes, cycles, sums of its states, memory, work per frame.
 
 
 @dataclass(frozen=True)
@@ -302,12 +285,8 @@ def graph_facts(fsa: Fsa) -> GraphFacts:
 class TransducerFacts:
     """Facts about an FST that is no acceptor over pdfs, such as L.fst or HCLG.fst.
 
-    Attributes:
-        num_states, num_arcs, num_finals: sizes.
-        num_input_labels, num_output_labels: distinct labels, epsilon (0) left out.
-        num_epsilons: arcs without input and output label.
-        num_input_epsilons, num_output_epsilons: arcs without the one, whatever the other.
-        num_self_loops: arcs from a state to itself.
+    Numbers of labels are of distinct ones without epsilon (0); `num_epsilons` counts arcs without either label,
+    `num_input_epsilons` and `num_output_epsilons` arcs without the one, whatever the other.
     """
 
     num_states: int
@@ -332,7 +311,6 @@ class TransducerFacts:
 
 
 def transducer_facts(fst: Transducer) -> TransducerFacts:
-    """Facts about `fst` as it is."""
     silent_in, silent_out = fst.ilabel == 0, fst.olabel == 0
     return TransducerFacts(
         num_states=fst.num_states,
@@ -348,7 +326,6 @@ def transducer_facts(fst: Transducer) -> TransducerFacts:
 
 
 def table_bytes(table: TransitionTable) -> int:
-    """Memory of the arrays of a compiled table."""
     total = 0
     for field in fields(table):
         value = getattr(table, field.name)
@@ -469,20 +446,13 @@ def _back(fst: Any) -> Fsa:
     return Fsa.from_openfst(fst)
 
 
-# Graphviz text of an acceptor, to be drawn by `dot -Tsvg`.
-
 MAX_STATES = 2000  # larger graphs make no picture that a person can read
 
 
 def to_dot(fsa: Fsa, pdf_names: Sequence[str] | None = None) -> str:
-    """The acceptor as a Graphviz digraph, left to right; arcs carry pdf and probability, finals two circles.
+    """Graphviz text for `dot -Tsvg`; arcs carry pdf (or its name) and log-probability, final states two circles.
 
-    Args:
-        fsa: at most `MAX_STATES` states.
-        pdf_names: what to write for each pdf; its number by default.
-
-    Raises:
-        GraphError: a larger graph, or a pdf without a name.
+    A graph of more than `MAX_STATES` states is refused.
     """
     if fsa.num_states > MAX_STATES:
         raise GraphError(f"{fsa.num_states} states: expected at most {MAX_STATES}; draw a part of the graph")
@@ -507,7 +477,6 @@ def to_dot(fsa: Fsa, pdf_names: Sequence[str] | None = None) -> str:
 
 
 def _weight(log_prob: float) -> str:
-    """The log-probability, short; weights of any size and sign are legal, so no probability."""
     return f"{log_prob:.4g}"
 
 

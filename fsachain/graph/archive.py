@@ -1,4 +1,4 @@
-"""Npz archives of graphs: columns of one type each, which are checked before anything is made of them."""
+"""Npz archives of graphs: columns of one type each, checked before use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ _LONGEST_ID = 1 << 14  # letters; that of a file name has 255
 
 
 def join(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
-    """The arrays one after another, as `dtype`."""
     return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
 
 
@@ -34,8 +33,7 @@ def read_archive(
 ) -> Contents:
     """What `make` makes of the arrays of an npz file whose array "format" is `expected`.
 
-    Raises:
-        GraphError: "path: complaint (reason)" if the file is not such an archive.
+    Another file is a GraphError "path: complaint (reason)".
     """
     try:
         arrays = read_npz(path)
@@ -53,8 +51,7 @@ def read_archive(
 def numbers(arrays: Arrays, name: str, dtype: npt.DTypeLike, length: int | None = None) -> npt.NDArray[Any]:
     """The column [length] of exactly this type: in a narrower one, a short file could hold any number of rows.
 
-    Raises:
-        KeyError, ValueError: there is none, or another array of this name.
+    Here and in the readers below, a KeyError or ValueError is for `read_archive`, which turns it into a GraphError.
     """
     column = arrays[name]
     if column.ndim != 1 or (column.size and column.dtype != dtype):
@@ -67,11 +64,7 @@ def numbers(arrays: Arrays, name: str, dtype: npt.DTypeLike, length: int | None 
 
 
 def texts(arrays: Arrays, name: str) -> npt.NDArray[np.str_]:
-    """The column of strings.
-
-    Raises:
-        KeyError, ValueError: there is none, or another array of this name, or one with what is no letter.
-    """
+    """The column of strings; code points that are no letters (surrogates, beyond 0x10FFFF) are refused."""
     width = max(1, arrays[name].dtype.itemsize // 4)
     column = numbers(arrays, name, f"=U{width}")
     letters = column.view(np.uint32)
@@ -81,11 +74,7 @@ def texts(arrays: Arrays, name: str) -> npt.NDArray[np.str_]:
 
 
 def unique_names(arrays: Arrays, name: str) -> list[str]:
-    """The column of strings that are all different.
-
-    Raises:
-        KeyError, ValueError: as `texts`; a string occurs twice, or may be very long.
-    """
+    """The column of strings, all different and none wider than `_LONGEST_ID`."""
     column = texts(arrays, name)
     if column.dtype.itemsize > 4 * _LONGEST_ID:
         raise ValueError(f"{name} holds strings of up to {column.dtype.itemsize // 4} letters")
@@ -99,11 +88,7 @@ def unique_names(arrays: Arrays, name: str) -> list[str]:
 
 
 def offsets(sizes: npt.NDArray[np.int64], total: int, what: str) -> npt.NDArray[np.int64]:
-    """Where each of N pieces begins that `total` entries consist of, and where the last ends [N + 1].
-
-    Raises:
-        ValueError: "`what` do not share out ...": the sizes have another sum, or one is negative.
-    """
+    """int64 [N + 1]: where each of N pieces begins, and where the last ends; the sizes [N] must sum to `total`."""
     if sizes.min(initial=0) < 0 or sizes.sum(dtype=np.float64) != total:  # float64 does not wrap around
         raise ValueError(f"{what} do not share out the {total} entries")
     ends = np.zeros(len(sizes) + 1, np.int64)
@@ -111,13 +96,11 @@ def offsets(sizes: npt.NDArray[np.int64], total: int, what: str) -> npt.NDArray[
     return ends
 
 
-# Many acceptors as a few long arrays, end to end with their sizes, for files that hold thousands of them.
-
 _ARC_ARRAYS = {"src": np.int32, "dst": np.int32, "pdf": np.int32, "log_prob": np.float64}
 
 
 def join_fsas(fsas: Sequence[Fsa]) -> dict[str, npt.NDArray[Any]]:
-    """Sizes [N] (num_states, num_arcs, start), arcs [sum of A] and final weights [sum of S] of N acceptors."""
+    """N acceptors end to end: num_states, num_arcs, start [N], arcs [sum of A] and final weights [sum of S]."""
     arrays: dict[str, npt.NDArray[Any]] = {
         name: np.array([getattr(fsa, name) for fsa in fsas], dtype=np.int64)
         for name in ("num_states", "num_arcs", "start")
@@ -129,12 +112,7 @@ def join_fsas(fsas: Sequence[Fsa]) -> dict[str, npt.NDArray[Any]]:
 
 
 def split_fsas(arrays: Arrays) -> tuple[list[Fsa], npt.NDArray[np.int64]]:
-    """The acceptors that `join_fsas` joined, and where the arcs of each begin and those of the last end [N + 1].
-
-    Raises:
-        KeyError, ValueError: an array is missing, of another type or length.
-        GraphError: as `Fsa` for the first acceptor that cannot be.
-    """
+    """The acceptors that `join_fsas` joined, as views of the columns, and the `offsets` of their arcs."""
     num_states = numbers(arrays, "num_states", np.int64)
     num_arcs = numbers(arrays, "num_arcs", np.int64, len(num_states))
     starts = numbers(arrays, "start", np.int64, len(num_states)).tolist()

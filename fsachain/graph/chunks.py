@@ -1,4 +1,4 @@
-"""Chunks of aligned utterances: where they lie, what their frames count, their graphs, and one file for all.
+"""Chunks of aligned utterances to train on: windows, frame weights, graphs, and the file that holds them.
 
 An utterance is cut into chunks of one width. The first begins at its first frame, the last ends at its last
 one, and those between are spread evenly, so they overlap a little where the width does not divide the
@@ -39,14 +39,9 @@ _NUMBERS = ("start", "end", "of_frames")
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Part of an utterance, to train on.
+    """The output frames [start, end) of an utterance (or of its copy at another speed) of `of_frames` frames.
 
-    Attributes:
-        utterance: id of the utterance, or of its copy at another speed.
-        start, end: the output frames [start, end) of the utterance.
-        of_frames: output frames of the whole utterance.
-        fsa: the numerator of these frames.
-        frame_weights: float32 [end - start], what each frame counts: one over the chunks it lies in.
+    `fsa` is their numerator; frame_weights, float32 [end - start], is one over the number of chunks each frame lies in.
     """
 
     utterance: str
@@ -58,16 +53,11 @@ class Chunk:
 
     @property
     def id(self) -> str:
-        """Name of the chunk: that of the utterance and the output frames."""
         return f"{self.utterance}-{self.start:06d}-{self.end:06d}"
 
 
 def num_chunks(num_frames: int, width: int, overlap: int = 0) -> int:
-    """How many chunks of `width` frames cover `num_frames`, if neighbours share at least `overlap`.
-
-    Raises:
-        ConfigError: no width, or an overlap that leaves no step from one chunk to the next.
-    """
+    """How many chunks of `width` output frames cover `num_frames`, if neighbours share at least `overlap`."""
     if width < 1:
         raise ConfigError(f"width = {width}: expected at least one output frame per chunk")
     if not 0 <= overlap < width:
@@ -80,9 +70,6 @@ def chunk_windows(num_frames: int, width: int, count: int) -> list[tuple[int, in
 
     The same count for copies of an utterance at several speeds puts the k-th chunk of each on the same
     words. Where the utterance is no longer than the width, every window is the whole of it.
-
-    Raises:
-        GraphError: fewer windows than cover the utterance, or no frames.
     """
     if num_frames < 1 or count * width < num_frames:
         raise GraphError(f"{count} chunks of {width} frames do not cover an utterance of {num_frames} frames")
@@ -96,15 +83,9 @@ def chunk_windows(num_frames: int, width: int, count: int) -> list[tuple[int, in
 def make_chunks(
     supervision: Supervision, windows: Sequence[tuple[int, int]], *, normalization: Fsa | None = None
 ) -> list[Chunk]:
-    """The chunks of one utterance, with the weights that count each frame once.
+    """The chunks of one utterance at `windows`, output frames [start, end), with weights that count each frame once.
 
-    Args:
-        supervision: of the whole utterance.
-        windows: output frames [start, end) of each chunk.
-        normalization: `DenominatorGraph.normalization_fsa()`.
-
-    Raises:
-        GraphError: a window that lies not in the utterance, or of which the normalization accepts no path.
+    `normalization` is `DenominatorGraph.normalization_fsa()`; a window of which it accepts no path is a GraphError.
     """
     counts = np.zeros(supervision.num_frames, dtype=np.float32)
     graphs = {window: supervision.chunk(*window, normalization=normalization) for window in windows}
@@ -124,12 +105,10 @@ def make_chunks(
 
 
 def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequence[Chunk]]]) -> None:
-    """Write the chunks of a data set to one npz file at exactly `path`.
+    """Write the chunks of a data set to one npz file.
 
-    Args:
-        path: the file; its folder exists.
-        copies: for each utterance one list of chunks per copy, all of one length: the k-th chunks of the
-            copies stand for each other.
+    `copies` has for each utterance one list of chunks per copy, all of one length: the k-th chunks of the copies stand
+    for each other.
     """
     utterances = {name: list(lists) for name, lists in copies.items()}
     chunks = [chunk for lists in utterances.values() for one in lists for chunk in one]
@@ -149,11 +128,7 @@ def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequ
 
 
 def load_chunks(path: str | os.PathLike[str]) -> dict[str, list[list[Chunk]]]:
-    """Read what `save_chunks` wrote: by utterance id in its order, a list of chunks for each copy.
-
-    Raises:
-        GraphError: the file is not such an archive.
-    """
+    """Read what `save_chunks` wrote, in its order; another file is a GraphError."""
     return read_archive(path, NPZ_FORMAT, _of_arrays, "no archive of chunks written by fsachain")
 
 

@@ -48,11 +48,8 @@ class PdfContext(NamedTuple):
     pdf_class: int
 
 
-# Pdfs of trees whose window is the phone, or the phone and its left neighbour; a left phone of 0 is none.
-
-
 class _UntiedPdfs:
-    """Pdfs of their own for each set of phones, or for each pair of left set and set."""
+    """A tree without tying: pdfs for each set of phones (width 1), or for each pair of left set and set (width 2)."""
 
     def __init__(
         self, sets: Sets, independent: frozenset[int], num_classes: int, width: int, first: int
@@ -97,7 +94,7 @@ def _is_independent(phones: tuple[int, ...], independent: frozenset[int]) -> boo
 
 
 class _TiedPdfs:
-    """The answers of a decision tree, as a table made on first use."""
+    """A decision tree over the phone, or it and its left neighbour, as a table made on first use."""
 
     def __init__(self, decisions: DecisionTree, num_phones: int, num_classes: int, width: int) -> None:
         self._decisions, self._width = decisions, width
@@ -111,7 +108,7 @@ class _TiedPdfs:
 
     @cached_property
     def _table(self) -> npt.NDArray[np.int32]:
-        """[left phone, phone, pdf class]: the pdf, or -1; one row where the left phone is not asked for."""
+        """[left phone (0: none), phone, pdf class]: the pdf, or -1; one row in a tree of width 1."""
         lefts, phones, classes = (frozenset(range(length)) for length in self._shape)
         everything = {self._width - 1: phones - {0}, PDF_CLASS: classes}
         table = np.full(self._shape, -1, dtype=np.int32)
@@ -144,9 +141,6 @@ class _TiedPdfs:
         )
 
 
-# Phones by their names, in sets; and left biphones tied by how often they occur, as a decision tree.
-
-
 @dataclass(frozen=True)
 class BiphoneCounts:
     """How often phones stand alone and after others, which `ContextTree.tied_biphone` ties by.
@@ -172,7 +166,7 @@ class BiphoneCounts:
 
 
 def named_ids(phones: Sequence[str], names: Iterable[str], argument: str) -> frozenset[int]:
-    """Ids (place in `phones`, from 1) of the phones called `names`; errors name `argument`."""
+    """Ids of the phones called `names`; errors name `argument`."""
     ids = {name: index + 1 for index, name in enumerate(phones)}
     given = list(names)
     for name in given:
@@ -240,7 +234,7 @@ def tie_biphones(
 
 
 class _Contexts:
-    """Appends nodes that ask for the pdf class, with pdfs of their own."""
+    """`new` appends a node that asks for the pdf class, and a leaf with a pdf of its own for each class."""
 
     def __init__(self, nodes: list[Node], num_classes: int) -> None:
         self.nodes, self.num_classes, self.next_pdf = nodes, num_classes, 0

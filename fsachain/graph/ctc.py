@@ -29,14 +29,10 @@ CtcTopology = Literal["standard", "compact", "selfless", "minimal"]
 
 
 class CtcArcs(NamedTuple):
-    """The arcs for any target of U labels.
+    """The arcs for any target of U labels; the start is state 0.
 
-    Attributes:
-        num_states: S; the start is state 0.
-        src, dst: [A] states.
-        label: [A] 0 for the blank, k for the k-th label of the target, counted from 1.
-        repeats: bool [A], one more frame of the same label.
-        skips: bool [A], from one label to the next; not where the two must be told apart by a blank.
+    label [A] is 0 for the blank, k for the k-th label of the target, counted from 1; repeats [A] marks one more frame
+    of the same label, skips [A] arcs from one label to the next, without a blank.
     """
 
     num_states: int
@@ -47,22 +43,16 @@ class CtcArcs(NamedTuple):
     skips: npt.NDArray[np.bool_]
 
     def must_differ(self, topology: CtcTopology) -> npt.NDArray[np.bool_]:
-        """Bool [A]: arcs that exist only where the label differs from the one before it."""
+        """bool [A]: arcs that exist only where the label differs from the one before it."""
         return self.skips & (topology in ("standard", "selfless"))
 
 
 def check_topology(topology: str) -> None:
-    """Raise ConfigError for one that is not known."""
     if topology not in get_args(CtcTopology):
         raise ConfigError(f"topology = {topology!r}; expected one of {list(get_args(CtcTopology))}")
 
 
 def ctc_arcs(num_labels: int, topology: CtcTopology) -> CtcArcs:
-    """The arcs for targets of `num_labels` labels, blank frames first, then by label.
-
-    Raises:
-        ConfigError: an unknown topology.
-    """
     check_topology(topology)
     labels = np.arange(1, num_labels + 1)
     if topology == "minimal":
@@ -82,7 +72,7 @@ def ctc_arcs(num_labels: int, topology: CtcTopology) -> CtcArcs:
 
 
 def final_states(num_labels: Any, topology: CtcTopology) -> tuple[Any, Any]:
-    """The two states, or twice the one, that are final for targets of `num_labels` labels, a number or an array of them."""
+    """The two final states (twice the same where there is one) for `num_labels` labels, a number or an array."""
     if topology == "minimal":
         return num_labels, num_labels
     return np.maximum(2 * num_labels - 1, 0), 2 * num_labels
@@ -131,14 +121,14 @@ def ctc_graph(targets: Any, blank: int = 0, topology: CtcTopology = "standard") 
 
 
 def differs_from_previous(labels: Ints) -> npt.NDArray[np.bool_]:
-    """Bool [..., U + 1] for labels [..., U]: entry k says whether the k-th label differs from the one before it."""
+    """bool [..., U + 1] for labels [..., U]: entry k says whether the k-th label differs from the one before it."""
     result = np.ones((*labels.shape[:-1], labels.shape[-1] + 1), dtype=np.bool_)
     result[..., 2:] = labels[..., 1:] != labels[..., :-1]
     return result
 
 
 def _part(src: Ints, dst: Ints, label: Ints, **marks: bool) -> list[npt.NDArray[Any]]:
-    """Arcs of one kind as the last five fields of `CtcArcs`."""
+    """The last five fields of `CtcArcs`."""
     flags = [np.full(len(src), marks.get(name, False)) for name in ("repeats", "skips")]
     return [src, dst, label, *flags]
 

@@ -51,11 +51,7 @@ def _branches(node: Node) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class DecisionTree:
-    """Nodes, the root first; a branch leads to a node further on, so that every walk ends.
-
-    Raises:
-        GraphError: no node, a branch that does not lead further on, or a negative pdf.
-    """
+    """Nodes, the root first; a branch leads to a node further on, so that every walk ends."""
 
     nodes: Sequence[Node]
 
@@ -75,11 +71,9 @@ class DecisionTree:
 
     @property
     def num_pdfs(self) -> int:
-        """One more than the largest pdf of a leaf."""
         return max((node.pdf for node in self.nodes if isinstance(node, Leaf)), default=-1) + 1
 
     def question_keys(self) -> Iterator[int]:
-        """What each question is about, in order of the nodes."""
         return (node.key for node in self.nodes if not isinstance(node, Leaf))
 
     def pdf(self, window: Sequence[int], pdf_class: int) -> int | None:
@@ -140,12 +134,7 @@ class DecisionTree:
 
     @classmethod
     def from_columns(cls, heads: Iterable[int], rows: Sequence[int]) -> DecisionTree:
-        """The tree of `to_columns`.
-
-        Raises:
-            GraphError: rows that do not follow each other, a row cut short, values of a split that do not rise, or
-                nodes that make no tree.
-        """
+        """The tree of `to_columns`; columns that it does not write are a GraphError."""
         nodes: list[Node] = []
         end = 0
         for number, head in enumerate(heads):

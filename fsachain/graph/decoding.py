@@ -86,8 +86,6 @@ def _merge_equal_tails(fst: Any) -> None:
 
 
 class _Arc(NamedTuple):
-    """An arc without its source."""
-
     dst: int
     ilabel: int
     olabel: int
@@ -97,9 +95,8 @@ class _Arc(NamedTuple):
 class _PrefixTree:
     """Pronunciations of the words that leave one grammar state, common beginnings shared. Node 0 is the root.
 
-    Attributes:
-        parent, phone: of each node, the node before it and the phone between the two (unused for the root).
-        leaves: of each pronunciation, the node before its last phone and the arc that spends it.
+    `parent` and `phone` hold the node before each node and the phone between the two (unused for the root), `leaves` for
+    each pronunciation the node before its last phone and the arc that spends it.
     """
 
     def __init__(self) -> None:
@@ -161,7 +158,6 @@ class _Speller:
         ]
 
     def run(self) -> Transducer:
-        """The transducer from phones to the grammar's output labels; dead ends are not removed."""
         silence, no_silence = self.lexicon.silence_log_probs()
         phone = self.lexicon.silence_phone
         for state, (tree, epsilons) in enumerate(self.leaving()):

@@ -12,7 +12,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.ctc import CtcTopology, check_topology
 from fsachain.graph.expand import expand_acceptor
 
-# Make a graph smaller by merging its states; a stochastic graph stays stochastic.
+# Merging states: a stochastic graph stays stochastic.
 #
 # Two states with the same futures (same arcs into the same classes, same final weight) can be one; so can two
 # states whose pasts are proportional. Both merges are one formula. Let x(s) > 0 be the expected (discounted)
@@ -40,13 +40,9 @@ Floats = npt.NDArray[np.float64]
 def lump(fsa: Fsa, log_tolerance: float = LOG_TOLERANCE) -> Fsa:
     """Merge states with the same future and states with proportional pasts, in turns, until nothing changes.
 
-    Args:
-        fsa: the graph; it is trimmed first. With a log-probability beyond +-`MAX_MAGNITUDE` that is all.
-        log_tolerance: quantum of the log-probabilities that are compared, so the largest error per arc.
-
-    Returns:
-        A graph of the same language and, within `log_tolerance` per arc, the same path scores. Parallel arcs
-        of one pdf are summed. State 0 is the start; arcs are sorted by (src, pdf, dst).
+    The language stays, and path scores within `log_tolerance` per arc, the quantum of compared log-probabilities.
+    Parallel arcs of one pdf are summed. State 0 is the start; arcs are sorted by (src, pdf, dst). A graph with a
+    log-probability beyond +-`MAX_MAGNITUDE` is only trimmed.
     """
     fsa = fsa.trim()
     weights = np.append(fsa.log_prob, fsa.final_log_prob)
@@ -87,7 +83,7 @@ def _same_futures(fsa: Fsa, tolerance: float) -> Ints:
 
 
 def _same_pasts(fsa: Fsa, visits: Floats, tolerance: float) -> Ints:
-    """Classes of states that agree in their arcs in, weighed by the flow; the start keeps to itself."""
+    """Classes of states that agree in their entering arcs, weighted by the flow; the start is a class of its own."""
     log_visits = np.log(visits)
     flow = fsa.log_prob + log_visits[fsa.src] - log_visits[fsa.dst]
     is_start = np.arange(fsa.num_states) == fsa.start
@@ -121,7 +117,7 @@ def _refine(state: Ints, other: Ints, pdf: Ints, log_weight: Floats, colour: Int
 
 
 def _merge(fsa: Fsa, classes: Ints, weights: Floats) -> Fsa:
-    """One state per class, by the formula of the module; the start becomes state 0."""
+    """One state per class, by the formulas above with x = `weights`; the start becomes state 0."""
     members = np.bincount(classes, weights)
     earliest = np.full(len(members), fsa.num_states)
     np.minimum.at(earliest, classes, np.arange(fsa.num_states))
@@ -149,7 +145,7 @@ def _quantise(log_prob: Floats, tolerance: float) -> Ints:
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The splitmix64 finaliser: a bijection of 64-bit words whose output bits look independent."""
+    """The splitmix64 finaliser, a bijection of 64-bit words."""
     x = values + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -180,13 +176,10 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
 
 
 def free_denominator(num_pdfs: int) -> Fsa:
-    """One state with a self-loop of score 0 for each pdf: every sequence of pdfs is accepted, and counts alike.
+    """One state with a self-loop of score 0 for each pdf: every sequence of pdfs is accepted with score 0.
 
     Its log Z is sum_t log sum_p exp y(t, p), what a softmax of every frame divides by. With numerators of a CTC topology the
     objective log Z_num - log Z_den is then the log-likelihood of CTC (Graves et al., ICML 2006).
-
-    Raises:
-        GraphError: num_pdfs is not positive.
     """
     if num_pdfs < 1:
         raise GraphError(f"num_pdfs = {num_pdfs}; expected at least 1")
@@ -248,7 +241,7 @@ def ctc_denominator(units: Fsa, topology: CtcTopology = "standard") -> Fsa:
 
 
 def _with_last_unit(model: Fsa, topology: CtcTopology) -> Fsa:
-    """States below S: the last frame was blank, or there was none. Behind them: pairs (state, unit of the last frame)."""
+    """In states below S the last frame was blank, or there was none; those from S on are pairs (state, last unit)."""
     num_states, states = model.num_states, np.arange(model.num_states)
     width = int(model.pdf.max()) + 1
     keys, pair_of_arc = np.unique(model.dst.astype(np.int64) * width + model.pdf, return_inverse=True)
@@ -279,7 +272,6 @@ def _with_last_unit(model: Fsa, topology: CtcTopology) -> Fsa:
 def _arcs(
     src: np.ndarray, dst: np.ndarray, pdf: np.ndarray | int, log_prob: np.ndarray | float = 0.0
 ) -> list[np.ndarray]:
-    """src, dst, pdf and log_prob of some arcs, all of the length of `src`."""
     return [src, dst, np.broadcast_to(pdf, src.shape), np.broadcast_to(log_prob, src.shape)]
 
 
