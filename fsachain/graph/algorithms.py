@@ -83,7 +83,7 @@ class _Walker:
 
 
 class SequenceScorer:
-    """Scores of pdf sequences in one acceptor: "log" sums over all paths, equation (4) with y = 0; "tropical" takes the best."""
+    """Scores of pdf sequences: "log" sums over all paths, equation (4) with y = 0; "tropical" takes the best path."""
 
     def __init__(self, fsa: Fsa, semiring: str = "log") -> None:
         if semiring not in SEMIRINGS:

@@ -21,8 +21,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.openfst import Transducer
 
-# A phone graph unrolled to units, phones in the context of a wide window, for trees that look beyond the left
-# phone.
+# A phone graph unrolled to units, phones in a wide context, for trees that look beyond the left phone.
 #
 # A window of N phones with the centre at place P waits for N - 1 - P phones behind the centre. A state of the
 # result is a state of the phone graph and the last N - 1 phones; reading a phone spends the unit of the phone
@@ -36,12 +35,10 @@ _Arc = tuple[int, int, int, int, float, int]  # src, dst, unit, olabel, log_prob
 
 
 class UnitGraph:
-    """The unrolled graph, and what `fsachain.graph.expand` asks of a tree whose phones are its units.
+    """The unrolled graph, and in place of a tree what `_Expander` asks, with units for phones.
 
-    Attributes:
-        graph: input label = unit, from 1; epsilon arcs where nothing is spent yet.
-        tags: of each arc the tag of the phone that it spends; -1 on epsilon arcs.
-        phone_of: phone id of each unit; 0 for unit 0.
+    Input labels of `graph` are units, from 1, or epsilon where nothing is spent yet; `tags` has for each arc the tag of
+    the phone that it spends, -1 on epsilon arcs; `phone_of` the phone id of each unit, 0 for unit 0.
     """
 
     context_width = 1
@@ -56,7 +53,6 @@ class UnitGraph:
         self._pdfs: list[HmmPdfs] = [()]
 
     def unit(self, phone: int, pdfs: HmmPdfs) -> int:
-        """Number of the unit of a phone with these pdfs."""
         number = self._units.get((phone, pdfs))
         if number is None:
             number = self._units[phone, pdfs] = len(self.phone_of)
@@ -65,9 +61,9 @@ class UnitGraph:
         return number
 
     def spend_at_once(self) -> None:
-        """Spend with the first arc what is spent after the first, silent phones; output labels of these are lost.
+        """Join the epsilon arcs out of the start with the first arcs that spend a unit; their output labels are lost.
 
-        An acceptor without epsilon becomes one without epsilon again.
+        The unrolled graph of an acceptor without epsilon arcs then has none either.
         """
         graph = self.graph
         rows = zip(
@@ -87,11 +83,9 @@ class UnitGraph:
         self.graph, self.tags = _graph(arcs, graph.final_log_prob)
 
     def hmm_pdfs(self, phone: int, left: int = 0) -> HmmPdfs:
-        """(entry pdf, self-loop pdf or -1) for each HMM state of a unit."""
         return self._pdfs[phone]
 
     def left_class(self, phone: int) -> int:
-        """Units need no left neighbour."""
         return 0
 
 
@@ -104,16 +98,7 @@ class _Window(NamedTuple):
 
 
 def in_context(phones: Transducer, tree: ContextTree, tags: Sequence[int] | None) -> UnitGraph:
-    """Unroll a phone graph to the units of a wide tree.
-
-    Args:
-        phones: ilabel = phone id or 0.
-        tree: any context.
-        tags: one integer for each arc of `phones`; None: -1 everywhere.
-
-    Raises:
-        GraphError: a context that the tree has no pdfs for.
-    """
+    """Unroll a phone graph (ilabel = phone id or 0) with tags [A] on its arcs to the units of a wide tree."""
     return _Unroller(phones, tree, tags).run()
 
 
@@ -188,7 +173,6 @@ class _Unroller:
 
 
 def _graph(arcs: list[_Arc], final: npt.NDArray[np.float64]) -> tuple[Transducer, list[int]]:
-    """The graph, which starts in state 0, and the tags of its arcs."""
     columns = list(zip(*arcs, strict=True)) or [()] * 6
     src, dst, ilabel, olabel = (np.array(column, dtype=np.int32) for column in columns[:4])
     log_prob = np.array(columns[4], dtype=np.float64)
@@ -201,11 +185,8 @@ START, BETWEEN, BLANK = -1, -2, -3  # in place of an HMM state: at the start, af
 class Expansion(NamedTuple):
     """An expanded graph and, for each of its arcs, where it comes from.
 
-    Attributes:
-        graph: ilabel = pdf + 1 (0 on epsilon arcs), olabel of the phone arc on the first frame of its phone.
-        arc_phone: phone id [A]; 0 on blank and epsilon arcs.
-        arc_tag: tag of the phone arc [A]; -1 on blank arcs.
-        arc_is_start: [A], True where the arc spends the first frame of its phone.
+    ilabel = pdf + 1 (0 on epsilon arcs); the olabel of a phone is on its first frame, which `arc_is_start` marks.
+    arc_phone is 0 on blank and epsilon arcs, arc_tag -1 on blank arcs.
     """
 
     graph: Transducer
@@ -226,17 +207,10 @@ class _Node(NamedTuple):
 def expand_phones(
     phone_fst: Any, tree: ContextTree, *, self_loop_scale: float, transition_scale: float
 ) -> Any:
-    """Expand a pywrapfst FST over phones to one over pdfs.
+    """Expand a pywrapfst FST over phones (input labels: ids or epsilon) to one over pdfs (tropical, label = pdf + 1).
 
-    Args:
-        phone_fst: input labels are phone ids or epsilon; output labels are anything (words).
-        tree: context and topology.
-        self_loop_scale: factor on the self-loops' log-probabilities.
-        transition_scale: factor on all other transition log-probabilities of the topology.
-
-    Returns:
-        A pywrapfst `VectorFst` (tropical): input label pdf + 1, output labels on the first frame of each
-        phone, epsilon arcs kept.
+    Output labels, such as words, go to the first frame of their phone; epsilon arcs stay. The scales are factors on the
+    log-probabilities of the topology's self-loops and of its other transitions.
     """
     expansion = expand_arcs(
         Transducer.from_openfst(phone_fst),
@@ -257,16 +231,7 @@ def expand_arcs(
 ) -> Expansion:
     """`expand_phones` on arrays, with the origin of each arc.
 
-    Args:
-        phones: ilabel = phone id or 0.
-        tree: context and topology.
-        self_loop_scale: as in `expand_phones`.
-        transition_scale: as in `expand_phones`.
-        tags: one integer for each arc of `phones`, such as a word position; arcs of different tags share no
-            node.
-
-    Raises:
-        GraphError: an input label beyond the phones of the tree.
+    `tags` has one integer for each arc of `phones`, such as a word position; arcs of different tags share no node.
     """
     _check_phones(phones, tree)
     if tree.is_narrow:
@@ -282,10 +247,10 @@ def expand_acceptor(
     transition_scale: float,
     tags: Sequence[int] | None = None,
 ) -> Expansion:
-    """`expand_arcs` of an acceptor without epsilon arcs: the result has none either, and no output labels to keep.
+    """`expand_arcs` of an acceptor without epsilon arcs: the result has none either. Output labels may be lost.
 
-    A tree that looks to the right makes a transducer read its first phones before a frame is spent. An acceptor
-    has nothing to say meanwhile, so its first frame stands for all of them.
+    A tree that looks to the right makes `expand_arcs` read the first phones by epsilon arcs; here they are joined with
+    the arc of the first frame.
     """
     _check_phones(phones, tree)
     if tree.is_narrow:
@@ -311,8 +276,6 @@ def _expand_units(units: UnitGraph, self_loop_scale: float, transition_scale: fl
 
 
 class _Expander:
-    """One expansion under way: nodes numbered as they are met, each left once, and the arcs so far."""
-
     def __init__(
         self,
         phones: Transducer,
@@ -421,14 +384,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class FrameTimes(NamedTuple):
-    """How input frames, tolerances and output frames belong together.
-
-    Attributes:
-        left_tolerance: input frames by which a phone may begin before its span.
-        right_tolerance: input frames by which a phone may last beyond its span.
-        subsampling: input frames per output frame.
-        time_offset: input frame on which output frame 0 is centred.
-    """
+    """The options of `build_supervision` that relate input to output frames."""
 
     left_tolerance: int
     right_tolerance: int
@@ -436,7 +392,6 @@ class FrameTimes(NamedTuple):
     time_offset: int
 
     def check(self, name: str) -> None:
-        """Refuse values out of range with a ConfigError that names the utterance."""
         for option, value in self._asdict().items():
             least = 1 if option == "subsampling" else 0
             if value < least:
@@ -453,12 +408,9 @@ class FrameTimes(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """Paths of exactly T arcs.
+    """Paths of exactly T arcs: acyclic and trimmed, arcs in order of their frames.
 
-    Attributes:
-        fsa: acyclic and trimmed; arcs in order of their frames.
-        state_frame: int32 [S], ascending: how many frames lie behind a state.
-        origin: [A], arc of the expansion that each arc is.
+    state_frame [S], ascending, is the frames spent before a state; origin [A] the arc of the expansion that each arc is.
     """
 
     fsa: Fsa
@@ -467,13 +419,9 @@ class Unrolled(NamedTuple):
 
 
 def unroll(expansion: Expansion, first: Ints, end: Ints, num_frames: int) -> Unrolled | None:
-    """Paths of exactly `num_frames` arcs that keep the limits, frame by frame; None if there is none.
+    """Paths of exactly `num_frames` arcs on which arcs of tag k keep to frames [first[k], end[k]); None without any.
 
-    Args:
-        expansion: the graph without times; the tag of an arc is its place in `first` and `end`, -1 (a blank): any frame.
-        first: first frame of each tag.
-        end: the frame after its last.
-        num_frames: frames of a path.
+    Blanks (tag -1) may stand at any frame.
     """
     graph = expansion.graph
     # The tag -1 finds the entry behind all others.

@@ -37,9 +37,10 @@ __all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
 # Equations (after Chen and Goodman, Computer Speech and Language 13, 1999). h is a history, h' the same
 # without its oldest word, c(h, w) a count, c(h) its sum over w, V the number of words that can be predicted:
 #
-#     (1)  P(w | h) = (c(h, w) - D(c(h, w))) / c(h) + lambda(h) P(w | h')          below the unigrams: 1 / V (2)
-#     lambda(h) = sum over w seen after h of D(c(h, w)) / c(h)                the back-off weight of h (3)  D(k)
-#     = k - (k + 1) Y n(k + 1) / n(k) for k = 1, 2, 3 (3 for more), D(0) = 0,  Y = n(1) / (n(1) + 2 n(2))
+#     (1)  P(w | h)  = (c(h, w) - D(c(h, w))) / c(h) + lambda(h) P(w | h')            below the unigrams: 1 / V
+#     (2)  lambda(h) = sum over w seen after h of D(c(h, w)) / c(h)                   the back-off weight of h
+#     (3)  D(k)      = k - (k + 1) Y n(k + 1) / n(k) for k = 1, 2, 3 (3 for more),    Y = n(1) / (n(1) + 2 n(2)),
+#          D(0)      = 0
 #
 # n(k) is the number of n-grams of one order with count k. Counts of the highest order, and of n-grams that
 # begin with the sentence start, are how often the n-gram occurs; all others are how many different words
@@ -89,11 +90,7 @@ def estimate_arpa(
 
 
 def discounts(counts_of_counts: Mapping[int, int]) -> tuple[float, float, float, float]:
-    """D(0), D(1), D(2), D(3 or more) of equation (3), or fallback values where it gives none of use.
-
-    Args:
-        counts_of_counts: n(k), the number of n-grams with count k; k = 1 to 4 are used.
-    """
+    """D(0), D(1), D(2), D(3 or more) of equation (3) from n(1) to n(4), or fallback values where it leaves its range."""
     n = [counts_of_counts.get(k, 0) for k in range(5)]
     if not all(n[1:4]):
         return FALLBACK_DISCOUNTS
@@ -189,17 +186,9 @@ kaldilm.arpa2fst(arpa, output_fst=fst, disambig_symbol="#0", read_symbol_table=w
 
 
 def word_loop(words: Sequence[str], lexicon: Lexicon) -> Any:
-    """A grammar in which any of `words` may follow any other, all with the same probability.
+    """A grammar in which any of `words` may follow any other; each, and the end, has the same probability.
 
-    Args:
-        words: words of the lexicon; the end of the sentence is as likely as each of them.
-        lexicon: gives the word ids.
-
-    Returns:
-        pywrapfst `VectorFst` of one state.
-
-    Raises:
-        GraphError: no words, or one that the lexicon does not have.
+    A pywrapfst `VectorFst` of one state.
     """
     ids = sorted({lexicon.word_id(word) for word in words})
     if not ids:
@@ -260,7 +249,7 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse claims of an ARPA file, before its end of the header, for which kaldilm would take memory."""
+    """Refuse counts in the header of an ARPA file for which kaldilm would reserve memory."""
     size = path.stat().st_size
     with path.open("rb") as file:
         for line in iter(lambda: file.readline(_LONGEST_HEADER_LINE), b""):
@@ -279,7 +268,7 @@ def _check_header(path: Path) -> None:
 
 
 def _symbol_table(lexicon: Lexicon) -> str:
-    """Word ids as kaldilm reads them: words, then the symbols that only the conversion knows."""
+    """The words.txt that kaldilm reads: the lexicon's words, then symbols that only the conversion uses."""
     reserved = (_BACKOFF, START, END)
     bad = [word for word in lexicon.words if word in (_EPSILON, *reserved) or word.split() != [word]]
     if bad:
@@ -332,17 +321,10 @@ def ngram_acceptor(path: str | os.PathLike[str], units: Sequence[str], *, max_ar
 
 
 def without_back_off(grammar: Transducer, *, max_arcs: int = MAX_ARCS) -> Fsa:
-    """A back-off model with its epsilon arcs resolved as this module says.
+    """A back-off model with its epsilon arcs resolved as above: deterministic, trimmed, label = input label - 1.
 
-    Args:
-        grammar: each state has at most one arc of input label 0, to a shorter history, and one arc for each other label.
-        max_arcs: more than these are refused.
-
-    Returns:
-        Deterministic acceptor, label = input label - 1; trimmed.
-
-    Raises:
-        GraphError: two arcs of one label, back-off arcs in a cycle, or more arcs than `max_arcs`.
+    Each state of `grammar` has at most one arc of input label 0, to a shorter history, and one for each other label.
+    More than `max_arcs` arcs are refused.
     """
     own: list[_Arcs] = [{} for _ in range(grammar.num_states)]
     columns = (grammar.src, grammar.ilabel, grammar.dst, grammar.log_prob)
@@ -390,18 +372,10 @@ def _chain(state: int, back_off: list[tuple[int, float] | None], done: list[bool
     return chain
 
 
-# Scores of word sequences under a word grammar, without a search over recordings.
-
-
 class NgramScores:
-    """An n-gram (or word loop) as `grammar_from_arpa` and `word_loop` give it, made ready to score word sequences.
+    """Scores of word sequences under a grammar of `grammar_from_arpa` or `word_loop`.
 
-    Args:
-        grammar: pywrapfst FST over word ids; a state has at most one arc for each word and one epsilon arc, which backs
-            off.
-
-    Raises:
-        GraphError: two arcs of one state have the same word, or both are epsilons.
+    A state has at most one arc for each word and one epsilon arc, which backs off; other FSTs are a GraphError.
     """
 
     def __init__(self, grammar: Any) -> None:
@@ -420,10 +394,9 @@ class NgramScores:
             )
 
     def log_prob(self, word_ids: Iterable[int]) -> float:
-        """Log-probability of a sentence as an n-gram means it: a shorter history counts only where the longer is unseen.
+        """Natural log-probability of a sentence, its end included; -inf for a word that the grammar does not have.
 
-        Returns:
-            Natural log, the end of the sentence included; -inf for a word that the grammar does not have.
+        A shorter history counts only where the word is unseen after the longer one, as in the n-gram's definition.
         """
         state, total = self._start, 0.0
         for word_id in word_ids:
@@ -443,9 +416,9 @@ class NgramScores:
         return total + float(self._final[state])
 
     def best_path_log_prob(self, word_ids: Iterable[int]) -> float:
-        """Log-probability of the best path of a sentence, as a decoding graph of this grammar has it.
+        """Log-probability of the best path of a sentence in a decoding graph of this grammar: `log_prob` or more.
 
-        There the arc that backs off is open even where the longer history is known, so this is `log_prob` or more.
+        There a path may back off even where the word was seen after the longer history.
         """
         reached = self._with_backoff({self._start: 0.0})
         for word_id in word_ids:
@@ -470,7 +443,7 @@ class NgramScores:
         return found
 
     def _arc(self, state: int, label: int) -> tuple[int, float] | None:
-        """Destination and log-probability of the arc with this label; None if there is none."""
+        """(destination, log-probability) of the arc with this label."""
         if label >= self._width:
             return None
         key = state * self._width + label

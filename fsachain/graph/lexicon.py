@@ -321,9 +321,6 @@ def _check_pronunciation(word: str, phones: Sequence[int], prob: float, num_phon
         raise GraphError(f"word {word[:80]!r} has a pronunciation of probability {came}: expected (0, 1]")
 
 
-# Kaldi's text files: lexicon.txt, lexiconp.txt and phones.txt.
-
-
 class _Entry(NamedTuple):
     phones: tuple[str, ...]
     prob: float
@@ -371,12 +368,7 @@ def _grouped(
     known: Sequence[str] | None,
     path: str | os.PathLike[str] | None,
 ) -> dict[str, list[_Entry]]:
-    """Pronunciations by word, in order of the words' first entries.
-
-    Raises:
-        GraphError: names the file and line of a phone that is not among the `known`, or of a pronunciation that the word
-            already has.
-    """
+    """Pronunciations by word, in order of the words' first entries; unknown phones and repetitions are refused."""
     allowed = None if known is None else frozenset(known)
     same: dict[str, str] = {}  # one object for all occurrences of a name
     grouped: dict[str, list[_Entry]] = {}
@@ -426,8 +418,7 @@ def _numbered(
 def read_phones(path: str | os.PathLike[str]) -> list[str]:
     """Phone names in id order from a phones.txt (name, id), without epsilon and disambiguation symbols (#0).
 
-    Raises:
-        GraphError: a malformed line, or ids that are not 1, 2, ... without gaps.
+    Ids other than 1, 2, ... without gaps are a GraphError.
     """
     names: list[str] = []
     ids: list[int] = []
@@ -440,9 +431,6 @@ def read_phones(path: str | os.PathLike[str]) -> list[str]:
         return list(in_id_order(names, ids, path))
     except DataError as reason:
         raise GraphError(str(reason)) from reason
-
-
-# The saved form.
 
 
 def _head(path: str | os.PathLike[str], lines: Iterator[tuple[str, Any]]) -> dict[str, Any]:
@@ -475,9 +463,6 @@ def _saved_pronunciation(entry: Any, num_phones: int, where: str) -> tuple[str, 
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
     return word, pronunciation
-
-
-# Phone sequences for the phone language model, from transcripts: draw pronunciations, put in silences.
 
 
 def lm_phones(

@@ -132,20 +132,9 @@ def numerator_of_phones(
     normalization: Fsa | None = None,
     name: str | None = None,
 ) -> Numerator:
-    """The numerator graph of an epsilon-free acceptor over phone ids.
+    """The numerator graph of an epsilon-free acceptor over the lexicon's phone ids; arguments as `build_numerator`.
 
-    Args:
-        phones: label = phone id of the lexicon.
-        word_of_arc: position in `words` of the word that each arc belongs to; -1: none.
-        words: the words that arcs may belong to.
-        lexicon: names the phones.
-        tree: context and topology, over the lexicon's phones.
-        normalization: as for `build_numerator`.
-        name: utterance id, for error messages.
-
-    Raises:
-        GraphError: phones that differ from the tree's, a path without phones alone, or no path that the normalization
-            accepts.
+    word_of_arc [A] is the position in `words` of the word that each arc of `phones` belongs to; -1: none.
     """
     where = "" if name is None else f"utterance {name!r}: "
     if lexicon.phones != tree.phones:
@@ -212,8 +201,6 @@ def transcript_acceptor(
     return Transducer(num_states, 0, sources, targets, labels, labels, np.array(weights), final), list(tags)
 
 
-# Numerators of many utterances in one npz file: their arrays end to end, with offsets.
-
 NPZ_FORMAT = "fsachain-numerators-1"
 NumeratorSource = Literal["transcripts", "graphs"]
 _ARC_ARRAYS = {"arc_phone": np.int32, "arc_word": np.int32, "arc_is_start": np.bool_}
@@ -222,13 +209,10 @@ _ARC_ARRAYS = {"arc_phone": np.int32, "arc_word": np.int32, "arc_is_start": np.b
 def save_numerators(
     path: str | os.PathLike[str], numerators: Mapping[str, Numerator], source: NumeratorSource = "transcripts"
 ) -> None:
-    """Write numerators by utterance id to one npz file at exactly `path`.
+    """Write numerators by utterance id to one npz file.
 
-    Args:
-        path: the file; its folder exists.
-        numerators: by utterance id.
-        source: "transcripts" if their words are the transcripts, to be compared with them before training; "graphs" if
-            they come from patterns or graphs.
+    `source` is "transcripts" if their words are the transcripts, to be compared with them before training; "graphs" if
+    they come from patterns or graphs.
     """
     values = list(numerators.values())
     arrays: dict[str, Any] = {
@@ -245,7 +229,7 @@ def save_numerators(
 
 
 def source_of(path: str | os.PathLike[str]) -> NumeratorSource:
-    """What the numerators of a file that `load_numerators` can read were made of."""
+    """The `source` that `save_numerators` was given; "transcripts" for a file without."""
     source = read_npz(path, ("source",)).get("source")
     return (
         "graphs" if source is not None and source.size == 1 and source.item() == "graphs" else "transcripts"
@@ -253,11 +237,7 @@ def source_of(path: str | os.PathLike[str]) -> NumeratorSource:
 
 
 def load_numerators(path: str | os.PathLike[str]) -> dict[str, Numerator]:
-    """Read what `save_numerators` wrote, by utterance id in its order; their arrays are views of the file's.
-
-    Raises:
-        GraphError: the file is not such an archive.
-    """
+    """Read what `save_numerators` wrote, in its order; their arrays are views of the file's."""
     return read_archive(path, NPZ_FORMAT, _of_arrays, "not a numerator archive written by fsachain")
 
 

@@ -202,7 +202,7 @@ class _Writer:
         return self.lexicon.word_id(item, name=self.name)
 
 
-# Patterns of `fsachain.graph.patterns` as text, one line for each utterance.
+# Patterns as text, one line for each utterance.
 #
 #     she had your dark suit                            words
 #     ( 0.7 she had | 0.3 she has ) your dark suit      one of several, each with its probability
@@ -294,29 +294,19 @@ class _Parser:
         return self.fields[self.position - 1]
 
 
-# From words to phones, for any graph of words: pronunciations, optional silence, and parts given as phones.
-# `fsachain.graph.numerator.transcript_acceptor` writes the same down for one sequence of words, faster.
-
 NO_TAG = -1
 
 
 def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tuple[Transducer, list[int]]:
-    """All phone sequences of a graph of words, epsilon-free.
+    """All phone sequences of a graph of words as an epsilon-free acceptor over phone ids, start state 0.
 
-    Silence is optional at the start, at the end and between any two items; an arc with label 0 is no item.
+    Input labels are word ids, 0, or len(lexicon.words) + 1 + k for `parts[k]`, an acceptor over phones (label = phone
+    id - 1); arcs of label 0 form no cycle. Output labels are ignored. Silence is optional at the start, at the end and
+    between any two items; an arc with label 0 is no item. A path weighs as its words, pronunciations, parts and choices
+    of silence do together.
 
-    Args:
-        words: input labels are word ids of the lexicon, 0, or len(lexicon.words) + 1 + k for parts[k]. The arcs of label 0
-            form no cycle. Output labels are ignored.
-        lexicon: pronunciations, and silence with its probability.
-        parts: acceptors over phones (label = phone id - 1), such as a loop of phones or a phone language model.
-
-    Returns:
-        The acceptor over phone ids, start state 0, and for each of its arcs the arc of `words` it belongs to (-1: silence).
-        A path weighs as the path of words, its pronunciations, its parts and its choices of silence do together.
-
-    Raises:
-        GraphError: a label that stands for nothing, a part with a phone that the lexicon lacks, or nothing is accepted.
+    Returns beside the acceptor the arc of `words` that each of its arcs belongs to (-1: silence). For one sequence of
+    words `transcript_acceptor` does the same faster.
     """
     _check(words, lexicon, parts)
     graph, tags = remove_epsilons(*_Speller(words, lexicon, parts).run())
@@ -384,7 +374,6 @@ class _Speller:
         return graph, list(tags)
 
     def add(self, src: int, dst: int, label: int, log_prob: float, tag: int) -> None:
-        """One arc of the words."""
         if label == 0:
             self.arcs.append((2 * src + 1, 2 * dst + 1, 0, log_prob, tag))
             return

@@ -30,15 +30,11 @@ _UNCHANGED = 1e-3
 
 @dataclass(slots=True)
 class _State:
-    """One history and what followed it.
+    """A history (phones, oldest first; 0 is the start of the sentence) and how often each phone (0: the end) followed.
 
-    Attributes:
-        history: phones, oldest first; 0 is the start of the sentence.
-        backoff: index of the state of the history without its oldest phone; -1 where this one must stay.
-        counts: how often each phone (0: the end) followed.
-        total: sum of `counts`; 0 for a state that was merged into its backoff, or was never seen itself.
-        total_below: `total` plus that of all states whose backoff chain passes here.
-        may_merge: this state is, or was, a candidate for merging.
+    `backoff` is the index of the state without the oldest phone, -1 where this one must stay; `total` the sum of
+    `counts`, 0 for a state that was merged into its backoff or never seen; `total_below` adds the totals of all states
+    whose backoff chain passes here; `may_merge` says that the state is, or was, in the queue.
     """
 
     history: tuple[int, ...]
@@ -50,13 +46,12 @@ class _State:
     known_log_likelihood: float | None = None
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of `counts` under their own relative frequencies; kept until they change."""
+        """`_log_likelihood` of the counts, kept until they change."""
         if self.known_log_likelihood is None:
             self.known_log_likelihood = _log_likelihood(self.counts, self.total)
         return self.known_log_likelihood
 
     def absorb(self, other: _State) -> None:
-        """Take over all counts of `other`, which is left empty."""
         for phone, count in other.counts.items():
             self.counts[phone] = self.counts.get(phone, 0) + count
         self.total += other.total
@@ -130,7 +125,6 @@ class _Estimator:
         self.index: dict[tuple[int, ...], int] = {}
 
     def add(self, phones: list[int]) -> None:
-        """Count one sentence."""
         history: tuple[int, ...] = (_BOUNDARY,)
         for phone in (*phones, _BOUNDARY):
             index = self.index.get(history)

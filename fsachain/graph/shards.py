@@ -35,7 +35,7 @@ Transcripts = Sequence[tuple[str, tuple[str, ...]]]
 
 @dataclass(frozen=True, eq=False)
 class NumeratorMaker:
-    """What turns a transcript into a compiled numerator.
+    """Makes a compiled numerator of a transcript.
 
     Attributes:
         lexicon, tree: as for `build_numerator`.
@@ -56,13 +56,7 @@ class NumeratorMaker:
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What `make_shards` did.
-
-    Attributes:
-        num_tables: in all shards.
-        num_shards, num_reused: shards in all, and those that were there already.
-        excluded: why an utterance has no table.
-    """
+    """What `make_shards` did: `num_reused` of the shards were there already; excluded: utterance -> why it has no table."""
 
     num_tables: int
     num_shards: int
@@ -218,7 +212,7 @@ def _shard_fingerprint(origin: str, transcripts: Transcripts) -> str:
 
 
 def _is_sound(path: Path, fingerprint: str) -> bool:
-    """Whether a shard was made of the same, and nothing in it is damaged."""
+    """Whether a shard has this fingerprint, and nothing in it is damaged."""
     try:
         file = TableFile(path)
         if file.facts.get("fingerprint") != fingerprint:

@@ -187,7 +187,7 @@ def build_supervision(
 
 
 def supervision_of(expansion: Expansion, unrolled: Unrolled, name: str) -> Supervision:
-    """An expansion and its paths through the frames of an utterance as a `Supervision`; weights become one."""
+    """A `Supervision` of the paths of an expansion through the frames of an utterance; all weights become one."""
     fsa = unrolled.fsa
     if fsa.log_prob.any():
         fsa = Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, np.zeros(fsa.num_arcs), _final_of(unrolled), 0)
@@ -243,7 +243,6 @@ def _check_covered(first: Ints, end: Ints, centres: Ints, phones: Sequence[Align
 
 
 def _linear(phones: list[int]) -> Transducer:
-    """The acceptor of one phone sequence."""
     count = len(phones)
     states = np.arange(count + 1, dtype=np.int32)
     labels = np.array(phones, dtype=np.int32)

@@ -75,7 +75,6 @@ class BiphoneStatistics:
             left, end = phone.phone, phone.end
 
     def _classes(self, phone: AlignedPhone) -> list[tuple[int, slice]]:
-        """(pdf class, frames) of an aligned phone."""
         states, length = self.topology.states, phone.end - phone.start
         bounds = [phone.start + length * k // len(states) for k in range(len(states) + 1)]
         found = []
@@ -90,7 +89,7 @@ class BiphoneStatistics:
 
 @dataclass(frozen=True, eq=False)
 class _Cell:
-    """A leaf under way: statistics [left phones + 1, pdf classes] of one phone set, zero where they are others'."""
+    """A leaf that may still be split: statistics [left phones + 1, pdf classes] of a phone set, 0 outside the leaf."""
 
     lefts: npt.NDArray[np.bool_]
     classes: npt.NDArray[np.bool_]
@@ -223,7 +222,7 @@ class _Splitter:
         return number
 
     def best_split(self, cell: _Cell) -> tuple[float, Split | None]:
-        """The question that gains most, its branches not yet numbered; None where none may be asked."""
+        """Gain and question of the best split, its branches not yet numbered; None where none is allowed."""
         left_sums = [a.sum(axis=1) for a in (cell.count, cell.sum, cell.squares)]
         class_sums = [a.sum(axis=0) for a in (cell.count, cell.sum, cell.squares)]
         total = [a.sum(axis=0) for a in left_sums]

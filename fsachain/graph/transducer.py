@@ -14,8 +14,6 @@ from fsachain.errors import GraphError
 from fsachain.fsa import Fsa, on_a_path
 from fsachain.openfst import Transducer
 
-# Product of two acceptors that remembers which arc of the first each arc came from.
-
 Arc = tuple[int, int, int, float, int]  # src, dst, pdf, log_prob, origin
 
 
@@ -93,31 +91,18 @@ def _trim(arcs: list[Arc], final: npt.NDArray[np.float64]) -> tuple[Fsa, npt.NDA
     return trimmed, np.array(columns[4], dtype=np.int64)
 
 
-# Removal of epsilon arcs in the log semiring: the weights of all epsilon paths between two arcs are added.
-#
-# OpenFst does the same in 32 bits and forgets where an arc came from; this keeps float64 and a tag on each
-# arc.
-
 # A chain of n epsilons with an arc at each state becomes n * n / 2 arcs: a small file could ask for any memory.
 MOST_GROWTH, FREE_STEPS = 10, 2_000_000
 
 
 def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer, list[int]]:
-    """The same language and path weights without arcs of input label 0; trimmed.
+    """The same language and path weights (log semiring) without arcs of input label 0, which may form no cycle; trimmed.
 
-    Output labels of epsilon arcs are lost. Time and size are linear if, as in graphs of transcripts, few states are within
-    reach of each other by epsilons alone.
+    OpenFst does this in 32 bits and forgets where an arc came from; here weights are float64, and arcs keep their tags
+    [A]. Output labels of epsilon arcs are lost. The start becomes state 0; without any path it is the only state.
 
-    Args:
-        graph: any transducer whose epsilon arcs form no cycle.
-        tags: [A] integers that the arcs which stay keep.
-
-    Returns:
-        The graph, start state 0, and the tag of each of its arcs. Without any path it has one state and no arcs.
-
-    Raises:
-        GraphError: a cycle of epsilon arcs, or so many states within reach of each other by epsilons that the result would
-            be out of proportion to the graph (`MOST_GROWTH`).
+    Time and size are linear if, as in graphs of transcripts, few states are within reach of each other by epsilons alone;
+    a graph whose result would be out of proportion (`MOST_GROWTH`) is refused.
     """
     possible = [[arc for arc in arcs if arc[3] > -math.inf] for arcs in graph.leaving(tags)]
     leaving = [[arc for arc in arcs if arc[1]] for arcs in possible]
