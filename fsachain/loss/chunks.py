@@ -35,7 +35,7 @@ def set_random_state(like: Tensor, states: tuple[Tensor, ...]) -> None:
 def precision_of(like: Tensor) -> Callable[[], AbstractContextManager[None]]:
     """The autocast of now, of the host and of the device of `like`, to be entered again, in any thread.
 
-    Its cache is left out: weights that were cast where no gradient is made, or for a graph that is gone, would be taken for
+    Without a cache: weights that were cast where no gradient is made, or for a graph that is gone, would be taken for
     those of a graph that is to have one.
     """
     kinds = dict.fromkeys(("cpu", like.device.type))

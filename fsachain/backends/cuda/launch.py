@@ -483,7 +483,7 @@ def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int) -> list[SubBa
     for on_chip, with_exponents in ((True, False), (True, True), (False, False), (False, True)):
         chosen = (fits == on_chip) & (exponents == with_exponents)
         if chosen.any():
-            # The same object for all kinds of number that have these tables there.
+            # One object for all kinds of number that have these tables there.
             key = ("planned", on_chip, chosen.tobytes())
             made: PlannedTables = _keep(batch, key, partial(planned, chosen, on_chip))
             which = np.flatnonzero(chosen[table_of])

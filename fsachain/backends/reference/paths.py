@@ -45,9 +45,8 @@ def n_best(table: TransitionTable, scores: Scores, n: int) -> tuple[Array, Ints]
             longer, arcs = _step(table, column, frames.scores[t, column], delta, paths)
             bound = -_best(longer + ahead[t + 1])
             heapq.heappush(heap, (bound, (*prefix, column), longer, arcs))
-    found.sort(
-        key=lambda path: -path[0]
-    )  # scores that differ by rounding alone may have been found in either order
+    # Scores that differ by rounding alone may have been found in either order.
+    found.sort(key=lambda path: -path[0])
     arcs_found = np.array([arcs for _, arcs in found], dtype=np.int32).reshape(len(found), len(scores))
     return np.array([score for score, _ in found]), arcs_found
 
