@@ -124,7 +124,7 @@ def _opened(utterance: Utterance) -> Any:
 
 
 def _read_channel(file: Any, count: int, channel: int | None) -> NDArray[np.float32]:
-    """Up to `count` samples; memory is taken as they come, for a header can claim any number."""
+    """Up to `count` samples; memory grows with what is read, since a header can claim any number."""
     if channel is not None and channel >= file.channels:
         raise DataError(f"has {file.channels} channels, channel {channel} is asked for (counted from 0)")
     samples = np.zeros(0, np.float32)
@@ -183,7 +183,7 @@ def audio_identity(utterance: Utterance) -> str | None:
 
 
 def _sample_range(utterance: Utterance, sample_rate: int, num_samples: int) -> tuple[int, int]:
-    """First and last + 1 sample; a segment may exceed its recording by 0.1 s, as rounded times do."""
+    """First sample and the one after the last; a segment may exceed its recording by 0.1 s, since times are rounded."""
     start = round(utterance.start * sample_rate)
     stop = num_samples if utterance.end is None else round(utterance.end * sample_rate)
     if start >= num_samples > 0 or stop > num_samples + sample_rate // 10:

@@ -206,7 +206,7 @@ class SlidingCmvn:
         return self._normalised(self._first + len(self._kept))
 
     def _normalised(self, end: int) -> NDArray[np.float32]:
-        """Frames from the first that was not returned up to `end`."""
+        """The frames from the first one not yet returned up to `end`."""
         assert self._kept is not None
         received = self._first + len(self._kept)
         frames = np.arange(self._returned, end)

@@ -57,7 +57,7 @@ _OF_TRANSFORMS = ("factor", "source_sampling_rate", "target_sampling_rate")
 
 
 class _Refusal(Exception):
-    """A cut is not used: a kind of fault, and what is wrong."""
+    """Why a cut is left out, with a kind of `fsachain.data.utterance.KINDS`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class _Refusal(Exception):
 
 
 def holds_cuts(path: Path) -> bool:
-    """Whether the path is a manifest of cuts or a folder of Shar shards, by its name alone."""
+    """Whether the path is a manifest of cuts or a folder of Shar shards, by names of files; none is opened."""
     if path.is_dir():
         return any(path.glob("cuts*.jsonl*")) and not (path / "text").exists()
     return path.name.endswith(ENDINGS)
@@ -195,7 +195,7 @@ def _supervision(content: dict[str, Any]) -> tuple[str, str]:
 
 
 def _is_placeholder(value: Any) -> bool:
-    """Whether a recording or features are in the tar beside the cuts."""
+    """Whether a recording or features, as JSON, are stored in the tar beside the cuts."""
     if not isinstance(value, dict):
         return False
     sources = value.get("sources")
@@ -352,7 +352,7 @@ def _check_sizes(content: Any) -> None:
 
 
 def _dicts(content: Any) -> Iterator[dict[str, Any]]:
-    """Every table in a JSON value, the outermost first."""
+    """Every JSON object in a value, the outermost first."""
     if isinstance(content, dict):
         yield content
         content = list(content.values())
@@ -367,12 +367,10 @@ def _sources(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def _from_files(content: Any) -> bool:
-    """Whether all audio of a cut comes from files, none from a command or URL."""
     return all(source.get("type") == "file" for source in _sources(content))
 
 
 def _files(content: Any) -> Iterator[str]:
-    """Every file that the cut's samples or features come from."""
     for source in _sources(content):
         if source.get("type") == "file":
             yield str(source["source"])
@@ -418,7 +416,6 @@ def _checked(text: str) -> Any:
 
 
 def cut_of(content: dict[str, Any]) -> Any:
-    """The lhotse object of a cut in its JSON form."""
     serialization = require("lhotse.serialization", extra="lhotse")
     try:
         return serialization.deserialize_item(copy.deepcopy(content))  # which changes its argument

@@ -155,7 +155,6 @@ def unreadable_features(utterance: Utterance, error: Exception) -> UtteranceErro
 
 
 def has_stored(utterance: Utterance, config: FeatureConfig) -> bool:
-    """Whether the features of the utterance are read, not computed."""
     if utterance.feats is None:
         return False
     return utterance.feats_part is None or config.kind == "archive" or utterance.audio is None
@@ -184,7 +183,7 @@ def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
 
 
 def online_extractor(knf: Any, config: FeatureConfig) -> Any:
-    """An extractor of kaldi-native-fbank, which takes samples times `SAMPLE_SCALE`; see `FeatureStream`."""
+    """An extractor of kaldi-native-fbank, which takes samples times `SAMPLE_SCALE`."""
     options = knf.FbankOptions() if config.kind == "fbank" else knf.MfccOptions()
     frame, mel = options.frame_opts, options.mel_opts
     frame.samp_freq, frame.dither, frame.snip_edges = config.sample_rate, config.dither, config.snip_edges
@@ -221,7 +220,7 @@ class FeatureStream:
         return self._frames()
 
     def finish(self) -> NDArray[np.float32]:
-        """The frames [T, F] at the end of the signal."""
+        """The remaining frames [T, F], at the end of the signal."""
         self._extractor.input_finished()
         return self._frames()
 

@@ -103,7 +103,6 @@ def _split(
 
 
 def _rows_of(indexes: Indexes, n: int) -> tuple[Places, Ints]:
-    """Rows of sequence n, and their times."""
     mine = indexes.n == n
     places = slice(0, len(mine)) if mine.all() else np.flatnonzero(mine)
     return places, indexes.t[places]

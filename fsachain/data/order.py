@@ -314,7 +314,7 @@ def _cache_path(
     copies: Sequence[Perturbation],
     cache_dir: str | Path | None,
 ) -> Path | None:
-    """A file named after all that the counts depend on; None if that is unknown, as for commands and archives."""
+    """A file named after a hash of all that the counts depend on; None if that is unknown (commands, stored features)."""
     if cache_dir is None or any(has_stored(utterance, config) for utterance in utterances):
         return None
     digest = hashlib.sha256(repr((config.fingerprint(), [copy.speed for copy in copies])).encode())
@@ -330,7 +330,6 @@ def _cache_path(
 
 
 def _kept(path: Path, shape: tuple[int, int]) -> NDArray[np.int32] | None:
-    """The counts in a file; None if it is absent or damaged."""
     try:
         counts = read_npz(path)["counts"]
     except (DataError, KeyError):

@@ -109,7 +109,7 @@ class Resampler:
         return self._outputs(-(-(self._first + len(self._kept)) * self.up // self.down))
 
     def _outputs(self, end: int) -> NDArray[np.float32]:
-        """Output samples from the first that was not returned up to `end`."""
+        """The output samples from the first one not yet returned up to `end`."""
         from scipy.signal import resample_poly  # costs 0.3 s to import
 
         if end <= self._returned:

@@ -67,10 +67,10 @@ class Utterance:
         end: second where it ends, exclusive; None for the end of the recording.
         feats: a Kaldi matrix address `file.ark:offset`, or None when features are computed from the audio.
         channel: of the recording, from 0; None for the mean of all.
-        audio_part: how the recording is read where it is no whole file. `audio` then names that file, or ends in
-            `|` if a command or a URL is part of it. For a `Member`, `start` and `end` apply; a `Cut` has applied its own,
-            and `end` is its length.
-        feats_part: how features are read where they have no Kaldi address; `feats` then is for messages.
+        audio_part: how the recording is read where it is no whole file. For a `Member`, `audio` is its file, and `start`
+            and `end` apply. For a `Cut`, which has applied its own start, `end` is its length, and `audio` a name for
+            messages that ends in `|` if a command or a URL is part of the cut.
+        feats_part: how features are read where they have no Kaldi address; `feats` then is the file or folder.
     """
 
     id: str

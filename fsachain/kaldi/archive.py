@@ -51,7 +51,6 @@ def read_table(table: str | os.PathLike[str], read: Reader[Value]) -> Iterator[t
 
 
 def read_archive(path: str | os.PathLike[str], read: Reader[Value]) -> Iterator[tuple[str, Value]]:
-    """(key, value) of each entry of one archive file."""
     cursor = open_file(path)
     while True:
         cursor.binary = False
@@ -78,7 +77,7 @@ def read_value(address: str | os.PathLike[str], read: Reader[Value]) -> Value:
 
 
 class _Addresses:
-    """Values at addresses; the files last used stay open."""
+    """Reads values at addresses; at most `_OPEN_FILES` files stay open."""
 
     def __init__(self) -> None:
         self.files: dict[str, Cursor] = {}

@@ -94,8 +94,6 @@ class ChainSupervision(NamedTuple):
 
 
 class ChainExample(NamedTuple):
-    """One entry of an archive of examples."""
-
     inputs: tuple[NnetInput, ...]
     outputs: tuple[ChainSupervision, ...]
 
@@ -230,7 +228,7 @@ def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]
 def _part(
     graph: Fsa, time: npt.NDArray[np.int64], begin: int, end: int, entry: int, final: npt.NDArray[np.float64]
 ) -> Fsa:
-    """The frames [begin, end) of all paths, which lead from the state `entry` to those at time `end`."""
+    """The acceptor of the frames [begin, end) of all paths, from the state `entry` to the states at time `end`."""
     inside = (time > begin) & (time <= end)
     inside[entry] = True
     kept = inside[graph.src] & inside[graph.dst]
@@ -247,7 +245,7 @@ def _part(
 
 
 def _times(graph: Fsa, num_frames: int) -> npt.NDArray[np.int64]:
-    """Frames behind each state."""
+    """Number of arcs on every path from the start to each state."""
     leaving = np.argsort(graph.src, kind="stable")
     first = np.searchsorted(graph.src[leaving], np.arange(graph.num_states + 1))
     time = np.full(graph.num_states, -1, dtype=np.int64)

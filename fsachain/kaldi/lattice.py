@@ -146,7 +146,7 @@ def read_lattice(cursor: Cursor) -> CompactLattice:
 
 
 class _Builder:
-    """Arcs and final weights as they are met; messages have the offset where the lattice begins."""
+    """Collects arcs and final weights; error messages have the offset at which the lattice begins."""
 
     def __init__(self, cursor: Cursor, kind: str) -> None:
         self.cursor, self.begin = cursor, cursor.position
@@ -239,7 +239,7 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
 
 
 def _one_id(cursor: Cursor, label: int) -> bytes:
-    """The string of an arc of a plain lattice; 0 is no transition id."""
+    """The transition ids of an arc of a plain lattice: one, or none where the label is 0."""
     if label < 0:
         cursor.fail(f"an arc of a lattice has the negative transition id {label}")
     return array("i", [label]).tobytes() if label else b""
@@ -360,7 +360,7 @@ def phone_lattice(
 def _frames(
     compact: CompactLattice, model: TransitionModel, lm_scale: float, acoustic_scale: float, name: str
 ) -> Transducer:
-    """One transition id on each arc, epsilon-free and trimmed."""
+    """The lattice as a graph with one transition id on each arc, epsilon-free and trimmed."""
     for option, scale in (("lm_scale", lm_scale), ("acoustic_scale", acoustic_scale)):
         if not 0 <= scale < math.inf:
             raise ConfigError(f"{option} = {scale}: expected a finite number >= 0")
@@ -400,7 +400,7 @@ def _log_prob(
 
 
 class _PhoneCutter:
-    """Phones of a graph of frames. A node is a state of it at which a phone begins; node -1 is the end."""
+    """Cuts paths of transition ids into phones. A node is a state at which a phone begins; node -1 is the end."""
 
     def __init__(self, graph: Transducer, model: TransitionModel, subsampling: int, name: str) -> None:
         self.graph, self.name, self.subsampling = graph, name, subsampling
@@ -441,7 +441,7 @@ class _PhoneCutter:
         return PhoneLattice(_sum_to_one(graph, spans[:, 0]), spans, self.name)
 
     def _frame_of_states(self) -> list[int]:
-        """Frames behind each state, which are the same on all ways to it."""
+        """The frame of each state, which must be the same on all paths to it."""
         frame = [-1] * self.graph.num_states
         frame[self.graph.start] = 0
         states = [self.graph.start]
@@ -458,7 +458,7 @@ class _PhoneCutter:
         return frame
 
     def _phones_from(self, state: int) -> dict[tuple[int, int, bool], float]:
-        """Log-sum of the ways from `state` through one phone, by (phone, state behind it, whether the path ends there)."""
+        """Log-sum of the paths from `state` through one phone, by (phone, state after it, whether the path ends there)."""
         found: dict[tuple[int, int, bool], float] = {}
         open_phones: dict[tuple[int, int, bool], float] = {}  # phone, state, last HMM state was left
         for transition, dst, log_prob in self.leaving[state]:
@@ -494,7 +494,7 @@ def _add(sums: dict[tuple[int, int, bool], float], key: tuple[int, int, bool], l
 
 
 def _sum_to_one(graph: Transducer, first_frame: npt.NDArray[np.int64]) -> Transducer:
-    """The weights of all paths together become one: their log-sum leaves with the arcs from the start."""
+    """Scale the weights of all paths to the sum one, by dividing the arcs that leave the start by the sum."""
     total = graph.final_log_prob.tolist()
     columns = [column.tolist() for column in (graph.src, graph.dst, graph.log_prob)]
     for arc in np.argsort(

@@ -257,7 +257,6 @@ class TransitionModel:
         return Topology(tuple(hmm_states))
 
     def _only_states(self) -> tuple[State, ...]:
-        """The states that all phones have."""
         model = self.tuples[0].phone
         first = self.states[model]
         size = len(first) + sum(len(state.transitions) for state in first)
@@ -289,13 +288,13 @@ class TransitionModel:
 
 
 def _is_reordered(entry: npt.NDArray[np.int32], loop: npt.NDArray[np.bool_]) -> bool:
-    """Whether self-loops stand behind the transition that leaves their state; the first change of state tells."""
+    """Whether self-loops follow the transition that leaves their state; the first change of state tells."""
     changes = np.flatnonzero((entry[1:] != entry[:-1]) & (loop[1:] | loop[:-1]))
     return bool(loop[changes[0]]) if changes.size else not loop[0]
 
 
 def _double(value: float) -> float:
-    """The log-probability that a float32 value stands for: log 0.5 in full precision if it is that."""
+    """The float64 log-probability that a float32 value stands for: the log of a probability of six decimals, if near it."""
     prob = round(math.exp(value), 6)
     exact = math.log(prob) if prob > 0 else value
     return exact if abs(exact - value) <= LOG_TOLERANCE else value

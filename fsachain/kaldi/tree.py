@@ -23,8 +23,6 @@ _BYTES_PER_BRANCH = 4  # at least: `CE 0`, `NULL`
 
 
 class ContextDependency(NamedTuple):
-    """What a `tree` file holds."""
-
     context_width: int
     central_position: int
     decisions: DecisionTree
@@ -76,7 +74,7 @@ def read_context_tree(
 
 
 def _check_belongs(context: ContextTree, transitions: TransitionModel, where: str) -> None:
-    """Every pdf of the transition model stands at a leaf of the same phone."""
+    """Refuse a model with a pdf that is at no leaf of the same phone."""
     unmet: dict[int, set[int]] = {}  # phones by pdf
     for one in transitions.tuples:
         unmet.setdefault(one.forward_pdf, set()).add(one.phone)
@@ -109,7 +107,7 @@ class _Question:
 
 
 def _read_decisions(cursor: Cursor, width: int) -> DecisionTree:
-    """Nodes in the order they are met, by an own stack: a file may nest them as deep as it is long."""
+    """The nodes in file order, with an explicit stack: a file may nest them deeper than Python recurses."""
     begin = cursor.position
     nodes: list[Node] = []
     waiting: list[_Question] = []

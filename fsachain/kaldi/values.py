@@ -78,7 +78,7 @@ def read_vector(cursor: Cursor) -> Floats:
 
 
 def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
-    """Integers, one for each frame, such as transition ids: a count, then each number with its width."""
+    """Integers, one for each frame, such as transition ids; in binary form a count, then each number with its width."""
     if not cursor.binary:
         begin = cursor.position
         return cursor.int32(cursor.line(LONGEST_LIST).split(), "expected a line of integers", begin)
@@ -156,7 +156,7 @@ def _text_matrix(cursor: Cursor) -> Floats:
 
 
 def _compressed(cursor: Cursor, kind: str) -> Floats:
-    """Lossy forms: 8 bits between quartiles of each column (CM), 16 bits (CM2) or 8 bits (CM3) of a range."""
+    """Lossy forms: 8 bits between quartiles of each column (CM); 16 bits (CM2) or 8 bits (CM3) over one range of values."""
     low, span, rows, columns = struct.unpack("<ffii", cursor.take(16, "the header of a compressed matrix"))
     highest = float(np.finfo(np.float32).max)
     if rows < 0 or columns < 0 or not (abs(low) < highest / 2 and abs(span) < highest / 2):
@@ -179,7 +179,7 @@ def _on_a_line(cursor: Cursor, dtype: str, count: int, low: float, step: float, 
 
 
 def _between_quartiles(cursor: Cursor, quartiles: Floats, rows: int, what: str) -> Floats:
-    """[rows, columns] of codes that stand column by column; `quartiles` [columns, 4] have the codes 0, 64, 192 and 255."""
+    """[rows, columns] of 8-bit codes in column order; codes 0, 64, 192 and 255 stand for `quartiles` [columns, 4]."""
     columns = len(quartiles)
     packed = np.frombuffer(cursor.take(rows * columns, what), dtype=np.uint8)
     values = np.empty((rows, columns), dtype=np.float32)
