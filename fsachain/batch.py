@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsachain.errors import BackendUnavailable, ShapeError
 from fsachain.table import TransitionTable
 
-# Named, not imported: the backends stand above this file.
+# By name, since backends import this file.
 _DEVICE_BACKEND = "fsachain.backends.cuda.backend"
 
 _numbers = count()

@@ -1,4 +1,4 @@
-"""Files that survive a kill: all or nothing, one owner for a folder; and JSON that cannot hurt its reader."""
+"""Files written all or nothing, locks on folders, and JSON, text and npz files read with bounds."""
 
 from __future__ import annotations
 

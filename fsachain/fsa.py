@@ -64,7 +64,7 @@ Floats = npt.NDArray[np.float64]
 class Fsa:
     """Epsilon-free weighted acceptor, immutable and validated.
 
-    Arrays of the right type that nobody can write to are taken as they are, others copied.
+    Read-only arrays of the right type are taken without a copy.
 
     Self-loops, cycles (through the start state too), parallel arcs, several final states, weights of any size and sign
     are legal. So is a graph without arcs or without final states: no sequence is possible through it as a numerator.
@@ -88,9 +88,7 @@ class Fsa:
     log_prob: Floats
     final_log_prob: Floats
     start: int = 0
-    svg_of: ClassVar[Callable[[Fsa], str | None] | None] = (
-        None  # the drawing, which lies above; set by `fsachain`
-    )
+    svg_of: ClassVar[Callable[[Fsa], str | None] | None] = None  # draws for notebooks; set by `fsachain`
 
     def __post_init__(self) -> None:
         if self.num_states < 1:
@@ -133,7 +131,7 @@ class Fsa:
         return f"Fsa({self.num_states} states, {self.num_arcs} arcs, start {self.start})"
 
     def _repr_svg_(self) -> str | None:
-        """What a notebook shows, of a large graph a part; None without the `plot` extra: the text stands then."""
+        """SVG for notebooks, of a large graph a part; None without the `plot` extra, where the text is shown."""
         return None if Fsa.svg_of is None else Fsa.svg_of(self)
 
     def min_frames(self) -> float:

@@ -1,7 +1,7 @@
-"""Determinisation and minimisation of acceptors by OpenFst, in a semiring that is named.
+"""Determinisation and minimisation of acceptors by OpenFst; random paths, comparison, facts and Graphviz text.
 
 The two semirings give different graphs: in the log semiring the weights of all paths of a sequence are added, in
-the tropical one the best stays. Both keep what they call the score of a sequence, and not the other's.
+the tropical one the best stays. Each keeps the scores of sequences in its own semiring only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Path = npt.NDArray[np.int64]
 def random_paths(fsa: Fsa, count: int, *, seed: int = 0, mean_frames: int = 50) -> list[Path]:
     """`count` accepted paths, each an int64 array of arc numbers, one for each frame.
 
-    From each state one of the arcs that lead on to a final state is drawn, all alike, weights aside. In a final
-    state a path ends with probability 1 / mean_frames; after 2 x mean_frames frames it takes the shortest way
-    to the end. So paths are about as long as asked for, where the graph allows it, and all are accepted.
+    From each state one of the arcs that lead on to a final state is drawn, all with the same probability whatever
+    their weights. In a final state a path ends with probability 1 / mean_frames; after 2 x mean_frames frames it takes
+    the shortest way to the end. So paths are about as long as asked for, where the graph allows it.
 
     Raises:
         GraphError: the acceptor accepts nothing.
@@ -420,7 +420,7 @@ def _sums_exist(fsa: Fsa) -> bool:
         return False
     steps = sparse.csc_array((prob, (fsa.src, fsa.dst)), shape=(fsa.num_states,) * 2)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MatrixRankWarning)  # a singular matrix gives NaN, which says it all
+        warnings.simplefilter("ignore", MatrixRankWarning)  # a singular matrix gives NaN, so False
         total = spsolve(sparse.eye_array(fsa.num_states, format="csc") - steps, final)
     return bool(np.all(np.isfinite(total) & (total > 0)))
 

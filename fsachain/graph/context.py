@@ -272,7 +272,7 @@ class ContextTree:
             context. Without meaning where there are `decisions`.
         context_independent: phone ids whose pdfs ignore the left phone (biphone only).
         decisions: the decision tree that gives the pdfs; None for trees without tying.
-        central_position: P, place in the window of the phone that the pdfs are for; N - 1 unless given.
+        central_position: place in the window of the phone that the pdfs are for; N - 1 unless given.
         num_pdfs: number of pdfs P, the width of the network output.
     """
 

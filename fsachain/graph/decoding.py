@@ -3,9 +3,9 @@
 Kaldi calls it HCLG, and gets it by composing lexicon and grammar and determinising the result, with
 disambiguation symbols that keep homophones and back-off apart until the end. Here the determinised result is
 written down directly: every state of the grammar becomes a prefix tree of the pronunciations of the words
-that leave it. The word label sits on the last phone, so homophones share all phones but this one, and
-back-off arcs stay what they are. Each arc of a tree carries its share of the log-sum of the words beneath it,
-so that the search sees the grammar's opinion as early as it can. Path weights are not changed by this.
+that leave it. The word label sits on the last phone, so homophones share all phones but this one; back-off
+arcs stay. Each arc of a tree carries its share of the log-sum of the words beneath it, so that the search can
+prune by the grammar's scores early. Path weights are not changed by this.
 """
 
 from __future__ import annotations
@@ -137,10 +137,9 @@ def _log_add(a: float, b: float) -> float:
 class _Speller:
     """Phones in, words out.
 
-    State 2q is grammar state q where silence or a word may start, 2q + 1 where silence is settled; beyond
-    these are the nodes of the prefix trees. Words lead to even states, silence and back-off to odd ones. So
-    the start and every word's end make this choice once, and no two paths differ only in where an epsilon was
-    taken.
+    State 2q is grammar state q before the choice of silence, 2q + 1 behind it; beyond these are the nodes of the
+    prefix trees. Words lead to even states, silence and back-off to odd ones, so the choice is made once, at the
+    start and at every word's end, and no two paths differ only in where an epsilon was taken.
     """
 
     def __init__(

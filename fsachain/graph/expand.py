@@ -1,7 +1,7 @@
 """From phones to pdfs: left context, topology and self-loops, for any phone graph.
 
-A node of the result says: state of the phone graph, what the future must know of the past (left phone), and
-which HMM state of which phone is being spent. Epsilon arcs of the phone graph are kept; they spend no frame
+A node of the result is a state of the phone graph, the class of the left phone where the tree needs it, and
+the HMM state of the phone that is being spent. Epsilon arcs of the phone graph are kept; they spend no frame
 and keep the left phone. Self-loops sit only where a phone was just spent, so that no pdf sequence gets a
 second path through an epsilon. Trees that look further than one phone to the left are unrolled to units first
 (`in_context`), which then need no context.
@@ -25,9 +25,8 @@ from fsachain.openfst import Transducer
 #
 # A window of N phones with the centre at place P waits for N - 1 - P phones behind the centre. A state of the
 # result is a state of the phone graph and the last N - 1 phones; reading a phone spends the unit of the phone
-# that now stands at place P. At the end of a path the phones that still wait are spent with nothing behind
-# them. This is the context transducer C of Kaldi, composed on the left; the first phones that are read spend
-# nothing.
+# that now stands at place P. The first phones that are read spend nothing; at the end of a path the phones that
+# still wait are spent with nothing behind them. This is Kaldi's context transducer C, composed on the left.
 
 NO_PHONE = (0, -1)  # phone id and tag where there is no phone
 HmmPdfs = tuple[tuple[int, int], ...]
@@ -377,8 +376,6 @@ class _Expander:
             after = self.number(waits)
             arcs.append((index, after, pdfs[0][0] + 1, olabel, log_prob + paid, phone, tag, True))
 
-
-# An expanded graph laid out in time: paths of exactly T arcs on which each arc keeps to its frames.
 
 Ints = npt.NDArray[np.int64]
 

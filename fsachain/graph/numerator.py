@@ -1,4 +1,4 @@
-"""The numerator graph of one transcript: every way to say its words, as an acceptor over pdfs.
+"""The numerator graph of one transcript: all pronunciations of its words, as an acceptor over pdfs.
 
 Between words and at the ends silence is optional; words keep all their pronunciations. The topology's own
 weights are left out (transition and self-loop scale 0): they enter once, through the normalization FSA

@@ -103,7 +103,7 @@ def build_pattern_numerator(
     """The numerator graph of a pattern; for a plain sequence of words it accepts what `build_numerator` does.
 
     Args:
-        pattern: its items, see this module.
+        pattern: a sequence of items: words, acceptors over phones, `OneOf`.
         lexicon: pronunciations and optional silence, which may stand between any two items.
         tree: context and topology, over the lexicon's phones.
         normalization: as for `build_numerator`.

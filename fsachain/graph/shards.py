@@ -1,8 +1,8 @@
 """Numerators of a whole corpus, compiled, in files of a few thousand tables each, made by any number of workers.
 
-Each shard is a piece of work of its own and is written in one go, so a job that was killed goes on with the
-shards that are missing. A shard knows by a fingerprint what it was made of; if text, lexicon, tree or normalization
-have changed, it is made anew.
+Each shard is made by one worker and written all or nothing, so a job that was killed goes on with the shards that
+are missing. A shard carries a fingerprint of what it was made of; if text, lexicon, tree or normalization have
+changed, it is made anew.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class TableShards(Mapping[str, TransitionTable]):
             raise DataError(f"{self.folder}: an utterance is in two shards; make them anew")
 
     def check_bodies(self) -> None:
-        """Compare every table of every shard with its checksum: gigabytes in a second, if the disk has them.
+        """Compare every table of every shard with its checksum; all files are read.
 
         Raises:
             DataError: names the first damaged shard, and how it is made anew.

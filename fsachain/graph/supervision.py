@@ -250,12 +250,11 @@ def _linear(phones: list[int]) -> Transducer:
     return Transducer(count + 1, 0, states[:-1], states[1:], labels, labels, np.zeros(count), final)
 
 
-# Numerators of lattices of phones with times, for audio whose transcript is a guess.
+# Numerators of lattices of phones with times, for audio without a transcript.
 #
-# A first model decodes; its lattice says which phones may have been spoken, when, and how likely. What is trained on
-# is every way to say one of the lattice's phone sequences in which each phone stays within a tolerance of its place
-# (semi-supervised training: Manohar et al., ICASSP 2018). Acoustic scores of the lattice only decide what stands in
-# it; the network gives its own.
+# A first model decodes; its lattice has phones with times and probabilities. The numerator is the set of all paths of
+# the lattice's phone sequences on which each phone stays within a tolerance of its span (semi-supervised training:
+# Manohar et al., ICASSP 2018). Acoustic scores decide only what is in the lattice; the network gives its own.
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,7 +138,7 @@ class Topology:
         return cls((HmmState(0, loop_class, 0.0, 0.0),), blank)
 
     def to_dict(self) -> dict[str, Any]:
-        """A form that JSON can hold; `from_dict` reads it."""
+        """As JSON values; `from_dict` reads them."""
         fields = [
             [
                 s.entry_class,
