@@ -177,8 +177,9 @@ class DenominatorGraph:
         return TableBatch.share(self.table, size, names)
 
     def normalization_fsa(self, merge: Literal["sum", "min"] = "sum") -> Fsa:
-        """The graph to compose numerators with, so that the denominator contains them weight for weight.
+        """The graph to compose numerators with, so that log Z of a numerator never exceeds that of the denominator.
 
-        See `fsachain.denominator.normalization_fsa`.
+        A new start state takes the place of the initial probabilities; all other states are final. Its arcs of one
+        (pdf, dst) are merged: "sum" adds their probabilities, which is exact, "min" takes the best, as Kaldi does.
         """
         return normalization_fsa(self.fsa, self.initial_probs, merge)

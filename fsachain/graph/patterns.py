@@ -139,10 +139,11 @@ def numerator_of_words(
     """The numerator graph of a graph of words, such as an OpenFst file or AT&T text over word ids.
 
     Args:
-        words: as for `spell`.
+        words: input labels are word ids of the lexicon, 0 (epsilon, in no cycle), or len(lexicon.words) + 1 + k for
+            parts[k]; output labels are ignored.
         lexicon: pronunciations and optional silence.
         tree: context and topology, over the lexicon's phones.
-        parts: as for `spell`.
+        parts: acceptors over phones (label = phone id - 1), such as a loop of phones or a phone language model.
         normalization: as for `build_numerator`.
         name: utterance id, for error messages.
 
@@ -150,7 +151,7 @@ def numerator_of_words(
         Its `words` are those of the arcs of `words`, in their order.
 
     Raises:
-        GraphError: as `build_numerator` and `spell`.
+        GraphError: as `build_numerator`; a label that stands for nothing, or a part with a phone that the lexicon lacks.
     """
     where = "" if name is None else f"utterance {name!r}: "
     try:
@@ -300,10 +301,8 @@ NO_TAG = -1
 def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tuple[Transducer, list[int]]:
     """All phone sequences of a graph of words as an epsilon-free acceptor over phone ids, start state 0.
 
-    Input labels are word ids, 0, or len(lexicon.words) + 1 + k for `parts[k]`, an acceptor over phones (label = phone
-    id - 1); arcs of label 0 form no cycle. Output labels are ignored. Silence is optional at the start, at the end and
-    between any two items; an arc with label 0 is no item. A path weighs as its words, pronunciations, parts and choices
-    of silence do together.
+    Arguments as for `numerator_of_words`. Silence is optional at the start, at the end and between any two items; an
+    arc with label 0 is no item. A path weighs as its words, pronunciations, parts and choices of silence do together.
 
     Returns beside the acceptor the arc of `words` that each of its arcs belongs to (-1: silence). For one sequence of
     words `transcript_acceptor` does the same faster.
