@@ -64,14 +64,7 @@ class FrameTiming:
 
 @dataclass(frozen=True)
 class Alignment:
-    """One utterance, aligned.
-
-    Attributes:
-        utterance: Its id.
-        log_prob: Score of the best path.
-        words: Words in order, without silence.
-        phones: Phones in order, silence included.
-    """
+    """`words` are in order without silence, `phones` in order with silence; `log_prob` is that of the best path."""
 
     utterance: str
     log_prob: float
@@ -129,18 +122,9 @@ def align_utterance(
     *,
     name: str = "utterance",
 ) -> Alignment | None:
-    """The best path of one utterance; None where there is no path of its length.
+    """The best path of one utterance with outputs [T, P]; None where there is no path of its length.
 
-    Args:
-        nnet_output: [T, P].
-        numerator: Graph of the transcript.
-        phones: Phone of id 1, 2, ...
-        timing: Where output frames lie.
-        name: Utterance id for the entries and messages.
-
-    Raises:
-        ShapeError: `nnet_output` is not [T, P], or has fewer columns than the numerator has pdfs.
-        DataError: NaN or +inf among the scores.
+    ShapeError where there are fewer columns than pdfs, DataError for NaN or +inf among the scores.
     """
     scores = np.asarray(nnet_output)
     if scores.ndim != 2:
@@ -163,16 +147,7 @@ def alignment_of(
     timing: FrameTiming,
     name: str,
 ) -> Alignment:
-    """The words and phones along a path through a numerator.
-
-    Args:
-        numerator: Graph of the transcript.
-        arcs: Arc number of each frame, as in `BestPath.arcs`.
-        log_prob: Score of the path.
-        phones: Phone of id 1, 2, ...
-        timing: Where output frames lie.
-        name: Utterance id for the entries.
-    """
+    """The words and phones along a path; `arcs` has an arc number for each frame, as `BestPath.arcs`."""
 
     def entry(first: Segment, last: Segment, label: str) -> CtmEntry:
         start = timing.start_of(first.first_frame)
@@ -193,19 +168,10 @@ def alignment_of(
 def aligned_phones(
     entries: Sequence[CtmEntry], phones: Sequence[str], frame_shift: float
 ) -> list[AlignedPhone]:
-    """The phones of one utterance in input frames; frame k lasts from k to k + 1 frame shifts.
+    """The phones of one utterance in input frames, as `build_supervision` takes them; frame k begins at k frame shifts.
 
-    Args:
-        entries: its phones in order: `Alignment.phones`, or from a CTM file.
-        phones: phone of id 1, 2, ...: `lexicon.phones`.
-        frame_shift: seconds between input frames. Times of a copy at speed s are those of the original
-            divided by s: give s times the frame shift for it.
-
-    Returns:
-        What `build_supervision` takes. A phone shorter than half a frame gets a frame of its own.
-
-    Raises:
-        DataError: a phone that is not among `phones`; the message has the utterance.
+    Entries come from `Alignment.phones` or a CTM file. Times of a copy at speed s are those of the original divided by s:
+    give s times the frame shift for it. A phone shorter than half a frame gets a frame of its own.
     """
     ids = {phone: index + 1 for index, phone in enumerate(phones)}
     found = []
@@ -313,7 +279,7 @@ class LongAligner:
         return np.concatenate(self._margins) if self._margins else np.zeros(0, np.float32)
 
     def _align(self, scores: Float32Array, keep: int, final: npt.NDArray[np.float64]) -> None:
-        """Find the best path of a window and keep its first frames."""
+        """Find the best path of a window and append its first `keep` frames."""
         fsa, origin = self._within_reach(len(scores), final)
         table = compile_table(fsa, scores.shape[1], name=self.name)
         path = best_path(TableBatch.pack([table], [self.name]), scores[None])
@@ -366,10 +332,8 @@ class LongAligner:
 def with_filler(numerator: Numerator, pdf: int, cost: float) -> Numerator:
     """The numerator with the filler `pdf` beside every pdf that belongs to no word.
 
-    Args:
-        numerator: of a lexicon with silence, or of a topology with a blank; others have no place for a filler.
-        pdf: column of the filler's scores.
-        cost: of a frame; infinity leaves the numerator as it is.
+    `cost` is that of a frame; infinity leaves the numerator as it is. Only a lexicon with silence or a topology with a blank
+    has such pdfs.
     """
     if cost == math.inf:
         return numerator

@@ -16,7 +16,7 @@ _UNSAFE = re.compile(r'[/\\:*?"<>|%\x00-\x1f]')
 
 
 class CtmEntry(NamedTuple):
-    """One word or phone: start and duration in seconds."""
+    """One word or phone; start and duration are in seconds."""
 
     utterance: str
     start: float
@@ -28,7 +28,7 @@ class CtmEntry(NamedTuple):
 
 
 def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
-    """Write `utterance 1 start duration label` lines in the order given; folders are made if need be."""
+    """Lines `utterance 1 start duration label` in the order given; folders are made if need be."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w", encoding="utf-8") as file:
@@ -36,11 +36,7 @@ def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
 
 
 def read_ctm(path: str | Path) -> list[CtmEntry]:
-    """Read a CTM file; the channel and a confidence at the end of a line are dropped.
-
-    Raises:
-        DataError: the file cannot be read, or a line has no start and duration.
-    """
+    """Channel and confidence are dropped. DataError where a line has no start and duration."""
     entries = []
     for number, fields in text_lines(path, longest=_LONGEST_LINE):
         try:
@@ -55,7 +51,7 @@ def read_ctm(path: str | Path) -> list[CtmEntry]:
 
 
 def by_utterance(entries: Iterable[CtmEntry]) -> dict[str, list[CtmEntry]]:
-    """The entries of each utterance, in order of time; utterances in the order of their first entries."""
+    """In order of time; utterances in the order of their first entries."""
     found: dict[str, list[CtmEntry]] = {}
     for entry in entries:
         found.setdefault(entry.utterance, []).append(entry)
@@ -67,16 +63,9 @@ def by_utterance(entries: Iterable[CtmEntry]) -> dict[str, list[CtmEntry]]:
 def write_textgrid(path: str | Path, tiers: Mapping[str, Sequence[CtmEntry]], duration: float) -> None:
     """Write a TextGrid for Praat; folders are made if need be. Stretches without an entry become empty intervals.
 
-    Praat shows it beside the recording, on the same time axis (File, Read from file; then select both, View & Edit).
-
-    Args:
-        path: ends in .TextGrid by custom.
-        tiers: entries by the tier's name, for example {"words": ..., "phones": ...}.
-        duration: seconds of the recording; a longer last entry makes it longer.
-
-    Raises:
-        DataError: entries of a tier overlap by more than 0.1 ms, are out of order, begin before 0, or last no time.
-        MissingExtraError: praatio is not installed.
+    `tiers` are entries by the tier's name, such as {"words": ..., "phones": ...}. `duration` is that of the recording in
+    seconds; a longer last entry extends it. DataError where entries of a tier overlap by more than 0.1 ms, are out of order,
+    begin before 0, or have no duration.
     """
     textgrid = require("praatio.textgrid", extra="recipes")
     rows: dict[str, list[tuple[float, float, str]]] = {}  # start, end at most where the next begins, label
@@ -102,5 +91,5 @@ def write_textgrid(path: str | Path, tiers: Mapping[str, Sequence[CtmEntry]], du
 
 
 def textgrid_name(utterance: str) -> str:
-    """The file name of an utterance; characters that no file name may have become %XX, so that none leaves its folder."""
+    """Characters that are not safe in a file name become %XX, so that no utterance id leaves the folder."""
     return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", utterance) + ".TextGrid"

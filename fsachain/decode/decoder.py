@@ -1,8 +1,8 @@
 """Words from network outputs: beam search over a decoding graph with kaldi-decoder.
 
-The graph is what `fsachain.graph.build_decoding_graph` makes: input label pdf + 1, output label word id,
-costs. It crosses to kaldifst as a file, which is exact. kaldi-decoder holds the interpreter
-lock while it searches, so utterances are shared out over processes, not threads.
+The graph is what `fsachain.graph.build_decoding_graph` makes: input label pdf + 1, output label word id, costs. It crosses
+to kaldifst as a file, which is exact. kaldi-decoder holds the interpreter lock while it searches, so utterances are
+divided among processes, not threads.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from fsachain.kaldi.lattice import Lattice, read_lattice
 from fsachain.openfst import Transducer, read_fst
 from fsachain.stream import Cursor, open_file
 
-# OpenFst reserves what the header of a file claims and ends the process where it cannot; it follows arcs to
-# states that are not there. So graphs are read by our own reader, and what it found is written anew for
-# kaldifst: what was checked is what is searched.
+# OpenFst allocates what the header of a file claims, aborts the process where it cannot, and follows arcs to states that
+# do not exist. So graphs are read and checked by our own reader, and what it read is written anew for kaldifst.
 
 Graph = Any  # path of an OpenFst file, its bytes, or a pywrapfst object
 
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph on disk; time and size are there so that a file written anew is read anew."""
+    """Time and size are there so that a file written anew is read anew."""
 
     path: str
     modified_ns: int
@@ -49,11 +48,7 @@ Source = GraphFile | bytes
 
 
 def portable(graph: Graph) -> Source:
-    """The graph as it crosses to another process; two versions of a file are told apart.
-
-    Raises:
-        GraphError: no such file, or something else than a path, bytes or a pywrapfst object.
-    """
+    """The graph as it crosses to another process. GraphError: no such file, or no path, bytes or pywrapfst object."""
     if isinstance(graph, bytes | GraphFile):
         return graph
     if isinstance(graph, str | Path):
@@ -69,11 +64,7 @@ def portable(graph: Graph) -> Source:
 
 @lru_cache(maxsize=1)
 def load(source: Source) -> tuple[Any, int, int]:
-    """The graph as kaldifst object, with the largest input and output label; the last graph is kept.
-
-    Raises:
-        GraphError: the graph cannot be read, is no decoding graph, or would keep the search from ending.
-    """
+    """The graph as kaldifst object, with the largest input and output label; the last graph is cached."""
     kaldifst = require("kaldifst", extra="recipes")
     where = "graph" if isinstance(source, bytes) else source.path
     try:
@@ -89,7 +80,7 @@ def load(source: Source) -> tuple[Any, int, int]:
 
 
 def _check_epsilon_cycles(arcs: Transducer, where: str) -> None:
-    """Refuse cycles that spend no frame and have an arc that gains: the search would go round for ever."""
+    """Refuse epsilon cycles that have an arc of negative cost: the search would not end."""
     silent = np.flatnonzero((arcs.ilabel == 0) & (arcs.log_prob > -np.inf))
     if not (arcs.log_prob[silent] > 0).any():
         return
@@ -115,8 +106,8 @@ Progress = Callable[[int, int], None]
 def process_pool(num_workers: int) -> Iterator[Executor]:
     """Processes for a search.
 
-    Forked where the system can: the workers touch neither torch nor numba, so the threads of these libraries,
-    which do not survive a fork, are not missed, and workers start in milliseconds.
+    Forked where the system can: the workers touch neither torch nor numba, whose threads do not survive a fork, and workers
+    start in milliseconds.
     """
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
@@ -133,15 +124,10 @@ def search_all(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Found]:
-    """What a search finds in every utterance; the result does not depend on the number of workers.
+    """Run a search over every utterance's [T, P]; the result does not depend on the number of workers.
 
-    Args:
-        nnet_outputs: [T, P] network outputs by utterance id.
-        make_search: makes the search where it will run. It crosses to other processes, so it is a function of a module
-            or a partial of one.
-        num_workers: processes; all processors by default, 1 searches in this process.
-        executor: runs the work instead of processes of our own, for instance a cluster's.
-        progress: called with (utterances done, utterances in all) as results come in.
+    `make_search` makes the search where it will run; it is pickled, so it is a function of a module or a partial of one.
+    Other arguments are those of `decode`.
     """
     scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
     workers = min(num_workers or os.cpu_count() or 1, len(scores))
@@ -309,7 +295,7 @@ class Decoder:
             return read_lattice(open_file(path)).expanded()
 
     def _scaled(self, nnet_output: npt.ArrayLike, name: str) -> Float32Array:
-        """The scores, contiguous. kaldi-decoder reads beyond a row without a word, hence the checks."""
+        """The scores, contiguous. kaldi-decoder reads beyond the end of a short row, hence the checks."""
         scores = np.ascontiguousarray(nnet_output, dtype=np.float32)
         where = f"nnet_output of {name!r}" if name else "nnet_output"
         if scores.ndim != 2:
@@ -324,7 +310,6 @@ class Decoder:
         return scores if scale == 1.0 else scores * np.float32(scale)
 
     def _lattice_search(self, scores: Float32Array) -> Any:
-        """A decoder of kaldi-decoder that has searched, and keeps a lattice."""
         kaldi_decoder = require("kaldi_decoder", extra="recipes")
         options = kaldi_decoder.LatticeSimpleDecoderConfig(
             beam=self.config.beam, lattice_beam=self.config.lattice_beam

@@ -1,12 +1,12 @@
-"""A second word language model after the search: the best word sequences of each utterance, scored anew.
+"""Rescoring: the best word sequences of each utterance, judged by a second language model.
 
-A model that is too large for a decoding graph can still judge what the search with a smaller one found. With the weight
-w and the penalty v of the search, and w' and v' of the second model, a sentence of n words is worth
+The second model may be too large for a decoding graph. With the weight w and the penalty v of the search, and w' and v' of
+the second model, a sentence of n words scores
 
     log_prob - w old(words) + w' new(words) - (v' - v) n
 
-where log_prob is that of its best path in the lattice, old the share that the grammar of the search has in it, and new the
-log-probability under the second model.
+where log_prob is that of its best path in the lattice, old the part of it that comes from the grammar of the search, and
+new the log-probability under the second model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RescoringConfig:
 
 @dataclass(frozen=True)
 class WordSequence:
-    """One of the best word sequences of an utterance: words, and the log-probability of its best path in the lattice."""
+    """`log_prob` is that of the best path with these words in the lattice."""
 
     words: tuple[str, ...]
     log_prob: float
@@ -69,19 +69,9 @@ class WordSequence:
 def best_word_sequences(
     decoder: Decoder, nnet_output: npt.ArrayLike, name: str = "", *, count: int
 ) -> list[WordSequence]:
-    """The best word sequences of an utterance, no two of them equal.
+    """At most `count` different word sequences of one utterance [T, P] by falling log-probability.
 
-    Args:
-        decoder: graph and beams; `lattice_beam` says how far behind the best one a sequence may be.
-        nnet_output: [T, P] network outputs.
-        name: utterance id for messages.
-        count: the most that are given.
-
-    Returns:
-        Sequences by falling log-probability, each with that of its best path; none where no path survived.
-
-    Raises:
-        ShapeError, DataError: as `Decoder.decode`.
+    The decoder's `lattice_beam` bounds how far behind the best one a sequence may be. Empty where no path survived.
     """
     lattice = decoder.lattice(nnet_output, name)
     if lattice is None:
@@ -106,16 +96,12 @@ def best_word_sequences(
 
 
 class _Beginnings:
-    """The best word sequences of an acyclic graph, by the best beginnings of each state.
+    """The best `count` word sequences of an acyclic graph, by the best partial sequences at each state.
 
-    Keeping as many beginnings of each state as sequences are wanted is exact: where the beginning of a sequence is worse
-    than so many others of the same state, these with the same end are better sequences. Determinising the lattice would
-    do too, but takes time and memory that may double with each word where the network is unsure.
-
-    Args:
-        paths: pywrapfst FST, words on its arcs, states in topological order.
-        count: sequences wanted.
-        beam: those worse than the best by more than this are left out.
+    Keeping `count` partial sequences per state is exact: a sequence whose beginning is worse than `count` others at the same
+    state is worse than these with the same end. Determinising the lattice would do too, but takes time and memory that may
+    double with each word where the network is unsure. `paths` is a pywrapfst FST with words on its arcs and its states in
+    topological order; sequences worse than the best by more than `beam` are left out.
     """
 
     def __init__(self, paths: Any, count: int, beam: float) -> None:
@@ -153,7 +139,6 @@ class _Beginnings:
         return ranked[: self._count]
 
     def _extend(self, number: int, word: int) -> int:
-        """The number of a beginning with one more word."""
         found = self._number.get((number, word))
         if found is None:
             found = self._number[number, word] = len(self._steps)

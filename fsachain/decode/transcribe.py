@@ -22,7 +22,7 @@ _SMOOTHING = 9  # frames over which silence is sought: a pause, not a stop conso
 
 
 class WordPosterior(NamedTuple):
-    """A word of the best path: its id, the frame before which it is said, and its confidence in [0, 1]."""
+    """A word of the best path: its id, the frame of the arc that bears it, and its confidence in [0, 1]."""
 
     word: int
     frame: int
@@ -69,7 +69,7 @@ def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
 
 
 def _arcs_in_order(lattice: Lattice) -> npt.NDArray[np.int64]:
-    """The arcs sorted so that all arcs into a state stand before those out of it."""
+    """Arcs sorted so that all arcs into a state stand before those out of it."""
     before: dict[int, set[int]] = {}
     for src, dst in zip(lattice.src.tolist(), lattice.dst.tolist(), strict=True):
         before.setdefault(dst, set()).add(src)
@@ -124,7 +124,7 @@ def _log_add(a: float, b: float) -> float:
 
 
 class RecognisedWord(NamedTuple):
-    """A word that was heard: start and duration in seconds, confidence in [0, 1]."""
+    """Start and duration are in seconds, the confidence in [0, 1]."""
 
     word: str
     start: float
@@ -133,16 +133,10 @@ class RecognisedWord(NamedTuple):
 
 
 class Transcriber:
-    """Recognises speech.
+    """Words from the best path of the decoder's lattice, confidences from `word_posteriors`, times by alignment.
 
-    Words come from the best path of the decoder's lattice, confidences from `word_posteriors`, times from the best path
-    through the words' own numerator, as in an alignment.
-
-    Args:
-        decoder: over the decoding graph of lexicon and tree.
-        lexicon: pronunciations; ids of its words are the graph's.
-        tree: context and topology.
-        timing: where output frames lie.
+    The times are those of the best path through the numerator of the recognised words. The decoder's graph is made of
+    the same lexicon and tree.
     """
 
     def __init__(self, decoder: Decoder, lexicon: Lexicon, tree: ContextTree, timing: FrameTiming) -> None:
@@ -151,15 +145,10 @@ class Transcriber:
     def recognise(
         self, nnet_output: npt.ArrayLike, *, first_frame: int = 0, name: str = "recording"
     ) -> list[RecognisedWord]:
-        """The words of a recording, or of a part of it, in order.
+        """The words in outputs [T, P] of a recording or a part of it, in order.
 
-        Args:
-            nnet_output: [T, P].
-            first_frame: output frame of the recording at which they begin; times count from its start.
-            name: for messages.
-
-        Raises:
-            ShapeError, DataError: as `Decoder.decode`.
+        `first_frame` is the output frame of the recording at which the outputs begin; times count from the
+        recording's start.
         """
         lattice = self.decoder.lattice(nnet_output, name)
         found = [] if lattice is None else word_posteriors(lattice)
@@ -181,24 +170,17 @@ class Transcriber:
 
 
 class Piece(NamedTuple):
-    """A part of a recording's network outputs: the first output frame, and scores [T, P]."""
+    """A part of a recording: its first output frame, and scores [T, P]."""
 
     first_frame: int
     scores: npt.NDArray[np.float32]
 
 
 class PauseCutter:
-    """Network outputs that come in blocks, given on in pieces of at most so many frames.
+    """Cuts network outputs that come in blocks into pieces of at most `max_frames` >= 2 frames.
 
-    A piece ends in its second half, where the network prefers silence most: where the margin of the best of `silence_pdfs`
-    over the best other pdf, a mean over nine frames, is largest. Memory holds a piece.
-
-    Args:
-        silence_pdfs: pdfs of silence; see `silence_pdfs`. Without any, pieces have the most frames.
-        max_frames: at least 2.
-
-    Raises:
-        ConfigError: max_frames below 2.
+    A piece ends in its second half, where the margin of the best of `silence_pdfs` over the best other pdf, a mean over nine
+    frames, is largest. Without silence pdfs every piece has `max_frames`. Memory holds one piece.
     """
 
     def __init__(self, silence_pdfs: Sequence[int], max_frames: int) -> None:
@@ -210,7 +192,7 @@ class PauseCutter:
         self._first = 0
 
     def accept(self, scores: npt.NDArray[np.float32]) -> Iterator[Piece]:
-        """Take the next outputs [T, P]; the pieces that end."""
+        """Take the next outputs [T, P]; yields the pieces that are complete."""
         self._kept = scores if self._kept is None else np.concatenate([self._kept, scores])
         while len(self._kept) > self._max_frames:
             end = self._pause(self._kept[: self._max_frames])
@@ -219,13 +201,13 @@ class PauseCutter:
             yield piece
 
     def finish(self) -> Iterator[Piece]:
-        """The last piece, unless there is nothing."""
+        """The last piece, unless it is empty."""
         if self._kept is not None and len(self._kept):
             yield Piece(self._first, self._kept)
         self._kept = None
 
     def _pause(self, scores: npt.NDArray[np.float32]) -> int:
-        """How many frames the piece takes."""
+        """The number of frames of the next piece."""
         silent = np.zeros(scores.shape[1], dtype=bool)
         silent[self._silence] = True
         if not silent.any() or silent.all():
@@ -239,7 +221,7 @@ class PauseCutter:
 
 
 def silence_pdfs(lexicon: Lexicon, tree: ContextTree) -> list[int]:
-    """The pdfs that the silence phone alone has, and the blank of a CTC topology."""
+    """The pdfs that only the silence phone has, and the blank of a CTC topology."""
     found = {tree.blank_pdf} - {None}
     if lexicon.silence_phone is not None:
         silence = (lexicon.silence_phone,)

@@ -29,7 +29,6 @@ class TuningPoint:
     counts: ErrorCounts
 
     def to_dict(self) -> dict[str, Any]:
-        """The point for JSON."""
         return {
             "lm_weight": self.lm_weight,
             "word_insertion_penalty": self.word_insertion_penalty,
@@ -45,7 +44,6 @@ class TuningResult:
     points: tuple[TuningPoint, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The scan for JSON."""
         return {"best": self.best.to_dict(), "points": [point.to_dict() for point in self.points]}
 
     def to_text(self) -> str:
@@ -116,11 +114,7 @@ def tune(
 
 
 def choose(points: Sequence[TuningPoint]) -> TuningResult:
-    """The point of fewest errors, ties broken as `tune` says.
-
-    Args:
-        points: a full grid, weights rising and for each of them penalties rising.
-    """
+    """`points` are a full grid, weights rising and for each of them penalties rising. Ties are broken as `tune` says."""
     shape = (-1, len({point.word_insertion_penalty for point in points}))
     errors = np.reshape([point.counts.errors for point in points], shape)
     padded = np.pad(errors.astype(np.float64), 1, constant_values=np.nan)

@@ -45,7 +45,6 @@ class ErrorCounts:
 
     @property
     def errors(self) -> int:
-        """Insertions, deletions and substitutions together."""
         return self.insertions + self.deletions + self.substitutions
 
     @property
@@ -75,7 +74,7 @@ class ErrorCounts:
 
 @dataclass(frozen=True)
 class UtteranceScore:
-    """One utterance: its counts and the pairs (reference, hypothesis), `<eps>` where one side is empty."""
+    """Counts and the pairs (reference, hypothesis), `<eps>` where one side is empty."""
 
     id: str
     speaker: str
@@ -180,11 +179,7 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tu
 
 
 def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """Read transcripts, `utterance word word ...` per line; an id alone is an empty transcript.
-
-    Raises:
-        DataError: the file cannot be read, or an utterance stands in it twice.
-    """
+    """Lines `utterance word word ...`; an id alone is an empty transcript. DataError where an utterance stands twice."""
     transcripts: dict[str, tuple[str, ...]] = {}
     for number, (name, *words) in text_lines(path):
         if name in transcripts:
@@ -194,7 +189,7 @@ def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
 
 
 def write_text(path: str | Path, transcripts: Mapping[str, Sequence[str]]) -> None:
-    """Write transcripts in Kaldi's text format, sorted by utterance id; folders are made if need be."""
+    """Kaldi's text format, sorted by utterance id; folders are made if need be."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = [" ".join((name, *transcripts[name])) + "\n" for name in sorted(transcripts)]

@@ -1,4 +1,4 @@
-"""Networks: TDNN-F, Conformer, what yours must have; weights to begin with; streams; `export` writes ONNX files."""
+"""Networks: TDNN-F, Conformer, the protocol of others; weights of another network; streaming; export to ONNX."""
 
 from fsachain.nn.conformer import Conformer, ConformerConfig
 from fsachain.nn.network import Network, NetworkOutput, TakenWeights, num_parameters, take_weights

@@ -20,11 +20,9 @@ from fsachain.errors import ConfigError
 from fsachain.nn.layers import MaskedBatchNorm
 from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input, subsampled
 
-# Building blocks of the Conformer: subsampling, attention with rotary positions, convolution, feed-forward.
-#
-# Activations are [N, T, C]. `real` [N, T] is True on frames of an utterance, False on padding. Blocks keep
-# the promise of `layers`: what is zero on padding comes in, what is zero on padding goes out, and no real
-# frame sees padding, so that results do not depend on the other utterances of a batch.
+# Activations are [N, T, C]. `real` [N, T] is True on frames of an utterance, False on padding. As in `layers`, blocks
+# that get zeros on padding return zeros on padding, and no real frame sees padding, so that results do not depend on the
+# other utterances of a batch.
 
 # Subsampling -> the strides of the two convolutions and, for each, the input frame on which its first output is centred.
 STRIDES = {
@@ -63,14 +61,9 @@ class ConvSubsampling(nn.Module):
         return max(0, -first), max(0, last - (self.subsampling - 1))
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Thin out.
+        """Map [N, T, F] -> activations [N, T / s, C] and where they are real, bool [N, T / s]; all 0 on padding.
 
-        Args:
-            features: [N, T, F], T a multiple of s, 0 on padding.
-            lengths: int64 [N] on the features' device.
-
-        Returns:
-            Activations [N, T / s, C], 0 on padding, and where they are real, bool [N, T / s].
+        T is a multiple of s; lengths are int64 [N] on the features' device.
         """
         x = features[:, None]
         for (stride, centre), convolution in zip(self.plan, self.convolutions, strict=True):
@@ -85,29 +78,26 @@ class ConvSubsampling(nn.Module):
 
 
 def _kernel(stride: int) -> int:
-    """Frames that a convolution sees: neighbours overlap whatever the stride."""
+    """Kernel size over time: neighbouring outputs overlap whatever the stride."""
     return 5 if stride == 3 else 3
 
 
 def frames_below(lengths: Tensor, num_frames: int) -> Tensor:
-    """Bool [N, num_frames]: True on the first lengths[n] frames."""
+    """[N, num_frames], True on the first lengths[n] frames."""
     return torch.arange(num_frames, device=lengths.device)[None] < lengths[:, None]
 
 
 def visible(real: Tensor, chunk: int, left_chunks: int) -> Tensor:
-    """Which frames attend to which: bool [N, 1, T, T], query by key.
+    """Which frames attend to which: bool [N, 1, T, T], query by key; `real` is bool [N, T].
 
-    Args:
-        real: bool [N, T].
-        chunk: frames of a chunk; 0: every real frame is seen.
-        left_chunks: chunks before its own that a frame sees.
+    A frame sees its own chunk of `chunk` frames and `left_chunks` before it; with chunk 0 it sees every real frame.
     """
     frames = torch.arange(real.shape[1], device=real.device)
     seen = real[:, None, :]
     if chunk:
         behind = frames[:, None] // chunk - frames[None] // chunk
         seen = seen & ((behind >= 0) & (behind <= left_chunks))
-    # A frame of padding sees itself: a row without any key would be NaN.
+    # A padding frame attends to itself: the softmax of a row without any key would be NaN.
     return (seen | (frames[:, None] == frames[None]))[:, None]
 
 
@@ -124,7 +114,7 @@ class RotaryAttention(nn.Module):
         self.output = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, mask: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Attend: x [N, T, C] with the mask of `visible` and the angles of `rotation` -> [N, T, C]."""
+        """x [N, T, C], mask of `visible`, angles of `rotation` -> [N, T, C]."""
         heads = self.inputs(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         query, key = (_rotated(part, *angles) for part in (heads[0], heads[1]))
         found = F.scaled_dot_product_attention(query, key, heads[2], attn_mask=mask)
@@ -134,8 +124,8 @@ class RotaryAttention(nn.Module):
 def rotation(num_frames: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine [T, width / 2], float64, of the angle by which frame t turns each pair of a head's numbers.
 
-    In float32 the angles of frame 5,000 would be off by 3e-4, and a frame's scores would depend on when it comes.
-    No pair takes more than 2 pi 1000 frames for a turn: more than an utterance has, few enough to tell neighbours apart.
+    In float32 the angles of frame 5,000 would be off by 3e-4, and a frame's scores would depend on its position. The slowest
+    pair turns once in 2 pi 1000 frames: longer than an utterance, and fast enough to tell neighbours apart.
     """
     rates = 1000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
     angles = torch.arange(num_frames, device=device, dtype=torch.float64)[:, None] * rates
@@ -152,11 +142,11 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 class ConvolutionModule(nn.Module):
     """Gated linear unit, convolution of each channel over time, normalisation, Swish, linear (Gulati et al., 2020).
 
-    With `norm` "batch", ReLU and `MaskedBatchNorm` stand for normalisation and Swish.
+    With `norm` "batch", ReLU and `MaskedBatchNorm` replace normalisation and Swish.
     """
 
     def __init__(self, channels: int, kernel: int, *, norm: str, lookahead: int) -> None:
-        """`lookahead`: how many of the `kernel` frames that an output sees come after its own."""
+        """`lookahead` of the `kernel` frames that an output sees come after its own."""
         super().__init__()
         self.before, self.after = kernel - 1 - lookahead, lookahead
         self.gated = nn.Linear(channels, 2 * channels)
@@ -165,7 +155,7 @@ class ConvolutionModule(nn.Module):
         self.linear = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        """Map x [N, T, C] -> [N, T, C]; padding counts as silence beyond the end."""
+        """[N, T, C] -> [N, T, C]; padding is zero to the convolution, as frames beyond the end are."""
         y = F.glu(self.gated(x), dim=-1).masked_fill(~real[:, :, None], 0.0).transpose(1, 2)
         y = self.depthwise(F.pad(y, (self.before, self.after)))
         if isinstance(self.norm, MaskedBatchNorm):
@@ -176,7 +166,7 @@ class ConvolutionModule(nn.Module):
 
 
 class ConformerBlock(nn.Module):
-    """Half a feed-forward step, attention, convolution, the other half; each on a normalised input, added to it."""
+    """Half a feed-forward step, attention, convolution, half a feed-forward step; each residual, on normalised input."""
 
     def __init__(
         self,
@@ -207,7 +197,7 @@ class ConformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, real: Tensor, mask: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Map x [N, T, C] -> [N, T, C]; `real` and `mask` as of `visible`, `angles` as of `rotation`."""
+        """[N, T, C] -> [N, T, C]; `real` and `mask` as of `visible`, `angles` as of `rotation`."""
         x = x + 0.5 * self.first(x)
         x = x + self.dropout(self.attention(self.attention_norm(x), mask, angles))
         x = x + self.dropout(self.convolution(self.convolution_norm(x), real))
@@ -215,7 +205,7 @@ class ConformerBlock(nn.Module):
         return cast(Tensor, self.norm(x)).masked_fill(~real[:, :, None], 0.0)
 
 
-MAX_LAYERS = 1000  # more than anyone means, so that no file can ask for a million
+MAX_LAYERS = 1000  # so that no file can ask for a million
 
 
 @dataclass(frozen=True)
@@ -321,7 +311,7 @@ class Conformer(ConfiguredNetwork[ConformerConfig]):
         return self.subsampling * seen + before, self.subsampling * (chunk - 1) + after
 
     def _first_seen(self, frame: int) -> int:
-        """The first output frame that one of chunk 0 sees through all blocks, counted from that chunk's start."""
+        """The first output frame that `frame` of chunk 0 sees through all blocks, counted from that chunk's start."""
         for _ in range(self.config.num_layers):
             frame -= self.config.kernel - 1
             frame = (frame // self.config.chunk - self.config.left_chunks) * self.config.chunk

@@ -26,15 +26,10 @@ PARITY = 1e-4  # relative to the largest output: float32, and sums in another or
 
 
 class ExportedModel(nn.Module):
-    """CMVN and network as one module without a decision that depends on data, which is what ONNX can hold.
+    """CMVN and network as one module without a decision that depends on data, which ONNX requires.
 
-    Args:
-        network: in evaluation mode.
-        cmvn: of scope "none", "global" or "utterance"; of scope "speaker" it takes each utterance for a speaker, since the
-            file has no memory.
-
-    Raises:
-        ConfigError: a network without `scores`, or in training mode.
+    CMVN of scope "speaker" takes each utterance for a speaker, since the file has no memory. A network without `scores`, or
+    in training mode, is a ConfigError.
     """
 
     def __init__(self, network: Network, cmvn: Cmvn) -> None:
@@ -54,15 +49,10 @@ class ExportedModel(nn.Module):
             self.register_buffer("scale", torch.from_numpy(scale))
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score a batch.
+        """Score features that are not normalised, float32 [N, T, F], T >= 1.
 
-        Args:
-            features: float32 [N, T, F], not normalised; T >= 1.
-            lengths: int64 [N], 0 <= lengths[n] <= T; frames beyond have no influence.
-
-        Returns:
-            nnet_output float32 [N, ceil(T / s), P], of which output frames at and past nnet_lengths[n] hold nothing of
-            meaning, and nnet_lengths int64 [N].
+        lengths: int64 [N], 0 <= lengths[n] <= T; frames beyond have no influence. Returns nnet_output, float32
+        [N, ceil(T / s), P], undefined at and past nnet_lengths[n], and nnet_lengths, int64 [N].
         """
         real = torch.arange(features.shape[1], device=features.device)[None] < lengths[:, None]
         blank = ~real[:, :, None]
@@ -70,7 +60,7 @@ class ExportedModel(nn.Module):
         return self.network.scores(x, lengths), subsampled(lengths, self.network.subsampling)
 
     def _normalised(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """The features after CMVN; they are 0 on padding."""
+        """The features after CMVN, 0 on padding."""
         if self.scope == "none":
             return features
         if self.scope == "global":
@@ -146,7 +136,7 @@ def _onnx_bytes(module: ExportedModel, metadata: Mapping[str, Any]) -> bytes:
 
 
 def _batch(module: ExportedModel, lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
-    """Features that look like log energies: far from zero mean."""
+    """Features like log energies: their mean is far from zero."""
     generator = torch.Generator().manual_seed(seed)
     size = (len(lengths), max(lengths), module.network.num_features)
     return 10.0 + 3.0 * torch.randn(size, generator=generator), torch.tensor(lengths)

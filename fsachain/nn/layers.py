@@ -17,27 +17,20 @@ from torch.nn import functional as F
 
 
 class Pool(Protocol):
-    """Several processes whose batches are normalised as one.
-
-    Attributes:
-        counts: False while what this process passes through its network is nothing but a stand-in.
-    """
+    """Several processes whose batches are normalised as one; `counts` is False while this process passes a stand-in."""
 
     counts: bool
 
     def add_up(self, values: Tensor) -> Tensor:
-        """Turn the values into their sum over all processes."""
+        """Sum over all processes, in place."""
 
 
 class MaskedBatchNorm(nn.Module):
     """ReLU, then every channel to zero mean and unit variance over the real frames of a batch.
 
-    As in Kaldi there is no learnt scale or offset: the affine map that follows has both. Evaluation uses
-    running averages. The rectifier is part of it because their derivatives together take half the passes over
-    memory.
-
-    Attributes:
-        pool: the processes whose frames are the batch, each of which must make the same passes; None: this one alone.
+    As in Kaldi there is no learnt scale or offset: the affine map that follows has both. Evaluation uses running averages.
+    The rectifier is included because the joint derivative takes half the passes over memory. `pool`: the processes whose
+    frames are the batch, which must all make the same passes; None: this one alone.
     """
 
     pool: Pool | None = None
@@ -56,7 +49,7 @@ class MaskedBatchNorm(nn.Module):
         self.register_buffer("num_batches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Rectify and normalise x [N, C, T]; mask [N, 1, T] is 1 on real frames, 0 on padding."""
+        """x [N, C, T]; mask [N, 1, T] is 1 on real frames, 0 on padding."""
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if not self.training:
             scale = (self.running_var + self.epsilon).rsqrt()
@@ -131,7 +124,7 @@ class _ReluBatchNorm(torch.autograd.Function):
 
 
 def _pooled(pool: Pool, frames: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Frames, mean and variance [C] of all processes together, from those of each; in float64, where squares add up."""
+    """Frames, mean and variance [C] over all processes, from those of each; in float64, because squares are summed."""
     share = frames.double() if pool.counts else torch.zeros_like(frames, dtype=torch.float64)
     first, second = mean.double(), var.double() + mean.double().square()
     totals = pool.add_up(torch.cat([share.reshape(1), share * first, share * second]))
@@ -149,7 +142,7 @@ class TimeConstantDropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale x [N, C, T] in training; its mean is kept, so evaluation changes nothing."""
+        """x [N, C, T]; the factors have mean 1, so evaluation leaves x alone."""
         if not self.training or self.p == 0.0:
             return x
         factors = torch.rand(x.shape[0], x.shape[1], 1, device=x.device, dtype=x.dtype)
@@ -170,7 +163,7 @@ class InputLayer(nn.Module):
         self.norm = MaskedBatchNorm(channels)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Map x [N, F, T], T a multiple of the stride -> [N, C, T / stride]; mask is that of the output."""
+        """[N, F, T], T a multiple of the stride -> [N, C, T / stride]; mask is that of the output."""
         left = self.kernel // 2 - self.stride // 2
         right = self.kernel - self.stride - left
         return cast(Tensor, self.norm(self.affine(F.pad(x, (left, right))), mask))
@@ -215,7 +208,7 @@ class TimeDelayLayer(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Map x [N, C, T] -> [N, C, T / stride]; mask is that of the output."""
+        """[N, C, T] -> [N, C, T / stride]; mask is that of the output."""
         y = self.affine(x if self.linear is None else self.linear(x))
         if self.stride > 1:
             y, x = y[:, :, self.stride // 2 :: self.stride], x[:, :, self.stride // 2 :: self.stride]
@@ -224,7 +217,7 @@ class TimeDelayLayer(nn.Module):
 
     @torch.no_grad()
     def constrain_orthonormal(self) -> None:
-        """One step towards orthogonal rows of equal norm in `linear`, unless it is frozen; see `semi_orthogonal_step`."""
+        """One `semi_orthogonal_step` on `linear`, unless it is frozen."""
         if self.linear is not None and self.linear.weight.requires_grad:
             weight = self.linear.weight
             weight.copy_(semi_orthogonal_step(weight.flatten(1)).view_as(weight))
@@ -244,7 +237,7 @@ class Head(nn.Module):
         # of digits ended at 0.50 per phone after 10 epochs, with torch's random weights at 0.18. Scores stay small.
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Map x [N, C, T] to scores [N, T, P], contiguous."""
+        """[N, C, T] -> scores [N, T, P], contiguous."""
         if self.prefinal is not None:
             x = self.norm(self.prefinal(x), mask)
         weight, bias = self.output.weight.squeeze(2), self.output.bias
@@ -254,16 +247,12 @@ class Head(nn.Module):
 def semi_orthogonal_step(matrix: Tensor) -> Tensor:
     """One step that makes M M^T more like a multiple of the identity (Povey et al., Interspeech 2018).
 
-    The scale floats: alpha^2 = tr(P P) / tr(P) with P = M M^T is the multiple that the step does not change
-    on average. M <- M - (4 v / alpha^2) (P - alpha^2 I) M with v = 1/8 converges quadratically; v is halved,
-    and halved again, where tr(P P) d / tr(P)^2 exceeds 1.02 and 1.1 (1 is reached at the solution), because a
-    full step could diverge there.
+    `matrix` is M [R, K]; if R > K its transpose is treated.
 
-    Args:
-        matrix: [R, K]; the transpose is treated if R > K.
-
-    Returns:
-        The changed matrix, float, same shape.
+    The scale floats: alpha^2 = tr(P P) / tr(P) with P = M M^T is the
+    multiple that the step does not change on average. M <- M - (4 v / alpha^2) (P - alpha^2 I) M with v = 1/8 converges
+    quadratically; v is halved, and halved again, where tr(P P) d / tr(P)^2 exceeds 1.02 and 1.1 (1 is reached at the
+    solution), because a full step could diverge there.
     """
     if matrix.shape[0] > matrix.shape[1]:
         return semi_orthogonal_step(matrix.t()).t()

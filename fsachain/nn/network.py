@@ -28,10 +28,7 @@ class NetworkOutput(NamedTuple):
 
 
 class Sizes(Protocol):
-    """What a network and the configuration of one of this package both say.
-
-    F is the number of columns of the features, P that of the output.
-    """
+    """F is the number of columns of the features, P that of the output."""
 
     @property
     def num_features(self) -> int:
@@ -75,7 +72,7 @@ Config = TypeVar("Config", bound=Sizes)
 
 
 class ConfiguredNetwork(nn.Module, Generic[Config]):
-    """The part of a `Network` that its configuration says."""
+    """The members of a `Network` that follow from its configuration."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -107,11 +104,7 @@ class ConfiguredNetwork(nn.Module, Generic[Config]):
 
 
 def check_input(features: Tensor, lengths: Tensor, num_features: int) -> Tensor:
-    """The lengths, int64 on the host, once both are what a network takes.
-
-    Raises:
-        ShapeError: features are not [N, T, num_features], or lengths not [N] with 0 <= lengths[n] <= T.
-    """
+    """The lengths as int64 on the host. ShapeError unless features are [N, T, num_features] and 0 <= lengths[n] <= T."""
     if features.dim() != 3 or features.shape[2] != num_features:
         raise ShapeError(f"features have shape {list(features.shape)}, expected [N, T, {num_features}]")
     lengths = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
@@ -127,7 +120,6 @@ def check_input(features: Tensor, lengths: Tensor, num_features: int) -> Tensor:
 
 
 def subsampled(lengths: Tensor, subsampling: int) -> Tensor:
-    """ceil(lengths / subsampling), int64."""
     return torch.div(lengths + subsampling - 1, subsampling, rounding_mode="floor")
 
 
@@ -135,8 +127,6 @@ def num_parameters(network: nn.Module | Network) -> int:
     """Learnt numbers of a network."""
     return sum(parameter.numel() for parameter in cast(nn.Module, network).parameters())
 
-
-# A network that begins with the weights of another: what fits is taken, what does not is named.
 
 _MOST_NAMED = 8
 
@@ -203,6 +193,5 @@ def take_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> TakenWeig
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:
-    """The first names, and how many more there are."""
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

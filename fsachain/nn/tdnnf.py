@@ -21,7 +21,7 @@ from fsachain.errors import ConfigError
 from fsachain.nn.layers import Head, InputLayer, MaskedBatchNorm, TimeConstantDropout, TimeDelayLayer
 from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input
 
-MAX_LAYERS = 1000  # more than anyone means, so that no file can ask for a million
+MAX_LAYERS = 1000  # so that no file can ask for a million
 
 
 @dataclass(frozen=True)
@@ -190,15 +190,10 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
     def hidden(
         self, features: Tensor, full: Tensor | None, thinned: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The layers without the heads.
+        """The layers without the heads: activations [N, C, T / s] and `thinned`.
 
-        Args:
-            features: [N, T, F], T a multiple of the subsampling s, 0 on padding.
-            full: mask [N, 1, T], 1 on real frames; None where no utterance is padded.
-            thinned: the same [N, 1, T / s] for the output frames.
-
-        Returns:
-            What the heads take: activations [N, C, T / s], and `thinned`.
+        features: [N, T, F], T a multiple of the subsampling s, 0 on padding. `full` is the mask [N, 1, T] of real frames,
+        `thinned` that of output frames, [N, 1, T / s]; both None where no utterance is padded.
         """
         x = features.transpose(1, 2)
         mask = thinned if self.config.subsampling_layer == 0 else full

@@ -33,14 +33,14 @@ from fsachain.train.world import World
 
 Tensors = dict[str, torch.Tensor]
 FORMAT = "fsachain checkpoint 2"
-WITHOUT_CHECKSUM = "fsachain checkpoint 1"  # of files written before checksums, still read
+WITHOUT_CHECKSUM = "fsachain checkpoint 1"  # of files without a checksum, still read
 ASIDE = ".aside"  # ends the name of a checkpoint that is out of use
-MAX_HEADER_BYTES = 1 << 23  # of a safetensors file, whose entries become objects of twenty times their size
+MAX_HEADER_BYTES = 1 << 23  # of a safetensors file; entries become Python objects of twenty times their size
 _PADDING = "padding"  # a tensor of zeros in files of older versions
-_LONGEST_REASON = 400  # letters of an error's reason, which may quote the file
+_LONGEST_REASON = 400  # characters of an error message, which may quote the file
 _NAME = re.compile(r"epoch-(\d+)-batch-(\d+)\.safetensors")
 
-# Options that do not decide the course of a training.
+# Options that may change when a training is resumed.
 _FREE_OPTIONS = (
     "num_threads",
     "keep_checkpoints",
@@ -59,15 +59,8 @@ _FREE_OPTIONS = (
 class Checkpoint:
     """State of a training between two steps.
 
-    Attributes:
-        epoch: Epochs finished.
-        batch: Batches of the next epoch that are done already; 0 at the end of an epoch.
-        step: Optimiser steps taken.
-        model: The model's `state_dict()`.
-        optimizer: The optimiser's `state_dict()`.
-        rng: Random states by device: `cpu`, `cuda0`, ...
-        state: Whatever else the trainer keeps, as JSON can hold it.
-        ema: Moving averages of parameters, if there are any.
+    `epoch` counts finished epochs, `batch` those batches of the next epoch that are done (0 at the end of an epoch).
+    `rng` holds random states by device: `cpu`, `cuda`, and `cpu.1`, ... of further processes.
     """
 
     epoch: int
@@ -81,11 +74,9 @@ class Checkpoint:
 
     @property
     def file_name(self) -> str:
-        """Name that sorts by age."""
         return f"epoch-{self.epoch:04d}-batch-{self.batch:06d}.safetensors"
 
     def save(self, directory: str | Path) -> Path:
-        """Write the checkpoint into `directory` and return its path."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.items()}
         tensors |= {f"rng.{name}": tensor for name, tensor in self.rng.items()}
         tensors |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
@@ -104,7 +95,6 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | Path) -> Checkpoint:
-        """Read a checkpoint."""
         tensors, header = load_tensors(path)
         try:
             optimizer = {
@@ -126,7 +116,7 @@ class Checkpoint:
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """Write named tensors and a JSON header to one file, all or nothing; see `fsachain.files.replacing`."""
+    """All or nothing; see `fsachain.files.replacing`."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -138,7 +128,6 @@ def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: 
 
 
 def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read what `save_tensors` wrote: the tensors, on the host, and the header."""
     safetensors = require("safetensors", extra="recipes")
     try:
         check_header_size(path)
@@ -162,7 +151,7 @@ def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def check_header_size(path: str | Path) -> None:
-    """Refuse, by a ValueError, a safetensors file whose header would become too many objects."""
+    """A long header becomes so many objects that it could fill the memory: refused with a ValueError."""
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
@@ -188,12 +177,12 @@ def list_checkpoints(directory: str | Path) -> list[Path]:
 
 
 def epoch_checkpoints(directory: str | Path) -> list[Path]:
-    """Those checkpoints that stand at the end of an epoch, oldest first."""
+    """Oldest first."""
     return [path for path in list_checkpoints(directory) if path.name.endswith("-batch-000000.safetensors")]
 
 
 def epoch_end(directory: str | Path, epoch: int) -> Path:
-    """The checkpoint at the end of an epoch, there or not."""
+    """Path of the checkpoint at the end of an epoch, whether or not it exists."""
     return Path(directory) / Checkpoint(epoch, 0, 0, {}).file_name
 
 
@@ -229,7 +218,7 @@ def average_states(states: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:
 
 @dataclass
 class TrainState:
-    """Position and sums of a training between two steps; `bad_in_a_row` are batches skipped since the last good one."""
+    """`bad_in_a_row` counts the batches skipped since the last good one."""
 
     epoch: int = 0
     batch: int = 0
@@ -240,7 +229,6 @@ class TrainState:
 
     @property
     def position(self) -> dict[str, int]:
-        """Epochs, batches and steps done, for the log."""
         return {"epoch": self.epoch, "batch": self.batch, "step": self.step}
 
     @property
@@ -259,7 +247,6 @@ def fingerprint(config: TrainConfig, data: list[Any], loss_options: Mapping[str,
 
 
 def process_seed(seed: int, step: int, rank: int) -> int:
-    """A seed for one of several processes from some step on."""
     return int(seeded_generator(seed, step, f"process {rank}").integers(2**63))
 
 
@@ -295,7 +282,6 @@ class Checkpoints:
         self.final = [epoch_end(folder, epoch) for epoch in range(first, config.num_epochs + 1)]
 
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint and delete those that are no longer of use."""
         own = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             own["cuda"] = torch.cuda.get_rng_state(self._device)
@@ -309,7 +295,7 @@ class Checkpoints:
                 "sums": state.sums.to_dict(),
                 "epochs": state.epochs,
             }
-            # Those of the first process are named as if it worked alone.
+            # Names of the first process have no rank: they are those of a training with one process.
             rng = {
                 f"{name}.{rank}" if rank else name: value
                 for rank, states in enumerate(random)
@@ -324,16 +310,11 @@ class Checkpoints:
         self._world.wait("the first process to write a checkpoint")
 
     def resume(self, log: JsonLinesLog | None, tell: Callable[[str], None]) -> TrainState | None:
-        """Restore the newest checkpoint from which the final model can be reached, with the log as it was then.
+        """Restore the newest checkpoint from which the final model can be reached; None if there is none.
 
-        Random numbers go on where they stood if there are as many processes as then; else all begin with fresh seeds.
-
-        Args:
-            log: rewound; None in the processes that are not the first.
-            tell: told of each checkpoint that is damaged or no longer of use; such files are renamed to end in `ASIDE`.
-
-        Returns:
-            Where the training stands; None if there is no checkpoint.
+        The log is rewound to that step; it is None in the processes that are not the first. Damaged checkpoints and those
+        of no more use are renamed to end in `ASIDE`. Random states are restored if there are as many processes as then;
+        else all begin with fresh seeds.
         """
         found = None
         if log is not None:
@@ -354,7 +335,7 @@ class Checkpoints:
         return state
 
     def _read(self, log: JsonLinesLog, tell: Callable[[str], None]) -> tuple[Checkpoint | None, TrainState]:
-        """Bring folder, model, optimiser and log to the newest usable checkpoint; also delete what killed writers left."""
+        """Also deletes the partial files of writers that were killed."""
         remove_partials(self._folder.parent)
         remove_partials(self._folder)
         told: list[str] = []
@@ -383,7 +364,7 @@ class Checkpoints:
         return checkpoint, state
 
     def _newest_usable(self, tell: Callable[[str], None]) -> Checkpoint | None:
-        """The newest sound checkpoint behind which none that the final model needs is missing or damaged."""
+        """The newest sound checkpoint such that all earlier ones that the final model needs are sound too."""
         paths = list_checkpoints(self._folder)
         if not paths:
             return None

@@ -174,13 +174,8 @@ class TrainConfig:
 def from_dict(kind: type[Config], values: Mapping[str, Any], where: str = "") -> Config:
     """Make a dataclass from a plain table, tables within it included.
 
-    Args:
-        kind: The dataclass.
-        values: Options by name; those left out keep their default.
-        where: Place of the table for messages, such as `train`.
-
-    Raises:
-        ConfigError: an unknown option, with the nearest known name, or a value of the wrong type.
+    `where` is the place of the table for messages, such as `train`. A ConfigError names an unknown option with the
+    nearest known one.
     """
     hints = typing.get_type_hints(kind)
     known = [option.name for option in dataclasses.fields(typing.cast(Any, kind))]
@@ -196,7 +191,6 @@ def from_dict(kind: type[Config], values: Mapping[str, Any], where: str = "") ->
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The dataclass as a table that JSON and YAML can hold."""
     return {name: _plain(value) for name, value in dataclasses.asdict(config).items()}
 
 
@@ -209,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 
 def _convert(hint: Any, value: Any, place: str) -> Any:
-    """`value` as the annotated type, without guessing: text is no number and a number is no switch."""
+    """`value` as the annotated type. Nothing is coerced: text is not accepted for a number, nor a number for a bool."""
     if hint is Any:
         return value
     if dataclasses.is_dataclass(hint):
@@ -246,29 +240,24 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
 
 
 def _float_text(value: str) -> float | str:
-    """YAML 1.1 reads `1e-3`, without a point, as text; it is meant as a number."""
+    """YAML 1.1 reads `1e-3`, which has no decimal point, as text."""
     try:
         return float(value)
     except ValueError:
         return value
 
 
-# Tables of options from YAML, read so that no file can hang or fill the machine.
-
-MAX_BYTES = 1 << 15  # a configuration is a page or two
+# Limits of a YAML file, so that none can hang or fill the machine.
+MAX_BYTES = 1 << 15
 MAX_DEPTH = 20
-MAX_VALUES = 800  # each becomes a kilobyte of objects, and half a millisecond, before it is an option
+MAX_VALUES = 800  # each costs a kilobyte and half a millisecond
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file whose top is a table of options.
+    """Read a YAML file whose top is a table of options; anything else is a ConfigError.
 
-    Plain data alone: no Python objects, no aliases (with which a short file can stand for a huge one), no key
-    twice in a table.
-
-    Raises:
-        ConfigError: the file cannot be read, is too long or nested too deep, has an alias or a key twice, or is
-            not such a table.
+    Only plain data is read: no Python objects, no aliases (with which a short file can stand for a huge one), no key
+    twice in a table, at most `MAX_BYTES`, `MAX_DEPTH` and `MAX_VALUES`.
     """
     yaml = require("yaml", extra="recipes")
     try:
@@ -286,7 +275,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         OSError,
         ValueError,
         yaml.YAMLError,
-    ) as error:  # ValueError: a date that is none, a number too long
+    ) as error:  # ValueError: an impossible date, a number too long
         raise ConfigError(f"{path}: cannot read the options: {' '.join(str(error).split())}") from error
     if table is None:
         return {}
@@ -296,7 +285,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _refuse_bombs(yaml: Any, text: str, path: str | Path) -> None:
-    """Aliases, depth and number, found on the stream of events, which nothing has been built from yet."""
+    """Checks the stream of parser events, before any object is built."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         if number > MAX_VALUES:
@@ -316,7 +305,7 @@ def _refuse_bombs(yaml: Any, text: str, path: str | Path) -> None:
 
 
 def _refuse_repeated_keys(yaml: Any, node: Any, path: str | Path) -> None:
-    """YAML keeps the last of two equal keys without a word."""
+    """PyYAML silently keeps the last of two equal keys."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:

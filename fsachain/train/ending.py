@@ -24,10 +24,10 @@ from fsachain.train.step import Stepper
 
 @dataclass(frozen=True)
 class Combination:
-    """What was chosen.
+    """A chosen model.
 
     Attributes:
-        state: the chosen model's `state_dict()`.
+        state: its `state_dict()`.
         num_models: models in the mean; 0 for the moving average.
         objf: the objective by candidate: "1", "2", ... for the means of so many models, and "ema".
     """
@@ -95,10 +95,10 @@ def _candidates(
 
 @dataclass(frozen=True)
 class Ending:
-    """How the final model came to be.
+    """How the final model was made.
 
-    `averaged` names the checkpoints that it is the mean of, none for the moving average; `objf` is that of each
-    candidate, where one was chosen.
+    `averaged` names the checkpoints of which it is the mean (none for the moving average); `objf` holds the objective of
+    each candidate, where one was chosen.
     """
 
     averaged: tuple[str, ...]
@@ -107,7 +107,7 @@ class Ending:
 
 
 def check_ending(config: TrainConfig, dev_source: Source | None) -> None:
-    """Raise ConfigError before a training begins if its end would lack something."""
+    """Raised before training rather than after its last epoch."""
     if config.combine == "best-average" and config.combine_on == "dev" and dev_source is None:
         raise ConfigError(
             'train.combine: "best-average" is chosen on a development set, and there is none; expected one, or '
@@ -126,18 +126,17 @@ def make_final_model(
 ) -> Ending:
     """Give the model its final parameters and statistics.
 
-    `paths` are the checkpoints of the last epochs, oldest first, which the first process has; `ema` moving averages of the
-    parameters, empty without any; `source` gives training batches for the statistics of batch normalisation.
+    `paths` are the checkpoints of the last epochs, oldest first; they exist for the first process only. `ema` is empty
+    without moving averages. `source` gives training batches for the statistics of batch normalisation.
     """
     model, world = stepper.model, stepper.world
     names = tuple(path.name for path in paths)
 
     def first_batches() -> Iterable[Sequence[SupervisedBatch]]:
-        """Those of the epoch after the last."""
         return islice(source.batches(config.num_epochs, 0, stepper.share), config.batch_norm_batches)
 
     def take(state: Mapping[str, torch.Tensor]) -> None:
-        """Load the first process's `state` everywhere, and take the statistics that averaging leaves stale anew."""
+        """Load the first process's `state` everywhere and recompute the statistics of batch normalisation."""
         model.load_state_dict(state)
         world.copy_first(model.state_dict())
         stepper.passes.refresh(first_batches())
@@ -150,7 +149,7 @@ def make_final_model(
         return float(evaluate(dev_source.in_order(stepper.share))["objf"])
 
     def newest_first() -> Iterator[Tensors]:
-        """The models of the last epochs; in other processes than the first, tensors that stand in for them."""
+        """The models of the last epochs; in processes other than the first, placeholders of the same shapes."""
         for path in reversed(paths):
             if world.is_first:
                 yield Checkpoint.load(path).model

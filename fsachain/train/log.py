@@ -16,27 +16,22 @@ LONGEST_LINE = 1 << 23  # bytes
 
 
 class JsonLinesLog:
-    """Appends events to a file; each line is on disk when `write` returns to the system.
-
-    Args:
-        path: The file; its folder is made. An existing log is continued.
-    """
+    """Appends events to a file, which is made with its folder or continued. Each line is flushed before `write` returns."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one line: `event`, Unix time and values. NaN and infinities become null."""
+        """NaN and infinities become null; `time` is Unix time."""
         line = {"event": event, "time": round(time.time(), 3), **json_ready(values)}
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> int:
-        """Take back the events for which `keep` is false, and what a kill or a full disk has cut short.
+        """Remove the events for which `keep` is false, and lines cut short by a kill or a full disk.
 
-        Returns:
-            The number of lines that were no events. The file is replaced, all or nothing, if it changes.
+        Returns the number of lines that were no events. The file is replaced, all or nothing, if it changes.
         """
         if not self.path.is_file():
             return 0
@@ -55,7 +50,7 @@ class JsonLinesLog:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """The event that a line is; None where it is cut short or damaged."""
+    """None where the line is cut short or damaged."""
     try:
         event = parse_json(line, "event")
     except DataError:
@@ -76,7 +71,7 @@ def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def json_ready(value: Any) -> Any:
-    """The value with six decimals and null for NaN and infinities, which JSON lacks."""
+    """Rounded to six decimals; null for NaN and infinities, which JSON lacks."""
     if isinstance(value, dict):
         return {name: json_ready(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

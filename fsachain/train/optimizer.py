@@ -27,14 +27,13 @@ _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamax": torch.optim.Adamax,
     "sgd": torch.optim.SGD,
 }
-_FUSED = ("adam", "adamw", "sgd")  # one call per step; for the others torch has calls over lists of tensors
+_FUSED = ("adam", "adamw", "sgd")  # the others use torch's `foreach` form
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimiser of `config` over all parameters that are to move, in torch's fastest form.
 
-    Parameters with one factor on the learning rate and one weight decay are a group; a group's `factor` is used by
-    `set_learning_rate`.
+    Parameters are grouped by factor on the learning rate and weight decay; `set_learning_rate` reads a group's `factor`.
     """
     named = {name: value for name, value in model.named_parameters() if value.requires_grad}
     _check_prefixes(named, config.factors, "train.optimizer.factors")
@@ -62,23 +61,21 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate`, times the group's factor, from the next step on."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("factor", 1.0)  # checkpoints of older versions have no factor
 
 
 def longest_prefix(name: str, values: Mapping[str, Value], default: Value) -> Value:
-    """The value of the longest prefix of a dotted name; "encoder" is one of `encoder.linear.weight`, "enc" is not."""
+    """The value of the longest prefix of a dotted name; "encoder" is a prefix of `encoder.linear.weight`, "enc" is not."""
     return next((values[prefix] for prefix in reversed(_prefixes(name)) if prefix in values), default)
 
 
 def _prefixes(name: str) -> list[str]:
-    """Of a dotted name, shortest first."""
+    """Shortest first."""
     return list(accumulate(name.split("."), "{}.{}".format))
 
 
 def frozen_epochs(names: Iterable[str], config: OptimizerConfig) -> dict[str, float]:
-    """Epochs at the start in which each parameter does not move."""
     names = list(names)
     _check_prefixes(names, config.freeze_epochs, "train.optimizer.freeze_epochs")
     return {name: longest_prefix(name, config.freeze_epochs, 0.0) for name in names}
@@ -117,9 +114,9 @@ def dropout_setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
 class Schedules:
     """Sets, before each step, all that changes with the progress of a training.
 
-    Learning rate by group of parameters, frozen parameters, dropout, options of the loss (by its `adjust(**options)`): all
-    are pure functions of the number of steps done, so that a training that goes on from a checkpoint needs nothing but this
-    number. `values` has what was set last, by name, for the log; the learning rate is that of factor 1.
+    These are the learning rate by group of parameters, frozen parameters, dropout, and options of the loss (by its
+    `adjust(**options)`). All are pure functions of the number of steps done, so that a checkpoint needs to keep this number
+    alone. `values` holds what was set last, by name, for the log; the learning rate is that of factor 1.
     """
 
     def __init__(
@@ -144,7 +141,7 @@ class Schedules:
                 f"train.dropout_schedule: nothing in {type(model).__name__} drops anything; expected a dropout module, "
                 "or a module with set_dropout(proportion)"
             )
-        # What the user froze stays so.
+        # Parameters that the user froze stay frozen.
         movable = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._frozen = [
             (movable[name], epochs)
@@ -154,7 +151,7 @@ class Schedules:
         self.values: dict[str, float] = {}
 
     def apply(self, step: int, num_steps: int) -> None:
-        """Set everything for step `step`, counted from 0, of `num_steps` in all epochs together."""
+        """`step` is counted from 0 over `num_steps` of all epochs together."""
         rate = learning_rate(self._config.schedule, step, num_steps)
         set_learning_rate(self._optimizer, rate)
         epochs = step * self._config.num_epochs / max(num_steps, 1)
@@ -277,7 +274,7 @@ class MaxChange:
             squares[number] = squares.get(number, 0.0) + norm * norm
         changes = {number: math.sqrt(square) for number, square in squares.items()}
         if not all(map(math.isfinite, changes.values())):
-            return [1.0] * len(norms)  # no number to scale to; the next loss says what is wrong
+            return [1.0] * len(norms)  # not finite; the next loss is reported
         scale = {number: _down_to(self.per_component, change) for number, change in changes.items()}
         whole = math.sqrt(sum((scale[number] * change) ** 2 for number, change in changes.items()))
         overall = _down_to(self.total, whole)
@@ -288,7 +285,6 @@ class MaxChange:
 
 
 def _down_to(limit: float, norm: float) -> float:
-    """The factor, at most 1, that brings `norm` to `limit`."""
     return 1.0 if norm <= limit else limit / norm
 
 

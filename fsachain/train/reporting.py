@@ -32,7 +32,7 @@ class DivergedError(FsachainError, ArithmeticError):
 
 
 class Progress:
-    """What a person sees while a training runs; this one shows nothing."""
+    """What a person sees while a training runs; this base class shows nothing."""
 
     def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
         """Epoch `epoch`, counted from 1, begins with `done` of its batches behind it."""
@@ -111,13 +111,12 @@ class BarProgress(LineProgress):
 
 
 def make_progress(stream: TextIO | None = None) -> Progress:
-    """A bar if `stream` (standard error by default) is a terminal, lines otherwise."""
+    """A bar if `stream` (default: standard error) is a terminal, lines otherwise."""
     target = sys.stderr if stream is None else stream
     return BarProgress(target) if target.isatty() else LineProgress(target)
 
 
 def figures(summary: dict[str, Any]) -> str:
-    """Objective, its two parts per frame, speed, where the time went, and what was left out."""
     text = (
         f"objf {summary['objf']:.4f} (num {summary['num']:.3f}, den {summary['den']:.3f}) "
         f"{summary['frames_per_second']:,.0f} frames/s, loss {100 * summary['loss_share']:.0f} % of time, "
@@ -131,10 +130,10 @@ def figures(summary: dict[str, Any]) -> str:
 
 
 class Reporter:
-    """Tells what happens in one training; in other processes than the first, where nothing is shown, to nobody.
+    """Reports the events of one training; silent in processes other than the first.
 
-    All processes call `start`, `left_out` and `skipped`, each with what it found. `faults` are the utterances that were
-    told to take no part; sources that read while the training runs find more.
+    All processes call `start`, `left_out` and `skipped`, each with what it found. `faults` are the excluded utterances
+    reported so far; sources that read while the training runs find more.
     """
 
     def __init__(self, path: Path, progress: Progress | None, config: TrainConfig, world: World) -> None:
@@ -149,7 +148,6 @@ class Reporter:
         return tuple(self._faults)
 
     def write(self, event: str, **values: Any) -> None:
-        """Write an event to the log."""
         if self.log is not None:
             self.log.write(event, **values)
 
@@ -158,7 +156,7 @@ class Reporter:
         self.progress.message(f"continuing after {state.epoch} epochs and {state.batch} batches")
 
     def start(self, model: nn.Module, source: Source, faults: Iterable[Fault]) -> None:
-        """The training begins; raises as `left_out`."""
+        """Raises as `left_out`."""
         new = self._new(faults)
         first, *others = _records(new) or [[]]
         self.write(
@@ -173,7 +171,7 @@ class Reporter:
         self._tell(new, others)
 
     def left_out(self, faults: Iterable[Fault]) -> None:
-        """Tell of those utterances that were not told before; DataError where `bad_data` is "stop"."""
+        """Report utterances not reported before; DataError where `bad_data` is "stop"."""
         new = self._new(faults)
         self._tell(new, _records(new))
 
@@ -203,7 +201,7 @@ class Reporter:
         train: dict[str, Any],
         dev: dict[str, Any] | None,
     ) -> None:
-        """An epoch is over, whose sums are still in the state."""
+        """Called while the sums of the epoch are still in the state."""
         names = state.sums.left_out()
         self.write(
             "epoch", epoch=state.epoch, step=state.step, **scheduled, train=train, dev=dev, excluded=names
@@ -213,9 +211,9 @@ class Reporter:
     def skipped(
         self, model: nn.Module, state: TrainState, parts: Sequence[SupervisedBatch], outcome: StepOutcome
     ) -> None:
-        """A batch, of which `parts` are this process's micro-batches, has moved no parameter: count it.
+        """Count a batch that moved no parameter; `parts` are this process's micro-batches of it.
 
-        Too many in a row are a DivergedError. What float16 cannot hold does not count.
+        Too many in a row are a DivergedError. An overflow of float16 does not count.
         """
         state.sums.skipped_batches += 1
         mine = [name for item in parts for name in item.batch.ids]
@@ -241,7 +239,7 @@ def _records(faults: Sequence[Fault]) -> list[list[dict[str, Any]]]:
 
 
 def find_causes(model: nn.Module, parts: Sequence[SupervisedBatch], outcome: StepOutcome) -> list[str]:
-    """Which numbers of a bad batch are not finite, from the input to the loss, as far as one process knows."""
+    """Which numbers of a bad batch are not finite, from the input to the loss, in this process alone."""
     causes = []
     broken = []
     for item in parts:
@@ -260,7 +258,7 @@ def find_causes(model: nn.Module, parts: Sequence[SupervisedBatch], outcome: Ste
 
 
 def diagnose(outcome: StepOutcome, causes: Iterable[str]) -> str:
-    """One line about a bad batch, with the causes that all processes found."""
+    """`causes` are those of all processes."""
     told = list(dict.fromkeys(causes))
     if not told:
         if not math.isfinite(outcome.loss):

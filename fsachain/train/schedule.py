@@ -55,12 +55,12 @@ class ScheduleConfig:
 
 
 def training_progress(step: int, num_steps: int) -> float:
-    """Where step `step`, counted from 0, stands in a training of `num_steps`: 0 the first, 1 the last and all after it."""
+    """0 for step 0, 1 for step `num_steps` - 1 and all after it."""
     return min(step / max(num_steps - 1, 1), 1.0)
 
 
 def learning_rate(config: ScheduleConfig, step: int, num_steps: int) -> float:
-    """Learning rate of optimiser step `step`, counted from 0, in a training of `num_steps`; then the last rate."""
+    """The rate of step `step`, counted from 0; past the end, that of the last step."""
     progress = training_progress(step, num_steps)
     if progress < config.warmup:
         rise = progress / config.warmup
@@ -96,7 +96,14 @@ FORMS = 'a number, text such as "0,0@0.20,0.5@0.50,0" (value@progress), or pairs
 
 
 class Schedule:
-    """A piecewise linear function of training progress.
+    """A piecewise linear function of training progress, which is 0 at the first step and 1 at the last.
+
+    In text it is written as in Kaldi's chain recipes, value@progress:
+
+        0,0@0.20,0.5@0.50,0      0 up to a fifth of the training, a line up to 0.5 in its middle, a line down to 0 at its end
+
+    The first value is at 0, the last at 1, and one between them without a place at 0.5. A list of pairs [value, progress]
+    says the same. Two values at one progress are a jump: the second holds from there on.
 
     Args:
         points: (value, progress) pairs; progress does not fall, begins with 0 and ends with 1.
@@ -124,7 +131,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, value: Any, where: str = "schedule") -> Schedule:
-        """The schedule in an option's value: a number, text or pairs, see the head of this module."""
+        """The schedule in an option's value: a number, text or pairs."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -156,7 +163,7 @@ class Schedule:
         return value + (after - value) * ((place - begin) / (end - begin))
 
     def __str__(self) -> str:
-        """Text that `parse` makes the same schedule of."""
+        """Text from which `parse` makes the same schedule."""
         return ",".join(f"{value!r}@{progress!r}" for value, progress in self.points)
 
     def __repr__(self) -> str:
@@ -174,19 +181,18 @@ Scheduled = float | Schedule
 
 
 def scheduled(value: Any, where: str) -> Scheduled:
-    """An option's value: a plain number where it does not change."""
+    """A plain number where the value does not change."""
     schedule = Schedule.parse(value, where)
     constant = schedule.constant
     return schedule if constant is None else constant
 
 
 def values_of(value: Scheduled) -> tuple[float, ...]:
-    """The number, or the values at the points of the schedule: what an option's range has to be checked for."""
+    """The number, or the values at the points: if these lie in an option's range, so do all values."""
     return value.values if isinstance(value, Schedule) else (float(value),)
 
 
 def value_at(value: Scheduled, progress: float) -> float:
-    """The value of an option at some progress in [0, 1]."""
     return value.at(progress) if isinstance(value, Schedule) else float(value)
 
 
@@ -198,7 +204,7 @@ def _points_of_text(text: str, where: str) -> list[tuple[float, float]]:
         between = "1" if index == len(parts) - 1 else "0.5"
         place = progress if at else ("0" if index == 0 else between)
         points.append((_number(value, text, where), _number(place, text, where)))
-    # A value alone is both ends.
+    # A single value stands at both ends.
     return [*points, (points[0][0], 1.0)] if len(parts) == 1 and "@" not in text else points
 
 

@@ -40,7 +40,7 @@ OutputLengths = Callable[[torch.Tensor], torch.Tensor]
 
 
 def min_frames(table: TransitionTable) -> float:
-    """Fewest frames that a sequence through the table has; infinity where there is no path."""
+    """Fewest frames of a path through the table; infinity where there is no path."""
     arcs = table.by_src
     final = np.isfinite(table.final_log_prob)
     starts = np.flatnonzero(np.isfinite(table.initial_log_prob))
@@ -49,7 +49,7 @@ def min_frames(table: TransitionTable) -> float:
 
 
 def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fault | None:
-    """What is wrong with an example whose numerator needs `need` frames; None if it can be trained on."""
+    """None if the example, whose numerator needs `need` frames, can be trained on."""
     if not np.isfinite(example.features).all():
         frame = int(np.argmin(np.isfinite(example.features).all(axis=1)))
         return Fault(
@@ -70,8 +70,6 @@ def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fa
 
 @dataclass(frozen=True)
 class SupervisedBatch:
-    """A batch of features and the numerators of its utterances."""
-
     batch: Batch
     numerators: TableBatch
 
@@ -105,26 +103,16 @@ class Source(Protocol):
         """
 
     def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The same for one pass over all utterances, unchanged: for evaluation."""
+        """One pass over all utterances, without augmentation: for evaluation."""
 
 
 class BatchSource:
-    """Supervised batches of examples in memory, epoch by epoch: a `Source`.
+    """A `Source` of examples in memory.
 
-    Args:
-        variants: One or more versions of the same utterances in the same order, for instance at several
-            speeds; an epoch draws one version of each utterance.
-        numerators: Tables by the id of the example, so by that of each version.
-        output_lengths: The model's, from input to output frames.
-        batch_size: Utterances per batch, at most.
-        seed: Seed of order and version.
-        batch_frames: Frames per batch, at most, padding included; None: no limit. See `EpochOrder`.
-        augmentation: Changes of the features, drawn anew in each epoch.
-        reasons: Why an utterance has no numerator, for the report.
-
-    Attributes:
-        excluded: Examples without numerator, with fewer output frames than it needs, or with features that are
-            not finite.
+    `variants` are one or more versions of the same utterances in the same order, for instance at several speeds; an epoch
+    draws one version of each. `numerators` are by the id of each version. `batch_frames` includes padding; see `EpochOrder`.
+    `reasons` say, for the report, why an utterance has no numerator. `excluded` are examples without numerator, with fewer
+    output frames than it needs, or with features that are not finite.
     """
 
     def __init__(
@@ -173,16 +161,14 @@ class BatchSource:
 
     @property
     def num_utterances(self) -> int:
-        """Utterances of an epoch."""
         return len(self._choices)
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch."""
         return self._order.num_batches
 
     def fingerprint(self) -> list[Any]:
-        """Augmentation, and ids and lengths of all examples."""
+        """Of augmentation, and ids and lengths of all examples."""
         augmentation = None if self._augmentation is None else asdict(self._augmentation)
         examples = (example for versions in self._choices for example in versions)
         return [augmentation, [[example.id, example.num_frames] for example in examples]]
@@ -190,13 +176,12 @@ class BatchSource:
     def batches(
         self, epoch: int, start: int = 0, share: Share = WHOLE
     ) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The micro-batches of `share`, made one step at a time; see `Source`."""
         examples = self._draw(epoch)
         for bucket in self._order.buckets(epoch)[start:]:
             yield self._supervise(share.parts([examples[position] for position in bucket]), epoch)
 
     def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The first version of every utterance, unchanged, shortest first: for evaluation."""
+        """The first version of every utterance, shortest first, without augmentation."""
         examples = sorted((versions[0] for versions in self._choices), key=lambda example: example.num_frames)
         for begin in range(0, len(examples), self._batch_size):
             yield self._supervise(share.parts(examples[begin : begin + self._batch_size]))
@@ -204,7 +189,7 @@ class BatchSource:
     def _supervise(
         self, parts: Sequence[Sequence[Example]], epoch: int | None = None
     ) -> tuple[SupervisedBatch, ...]:
-        """The parts with their numerators; augmented as in an epoch where one is given."""
+        """Features are augmented only where an epoch is given."""
         if epoch is not None and self._augmentation is not None:
             parts = [[augment(one, self._augmentation, epoch) for one in part] for part in parts]
         return tuple(supervise(part, self._numerators) for part in parts)
@@ -221,7 +206,6 @@ class BatchSource:
 
 
 def supervise(examples: Sequence[Example], numerators: Mapping[str, TransitionTable]) -> SupervisedBatch:
-    """Pad the examples to a batch and pack their numerators."""
     batch = collate(examples)
     return SupervisedBatch(batch, TableBatch.pack([numerators[name] for name in batch.ids], batch.ids))
 
@@ -232,19 +216,16 @@ def _check_left(utterances: Sequence[Any], excluded: Sequence[Fault]) -> None:
         raise DataError(f"no utterance is left, {len(excluded)} were excluded{first}")
 
 
-# A corpus that is never in memory: features, and numerators if need be, are made ahead of their use.
-
-
 class TableMaker(Protocol):
-    """What compiles a numerator: `fsachain.graph.shards.NumeratorMaker`, say."""
+    """Compiles numerators, as `fsachain.graph.shards.NumeratorMaker` does."""
 
     def table(self, name: str, words: Sequence[str]) -> TransitionTable:
-        """The numerator of an utterance; a `GraphError` says why there is none."""
+        """Raises a GraphError where the utterance has no numerator."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work: utterances, each in one of its versions, of an epoch; None where nothing is augmented."""
+    """Utterances for one worker, each in one of its versions; `epoch` is None where nothing is augmented."""
 
     epoch: int | None
     utterances: tuple[tuple[Utterance, Perturbation], ...]
@@ -371,16 +352,14 @@ class StreamSource:
 
     @property
     def num_utterances(self) -> int:
-        """Utterances of an epoch."""
         return len(self._corpus.utterances)
 
     @property
     def num_batches(self) -> int:
-        """Steps of an epoch."""
         return self._order.num_batches
 
     def fingerprint(self) -> list[Any]:
-        """As that of the same examples in memory, if steps are drawn from everywhere."""
+        """Equal to that of the same examples in memory, if steps are drawn from all utterances."""
         corpus, change = self._corpus, self._preparation.augmentation
         ids = [
             [copy.prefix + utterance.id, int(count)]
@@ -393,11 +372,11 @@ class StreamSource:
     def batches(
         self, epoch: int, start: int = 0, share: Share = WHOLE
     ) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The micro-batches of `share`, some steps ahead; see `Source`."""
+        """The micro-batches of `share`, prepared some steps ahead; see `Source`."""
         return self._steps(self._order.buckets(epoch)[start:], self._versions(epoch), epoch, share)
 
     def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The first version of every utterance, unchanged, shortest first: for evaluation."""
+        """The first version of every utterance, shortest first, without augmentation."""
         order = np.argsort(self._corpus.frames[0], kind="stable").tolist()
         steps = [order[begin : begin + self._batch_size] for begin in range(0, len(order), self._batch_size)]
         return self._steps(steps, np.zeros(len(order), np.int64), None, share)
@@ -411,7 +390,7 @@ class StreamSource:
         return found
 
     def _versions(self, epoch: int) -> NDArray[np.int64]:
-        """Which copy of each utterance an epoch has: the draw of `BatchSource`."""
+        """Which copy of each utterance an epoch has; drawn as in `BatchSource`."""
         copies = len(self._corpus.copies)
         if copies == 1:
             return np.zeros(self.num_utterances, np.int64)
@@ -439,7 +418,7 @@ class StreamSource:
         return [Task(epoch, tuple(flat[begin : begin + PIECE])) for begin in range(0, len(flat), PIECE)]
 
     def _supervise(self, prepared: Iterable[Prepared], places: Sequence[int]) -> SupervisedBatch | None:
-        """A batch of what is in order; None if nothing is."""
+        """A batch of the utterances without a fault; None if there are none."""
         examples: list[Example] = []
         tables: list[TransitionTable] = []
         for found, place in zip(list(prepared), places, strict=True):

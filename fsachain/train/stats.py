@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# What several processes add up; the other figures are equal in all of them, or the first one's.
+# Added up over processes; the other figures are equal in all of them, or the first one's.
 _SUMMED = (
     "objf",
     "num_log_prob",
@@ -40,7 +40,7 @@ class EpochSums:
     moved_batches: int = 0
     skipped_batches: int = 0  # a number was not finite
     excluded: list[str] = field(default_factory=list)  # names, as often as the loss left them out
-    seconds: float = 0.0  # of the steps, in the first process; of these:
+    seconds: float = 0.0  # of the steps, in the first process; the next three are parts of it
     loss_seconds: float = 0.0
     data_seconds: float = 0.0  # waiting for the next batch
     world_seconds: float = 0.0  # waiting for the other processes and adding up
@@ -48,17 +48,15 @@ class EpochSums:
     limited_components: int = 0  # by `max_change_per_component`
 
     def numbers(self) -> list[float]:
-        """The figures that several processes add up."""
         return [float(getattr(self, name)) for name in _SUMMED]
 
     def add_numbers(self, values: Sequence[float]) -> None:
-        """Add what `numbers` gave, of one process or the sum over several."""
         for name, value in zip(_SUMMED, values, strict=True):
             before = getattr(self, name)
             setattr(self, name, before + type(before)(value))
 
     def add_record(self, record: Any, lengths: list[int]) -> None:
-        """Add one `LFMMILoss.last_record`; `lengths` are the output frames of its sequences."""
+        """`lengths` are the output frames of the record's sequences."""
         ok = [bool(value) for value in record.ok]
         self.objf += float(record.objf_ok)
         self.num_log_prob += _sum_ok(record.num_log_prob, ok)
@@ -71,17 +69,16 @@ class EpochSums:
         self.excluded += [str(name) for name in record.excluded]
 
     def add_norm(self, norm: float) -> None:
-        """Add the norm of a gradient that moved parameters."""
         self.grad_norm += norm
         self.max_grad_norm = max(self.max_grad_norm, norm)
         self.moved_batches += 1
 
     def left_out(self) -> list[str]:
-        """The first 5,000 different names of `excluded`, sorted: what a line of the log names; all are counted."""
+        """The first 5,000 different names of `excluded`, sorted, which keeps a line of the log short."""
         return sorted(set(self.excluded))[:5000]
 
     def summary(self) -> dict[str, Any]:
-        """Figures per frame and per second for log and progress; NaN where nothing was counted."""
+        """Figures per frame and per second; NaN where nothing was counted."""
         return {
             "objf": _ratio(self.objf, self.weight),
             "num": _ratio(self.num_log_prob, self.output_frames),
@@ -104,7 +101,7 @@ class EpochSums:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """All sums, for a checkpoint; `EpochSums(**values)` makes them again."""
+        """`EpochSums(**values)` restores them from a checkpoint."""
         return asdict(self)
 
 

@@ -1,10 +1,10 @@
 """One step of training and one pass of evaluation.
 
 features -> network -> loss -> gradient of the network output -> backward through the network, for each micro-batch of
-each process; then the sum over all of them, divided by the frames that took part -> clipping -> optimiser. The loss's own
-gradient is taken first and handed to the network, which gives the same numbers as one backward call and tells how much of
-the time the loss took. How the utterances of a step are shared out changes roundings and nothing else, but for batch
-normalisation, whose batch is one micro-batch of every process, and dropout.
+each process; then the sum over all of them, divided by the frames that took part -> clipping -> optimiser. The gradient of
+the loss is computed first and handed to the network, which gives the same numbers as one backward call and lets the loss
+be timed. How the utterances of a step are divided among processes and micro-batches changes only roundings, except for
+batch normalisation, whose batch is one micro-batch of every process, and dropout.
 """
 
 from __future__ import annotations
@@ -39,17 +39,11 @@ class Precision:
     """The number format of the network's passes. Parameters, loss, its gradient, and all sums stay float32 or better.
 
     With bfloat16 and float16 torch's autocast chooses, operation by operation, what is computed in 16 bits. float16 has no
-    numbers above 65504 and few below 6e-8: the gradient enters the network times a factor, which is halved when something
-    overflows, for a step that is then skipped, and doubled after `GROW_AFTER` steps in which nothing did (Micikevicius et
-    al., ICLR 2018). That the decision is about the gradient summed over all processes makes it the same in all of them.
-
-    Args:
-        name: one of `fsachain.train.config.PRECISIONS`.
-
-    Attributes:
-        factor: of the gradients in the network. It begins with 1: the gradient of a sum over frames, as it is here, is
-            already thousands of times that of their mean.
-        good_steps: since the factor changed.
+    numbers above 65504 and few below 6e-8: the gradient enters the network times `factor`, which is halved when something
+    overflows, for a step that is then skipped, and doubled after `GROW_AFTER` steps without an overflow (Micikevicius et
+    al., ICLR 2018). The decision is about the gradient summed over all processes, and therefore the same in all of them.
+    The factor begins with 1: the gradient of a sum over frames, as it is here, is already thousands of times that of their
+    mean.
     """
 
     def __init__(self, name: str = "float32") -> None:
@@ -58,11 +52,11 @@ class Precision:
         self.good_steps = 0
 
     def passes(self, device: torch.device) -> AbstractContextManager[object]:
-        """A block in which the network is run forward."""
+        """Context of the network's forward passes."""
         return nullcontext() if self._dtype is None else torch.autocast(device.type, dtype=self._dtype)
 
     def note(self, finite: bool) -> bool:
-        """Choose the factor for the next step; tells whether it was lowered, by what may be nothing but an overflow."""
+        """Choose the factor for the next step; True if it was lowered, so that the bad step may be only an overflow."""
         if self._dtype is not torch.float16:
             return False
         self.good_steps = self.good_steps + 1 if finite else 0
@@ -76,11 +70,11 @@ class Precision:
 
 @torch.no_grad()
 def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batches: Iterable[Item]) -> None:
-    """Replace all running statistics by their mean over some batches, for weights that no batch has seen; the weights stay.
+    """Replace all running statistics by their mean over some batches, for weights just averaged.
 
-    Modules are recognised by their buffers `running_mean` and `running_var` and a number `momentum`, the share of the newest
-    batch in the running value. Dropout is off meanwhile, as it is wherever the statistics are used. The model is left in the
-    mode (training or evaluation) it came in.
+    Modules are recognised by their buffers `running_mean` and `running_var` and a number `momentum`, the share of the
+    newest batch in the running value. Dropout is off meanwhile, as it is wherever the statistics are used. The model's mode
+    (training or evaluation) is restored.
     """
     norms = [
         module
@@ -109,13 +103,13 @@ def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batc
 
 
 class Pooling:
-    """Batch normalisation over several processes: one batch, whichever process has which of its utterances.
+    """Batch normalisation over several processes: their micro-batches of one pass are one batch.
 
-    `MaskedBatchNorm` adds up its sums over all processes in every forward and backward pass. All must therefore make the
-    same passes (`active`): one that has fewer micro-batches than another passes a stand-in through the network, whose
-    frames do not count (`counts`). Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their own
-    process, as they do in torch's own training with several processes; their running averages are averaged after each
-    step, so that one model is saved. A world of one changes nothing.
+    `MaskedBatchNorm` sums over all processes in every forward and backward pass. All processes must therefore make the same
+    number of passes (`active`): one that has fewer micro-batches than another passes a stand-in batch through the network,
+    whose frames do not count (`counts`). Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their own
+    process, as they do in torch's DistributedDataParallel; their running averages are averaged after each step, so that one
+    model is saved. With one process nothing changes.
     """
 
     def __init__(self, model: nn.Module, world: World) -> None:
@@ -138,12 +132,12 @@ class Pooling:
         ]
 
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
-        """Turn the values into their sum over all processes; called by the layers."""
+        """Sum over all processes, in place; called by the layers."""
         return self._world.add_up(values)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """A block in which the layers normalise over all processes, in training mode."""
+        """Within it the layers normalise over all processes, in training mode."""
         for module in self._pooled:
             module.pool = self
         try:
@@ -154,7 +148,6 @@ class Pooling:
 
     @contextmanager
     def counting(self, counts: bool) -> Iterator[None]:
-        """A block in which what passes through the network counts, or does not."""
         self.counts = counts
         try:
             yield
@@ -174,7 +167,7 @@ class Pooling:
 
     @torch.no_grad()
     def average_running(self, passed: bool) -> None:
-        """Average what the other layers have over the processes that `passed` something through them; call in all."""
+        """Average torch's layers over the processes that `passed` something through them; called by all processes."""
         if not self._running:
             return
         count = self._world.sum_numbers([float(passed)])[0]
@@ -203,7 +196,7 @@ class Output(Protocol):
 
 
 class Passes:
-    """Passes through a network, forward and backward, that several processes make together."""
+    """Forward and backward passes through a network, in step with the other processes."""
 
     def __init__(self, model: nn.Module, world: World, precision: Precision) -> None:
         self.model = model
@@ -215,12 +208,12 @@ class Passes:
 
     @contextmanager
     def shared(self, parts: Sequence[SupervisedBatch]) -> Iterator[list[Batch]]:
-        """A block in which all processes pass their micro-batches of one batch; gives the stand-ins to pass after them."""
+        """Context of the passes over one batch; yields the stand-ins to pass after the micro-batches."""
         with self.pooling.joined():
             yield self.pooling.stand_ins(parts)
 
     def forward(self, batch: Batch) -> Output:
-        """The model's output for a batch, on the model's device; of chunks without what is only context."""
+        """The output on the model's device; of chunks without the frames that are only context."""
         with self.precision.passes(self._device):
             output: Output = self.model(batch.features.to(self._device), batch.lengths)
         scores, xent, lengths = output.nnet_output, output.xent_log_probs, output.lengths
@@ -230,7 +223,7 @@ class Passes:
         return _Scores(_at_least_float32(scores), lengths, None if xent is None else _at_least_float32(xent))
 
     def backward(self, roots: list[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
-        """Carry the loss's gradients through the network; where passes are shared, through the same roots everywhere."""
+        """Where passes are shared, all processes go back from the same roots: a missing gradient becomes zeros."""
         used = [int(grad is not None) for grad in grads]
         if self.pooling.active:
             self._used = used = self._used or self._world.largest(used)
@@ -242,14 +235,12 @@ class Passes:
         torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
 
     def stand_in(self, batch: Batch) -> None:
-        """Make the passes that the other processes make."""
         with self.pooling.counting(False):
             output = self.forward(batch)
             roots = [value for value in (output.nnet_output, output.xent_log_probs) if value is not None]
             self.backward(roots, [None] * len(roots))
 
     def refresh(self, batches: Iterable[Sequence[SupervisedBatch]]) -> None:
-        """Take the running statistics of all normalisation layers anew; see `refresh_batch_norm`."""
         passed = False
 
         def every() -> Iterator[tuple[Batch, bool]]:
@@ -277,14 +268,9 @@ def _at_least_float32(values: torch.Tensor) -> torch.Tensor:
 class StepOutcome:
     """What came of a step, over all processes and the same in all of them.
 
-    Attributes:
-        loss: per frame.
-        grad_norm: of its gradient, before clipping.
-        usable: False when nothing in the model was changed.
-        excluded: names of the sequences that the loss left out.
-        overflow: nothing was changed because a number was too large for float16, and the next step's are smaller.
-        stopping: some process was asked to stop.
-        empty: the batch has no utterance at all.
+    `loss` is per frame, `grad_norm` before clipping. `usable` is False when nothing in the model was changed; with
+    `overflow` because a number was too large for float16. `excluded` names the sequences that the loss left out. `stopping`:
+    some process was asked to stop. `empty`: the batch has no utterance.
     """
 
     loss: float
@@ -298,7 +284,7 @@ class StepOutcome:
 
 @dataclass
 class _Found:
-    """What the micro-batches of this process gave, and then those of all."""
+    """Sums over the micro-batches of this process, and after `_reduce` over all processes."""
 
     loss: float = 0.0  # summed over frames
     ok: float = 0.0  # sequences that took part
@@ -344,7 +330,6 @@ class Stepper:
     def configured(
         cls, model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer, config: TrainConfig, world: World
     ) -> Stepper:
-        """The stepper of a training with these options."""
         limits = config.optimizer.max_change_per_component, config.optimizer.max_change
         per_component, total = (math.inf if limit is None else limit for limit in limits)
         return cls(
@@ -363,13 +348,10 @@ class Stepper:
     ) -> StepOutcome:
         """Forward, backward, and a step of the optimiser if all is finite and some sequence took part.
 
-        Otherwise the buffers of the model (running statistics of batch normalisation) are given back the values
-        they had: one NaN would stay in them for ever. Every process calls this with its own micro-batches.
-
-        Args:
-            parts: micro-batches; none if this process has no utterance of the batch.
-            sums: are added to, the same in all processes.
-            stopping: asked after the backward pass whether this process is to stop.
+        Otherwise the buffers of the model (running statistics of batch normalisation) are restored, because one NaN would
+        stay in them for ever. Every process calls this with its own micro-batches, none if it has no utterance of the batch.
+        `sums` are added to, the same in all processes; `stopping` is asked after the backward pass whether this process is
+        to stop.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         waited = self.world.seconds
@@ -409,7 +391,7 @@ class Stepper:
         return outcome
 
     def evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> EpochSums:
-        """Objective of the model, in evaluation mode, over batches of which each process has its share."""
+        """Objective in evaluation mode, over batches of which each process has its share."""
         self.model.eval()
         mine = EpochSums()
         started = time.perf_counter()
@@ -454,7 +436,7 @@ class Stepper:
         mine.excluded = float(len(mine.sums.excluded))
 
     def _reduce(self, mine: _Found) -> tuple[_Found, float]:
-        """Sums over all processes; gradients become those of the loss per frame, clipped. The norm is that before."""
+        """Sums over all processes, and the norm before clipping; gradients become those of the loss per frame, clipped."""
         moved = [float(parameter.grad is not None) for parameter in self._parameters]
         numbers = mine.numbers()
         totals = self.world.sum_numbers(numbers + moved)
@@ -475,7 +457,7 @@ class Stepper:
         return found, float(nn.utils.clip_grad_norm_(chosen, self._max_grad_norm))
 
     def _now(self) -> float:
-        """The time, once the device has done all that was asked of it."""
+        """The time after the device has finished all queued work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()

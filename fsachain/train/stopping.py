@@ -15,18 +15,18 @@ MESSAGE = "stopped by SIGTERM; start it again with the same arguments to go on"
 
 
 class StoppedError(FsachainError, RuntimeError):
-    """The work was asked to stop; what it had done is saved, and started again it goes on from there."""
+    """SIGTERM came. The state is saved; started again, the work goes on from there."""
 
 
 class _Terminated(BaseException):
-    """No Exception, so that code which goes on after errors does not go on after this."""
+    """Not an Exception, so that handlers of Exception do not catch it."""
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """A block that SIGTERM ends at once: for work whose files are written under their names only when they are whole.
+    """A block that SIGTERM ends at once: for work whose files appear under their names only when complete.
 
-    Inside it a `StopRequest` may take the signal over. In other threads than the main one the block changes nothing.
+    A `StopRequest` within it may take the signal over. In threads other than the main one the block has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -48,7 +48,7 @@ def stoppable() -> Iterator[None]:
 class StopRequest:
     """Whether SIGTERM has come since the block began; the signal itself interrupts nothing.
 
-    Signals reach the main thread alone: elsewhere the block changes nothing, and no request is ever seen.
+    Python delivers signals to the main thread alone: elsewhere the block has no effect, and no request is ever seen.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,6 @@ class StopRequest:
             self._previous = None
 
     def check(self) -> None:
-        """Raise StoppedError if the signal has come."""
         if self.requested:
             raise StoppedError(MESSAGE)
 

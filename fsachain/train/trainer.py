@@ -107,7 +107,6 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """Shows the training."""
         return self._reporter.progress
 
     @progress.setter
@@ -197,7 +196,7 @@ class Trainer:
                 self.progress.close()
 
     def _resume(self) -> None:
-        """Take up the newest sound checkpoint, if there is one; all processes begin with the first one's parameters."""
+        """Restore the newest sound checkpoint, if there is one; all processes begin with the first one's parameters."""
         state = self._checkpoints.resume(self._reporter.log, self.progress.message)
         if state is None:
             self.world.copy_first(self.model.state_dict())
@@ -267,7 +266,7 @@ class Trainer:
             raise StoppedError(MESSAGE)
 
     def _evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> dict[str, Any]:
-        """Figures of the model as it is now; a request to stop need not wait for the end of the batches."""
+        """A request to stop is heeded before the end of the batches."""
 
         def stoppable() -> Iterator[Sequence[SupervisedBatch]]:
             for parts in batches:
@@ -281,7 +280,6 @@ class Trainer:
         return self._stepper.evaluate(stoppable()).summary()
 
     def _finish(self, source: Source, dev_source: Source | None) -> TrainResult:
-        """Make the final model, evaluate, write."""
         ema = {} if self._ema is None else self._ema.state()
         ending: Ending = make_final_model(
             self._stepper, self._checkpoints.final, ema, self.config, source, dev_source, self._evaluate
@@ -301,7 +299,7 @@ class Trainer:
 
 
 def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[tuple[float, Item]]:
-    """Each item with the seconds that it was waited for; a thread makes up to `depth` ahead, its errors are raised here."""
+    """Each item with the seconds spent waiting for it. A thread makes up to `depth` ahead; its errors are raised here."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
     stopped = threading.Event()
 

@@ -27,7 +27,7 @@ from fsachain.backends.cpu.threads import set_num_threads
 from fsachain.errors import ConfigError, FsachainError
 
 TIMEOUT = 600.0  # seconds that a process waits for the others within a training
-PATIENCE = timedelta(days=30)  # for work that the first process does alone, which takes what it takes
+PATIENCE = timedelta(days=30)  # for work that the first process does alone, of unknown duration
 BUCKET_BYTES = 1 << 25  # gradients that are added up in one message, at most
 _LOOK_EVERY = 0.02  # seconds between looks at whether the first process is done
 _RETRY = timedelta(seconds=1)
@@ -73,7 +73,7 @@ WHOLE = Share()  # what a process that works alone computes: every step at once
 
 @dataclass
 class World:
-    """Every method but `alone` and `from_environment` is called by all processes, in the same order.
+    """The processes that train together. All call every method but `alone` and `from_environment`, in the same order.
 
     Attributes:
         rank: of this process, from 0; the first one writes all files.
@@ -119,7 +119,6 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and tells what happens."""
         return self.rank == 0
 
     def __enter__(self) -> World:
@@ -128,20 +127,20 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """After an error nobody is waited for: the end of this process tells the others."""
+        """After an error it waits for nobody: the end of this process tells the others."""
         if kind is None:
             self.close()
 
     def close(self) -> None:
-        """Wait for all and take leave."""
+        """Wait for all processes, then end the process group."""
         if self.size > 1:
             self.wait("the others to finish")
             dist.destroy_process_group()
 
     def take_threads(self, num_threads: int | None) -> None:
-        """Let torch use so many threads; 0: as it is, None: all processors, shared out among the processes here.
+        """Set torch's number of threads; 0: unchanged, None: all processors, divided among the processes of this machine.
 
-        Where there are several processes here, it is said to the CPU backend too, unless FSACHAIN_NUM_THREADS does.
+        With several processes on this machine the CPU backend gets the number too, unless FSACHAIN_NUM_THREADS sets it.
         """
         if num_threads == 0:
             return
@@ -151,7 +150,7 @@ class World:
             set_num_threads(count)
 
     def wait(self, what: str) -> None:
-        """Return when all processes are here."""
+        """Return when all processes are here; `what` is for messages."""
         if self.size > 1:
             with self._talk(what):
                 dist.all_reduce(torch.zeros(1))
@@ -186,7 +185,6 @@ class World:
         return [int(value) for value in found.tolist()]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in some process."""
         return bool(self.largest([int(flag)])[0])
 
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
@@ -225,7 +223,7 @@ class World:
         return found
 
     def from_first(self, value: Any) -> Any:
-        """The value of the first process; it is pickled. That of the others is not used."""
+        """The first process's value; it is pickled. Those of the others are ignored."""
         if self.size == 1:
             return value
         box = [value]
@@ -247,7 +245,7 @@ class World:
 
     @contextmanager
     def _talk(self, what: str) -> Iterator[None]:
-        """Count the time of a message, and say in our words what it was if it does not come."""
+        """Adds the time of a message to `seconds`; a failure becomes a WorldError that says what was waited for."""
         started = time.perf_counter()
         try:
             yield
@@ -262,7 +260,7 @@ class World:
 
 
 def _wait_hearing_signals(work: Any) -> None:
-    """Wait for a message so that signals are heard meanwhile, which they are between two looks only."""
+    """Polls: Python runs signal handlers only between waits, not within one."""
     while not work.is_completed():
         time.sleep(_LOOK_EVERY)
     work.wait()
@@ -283,7 +281,6 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _number(name: str, default: int | None = None) -> int:
-    """A number in the environment."""
     text = os.environ.get(name, "" if default is None else str(default))
     try:
         return int(text)
@@ -309,7 +306,7 @@ def _meet(rank: int, size: int, backend: str, timeout: timedelta) -> None:
     """Begin torch's process group.
 
     torchrun keeps one store for all its restarts, in which a new process would find the addresses of dead ones: every
-    attempt takes names of its own.
+    attempt uses names of its own.
     """
     store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
     own = dist.PrefixStore(_agree(store, rank, size, timeout), store)  # type: ignore[attr-defined]
@@ -317,9 +314,9 @@ def _meet(rank: int, size: int, backend: str, timeout: timedelta) -> None:
 
 
 def _agree(store: Any, rank: int, size: int, timeout: timedelta) -> str:
-    """A name that the processes of this attempt alone know.
+    """A name that only the processes of this attempt know.
 
-    The first process writes a new one down and answers all who call it by that name; whoever reads the name of a dead
+    The first process writes a new name and answers all who call it by that name; a process that reads the name of a dead
     first process gets no answer, and looks again.
     """
     own = secrets.token_hex(8)
