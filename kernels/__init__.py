@@ -13,31 +13,19 @@ _OWN_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MUL
 
 
 def names() -> tuple[str, ...]:
-    """The names of all kernel texts, sorted."""
     entries = resources.files(__name__).iterdir()
     return tuple(sorted(entry.name for entry in entries if entry.name.endswith((".cuh", ".cu"))))
 
 
 def read(name: str) -> str:
-    """The text of one kernel file.
-
-    Args:
-        name: file name inside the package, such as "log_add.cuh".
-
-    Raises:
-        FileNotFoundError: no kernel text has this name; the message lists those there are.
-    """
+    """The text of one kernel file; for unknown names a FileNotFoundError that lists those there are."""
     if name not in names():
         raise FileNotFoundError(f"fsachain.kernels has no text {name!r}; it has {', '.join(names())}")
     return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
 def read_unit(name: str) -> str:
-    """The text of one kernel file with the texts that it includes in their places, each once; <...> includes stay.
-
-    Raises:
-        FileNotFoundError: as `read`, also for an included text.
-    """
+    """The text of one kernel file with the texts that it includes in their places, each once; <...> includes stay."""
     seen: set[str] = set()
 
     def expand(text: str) -> str:

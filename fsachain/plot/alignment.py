@@ -104,7 +104,6 @@ def plot_alignment(
     with plain_text(figure):
         heights = [3.0] + [0.5] * len(tiers)
         grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        # Dark is loud, as on paper.
         image = grid[0].imshow(
             cells.T, origin="lower", aspect="auto", cmap="Greys", extent=(0.0, len(cells) * shift, 0.0, top)
         )
@@ -125,7 +124,7 @@ def plot_alignment(
 
 
 def _draw_tier(axes: Axes, name: str, entries: Sequence[CtmEntry], inches_per_second: float) -> None:
-    """A row of boxes with their labels; a label too wide for its box stands upright, in the rows' full height."""
+    """A row of boxes with their labels; a label too wide for its box is rotated."""
     axes.set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center")
     if not entries:
         nothing_to_show(axes, _EMPTY)

@@ -1,7 +1,7 @@
 """Figures without pyplot, the colours that all pictures share, and files.
 
-A `Figure` is made directly, never through pyplot, so that no global state changes and threads do not meet. Amounts have
-the map "cividis", whose lightness rises evenly: it reads in greyscale and with every kind of colour vision. Lines differ by
+A `Figure` is made directly, never through pyplot: no global state changes, and threads may draw at once. Amounts have the
+map "cividis", whose lightness rises evenly: it reads in greyscale and with every kind of colour vision. Lines differ by
 dash and marker as well as by colour (Okabe and Ito's, which are told apart with colour blindness).
 """
 
@@ -35,7 +35,7 @@ _CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def new_figure(height: float, width: float = FIGURE_WIDTH) -> Figure:
-    """An empty figure of the given inches whose axes arrange themselves."""
+    """Sizes in inches."""
     figure: Figure = require("matplotlib.figure", extra="plot").Figure(
         figsize=(width, height), layout="constrained", facecolor="white"
     )
@@ -95,11 +95,7 @@ def plain_text(figure: Figure) -> Iterator[None]:
 
 
 def matrix(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
-    """The values as a float64 matrix.
-
-    Raises:
-        ShapeError: they are no matrix, or an axis is empty, or some are not finite.
-    """
+    """The values as a float64 matrix, checked: neither axis empty, all numbers finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or 0 in array.shape:
         raise ShapeError(
@@ -115,18 +111,17 @@ def matrix(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
 
 
 def name_ticks(axes: Axes, names: Iterable[str], limit: int = MAX_TICKS, longest: int = 24) -> None:
-    """Write names at 0, 1, 2, ... of the vertical axis, every second or third one where there are many."""
+    """Names at 0, 1, 2, ... of the vertical axis; of many every second or third one."""
     labels = [name if len(name) <= longest else name[: longest - 1] + "…" for name in names]
     shown = range(0, len(labels), max(1, -(-len(labels) // limit)))
     axes.set_yticks(shown, [labels[position] for position in shown], fontsize=8)
 
 
 def nothing_to_show(axes: Axes, message: str) -> None:
-    """An empty panel that says why it is empty; its horizontal axis, which others may share, stays."""
+    """An empty panel with a message; its horizontal axis, which others may share, stays."""
     axes.text(0.5, 0.5, message, ha="center", va="center", transform=axes.transAxes, color="#555555")
     axes.set_yticks([])
 
 
 def shortened(text: str, limit: int = 90) -> str:
-    """The text, cut where a title would leave the page."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

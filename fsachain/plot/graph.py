@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Which part of a graph is drawn, and what is written on it.
+# The part of a graph that is drawn, and its labels.
 
 MOST_ARCS = 1000  # a picture of more is black, and takes Graphviz minutes
 THINNEST, WIDEST = 0.7, 6.0  # points
@@ -44,8 +44,6 @@ THINNEST, WIDEST = 0.7, 6.0  # points
 
 @dataclass(frozen=True)
 class Part:
-    """The states and arcs that are drawn, and what is written on them."""
-
     states: Ints  # their numbers in the graph, ascending
     arcs: Ints  # likewise
     labels: tuple[str, ...]  # one for each arc
@@ -69,7 +67,7 @@ def checked_occupancy(occupancy: npt.ArrayLike, num_arcs: int) -> npt.NDArray[np
 
 
 def symbols(fsa: Fsa, names: Sequence[str] | None, arc_names: Sequence[str] | None) -> Callable[[int], str]:
-    """What to write for an arc, by its number: its own name, that of its pdf, or the pdf."""
+    """Function from an arc's number to its text: its own name, that of its pdf, or the pdf."""
     if arc_names is not None:
         if len(arc_names) != fsa.num_arcs:
             raise ShapeError(f"arc_names: {len(arc_names)}, expected {fsa.num_arcs}, one for each arc")
@@ -81,7 +79,6 @@ def symbols(fsa: Fsa, names: Sequence[str] | None, arc_names: Sequence[str] | No
 
 
 def chosen(fsa: Fsa, used: npt.NDArray[np.float64] | None, max_arcs: int) -> Ints:
-    """The numbers of the arcs that are drawn, ascending."""
     if fsa.num_arcs <= max_arcs:
         return np.arange(fsa.num_arcs)
     if used is not None:
@@ -90,7 +87,7 @@ def chosen(fsa: Fsa, used: npt.NDArray[np.float64] | None, max_arcs: int) -> Int
 
 
 def _nearest(fsa: Fsa, max_arcs: int) -> Ints:
-    """The arcs that the most probable ways from the start meet first."""
+    """The first arcs by cost in a best-first search from the start."""
     order = np.lexsort((-fsa.log_prob, fsa.src))
     first = np.searchsorted(fsa.src[order], np.arange(fsa.num_states + 1))
     waiting: list[tuple[float, int, int]] = []  # cost up to the end of the arc, arcs up to there, arc
@@ -114,7 +111,7 @@ def _nearest(fsa: Fsa, max_arcs: int) -> Ints:
 def make_part(
     fsa: Fsa, arcs: Ints, used: npt.NDArray[np.float64] | None, symbol: Callable[[int], str]
 ) -> Part:
-    """The part of `fsa` that consists of `arcs`, with labels by `symbol` and widths by the occupancy `used` [A]."""
+    """`symbol` names an arc by its number; `used` is the occupancy [A], which gives the widths."""
     whole = len(arcs) == fsa.num_arcs
     ends = np.concatenate([fsa.src[arcs], fsa.dst[arcs], [fsa.start]])
     states = np.arange(fsa.num_states) if whole and fsa.num_states <= MOST_ARCS else np.unique(ends)
@@ -129,11 +126,14 @@ def make_part(
     return Part(states, arcs, labels, widths, unused, drawn < every[states])
 
 
-# What a graph too large to be drawn whole is like: its sizes in words, and two distributions.
+# Summary of a graph that is too large to be drawn whole.
 
 
 def draw_summary(figure: Any, fsa: Fsa, used: npt.NDArray[np.float64] | None, shape: tuple[int, int]) -> None:
-    """Facts, arcs per state, and the share of the occupancy (or of the arcs, by weight) in panels of that shape."""
+    """Panels, `shape` of them: facts in words, arcs per state, and cumulative occupancy of the arcs.
+
+    Without an occupancy the third panel counts arcs by weight.
+    """
     words, degrees, third = figure.subplots(*shape).flat
     facts = graph_facts(fsa)
     lines = [
@@ -188,14 +188,14 @@ def draw_summary(figure: Any, fsa: Fsa, used: npt.NDArray[np.float64] | None, sh
         axes.tick_params(labelsize=7)
 
 
-# Where Graphviz puts the states and arcs of a graph.
+# Layout by Graphviz.
 #
 # The pygraphviz wheel ships the library of Graphviz, so that no program `dot` needs to be installed. Only
 # sizes go in and only positions come out: names are drawn by us, and can neither be markup nor depend on the
 # fonts that Graphviz finds.
 
 POINTS = 72.0  # to the inch
-ROW_WIDTH = 8.0  # inches that are filled before parts of a graph that do not hang together begin another row
+ROW_WIDTH = 8.0  # inches of connected components side by side, before another row begins
 _GAP = 0.25
 Points = npt.NDArray[np.float64]
 _LOCK = threading.Lock()  # Graphviz keeps its state in global variables
@@ -223,10 +223,7 @@ def lay_out(
     label_sizes: Sequence[tuple[float, float]],
     direction: Literal["LR", "TB"] = "LR",
 ) -> Layout:
-    """Positions by Graphviz's `dot`: of nodes of given diameters, and edges (from, to) with room for their labels.
-
-    Sizes are in inches. Parallel edges and loops are legal.
-    """
+    """Positions by Graphviz's `dot`; sizes in inches, those of nodes are diameters. Parallel edges and loops are legal."""
     lines = [
         "digraph {",
         f"rankdir={direction}; nodesep=0.15; ranksep=0.3;",
@@ -270,7 +267,7 @@ def _packed(
     ends: Sequence[tuple[int, int]],
     label_sizes: Points,
 ) -> Layout:
-    """The drawing with the parts that hang together put into rows, the tallest first; Graphviz sets all in one row."""
+    """Connected components in rows, the tallest first; Graphviz sets all in one row."""
     pairs = np.asarray(ends, dtype=np.int64).reshape(-1, 2)
     links = sparse.csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(nodes),) * 2)
     count, part = csgraph.connected_components(links, directed=False)
@@ -393,7 +390,7 @@ def _page(
 
 
 def graph_svg(fsa: Fsa) -> str | None:
-    """What `Fsa._repr_svg_` shows in a notebook; None where no picture can be made, so that the text stands."""
+    """SVG for `Fsa._repr_svg_`; None where no picture can be made: notebooks show the text then."""
     if fsa.num_arcs > _MOST_SHOWN:
         return None
     try:
@@ -416,7 +413,7 @@ def _layout(fsa: Fsa, part: Part) -> Layout:
 
 
 def _scale(layout: Layout) -> float:
-    """What a drawing is multiplied with to fit on a page."""
+    """The factor that fits a drawing on a page."""
     return min(1.0, (_WIDTHS[1] - 0.3) / layout.size[0], _MAX_HEIGHT / layout.size[1])
 
 

@@ -193,7 +193,7 @@ def _heat_map(axes: Axes, values: Any, step: float, **scale: Any) -> Any:
     return axes.imshow(values.T, origin="lower", aspect="auto", extent=extent, **scale)
 
 
-# What numerator and denominator expect of each frame, and their difference: the gradient of LF-MMI.
+# Occupancies of numerator and denominator, and their difference, the gradient of LF-MMI.
 
 
 @dataclass(frozen=True)
@@ -371,13 +371,9 @@ def plot_trellis(
 
 
 def mark_signs(axes: Axes, values: npt.NDArray[np.float64], limit: float, step: float = 1.0) -> None:
-    """Hatch the runs of cells beyond +-`limit`, strokes for positive ones, dots for negative ones.
+    """Hatch runs of cells beyond +-`limit`: strokes for positive ones, dots for negative ones.
 
-    Args:
-        axes: with cell (t, k) centred on (t * step, k).
-        values: [T, K].
-        limit: positive.
-        step: width of a cell.
+    Cell (t, k) of the values [T, K] is centred on (t * step, k).
     """
     patches = require("matplotlib.patches", extra="plot")
     for sign, (hatch, edge) in _HATCHES.items():
@@ -410,7 +406,7 @@ def _checked_pair(pair: TrellisPair) -> tuple[npt.NDArray[np.float64], ...]:
 
 
 def _shown_rows(numerator: Any, denominator: Any, max_rows: int) -> list[int]:
-    """The columns with the largest occupancy; first those of the numerator in the order of their times."""
+    """Columns with the largest occupancy: first those of the numerator in order of their mean times, then the others."""
     total = numerator.sum(axis=0) + denominator.sum(axis=0)
     largest = np.maximum(numerator.max(axis=0), denominator.max(axis=0))
     kept = np.argsort(-total, kind="stable")[:max_rows]
@@ -422,7 +418,6 @@ def _shown_rows(numerator: Any, denominator: Any, max_rows: int) -> list[int]:
 
 
 def _phones_of_pdfs(tree: ContextTree) -> list[str]:
-    """For each pdf the phones that have it, joined by strokes."""
     found: list[set[int]] = [set() for _ in range(tree.num_pdfs)]
     if tree.decisions is None:
         for pdf in range(tree.num_pdfs):

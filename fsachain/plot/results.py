@@ -122,7 +122,6 @@ def _curve(name: str, epochs: Mapping[int, Event], *path: str) -> Curve:
 
 
 def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve], why_empty: str) -> None:
-    """The curves of one panel, each with a colour, dash and marker of its own."""
     axes.set_ylabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
     drawn = [(name, values) for name, values in curves if values]
@@ -148,7 +147,7 @@ def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve], why_empty: str)
 
 @dataclass(frozen=True)
 class _Bar:
-    """Errors of a group of utterances by kind, and what they are a share of."""
+    """Errors of a group of utterances by kind; `shares` are in per cent of its words."""
 
     name: str
     counts: tuple[int, ...]
@@ -239,7 +238,7 @@ def _by_length(report: WerReport) -> list[_Bar]:
 
 
 def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -> None:
-    """Stacked bars, one kind of error on the other: downwards with names beside them, or side by side."""
+    """Bars with the kinds of error stacked; `sideways` ones lie, one below the other."""
     axes.set_title(head, fontsize=9)
     if not bars:
         nothing_to_show(axes, "no speakers are known" if sideways else "no reference has words")

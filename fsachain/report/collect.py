@@ -26,7 +26,7 @@ STAGE_LOG = "stages.jsonl"
 MOST_RECORDINGS = 20_000  # whose headers are read for the length of a data set
 MOST_NUMERATOR_BYTES = 20_000_000
 MOST_PICTURES = 20
-# What reading a damaged file or drawing strange numbers may end in. A report without that part is worth more than none.
+# What reading a damaged file or drawing strange numbers may raise; the report is then written without that part.
 FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EventLog:
-    """The events of a log, and how many lines are none: cut short, or damaged."""
+    """`num_unreadable` counts lines that are no JSON object: cut short, or damaged."""
 
     events: tuple[dict[str, Any], ...]
     num_unreadable: int = 0
@@ -49,13 +49,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> EventLog:
-    """The events of a log; lines that are no JSON object are counted and passed over, wherever they stand.
-
-    `fsachain.train.log.read_log` is the strict reader.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Read a log; lines that are no JSON object are counted and passed over. `fsachain.train.log.read_log` is strict."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -100,11 +94,6 @@ def strings(value: Any) -> tuple[str, ...]:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        DataError: the file cannot be read, is no JSON (or half of it), or holds no object.
-    """
     try:
         table = json.loads(path.read_bytes())
     except OSError as error:
@@ -116,12 +105,12 @@ def read_table(path: Path) -> dict[str, Any]:
     return table
 
 
-# Where the files of an experiment lie.
+# Places of the files of an experiment.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The folders and files that a report is made of; none of them need exist yet."""
+    """The files that a report is made of; none of them need exist yet."""
 
     exp: Path
     stage_log: Path  # the model's own where a command trained it
@@ -135,16 +124,10 @@ class Layout:
 
     @classmethod
     def find(cls, exp: Path, *, base: Path | None = None, test: Path | None = None) -> Layout:
-        """The layout of a folder, as a recipe leaves it or as in docs/training.md.
+        """The files of an experiment, as a recipe leaves them or as in docs/training.md.
 
-        Args:
-            exp: the experiment's folder.
-            base: the folder that has data, lang and graphs, where that is another one; by default what a recipe's second
-                pass noted as its first, else `exp`.
-            test: the data directory that was decoded; by default `data/test` or `test` of `base`.
-
-        Raises:
-            DataError: there is no such folder.
+        `base` has data, lang and graphs: by default the folder of the first pass, where `exp` is a second one, else `exp`.
+        `test` is the data directory that was decoded: by default `data/test` or `test` of `base`.
         """
         if not exp.is_dir():
             raise DataError(f"{exp}: no such folder; expected that of an experiment")
@@ -170,7 +153,7 @@ class Layout:
         )
 
 
-# What ran, with which versions, and what each stage took: from `stages.jsonl`.
+# The log of the stages, `stages.jsonl`.
 
 _STATES = {"start": "begun", "end": "done", "failed": "failed", "stopped": "stopped"}
 
@@ -194,7 +177,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of the recipe: its command line, versions by package, configuration and what else it noted."""
+    """One call of the recipe; `facts` is whatever else it noted."""
 
     time: float | None
     command: tuple[str, ...]
@@ -206,7 +189,7 @@ class Run:
 
 @dataclass(frozen=True)
 class StageLog:
-    """The runs in order, and the stages in the order in which they belong."""
+    """Runs in order of time, stages in order of the recipe."""
 
     runs: tuple[Run, ...]
     stages: tuple[Stage, ...]
@@ -219,17 +202,12 @@ class StageLog:
 
     @property
     def trained_by(self) -> Run | None:
-        """The newest run that was to train; the newest of all where none was."""
+        """The newest run whose stages include training; the newest of all where none does."""
         runs = [run for run in self.runs if "train" in run.stages] or self.runs
         return runs[-1] if runs else None
 
 
 def read_stages(path: Path) -> StageLog:
-    """Read `stages.jsonl`, whole or cut short.
-
-    Raises:
-        DataError: there is no such file, or it cannot be read.
-    """
     log = read_events(path)
     runs = []
     for event in log.of("run"):
@@ -262,7 +240,7 @@ def read_stages(path: Path) -> StageLog:
     return StageLog(tuple(runs), tuple(stages.values()), log.num_unreadable)
 
 
-# What a training log says: epochs, how far it is, which utterances took no part.
+# The training log, `train.jsonl`.
 
 
 @dataclass(frozen=True)
@@ -288,7 +266,6 @@ class Training:
 
     @property
     def state(self) -> str:
-        """How far it is, in a few words."""
         if self.finished:
             return "finished"
         of = f" of {self.num_epochs}" if self.num_epochs else ""
@@ -296,7 +273,7 @@ class Training:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """What the epochs to come may take, if they are as long as the mean of those behind."""
+        """Estimated from the mean duration of the finished epochs."""
         if self.finished or not self.epochs or not self.num_epochs:
             return None
         seconds = sum(number(event, "train", "seconds") or 0.0 for event in self.epochs.values())
@@ -304,18 +281,13 @@ class Training:
 
 
 def read_training(path: Path) -> Training:
-    """Read `train.jsonl`, finished or not.
-
-    Raises:
-        DataError: there is no such file, or it cannot be read.
-    """
     log = read_events(path)
     starts, ends, epochs = log.of("start"), log.of("end"), log.of("epoch")
     start = starts[-1] if starts else {}
     last = log.events[-1] if log.events else {}
     config = start.get("config")
     config = dict(config) if isinstance(config, dict) else {}
-    excluded = []  # from the last start on; long lists go on in events of their own
+    excluded = []  # since the last start; long lists continue in events "left_out"
     since = max((place for place, event in enumerate(log.events) if event is start), default=len(log.events))
     for event in log.events[since:]:
         entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
@@ -343,11 +315,8 @@ def read_training(path: Path) -> Training:
     )
 
 
-# All of it together.
-
-
 class DataSize(NamedTuple):
-    """One data directory; `seconds` is None where it is not known of every utterance."""
+    """`seconds` is None where it is not known of every utterance."""
 
     name: str
     utterances: int
@@ -364,7 +333,7 @@ class GraphSize(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """What was chosen on the development set."""
+    """The best point on the development set."""
 
     wer: float | None
     lm_weight: float | None
@@ -372,7 +341,7 @@ class Tuned(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was found; None and empty for what is not there."""
+    """Contents of a report; None and empty for what is not there."""
 
     layout: Layout
     made: float = field(default_factory=time.time)
@@ -394,13 +363,13 @@ class Findings:
     )  # by section: what is not there, or cannot be read
 
     def note(self, section: str, line: str) -> None:
-        """Add a line to what the section lacks; the same one once."""
+        """Add a line to what the section lacks, unless it is there."""
         lines = self.notes.setdefault(section, [])
         if line not in lines:
             lines.append(line)
 
     def attempt(self, section: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What the function returns; where it fails, None, and the reason becomes a note."""
+        """The function's result; None, and a note, where it fails."""
         try:
             return function(*args, **kwargs)
         except (FsachainError, OSError) as error:
@@ -411,25 +380,23 @@ class Findings:
         return None
 
     def expect(self, section: str, path: Path, maker: str) -> bool:
-        """Whether the file is there; where not, a note that says who makes it."""
+        """Whether the file is there; where not, a note names its `maker`."""
         if path.exists():
             return True
         self.note(section, f"Not there yet: {self.shown(path)}. {maker} writes it.")
         return False
 
     def shown(self, path: Path) -> str:
-        """The path as the report names it: below the experiment where it lies there."""
+        """The path relative to the experiment where it lies below it."""
         return str(path.relative_to(self.layout.exp)) if path.is_relative_to(self.layout.exp) else str(path)
 
     @property
     def sample_rate(self) -> int | None:
-        """Of the features, as the configuration has it."""
         rate = whole(self.config, "features", "sample_rate")
         return rate if rate and rate > 0 else None
 
 
 def collect(layout: Layout) -> Findings:
-    """Read everything that is there."""
     found = Findings(layout)
     _read_logs(found)
     _read_data(found)
@@ -448,7 +415,6 @@ def collect(layout: Layout) -> Findings:
 
 
 def draw(found: Findings) -> None:
-    """Draw the curves of the training and the error rates, where there are any."""
     from fsachain.plot import plot_training, plot_wer
 
     if found.training is not None and found.training.epochs:

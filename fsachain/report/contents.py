@@ -13,7 +13,7 @@ from fsachain.decode.wer import EPSILON, ErrorCounts
 from fsachain.report.collect import Findings, number
 from fsachain.report.heard import error_kind, error_rate, worst_first
 
-# Numbers and tables as the page shows them.
+# Cells and tables.
 
 NOTHING = "\N{EN DASH}"
 _MINUS = "\N{MINUS SIGN}"
@@ -21,7 +21,7 @@ _MINUS = "\N{MINUS SIGN}"
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell says, and the number by which its column sorts; None sorts last."""
+    """Text of a cell, and the number by which its column sorts; None sorts last."""
 
     text: str
     key: float | None = None
@@ -32,8 +32,6 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """A table that sorts by a click on a column's head."""
-
     caption: str
     columns: tuple[str, ...]
     numeric: tuple[bool, ...]  # whether a column holds numbers
@@ -42,7 +40,7 @@ class Table:
 
 
 def table(caption: str, columns: Sequence[str], rows: Sequence[Row], total: Row = ()) -> Table:
-    """A table without the columns that say nothing; one of numbers has a key in every cell of which something is known."""
+    """A table without its empty columns; a column is numeric if each of its cells has a key or is `NOTHING`."""
     given = [_cells(row) for row in rows]
     shown = [k for k in range(len(columns)) if not given or any(row[k].text != NOTHING for row in given)]
     cells = tuple(tuple(row[k] for k in shown) for row in given)
@@ -62,7 +60,6 @@ def _cells(row: Row) -> tuple[Cell, ...]:
 
 
 def amount(value: float | None, digits: int = 0, unit: str = "") -> Cell:
-    """A number with thousands set apart."""
     if value is None or math.isnan(value):
         return Cell(NOTHING)
     if math.isinf(value):
@@ -71,22 +68,21 @@ def amount(value: float | None, digits: int = 0, unit: str = "") -> Cell:
 
 
 def short(value: float | None) -> Cell:
-    """A number of three digits that mean something, however small."""
+    """Three significant digits."""
     return Cell(NOTHING) if value is None else Cell(f"{value:.3g}".replace("-", _MINUS), value)
 
 
 def share(value: float | None) -> Cell:
-    """A share of one as per cent."""
+    """A fraction of one, in per cent."""
     return Cell(NOTHING) if value is None else Cell(f"{100 * value:.0f} %", value)
 
 
 def per_cent(value: float | None) -> Cell:
-    """An error rate that is in per cent already."""
+    """A rate that is in per cent already."""
     return amount(value, 2, "%")
 
 
 def duration(seconds: float | None) -> Cell:
-    """Seconds as people say them."""
     if seconds is None or not math.isfinite(seconds):
         return Cell(NOTHING)
     if seconds < 60:
@@ -98,7 +94,7 @@ def duration(seconds: float | None) -> Cell:
 
 
 def memory(num_bytes: float | None) -> Cell:
-    """Bytes in the unit that suits them, powers of 1000."""
+    """Units are powers of 1000."""
     if num_bytes is None:
         return Cell(NOTHING)
     for size, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 1)):
@@ -124,7 +120,7 @@ _COUNTS = ("words", "errors", "substitutions", "insertions", "deletions", "WER")
 
 
 def all_tables(found: Findings) -> dict[str, Table]:
-    """Every table of the page that there are rows for, by name."""
+    """The tables that have rows, by name."""
     made = {
         "epochs": _epochs(found),
         "excluded": _excluded(found),
@@ -139,7 +135,6 @@ def all_tables(found: Findings) -> dict[str, Table]:
 
 
 def _epochs(found: Findings) -> Table:
-    """A row for each finished epoch; columns that no epoch has a number for are left out by `table`."""
     columns: tuple[tuple[str, Callable[[float | None], Cell], tuple[str, ...]], ...] = (
         ("objf", lambda value: amount(value, 4), ("train", "objf")),
         ("num", lambda value: amount(value, 4), ("train", "num")),

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network and its graphs make of one utterance: occupancies by phone, seconds of an output frame."""
+    """Occupancies of one utterance by phone; `frame_seconds` is the length of an output frame."""
 
     occupancies: TrellisPair
     frame_seconds: float
 
 
-# From utterances to what was seen of them, and why nothing was of the others; both by id.
+# From utterances to their occupancies, and to the reason where there are none; both by id.
 Look = Callable[[Sequence[Utterance]], tuple[Mapping[str, Seen], Mapping[str, str]]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A reference word and what was recognised in its place; `kind` is "same" or the kind of error."""
+    """Aligned words; `kind` is "same" or the kind of error."""
 
     kind: str
     reference: str
@@ -56,7 +56,6 @@ class Heard:
 
 
 def error_kind(reference: str, hypothesis: str) -> str:
-    """What one pair of an alignment is: same, substitution, insertion or deletion."""
     if reference == hypothesis:
         return "same"
     if reference == EPSILON:
@@ -65,24 +64,24 @@ def error_kind(reference: str, hypothesis: str) -> str:
 
 
 def error_rate(counts: ErrorCounts) -> float:
-    """Errors per reference word; infinite for words where none were said, 0 for nothing where nothing was."""
+    """Errors per reference word; with an empty reference 0 without errors, else infinite."""
     if counts.num_words:
         return counts.errors / counts.num_words
     return math.inf if counts.errors else 0.0
 
 
 def worst_first(report: WerReport) -> list[UtteranceScore]:
-    """The utterances by error rate, then by number of errors, then by id."""
+    """Sorted by error rate, then by number of errors, then by id."""
     return sorted(report.utterances, key=lambda one: (-error_rate(one.counts), -one.counts.errors, one.id))
 
 
 def worst(report: WerReport, most: int) -> list[UtteranceScore]:
-    """The utterances of the highest error rate, at most so many; none without an error."""
+    """At most so many; none without an error."""
     return [one for one in worst_first(report)[:most] if one.counts.errors]
 
 
 def best(report: WerReport, most: int) -> list[UtteranceScore]:
-    """The utterances of the lowest error rate, of these the longest, at most so many; none that is among the worst."""
+    """At most so many of the lowest error rate, the longest first; none that is among the worst."""
     taken = {one.id for one in worst(report, most)}
     ordered = sorted(
         report.utterances, key=lambda one: (error_rate(one.counts), -one.counts.num_words, one.id)
@@ -91,7 +90,6 @@ def best(report: WerReport, most: int) -> list[UtteranceScore]:
 
 
 def choose(found: Findings, most: int) -> dict[str, list[Heard]]:
-    """At most so many of the worst and of the best utterances, as words alone."""
     if found.wer is None:
         return {"worst": [], "best": []}
     groups = {"worst": worst(found.wer, most), "best": best(found.wer, most)}
@@ -99,7 +97,7 @@ def choose(found: Findings, most: int) -> dict[str, list[Heard]]:
 
 
 def add_times(found: Findings, chosen: Sequence[Heard]) -> None:
-    """Give the utterances the times of their words and phones, where they were aligned."""
+    """Times of words and phones, where the utterances were aligned."""
     wanted = {one.id: one for one in chosen}
     for tier in ("words", "phones"):
         path = found.layout.aligned / f"{tier}.ctm"
@@ -113,7 +111,7 @@ def add_times(found: Findings, chosen: Sequence[Heard]) -> None:
 def add_recordings(
     found: Findings, chosen: Sequence[Heard], pictured: set[str], *, allow_commands: bool
 ) -> None:
-    """Give the utterances their recordings, and those of `pictured` a spectrogram with words and phones."""
+    """Recordings of all, and of those in `pictured` a spectrogram with words and phones."""
     utterances = {utterance.id: utterance for utterance in found.data or ()}
     for one in chosen:
         read = found.attempt(
@@ -128,7 +126,7 @@ def add_recordings(
 
 
 def add_lattices(found: Findings, chosen: Sequence[Heard], pictured: set[str], look: Look) -> None:
-    """Give the utterances of `pictured` their occupancies in numerator and denominator."""
+    """Pictures of the occupancies in numerator and denominator, for the utterances of `pictured`."""
     utterances = {utterance.id: utterance for utterance in found.data or ()}
     wanted = [utterances[name] for name in sorted(pictured) if name in utterances]
     seen, reasons = (found.attempt("utterances", look, wanted) if wanted else None) or ({}, {})

@@ -34,7 +34,7 @@ PICTURE_TYPES = {
 
 @dataclass(frozen=True)
 class Picture:
-    """An image: its data URI, and what it shows in words, for those who do not see it."""
+    """An image as data URI; `alt` is its description for those who do not see it."""
 
     uri: str
     alt: str
@@ -43,7 +43,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording: its data URI, seconds that play, and seconds of the whole utterance."""
+    """A recording as data URI, with the seconds that play and those of the whole utterance."""
 
     uri: str
     seconds: float
@@ -51,24 +51,22 @@ class Clip:
 
     @property
     def is_cut(self) -> bool:
-        """Only the beginning plays."""
         return self.seconds < self.of_seconds
 
 
 def data_uri(content: bytes, media_type: str) -> str:
-    """The content as a URI that needs no request."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def drawing(figure: Figure, alt: str, caption: str = "") -> Picture:
-    """A figure of lines and letters, sharp at every size: SVG."""
+    """The figure as SVG, sharp at every size."""
     from fsachain.plot import figure_svg
 
     return Picture(data_uri(figure_svg(figure).encode(), PICTURE_TYPES[".svg"]), alt, caption)
 
 
 def bitmap(figure: Figure, alt: str, caption: str = "", *, dpi: int = 110) -> Picture:
-    """A figure of many cells: WebP, whose lossy kind takes a fifth of a PNG's bytes and keeps the colours of maps."""
+    """The figure as lossy WebP, for heat maps: a fifth of a PNG's bytes."""
     from fsachain.plot import figure_png
 
     image = require("PIL.Image", extra=EXTRA)
@@ -78,11 +76,6 @@ def bitmap(figure: Figure, alt: str, caption: str = "", *, dpi: int = 110) -> Pi
 
 
 def picture_file(path: Path) -> Picture:
-    """An image file as it is.
-
-    Raises:
-        DataError: it is of no known type, cannot be read, or is larger than two megabytes.
-    """
     media_type = PICTURE_TYPES.get(path.suffix.lower())
     if media_type is None:
         raise DataError(f"{path}: expected a picture that ends in {', '.join(PICTURE_TYPES)}")
@@ -102,13 +95,7 @@ def samples_of(
 ) -> tuple[NDArray[np.float32], int]:
     """The samples [L] of an utterance, and its sample rate in Hz.
 
-    Args:
-        utterance: any.
-        sample_rate: that of the features, which recordings must have; None takes the recording's own.
-        allow_commands: run the command that makes the recording, if one does.
-
-    Raises:
-        DataError: it has no recording, or one that cannot be read, or one that a command makes and commands are not allowed.
+    Recordings must have `sample_rate`; None takes the recording's own. A command in wav.scp runs only with `allow_commands`.
     """
     if utterance.audio is not None and is_command(utterance.audio) and not (allow_commands and sample_rate):
         reason = "; --allow-commands runs it" if sample_rate else ", and no model says its sample rate"
@@ -118,11 +105,7 @@ def samples_of(
 
 
 def seconds_of(utterance: Utterance) -> float:
-    """Length of an utterance, from the header of its recording.
-
-    Raises:
-        DataError: it has no recording, or one that cannot be read, or that a command makes: none is run.
-    """
+    """Length of an utterance, from the header of its recording; commands that make recordings are not run."""
     if utterance.end is not None:
         return utterance.end - utterance.start
     rate, frames = _header(utterance)
@@ -146,7 +129,7 @@ def clip(samples: NDArray[np.float32], rate: int) -> Clip:
 
 
 def _header(utterance: Utterance) -> tuple[int, int]:
-    """Sample rate and samples of the recording."""
+    """Sample rate and number of samples of the recording."""
     soundfile = require("soundfile", extra="recipes")
     if utterance.audio is None or is_command(utterance.audio):
         raise DataError(f"utterance {utterance.id!r}: has no file of a recording")

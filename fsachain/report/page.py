@@ -1,7 +1,7 @@
 """Findings as one HTML page: tables, and the templates filled in.
 
-Everything that comes from a file of the experiment passes through Jinja's escaping. Beside it the page forbids itself, by a
-content security policy, every request, every style and every script but its own: what might slip through would not run.
+Everything that comes from a file of the experiment passes through Jinja's escaping. In addition a content security policy
+forbids every request, every style and every script but the page's own, so that what slips through does not run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ _FORBIDDEN = re.compile(
 
 
 def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
-    """The page.
-
-    Raises:
-        MissingExtraError: Jinja2 is not installed.
-    """
     jinja2 = require("jinja2", extra="report")
     folder = resources.files("fsachain.report") / "templates"
     sources = {name: (folder / name).read_text(encoding="utf-8") for name in _TEMPLATES}
@@ -80,7 +75,7 @@ def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
 
 
 def _allowed(value: Any) -> Any:
-    """Text with forbidden characters as escapes; it stays marked as HTML where it is."""
+    """Text with forbidden characters as escapes; `Markup` stays `Markup`."""
     if not isinstance(value, str) or not _FORBIDDEN.search(value):
         return value
     return type(value)(_FORBIDDEN.sub(lambda found: ascii(found[0])[1:-1], value))
@@ -91,7 +86,6 @@ def _hash(text: str) -> str:
 
 
 def state(found: Findings) -> str:
-    """How far the experiment is, in a few words."""
     stages = found.stages.stages if found.stages else ()
     broken = [stage for stage in stages if stage.state in ("failed", "stopped")]
     if broken:
@@ -109,7 +103,7 @@ def state(found: Findings) -> str:
 
 
 def tiles(found: Findings) -> list[tuple[str, str, str]]:
-    """The few numbers that people look for first: (name, number, more)."""
+    """The main results: (name, number, more)."""
     shown = []
     if found.total is not None:
         total = found.total
@@ -155,25 +149,17 @@ class ReportOptions:
 
 
 def look_at_nothing(utterances: Sequence[Utterance]) -> tuple[Mapping[str, Seen], Mapping[str, str]]:
-    """No utterance has a lattice: there is no model yet."""
+    """For experiments without a model: no utterance has a lattice."""
     return {}, {}
 
 
 def write_report(
     layout: Layout, out: Path, options: ReportOptions | None = None, look: Look = look_at_nothing
 ) -> None:
-    """Write the report of an experiment, however far it is, as one HTML file that makes no request.
+    """Write the report of an experiment, finished or not, as one HTML file that makes no request.
 
-    What is not there yet, or is damaged, is said in its section. The file appears whole or not at all.
-
-    Args:
-        layout: where the experiment's files are; see `Layout.find`.
-        out: the HTML file; its folder is made.
-        options: how much is shown.
-        look: occupancies of the utterances it is given, by id, and for those that have none the reason.
-
-    Raises:
-        MissingExtraError: the extra `report` is not installed.
+    What is missing or damaged is said in its section. The file is written atomically. `look` gives the occupancies of
+    utterances by id, and for those that have none the reason.
     """
     chosen = options or ReportOptions()
     found = collect(layout)

@@ -17,24 +17,11 @@ PREFIX = "events.out.tfevents."
 
 
 def write_scalars(log: Path, out: Path, *, wait_seconds: float | None = None) -> int:
-    """Write the epochs of a training as TensorBoard event files; what an earlier call wrote to `out` is replaced.
+    """Write the epochs of a training as TensorBoard event files, replacing those in `out`; returns the number of epochs.
 
     Tags are `train/objf`, `dev/objf`, `learning_rate` and so on: every number of an epoch's event, by its place. The
     horizontal axis is the step (batches that moved the parameters), the time that of the event. The options of the training
-    are a text, escaped.
-
-    Args:
-        log: train.jsonl, or the folder that has it.
-        out: folder of the event files.
-        wait_seconds: look for new epochs so often until the training ends; None takes what is there.
-
-    Returns:
-        The number of epochs written.
-
-    Raises:
-        DataError: the log cannot be read.
-        ConfigError: `out` holds something else than event files.
-        MissingExtraError: tensorboardX is not installed.
+    are a text, escaped. `log` is train.jsonl or its folder. With `wait_seconds` the log is polled until the training ends.
     """
     writers = require("tensorboardX", extra="tensorboard")
     path = log / "train.jsonl" if log.is_dir() else log
@@ -59,7 +46,7 @@ def write_scalars(log: Path, out: Path, *, wait_seconds: float | None = None) ->
 
 
 def _clear(out: Path) -> None:
-    """Make the folder empty; one with other files is somebody else's."""
+    """Empty the folder; one with other files is refused."""
     if out.is_dir():
         foreign = sorted(path.name for path in out.iterdir() if not path.name.startswith(PREFIX))
         if foreign:
@@ -69,7 +56,7 @@ def _clear(out: Path) -> None:
 
 
 def _events(path: Path, wait_seconds: float | None) -> Iterator[dict[str, Any]]:
-    """The events of the log; with `wait_seconds` those to come too, until the end of the training."""
+    """The events of the log; with `wait_seconds` also those to come, until the end of the training."""
     seen = 0
     while True:
         events = read_events(path).events

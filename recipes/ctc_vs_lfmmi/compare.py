@@ -32,7 +32,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train and decode with both objectives on each corpus; returns the exit status of the first run that fails, or 0."""
+    """Returns the exit status of the first run that fails, or 0."""
     options = _parse(arguments)
     corpora = {"handwriting": None, "digits": options.digits, "prompts": options.prompts}
     wanted = [name for name, folder in corpora.items() if folder is not None or name == "handwriting"]

@@ -35,11 +35,7 @@ class Delivery:
 
 
 class Synthesizer:
-    """One loaded eSpeak NG library; a process can hold one.
-
-    Attributes:
-        sample_rate: of all audio it returns, in Hz.
-    """
+    """A loaded eSpeak NG library, of which a process can hold one; `sample_rate` in Hz is that of all audio."""
 
     def __init__(self) -> None:
         loader = require("espeakng_loader", extra="recipes")
@@ -62,18 +58,9 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, voice: str, delivery: Delivery) -> NDArray[np.int16]:
-        """Samples of `text`.
-
-        Args:
-            text: what to say.
-            voice: language and variant, such as "en-us+f2".
-            delivery: rate and pitch.
-
-        Raises:
-            DataError: the voice does not exist, or nothing was synthesised.
-        """
+        """Samples of `text`; `voice` is language and variant, such as "en-us+f2"."""
         library = self._library
-        # The library takes an unknown variant for none without a word, so its file is looked up first.
+        # The library silently takes an unknown variant for none, so its file is looked up first.
         variant = voice.partition("+")[2]
         unknown = variant and not (self._variants / variant).is_file()
         if unknown or library.espeak_SetVoiceByName(voice.encode()) != 0:

@@ -28,7 +28,7 @@ SAMPLE_RATE = 8000
 
 @dataclass(frozen=True)
 class Utterance:
-    """What is said, by which voice, how, and the background noise below the speech in dB."""
+    """`snr_db`: how far the background noise lies below the speech, in dB."""
 
     id: str
     split: str
@@ -39,7 +39,7 @@ class Utterance:
 
 
 def plan_utterances(strings_per_voice: dict[str, int], seed: int) -> list[Utterance]:
-    """The utterances of all splits; every voice reads strings of two to seven digits drawn with `seed`."""
+    """Every voice reads strings of two to seven digits."""
     random = np.random.default_rng(seed)
     plan = []
     for split, variants in VARIANTS.items():
@@ -76,13 +76,9 @@ def _render(
 def prepare(
     corpus: Path | None, out: Path, seed: int, strings_per_voice: dict[str, int] | None = None
 ) -> None:
-    """Synthesise the corpus; the same seed gives the same files when the process has not used eSpeak before.
+    """Synthesise the corpus to `out`: lexicon.txt, audio/ and the data directories train, dev and test.
 
-    Args:
-        corpus: not used, this recipe makes its own.
-        out: folder that gets lexicon.txt, audio/ and the data directories train, dev and test.
-        seed: of words, deliveries and noise.
-        strings_per_voice: utterances of each voice in train, dev and test; default STRINGS_PER_VOICE.
+    The same seed gives the same files when the process has not used eSpeak before. `corpus` is not used.
     """
     copy_lexicon(Path(__file__).with_name("lexicon.txt"), out)
     synthesizer = Synthesizer()

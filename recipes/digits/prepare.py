@@ -36,8 +36,6 @@ _NAME = re.compile(r"(\d)_([^_]+)_(\d+)\.wav")
 
 @dataclass(frozen=True)
 class Take:
-    """One recorded digit."""
-
     digit: int
     speaker: str
     number: int
@@ -45,20 +43,13 @@ class Take:
 
     @property
     def split(self) -> str:
-        """The set this take belongs to."""
         return "test" if self.number < 5 else "dev" if self.number < 10 else "train"
 
 
 def prepare(corpus: Path | None, out: Path, seed: int) -> None:
-    """Write data directories and the lexicon to `out`.
+    """Write lexicon.txt, train, dev and test to `out`; for the downloaded layout audio/ too.
 
-    Args:
-        corpus: folder in one of the two layouts above.
-        out: folder that gets lexicon.txt and train, dev and test (and audio/ for the downloaded layout).
-        seed: of the strings and pauses; the prepared layout has nothing to draw.
-
-    Raises:
-        DataError: no corpus was given, or it has neither layout.
+    `seed` draws strings and pauses; in the prepared layout nothing is drawn.
     """
     if corpus is None:
         raise DataError(
@@ -77,11 +68,7 @@ def prepare(corpus: Path | None, out: Path, seed: int) -> None:
 
 
 def read_takes(corpus: Path) -> list[Take]:
-    """All takes of a downloaded dataset, sorted by speaker, digit and take.
-
-    Raises:
-        DataError: the folder has no file named DIGIT_SPEAKER_TAKE.wav.
-    """
+    """All takes of a downloaded dataset, sorted by speaker, digit and take."""
     folder = corpus / "recordings" if (corpus / "recordings").is_dir() else corpus
     takes = [
         Take(int(match[1]), match[2], int(match[3]), path)
@@ -94,7 +81,7 @@ def read_takes(corpus: Path) -> list[Take]:
 
 
 def _recordings(split: str, takes: list[Take], audio: Path, seed: int) -> Iterator[Recording]:
-    """Strings of one set; its single digits too where it is the training set."""
+    """Strings of one set; for the training set single digits too."""
     for number, speaker in enumerate(sorted({take.speaker for take in takes})):
         own = [take for take in takes if take.speaker == speaker and take.split == split]
         random = np.random.default_rng([seed, SPLITS.index(split), number])
@@ -120,7 +107,7 @@ def draw_strings(takes: list[Take], uses: int, random: np.random.Generator) -> I
 
 
 def join(digits: list[NDArray[np.float64]], random: np.random.Generator) -> NDArray[np.float64]:
-    """The digits one after the other; the pauses around them hold noise as quiet as theirs."""
+    """The digits one after the other; the pauses hold noise at the noise floor of the recordings."""
     pieces: list[NDArray[np.float64]] = []
     for digit in [*digits, digits[-1][:0]]:
         floor = _noise_floor(digit if len(digit) else digits[-1])

@@ -28,14 +28,12 @@ TUNING = ("train.optimizer.freeze_epochs={encoder: 4}", "train.optimizer.factors
 
 @dataclass(frozen=True)
 class Corpora:
-    """How the data of both trainings are prepared."""
-
     pretraining: Prepare = prepare_prompts
     tuning: Prepare = prepare_digits
 
 
 def main(arguments: Sequence[str] | None = None, corpora: Corpora | None = None) -> int:
-    """Run all trainings; returns the exit status of the first that fails, or 0."""
+    """Returns the exit status of the first run that fails, or 0."""
     corpora = corpora or Corpora()
     options = _parse(arguments)
     print("=== pretraining", flush=True)

@@ -57,7 +57,7 @@ class DilatedEncoder(nn.Module):
         return NetworkOutput(scores, self.output_lengths(lengths), None)
 
     def scores(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """The same for features that are 0 on padding, for ONNX."""
+        """As `forward`, of features that are 0 on padding; this is what ONNX gets."""
         outputs = (features.shape[1] + 2) // 3
         x = F.pad(features, (0, 0, 0, 2))[:, : 3 * outputs].transpose(1, 2)
         real = torch.arange(outputs, device=x.device)[None] < self.output_lengths(lengths)[:, None]

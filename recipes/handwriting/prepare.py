@@ -28,14 +28,10 @@ Images = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Style:
-    """How digits are put onto a line: bounds of what is drawn for each of them, the least and the most.
+    """How digits are put onto a line: least and most of what is drawn for each of them.
 
-    Attributes:
-        rotation, shear: in degrees and in columns for each row.
-        stretch: factor of the width.
-        size: factor of the height.
-        shift: rows up or down.
-        gap: blank columns before the digit; negative ones overlap.
+    Rotation in degrees, shear in columns per row, stretch and size as factors of width and height, shift in rows, gap in
+    blank columns before the digit (negative ones overlap).
     """
 
     rotation: float = 0.0
@@ -51,13 +47,9 @@ DISTORTED = Style(10.0, 0.25, (0.75, 1.25), (0.85, 1.1), 1.0)
 
 
 def prepare(corpus: Path | None, out: Path, seed: int, lines: Mapping[str, int] = LINES) -> None:
-    """Write data directories with features, and the lexicon, to `out`.
+    """Write lexicon.txt and data directories with features to `out`; `lines` is the size of each part.
 
-    Args:
-        corpus: not used; the images come with scikit-learn.
-        out: folder that gets lexicon.txt, train, dev and test.
-        seed: of the choice of digits and of all distortions of the training lines; dev and test are always the same.
-        lines: how many each part gets.
+    `seed` draws digits and distortions of the training lines; dev and test are always the same. `corpus` is not used.
     """
     images, digits = _load()
     held_out = len(digits) - len(digits) // 3

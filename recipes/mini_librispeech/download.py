@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Resource:
-    """A file on the server: its path there, its MD5, and the folder that it unpacks to, if it is an archive."""
+    """Path and MD5 of a file on the server, and the folder that it unpacks to, if it is an archive."""
 
     path: str
     md5: str
@@ -38,7 +38,6 @@ class Resource:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return self.path.rpartition("/")[2]
 
 
@@ -53,7 +52,7 @@ LARGE = Resource("11/3-gram.arpa.gz", "74cbb837e582378c26c602e1c8cbcb9c")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetch and unpack everything; returns the exit status: 0, or 1 after an error that is printed in one line."""
+    """Returns 0, or 1 after an error that is printed in one line."""
     parser = argparse.ArgumentParser(prog="recipes/mini_librispeech/download.py", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the files go; the recipe's --corpus")
     parser.add_argument("--large", action="store_true", help="also the unpruned trigram, 760 MB packed")
@@ -69,11 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def get(resource: Resource, folder: Path, server: str) -> None:
-    """Have a file in `folder`, whole and unpacked.
-
-    Raises:
-        DataError: the server cannot be reached or does not have it, or what came has another MD5.
-    """
+    """Have a file in `folder`, whole and unpacked."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / resource.name
     done = folder / f".{resource.name}.unpacked"
@@ -93,11 +88,7 @@ def get(resource: Resource, folder: Path, server: str) -> None:
 
 
 def fetch(url: str, partial: Path) -> None:
-    """Append to `partial` what it lacks of the file at `url`.
-
-    Raises:
-        DataError: the server cannot be reached, or refuses.
-    """
+    """Append to `partial` what it lacks of the file at `url`."""
     have = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -123,11 +114,7 @@ def fetch(url: str, partial: Path) -> None:
 
 
 def check(path: Path, resource: Resource) -> None:
-    """Compare a file's MD5; one that differs is deleted.
-
-    Raises:
-        DataError: it differs.
-    """
+    """Compare a file's MD5; one that differs is deleted."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -140,11 +127,7 @@ def check(path: Path, resource: Resource) -> None:
 
 
 def unpack(archive: Path, folder: Path, made: str) -> None:
-    """Unpack an archive; entries that lead out of `folder` are refused.
-
-    Raises:
-        DataError: the archive is damaged, or does not hold the folder `made`.
-    """
+    """Unpack an archive that must hold the folder `made`; entries that lead out of `folder` are refused."""
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")

@@ -31,16 +31,7 @@ UNKNOWN = "<UNK> SPN"  # stands for the words that the lexicon lacks, in trainin
 
 
 def prepare(corpus: Path | None, out: Path, seed: int) -> None:
-    """Write data directories, the lexicon and both language models to `out`.
-
-    Args:
-        corpus: folder as above.
-        out: folder that gets lexicon.txt, grammar.arpa, rescoring.arpa, train, dev and test.
-        seed: not used, there is nothing to draw.
-
-    Raises:
-        DataError: no corpus was given, it lacks a part, or a transcript and its recordings do not match.
-    """
+    """Write lexicon.txt, grammar.arpa, rescoring.arpa, train, dev and test to `out`; nothing is drawn with `seed`."""
     if corpus is None:
         raise DataError(
             "the mini_librispeech recipe needs --corpus FOLDER; recipes/mini_librispeech/README.md says how to get one"
@@ -63,11 +54,7 @@ def prepare(corpus: Path | None, out: Path, seed: int) -> None:
 
 
 def read_subset(folder: Path) -> Iterator[Recording]:
-    """The utterances of one part of LibriSpeech.
-
-    Raises:
-        DataError: no such folder, no transcripts in it, or an utterance without a recording or without words.
-    """
+    """Utterances of one part of LibriSpeech; each must have a recording and words."""
     transcripts = sorted(folder.glob("*/*/*.trans.txt"))
     if not transcripts:
         raise DataError(
@@ -85,11 +72,7 @@ def read_subset(folder: Path) -> Iterator[Recording]:
 
 
 def write_lexicon(source: Path, target: Path) -> None:
-    """Copy the lexicon, with an entry for words that it lacks.
-
-    Raises:
-        DataError: there is no such file.
-    """
+    """Copy the lexicon, with an entry for words that it lacks."""
     if not source.is_file():
         raise DataError(f"{source}: no such lexicon; recipes/mini_librispeech/download.py fetches it")
     entries = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -97,11 +80,7 @@ def write_lexicon(source: Path, target: Path) -> None:
 
 
 def unpack(corpus: Path, names: tuple[str, ...], target: Path) -> None:
-    """Write the first of these files that the corpus has, packed or not, to `target`.
-
-    Raises:
-        DataError: it has none of them, or it is damaged.
-    """
+    """Write the first of these files that the corpus has, packed or not, to `target`."""
     for name in names:
         plain, packed = corpus / name, corpus / f"{name}.gz"
         if plain.is_file():

@@ -21,7 +21,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Recording:
-    """One utterance that is a file of its own: who says which words, and where the audio lies."""
+    """One utterance that is a whole audio file."""
 
     id: str
     speaker: str
@@ -31,7 +31,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One utterance that comes as features, float32 [T, F]: whose it is, and which words it shows."""
+    """One utterance given as features, float32 [T, F]."""
 
     id: str
     speaker: str
@@ -43,11 +43,7 @@ Spoken = TypeVar("Spoken", Recording, Sheet)
 
 
 def write_feature_dir(folder: Path, sheets: Iterable[Sheet]) -> None:
-    """Write feats.ark, feats.scp, text and utt2spk, sorted by utterance.
-
-    Raises:
-        DataError: there is no sheet, or two have the same id.
-    """
+    """Write feats.ark, feats.scp, text and utt2spk, sorted by utterance."""
     rows = _sorted(folder, sheets)
     folder.mkdir(parents=True, exist_ok=True)
     write_matrices(folder.resolve() / "feats.ark", [(row.id, row.features) for row in rows])
@@ -55,11 +51,7 @@ def write_feature_dir(folder: Path, sheets: Iterable[Sheet]) -> None:
 
 
 def write_data_dir(folder: Path, recordings: Iterable[Recording]) -> None:
-    """Write wav.scp, text and utt2spk, sorted by utterance; audio paths become absolute.
-
-    Raises:
-        DataError: there is no recording, or two have the same id.
-    """
+    """Write wav.scp, text and utt2spk, sorted by utterance; audio paths become absolute."""
     rows = _sorted(folder, recordings)
     folder.mkdir(parents=True, exist_ok=True)
     _write_lines(folder / "wav.scp", (f"{row.id} {row.audio.resolve()}" for row in rows))
@@ -86,11 +78,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def read_data_dirs(folders: Sequence[Path]) -> list[Recording]:
-    """All recordings of several data directories without segments.
-
-    Raises:
-        DataError: a directory is malformed, or an utterance is part of a recording.
-    """
+    """All recordings of several data directories; none may have segments."""
     recordings: list[Recording] = []
     for folder in folders:
         for utterance in DataDir.read(folder):
@@ -102,11 +90,6 @@ def read_data_dirs(folders: Sequence[Path]) -> list[Recording]:
 
 
 def copy_lexicon(source: Path, corpus: Path) -> None:
-    """Copy a lexicon.txt into the prepared corpus.
-
-    Raises:
-        DataError: there is no such file.
-    """
     if not source.is_file():
         raise DataError(f"{source}: no such lexicon; give the corpus folder that has it with --corpus")
     corpus.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def _parser(program: str, stages: Stages) -> argparse.ArgumentParser:
-    """What both passes can be told."""
+    """The options that both passes have."""
     parser = argparse.ArgumentParser(prog=program, description=f"Stages: {', '.join(stages)}.")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parser.add_argument("--stage", choices=stages, default=next(iter(stages)), help="first stage to run")
@@ -46,11 +46,7 @@ def _parser(program: str, stages: Stages) -> argparse.ArgumentParser:
 
 
 def read_config(path: Path, overrides: Sequence[str]) -> Experiment:
-    """The recipe's configuration with `SECTION.KEY=VALUE` overrides applied; values are YAML.
-
-    Raises:
-        ConfigError: the file or an override is malformed, or names an unknown section or key.
-    """
+    """The configuration with `SECTION.KEY=VALUE` overrides applied; values are YAML."""
     sections = load_yaml(path)
     for override in overrides:
         name, equals, value = override.partition("=")
@@ -74,14 +70,8 @@ def run_recipe(
 ) -> int:
     """Run the stages asked for and print the wall time of each.
 
-    Args:
-        recipe: the recipe's folder, which holds config.yaml.
-        prepare: writes the prepared corpus; see `recipes.pipeline.corpus`.
-        arguments: of the command line; sys.argv's by default.
-        stages: what there is to run, in order.
-
-    Returns:
-        The exit status: 0, 1 after an error that is printed in one line, 75 after SIGTERM (start it again to go on).
+    `recipe` is the folder with config.yaml; `prepare` writes the corpus (`recipes.pipeline.corpus`). Returns the exit
+    status: 0, 1 after an error that is printed in one line, 75 after SIGTERM (start it again to go on).
     """
     parser = _parser(f"recipes/{recipe.name}/run.py", stages)
     parser.add_argument(
@@ -108,7 +98,7 @@ def run_recipe(
 
 
 def run_second_pass(recipe: Path, prepare: Prepare, arguments: Sequence[str] | None = None) -> int:
-    """Align with the model of the first pass and train anew on chunks; arguments and result as `run_recipe`."""
+    """Align with the model of the first pass and train anew on chunks; returns what `run_recipe` does."""
     parser = _parser(f"recipes/{recipe.name}/chunks.py", SECOND_PASS)
     parser.add_argument("--first", type=Path, help="folder of the first pass (default exp/RECIPE)")
     parser.add_argument("--exp", type=Path, help="folder for all outputs (default exp/RECIPE-chunks)")
@@ -126,7 +116,6 @@ def run_second_pass(recipe: Path, prepare: Prepare, arguments: Sequence[str] | N
 
 
 def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experiment], Run]) -> int:
-    """Run the stages asked for; returns the exit status."""
     names = list(stages)
     chosen = names[names.index(options.stage) : names.index(options.stop_stage) + 1]
     try:

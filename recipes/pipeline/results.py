@@ -14,14 +14,7 @@ from recipes.pipeline.main import REPOSITORY
 
 
 class Result(NamedTuple):
-    """One run.
-
-    Attributes:
-        corpus, kind, seed: what it was; the kind is that of the training.
-        wer: on test, in %.
-        by_speaker: the same of each speaker.
-        seconds: of training.
-    """
+    """One run: `kind` of training, WER on test in %, of all and by speaker, seconds of training."""
 
     corpus: str
     kind: str
@@ -44,11 +37,6 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def read_result(exp: Path, corpus: str, kind: str, seed: int) -> Result:
-    """What a run left in its folder.
-
-    Raises:
-        DataError: the folder has no finished run.
-    """
     try:
         scored = json.loads((exp / "decode" / "wer.json").read_text(encoding="utf-8"))
         stages = {stage.name: stage.seconds for stage in read_stages(exp / STAGE_LOG).stages}
@@ -61,7 +49,7 @@ def read_result(exp: Path, corpus: str, kind: str, seed: int) -> Result:
 
 
 def publish(lines: Sequence[str], exp: Path) -> None:
-    """Print a table and leave it as `table.md` in the folder of all outputs."""
+    """Print a table and write it to table.md."""
     table = "\n".join(lines) + "\n"
     (exp / "table.md").write_text(table, encoding="utf-8")
     print(table, end="")

@@ -63,16 +63,8 @@ Prepare = Callable[[Path | None, Path, int], None]
 class Run:
     """One run of a recipe.
 
-    Attributes:
-        exp: folder of all outputs.
-        config: of all stages.
-        prepare: the recipe's own stage.
-        corpus: the corpus folder given on the command line.
-        seed: of everything that is drawn.
-        shuffle_transcripts: train on the transcripts of other utterances.
-        num_workers: threads or processes.
-        first: folder of the first pass, if this is a second.
-        world: the processes that train together.
+    `exp` gets all outputs; `first` is the folder of the first pass, if this is a second; with `shuffle_transcripts` (a
+    control) utterances are trained on the transcripts of others; `num_workers` counts threads or processes.
     """
 
     exp: Path
@@ -92,44 +84,39 @@ class Run:
 
     @property
     def seeded(self) -> Experiment:
-        """The configuration with the seed of the run."""
         return replace(self.config, train=replace(self.config.train, seed=self.seed))
 
     def model(self, exp: Path) -> AcousticModel:
-        """The trained model in the folder of a pass."""
+        """The trained model of a pass, by its folder."""
         return AcousticModel.load(exp / "model" / FINAL_MODEL)
 
     @property
     def decoding_model(self) -> AcousticModel:
-        """The model with the beams and the grid of this run's configuration, so that decoding can be tried anew."""
+        """The model with this run's decoding options, which may differ from those it was trained with."""
         model = self.model(self.exp)
         return replace(model, experiment=replace(model.experiment, decoding=self.config.decoding))
 
     @property
     def lang(self) -> Lang:
-        """Lexicon and tree."""
         return load_lang(self.base / "lang")
 
     @property
     def resources(self) -> Resources:
-        """Feature cache and number of workers."""
         return Resources(cache=self.base / "cache", workers=self.num_workers)
 
     @property
     def grammar(self) -> Path | None:
-        """The word n-gram of the search: what the corpus brings, else that of the training text; None for a word loop."""
+        """Word n-gram of the search: from the corpus, else of the training text; None for a word loop."""
         brought = self.base / "data" / GRAMMAR
         if brought.is_file():
             return brought
         return self.base / "graphs" / GRAMMAR if self.config.decoding.ngram_order else None
 
     def data(self, split: str) -> DataDir:
-        """One of the prepared data directories."""
         return DataDir.read(self.base / "data" / split)
 
 
 def prepare_corpus(run: Run) -> None:
-    """Run the recipe's own preparation."""
     data = run.exp / "data"
     run.prepare(run.corpus, data, run.seed)
     if run.shuffle_transcripts:
@@ -142,7 +129,6 @@ def prepare_corpus(run: Run) -> None:
 
 
 def prepare_lang(run: Run) -> None:
-    """Number words, phones and pdfs."""
     print(make_lang(run.exp / "data" / "lexicon.txt", run.exp / "lang", run.config.lang))
 
 
@@ -232,7 +218,7 @@ def decode(run: Run) -> None:
 
 
 def rescore(run: Run) -> None:
-    """Let the larger language model choose; tune on dev, score test."""
+    """Tune on dev, score test."""
     model = run.decoding_model
     tuned = json.loads((run.exp / "decode" / "tuning.json").read_text())["best"]
     report = rescore_data(
@@ -256,7 +242,6 @@ def align(run: Run) -> None:
 
 
 def report(run: Run) -> None:
-    """Collect the results of the stages before."""
     decoded = run.exp / "decode"
     model = run.model(run.exp)
     dev = json.loads((decoded / "tuning.json").read_text())["best"]

@@ -9,16 +9,7 @@ from recipes.pipeline.corpus import SPLITS, copy_lexicon, read_data_dirs, write_
 
 
 def prepare(corpus: Path | None, out: Path, seed: int) -> None:
-    """Write data directories and the lexicon to `out`.
-
-    Args:
-        corpus: folder with train, dev, test and lang/lexicon.txt.
-        out: folder that gets lexicon.txt, train, dev and test.
-        seed: not used, there is nothing to draw.
-
-    Raises:
-        DataError: no corpus was given, or it lacks a part.
-    """
+    """Write lexicon.txt and data directories to `out`, from a corpus with train, dev, test and lang/lexicon.txt."""
     if corpus is None:
         raise DataError(
             "the prompts recipe needs --corpus FOLDER; recipes/prompts/README.md says what it holds"
