@@ -61,7 +61,7 @@ def occupancy_panels(
     """The panels of all N sequences of a lattice, each of its own size, with best paths (23).
 
     Args:
-        lattice: from `rnnt_lattice` or its kin.
+        lattice: from `rnnt_lattice`, `hat_lattice` or another function that returns a `TransducerLattice`.
         labels: N sequences of U_n strings.
         titles: N strings, such as utterance ids.
 
@@ -287,11 +287,13 @@ def phone_trellis(
 
     Args:
         nnet_output: [T, P].
-        numerator, denominator, leaky_hmm_coefficient: as for `pdf_trellis`.
+        numerator: graph of its transcript.
+        denominator: of P pdfs.
+        leaky_hmm_coefficient: of the denominator, as in the loss.
         tree: says which phones a pdf stands for.
 
     Raises:
-        ShapeError: as `pdf_trellis`.
+        ShapeError: the network output does not fit the denominator.
     """
     pair = pdf_trellis(nnet_output, numerator, denominator, leaky_hmm_coefficient=leaky_hmm_coefficient)
     phones = _phones_of_pdfs(tree)
