@@ -124,8 +124,8 @@ class RotaryAttention(nn.Module):
 def rotation(num_frames: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine [T, width / 2], float64, of the angle by which frame t turns each pair of a head's numbers.
 
-    In float32 the angles of frame 5,000 would be off by 3e-4, and a frame's scores would depend on its position. The slowest
-    pair turns once in 2 pi 1000 frames: longer than an utterance, and fast enough to tell neighbours apart.
+    In float32 the angles of frame 5,000 would be off by 3e-4, and a frame's scores would depend on its position. No pair
+    takes more than 2 pi 1000 frames for a turn: more than an utterance has, few enough to tell neighbours apart.
     """
     rates = 1000.0 ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
     angles = torch.arange(num_frames, device=device, dtype=torch.float64)[:, None] * rates

@@ -203,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 
 def _convert(hint: Any, value: Any, place: str) -> Any:
-    """`value` as the annotated type. Nothing is coerced: text is not accepted for a number, nor a number for a bool."""
+    """`value` as the annotated type. Only int becomes float, and `1e-3` that YAML took for text; a bool is no number."""
     if hint is Any:
         return value
     if dataclasses.is_dataclass(hint):

@@ -300,7 +300,7 @@ class Corpus:
 
 
 class StreamSource:
-    """Supervised batches of a corpus on disk, epoch by epoch: a `fsachain.train.source.Source`.
+    """Supervised batches of a corpus on disk, epoch by epoch: a `Source`.
 
     Args:
         corpus: the utterances.
@@ -314,8 +314,7 @@ class StreamSource:
         left_out: utterances that are not in the corpus because something is wrong with them.
 
     Attributes:
-        excluded: `left_out`, and those with which something was found wrong when it was their turn. A step goes on
-            without them.
+        excluded: `left_out`, and those in which a fault was found when they were prepared. A step goes on without them.
     """
 
     def __init__(
@@ -352,10 +351,12 @@ class StreamSource:
 
     @property
     def num_utterances(self) -> int:
+        """Utterances of an epoch."""
         return len(self._corpus.utterances)
 
     @property
     def num_batches(self) -> int:
+        """Optimiser steps of an epoch, of all processes together."""
         return self._order.num_batches
 
     def fingerprint(self) -> list[Any]:

@@ -107,6 +107,7 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
+        """Shows the training; may be replaced."""
         return self._reporter.progress
 
     @progress.setter

@@ -119,6 +119,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
+        """Whether this process writes files and reports events."""
         return self.rank == 0
 
     def __enter__(self) -> World:
@@ -185,6 +186,7 @@ class World:
         return [int(value) for value in found.tolist()]
 
     def any(self, flag: bool) -> bool:
+        """Whether the flag is set in some process."""
         return bool(self.largest([int(flag)])[0])
 
     def add_up(self, values: torch.Tensor) -> torch.Tensor:
