@@ -32,7 +32,6 @@ def main() -> None:
 
 
 def exit_status(error: FsachainError | OSError) -> int:
-    """The status with which a command ends that raised this error."""
     if isinstance(error, LeftOutError):
         return EXIT_LEFT_OUT
     return EXIT_STOPPED if isinstance(error, StoppedError) else EXIT_USER_ERROR

@@ -34,9 +34,6 @@ from fsachain.nn.tdnnf import Tdnnf
 from fsachain.train.config import TrainConfig, from_dict, load_yaml, to_dict
 from fsachain.train.schedule import Schedule, Scheduled, value_at, values_of
 
-# Which network an experiment trains: section `network` of its configuration, from a name or an import path to
-# a module.
-
 BUILT_IN: dict[str, type[nn.Module]] = {"tdnnf": Tdnnf, "conformer": Conformer}
 _DERIVED = ("num_features", "num_pdfs")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -55,12 +52,8 @@ _EXPECTED = {
 class NetworkSpec:
     """A network that is not built yet.
 
-    Attributes:
-        kind: "tdnnf", "conformer", or "package.module:Class", a class of yours that is what `fsachain.nn.Network` says.
-        options: of its configuration: of `TdnnfConfig`, `ConformerConfig`, or of your class.
-        num_features: columns of the features.
-        num_pdfs: pdfs of the tree.
-        init_from: file whose weights a training begins with, or None.
+    `kind` is "tdnnf", "conformer", or "package.module:Class", a class of yours that is what `fsachain.nn.Network` says;
+    `options` are those of its configuration. `init_from` is a file whose weights a training begins with.
     """
 
     kind: str
@@ -87,12 +80,12 @@ class NetworkSpec:
 
     @property
     def import_path(self) -> str | None:
-        """What is imported to build the network; None for those of this package."""
+        """None for the networks of this package."""
         return None if self.kind in BUILT_IN else self.kind
 
     @property
     def config(self) -> Any:
-        """The configuration that the class takes; None where it takes its options as keyword arguments."""
+        """None where the class takes its options as keyword arguments."""
         constructor = self._class
         kind = _config_class(constructor)
         if kind is None:
@@ -124,7 +117,6 @@ class NetworkSpec:
 
     @property
     def time_offset(self) -> int:
-        """See `Network`."""
         return int(self._sketch.time_offset)
 
     @property
@@ -195,7 +187,7 @@ def _check_arguments(path: str, constructor: type, arguments: Mapping[str, Any])
 
 
 def _check_members(path: str, network: nn.Module) -> None:
-    """Name what the rest of the package would miss sooner or later."""
+    """Refuse a network that lacks what the rest of the package calls."""
     for name, expected in _EXPECTED.items():
         lacking = (
             type(network).forward is nn.Module.forward if name == "forward" else not hasattr(network, name)

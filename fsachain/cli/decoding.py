@@ -51,13 +51,8 @@ KEYWORD_BATCH = 32
 class DecodingGraphs:
     """Decoding graphs of one lexicon and grammar for any LM weight and word insertion penalty.
 
-    Args:
-        lang: lexicon and tree.
-        arpa: word language model in ARPA format; without it and `grammar` a loop over the lexicon's spoken words.
-        grammar: word language model as an FST, such as Kaldi's G.fst, and the words.txt of its labels.
-
-    Attributes:
-        grammar: the language model as a pywrapfst FST over word ids.
+    The grammar is an ARPA model, or an FST such as Kaldi's G.fst with the words.txt of its labels; without either it is a
+    loop over the lexicon's spoken words. `grammar` is a pywrapfst FST over word ids.
     """
 
     def __init__(self, lang: Lang, arpa: Path | None, grammar: tuple[Path, Path] | None = None) -> None:
@@ -86,7 +81,6 @@ class DecodingGraphs:
 
 
 def check_lang(model: AcousticModel, lang: Lang) -> None:
-    """Refuse a language folder of another width than the model's."""
     num_pdfs = model.network.num_pdfs
     if num_pdfs != lang.tree.num_pdfs:
         raise DataError(
@@ -297,19 +291,10 @@ def rescore_data(
     config: RescoringConfig,
     resources: Resources,
 ) -> WerReport:
-    """Judge the best word sequences of the search with a larger model; weights are chosen on `dev`, `test` is scored.
+    """Judge the best word sequences of the search with the model `arpa`; weights are chosen on `dev`, `test` is scored.
 
+    `lm_weight` and `word_insertion_penalty` are those of the search; utterances that `resources` leaves out are not scored.
     Writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json to `out`.
-
-    Args:
-        model: the acoustic model.
-        graphs: lexicon and grammar of the search.
-        arpa: the second model.
-        dev, test: data sets; utterances that `resources` leaves out are not scored.
-        out: folder of the results.
-        lm_weight, word_insertion_penalty: of the search.
-        config: how many sequences, and what is tried.
-        resources: cache and workers.
     """
     check_lang(model, graphs.lang)
     lexicon = graphs.lang.lexicon
@@ -378,8 +363,6 @@ def align(
 
 @dataclass(frozen=True)
 class AlignSummary:
-    """How many utterances were aligned, and why others were not."""
-
     num_aligned: int
     failed: dict[str, str]
 
@@ -501,7 +484,7 @@ def keyword(
 
 
 def _keyword_scores(spoken: Fsa, filler: Fsa, outputs: Outputs) -> dict[str, float]:
-    """Scores by utterance, in batches of similar length."""
+    """By utterance, in batches of similar length."""
     found: dict[str, float] = {}
     names = sorted(outputs, key=lambda name: len(outputs[name]))
     for first in range(0, len(names), KEYWORD_BATCH):

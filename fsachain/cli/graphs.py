@@ -59,7 +59,7 @@ NORMALIZATION = "normalization.fst"
 Merge = Literal["sum", "min"]
 
 
-# The denominator.
+# denominator
 
 
 @click.command("den-graph")
@@ -78,7 +78,6 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
 
 
 def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> DenominatorGraph:
-    """Build the denominator from a phone language model and write it as `write_denominator` does."""
     fsa = Fsa.read(phone_lm)
     try:
         denominator = DenominatorGraph(build_denominator(fsa, lang.tree), lang.tree.num_pdfs)
@@ -89,7 +88,7 @@ def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum"
 
 
 def make_free_denominator(lang: Lang, out: Path) -> DenominatorGraph:
-    """Write the denominator that accepts every sequence of pdfs."""
+    """The denominator accepts every sequence of pdfs."""
     denominator = DenominatorGraph(free_denominator(lang.tree.num_pdfs), lang.tree.num_pdfs)
     write_denominator(lang, denominator, out, "sum")
     return denominator
@@ -104,12 +103,10 @@ def write_denominator(lang: Lang, denominator: DenominatorGraph, out: Path, merg
 
 
 def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
-    """The denominator that `make_denominator` wrote."""
     return DenominatorGraph(_read_graph(lang, folder, DENOMINATOR), lang.tree.num_pdfs)
 
 
 def load_normalization(lang: Lang, folder: Path) -> Fsa:
-    """The normalization FSA that `make_denominator` wrote; errors as for `load_denominator`."""
     return _read_graph(lang, folder, NORMALIZATION)
 
 
@@ -126,7 +123,7 @@ def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
     return Fsa.read(folder / graph)
 
 
-# Numerators.
+# numerators
 
 normalizing_option = click.option(
     "--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`; normalises the numerators."
@@ -135,8 +132,6 @@ normalizing_option = click.option(
 
 @dataclass(frozen=True)
 class NumeratorSummary:
-    """What was built, and which utterances were left out, each with the reason."""
-
     num_graphs: int
     num_arcs: int
     excluded: dict[str, str]
@@ -152,7 +147,6 @@ def write_numerators(
     excluded: dict[str, str],
     source: NumeratorSource = "transcripts",
 ) -> NumeratorSummary:
-    """Write numerators to one npz file."""
     if not numerators:
         reason = next(iter(excluded.values()), "there are no utterances")
         raise DataError(f"{out}: no numerator could be built; the first reason: {reason}")
@@ -182,14 +176,14 @@ def num_graphs(data: Path, out: Path, lang: Lang, den: Path | None, resources: R
 def make_numerators(
     lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, resources: Resources | None = None
 ) -> NumeratorSummary:
-    """Build the numerators of a data set, without `normalization` unnormalised, and write them to one npz file."""
+    """Without `normalization` the numerators are unnormalised."""
     return write_numerators(out, *build_numerators(lang, data, normalization, resources))
 
 
 def build_numerators(
     lang: Lang, data: DataDir, normalization: Fsa | None, resources: Resources | None = None
 ) -> tuple[dict[str, Numerator], dict[str, str]]:
-    """The numerators of all utterances by id, and for those that have none the reason.
+    """The numerators by utterance id, and for the utterances without one the reason.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
     normalization does not accept.

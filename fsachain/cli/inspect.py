@@ -140,7 +140,6 @@ def _describe_model(path: Path) -> str:
 
 
 def _describe_folder(path: Path) -> str:
-    """A language folder or a data set."""
     from fsachain.cli.lang import LEXICON, load_lang
     from fsachain.data.cuts import holds_cuts
     from fsachain.data.kaldi_dir import DataDir

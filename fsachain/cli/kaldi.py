@@ -169,8 +169,6 @@ def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame
 
 @dataclass(frozen=True)
 class ExampleSummary:
-    """What `egs` wrote."""
-
     num_examples: int
     num_features: int
     num_pdfs: int

@@ -38,7 +38,7 @@ IMPOSSIBLE_OBJF = -10.0  # what Kaldi counts per frame where a numerator has no 
 Lines = Iterable[str]
 
 
-# What copy-feats, copy-int-vector, copy-post, fstcopy and show-transitions print with `ark,t:-`.
+# Text as copy-feats, copy-int-vector, copy-post, fstcopy and show-transitions print it with `ark,t:-`.
 
 
 def _number(value: float) -> str:
@@ -68,7 +68,7 @@ def _posterior(key: str, posterior: list[list[tuple[int, float]]]) -> Lines:
 
 
 def _fst_lines(fst: Transducer) -> Lines:
-    """AT&T text, the start state's lines first, costs."""
+    """AT&T text, the start state's lines first, with costs."""
     columns = (fst.src, fst.dst, fst.ilabel, fst.olabel, fst.log_prob)
     arcs: list[list[str]] = [[] for _ in range(fst.num_states)]
     for src, dst, ilabel, olabel, log_prob in zip(*(column.tolist() for column in columns), strict=True):
@@ -183,16 +183,10 @@ def show(kind: str, source: str) -> None:
 
 @dataclass(frozen=True)
 class ExampleObjf:
-    """Numerator and denominator of one example, log-probabilities of all its frames.
+    """log Z of numerator and denominator of one example, and what its objectives are made of.
 
-    Attributes:
-        name: key of the example.
-        num_frames: of the output.
-        weight: of the example.
-        num_log_prob, den_log_prob: log Z.
-        clamped_den_log_prob: log Z of the denominator over scores clamped to +-30.
-        squares: sum of the squared scores.
-        ok: numerator and denominator have a path.
+    `clamped_den_log_prob` is that of scores clamped to +-30, `squares` the sum of the squared scores; `ok` means that
+    numerator and denominator have a path.
     """
 
     name: str
@@ -231,13 +225,8 @@ TITLES = "example\tframes\tweight\tnumerator\tdenominator\tobjf per frame\t"
 class Totals:
     """Over all examples; objectives and the l2 term are per weighted frame.
 
-    Attributes:
-        objf: of the possible examples alone; NaN if there is none.
-        frames: weighted frames of these.
-        kaldi_objf: of all examples, as Kaldi counts them.
-        l2_term: of all possible examples over the frames of all, as Kaldi counts it.
-        kaldi_frames: weighted frames of all.
-        num_impossible: examples without a path.
+    `objf` and `frames` are of the possible examples alone, `kaldi_objf` and `kaldi_frames` of all. `l2_term` sums over the
+    possible ones and divides by the frames of all, as Kaldi does. Without a possible example `objf` is NaN.
     """
 
     objf: float
@@ -249,7 +238,6 @@ class Totals:
 
     @classmethod
     def of(cls, found: Iterable[ExampleObjf], l2_regularize: float) -> Totals:
-        """Sum up; DataError if there is no example."""
         examples = list(found)
         possible = [example for example in examples if example.ok]
         frames = sum(example.weight * example.num_frames for example in possible)
@@ -308,7 +296,6 @@ class Parity:
 def example_objfs(
     examples: str, outputs: str, den: Path, leaky_hmm_coefficient: float
 ) -> Iterator[ExampleObjf]:
-    """The objective of each chain example, for the network's outputs by the examples' keys."""
     scores = dict(read_table(outputs, read_matrix))
     graph: DenominatorGraph | None = None
     for example in track(list(read_examples(examples)), "examples"):

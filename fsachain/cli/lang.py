@@ -24,8 +24,6 @@ TREE = "tree.npz"
 
 @dataclass(frozen=True)
 class Lang:
-    """A lexicon and the context tree over its phones."""
-
     lexicon: Lexicon
     tree: ContextTree
 
@@ -35,7 +33,7 @@ class Lang:
 
     @property
     def spoken_words(self) -> tuple[str, ...]:
-        """The words of the lexicon that have a pronunciation beyond silence, in its order."""
+        """The words that have a pronunciation beyond silence, in the lexicon's order."""
         silence = self.lexicon.silence_phone
         return tuple(
             word
@@ -44,7 +42,6 @@ class Lang:
         )
 
     def refusal(self, words: Iterable[str], name: str) -> str | None:
-        """What is wrong with the words of utterance `name`, if the lexicon refuses one of them."""
         try:
             for word in words:
                 self.lexicon.pronunciations_of(word, name=name)
@@ -58,7 +55,7 @@ class Lang:
         return () if self.lexicon.silence is None else (self.lexicon.silence,)
 
     def save(self, out: Path) -> None:
-        """Write the language folder `out`: what `load_lang` reads, and words.txt and phones.txt for people."""
+        """Writes what `load_lang` reads, and words.txt and phones.txt for people."""
         out.mkdir(parents=True, exist_ok=True)
         self.lexicon.save(out / LEXICON)
         self.tree.save(out / TREE)
@@ -68,7 +65,6 @@ class Lang:
 
 
 def load_lang(folder: Path) -> Lang:
-    """Read a language folder."""
     for name in (LEXICON, TREE):
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}; make the folder with `fsachain lang`")
@@ -114,14 +110,10 @@ def make_lang(
     transcripts: Iterable[Sequence[str]] = (),
     seed: int = 1,
 ) -> Lang:
-    """Read a lexicon, number its pdfs, and write the language folder `out`.
+    """Read a lexicon (Kaldi's lexicon.txt or lexiconp.txt), number its pdfs, and write the language folder `out`.
 
-    Args:
-        lexicon_path: Kaldi's lexicon.txt or lexiconp.txt.
-        out: folder.
-        config: silence, topology and context.
-        transcripts: counted for the context "tied-biphone"; those with words that the lexicon refuses are left out.
-        seed: of the pronunciations and silences drawn for the counts.
+    The context "tied-biphone" counts phones in `transcripts`, those left out that have a word which the lexicon refuses;
+    `seed` is that of the pronunciations and silences drawn for the counts.
     """
     lexicon = Lexicon.read(
         lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
@@ -160,11 +152,9 @@ def make_lang(
 
 
 def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
-    """What is said, by utterance.
+    """What is said, by utterance, from a file in Kaldi's format (utterance word ...) or a data set.
 
-    Args:
-        path: a file in Kaldi's format (utterance word ...), or a data set, of which utterances with a fault are left out.
-            No recording is touched, so none is made by a command either.
+    Utterances of the data set with a fault are left out. No recording is touched, so no command of wav.scp runs.
     """
     if path.is_dir() or holds_cuts(path):
         data, _ = DataDir.check(path, allow_commands=True)

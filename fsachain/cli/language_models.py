@@ -62,8 +62,6 @@ def phone_lm(text: Path, out: Path, lang: Lang, experiment: Experiment, seed: in
 
 @dataclass(frozen=True)
 class PhoneLmSummary:
-    """What was estimated, and which utterances were left out, each with the reason."""
-
     fsa: Fsa
     excluded: dict[str, str]
 
@@ -79,13 +77,8 @@ def make_phone_lm(
 ) -> PhoneLmSummary:
     """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file.
 
-    Args:
-        lang: lexicon and tree.
-        transcripts: words by utterance; those with a word that the lexicon refuses are left out and named, as
-            they have no numerator either.
-        out: the OpenFst file.
-        config: order and size, and where silence stands.
-        seed: of the pronunciations and silences.
+    Transcripts with a word that the lexicon refuses are left out and named, as they have no numerator either. `seed` is that
+    of the pronunciations and silences.
     """
     excluded = refused(lang, transcripts)
     phones = _drawn_phones(lang, usable_transcripts(transcripts, excluded, out), config, seed)
@@ -192,12 +185,10 @@ def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
 def make_grammar(
     transcripts: Iterable[Sequence[str]], vocabulary: Sequence[str], out: Path, order: int
 ) -> None:
-    """Estimate a word n-gram of the transcripts and write it in ARPA format."""
     write(out, estimate(list(transcripts), order, vocabulary=vocabulary))
 
 
 def refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The utterances that have a word which the lexicon refuses, with the reason."""
     found = {name: lang.refusal(words, name) for name, words in transcripts.items()}
     return {name: reason for name, reason in found.items() if reason is not None}
 
@@ -205,7 +196,7 @@ def refused(lang: Lang, transcripts: Mapping[str, Sequence[str]]) -> dict[str, s
 def usable_transcripts(
     transcripts: Mapping[str, Sequence[str]], excluded: Mapping[str, str], out: Path
 ) -> list[Sequence[str]]:
-    """The transcripts with words that are not excluded."""
+    """The transcripts with words, without those in `excluded`."""
     usable = [words for name, words in transcripts.items() if words and name not in excluded]
     if not usable:
         reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
@@ -214,13 +205,11 @@ def usable_transcripts(
 
 
 def write(out: Path, text: str) -> None:
-    """Write a text file and the folder it is in."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
 
 
 def write_fsa(out: Path, fsa: Fsa) -> Fsa:
-    """Write an OpenFst file and the folder it is in; returns the graph."""
     out.parent.mkdir(parents=True, exist_ok=True)
     fsa.write(out)
     return fsa

@@ -42,12 +42,10 @@ def permitted_imports(paths: Collection[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AcousticModel:
-    """A network with all that is needed to run it on recordings.
+    """A network in evaluation mode, with all that is needed to run it on recordings.
 
-    Attributes:
-        experiment: the configuration it was trained with.
-        network: its weights; in evaluation mode.
-        cmvn: normalisation of the training set; statistics of scope "speaker" are taken from each data set.
+    `experiment` is the configuration of its training, `cmvn` the normalisation of the training set; statistics of scope
+    "speaker" are taken from each data set.
     """
 
     experiment: Experiment
@@ -56,17 +54,15 @@ class AcousticModel:
 
     @property
     def kind(self) -> str:
-        """Which network it is, as section `network` of the configuration says."""
         return self.experiment.network_spec(self.network.num_pdfs).kind
 
     @property
     def timing(self) -> FrameTiming:
-        """Where the output frames lie in time."""
         shift = self.experiment.features.frame_shift_ms / 1000.0
         return FrameTiming(self.network.subsampling, self.network.time_offset, shift)
 
     def save(self, path: Path) -> None:
-        """Write the model to one safetensors file, all or nothing."""
+        """All or nothing, as a safetensors file."""
         weights = cast(nn.Module, self.network).state_dict()
         tensors = {f"network.{name}": tensor for name, tensor in weights.items()}
         for name, array in self.cmvn.state().items():
@@ -80,12 +76,10 @@ class AcousticModel:
 
     @classmethod
     def load(cls, path: Path, imports: Collection[str] = ()) -> AcousticModel:
-        """Read a model.
+        """Read a model. A file by itself imports nothing.
 
-        Args:
-            path: of the file.
-            imports: classes ("package.module:Class") that may be imported and called with the file's options, if its
-                network is one of them; see also `permitted_imports`. A file by itself imports nothing.
+        `imports` are the classes ("package.module:Class") that may be imported and called with the file's options, if its
+        network is one of them; see also `permitted_imports`.
         """
         tensors, header = load_tensors(path)
         if header.get("kind") != _KIND:
@@ -114,7 +108,7 @@ class AcousticModel:
         return cls(experiment, cast(Network, network.eval()), cmvn)
 
     def examples(self, data: DataDir) -> list[Example]:
-        """Normalised features of a data set, as the network takes them; the first that cannot be read is an error."""
+        """Normalised features; the first that cannot be read is an error."""
         return normalise_set(load_examples(data, self.experiment.features), self.cmvn)
 
     def outputs(
@@ -122,9 +116,7 @@ class AcousticModel:
     ) -> dict[str, NDArray[np.float32]]:
         """Network outputs [T', P] by utterance id; an utterance without frames has none.
 
-        Args:
-            examples: as `examples` gives them.
-            progress: called with (utterances done, utterances in all).
+        `progress` is called with (utterances done, utterances in all).
         """
         found: dict[str, NDArray[np.float32]] = {}
         with torch.inference_mode():
@@ -157,25 +149,20 @@ def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> Non
 
 
 def normalise_set(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
-    """The examples of one data set, normalised; for scope "speaker" with statistics of this set."""
+    """For scope "speaker" with statistics of this set."""
     if not examples:
         return []
     own = estimate_cmvn(examples, cmvn.config) if cmvn.config.scope == "speaker" else cmvn
     return normalise(examples, own)
 
 
-# The weights that a training begins with: `network.init_from`.
-
 _PARTS = ("network.", "model.")  # under which an acoustic model and a checkpoint keep the network
 
 
 def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """The network's weights in a safetensors file: an acoustic model, a checkpoint, or any other.
+    """The weights by name, on the host, in any safetensors file, and its header, empty in files not written here.
 
     Nothing is imported or run, whatever network the file is of.
-
-    Returns:
-        The weights by name, on the host, and the file's header, which is empty for files that were not written here.
     """
     safetensors = require("safetensors", extra="recipes")
     try:
@@ -194,7 +181,7 @@ def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 class Beginning(NamedTuple):
-    """A network before its first step, lines that say what it is, and which weights it took from `network.init_from`."""
+    """A network before its first step, lines that say what it is, and which weights it took from `init_from`."""
 
     network: Network
     lines: tuple[str, ...]

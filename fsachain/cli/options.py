@@ -72,7 +72,6 @@ Item = TypeVar("Item")
 
 
 def track(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """The items one by one, with a bar that says how many are done."""
     with counter(what) as update:
         for done, item in enumerate(items, start=1):
             yield item
@@ -81,7 +80,7 @@ def track(items: Sequence[Item], what: str) -> Iterator[Item]:
 
 @contextmanager
 def counter(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal, moved by update(done, in all); silent where the output is no terminal."""
+    """A bar moved by update(done, in all); silent where the output is no terminal."""
     progress = require("rich.progress", extra="recipes")
     console = require("rich.console", extra="recipes").Console(stderr=True)
     columns: tuple[Any, ...] = (
@@ -96,5 +95,4 @@ def counter(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def reasons(head: str, excluded: Sequence[str]) -> str:
-    """A line, and below it, indented, why utterances were left out."""
     return "\n  ".join([head, *excluded])

@@ -90,7 +90,7 @@ def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_se
 
 
 def _lattice_panels(path: Path) -> list[OccupancyPanel]:
-    """Of the inputs of a transducer loss in an npz file; symbols [V] and names [N] are written where it has them."""
+    """Of the inputs of a transducer loss in an npz file; it may hold symbols [V] and names [N]."""
     arrays = read_npz(path)
     missing = [name for name in LATTICE_ARRAYS if name not in arrays]
     if missing:
@@ -164,7 +164,7 @@ def _only(data: DataDir, utterance: str) -> DataDir:
 
 
 def _network_output(model: AcousticModel, data: DataDir, utterance: str) -> NDArray[np.float32]:
-    """Network output [T, P] of one utterance; DataError if it has no frames."""
+    """[T, P]; DataError if the utterance has no frames."""
     # Statistics of a speaker need all that this speaker says; others take the utterance alone.
     kept = _only(data, utterance)
     if model.cmvn.config.scope == "speaker":
@@ -266,7 +266,7 @@ def draw_graph(
 
 
 def _arc_use(fsa: Fsa, scores: NDArray[np.float32], *, is_denominator: bool) -> NDArray[np.float64]:
-    """How often an utterance takes each arc; a denominator may begin and end anywhere, as in training."""
+    """Expected uses of each arc; a denominator may begin and end anywhere, as in training."""
     if is_denominator:
         batch = DenominatorGraph(fsa, scores.shape[1]).batch(1)
     else:

@@ -30,7 +30,7 @@ _PROCESS = Path("/proc/self")
 
 
 def versions() -> dict[str, str]:
-    """Version of Python, of fsachain, and of every installed package that it can use, by name; tools of its tests apart."""
+    """Of Python, of fsachain, and of every installed package that it can use; tools of its tests apart."""
     found = {"python": platform.python_version()}
     try:
         required = metadata.requires("fsachain") or []
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 
 
 def commit(folder: Path) -> str | None:
-    """The git commit of a checkout, with "+" behind it where files differ from it; None where that is unknown."""
+    """With "+" behind it where files differ from it; None where it is unknown."""
     git = shutil.which("git")
     if git is None:
         return None
@@ -65,20 +65,14 @@ def commit(folder: Path) -> str | None:
 
 
 def open_log(folder: Path) -> JsonLinesLog:
-    """The stage log of a folder, which is made; a line that was cut short is taken out, so that it swallows no other."""
+    """The stage log of a folder, which is made; a line cut short by a crash is taken out before more are added."""
     log = JsonLinesLog(folder / STAGE_LOG)
     log.rewind(lambda event: True)
     return log
 
 
 def record_run(log: JsonLinesLog, stages: list[str], **values: Any) -> None:
-    """Note what is about to run, and where.
-
-    Args:
-        log: of the experiment.
-        stages: that are asked for, in order.
-        values: anything else of the run that JSON can hold, such as its configuration and seed.
-    """
+    """`values` is anything else of the run that JSON can hold, such as its configuration and seed."""
     log.write(
         "run",
         stages=stages,
@@ -122,7 +116,7 @@ def _told(error: BaseException) -> str:
 
 @contextmanager
 def recorded_command(folder: Path, stage: str, **values: Any) -> Iterator[None]:
-    """Note a command that is one stage in the log of a folder; `values` as for `record_run`."""
+    """A command that is one stage; `values` as for `record_run`."""
     log = open_log(folder)
     record_run(log, [stage], **values)
     with recorded_stage(log, stage):

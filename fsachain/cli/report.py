@@ -90,15 +90,7 @@ def make_report(
     test: Path | None = None,
     options: ReportOptions | None = None,
 ) -> Path:
-    """Write the report of an experiment; returns its path.
-
-    Args:
-        exp: the experiment's folder.
-        out: the HTML file; by default report.html in `exp`.
-        base: as for `Layout.find`.
-        test: as for `Layout.find`.
-        options: how much is shown.
-    """
+    """Writes `out`, by default report.html in `exp`; `base` and `test` as for `Layout.find`."""
     layout = Layout.find(exp, base=base, test=test)
     target = out or exp / REPORT
     model = layout.model / FINAL_MODEL

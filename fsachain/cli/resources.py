@@ -41,15 +41,10 @@ Result = TypeVar("Result")
 class Resources:
     """What a step may use, and what it does about utterances that cannot be used.
 
-    Attributes:
-        cache: folder that keeps features between runs.
-        workers: threads that compute features, or processes that search.
-        jobs: processes that make graphs.
-        executor: does the work of all these in their place, such as that of a Dask cluster.
-        bad_data: "exclude" goes on without utterances that cannot be used; "stop" refuses data sets that have any; None
-            takes them as they are, and the first that cannot be read is an error.
-        allow_commands: as for `DataDir.read`.
-        faults: of all data sets that were read, in order.
+    `cache` is a folder that keeps features between runs, `workers` the threads that compute features or the processes that
+    search, `jobs` the processes that make graphs; an `executor` does the work of all of them in their place. `bad_data`:
+    "exclude" goes on without utterances that cannot be used; "stop" refuses data sets that have any; None takes them as they
+    are, and the first that cannot be read is an error. `allow_commands` is as for `DataDir.read`.
     """
 
     cache: Path | None = None
@@ -117,13 +112,8 @@ class Resources:
     ) -> tuple[dict[str, Result], dict[str, str]]:
         """make(item) for each pair (name, item), in order, by `jobs` processes or the executor, with a bar.
 
-        Args:
-            make: can be pickled, unless one job does everything.
-            items: pairs (name, item).
-            what: what the bar says.
-
-        Returns:
-            The results by name, and for the items that raised an `FsachainError` its message.
+        Gives the results by name, and the messages of the items that raised an `FsachainError`. `make` can be
+        pickled, unless one job does everything.
         """
         found: dict[str, Result] = {}
         excluded: dict[str, str] = {}
@@ -186,12 +176,9 @@ def _do(item: Any) -> Any:
 def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Command]:
     """Give a command the options of these names, and what they say as one argument, `resources`.
 
+    Names are "scheduler", "cache", "workers", "jobs" and "bad_data" (with "commands"), in the order of `--help`.
     With "bad_data" the faults are printed at the command's end and written to `faults.jsonl` in the folder of its argument
-    `out`, and `LeftOutError` is raised.
-
-    Args:
-        names: of "scheduler", "cache", "workers", "jobs", "bad_data" (with "commands"), in the order of `--help`.
-        beside: `out` is a file, and the faults are written beside it.
+    `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised.
     """
 
     def decorate(command: Command) -> Command:
@@ -218,7 +205,7 @@ def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Com
 
 
 def faults_beside(out: Path) -> Path:
-    """Where the faults go of a command that writes one file."""
+    """The faults of a command whose output is one file."""
     return out.with_name(f"{out.stem}.{FAULTS_FILE}")
 
 

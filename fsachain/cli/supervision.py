@@ -35,7 +35,7 @@ DEFAULT_LM_SCALE = 0.5
 
 
 class Copy(NamedTuple):
-    """One copy of an utterance: its id, its speed, and how many input frames it has."""
+    """A copy of an utterance; `num_frames` are those of the input."""
 
     id: str
     speed: float
@@ -44,8 +44,6 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class SupervisionSummary:
-    """What was written, and which utterances were left out, each with the reason."""
-
     num_utterances: int
     num_chunks: int
     num_arcs: int
@@ -72,7 +70,6 @@ class Supervising:
 
     @classmethod
     def of(cls, experiment: Experiment, lang: Lang, normalization: Fsa) -> Supervising:
-        """As the sections supervision, features and network say."""
         network = experiment.network_spec(lang.tree.num_pdfs)
         shift = experiment.features.frame_shift_ms / 1000.0
         return cls(
@@ -81,7 +78,6 @@ class Supervising:
 
     @property
     def times(self) -> dict[str, int]:
-        """Tolerances and output frames, as `build_supervision` takes them."""
         return {
             "left_tolerance": self.options.left_tolerance,
             "right_tolerance": self.options.right_tolerance,
@@ -123,16 +119,9 @@ def write_supervision(
     """Make the chunks of all utterances and write them to one npz file.
 
     Every copy of section `perturbation` gets chunks of its own. An utterance of which one copy has no supervision is left
-    out with all of them.
-
-    Args:
-        out: the npz file.
-        experiment: sections features and perturbation.
-        data: the utterances.
-        spoken: by utterance, what is known of it: an alignment, a lattice; those without are left out and named.
-        make: from (spoken, copies) of an utterance to the chunks of each copy.
-        where: the file that `spoken` is from, for messages.
-        resources: cache, workers and jobs.
+    out with all of them. `spoken` is what is known of each utterance, an alignment or a lattice, and `where` the file it is
+    from; utterances without are left out and named. `make` goes from (spoken, copies) of an utterance to the chunks of each
+    copy.
     """
     wanted = experiment.perturbation.copies(experiment.train.seed)
     data, variants = resources.load(data, experiment.features, wanted)
@@ -197,16 +186,8 @@ def make_supervision(
 ) -> SupervisionSummary:
     """Cut aligned utterances into chunks with numerators; see `write_supervision`.
 
-    A copy at speed s takes the times of the original divided by s.
-
-    Args:
-        experiment: sections supervision, perturbation, features and network.
-        lang: lexicon and tree.
-        data: the utterances; those that the alignment lacks are left out and named.
-        alignment: phones.ctm of `fsachain align`, or another CTM of phones.
-        out: the npz file.
-        normalization: of the denominator.
-        resources: cache, workers, jobs and bad data.
+    A copy at speed s takes the times of the original divided by s. `alignment` is phones.ctm of `fsachain align`, or another
+    CTM of phones; utterances that it lacks are left out and named. `normalization` is that of the denominator.
     """
     make = partial(_chunks_of_alignment, Supervising.of(experiment, lang, normalization))
     spoken = by_utterance(read_ctm(alignment))

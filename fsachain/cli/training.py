@@ -160,20 +160,12 @@ def train_model(
 ) -> TrainResult:
     """Train a network and write it to `out`; continues a training that was broken off.
 
-    Where several processes train together, all call this with the same arguments. The first loads the data before the
-    others, which then find features and statistics where it has put them; it alone writes to `out`.
+    Where several processes train together (`world`), all call this with the same arguments. The first loads the data before
+    the others, which then find features and statistics where it has put them; it alone writes to `out`.
 
-    Args:
-        experiment: the configuration; `train.seed` is the seed of everything that is drawn.
-        lang: the tree gives the number of pdfs.
-        train: utterances and numerators, or chunks of them; with `streaming` utterances alone, too.
-        denominator: folder made by `make_denominator`.
-        out: folder of model.safetensors, checkpoints and log.
-        resources: cache, and threads that compute features.
-        dev: evaluated after each epoch.
-        streaming: prepare utterances ahead of their use, and keep no more; None: all features are kept in memory.
-        left_out: faults of utterances that are not in `train` or `dev`, to be reported with those found here.
-        world: the processes that train together; None: this one alone.
+    `denominator` is the folder of `make_denominator`. With `streaming` utterances are prepared ahead of their use and no
+    more are kept, and `train` may be utterances alone; without it all features are in memory. `left_out` are faults of
+    utterances that are not in `train` or `dev`, reported with those found here.
     """
     world = world or World.alone()
     if world.is_first:
@@ -218,7 +210,6 @@ def train_model(
 def _begin(
     experiment: Experiment, spec: NetworkSpec, denominator: DenominatorGraph, out: Path, world: World
 ) -> tuple[Trainer, Network]:
-    """The trainer and its network, with its first parameters."""
     loss = LFMMILoss(denominator, **experiment.loss.at(0.0))
     torch.manual_seed(experiment.train.seed)
     if list_checkpoints(out / "checkpoints"):
@@ -242,7 +233,7 @@ def _begin(
 
 
 def _refuse_shared_ids(train: DataDir, dev: DataDir) -> None:
-    """The tables of both sets go by the same ids; one of two different utterances would get the other's."""
+    """Tables go by id: one of two different utterances of one id would get the other's."""
     words = {utterance.id: utterance.words for utterance in train}
     for utterance in dev:
         if words.get(utterance.id, utterance.words) != utterance.words:

@@ -43,9 +43,6 @@ STATISTICS = "cmvn.npz"
 STATISTICS_UTTERANCES = 5000  # that global statistics are taken from; more would not change them
 
 
-# Utterances with the numerators that were made for them, whichever command made them.
-
-
 @dataclass(frozen=True)
 class TrainingSet:
     """Utterances and the numerators of those that can be used, by utterance id."""
@@ -55,9 +52,8 @@ class TrainingSet:
 
     @classmethod
     def read(cls, data: DataDir, path: Path) -> TrainingSet:
-        """The utterances with the numerators that `fsachain num-graphs` wrote for them."""
         graphs = load_numerators(path)
-        # Those of patterns and graphs say what they say, whatever the transcript.
+        # Numerators of patterns and graphs are not made from transcripts, so their words may differ.
         compared = graphs if source_of(path) == "transcripts" else ()
         for utterance in data:
             if utterance.id in compared and graphs[utterance.id].words != utterance.words:
@@ -66,15 +62,13 @@ class TrainingSet:
 
     @property
     def supervised(self) -> Container[str]:
-        """Ids of the utterances that have a numerator."""
         return self.numerators
 
     def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
-        """The utterances as they are."""
         return copies
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
-        """Compiled numerators by the ids of the utterances and of their copies, whose ids have a prefix."""
+        """By the ids of the utterances and of their copies, whose ids have a prefix."""
         compiled = {
             name: compile_table(numerator.fsa, num_pdfs, name=name)
             for name, numerator in self.numerators.items()
@@ -82,7 +76,6 @@ class TrainingSet:
         return {prefix + name: table for prefix in prefixes for name, table in compiled.items()}
 
     def reader(self, num_pdfs: int) -> Callable[[Utterance], TransitionTable]:
-        """From an utterance to its compiled numerator."""
         tables = self.tables(num_pdfs, [""])
         return lambda utterance: tables[utterance.id]
 
@@ -102,12 +95,10 @@ class CompiledSet(TrainingSet):
 
     @property
     def supervised(self) -> Container[str]:
-        """Ids of the utterances in the shards."""
         return self.shards
 
     @classmethod
     def read(cls, data: DataDir, path: Path) -> CompiledSet:
-        """The utterances with the shards that `fsachain num-tables` wrote for them."""
         shards = TableShards(path)
         shards.check_bodies()
         for utterance in data:
@@ -116,12 +107,11 @@ class CompiledSet(TrainingSet):
         return cls(data, {}, shards)
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
-        """The tables by the ids of the utterances and of their copies, whose ids have a prefix."""
         tables = {name: self._checked(name, table, num_pdfs) for name, table in self.shards.items()}
         return {prefix + name: table for prefix in prefixes for name, table in tables.items()}
 
     def reader(self, num_pdfs: int) -> Callable[[Utterance], TransitionTable]:
-        """From an utterance to its table, which is read when it is asked for."""
+        """A table is read when it is asked for."""
         return lambda utterance: self._checked(utterance.id, self.shards.read(utterance.id), num_pdfs)
 
     def _checked(self, name: str, table: TransitionTable, num_pdfs: int) -> TransitionTable:
@@ -135,13 +125,7 @@ class CompiledSet(TrainingSet):
 
 @dataclass(frozen=True)
 class ChunkedSet:
-    """Utterances and the chunks of those that can be used: for each one list of chunks per copy.
-
-    Attributes:
-        data: the utterances.
-        chunks: as `load_chunks` gives them.
-        path: the file they came from, for messages.
-    """
+    """Utterances and, for each that can be used, a list of chunks per copy; `path` is the file they came from."""
 
     data: DataDir
     chunks: Mapping[str, list[list[Chunk]]]
@@ -149,11 +133,10 @@ class ChunkedSet:
 
     @property
     def supervised(self) -> Container[str]:
-        """Ids of the utterances that have chunks."""
         return self.chunks
 
     def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
-        """The chunks of every copy, with as much context as the network sees; utterances without are left out."""
+        """Chunks come with as much context as the network sees; utterances without are left out."""
         found: list[list[Example]] = [[] for _ in copies]
         for utterance, *examples in zip(self.data.utterances, *copies, strict=True):
             lists = self.chunks.get(utterance.id)
@@ -186,7 +169,7 @@ class ChunkedSet:
         )
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
-        """Compiled numerators by the ids of the chunks; these have the prefix of their copy already."""
+        """By the ids of the chunks, which have the prefix of their copy already."""
         every = (chunk for lists in self.chunks.values() for one in lists for chunk in one)
         return {chunk.id: compile_table(chunk.fsa, num_pdfs, name=chunk.id) for chunk in every}
 
@@ -206,11 +189,8 @@ def read_training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedS
 
 
 def read_flat_set(data: DataDir, numerators: Path) -> TrainingSet:
-    """The utterances with whole numerators, from a file or a folder of shards; errors as `read_training_set`."""
+    """Numerators of whole utterances, from a file or a folder of shards."""
     return (CompiledSet if numerators.is_dir() else TrainingSet).read(data, numerators)
-
-
-# Utterances that cannot be trained on.
 
 
 def transcript_faults(utterances: Iterable[Utterance], lang: Lang | None) -> list[Fault]:
@@ -228,7 +208,7 @@ def transcript_faults(utterances: Iterable[Utterance], lang: Lang | None) -> lis
 
 
 def _without_numerator(data: DataDir, supervised: Container[str], lang: Lang) -> list[Fault]:
-    """The utterances that have no numerator; what is wrong with the transcript is the reason, where that is known."""
+    """The fault of the transcript is the reason, where it has one."""
     bare = [utterance for utterance in data if utterance.id not in supervised]
     why = {fault.id: fault for fault in transcript_faults(bare, lang)}
     return [why.get(one.id, Fault(one.id, f"utterance {one.id!r}: has no numerator")) for one in bare]
@@ -236,13 +216,7 @@ def _without_numerator(data: DataDir, supervised: Container[str], lang: Lang) ->
 
 @dataclass(frozen=True)
 class Sources:
-    """What a training takes its batches from.
-
-    Attributes:
-        cmvn: normalisation of the training set.
-        train, dev: the batches; no `dev` is fine.
-        faults: of utterances that are in neither and that the sources themselves do not name.
-    """
+    """`faults` are of utterances that are in neither source and that the sources themselves do not name."""
 
     cmvn: Cmvn
     train: Source | StreamSource
@@ -256,7 +230,7 @@ class Sources:
                 source.close()
 
 
-# All features in memory.
+# in memory
 
 
 def load_sources(
@@ -273,16 +247,7 @@ def load_sources(
 ) -> Sources:
     """Load the features of a training set and, if there is one, a development set.
 
-    Args:
-        experiment: the configuration.
-        lang: its tree gives the number of pdfs, its lexicon tells why an utterance has no numerator.
-        train: utterances and numerators, or chunks of them.
-        dev: evaluated.
-        copies: changes of speed and volume of the training set.
-        spec: how much context a chunk needs.
-        output_lengths: the model's.
-        cache: folder that keeps features between runs.
-        num_workers: threads that compute features.
+    The lexicon of `lang` tells why an utterance has no numerator; `spec` tells how much context a chunk needs.
     """
     faults: list[Fault] = []
 
@@ -324,19 +289,16 @@ def load_sources(
     return Sources(cmvn, source, dev_source, faults)
 
 
-# A corpus that is not kept in memory.
+# streamed
 
 
 @dataclass(frozen=True)
 class Streaming:
     """How a corpus is read that is not kept in memory.
 
-    Attributes:
-        num_threads: that prepare utterances.
-        num_processes: the same in processes; 0: threads do it.
-        executor: the same anywhere; None: threads or processes of our own.
-        shards_at_once: of Shar shards or Kaldi archives that are mixed with each other; None: utterances from everywhere.
-        cache: folder that keeps features, in one file for each utterance, and lengths; None for none.
+    Utterances are prepared by the executor, by processes if there are any, else by threads. `shards_at_once` are the Shar
+    shards or Kaldi archives that are mixed with each other; None takes utterances from everywhere. `cache` is a folder for
+    lengths and for features, one file for each utterance.
     """
 
     num_threads: int = 1
@@ -347,7 +309,6 @@ class Streaming:
 
     @property
     def folder(self) -> str | None:
-        """The cache, as workers take it."""
         return None if self.cache is None else str(self.cache)
 
 
@@ -362,18 +323,10 @@ def open_streams(
     output_lengths: OutputLengths,
     streaming: Streaming,
 ) -> Sources:
-    """The sources of a training set and, if there is one, a development set.
+    """The sources of a training set and, if there is one, a development set; chunks are refused.
 
-    Args:
-        experiment: the configuration.
-        lang: lexicon and tree.
-        denominator: folder made by `fsachain den-graph`; numerators compiled here are normalised by it.
-        train: chunks are refused.
-        dev: evaluated; its utterances are taken as they are.
-        copies: changes of speed and volume of the training set.
-        out: folder that keeps global statistics of the features.
-        output_lengths: the model's.
-        streaming: who works.
+    Numerators compiled here are normalised by `denominator`, the folder of `fsachain den-graph`. `out` keeps global
+    statistics of the features.
     """
 
     def source(
@@ -412,7 +365,6 @@ def _corpus(
     copies: Sequence[Perturbation],
     streaming: Streaming,
 ) -> tuple[Corpus, list[Fault]]:
-    """The utterances that can be used, and what is wrong with the others."""
     if isinstance(given, ChunkedSet):
         raise ConfigError(
             f"{given.path}: chunks are cut from utterances in memory; train on them without --stream"

@@ -174,7 +174,7 @@ def _transcribe_file(
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was heard in a recording of so many seconds."""
+    """`seconds` is the length of the recording."""
 
     path: Path
     seconds: float
@@ -212,7 +212,7 @@ class Transcript:
 
 
 def _utterance_name(path: Path) -> str:
-    """The name of a file without its ending, as an utterance id: white space becomes "_"."""
+    """The name without its ending; white space becomes "_"."""
     return "_".join(path.stem.split()) or "recording"
 
 
@@ -308,7 +308,6 @@ def align_long(
 
 
 def read_words(path: Path) -> list[str]:
-    """The words of a text file."""
     words = [word for _, line in text_lines(path, longest=LONGEST_TEXT) for word in line]
     if not words:
         raise DataError(f"{path}: has no words; expected those of the recording")

@@ -71,8 +71,6 @@ def validate(
 
 @dataclass(frozen=True)
 class Validation:
-    """How many utterances can be trained on, and a fault for each utterance or line that cannot."""
-
     num_utterances: int
     faults: tuple[Fault, ...]
 
@@ -91,14 +89,10 @@ def validate_data(
 ) -> Validation:
     """Read everything that a training on a data set would read, and note what is wrong.
 
-    Args:
-        folder: the data set.
-        experiment: its sections features and network say what recordings must be like.
-        lang: with it, words that the lexicon refuses and utterances too short for their words are found too.
-        resources: cache (files of it that are damaged are made anew), workers, and whether commands in wav.scp are run;
-            without leave to run them they are faults.
-        numerators: with it the file, or every shard of the folder, is compared with its checksums, and utterances without
-            numerator, or with one of other words, are found too.
+    With `lang`, words that the lexicon refuses and utterances too short for their words are found too. With `numerators` the
+    file, or every shard of the folder, is compared with its checksums, and utterances without numerator, or with one of
+    other words, are found. Damaged files of the cache are made anew; commands in wav.scp are faults
+    without leave to run them.
     """
     resources = resources or Resources()
     data, unread = DataDir.check(folder, allow_commands=resources.allow_commands)
