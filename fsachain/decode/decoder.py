@@ -1,8 +1,8 @@
 """Words from network outputs: beam search over a decoding graph with kaldi-decoder.
 
-The graph is what `fsachain.graph.build_decoding_graph` makes: input label pdf + 1, output label word id, costs. It crosses
-to kaldifst as a file, which is exact. kaldi-decoder holds the interpreter lock while it searches, so utterances are
-divided among processes, not threads.
+The graph is what `fsachain.graph.decoding.build_decoding_graph` makes: input label pdf + 1, output label word id, costs.
+It crosses to kaldifst as a file, which is exact. kaldi-decoder holds the interpreter lock while it searches, so utterances
+are divided among processes, not threads.
 """
 
 from __future__ import annotations

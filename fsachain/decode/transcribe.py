@@ -33,9 +33,9 @@ def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
     """The words of the best path with their confidences: posteriors, by one forward and one backward pass.
 
     A lattice holds the likely paths of the decoding graph with their scores, so that exp(score) / Z is a path's posterior
-    among them. On the arcs of a graph from `fsachain.graph.build_decoding_graph` a word stands where its last phone begins:
-    there it is said. The confidence of a word of the best path is the expected number of times, at most 1, that the same
-    word is said nearer to this place than to the words before and after it. Other times and pronunciations of a word
+    among them. In a graph of `build_decoding_graph` a word stands on the arc where its last phone begins: that is its
+    place. The confidence of a word of the best path is the expected number of times, at most 1, that the same
+    word has a place nearer to this one than to the words before and after it. Other times and pronunciations of a word
     therefore count for it, other words against it. What the beam left out counts for nothing.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a network is to the rest of the package: the calls and numbers that training, decoding and streaming need."""
+"""The protocol of networks: the calls and numbers that training, decoding and streaming need."""
 
 from __future__ import annotations
 

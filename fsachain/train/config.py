@@ -86,7 +86,7 @@ class TrainConfig:
         schedule: Learning rate.
         optimizer: Optimiser.
         dropout_schedule: Dropout proportion of the whole network while it trains, a number or a schedule such as
-            "0,0@0.20,0.5@0.50,0" (see `fsachain.train.schedule`); None leaves it as the network has it.
+            "0,0@0.20,0.5@0.50,0" (see `fsachain.train.schedule.Schedule`); None leaves it as the network has it.
         orthonormal_every: Steps between calls of the model's `constrain_orthonormal()`; 0 for never.
         average_last: Epochs at the end whose models the final one is made of.
         combine: How: "mean" of all; "best-average": the best of the means of the newest 1, 2, 3, ... and of the moving

@@ -92,7 +92,7 @@ def _check_prefixes(names: Iterable[str], prefixes: Iterable[str], where: str) -
 
 
 def dropout_setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
-    """What sets the dropout proportion of each part of a network that drops something.
+    """Functions that set the dropout proportion, one for each part of a network that drops something.
 
     - A module with a method `set_dropout(proportion)` is asked, and its children are left to it.
     - A dropout module, torch's or one with "Dropout" in the name of its class and a number `p`, gets this p.

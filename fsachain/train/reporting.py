@@ -1,4 +1,4 @@
-"""What is told about a training: to a person by a bar or by lines, to programs by `train.jsonl`."""
+"""Reports of a training: to a person by a bar or by lines, to programs by `train.jsonl`."""
 
 from __future__ import annotations
 

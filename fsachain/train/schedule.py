@@ -82,16 +82,6 @@ def _half_cosine(x: float) -> float:
     return 0.5 - 0.5 * math.cos(math.pi * x)
 
 
-# Values that change while a training goes on: piecewise linear in its progress.
-#
-# A `Schedule` is a pure function of progress (0 at the first step, 1 at the last), so that a resumed training
-# needs no state of it. It is written as in Kaldi's chain recipes, value@progress,
-#
-#     0,0@0.20,0.5@0.50,0      0 up to a fifth of the training, a line up to 0.5 in its middle, a line down to 0 at its end
-#
-# where the first value is at 0, the last at 1 and one between them at 0.5 without saying so; or as a list of
-# pairs [value, progress]. Two values at one progress are a jump: the second holds from there on.
-
 FORMS = 'a number, text such as "0,0@0.20,0.5@0.50,0" (value@progress), or pairs [value, progress]'
 
 
