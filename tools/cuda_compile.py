@@ -43,13 +43,8 @@ class CompileError(Exception):
 class Entry:
     """What the compiler says about one kernel in one configuration.
 
-    Attributes:
-        text, name, defines: which kernel.
-        architecture: 90 for sm_90.
-        registers: of a thread.
-        shared_bytes: static shared memory of a block.
-        stack_bytes: local memory of a thread, spills included.
-        spill_bytes: stores and loads of registers that did not fit, in the text.
+    `architecture` is 90 for sm_90. Registers and `stack_bytes` (spills included) are of a thread, `shared_bytes` the static
+    shared memory of a block, `spill_bytes` the stores and loads of registers that did not fit, in the text.
     """
 
     text: str
@@ -89,20 +84,7 @@ def include_folders() -> tuple[str, ...]:
 
 
 def compile_text(name: str, source: str, defines: Defines, architecture: int) -> list[Entry]:
-    """Compile a text with what it includes, with the options that `cuda_device` and CuPy give.
-
-    Args:
-        name: of the text, for messages.
-        source: the text.
-        defines: macros (name, value) that stand before it.
-        architecture: such as 90.
-
-    Returns:
-        One entry for each kernel of the text.
-
-    Raises:
-        CompileError: the text does not compile.
-    """
+    """Compile a text with what it includes, with the options that `cuda_device` and CuPy give; an entry for each kernel."""
     from cupy.cuda import nvrtc
 
     options = [*OPTIONS, "-ftz=true", "--ptxas-options=-v", f"--gpu-architecture=sm_{architecture}"]
@@ -148,10 +130,9 @@ def _entries(name: str, defines: Defines, architecture: int, log: str) -> list[E
 
 
 def compile_kernels(kernels: Sequence[KernelSpec], architecture: int) -> list[Entry]:
-    """Compile kernels, each text once for each of its configurations; entries that are not asked for are left out.
+    """Compile each text once for each of its configurations; entries that are not asked for are left out.
 
-    Raises:
-        CompileError: see `compile_text`; or a text has no kernel of the name that is launched.
+    `CompileError` also where a text has no kernel of the name that is launched.
     """
     modules = sorted({(kernel.text, kernel.defines) for kernel in kernels}, key=repr)
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -165,7 +146,6 @@ def compile_kernels(kernels: Sequence[KernelSpec], architecture: int) -> list[En
 
 
 def table(entries: Sequence[Entry]) -> str:
-    """A line for each entry."""
     lines = [
         f"{'kernel':34} {'sm':>4} {'registers':>9} {'shared':>7} {'stack':>6} {'spills':>6}  configuration"
     ]
@@ -178,7 +158,7 @@ def table(entries: Sequence[Entry]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Compile and print; 1 where registers were spilled."""
+    """1 where registers were spilled."""
     from tools.cuda_configurations import GPUS, all_kernels, main_kernels
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

@@ -53,12 +53,7 @@ class DryMemory(NamedTuple):
 
 @dataclass
 class DryDevice:
-    """A device that runs nothing and remembers which kernels it was asked for.
-
-    Attributes:
-        limits: what it pretends to have.
-        kernels: what was launched, in order.
-    """
+    """A device with these limits that runs nothing; `kernels` are those it was asked to launch, in order."""
 
     limits: Limits
     kernels: list[KernelSpec] = field(default_factory=list)

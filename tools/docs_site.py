@@ -30,27 +30,23 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 
 
 def pages_outside() -> Iterator[str]:
-    """Paths in the repository of the pages that are not in docs/."""
     for pattern in OUTSIDE:
         yield from (path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob(pattern)))
 
 
 def place_of(path: str) -> str:
-    """Where a file of the repository stands on the site."""
     if path == "README.md":
         return "index.md"
     return path.removeprefix("docs/")
 
 
 def source_of(place: str) -> str:
-    """The file of the repository that stands at a place of the site."""
     if place == "index.md":
         return "README.md"
     return place if (ROOT / place).is_file() and not (ROOT / "docs" / place).is_file() else f"docs/{place}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/."""
     for path in pages_outside():
         files.append(
             File.generated(config, place_of(path), content=(ROOT / path).read_text(encoding="utf-8"))
@@ -59,7 +55,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
-    """Point the links of a page at where the site has what they mean in the repository."""
     place = page.file.src_uri
     source = PurePosixPath(source_of(place))
 

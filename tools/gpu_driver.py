@@ -28,7 +28,7 @@ TOLERANCE = 1e-3
 
 
 def main(device: str = "cuda") -> int:
-    """Run everything; 1 where a result is wrong."""
+    """1 where a result is wrong."""
     wrong = [name for name, error in errors(torch.device(device)) if not error <= TOLERANCE]
     print(f"wrong: {', '.join(wrong)}" if wrong else "all results agree with the reference")
     return int(bool(wrong))

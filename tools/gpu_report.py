@@ -54,7 +54,7 @@ Runner = Callable[[Step, float], Outcome]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all steps; 1 where one failed."""
+    """1 where a step failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -58,7 +58,6 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Print the table."""
     paths = tracked()
     graph = imports([path for path in paths if path.suffix == ".py" and path.parts[0] == "fsachain"])
     round_trips = circles(graph)

@@ -45,7 +45,6 @@ class SmallTransducer(nn.Module):
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Logits for every frame and every number of labels emitted so far."""
         frames = self.encoder(self.conv(features.transpose(1, 2)).transpose(1, 2))[0]
         history = self.predictor(nn.functional.pad(labels, (1, 0), value=BLANK))
         return self.output(torch.tanh(frames[:, :, None] + history[:, None]))
@@ -69,7 +68,6 @@ def batches(
 
 
 def phones_of(example: Example, lexicon: Lexicon) -> list[int]:
-    """Phone ids of the words, by their first pronunciations."""
     return [phone for word in example.words for phone in lexicon.pronunciations_of(word)[0].phones]
 
 

@@ -59,7 +59,6 @@ class Course:
     threads: list[int] = field(default_factory=list)
 
     def note(self, step: int) -> None:
-        """Measure, every `_EVERY` steps."""
         if step % _EVERY:
             return
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -85,7 +84,6 @@ class Course:
 
 
 def graph(generator: np.random.Generator, num_phones: int) -> Fsa:
-    """A left-to-right graph of random pdfs."""
     states = np.arange(num_phones)
     pdfs = generator.integers(0, NUM_PDFS, 2 * num_phones)
     src, dst = np.repeat(states, 2), np.stack([states, states + 1], axis=1).ravel()
@@ -115,8 +113,6 @@ def corpus(count: int) -> tuple[list[Example], dict[str, TransitionTable]]:
 
 
 class Watch(Progress):
-    """Progress that measures."""
-
     def __init__(self, course: Course) -> None:
         self.course, self.steps = course, 0
 
@@ -126,7 +122,6 @@ class Watch(Progress):
 
 
 def soak_training(steps: int) -> Course:
-    """Train a small network."""
     examples, tables = corpus(4 * STEPS_PER_EPOCH)
     torch.manual_seed(1)
     model = Tdnnf(
@@ -216,7 +211,6 @@ def soak_processes() -> tuple[str, bool]:
 
 
 def soak(parts: Sequence[str], steps: int) -> Iterator[tuple[str, bool]]:
-    """A line and a verdict for each part."""
     courses: dict[str, Callable[[int], Course]] = {"training": soak_training, "device": soak_device}
     for name in parts:
         gc.collect()

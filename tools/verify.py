@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 BACKENDS: tuple[BackendName, ...] = ("cpu", "reference")
 SHOWN = 5  # differences of a part
-# What the text of a test file has, by which parts find theirs.
+# Patterns in the text of a test file by which each part finds its tests.
 GOLDEN, SANITIZED, RECIPES = "golden", r"\bSanitizer\b", r"(from|import) recipes\b"
 RUNS = r"run_recipe\(|compare\.main\("
 
@@ -59,15 +59,12 @@ class Found:
 
 @dataclass
 class Part:
-    """A part of the page."""
-
     name: str
     found: list[Found] = field(default_factory=list)
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
     def count(self, outcome: str) -> int:
-        """Checks that ended so."""
         return sum(one.outcome == outcome for one in self.found)
 
     @property
@@ -77,7 +74,7 @@ class Part:
 
 
 def test_files(pattern: str) -> list[str]:
-    """The test files whose text has the pattern, so that new ones are taken in by themselves."""
+    """The test files whose text has the pattern: new ones are taken in by themselves."""
     return [
         str(path.relative_to(ROOT))
         for path in sorted(TESTS.rglob("test_*.py"))
@@ -135,7 +132,6 @@ def table_rows(shared: Path) -> Iterator[Found]:
 
 
 def golden(workers: int) -> Part:
-    """Tables and tests of stored values."""
     part = Part("golden")
     part.found = list(table_rows(SHARED))
     part.notes.append(f"{len(part.found)} lines of tables, by {' and '.join(BACKENDS)}, and of graphs")
@@ -195,7 +191,6 @@ PARTS: dict[str, Callable[[int], Part]] = {
 
 
 def page(parts: Sequence[Part]) -> str:
-    """The page as text."""
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "torch", "numba"))
     lines = [
         f"fsachain verify, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -222,7 +217,6 @@ def page(parts: Sequence[Part]) -> str:
 
 
 def _reasons(parts: Sequence[Part]) -> list[str]:
-    """What was left out, by reason, and what failed, one by one."""
     skipped = Counter(one.why for part in parts for one in part.found if one.outcome == "skipped")
     failed = [one for part in parts for one in part.found if one.outcome == "failed"]
     empty = [part.name for part in parts if not part.count("passed")]

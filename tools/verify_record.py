@@ -85,12 +85,10 @@ def _watch_approx(equal: Callable[[Any, Any], bool]) -> Callable[[Any, Any], boo
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--record FILE`."""
     parser.addoption("--record", type=Path, required=False, help="file that gets a line for each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the comparisons, and empty the file."""
     np.testing.assert_allclose = _watch_numpy(np.testing.assert_allclose)
     torch.testing.assert_close = _watch_torch(torch.testing.assert_close)
     number = type(pytest.approx(1.0))
@@ -101,7 +99,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Begin anew, and keep what was found with the test."""
     DIFFERENCES.worst = (0.0, 0.0)
     try:
         return (yield)

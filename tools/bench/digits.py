@@ -33,7 +33,7 @@ SEEDED_STATES, SEEDED_ARCS, SEEDED_PDFS, SEEDED_NUMERATOR_STATES, SEEDED_FRAMES 
 
 @dataclass(frozen=True)
 class Step:
-    """A training step: all of it, and the loss with its gradient alone, on scores of the same shape."""
+    """A training step whole, and the loss with its gradient alone on scores of the same shape."""
 
     name: str
     whole: Callable[[], object]

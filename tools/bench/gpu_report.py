@@ -27,7 +27,7 @@ RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Time what was asked for and print it; 1 where a row failed."""
+    """1 where a row failed."""
     options = _parser().parse_args(arguments)
     reason = absent()
     if reason:
@@ -49,7 +49,6 @@ def absent() -> str | None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The machine, the device and the versions of what does the work."""
     facts = machine.describe()
     if device.type != "cuda":
         return {**facts, "device": device.type}
@@ -91,7 +90,6 @@ def run(
 
 
 def summary(lines: Sequence[Any]) -> list[str]:
-    """A line for each target and each failure."""
     rows = [line for line in lines if isinstance(line, GpuRow) and line.target]
     told = [f"  {row.name:44} {row.value:9.3f}  {row.verdict}" for row in rows]
     return told + [str(line) for line in lines if isinstance(line, Failure)]

@@ -23,8 +23,6 @@ NUMERATOR_PDFS = 2000
 
 @dataclass(frozen=True)
 class Bench:
-    """What every row needs."""
-
     work: Workloads
     sizes: GpuSizes
     device: torch.device
@@ -44,7 +42,7 @@ Maker = Callable[[Bench], list[Line]]
 
 
 def long_denominator(bench: Bench) -> list[Line]:
-    """The shared denominator with Kaldi's leak and exact, and its best paths."""
+    """With Kaldi's leak and exact, and best paths."""
     graph, (size, frames) = bench.work.denominator, bench.sizes.long
     batch, shape = graph.batch(size), Shape(size, frames, graph.num_pdfs)
     name = f"{bench.work.name}, B {size}, T {frames}"
@@ -57,7 +55,6 @@ def long_denominator(bench: Bench) -> list[Line]:
 
 
 def numerators(bench: Bench) -> list[Line]:
-    """Packed numerators, and their best paths: an alignment."""
     size, frames, _ = bench.sizes.numerators
     batch = gpu_workloads.numerator_batch(bench.sizes, NUMERATOR_PDFS)
     shape = Shape(size, frames, NUMERATOR_PDFS)
@@ -70,7 +67,6 @@ def numerators(bench: Bench) -> list[Line]:
 
 
 def whole_loss(bench: Bench) -> list[Line]:
-    """`LFMMILoss` forward and backward as in a training step."""
     graph, (size, frames) = bench.work.denominator, bench.sizes.loss
     batch = gpu_workloads.repeated_numerators(bench.work, size, graph.num_pdfs)
     shape = Shape(size, frames, graph.num_pdfs)
@@ -81,7 +77,6 @@ def whole_loss(bench: Bench) -> list[Line]:
 
 
 def ctc(bench: Bench) -> list[Line]:
-    """CTC from logits beside torch's own kernels and cuDNN's."""
     targets, frames = bench.work.targets, bench.sizes.ctc
     classes = bench.sizes.classes
     shape = Shape(len(targets), frames, classes)

@@ -23,8 +23,6 @@ CACHE_BYTES = 128 << 20  # twice the second-level cache of the largest GPU there
 
 
 class Clock(Protocol):
-    """Measures how long the device works."""
-
     def seconds(self, run: Call, repeats: int) -> float:
         """Of one of `repeats` calls made one after another, waiting for none but the last."""
 
@@ -54,7 +52,6 @@ class Wall:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock that fits a device."""
     return Events() if device.type == "cuda" else Wall()
 
 
@@ -72,10 +69,7 @@ def copies_of(num_bytes: int) -> int:
 def take_turns(jobs: Mapping[Key, Call], seconds: float, clock: Clock) -> dict[Key, Times]:
     """Time all jobs round by round, after a round that is not counted and one that tells how often to repeat each.
 
-    Args:
-        jobs: by any key, in the order of a round.
-        seconds: how long the counted rounds may take in all, at least MIN_ROUNDS are run whatever they take.
-        clock: of the device.
+    `seconds` bounds the counted rounds together, but at least MIN_ROUNDS are run.
     """
     for run in jobs.values():
         clock.seconds(run, 1)  # compiles, fills caches and memory pools
@@ -136,8 +130,6 @@ def measure_rates(device: torch.device, clock: Clock, side: int, num_bytes: int,
     return Rates(2 * num_bytes / best["copy"], side**3 / best["product"])
 
 
-# A line of the report.
-
 HEADER = f"  {'':44} {'ms [least-most]':26} {'ns/arc':>7}  {'target':22} ratios [least-most] to"
 
 
@@ -158,13 +150,9 @@ class Target:
 class GpuRow:
     """One measurement.
 
-    Attributes:
-        name: what was run.
-        evaluations: arcs x frames x sequences; 0 where arcs are not the measure.
-        times: seconds on the device, one entry for each round.
-        target: in ms, or in GB of memory where `peak` stands.
-        peak: the most bytes that were allocated during a call, None where that was not looked at.
-        comparisons: with other jobs of the same rounds.
+    `evaluations` are arcs x frames x sequences, 0 where arcs are not the measure; `times` seconds on the device, one for
+    each round; `target` is in ms, or in GB of memory where `peak` stands: the most bytes that were allocated during a call.
+    `comparisons` are with other jobs of the same rounds.
     """
 
     name: str
@@ -176,12 +164,11 @@ class GpuRow:
 
     @property
     def value(self) -> float:
-        """What the target is about."""
+        """In the target's unit."""
         return self.peak * 1e-9 if self.peak is not None else self.times.scaled(1e3).median
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met; empty without one."""
         return self.target.verdict(self.value) if self.target else ""
 
     def __str__(self) -> str:

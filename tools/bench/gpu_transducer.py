@@ -112,7 +112,6 @@ def _torchaudio(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def peers() -> dict[str, Loss]:
-    """The losses of other packages that are installed."""
     return {"torchaudio": _torchaudio} if importlib.util.find_spec("torchaudio") else {}
 
 

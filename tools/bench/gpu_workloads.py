@@ -26,15 +26,10 @@ from tools.bench.workloads import Workloads, left_to_right
 class GpuSizes:
     """How much is timed; the defaults are those of the targets.
 
-    Attributes:
-        long: sequences and frames of the long denominator.
-        numerators: sequences, frames and states, of which half can be left out: 1,000 arcs.
-        loss: sequences and frames of the whole loss.
-        ctc, classes: frames and classes; sequences and labels are the workload's.
-        bigram: units, sequences and frames of the denominator over pairs of units.
-        transducer: sequences of the random batch, frames of the sorted one, frames of an utterance at most, classes.
-        copy_bytes, product_side: of the two measurements of what the device can do.
-        seconds: time for each group of rows.
+    Tuples are sequences and frames, of `numerators` also states, of which half can be left out (1,000 arcs); `ctc` is
+    frames and `classes` theirs; `bigram` is units, sequences and frames of the denominator over pairs of units; `transducer`
+    sequences of the random batch, frames of the sorted one, frames of an utterance at most, and classes. `copy_bytes` and
+    `product_side` are of the measurements of the device; `seconds` is the time for each group of rows.
     """
 
     long: tuple[int, int] = (128, 700)
@@ -101,8 +96,6 @@ CtcLoss = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sequences, frames and pdfs of the scores."""
-
     size: int
     frames: int
     pdfs: int
@@ -124,19 +117,17 @@ def _step(loss: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor) ->
 
 
 def training_calls(loss: Callable[[torch.Tensor], torch.Tensor], shape: Shape, device: torch.device) -> Call:
-    """Loss and gradient, for one input after another."""
     return rotated([partial(_step, loss, scores) for scores in inputs(shape, device)])
 
 
 def log_prob_call(batch: TableBatch, shape: Shape, leak: float, device: torch.device) -> Call:
-    """log Z and its gradient."""
+    """With the gradient."""
     return training_calls(
         lambda scores: total_log_prob(batch, scores, leaky_hmm_coefficient=leak).sum(), shape, device
     )
 
 
 def loss_call(loss: LFMMILoss, batch: TableBatch, shape: Shape, device: torch.device) -> Call:
-    """`LFMMILoss` as in a training step."""
     lengths = torch.full((shape.size,), shape.frames)
     return training_calls(lambda scores: loss(scores, lengths, batch), shape, device)
 

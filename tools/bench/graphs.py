@@ -47,7 +47,6 @@ MEGA, NANO = 1e6, 1e9
 
 
 def read_lexicon(folder: Path) -> Lexicon:
-    """The lexicon of a golden case."""
     return Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")
 
 

@@ -33,7 +33,6 @@ class Work:
 
 
 def work_of(batch: TableBatch, frames: int, num_pdfs: int) -> Work:
-    """The work of a forward and backward pass over sequences of this many frames."""
     tables = [batch.table(n) for n in range(batch.size)]
     # Arcs of weight -inf are not evaluated and do not count.
     evaluations = frames * sum(len(table.by_dst.arc) for table in tables)

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> dict[str, Any]:
-    """The machine and the versions of what does the work."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -61,7 +60,6 @@ def _git(*arguments: str) -> str:
 
 
 def _cpu_model() -> str:
-    """The model as Linux names it, else what Python knows."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -46,8 +46,6 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Absent:
-    """A peer that cannot be imported, and why."""
-
     module: str
     reason: str
 
@@ -206,7 +204,7 @@ def gtn_loop(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
 
 
 def gtn_graph(module: Any, fsa: Fsa) -> Any:
-    """The acceptor as a GTN graph, sorted for `intersect`; GTN has no final weights, so all must be 0 or -inf."""
+    """Sorted for `intersect`; GTN has no final weights, so all must be 0 or -inf."""
     if fsa.final_log_prob[np.isfinite(fsa.final_log_prob)].any():
         raise ValueError("final_log_prob holds other values than 0 and -inf; GTN has no final weights")
     graph = module.Graph(False)

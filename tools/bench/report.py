@@ -51,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(work: Workloads, sizes: Sizes, names: Sequence[str], folder: Path | None) -> None:
-    """Print these tables as they come; with a folder, write them there as well."""
     facts = machine.describe()
     print(machine.one_line(facts))
     print(f"{work.source}; " + "; ".join(f"{name}: {graph}" for name, graph in work.denominators.items()))

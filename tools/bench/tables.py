@@ -23,7 +23,6 @@ Calls = Mapping[Name, Callable[[], object]]
 
 
 def leaky_denominator(work: Workloads, sizes: Sizes) -> Table:
-    """The denominators with Kaldi's leak, several batch sizes."""
     rows = []
     for name, graph in work.denominators.items():
         for size in sizes.batch_sizes:
@@ -48,7 +47,7 @@ def long_denominator(work: Workloads, sizes: Sizes) -> Table:
 
 
 def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
-    """The same without a leak; large scores leave the range of plain numbers and take the slower ways."""
+    """Without a leak; large scores leave the range of plain numbers and take the slower ways."""
     graph = work.denominator
     batch = graph.batch(sizes.sequences)
     scores = calls.random_scores(batch.size, sizes.frames, graph.num_pdfs)
@@ -103,12 +102,10 @@ def compared(jobs: Calls, least: Work, seconds: float) -> list[Row]:
 
 
 def per_thread(name: str, call: Callable[[], object], sizes: Sizes) -> dict[Name, Callable[[], object]]:
-    """The call once for each number of threads."""
     return {(name, threads): call for threads in sizes.threads}
 
 
 def as_jobs(jobs: Calls) -> dict[Name, Job]:
-    """For `take_turns`."""
     return {(name, threads): Job(call, threads) for (name, threads), call in jobs.items()}
 
 
@@ -133,7 +130,6 @@ def _at_scales(
 
 
 def whole_loss(work: Workloads, sizes: Sizes) -> Table:
-    """`LFMMILoss` forward and backward as in a training step, for a narrow and a wide network output."""
     widths = work.denominator.num_pdfs, work.numerator_pdfs
     rows = [_loss_row(work, sizes, width, threads) for width in widths for threads in sizes.threads]
     return Table("LFMMILoss, with the shares of numerators, denominator and the rest", HEADER, rows)

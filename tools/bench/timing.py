@@ -32,26 +32,22 @@ class Times:
     seconds: tuple[float, ...]
 
     def scaled(self, factor: float) -> Spread:
-        """Median, least and most of the seconds times `factor`."""
         return Spread.of([factor * value for value in self.seconds])
 
     def over(self, other: Times, factor: float = 1.0) -> Spread:
-        """Of the ratios self / (factor x other), each between two times of one round."""
+        """Ratios self / (factor x other), each between two times of one round."""
         pairs = zip(self.seconds, other.seconds, strict=True)
         return Spread.of([mine / (factor * theirs) for mine, theirs in pairs])
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and most of several values."""
-
     median: float
     least: float
     most: float
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """The three of these values."""
         return cls(median(values), min(values), max(values))
 
 
@@ -103,7 +99,6 @@ class Table:
 
     @property
     def lines(self) -> list[str]:
-        """What is printed below the title."""
         return [self.header, *map(str, self.rows)]
 
     def record(self) -> list[dict[str, Any]]:
@@ -123,10 +118,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement."""
-
-    name: str  # what was run
-    threads: int  # how many threads it had
+    name: str
+    threads: int
     # arcs x frames x sequences, summed over sequences of different graphs; 0 where arcs are not the measure
     evaluations: int
     times: Times  # seconds, one entry for each round

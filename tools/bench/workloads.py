@@ -62,7 +62,6 @@ class Workloads:
 
     @property
     def denominator(self) -> DenominatorGraph:
-        """The denominator that most tables use."""
         return self.denominators[self.name]
 
 
@@ -141,7 +140,7 @@ def left_to_right(
 
 
 def ctc_graph(targets: npt.NDArray[np.int64]) -> Fsa:
-    """The CTC graph of one sequence of labels, blank 0: a blank may be left out between two different labels."""
+    """Blank is 0, which may be left out between two different labels."""
     pdfs = np.zeros(2 * len(targets) + 1, dtype=np.int64)
     pdfs[1::2] = targets
     before = np.concatenate([[-1, -1], pdfs[:-2]])
@@ -149,7 +148,6 @@ def ctc_graph(targets: npt.NDArray[np.int64]) -> Fsa:
 
 
 def read_graph(path: Path) -> tuple[Fsa, int]:
-    """An acceptor and its number of pdfs."""
     with np.load(path) as archive:
         fsa = Fsa(
             int(archive["num_states"]),

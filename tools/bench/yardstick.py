@@ -154,7 +154,7 @@ def _sum(rows: Any, weights: Any, total: Any) -> None:
 
 
 def multiply_add_arrays() -> tuple[Reals, Reals, Reals]:
-    """Arrays for `multiply_add`, rows at the beginning of a cache line: the rate must not hang on where memory was free."""
+    """Rows begin at a cache line, so that the rate does not hang on where memory was free."""
     generator = np.random.default_rng(1)
     room = np.zeros((ROWS + 2) * LANES, np.float32)
     first = (-room.ctypes.data % CACHE_LINE) // room.itemsize
@@ -174,7 +174,6 @@ def multiply_add(x: Any, w: Any, out: Any, passes: int) -> None:
 
 
 def stream_arrays() -> tuple[Reals, Reals, Reals]:
-    """Arrays for `stream`."""
     generator = np.random.default_rng(1)
     x, y = (generator.random(STREAM_LENGTH, dtype=np.float32) for _ in range(2))
     return x, y, np.zeros_like(x)

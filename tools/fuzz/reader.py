@@ -17,10 +17,8 @@ MEMORY_FLOOR, MEMORY_PER_BYTE = 64_000_000, 20
 
 @dataclass(frozen=True)
 class Reader:
-    """One kind of file."""
-
-    name: str  # of the kind
-    suffix: str  # of the file's name
+    name: str
+    suffix: str
     write: Callable[[Path], object]  # writes a sound file at a path
     read: Callable[[Path], object]  # reads a file, sound or not
     # changes a sound file inside, so that its checksums still hold; there may be several

@@ -96,7 +96,7 @@ def fuzz(reader: Reader, seconds: int, folder: Path) -> None:
 
 
 def child(name: str, seconds: int, folder: Path) -> None:
-    """Fuzz one reader, with all that is said in a file; does not return."""
+    """Does not return; all that is said goes to a file."""
     said = os.open(folder / "stderr.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 1)
     os.dup2(said, 2)

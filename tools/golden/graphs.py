@@ -36,10 +36,8 @@ SHORT = 20  # frames
 
 @dataclass(frozen=True)
 class GraphRow:
-    """One line of the table."""
-
     case: str  # the golden lm case
-    graph: str  # what is compared
+    graph: str
     states: tuple[int, int]  # ours and Kaldi's
     arcs: tuple[int, int]
     difference: float  # of the two scores of one path; inf where one graph refuses it
@@ -48,18 +46,15 @@ class GraphRow:
 
     @property
     def agrees(self) -> bool:
-        """Scores and sizes are within what is allowed."""
         sizes = (self.states, self.arcs)
         return self.difference <= self.allowed and all(a <= self.size_allowed * b for a, b in sizes)
 
 
 def cases(shared: Path) -> list[Path]:
-    """Folders of the golden lm cases."""
     return sorted(path.parent for path in (shared / "golden/kaldi/lm").glob("*/den.fst"))
 
 
 def rows(folder: Path, num_paths: int = 60) -> Iterator[GraphRow]:
-    """The lines of one case."""
     lexicon = Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")
     tree = read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
     their_model = Fsa.read(folder / "phone_lm.fst")

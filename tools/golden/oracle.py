@@ -30,8 +30,6 @@ SECONDS = 120
 
 @dataclass(frozen=True)
 class Job:
-    """Transcripts to compile."""
-
     lexicon: Lexicon  # with silence; word and phone ids are its own
     topology: Topology  # without blank; every state may be stayed in
     sets: Sequence[Sequence[int]]  # phone ids that share pdfs, each phone in one set
@@ -40,14 +38,12 @@ class Job:
 
 
 class Cost(NamedTuple):
-    """What a graph of Kaldi's took and has: seconds of processor time, arcs."""
-
     seconds: float
     num_arcs: int
 
 
 def training_graphs(python: Path, jobs: Sequence[Job], folder: Path) -> list[list[Fsa]]:
-    """Kaldi's graphs, by job and transcript, over pdfs; arguments and errors as for `compile_jobs`."""
+    """Kaldi's graphs over pdfs, by job and transcript."""
     compile_jobs(python, jobs, folder)
     return [
         [_over_pdfs(folder, number, place) for place in range(len(job.transcripts))]
@@ -91,7 +87,7 @@ def _over_pdfs(folder: Path, job: int, place: int) -> Fsa:
 
 
 def topology_text(topology: Topology, num_phones: int) -> str:
-    """A topology as a topo file, one entry for all phones."""
+    """One entry for all phones."""
     lines = ["<Topology>", "<TopologyEntry>", "<ForPhones>", " ".join(map(str, range(1, num_phones + 1)))]
     lines.append("</ForPhones>")
     for number, state in enumerate(topology.states):
@@ -106,7 +102,7 @@ def topology_text(topology: Topology, num_phones: int) -> str:
 
 
 def lexicon_transducer(lexicon: Lexicon) -> Transducer:
-    """L.fst: optional silence at the start and after each word. State 0 starts, 1 says words, 2 says silence."""
+    """Optional silence at the start and after each word. State 0 starts, 1 says words, 2 says silence."""
     silence, no_silence = lexicon.silence_log_probs()
     assert lexicon.silence_phone is not None
     arcs = [(0, 1, 0, 0, no_silence), (0, 2, 0, 0, silence), (2, 1, lexicon.silence_phone, 0, 0.0)]

@@ -95,7 +95,6 @@ def k2_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
 
 
 def gtn_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
-    """GTN on CTC graphs."""
     values = np.load(path)
     case = f"peers/{path.stem}"
     batch = _batch(shared, values, values["x"].shape[2])

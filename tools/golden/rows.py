@@ -20,8 +20,8 @@ class Row:
     """A quantity, ours and theirs; for an array the element that differs most, relative to what is allowed there."""
 
     case: str  # file the values come from, without its suffix
-    quantity: str  # what is compared
-    ours: float  # the two values
+    quantity: str
+    ours: float
     theirs: float
     difference: (
         float  # |ours - theirs|; 0 for equal infinities, inf where only one side is finite or a number
@@ -30,12 +30,11 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """difference / allowed; at most 1 where the two agree."""
+        """At most 1 where the two agree."""
         return self.difference / self.allowed if self.difference else 0.0
 
     @property
     def agrees(self) -> bool:
-        """Whether the difference is allowed."""
         return self.difference <= self.allowed
 
 
@@ -89,6 +88,5 @@ def graph_fsa(values: Any) -> Fsa:
 
 
 def graph_files(shared: Path, values: Any) -> list[Fsa]:
-    """The benchmark graphs that `graph_file` or `graph_files` names."""
     names = values["graph_files"] if "graph_files" in values else [values["graph_file"]]
     return [graph_fsa(np.load(shared / "data" / "graphs" / Path(str(name)).name)) for name in np.ravel(names)]
