@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import test_cuda_ctc as of_ctc
 import test_cuda_grid as of_grid
-import test_cuda_grid as of_rows
+import test_cuda_grid_rows as of_rows
 import test_cuda_pairs as of_pairs
 import test_cuda_paths as of_paths
 import test_cuda_penalties as of_penalties
