@@ -66,10 +66,10 @@ def _table(cursor: Cursor, dtype: str, rows: int, columns: int) -> Floats:
 def read_vector(cursor: Cursor) -> Floats:
     """A vector [size], float32 or float64, binary (FV, DV) or text."""
     if not cursor.binary:
-        rows = _text_rows(cursor)
-        if len(rows) > 1:
-            cursor.fail(f"expected a vector, found a matrix of {len(rows)} rows")
-        return np.array(rows[0] if rows else [], dtype=np.float32)
+        values, widths = _text_rows(cursor)
+        if len(widths) > 1:
+            cursor.fail(f"expected a vector, found a matrix of {len(widths)} rows")
+        return np.array(values, dtype=np.float32)
     begin = cursor.position
     kind = cursor.token("a vector")
     if kind not in ("FV", "DV"):
@@ -127,8 +127,8 @@ def _text_posterior(cursor: Cursor) -> list[list[tuple[int, float]]]:
     return frames
 
 
-def _text_rows(cursor: Cursor) -> list[array[float]]:
-    """The rows of numbers between brackets; rows without elements are left out."""
+def _text_rows(cursor: Cursor) -> tuple[array[float], list[int]]:
+    """The numbers between brackets, and how many each row has; rows without elements are left out."""
     cursor.skip_space()
     begin = cursor.position
     if cursor.peek(1) != b"[":
@@ -139,20 +139,28 @@ def _text_rows(cursor: Cursor) -> list[array[float]]:
     if found[2].strip():
         cursor.fail(f"expected the end of the line after ], found {found[2].strip()[:40]!r}", found.start(2))
     cursor.position = found.end()
+    values, widths = array("f"), []
     try:
-        rows = [array("f", map(float, line.split())) for line in found[1].split(b"\n")]
+        for line in found[1].split(b"\n"):
+            before = len(values)
+            values.extend(map(float, line.split()))
+            if len(values) > before:
+                widths.append(len(values) - before)
     except ValueError as error:
         cursor.fail(f"expected a number ({str(error)[:80]})", begin)
-    return [row for row in rows if row]
+    return values, widths
 
 
 def _text_matrix(cursor: Cursor) -> Floats:
     begin = cursor.position
-    rows = _text_rows(cursor)
-    widths = sorted(map(len, rows))
-    if rows and widths[0] != widths[-1]:
-        cursor.fail(f"a matrix whose rows have {widths[0]} to {widths[-1]} elements", begin)
-    return np.array(rows, dtype=np.float32) if rows else np.zeros((0, 0), dtype=np.float32)
+    values, widths = _text_rows(cursor)
+    if len(set(widths)) > 1:
+        cursor.fail(f"a matrix whose rows have {min(widths)} to {max(widths)} elements", begin)
+    return (
+        np.array(values, dtype=np.float32).reshape(len(widths), -1)
+        if widths
+        else np.zeros((0, 0), np.float32)
+    )
 
 
 def _compressed(cursor: Cursor, kind: str) -> Floats:
