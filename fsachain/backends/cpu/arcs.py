@@ -132,7 +132,7 @@ def spread_pairs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now
 # hand.
 #
 # Such a sequence has rows of one number. Here a register full of these comes into the lanes, of rows that
-# follow each other or stand anywhere, of either kind of number (`cpu_numbers`). All arithmetic is then that
+# follow each other or stand anywhere, of either kind of number (`numbers`). All arithmetic is then that
 # of sequences side by side, lane by lane, and so are the bits. From anywhere means a load for each lane: the
 # instruction that some processors have for it takes 1.4 times as long on Zen 4.
 
@@ -294,7 +294,7 @@ def write_from(form: Any, array: Any, row: Any, x: Any) -> Any:
 
 @by_type
 def weights_from(form: Any, weights: Any, position: Any) -> Any:
-    """Consecutive entries of a pair of arrays that `cpu_numbers.weights` made, one for each lane."""
+    """Consecutive entries of a pair of arrays that `numbers.weights` made, one for each lane."""
 
     def wide(form, weights, position):  # type: ignore[no-untyped-def]
         return load_from(lanes_of(form), weights.mantissas, position), load_from(
@@ -318,12 +318,12 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
     return wide if is_wide_type(form) else (lambda form, array, row: splat(form, array[row, 0]))
 
 
-# `cpu_by_pair` for a sequence that has no others beside it: lanes hold different rows of the graph.
+# the text by pairs for a sequence that has no others beside it: lanes hold different rows of the graph.
 #
 # The sums over arcs into pairs, over pairs into states and pdfs, and over arcs out of states are made for a
-# register full of rows at once (`cpu_across`); rows that are too unlike any others come after them, one by
+# register full of rows at once (rows in lanes); rows that are too unlike any others come after them, one by
 # one, in the same text. Sums of pairs are kept beside the alphas, so that the occupancies need no arcs: one
-# lane has room for them. The order within each sum is that of `cpu_by_pair`, and so are the bits.
+# lane has room for them. The order within each sum is that of the text by pairs, and so are the bits.
 
 
 @helper
@@ -458,7 +458,7 @@ def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, no
 #
 # Such graphs have few arcs for each state, and rows of one number; loops over the arcs of a state would spend
 # their time on branches. Every arc is added to its destination's alpha or its source's beta where these stand
-# in memory, in the order of `cpu_tables.ArcList`; what a state or a scale needs then is done for ALONG states
+# in memory, in the order of `tables.ArcList`; what a state or a scale needs then is done for ALONG states
 # side by side.
 
 # Equation (19), in plain numbers, which are float64 here: what is less than this among alphas is put to zero, and betas are

@@ -1,8 +1,8 @@
 """The CPU backend: which numbers each sequence runs in, decided by its data, and threads over groups of sequences.
 
-A sequence first runs in plain numbers (`cpu_numbers`): in float32 where it shares its graph with others and its scores are
+A sequence first runs in plain numbers (`numbers`): in float32 where it shares its graph with others and its scores are
 not float64, else in float64. Equation (13) is checked when its alphas are there; a sequence that fails it runs in wide
-numbers, and one whose scores exceed even those in float64 logs (`cpu_log`), which are right at any magnitude.
+numbers, and one whose scores exceed even those in float64 logs (`log`), which are right at any magnitude.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class _Numbers(NamedTuple):
 
 
 def log_probs(batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float) -> LogProbs:
-    """log Z [N] and ok [N]; see `reference.log_probs`."""
+    """log Z [N] and ok [N]; see `reference.sums.log_probs`."""
     return _run(
         batch, _Job(scores, lengths, leaky, np.zeros(batch.size), np.empty((0, 0, 0), scores.dtype), 0.0)
     )
@@ -202,7 +202,7 @@ def add_penalties(
     factors: tuple[float, float, float],
     out: npt.NDArray[np.floating],
 ) -> Floats:
-    """Penalties on large scores and their derivatives; see `reference.add_penalties`."""
+    """Penalties on large scores and their derivatives; see `reference.sums.add_penalties`."""
     sums = np.zeros((len(scores), 2))
     l2, out_of_range, limit = factors
     nowhere = np.empty((0, 0), scores.dtype)

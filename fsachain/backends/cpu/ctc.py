@@ -167,7 +167,7 @@ def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: 
 
 
 def _lane_weights(form: Form, count: int, value: float) -> Weights:
-    """Rows of weights, all 0 or all 1, as `cpu_numbers.weights` makes them; in memory that begins at a line."""
+    """Rows of weights, all 0 or all 1, as `numbers.weights` makes them; in memory that begins at a line."""
     width = form.width
     size = count * width * DOUBLE.itemsize
     mantissas = aligned_bytes(size).view(np.float64).reshape(count, width)

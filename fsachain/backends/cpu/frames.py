@@ -236,8 +236,8 @@ def write_zeros(form: Any, out: Any, start: int, count: int) -> None:
 class OwnColumns(NamedTuple):
     """What each column of each lane reads: see `fsachain.backends.ctc.CtcColumns`.
 
-    active [K, W]: classes; counts [W]: columns in use; offset [K, W], slope [K]; tiles and place as in `cpu_frames.Columns`:
-    none, and k. A lane with such columns is rounded alike alone and beside others: `cpu_frames` tells them by this type.
+    active [K, W]: classes; counts [W]: columns in use; offset [K, W], slope [K]; tiles and place as in `frames.Columns`:
+    none, and k. A lane with such columns is rounded alike alone and beside others: `frames` tells them by this type.
     """
 
     active: npt.NDArray[np.uint32]

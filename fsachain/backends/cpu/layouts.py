@@ -1,4 +1,4 @@
-"""How arcs stand in memory: a layout for each way to run over them. See `cpu_by_pair`, `cpu_by_group`, `cpu_by_arc`."""
+"""How arcs stand in memory: a layout for each way to run over them. See `arcs`."""
 
 from __future__ import annotations
 

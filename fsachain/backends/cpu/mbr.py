@@ -24,7 +24,7 @@ from fsachain.backends.cpu.threads import get_num_threads, run_all
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
 
-# Numba kernels for (M1)-(M6) of `reference_mbr` in float64 logs, one sequence at a time: right at any
+# Numba kernels for (M1)-(M6) of `reference.mbr` in float64 logs, one sequence at a time: right at any
 # magnitude.
 #
 # Alphas and betas are logs, normalised in every frame; u and v are plain numbers, since they are means of
@@ -251,7 +251,7 @@ def reciprocal(total: Any, factor: Any) -> None:
         factor[g] = 1.0 / total[g] if total[g] > 0.0 else 0.0
 
 
-# Numba kernels for (M1)-(M6) of `reference_mbr` in float64 probabilities, sequences that share a graph side
+# Numba kernels for (M1)-(M6) of `reference.mbr` in float64 probabilities, sequences that share a graph side
 # by side.
 #
 # Arrays end in the W sequences of a group, so that an arc is read once for all of them. Beside each a'(t, i)
@@ -566,7 +566,7 @@ _tables: WeakKeyDictionary[TransitionTable, _Table] = WeakKeyDictionary()
 def expected_accuracy(
     batch: TableBatch, scores: Scores, accuracy: Scores, lengths: Lengths, leaky: float
 ) -> Result:
-    """log Z, E[A] and ok of every sequence; see `reference_mbr.expected_accuracy`."""
+    """log Z, E[A] and ok of every sequence; see `reference.mbr.expected_accuracy`."""
     nowhere = np.empty((0, 0, 0))
     return _run(batch, _Job(scores, accuracy, lengths, leaky, None, nowhere, nowhere, 0.0))
 
@@ -582,7 +582,7 @@ def set_accuracy_gradient(
     occupancy: npt.NDArray[np.floating],
     memory_budget: float | None = None,
 ) -> Result:
-    """The same, and derivatives into `out` and `occupancy`; see `reference_mbr.set_accuracy_gradient`.
+    """The same, and derivatives into `out` and `occupancy`; see `reference.mbr.set_accuracy_gradient`.
 
     `memory_budget` is as in `cpu.add_occupancy`.
     """

@@ -137,7 +137,7 @@ def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
 class Record(NamedTuple):
     """What the forward pass leaves beside the alphas, for W lanes; a row of numbers has R W entries, R = 1 or 2.
 
-    shift [T, W] and scale [T + 1, W]: see `cpu_recursion`. z and z_scale [W]: the stored Z of (4) is z 2**z_scale.
+    shift [T, W] and scale [T + 1, W]: see `sum_product`. z and z_scale [W]: the stored Z of (4) is z 2**z_scale.
     lowest [1, W]: the least product of an alpha, a probability and a weight that are not zero. leaked [1, W]: the least
     alpha that the leak alone gives. extent [1, W]: the largest absolute value of a finite score; NaN where a score is not
     legal.

@@ -79,7 +79,7 @@ def n_best(table: TransitionTable, scores: Scores, n: int) -> tuple[Floats, Ints
     order = np.lexsort((*columns[:count].T[::-1], -score[:count]))
     shift = (
         frames.shift.cumsum()[-1] if num_frames else 0.0
-    )  # one after another, as `cpu_log.best_path` adds them
+    )  # one after another, as `log.best_path` adds them
     return score[:count][order] + shift, arcs[:count][order]
 
 

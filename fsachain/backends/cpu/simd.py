@@ -222,7 +222,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return list(inspect.signature(function).parameters.values())
 
 
-# Arithmetic of `cpu_lanes.Lanes`, lane by lane: each function is one instruction or a few.
+# Arithmetic of `Lanes`, lane by lane: each function is one instruction or a few.
 
 
 def _llvm(name: str, arity: int) -> Any:

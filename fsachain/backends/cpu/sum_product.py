@@ -1,13 +1,13 @@
 """Numba kernels for equations (1)-(7) in the normalised form (10)-(12), on W sequences that share a graph.
 
-The text holds for both kinds of numbers of `cpu_numbers`. Frames are normalised by powers of two, which lose nothing:
+The text holds for both kinds of numbers of `numbers`. Frames are normalised by powers of two, which lose nothing:
 with s(t) the exponent of tot(t), frame t multiplies by exp(y - shift) 2**-s(t), so that
 
     alpha(t, i) = log(stored a(t, i)) + sum over u < t of (shift(u) + s(u) log 2).
 
-The leak is one more state, as `cpu_tables.KernelTable` explains; the arrays are those of `cpu_work`. Betas are kept only
+The leak is one more state, as `tables.KernelTable` explains; the arrays are those of `memory`. Betas are kept only
 where the alpha is not zero, since they are of no use elsewhere: their scale is then set by states that matter. How a
-frame runs over the arcs depends on the layout of the table: `cpu_by_pair`, `cpu_by_group` or `cpu_by_arc`.
+frame runs over the arcs depends on the layout of the table: see `arcs`.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def arc_groups(rows: ArcRows, zero: Weights) -> ArcGroups:
 
 
 class KernelTable(NamedTuple):
-    """What `cpu_recursion` reads; the arcs in one of three layouts.
+    """What `sum_product` reads; the arcs in one of three layouts.
 
     With a leak there is one state more, the last: its alpha is c tot(t), and its arcs, one for each pair, are the arcs of
     all states weighted by init. Weights are relative to their maximum where numbers are plain; the logs of the maxima
