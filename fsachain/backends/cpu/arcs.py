@@ -254,7 +254,7 @@ def gather(form: Any, array: Any, indices: Any, position: Any) -> Any:
         mantissas = _gather_even(lanes_of(form), array, indices, position)
         return mantissas, as_integers(_gather_odd(lanes_of(form), array, indices, position))
 
-    plain = lambda form, array, indices, position: _gather(form, array, indices, position)  # noqa: E731
+    plain = _gather
     return wide if is_wide_type(form) else plain
 
 
@@ -279,7 +279,7 @@ def read_from(form: Any, array: Any, row: Any) -> Any:
             _load_odd(lanes_of(form), array, 2 * row)
         )
 
-    return wide if is_wide_type(form) else (lambda form, array, row: load_from(form, array, row))
+    return wide if is_wide_type(form) else (load_from)
 
 
 @by_type
@@ -492,8 +492,8 @@ def _sum_along(form: Any, rows: Any, count: int) -> Any:
 def sum_rows(form: Any, rows: Any, count: Any) -> Any:
     """The sum of `count` rows that hold a number each."""
     if is_wide_type(form):
-        return lambda form, rows, count: _sum_rows(form, rows, count)
-    return lambda form, rows, count: _sum_along(form, rows, count)
+        return _sum_rows
+    return _sum_along
 
 
 @helper
@@ -512,7 +512,7 @@ def _flush_rows(form: Any, rows: Any, count: Any) -> Any:
     """For (19), put to 0 what is below FLOOR; the least number that was not 0, at most 1. Wide numbers are never small."""
     if is_wide_type(form):
         return lambda form, rows, count: splat(lanes_of(form), rows.dtype.type(1))
-    return lambda form, rows, count: _flush_along(form, rows, count)
+    return _flush_along
 
 
 @helper
@@ -531,8 +531,8 @@ def _clear_along(form: Any, rows: Any, count: int) -> None:
 def _clear_rows(form: Any, rows: Any, count: Any) -> Any:
     """Zero in `count` rows at least."""
     if is_wide_type(form):
-        return lambda form, rows, count: _clear_each(form, rows, count)
-    return lambda form, rows, count: _clear_along(form, rows, count)
+        return _clear_each
+    return _clear_along
 
 
 @helper
@@ -553,8 +553,8 @@ def _scale_along(form: Any, after: Any, count: int, work: Any) -> None:
 def _scale_betas(form: Any, after: Any, count: Any, work: Any) -> Any:
     """work.pairs [S] = the betas of the frame after, with the leak into it."""
     if is_wide_type(form):
-        return lambda form, after, count, work: _scale_each(form, after, count, work)
-    return lambda form, after, count, work: _scale_along(form, after, count, work)
+        return _scale_each
+    return _scale_along
 
 
 @helper
@@ -586,9 +586,7 @@ def _mask_betas(form: Any, table: Any, alpha: Any, now: Any) -> Any:
         else:
             _mask_along(alpha, now, len(table.initial.mantissas))
 
-    return (
-        (lambda form, table, alpha, now: _mask_each(form, table, alpha, now)) if is_wide_type(form) else plain
-    )
+    return (_mask_each) if is_wide_type(form) else plain
 
 
 @helper
@@ -607,7 +605,7 @@ def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: An
 
 @helper
 def _probabilities_each(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
-    pdf_probabilities(form, columns, scale, work, probs)
+    pdf_probabilities(form, arcs, columns, scale, work, probs)
     for e in range(len(arcs.src)):
         write(form, probs, e, multiply(weight(form, arcs.weight, e), read(form, probs, e)))
 
@@ -624,12 +622,8 @@ def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: A
 def arc_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs [A] = weight x exp(y - shift) 2**-n as numbers, one for each arc, n the integer scale [1, 1]."""
     if is_wide_type(form):
-        return lambda form, arcs, columns, scale, work, probs: _probabilities_each(
-            form, arcs, columns, scale, work, probs
-        )
-    return lambda form, arcs, columns, scale, work, probs: _probabilities_along(
-        form, arcs, columns, scale, work, probs
-    )
+        return _probabilities_each
+    return _probabilities_along
 
 
 @helper
@@ -641,7 +635,7 @@ def _tidy_wide(form: Any, rows: Any, count: int) -> None:
 @by_type
 def _tidy_rows(form: Any, rows: Any, count: Any) -> Any:
     if is_wide_type(form):
-        return lambda form, rows, count: _tidy_wide(form, rows, count)
+        return _tidy_wide
     return lambda form, rows, count: None
 
 

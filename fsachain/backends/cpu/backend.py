@@ -35,7 +35,7 @@ from fsachain.backends.cpu.numbers import (
 )
 from fsachain.backends.cpu.simd import by_type
 from fsachain.backends.cpu.structs import Form, Packed, pack
-from fsachain.backends.cpu.sum_product import backward, confirm, forward
+from fsachain.backends.cpu.sum_product import backward, both_ends_agree, forward
 from fsachain.backends.cpu.tables import kernel_table
 from fsachain.backends.cpu.threads import run_all
 from fsachain.batch import TableBatch
@@ -107,25 +107,26 @@ def run(
     log_z: Any,
     certain: Any,
     out: Any,
+    confirmed: bool,
 ) -> None:
     """log_z [W] and certain [W]; where the latter is true, out[n, t, p] += factors [W] x occupancy, unless out is empty.
 
     Frames are worked on in segments. The alphas before each are kept in `memory`, and all those of one segment at a time
-    (all of two, in turn, if out is empty, when there is but one segment).
+    (all of two, in turn, if out is empty, when there is but one segment). `confirmed`: an earlier call with the same
+    arguments made the forward pass and was not certain, but `confirm` was.
     """
     work, record = memory.work, memory.record
-    count, starts = 0, len(memory.checkpoints)
+    count, starts, wanted = 0, len(memory.checkpoints), False
     for g in range(len(frames.lengths)):
         count = max(count, frames.lengths[g])
-    for index in range(max(starts, 1)):
-        if index > 0:
-            _copy(work.history[segment], work.history[0])
-            _copy(work.history[0], memory.checkpoints[index])
-        forward(form, table, c, frames, index * segment, min((index + 1) * segment, count), work, record)
-    _conclude(table, frames, record, log_z)
-    _decide(form, table, frames, record, limit, certain)
-    confirm(form, table, c, frames, limit, work, record, certain)
-    wanted = False
+    if not confirmed:
+        for index in range(max(starts, 1)):
+            if index > 0:
+                _copy(work.history[segment], work.history[0])
+                _copy(work.history[0], memory.checkpoints[index])
+            forward(form, table, c, frames, index * segment, min((index + 1) * segment, count), work, record)
+        _conclude(table, frames, record, log_z)
+        _decide(form, table, frames, record, limit, certain)
     for g in range(len(certain)):
         usable = certain[g] and math.isfinite(log_z[g]) and frames.lengths[g] > 0 and len(out) > 0
         work.factors[0, g] = factors[g] if usable else 0.0
@@ -140,6 +141,12 @@ def run(
             _copy(memory.checkpoints[index], work.history[0])
             forward(form, table, c, frames, first, last, work, record)
         backward(form, table, c, frames, first, last, work, out)
+
+
+@jit_on_views
+def confirm(form: Any, table: Any, c: Any, frames: Any, memory: Any) -> bool:
+    """Equation (19) for a sequence in plain numbers without a leak, after `run` was not certain of it."""
+    return both_ends_agree(form, table, c, frames, memory.work, memory.record)
 
 
 Scores = npt.NDArray[np.floating]
@@ -304,7 +311,14 @@ def _in_numbers(
     log_z, certain = np.empty(width), np.empty(width, np.bool_)
     with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
         leak, frames = _leak(form, job.leaky, dtype), pack(Frames(job.scores, padded, lengths, columns))
-        run(form, table, leak, frames, plan.segment, memory, limit, factors, log_z, certain, job.out)
+        arguments = form, table, leak, frames, plan.segment, memory, limit, factors, log_z, certain, job.out
+        run(*arguments, False)
+        # Weights below the limit may themselves have lost digits.
+        simple = isinstance(data.arcs, ArcList) and not is_wide(form) and not job.leaky and count > 0
+        if simple and not certain[0] and np.isfinite(log_z[0]) and data.least[[0, 1, 3]].min() >= limit:
+            certain[0] = confirm(form, table, leak, frames, memory)
+            if certain[0] and len(job.out):
+                run(*arguments, True)
     return log_z[: len(lanes)], certain[: len(lanes)]
 
 

@@ -311,6 +311,7 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
             log_z,
             certain,
             job.out,
+            False,
         )
     return log_z[: len(lanes)], certain[: len(lanes)]
 

@@ -279,7 +279,7 @@ def _prefetch_row(flat: Any, start: int, count: int) -> None:
 
 
 @helper
-def copy_own(form: Any, frames: Any, t: int, rows: Any) -> None:
+def copy_own(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
     """rows[k, g] = the score of column k, -inf beyond a lane's columns and past a sequence's end."""
     columns, flat = frames.columns, frames.scores
     num_columns = len(columns.active)
@@ -306,11 +306,11 @@ def copy_own(form: Any, frames: Any, t: int, rows: Any) -> None:
 
 
 @helper
-def add_own(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -> None:
+def add_own(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
     """The gradient of frame t where the factor is not 0: the rows of shares over zeros, or over minus factor x softmax."""
     columns = frames.columns
     for g in range(len(form)):
-        factor = factors[0, g]
+        factor = work.factors[0, g]
         if t < frames.lengths[g] and factor != 0.0:
             n = frames.lanes[g]
             start = n * frames.strides[0] + t * frames.strides[1]
@@ -398,7 +398,7 @@ def _copy_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None
 
 
 @helper
-def _copy_single(frames: Any, t: int, rows: Any) -> None:
+def _copy_single(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
     y, active = frames.scores[frames.lanes[0], t], frames.columns.active
     following = frames.scores[frames.lanes[0], min(t + 1, frames.scores.shape[1] - 1)]
     for k in range(len(active)):
@@ -422,9 +422,9 @@ def _copy_entries(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> No
 def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any:
     """rows[place[k], g] = the score of active pdf k, -inf past a sequence's end."""
     if frames.instance_class is CtcFrames:
-        return lambda form, frames, t, rows, offsets: copy_own(form, frames, t, rows)
+        return copy_own
     if form.width == 1:  # and no frame past its end
-        return lambda form, frames, t, rows, offsets: _copy_single(frames, t, rows)
+        return _copy_single
 
     def tiles(form, frames, t, rows, offsets):  # type: ignore[no-untyped-def]
         if len(frames.columns.tiles) > 0:
@@ -434,7 +434,7 @@ def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any
 
     if frames["scores"].dtype == rows.dtype:
         return tiles
-    return lambda form, frames, t, rows, offsets: _copy_entries(form, frames, t, rows, offsets)
+    return _copy_entries
 
 
 @helper
@@ -479,8 +479,8 @@ def _extremes_along(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
 @by_type
 def _find_extremes(form: Any, columns: Any, rows: Any, extremes: Any) -> Any:
     if form.width == 1:
-        return lambda form, columns, rows, extremes: _extremes_along(form, columns, rows, extremes)
-    return lambda form, columns, rows, extremes: _extremes_by_row(form, columns, rows, extremes)
+        return _extremes_along
+    return _extremes_by_row
 
 
 @helper
@@ -491,7 +491,7 @@ def load_scores(form: Any, frames: Any, t: int, work: Any) -> None:
 
 
 @helper
-def _probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+def _probabilities_by_row(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     lanes = lanes_of(form)
     shift = shift_of(form, load(lanes, work.extremes, 0))
     n = load(lanes, scale, 0)
@@ -500,20 +500,18 @@ def _probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs:
 
 
 @helper
-def _probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
     shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
     for k in range(-(-len(columns.active) // ALONG)):
         write(ALONG_FORM, probs, k, probability(ALONG_FORM, load(ALONG_FORM, work.scores, k), shift, n))
 
 
 @by_type
-def pdf_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+def pdf_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs [K] = exp(y - shift) 2**-n as numbers, n the integers scale [1, W]."""
     if not is_wide_type(form) and form.width == 1:
-        return lambda form, columns, scale, work, probs: _probabilities_along(
-            form, columns, scale, work, probs
-        )
-    return lambda form, columns, scale, work, probs: _probabilities_by_row(form, columns, scale, work, probs)
+        return _probabilities_along
+    return _probabilities_by_row
 
 
 @helper
@@ -540,8 +538,8 @@ def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
 @by_type
 def _make_shares(form: Any, columns: Any, inverse: Any, work: Any) -> Any:
     if not is_wide_type(form) and form.width == 1 and columns.instance_class is not OwnColumns:
-        return lambda form, columns, inverse, work: _shares_along(form, columns, inverse, work)
-    return lambda form, columns, inverse, work: _shares_by_row(form, columns, inverse, work)
+        return _shares_along
+    return _shares_by_row
 
 
 @helper
@@ -552,7 +550,7 @@ def _add_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any, out: Any
 
 
 @helper
-def _add_single(frames: Any, t: int, rows: Any, out: Any) -> None:
+def _add_single(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
     into, active, runs = out[frames.lanes[0], t], frames.columns.active, frames.columns.runs
     following = out[frames.lanes[0], max(t - 1, 0)]
     for run in range(len(runs) - 1):
@@ -564,9 +562,9 @@ def _add_single(frames: Any, t: int, rows: Any, out: Any) -> None:
 
 
 @helper
-def _add_entries(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: Any) -> None:
+def _add_entries(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
     for g in range(len(form)):
-        if t < frames.lengths[g] and factors[0, g] != 0.0:
+        if t < frames.lengths[g] and work.factors[0, g] != 0.0:
             for k in range(len(frames.columns.active)):
                 pdf = frames.columns.active[k]
                 out[frames.lanes[g], t, pdf] += rows[frames.columns.place[k], g]
@@ -575,19 +573,19 @@ def _add_entries(form: Any, frames: Any, t: int, rows: Any, factors: Any, out: A
 @by_type
 def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) -> Any:
     if frames.instance_class is CtcFrames:
-        return lambda form, frames, t, rows, work, out: add_own(form, frames, t, rows, work.factors, out)
+        return add_own
     if form.width == 1:
-        return lambda form, frames, t, rows, work, out: _add_single(frames, t, rows, out)
+        return _add_single
 
     def tiles(form, frames, t, rows, work, out):  # type: ignore[no-untyped-def]
         if len(frames.columns.tiles) > 0:
             _add_tiles(form, frames, t, rows, work.offsets, out)
         else:
-            _add_entries(form, frames, t, rows, work.factors, out)
+            _add_entries(form, frames, t, rows, work, out)
 
     if out.dtype == rows.dtype:
         return tiles
-    return lambda form, frames, t, rows, work, out: _add_entries(form, frames, t, rows, work.factors, out)
+    return _add_entries
 
 
 @helper

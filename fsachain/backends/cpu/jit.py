@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import numba
-from numba.core.compiler import CompileResult
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler, CompileResult
 from numba.core.serialize import dumps
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -62,8 +63,36 @@ def jit_on_views(function: Callable[..., Any]) -> Any:
 
 
 def helper(function: Callable[..., Any]) -> Any:
-    """`jit_on_views` for what only other kernels call: without the code that Python needs, it compiles twice as fast."""
-    return with_cache(numba.njit(nogil=True, error_model="numpy", **NO_COUNTS, **NO_WRAPPERS)(function))
+    """`jit_on_views` for what only other kernels call: no machine code is made of it, and none is kept, but in these."""
+    return numba.njit(
+        nogil=True, error_model="numpy", pipeline_class=_HelperCompiler, **NO_COUNTS, **NO_WRAPPERS
+    )(function)
+
+
+class _HelperLibrary(JITCodeLibrary):
+    """Code to be linked into kernels, which are optimised and translated as a whole: nothing is done for it alone."""
+
+    @property
+    def codegen(self) -> Any:
+        return self  # of which only `set_env` is asked
+
+    def set_env(self, name: str, environment: Any) -> None:
+        pass
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _HelperCompiler(Compiler):
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        super().__init__(typing, target, library or _HelperLibrary(target.codegen(), "helper"), *rest)
 
 
 def with_cache(dispatcher: Any) -> Any:

@@ -10,18 +10,18 @@ so low that it never decides how two numbers are aligned.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from fsachain.backends.cpu.simd import add as add_lanes
 from fsachain.backends.cpu.simd import (
     as_floats,
     as_integers,
     by_type,
+    compiled,
     exp_parts,
     exponent,
     fill,
@@ -36,6 +36,7 @@ from fsachain.backends.cpu.simd import (
     store,
     where_more,
 )
+from fsachain.backends.cpu.simd import multiply as multiply_lanes
 from fsachain.backends.cpu.structs import Form, FormType
 
 # The exponent of a wide zero, by the bytes of a number: far below all others, and four of them may be added.
@@ -92,14 +93,10 @@ def lanes_of(typing: Any, form: Any) -> Any:
     return FormType("plain", form.width)(form), lambda context, builder, signature, arguments: arguments[0]
 
 
-def _by_kind(plain: Callable[..., Any], wide: Callable[..., Any]) -> Any:
+def _by_kind(plain: Any, wide: Any) -> Any:
     """A function for compiled code that is `plain` or `wide` by the kind of its first argument."""
-
-    def choose(*arguments: Any) -> Any:
-        return wide if is_wide_type(arguments[0]) else plain
-
-    choose.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
-    return by_type(choose)
+    plain, wide = compiled(plain), compiled(wide)
+    return by_type(lambda *arguments: wide if is_wide_type(arguments[0]) else plain)
 
 
 @by_type
@@ -108,11 +105,14 @@ def _zero_exponent(n: Any) -> Any:
     return lambda n: fill(n, value)
 
 
+@compiled
+def _splat_entry(form: Any, array: Any, e: Any) -> Any:
+    return splat(form, array[e])
+
+
 @by_type
 def _entry(form: Any, array: Any, e: Any) -> Any:
-    if array.ndim == 2:
-        return lambda form, array, e: load(form, array, e)
-    return lambda form, array, e: splat(form, array[e])
+    return load if array.ndim == 2 else _splat_entry
 
 
 def _wide_zero(form: Any, array: Any) -> Any:
@@ -198,7 +198,7 @@ def _plain_least(x: Any, least: Any) -> Any:
 
 
 zero = _by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero)
-read = _by_kind(lambda form, array, row: load(form, array, row), _wide_read)
+read = _by_kind(load, _wide_read)
 write = _by_kind(lambda form, array, row, x: store(array, row, x), _wide_write)
 # Entry e of a pair of arrays made by `weights`, in every lane; row e where each lane has weights of its own.
 weight = _by_kind(
@@ -212,13 +212,13 @@ weight = _by_kind(
 shift_of = _by_kind(lambda form, largest: largest, lambda form, largest: fill(largest, 0.0))
 # exp(y - shift) 2**-scale for lanes of scores, shifts and integers; -inf gives 0.
 probability = _by_kind(_plain_probability, _wide_probability)
-multiply = _by_kind(lambda x, y: x * y, lambda x, y: (x[0] * y[0], x[1] + y[1]))
-multiply_add = _by_kind(lambda x, y, z: fma(x, y, z), _wide_multiply_add)
-add = _by_kind(lambda x, y: x + y, _wide_sum)
+multiply = _by_kind(multiply_lanes, lambda x, y: (x[0] * y[0], x[1] + y[1]))
+multiply_add = _by_kind(fma, _wide_multiply_add)
+add = _by_kind(add_lanes, _wide_sum)
 # The same number with its mantissa in [1, 2): after every sum that is kept.
 tidy = _by_kind(lambda x: x, _wide_tidy)
 # n with 2**n <= x < 2**(n + 1) for a tidy number.
-scale_of = _by_kind(lambda x: exponent(x), lambda x: x[1])
+scale_of = _by_kind(exponent, lambda x: x[1])
 # A tidy number as lanes m and integer lanes n, x = m 2**n.
 parts_of = _by_kind(lambda x: (x, as_integers(x) - as_integers(x)), lambda x: x)
 # x 2**-n.
@@ -230,7 +230,7 @@ scaled = _by_kind(
 reciprocal = _by_kind(_plain_reciprocal, _wide_reciprocal)
 # x times a reciprocal, as lanes.
 ratio = _by_kind(
-    lambda x, inverse: x * inverse,
+    multiply_lanes,
     lambda x, inverse: x[0] * power_of_two(x[0], x[1] + inverse[1]) * inverse[0],
 )
 # x in the lanes where the mask is positive, else `other`.

@@ -9,11 +9,11 @@ The width is part of the type of a `Form`: `load(Form(16), array, i)` gives 16 l
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from inspect import isfunction
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, infer, infer_global
 from numba.extending import intrinsic as numba_intrinsic
-from numba.extending import models, overload, register_model
+from numba.extending import models, register_model
 
-from fsachain.backends.cpu.jit import NO_COUNTS, NO_WRAPPERS
+from fsachain.backends.cpu.jit import helper
 
 LINE = 64  # bytes of a cache line
 
@@ -195,31 +196,41 @@ def fill(typing: Any, like: Any, value: Any) -> Any:
     return like(like, value), code
 
 
+class _ByType:
+    """What `by_type` makes: a name for compiled code."""
+
+
 def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
     """A function for compiled code whose implementation `choose` gives for the types of its arguments.
 
-    Its parameters are those of `choose`. With `function`, an operator say, that is given one implementation more.
+    A call of it is a call of the implementation, an intrinsic or a function to be compiled: nothing stands between.
+    With `function`, an operator say, that gets one implementation more, for types where `choose` gives one.
     """
+    key = _ByType() if function is None else function
+    implementation = cache(lambda *arguments: compiled(choose(*arguments)))
 
-    def for_compiled_code(*arguments: Any) -> Any:
-        raise NotImplementedError("for compiled code only")
+    class Chosen(AbstractTemplate):
+        def generic(self, args: Any, kws: Any) -> Any:
+            chosen = implementation(*args)
+            if chosen is None:
+                return None
+            callee = self.context.resolve_value_type(chosen)
+            signature = callee.get_call_type(self.context, args, kws)
+            self.implementations[signature.args] = callee.get_impl_key(signature)
+            return signature
 
-    def choose_bare(*arguments: Any) -> Any:
-        implementation = choose(*arguments)
-        if implementation is not None:
-            implementation.__annotations__ = {}  # numba compares signatures, and annotations with them
-        return implementation
+        def get_impl_key(self, sig: Any) -> Any:
+            return self.implementations[sig.args]
 
-    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in _parameters(choose)]
-    choose_bare.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function = for_compiled_code if function is None else function
-    options: Any = {**NO_COUNTS, **NO_WRAPPERS}
-    overload(function, jit_options=options)(choose_bare)
-    return function
+    Chosen.key, Chosen.implementations = key, {}
+    infer(Chosen)
+    infer_global(key, types.Function(Chosen))
+    return key
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
+def compiled(function: Any) -> Any:
+    """A plain function as one that is compiled where it is called; anything else as it is."""
+    return helper(function) if isfunction(function) else function
 
 
 # Arithmetic of `Lanes`, lane by lane: each function is one instruction or a few.
@@ -279,26 +290,21 @@ def _choose_smaller(builder: Any, lanes: Lanes, x: Any, y: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
-_add, _sub, _mul = _arithmetic("add"), _arithmetic("sub"), _arithmetic("mul")
-_div = _binary(lambda builder, lanes, x, y: builder.fdiv(x, y))
+add, subtract, multiply = _arithmetic("add"), _arithmetic("sub"), _arithmetic("mul")
+divide = _binary(lambda builder, lanes, x, y: builder.fdiv(x, y))
 larger = _binary(_choose_larger)  # x where x > y, else y: larger(x, NaN) is NaN, larger(NaN, y) is y
 smaller = _binary(_choose_smaller)  # x where x < y, else y
 
 
-def _give_operator(function: Any, implementation: Any) -> None:
-    def choose(x: Any, y: Any) -> Any:
-        return (lambda x, y: implementation(x, y)) if isinstance(x, Lanes) and isinstance(y, Lanes) else None
-
-    by_type(choose, function)
-
-
-for _function, _implementation in (
-    (operator.add, _add),
-    (operator.sub, _sub),
-    (operator.mul, _mul),
-    (operator.truediv, _div),
+for _operator, _operation in (
+    (operator.add, add),
+    (operator.sub, subtract),
+    (operator.mul, multiply),
+    (operator.truediv, divide),
 ):
-    _give_operator(_function, _implementation)
+    by_type(
+        lambda x, y, of=_operation: of if isinstance(x, Lanes) and isinstance(y, Lanes) else None, _operator
+    )
 
 
 @intrinsic

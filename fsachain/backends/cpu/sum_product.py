@@ -32,7 +32,6 @@ from fsachain.backends.cpu.numbers import (
     add,
     bound,
     bound_sum,
-    is_wide_type,
     lanes_of,
     multiply,
     multiply_add,
@@ -51,44 +50,19 @@ from fsachain.backends.cpu.simd import by_type, fill, larger, load, load_from, s
 
 
 @by_type
-def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, work: Any) -> Any:
-    if arcs.instance_class is ArcList:
-        return lambda form, arcs, before, probs, now, work: gather_arcs(
-            form, arcs, before, probs, now, work.row
-        )
-    if arcs.instance_class is ArcGroups:
-        return lambda form, arcs, before, probs, now, work: gather_groups(
-            form, arcs, before, probs, now, work.row
-        )
-    return lambda form, arcs, before, probs, now, work: gather_pairs(form, arcs, before, probs, now, work.row)
+def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> Any:
+    return {ArcList: gather_arcs, ArcGroups: gather_groups}.get(arcs.instance_class, gather_pairs)
 
 
 @by_type
-def make_probabilities(form: Any, table: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+def make_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs = exp(y - shift) 2**-n of the scores in `work`: one for each pdf, or weighted for each arc of an `ArcList`."""
-    if table["arcs"].instance_class is ArcList:
-        return lambda form, table, columns, scale, work, probs: arc_probabilities(
-            form, table.arcs, columns, scale, work, probs
-        )
-    return lambda form, table, columns, scale, work, probs: pdf_probabilities(
-        form, columns, scale, work, probs
-    )
+    return arc_probabilities if arcs.instance_class is ArcList else pdf_probabilities
 
 
 @by_type
 def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
-    layout = table["arcs"].instance_class
-    if layout is ArcList:
-        return lambda form, table, alphas, after, probs, now, work: spread_arcs(
-            form, table, alphas, after, probs, now, work
-        )
-    if layout is ArcGroups:
-        return lambda form, table, alphas, after, probs, now, work: spread_groups(
-            form, table, alphas, after, probs, now, work
-        )
-    return lambda form, table, alphas, after, probs, now, work: spread_pairs(
-        form, table, alphas, after, probs, now, work
-    )
+    return {ArcList: spread_arcs, ArcGroups: spread_groups}.get(table["arcs"].instance_class, spread_pairs)
 
 
 @helper
@@ -177,9 +151,9 @@ def forward(
         _bound(form, table, t, work, record)
         store(record.shift, t, shift_of(form, load(lanes, work.extremes, 0)))
         p = probs[(t - first) % len(probs)]
-        make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, p)
+        make_probabilities(form, table.arcs, frames.columns, record.scale[t : t + 1], work, p)
         before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
-        _gather(form, table.arcs, before, p, now, work)
+        _gather(form, table.arcs, before, p, now, work.row)
         _finish(form, table, c, frames, t + 1, now, work, record)
 
 
@@ -236,7 +210,8 @@ SAME = 1e-11  # the two may differ by this share, most of which is left to round
 
 
 @helper
-def _both_ends_agree(form: Any, table: Any, c: Any, frames: Any, work: Any, record: Any) -> bool:
+def both_ends_agree(form: Any, table: Any, c: Any, frames: Any, work: Any, record: Any) -> bool:
+    """For one sequence with a path, whose graph does not leak, in plain numbers."""
     count, scales = frames.lengths[0], 0
     nothing = zero(form, work.leak)
     for t in range(count - 1, -1, -1):
@@ -247,29 +222,9 @@ def _both_ends_agree(form: Any, table: Any, c: Any, frames: Any, work: Any, reco
         if len(work.probs) < count:  # they are made again, and not where those of the last segment are
             load_scores(lanes_of(form), frames, t, work)
             probs = work.occupancy
-            make_probabilities(form, table, frames.columns, record.scale[t : t + 1], work, probs)
+            make_probabilities(form, table.arcs, frames.columns, record.scale[t : t + 1], work, probs)
         keep_beta(form, c, raise_betas(form, table, after, probs, now, work), nothing, work)
     z = 0.0
     for i in range(len(table.initial.mantissas)):
         z += table.initial.mantissas[i] * work.beta[0][i, 0]
     return abs(math.ldexp(z / record.z[0], scales) - 1.0) <= SAME
-
-
-@by_type
-def confirm(
-    form: Any, table: Any, c: Any, frames: Any, limit: Any, work: Any, record: Any, certain: Any
-) -> Any:
-    """Set certain [1] where both ends agree. For graphs of single sequences that do not leak, else nothing happens."""
-
-    def nothing(form, table, c, frames, limit, work, record, certain):  # type: ignore[no-untyped-def]
-        pass
-
-    def plain(form, table, c, frames, limit, work, record, certain):  # type: ignore[no-untyped-def]
-        # Weights below the limit may themselves have lost digits.
-        normal = min(table.least[0], table.least[1], table.least[3]) >= limit
-        possible = frames.lengths[0] > 0 and record.z[0] > 0.0
-        if not certain[0] and c.mantissas[0] == 0.0 and normal and possible:
-            certain[0] = _both_ends_agree(form, table, c, frames, work, record)
-
-    by_arc = table["arcs"].instance_class is ArcList
-    return plain if by_arc and not is_wide_type(form) else nothing
