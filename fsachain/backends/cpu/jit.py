@@ -130,7 +130,7 @@ class KernelCache:
                 content = self._content((folder / name).read_bytes())
                 if content is not None and content[0] == signature:
                     return CompileResult._rebuild(target, *content[1])
-        _say("fsachain: compiling the CPU kernels; this happens once and takes about half a minute")
+        _say("fsachain: compiling the CPU kernels; this happens once and takes about ten seconds")
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
