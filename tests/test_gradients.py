@@ -140,7 +140,7 @@ def backward_runs(monkeypatch):
     ran, run, backward = [], cpu.run, cpu_log.backward
 
     def spy(*arguments):
-        *_, out = arguments
+        *_, out, _confirmed = arguments
         ran.extend([1] if len(out) else [])
         run(*arguments)
 
