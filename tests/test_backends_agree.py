@@ -13,7 +13,6 @@ from random_graphs import connected_graph, graphs, left_to_right_graph, score_ma
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends.cpu import backend as cpu
-from fsachain.backends.cpu.numbers import is_wide
 from fsachain.backends.dispatch import bind
 
 NUM_PDFS = 9
@@ -358,9 +357,9 @@ def spies(monkeypatch):
     ran = []
     in_numbers, in_logs = cpu._in_numbers, cpu._in_logs
 
-    def spy(table, job, dtype, form, lanes):
-        ran.append(f"{dtype} {'wide' if is_wide(form) else 'plain'}")
-        return in_numbers(table, job, dtype, form, lanes)
+    def spy(graph, job, lanes):
+        ran.append(f"{graph.shape.dtype} {graph.shape.form.kind}")
+        return in_numbers(graph, job, lanes)
 
     monkeypatch.setattr(cpu, "_in_numbers", spy)
     monkeypatch.setattr(cpu, "_in_logs", lambda *a: (ran.append("logs"), in_logs(*a))[1])
@@ -404,10 +403,10 @@ def test_scores_of_magnitude_one_stay_in_the_first_kind_of_number(dtype, kind, f
 def test_only_the_sequence_that_needs_it_runs_in_a_wider_range(monkeypatch):
     wide, in_numbers = [], cpu._in_numbers
 
-    def spy(table, job, dtype, form, lanes):
-        if is_wide(form):
+    def spy(graph, job, lanes):
+        if graph.shape.form.is_wide:
             wide.extend(lanes.tolist())
-        return in_numbers(table, job, dtype, form, lanes)
+        return in_numbers(graph, job, lanes)
 
     monkeypatch.setattr(cpu, "_in_numbers", spy)
     scores = np.zeros((8, 60, 3), np.float32)

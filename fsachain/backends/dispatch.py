@@ -75,7 +75,12 @@ class Call:
         return LogProbs(self.back(found.log_prob), self.back(found.ok))
 
     def add_occupancy(self, batch: TableBatch, leaky: float, weights: Any, out: Any) -> LogProbs:
-        """Add weights (float64 [N], None: ones) times occupancy to out [N, T, P]; log Z [N] and ok [N]."""
+        """log Z [N] and ok [N]; weights (float64 [N], None: ones) times occupancy is added to out [N, T, P].
+
+        No beta runs where `out` is empty.
+        """
+        if not len(out):
+            return self.log_probs(batch, leaky)
         factors = self.there(self.place(np.ones(batch.size)) if weights is None else weights)
         own = self.there(out) if self.shares_memory else arrays.zeros_like(self.scores)
         inputs = batch, self.scores, self.lengths, leaky, factors, own, self.memory_budget

@@ -24,7 +24,6 @@ from fsachain.loss.base import (
     placed_weights,
     terms_gradient,
 )
-from fsachain.loss.total import log_probs
 
 
 def _lfmmi(
@@ -57,14 +56,14 @@ def _lfmmi(
     if boost:
         boosted, (num, num_ok) = _boost(call, numerators, nnet_output, boost, factors, gradient)
     else:
-        num, num_ok = log_probs(call, numerators, 0.0, factors, gradient)
+        num, num_ok = call.add_occupancy(numerators, 0.0, factors, gradient)
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
     signed = torch.where(num_ok, -denominator_scale * factors, 0.0)
 
     def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
-        return (log_probs(part, batch, leaky_hmm_coefficient, signed[at], out).log_prob,)
+        return (part.add_occupancy(batch, leaky_hmm_coefficient, signed[at], out).log_prob,)
 
     den = torch.empty_like(num)
     by_denominator(denominator_keys, denominator_of, boosted, denominator, gradient, (den,))
@@ -88,7 +87,7 @@ def _boost(
     occupancies become scores.
     """
     buffer = new_buffer(nnet_output, True)
-    found = log_probs(call, numerators, 0.0, None, buffer)
+    found = call.add_occupancy(numerators, 0.0, None, buffer)
     if len(gradient):
         torch.mul(buffer, weights.to(buffer.dtype).view(-1, 1, 1), out=gradient)
     buffer.mul_(-boost).add_(nnet_output.detach())

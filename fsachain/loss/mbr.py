@@ -27,7 +27,6 @@ from fsachain.loss.base import (
     placed_weights,
     terms_gradient,
 )
-from fsachain.loss.total import log_probs
 
 
 class ExpectedAccuracy(NamedTuple):
@@ -143,7 +142,7 @@ def _mbr(
     call = dispatch.bind(numerators, nnet_output, lengths, "cpu", memory_budget)
     factors = placed_weights(weights, numerators, call, nnet_output.device)
     accuracy = new_buffer(nnet_output, True)
-    num, num_ok = log_probs(call, numerators, 0.0, None, accuracy)
+    num, num_ok = call.add_occupancy(numerators, 0.0, None, accuracy)
     gradient = new_buffer(nnet_output, with_gradient)
     used = torch.where(num_ok, factors, 0.0)
 

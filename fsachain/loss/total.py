@@ -36,14 +36,7 @@ def _log_prob(
     call = dispatch.bind(batch, scores, lengths, backend, memory_budget)
     check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
-    return LogProb(log_probs(call, batch, leaky, None, out).log_prob, out)
-
-
-def log_probs(
-    call: dispatch.Call, batch: TableBatch, leaky: float, weights: Tensor | None, out: Tensor
-) -> Any:
-    """log Z [N] and ok [N]; weights times occupancy is added to `out` unless that is empty: then no beta runs."""
-    return call.add_occupancy(batch, leaky, weights, out) if len(out) else call.log_probs(batch, leaky)
+    return LogProb(call.add_occupancy(batch, leaky, None, out).log_prob, out)
 
 
 def _fake_log_prob(
@@ -102,7 +95,7 @@ def _weighted_log_prob(
     call = dispatch.bind(weighted, scores, lengths, backend, memory_budget, on_host=True)
     check_leak(batch, leaky)
     out = new_buffer(scores, with_occupancy)
-    values = log_probs(call, weighted, leaky, None, out).log_prob
+    values = call.add_occupancy(weighted, leaky, None, out).log_prob
     arcs = torch.zeros(rows, len(arc_log_probs), dtype=torch.float64)
     if rows > 0:
         own = list(arcs) if batch.is_shared else torch.split(arcs[0], arc_counts.tolist())

@@ -21,7 +21,6 @@ from fsachain.backends.cpu.numbers import (
     least_positive,
     multiply,
     multiply_add,
-    plain_form,
     probability,
     read,
     scaled,
@@ -29,7 +28,6 @@ from fsachain.backends.cpu.numbers import (
     weight,
     where_lane,
     where_positive,
-    wide_form,
     write,
     zero,
 )
@@ -51,6 +49,7 @@ from fsachain.backends.cpu.simd import (
     sum_lanes,
     where_more,
 )
+from fsachain.backends.cpu.structs import Form
 
 
 @helper
@@ -137,7 +136,7 @@ def spread_pairs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now
 # instruction that some processors have for it takes 1.4 times as long on Zen 4.
 
 SIDES = {4: 16, 8: 8}  # rows in the lanes, by the bytes of a number: a register where registers are widest
-_FORMS = {size: (plain_form(side), wide_form(side)) for size, side in SIDES.items()}
+_FORMS = {size: (Form(side), Form(side, "wide")) for size, side in SIDES.items()}
 
 
 @by_type

@@ -8,9 +8,10 @@ numbers, and one whose scores exceed even those in float64 logs (`log`), which a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,11 @@ from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows
 from fsachain.backends.cpu.log import log_table
-from fsachain.backends.cpu.memory import Plan, make_plan, memory_for, shape_of, thread_budget, trim
+from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
-    is_wide,
     is_wide_type,
-    plain_form,
     weights,
-    wide_form,
     write,
     zero,
 )
@@ -171,11 +169,15 @@ class _Job(NamedTuple):
     budget: float
 
 
-class _Numbers(NamedTuple):
-    """A kind of number and its type."""
+class _Graph(NamedTuple):
+    """A table, packed, with the columns of the scores, and the sizes of a group that runs through it."""
 
-    dtype: np.dtype[Any]
-    make_form: Callable[[int], Form]
+    table: Packed
+    columns: Packed
+    shape: Shape
+
+
+_graphs: WeakKeyDictionary[TransitionTable, dict[Any, _Graph]] = WeakKeyDictionary()
 
 
 def log_probs(batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float) -> LogProbs:
@@ -247,24 +249,22 @@ def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
 def _run(batch: TableBatch, job: _Job) -> LogProbs:
     """All sequences in the first kind of number that is wide enough for each."""
     log_z, waiting = np.empty(batch.size), np.arange(batch.size)
-    for numbers in _kinds(batch, job.scores.dtype):
+    for dtype, kind in _kinds(batch, job.scores.dtype):
         if waiting.size:
             certain = np.ones(batch.size, np.bool_)
-            groups = _groups(batch, job.lengths, waiting, numbers.dtype)
-            run_all([_group_job(batch, job, numbers, lanes, log_z, certain) for lanes in groups])
+            groups = _groups(batch, job.lengths, waiting, dtype)
+            run_all([_group_job(batch, job, dtype, kind, lanes, log_z, certain) for lanes in groups])
             waiting = np.flatnonzero(~certain)
     run_all([_log_job(batch, job, int(n), log_z) for n in waiting])
     trim()
     return LogProbs(log_z, np.isfinite(log_z))
 
 
-def _kinds(batch: TableBatch, dtype: np.dtype[Any]) -> Iterator[_Numbers]:
-    """What is tried for a sequence, in this order."""
-    single = dtype == SINGLE
-    yield _Numbers(SINGLE if single and batch.is_shared else DOUBLE, plain_form)
-    if single:
-        yield _Numbers(SINGLE, wide_form)
-    yield _Numbers(DOUBLE, wide_form)
+def _kinds(batch: TableBatch, dtype: np.dtype[Any]) -> list[tuple[np.dtype[Any], str]]:
+    """Types and kinds of number that are tried for a sequence, in this order."""
+    if dtype != SINGLE:
+        return [(DOUBLE, "plain"), (DOUBLE, "wide")]
+    return [(SINGLE if batch.is_shared else DOUBLE, "plain"), (SINGLE, "wide"), (DOUBLE, "wide")]
 
 
 def _groups(
@@ -279,42 +279,59 @@ def _groups(
 def _group_job(
     batch: TableBatch,
     job: _Job,
-    numbers: _Numbers,
+    dtype: np.dtype[Any],
+    kind: str,
     lanes: npt.NDArray[np.int64],
     log_z: Floats,
     certain: Bools,
 ) -> Callable[[], None]:
     def run() -> None:
-        form = numbers.make_form(1 if len(lanes) == 1 else LANES[numbers.dtype])
+        form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
         alone = ArcGroups if len(lanes) == 1 else ArcRows
         layout = alone if batch.is_shared else ArcList
-        table = kernel_table(batch.table(int(lanes[0])), numbers.dtype, form, job.leaky > 0.0, layout)
-        log_z[lanes], certain[lanes] = _in_numbers(table, job, numbers.dtype, form, lanes)
+        graph = _graph(batch.table(int(lanes[0])), dtype, form, job.leaky > 0.0, layout, job.scores.shape[2])
+        log_z[lanes], certain[lanes] = _in_numbers(graph, job, lanes)
 
     return run
 
 
-def _in_numbers(
-    table: Packed, job: _Job, dtype: np.dtype[Any], form: Form, lanes: npt.NDArray[np.int64]
-) -> tuple[Floats, Bools]:
+def _graph(
+    table: TransitionTable,
+    dtype: np.dtype[Any],
+    form: Form,
+    leaks: bool,
+    layout: type[ArcRows] | type[ArcGroups] | type[ArcList],
+    num_pdfs: int,
+) -> _Graph:
+    """Made once, and kept while the table lives."""
+    made = _graphs.setdefault(table, {})
+    key = dtype.char, form.width, form.kind, leaks, layout, num_pdfs
+    if key not in made:
+        data = kernel_table(table, dtype, form, leaks, layout)
+        columns = make_columns(data.active, data.runs, form.width, num_pdfs)
+        made[key] = _Graph(pack(data), pack(columns), shape_of(data, columns, form, dtype))
+    return made[key]
+
+
+def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple[Floats, Bools]:
     """log Z of the lanes and whether each is certain; adds the occupancy of those that are."""
-    width, data = form.width, table.value
-    columns = make_columns(data.active, data.runs, width, job.scores.shape[2])
-    shape = shape_of(data, columns, form, dtype)
+    table, columns, shape = graph
+    form, dtype, width = shape.form, shape.dtype, shape.width
     padded, lengths, factors = lanes, job.lengths[lanes], job.weights[lanes]
     if len(lanes) < width:
         padded, factors = np.resize(lanes, width), np.resize(factors, width)
         lengths = np.concatenate([lengths, np.full(width - len(lanes), -1)])
     count = int(lengths.max())
     plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
-    limit = -ZERO_EXPONENT[dtype.itemsize] / 4 if is_wide(form) else SMALLEST[dtype]
+    limit = -ZERO_EXPONENT[dtype.itemsize] / 4 if form.is_wide else SMALLEST[dtype]
     log_z, certain = np.empty(width), np.empty(width, np.bool_)
     with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
         leak, frames = _leak(form, job.leaky, dtype), pack(Frames(job.scores, padded, lengths, columns))
         arguments = form, table, leak, frames, plan.segment, memory, limit, factors, log_z, certain, job.out
         run(*arguments, False)
         # Weights below the limit may themselves have lost digits.
-        simple = isinstance(data.arcs, ArcList) and not is_wide(form) and not job.leaky and count > 0
+        data = table.value
+        simple = isinstance(data.arcs, ArcList) and not form.is_wide and not job.leaky and count > 0
         if simple and not certain[0] and np.isfinite(log_z[0]) and data.least[[0, 1, 3]].min() >= limit:
             certain[0] = confirm(form, table, leak, frames, memory)
             if certain[0] and len(job.out):

@@ -23,10 +23,7 @@ from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, sha
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
     Weights,
-    is_wide,
-    plain_form,
     weights,
-    wide_form,
 )
 from fsachain.backends.cpu.simd import aligned_bytes
 from fsachain.backends.cpu.structs import Form, Packed, pack
@@ -54,7 +51,7 @@ from fsachain.table import TransitionTable, compile_table
 # time of 16. Any other width would have to be compiled too.
 WIDTHS = 1, 16
 # What is tried for a sequence, in this order: float32 would leave its range, and its wide form hardly saves time.
-FORMS_TRIED = {width: (plain_form(width), wide_form(width)) for width in WIDTHS}
+FORMS_TRIED = {width: (Form(width), Form(width, "wide")) for width in WIDTHS}
 KINDS = 2  # of these forms; then logs
 ZERO = ZERO_EXPONENT[DOUBLE.itemsize]
 LABELS = 8  # graphs are made for multiples of so many labels: few of them, and kept
@@ -113,7 +110,7 @@ class _Shape(NamedTuple):
 def _shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> _Shape:
     fsa, own = column_shape(num_labels, topology, repeats_apart), ctc_arcs(num_labels, topology)
     table = compile_table(fsa)
-    arcs: Any = kernel_table(table, DOUBLE, plain_form(1), False, ArcRows).value.arcs
+    arcs: Any = kernel_table(table, DOUBLE, Form(1), False, ArcRows).arcs
     key = fsa.src.astype(np.int64) * fsa.num_states + fsa.dst  # no two arcs have the same ends
     sorting = np.argsort(key)
     pair_dst = np.repeat(np.arange(fsa.num_states), np.diff(arcs.state_pairs))
@@ -160,7 +157,7 @@ ORDERS = "arcs.arc_weight", "arcs.column_weight", "arcs.src_weight"
 def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form) -> Packed:
     """A packed table of the shape, whose weights `_lane_table` replaces."""
     shape = _shape(num_labels, topology, repeats_apart)
-    table = kernel_table(shape.table, DOUBLE, form, False, ArcRows).value
+    table = kernel_table(shape.table, DOUBLE, form, False, ArcRows)
     one, two, three = (_lane_weights(form, size, 1.0) for size in shape.sizes)
     arcs = table.arcs._replace(arc_weight=one, column_weight=two, src_weight=three)
     return pack(table._replace(arcs=arcs, final=_lane_weights(form, shape.table.num_states, 0.0)))
@@ -172,7 +169,7 @@ def _lane_weights(form: Form, count: int, value: float) -> Weights:
     size = count * width * DOUBLE.itemsize
     mantissas = aligned_bytes(size).view(np.float64).reshape(count, width)
     mantissas.fill(value)
-    if not is_wide(form):
+    if not form.is_wide:
         return Weights(mantissas, _no_exponents(width))
     exponents = aligned_bytes(size).view(np.int64).reshape(count, width)
     exponents.fill(0 if value else ZERO)
@@ -279,7 +276,7 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
     form, padded, lengths, table, columns, shape = group_of(problem, kind, lanes)
     count = int(lengths.max())
     plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
-    limit = -ZERO / 4 if is_wide(form) else SMALLEST[DOUBLE]
+    limit = -ZERO / 4 if form.is_wide else SMALLEST[DOUBLE]
     log_z, certain = np.empty(len(padded)), np.empty(len(padded), np.bool_)
     size = job.scores.flat.itemsize
     with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:

@@ -12,7 +12,6 @@ from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.numbers import (
     is_wide_type,
     lanes_of,
-    plain_form,
     probability,
     ratio,
     read,
@@ -43,7 +42,7 @@ from fsachain.backends.cpu.simd import (
     tile_out,
     where_more,
 )
-from fsachain.backends.cpu.structs import Form
+from fsachain.backends.cpu.structs import Form, Packed
 
 # Rows of C classes as lanes: sums of their exponentials, and the gradient that a softmax leaves there.
 #
@@ -54,7 +53,7 @@ from fsachain.backends.cpu.structs import Form
 BLOCK = 64
 WIDTH = {4: 16, 8: 8}  # by the bytes of a class
 ONE = Form(1)
-FORMS = {size: plain_form(width) for size, width in WIDTH.items()}
+FORMS = {size: Form(width) for size, width in WIDTH.items()}
 LOG2_E, LN_2 = 1.0 / np.log(2.0), np.log(2.0)
 # exp(r) for |r| <= ln 2 / 2 through the four Chebyshev points of the interval: relative error below 1e-4.
 _POINTS = 0.5 * LN_2 * np.cos(np.pi * (np.arange(4) + 0.5) / 4.0)
@@ -351,7 +350,7 @@ class Frames(NamedTuple):
     scores: npt.NDArray[np.floating]
     lanes: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    columns: Columns
+    columns: Columns | Packed
 
 
 def make_columns(

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu.layouts import ArcGroups, ArcRows
-from fsachain.backends.cpu.numbers import is_wide
 from fsachain.backends.cpu.simd import LINE, aligned_bytes
 from fsachain.backends.cpu.structs import Form, Packed, StructType, array_type, struct_type
 from fsachain.backends.cpu.tables import KernelTable
@@ -76,7 +75,7 @@ class Shape(NamedTuple):
     @property
     def row(self) -> int:
         """R W, entries of a row of numbers."""
-        return 2 * self.width if is_wide(self.form) else self.width
+        return 2 * self.width if self.form.is_wide else self.width
 
 
 def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:

@@ -43,21 +43,6 @@ from fsachain.backends.cpu.structs import Form, FormType
 ZERO_EXPONENT = {4: -(2**28), 8: -(2**60)}
 
 
-def plain_form(width: int) -> Form:
-    """The form of `width` plain lanes."""
-    return Form(width)
-
-
-def wide_form(width: int) -> Form:
-    """The form of `width` wide lanes."""
-    return Form(width, "wide")
-
-
-def is_wide(form: Form) -> bool:
-    """Which of the two a form is."""
-    return form.kind == "wide"
-
-
 class Weights(NamedTuple):
     """Numbers in memory: mantissas, and integer exponents where numbers are wide."""
 
@@ -72,7 +57,7 @@ class Weights(NamedTuple):
 def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Weights:
     """exp(log_probs) as `weight` reads them; plain numbers have no exponents."""
     integers = np.dtype(f"i{dtype.itemsize}")
-    if not is_wide(form):
+    if not form.is_wide:
         return Weights(np.exp(log_probs).astype(dtype), np.empty(0, integers))
     finite = log_probs > -np.inf
     usable = np.where(finite, log_probs, 0.0)

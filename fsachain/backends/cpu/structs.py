@@ -49,6 +49,10 @@ class Form:
     kind: str = "plain"
 
     @property
+    def is_wide(self) -> bool:
+        return self.kind == "wide"
+
+    @property
     def _numba_type_(self) -> FormType:
         return _form_type(self)
 

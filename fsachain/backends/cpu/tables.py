@@ -1,10 +1,9 @@
-"""A `TransitionTable` in the forms that the numba kernels read, made once per table and kept while it lives."""
+"""A `TransitionTable` in the forms that the numba kernels read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +11,9 @@ import numpy.typing as npt
 from fsachain.backends.cpu.arcs import SIDES
 from fsachain.backends.cpu.frames import ALONG
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Index, Rows, Sums
-from fsachain.backends.cpu.numbers import Weights, is_wide, weights
+from fsachain.backends.cpu.numbers import Weights, weights
 from fsachain.backends.cpu.simd import aligned_bytes
-from fsachain.backends.cpu.structs import Form, Packed, pack
+from fsachain.backends.cpu.structs import Form
 from fsachain.fsa import Floats
 from fsachain.table import TransitionTable
 
@@ -210,35 +209,27 @@ class KernelTable(NamedTuple):
     reach: float
 
 
-_kernel: WeakKeyDictionary[TransitionTable, dict[Any, Packed]] = WeakKeyDictionary()
-
-
 def kernel_table(
     table: TransitionTable,
     dtype: np.dtype[Any],
     form: Form,
     leaks: bool,
     layout: type[ArcRows] | type[ArcGroups] | type[ArcList],
-) -> Packed:
+) -> KernelTable:
     """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
-    made = _kernel.setdefault(table, {})
-    key = dtype, is_wide(form), leaks, layout
-    if key not in made:
-        arcs = _with_leak(table) if leaks else _plain_arcs(table)
-        arcs_scale = 0.0 if is_wide(form) else _largest(table.by_dst.log_prob)
-        arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
-        rows: ArcRows | ArcGroups | ArcList
-        if layout is ArcList:
-            order = _by_pdf_and_rank(arcs)
-            rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
-        else:
-            rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
-            rows = (
-                arc_groups(rows, weights(form, np.array([-np.inf]), dtype)) if layout is ArcGroups else rows
-            )
-        active = table.active_pdfs[columns].astype(np.uint32)
-        made[key] = pack(_make(table, rows, active, arcs_scale, dtype, form, leaks))
-    return made[key]
+    arcs = _with_leak(table) if leaks else _plain_arcs(table)
+    arcs_scale = 0.0 if form.is_wide else _largest(table.by_dst.log_prob)
+    arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
+    rows: ArcRows | ArcGroups | ArcList
+    if layout is ArcList:
+        order = _by_pdf_and_rank(arcs)
+        rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
+    else:
+        rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
+        if layout is ArcGroups:
+            rows = arc_groups(rows, weights(form, np.array([-np.inf]), dtype))
+    active = table.active_pdfs[columns].astype(np.uint32)
+    return _make(table, rows, active, arcs_scale, dtype, form, leaks)
 
 
 def _make(
@@ -250,7 +241,7 @@ def _make(
     form: Form,
     leaks: bool,
 ) -> KernelTable:
-    wide = is_wide(form)
+    wide = form.is_wide
     initial_scale, final_scale = (
         0.0 if wide else _largest(x) for x in (table.initial_log_prob, table.final_log_prob)
     )
