@@ -157,7 +157,7 @@ ORDERS = "arcs.arc_weight", "arcs.column_weight", "arcs.src_weight"
 def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form) -> Packed:
     """A packed table of the shape, whose weights `_lane_table` replaces."""
     shape = _shape(num_labels, topology, repeats_apart)
-    table = kernel_table(shape.table, DOUBLE, form, False, ArcRows)
+    table: Any = kernel_table(shape.table, DOUBLE, form, False, ArcRows)
     one, two, three = (_lane_weights(form, size, 1.0) for size in shape.sizes)
     arcs = table.arcs._replace(arc_weight=one, column_weight=two, src_weight=three)
     return pack(table._replace(arcs=arcs, final=_lane_weights(form, shape.table.num_states, 0.0)))
