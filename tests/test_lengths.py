@@ -98,9 +98,9 @@ def test_counts_are_kept_until_a_recording_changes(
     config, cache = FeatureConfig(), tmp_path / "cache"
     first, _ = frame_counts(files, config, COPIES, cache_dir=cache)
     counted = []
-    count = lengths_module._count
+    count = lengths_module.count_samples
     monkeypatch.setattr(
-        lengths_module, "_count", lambda one, *rest: counted.append(one.id) or count(one, *rest)
+        lengths_module, "count_samples", lambda one, rate: counted.append(one.id) or count(one, rate)
     )
     again, _ = frame_counts(files, config, COPIES, cache_dir=cache)
     assert np.array_equal(first, again)

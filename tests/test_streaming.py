@@ -127,7 +127,7 @@ def test_sliding_cmvn_normalises_each_frame_by_the_window_around_it(
     assert found.shape == features.shape
     for t in range(len(features)):
         start = max(0, min(t - window // 2, len(features) - window))
-        around = Statistics.of([features[start : start + window]])
+        around = Statistics.of(features[start : start + window])
         expected = around.normalise(features[t : t + 1], moments)[0]
         np.testing.assert_allclose(found[t], expected, atol=NORMALISED_VARIANCE)
 

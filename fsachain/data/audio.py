@@ -1,7 +1,7 @@
 """Recordings as arrays: read by soundfile, cut to an utterance, changed in speed and volume.
 
-Samples are float32 in [-1, 1). Nothing is resampled: a recording at another rate than the features are
-configured for is an error.
+Samples are float32 in [-1, 1). Nothing is resampled: a recording at another rate than the features are configured for
+is an error.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -51,7 +53,7 @@ class Perturbation:
         return "" if self.speed == 1.0 else f"sp{self.speed:g}-"
 
     def apply(self, samples: NDArray[np.float32], utterance_id: str) -> NDArray[np.float32]:
-        """Change speed and volume of the samples [L] of one utterance; L becomes about L / speed."""
+        """Change speed and volume of the samples [L] of one utterance; L becomes ceil(L / speed)."""
         samples = change_speed(samples, self.speed)
         low, high = self.volume
         if low == high == 1.0:
@@ -85,78 +87,101 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
     An UtteranceError says that the recording cannot be read, has another rate (Hz), ends more than 0.1 s before
     `utterance.end`, or is longer than `MAX_SECONDS`.
     """
-    if utterance.audio is None:
-        raise UtteranceError("no recording", utterance.id, f"utterance {utterance.id!r} has no recording")
-    try:
-        if isinstance(utterance.audio_part, Cut):
-            _check_seconds(utterance, utterance.end or 0.0)
+    if isinstance(utterance.audio_part, Cut):
+        _check_seconds(utterance, utterance.end or 0.0)
+        try:
             return cut_samples(utterance.audio_part.text, sample_rate)
-        with _opened(utterance) as file:
-            check_rate(utterance, file.samplerate, sample_rate)
-            start, stop = _sample_range(utterance, sample_rate, file.frames)
-            file.seek(start)
-            return _read_channel(file, stop - start, utterance.channel)
+        except (DataError, OSError) as error:
+            raise unreadable(utterance, error) from error
+    with _opened(utterance, sample_rate) as file:
+        start = round(utterance.start * sample_rate)
+        stop = file.frames if utterance.end is None else round(utterance.end * sample_rate)
+        if (
+            start >= file.frames > 0 or stop > file.frames + sample_rate // 10
+        ):  # times in segments are rounded
+            raise utterance.unusable(
+                "segment",
+                f" is the part from {utterance.start} to {utterance.end} s of {utterance.audio!r}, which has "
+                f"{file.frames / sample_rate:.3f} s",
+            )
+        count, channel = min(stop, file.frames) - start, utterance.channel
+        _check_seconds(utterance, count / sample_rate)
+        if channel is not None and channel >= file.channels:
+            raise DataError(f"has {file.channels} channels, channel {channel} is asked for (counted from 0)")
+        file.seek(start)
+        parts, step = [], max(1, _BLOCK // file.channels)  # a header can claim any number of samples
+        while count > 0 and len(block := file.read(min(count, step), dtype="float32", always_2d=True)):
+            parts.append(block.mean(axis=1) if channel is None else block[:, channel].copy())
+            count -= len(block)
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def count_samples(utterance: Utterance, sample_rate: int) -> int:
+    """How many samples `read_audio` gives, by the utterance's times, which are believed, or the recording's header.
+
+    Only a recording that a command makes is read in full.
+    """
+    start = round(utterance.start * sample_rate)
+    if utterance.audio is not None and utterance.end is not None:
+        _check_seconds(utterance, utterance.end - utterance.start)
+        return max(0, round(utterance.end * sample_rate) - start)
+    if utterance.audio is not None and is_command(utterance.audio):
+        return len(read_audio(utterance, sample_rate))
+    with _opened(utterance, sample_rate) as file:
+        _check_seconds(utterance, file.frames / sample_rate)
+        return max(0, file.frames - start)
+
+
+@contextmanager
+def _opened(utterance: Utterance, sample_rate: int) -> Iterator[Any]:
+    """The recording as a `SoundFile` of this rate; an error, also one inside the block, names the utterance."""
+    soundfile = require("soundfile", extra="recipes")
+    audio = utterance.audio
+    if audio is None:
+        raise utterance.unusable("no recording", " has no recording")
+    try:
+        if isinstance(utterance.audio_part, Member):
+            source: Any = io.BytesIO(utterance.audio_part.read())
+        elif is_command(audio):
+            source = io.BytesIO(_run(utterance, audio.rstrip().removesuffix("|")))
+        elif not Path(audio).exists():
+            raise utterance.unusable("missing file", f": cannot read {audio!r}: no such file")
+        elif not Path(audio).is_file():  # opening or reading a pipe or a device may never end
+            raise unreadable(utterance, "not a regular file")
+        else:
+            source = audio
+        with soundfile.SoundFile(source) as file:
+            if file.samplerate != sample_rate:
+                raise utterance.unusable(
+                    "sampling rate",
+                    f": {audio} has {file.samplerate} Hz, expected {sample_rate} Hz; convert the recording or change "
+                    "sample_rate",
+                )
+            yield file
     except UtteranceError:
         raise
     except (OSError, RuntimeError, DataError) as error:  # soundfile's own error is a RuntimeError
         raise unreadable(utterance, error) from error
 
 
-def check_rate(utterance: Utterance, found: int, sample_rate: int) -> None:
-    if found != sample_rate:
-        raise UtteranceError(
-            "sampling rate",
-            utterance.id,
-            f"utterance {utterance.id!r}: {utterance.audio} has {found} Hz, "
-            f"expected {sample_rate} Hz; convert the recording or change sample_rate",
-        )
-
-
-def _opened(utterance: Utterance) -> Any:
-    soundfile = require("soundfile", extra="recipes")
-    assert utterance.audio is not None
-    if isinstance(utterance.audio_part, Member):
-        return soundfile.SoundFile(io.BytesIO(utterance.audio_part.read()))
-    if is_command(utterance.audio):
-        return soundfile.SoundFile(io.BytesIO(_run(utterance)))
-    check_file(utterance, Path(utterance.audio))
-    return soundfile.SoundFile(utterance.audio)
-
-
-def _read_channel(file: Any, count: int, channel: int | None) -> NDArray[np.float32]:
-    """Up to `count` samples; memory grows with what is read, since a header can claim any number."""
-    if channel is not None and channel >= file.channels:
-        raise DataError(f"has {file.channels} channels, channel {channel} is asked for (counted from 0)")
-    samples = np.zeros(0, np.float32)
-    step = max(1, _BLOCK // file.channels)
-    while count > 0:
-        block = file.read(min(count, step), dtype="float32", always_2d=True)
-        if not len(block):
-            break
-        count -= len(block)
-        if block.shape[1] == 1:
-            channel = 0
-        filled = len(samples)
-        samples.resize(filled + len(block), refcheck=False)  # in place where the system can
-        samples[filled:] = block.mean(axis=1) if channel is None else block[:, channel]
-    return samples
-
-
-def check_file(utterance: Utterance, path: Path) -> None:
-    """Refuse what is no regular file: opening or reading a pipe or a device may never end."""
-    if not path.exists():
-        raise UtteranceError(
-            "missing file",
-            utterance.id,
-            f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: no such file",
-        )
-    if not path.is_file():
-        raise unreadable(utterance, "not a regular file")
+def _run(utterance: Utterance, command: str) -> bytes:
+    """Standard output of a shell command, which `DataDir.read` has refused unless the caller allows commands."""
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
+    if done.returncode != 0:
+        reason = "".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:])
+        message = f": {command!r} failed with status {done.returncode}: {reason}"
+        raise utterance.unusable("unreadable audio", message)
+    return done.stdout
 
 
 def unreadable(utterance: Utterance, reason: object) -> UtteranceError:
-    message = f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {reason}"
-    return UtteranceError("unreadable audio", utterance.id, message)
+    return utterance.unusable("unreadable audio", f": cannot read {utterance.audio!r}: {reason}")
+
+
+def _check_seconds(utterance: Utterance, seconds: float) -> None:
+    if seconds > MAX_SECONDS:
+        reason = f"{seconds:.0f} s long, expected at most {MAX_SECONDS:.0f}; cut it by segments"
+        raise unreadable(utterance, reason)
 
 
 def audio_identity(utterance: Utterance) -> str | None:
@@ -174,49 +199,8 @@ def audio_identity(utterance: Utterance) -> str | None:
         status = Path(utterance.audio).stat()
     except OSError as error:
         kind = "missing file" if isinstance(error, FileNotFoundError) else "unreadable audio"
-        message = f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}"
-        raise UtteranceError(kind, utterance.id, message) from error
+        raise utterance.unusable(kind, f": cannot read {utterance.audio!r}: {error}") from error
     path = Path(utterance.audio).absolute()
     known = f"{utterance.id}|{path}|{status.st_size}|{status.st_mtime_ns}|{utterance.start}|{utterance.end}"
     rest = (utterance.channel, None if part is None else (part.offset, part.size))
     return known if rest == (None, None) else f"{known}|{rest}"
-
-
-def _sample_range(utterance: Utterance, sample_rate: int, num_samples: int) -> tuple[int, int]:
-    """First sample and the one after the last; a segment may exceed its recording by 0.1 s, since times are rounded."""
-    start = round(utterance.start * sample_rate)
-    stop = num_samples if utterance.end is None else round(utterance.end * sample_rate)
-    if start >= num_samples > 0 or stop > num_samples + sample_rate // 10:
-        raise UtteranceError(
-            "segment",
-            utterance.id,
-            f"utterance {utterance.id!r} is the part from {utterance.start} to {utterance.end} s "
-            f"of {utterance.audio!r}, which has {num_samples / sample_rate:.3f} s",
-        )
-    _check_seconds(utterance, (min(stop, num_samples) - start) / sample_rate)
-    return start, min(stop, num_samples)
-
-
-def _check_seconds(utterance: Utterance, seconds: float) -> None:
-    if seconds > MAX_SECONDS:
-        raise unreadable(
-            utterance, f"{seconds:.0f} s long, expected at most {MAX_SECONDS:.0f}; cut it by segments"
-        )
-
-
-def _run(utterance: Utterance) -> bytes:
-    """Standard output of the shell command that makes the recording.
-
-    `DataDir.read` refuses commands unless the caller allows them; nothing is checked here.
-    """
-    assert utterance.audio is not None
-    command = utterance.audio.rstrip().removesuffix("|")
-    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
-    if done.returncode != 0:
-        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise UtteranceError(
-            "unreadable audio",
-            utterance.id,
-            f"utterance {utterance.id!r}: {command!r} failed with status {done.returncode}: {''.join(reason)}",
-        )
-    return done.stdout

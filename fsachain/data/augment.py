@@ -48,13 +48,8 @@ class AugmentConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "time_masks",
-            "time_mask_frames",
-            "frequency_masks",
-            "frequency_mask_bins",
-            "frame_shift",
-        ):
+        counts = ("time_masks", "time_mask_frames", "frequency_masks", "frequency_mask_bins", "frame_shift")
+        for name in counts:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
         if not 0.0 <= self.time_mask_fraction <= 1.0:
@@ -66,15 +61,10 @@ class AugmentConfig:
 def augment(example: Example, config: AugmentConfig, epoch: int) -> Example:
     """A changed copy of the example, of the same shape; the example itself if nothing is to change.
 
-    Args:
-        example: features [T, F], normalised or not.
-        config: what to change.
-        epoch: from 0; each epoch draws anew.
+    Features [T, F] may be normalised or not. Epochs count from 0; each draws anew.
     """
-    if (
-        config == AugmentConfig(seed=config.seed, time_mask_fraction=config.time_mask_fraction)
-        or not example.num_frames
-    ):
+    idle = AugmentConfig(seed=config.seed, time_mask_fraction=config.time_mask_fraction)
+    if config == idle or not example.num_frames:
         return example
     generator = seeded_generator(config.seed, epoch, example.id)
     features = example.features
@@ -84,7 +74,15 @@ def augment(example: Example, config: AugmentConfig, epoch: int) -> Example:
     if config.frequency_warp:
         factor = float(generator.uniform(1.0 - config.frequency_warp, 1.0 + config.frequency_warp))
         features = warp_frequencies(features, factor)
-    return replace(example, features=spec_augment(features, config, generator))
+    mean, changed = features.mean(axis=0), features.copy()
+    num_frames, num_bins = features.shape
+    for _ in range(config.frequency_masks):
+        band = _band(generator, config.frequency_mask_bins, num_bins)
+        changed[:, band] = mean[band]
+    longest = min(config.time_mask_frames, int(config.time_mask_fraction * num_frames))
+    for _ in range(config.time_masks):
+        changed[_band(generator, longest, num_frames)] = mean
+    return replace(example, features=changed)
 
 
 def augment_all(examples: Sequence[Example], config: AugmentConfig, epoch: int) -> list[Example]:
@@ -94,8 +92,7 @@ def augment_all(examples: Sequence[Example], config: AugmentConfig, epoch: int) 
 
 def shift_frames(features: NDArray[np.float32], shift: int) -> NDArray[np.float32]:
     """Delay features [T, F] by `shift` frames (advance if negative); the edge frame is repeated, T stays."""
-    source = np.clip(np.arange(len(features)) - shift, 0, len(features) - 1)
-    return features[source]
+    return features[np.clip(np.arange(len(features)) - shift, 0, len(features) - 1)]
 
 
 def warp_frequencies(features: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
@@ -103,33 +100,15 @@ def warp_frequencies(features: NDArray[np.float32], factor: float) -> NDArray[np
 
     A factor above 1 raises formants, as a shorter vocal tract does.
     """
-    num_bins = features.shape[1]
-    source = np.minimum(np.arange(num_bins) / factor, num_bins - 1)
-    below = np.minimum(source.astype(np.int64), num_bins - 2) if num_bins > 1 else np.zeros(1, np.int64)
+    last = features.shape[1] - 1
+    source = np.minimum(np.arange(last + 1) / factor, last)
+    below = np.minimum(source.astype(np.int64), max(0, last - 1))
     weight = (source - below).astype(np.float32)
-    above = np.minimum(below + 1, num_bins - 1)
-    return features[:, below] * (1 - weight) + features[:, above] * weight
+    return features[:, below] * (1 - weight) + features[:, np.minimum(below + 1, last)] * weight
 
 
-def spec_augment(
-    features: NDArray[np.float32], config: AugmentConfig, generator: np.random.Generator
-) -> NDArray[np.float32]:
-    """A copy of features [T, F] with bands of time and frequency set to the utterance's mean."""
-    num_frames, num_bins = features.shape
-    changed = features.copy()
-    mean = features.mean(axis=0)
-    for _ in range(config.frequency_masks):
-        start, stop = _band(generator, config.frequency_mask_bins, num_bins)
-        changed[:, start:stop] = mean[start:stop]
-    longest = min(config.time_mask_frames, int(config.time_mask_fraction * num_frames))
-    for _ in range(config.time_masks):
-        start, stop = _band(generator, longest, num_frames)
-        changed[start:stop] = mean
-    return changed
-
-
-def _band(generator: np.random.Generator, longest: int, size: int) -> tuple[int, int]:
+def _band(generator: np.random.Generator, longest: int, size: int) -> slice:
     """A band of 0 to `longest` positions inside `size`, uniform in width and place."""
     width = int(generator.integers(0, min(longest, size) + 1))
     start = int(generator.integers(0, size - width + 1))
-    return start, start + width
+    return slice(start, start + width)

@@ -1,9 +1,8 @@
 """Cepstral mean and variance normalisation: features with zero mean and, if asked for, unit variance.
 
-The statistics are a count, a sum and a sum of squares per feature; over a whole training set ("global"), per
-speaker, or per utterance. Global statistics belong to the model: they are estimated on the training set,
-saved with it, and used to decode. Speaker statistics are taken from the set that is normalised, test sets
-included, as Kaldi does; nothing is saved then.
+The statistics are a count, a sum and a sum of squares per feature; over a whole training set ("global"), per speaker, or
+per utterance. Global statistics belong to the model: they are estimated on the training set, saved with it, and used to
+decode. Speaker statistics are taken from the set that is normalised, test sets included, as Kaldi does; nothing is saved.
 """
 
 from __future__ import annotations
@@ -35,10 +34,11 @@ class CmvnConfig:
     moments: str = "mean-variance"
 
     def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            raise ConfigError(f"cmvn scope is {self.scope!r}; expected one of {', '.join(SCOPES)}")
-        if self.moments not in MOMENTS:
-            raise ConfigError(f"cmvn moments is {self.moments!r}; expected one of {', '.join(MOMENTS)}")
+        for name, choices in (("scope", SCOPES), ("moments", MOMENTS)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"cmvn {name} is {getattr(self, name)!r}; expected one of {', '.join(choices)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,10 @@ class Statistics:
     squares: NDArray[np.float64]
 
     @classmethod
-    def of(cls, features: Iterable[NDArray[np.float32]]) -> Statistics:
-        """Statistics of all frames of the matrices [T, F], of which there must be at least one."""
-        count, total, squares = 0.0, None, None
-        for matrix in features:
-            exact = matrix.astype(np.float64)
-            sums, sums_of_squares = exact.sum(axis=0), np.einsum("tf,tf->f", exact, exact)
-            count += len(matrix)
-            total = sums if total is None else total + sums
-            squares = sums_of_squares if squares is None else squares + sums_of_squares
-        if total is None or squares is None or count == 0:
-            raise DataError("cmvn statistics need at least one frame, got none")
-        return cls(count, total, squares)
+    def of(cls, features: NDArray[np.float32]) -> Statistics:
+        """Statistics of features [T, F]."""
+        exact = features.astype(np.float64)
+        return cls(len(features), exact.sum(axis=0), np.einsum("tf,tf->f", exact, exact))
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(self.count + other.count, self.total + other.total, self.squares + other.squares)
@@ -73,18 +65,19 @@ class Statistics:
                 f"features have {features.shape[1]} columns, the cmvn statistics {len(self.total)}"
             )
         mean, scale = self.mean_and_scale(moments)
-        centred = features - mean
-        if moments != "mean":
-            centred *= scale
-        return centred
+        return features - mean if moments == "mean" else (features - mean) * scale
 
     def mean_and_scale(self, moments: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What is subtracted from features, and what they are multiplied by then: float32 [F] each."""
         mean = self.total / self.count
         if moments == "mean":
             return mean.astype(np.float32), np.ones(len(mean), np.float32)
-        variance = np.maximum(self.squares / self.count - mean * mean, VARIANCE_FLOOR)
-        return mean.astype(np.float32), (1.0 / np.sqrt(variance)).astype(np.float32)
+        return mean.astype(np.float32), _scale(mean, self.squares / self.count)
+
+
+def _scale(mean: NDArray[np.float64], squares: NDArray[np.float64]) -> NDArray[np.float32]:
+    """One over the standard deviation, from the means of values and of their squares."""
+    return (1.0 / np.sqrt(np.maximum(squares - mean * mean, VARIANCE_FLOOR))).astype(np.float32)
 
 
 class Cmvn:
@@ -115,19 +108,20 @@ class Cmvn:
         """
         if config.scope in ("none", "utterance"):
             return cls(config)
-        if config.scope == "global":
-            return cls(config, {"global": Statistics.of(features for _, features in speakers_and_features)})
-        by_speaker: dict[str, Statistics] = {}
-        empty = set()
+        found: dict[str, Statistics] = {}
+        of_all = config.scope == "global"
+        empty = {"global"} if of_all else set()
         for speaker, features in speakers_and_features:
-            if not len(features):
-                empty.add(speaker)
-                continue
-            found = Statistics.of([features])
-            by_speaker[speaker] = by_speaker[speaker] + found if speaker in by_speaker else found
-        for speaker in sorted(empty - by_speaker.keys()):
-            raise DataError(f"cmvn statistics of speaker {speaker!r} need at least one frame, got none")
-        return cls(config, by_speaker)
+            key = "global" if of_all else speaker
+            if len(features):
+                own = Statistics.of(features)
+                found[key] = found[key] + own if key in found else own
+            else:
+                empty.add(key)
+        for key in sorted(empty - found.keys()):
+            whose = "" if of_all else f" of speaker {key!r}"
+            raise DataError(f"cmvn statistics{whose} need at least one frame, got none")
+        return cls(config, found)
 
     def apply(self, features: NDArray[np.float32], speaker: str) -> NDArray[np.float32]:
         """Normalise the features [T, F] of one utterance; a new array unless there is nothing to do.
@@ -140,7 +134,7 @@ class Cmvn:
         if scope == "none" or len(features) == 0:
             return features
         if scope == "utterance":
-            return Statistics.of([features]).normalise(features, self.config.moments)
+            return Statistics.of(features).normalise(features, self.config.moments)
         key = speaker if scope == "speaker" else "global"
         if key not in self.statistics:
             raise DataError(f"no cmvn statistics for speaker {speaker!r}; estimate them on this data set")
@@ -151,21 +145,18 @@ class Cmvn:
         if self.config.scope != "global":
             return {}
         saved = self.statistics["global"]
-        return {"count": np.array([saved.count]), "total": saved.total, "squares": saved.squares}
+        return {"count": np.array([float(saved.count)]), "total": saved.total, "squares": saved.squares}
 
     @classmethod
     def from_state(cls, config: CmvnConfig, state: Mapping[str, Any]) -> Cmvn:
         """The inverse of `state`; values may be arrays, CPU tensors or lists."""
         if config.scope != "global":
             return cls(config)
-        missing = {"count", "total", "squares"} - set(state)
-        if missing:
+        names = ("count", "total", "squares")
+        if missing := set(names) - set(state):
             raise DataError(f"cmvn state lacks {', '.join(sorted(missing))}")
-        arrays = {name: np.asarray(state[name], np.float64) for name in ("count", "total", "squares")}
-        return cls(
-            config,
-            {"global": Statistics(float(arrays["count"].reshape(())), arrays["total"], arrays["squares"])},
-        )
+        count, total, squares = (np.asarray(state[name], np.float64) for name in names)
+        return cls(config, {"global": Statistics(float(count.reshape(())), total, squares)})
 
 
 class SlidingCmvn:
@@ -193,7 +184,7 @@ class SlidingCmvn:
         received = self._first + len(self._kept)
         if received < self.window:
             return features[:0]
-        found = self._normalised(received - self.window + self.window // 2 + 1)
+        found = self._normalised(self._kept, received - self.window + self.window // 2 + 1)
         keep_from = max(self._first, received - self.window)
         self._kept = self._kept[keep_from - self._first :].copy()
         self._first = keep_from
@@ -203,30 +194,21 @@ class SlidingCmvn:
         """The remaining frames, at the end of the recording."""
         if self._kept is None:
             raise ShapeError("features: finish() before accept(); expected at least one call with [T, F]")
-        return self._normalised(self._first + len(self._kept))
+        return self._normalised(self._kept, self._first + len(self._kept))
 
-    def _normalised(self, end: int) -> NDArray[np.float32]:
+    def _normalised(self, kept: NDArray[np.float32], end: int) -> NDArray[np.float32]:
         """The frames from the first one not yet returned up to `end`."""
-        assert self._kept is not None
-        received = self._first + len(self._kept)
-        frames = np.arange(self._returned, end)
-        starts = np.maximum(0, np.minimum(frames - self.window // 2, received - self.window))
-        stops = np.minimum(starts + self.window, received)
-        count = (stops - starts)[:, None]
-        exact = self._kept.astype(np.float64)
-        mean = _sums(exact, starts - self._first, stops - self._first) / count
-        centred = self._kept[frames - self._first] - mean.astype(np.float32)
+        frames = np.arange(self._returned, end) - self._first  # here and below, rows of `kept`
+        starts = np.minimum(frames - self.window // 2, len(kept) - self.window)
+        starts = np.maximum(-self._first, starts)
+        stops = np.minimum(starts + self.window, len(kept))
+
+        def means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            running = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
+            return (running[stops] - running[starts]) / (stops - starts)[:, None]
+
+        exact = kept.astype(np.float64)
+        mean = means(exact)
+        centred = kept[frames] - mean.astype(np.float32)
         self._returned = end
-        if self.moments == "mean":
-            return centred
-        squares = _sums(exact * exact, starts - self._first, stops - self._first) / count
-        variance = np.maximum(squares - mean * mean, VARIANCE_FLOOR)
-        return centred * (1.0 / np.sqrt(variance)).astype(np.float32)
-
-
-def _sums(
-    values: NDArray[np.float64], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Sums [N, F] of values [T, F] over the rows [starts[n], stops[n])."""
-    running = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
-    return running[stops] - running[starts]
+        return centred if self.moments == "mean" else centred * _scale(mean, means(exact * exact))

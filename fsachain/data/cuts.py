@@ -57,15 +57,11 @@ _OF_TRANSFORMS = ("factor", "source_sampling_rate", "target_sampling_rate")
 
 
 class _Refusal(Exception):
-    """Why a cut is left out, with a kind of `fsachain.data.utterance.KINDS`."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
+    """Why a cut is left out: a kind of `fsachain.data.utterance.KINDS`, and a message."""
 
 
 def holds_cuts(path: Path) -> bool:
-    """Whether the path is a manifest of cuts or a folder of Shar shards, by names of files; none is opened."""
+    """Whether the path is a manifest of cuts or a folder of Shar shards, by names of files."""
     if path.is_dir():
         return any(path.glob("cuts*.jsonl*")) and not (path / "text").exists()
     return path.name.endswith(ENDINGS)
@@ -88,14 +84,13 @@ def read_cuts(path: Path, allow_commands: bool, faults: Faults) -> list[Utteranc
                 content = _parsed(line, f"{manifest}:{number}")
                 name = content["id"]
                 if name in found:
-                    faults.report("duplicate id", name, manifest, number, f"cut {name!r} occurs twice")
-                elif name not in faults.by_id:
+                    raise _Refusal("duplicate id", "occurs twice")
+                if name not in faults.by_id:
                     found[name] = _utterance(content, manifest.parent, allow_commands, members)
-            except RecursionError:
-                faults.report("table", name, manifest, number, f"{name!r}: nested too deep")
-            except _Refusal as error:
-                message = f"{name!r}: {shortened(error)}" if name else shortened(error)
-                faults.report(error.kind, name, manifest, number, message)
+            except (_Refusal, RecursionError) as error:
+                kind, why = ("table", "nested too deep") if isinstance(error, RecursionError) else error.args
+                message = f"{name!r}: {shortened(why)}" if name else shortened(why)
+                faults.report(kind, name, manifest, number, message)
     return [utterance for name, utterance in found.items() if name not in faults.by_id]
 
 
@@ -140,21 +135,19 @@ def _utterance(
 ) -> Utterance:
     """The utterance of one cut; changes `content`."""
     name = content["id"]
-    text, speaker = _supervision(content)
-    if "tracks" not in content:
-        content["supervisions"] = []
-    found = {field: table[name] for field, table in members.items() if name in table}
-    for field in ("recording", "features"):
-        if not _is_placeholder(content.get(field)):
-            found.pop(field, None)
-            continue
-        num_frames = content.pop(field).get("num_frames")
-        if field not in found:
-            raise _Refusal("no recording", f"its {field} is in no tar of this shard")
-        if field == "features" and isinstance(num_frames, int) and num_frames >= 0:
-            found[field] = replace(found[field], num_frames=num_frames)
-    _confine(content, folder, allow_commands)
     try:
+        text, speaker = _supervision(content)
+        found = {field: table[name] for field, table in members.items() if name in table}
+        for field in ("recording", "features"):
+            if all("shar" not in (p.get("type"), p.get("storage_type")) for p in _dicts(content.get(field))):
+                found.pop(field, None)
+                continue
+            num_frames = content.pop(field).get("num_frames")  # of a member of a tar beside the cuts
+            if field not in found:
+                raise _Refusal("no recording", f"its {field} is in no tar of this shard")
+            if field == "features" and isinstance(num_frames, int) and num_frames >= 0:
+                found[field] = replace(found[field], num_frames=num_frames)
+        _confine(content, folder, allow_commands)
         _check_sizes(content)
         if float(content.get("start", 0.0)) < 0 or not math.isfinite(float(content.get("start", 0.0))):
             raise DataError(f"start = {content['start']!r:.40}; expected seconds from 0")
@@ -174,34 +167,20 @@ def _utterance(
 
 def _supervision(content: dict[str, Any]) -> tuple[str, str]:
     """Text and speaker of the one supervision of a cut, in any track; drops supervisions and custom fields from it."""
-    tracks = content.get("tracks", [{"cut": content}])
     found: list[dict[str, Any]] = []
-    try:
-        for track in tracks:
-            cut = track["cut"]
-            found += cut.get("supervisions") or []
-            cut.pop("custom", None)
-            cut.pop("supervisions", None)
-        texts = [one.get("text") for one in found]
-        speaker = found[0].get("speaker") if found else None
-    except (AttributeError, KeyError, TypeError) as error:
-        raise _Refusal("table", f"no cut that can be read ({error})") from error
+    for cut in [track["cut"] for track in content.get("tracks", [{"cut": content}])]:
+        found += cut.get("supervisions") or []
+        cut.pop("custom", None)
+        cut.pop("supervisions", None)
+    if "tracks" not in content:
+        content["supervisions"] = []
     if len(found) != 1:
         hint = "; see CutSet.trim_to_supervisions of lhotse" if found else ""
         raise _Refusal("no transcript", f"has {len(found)} supervisions, expected one{hint}")
-    if not isinstance(texts[0], str | None) or not isinstance(speaker, str | None):
-        raise _Refusal("table", f"text {texts[0]!r} of speaker {speaker!r}; expected text")
-    return texts[0] or "", "_".join((speaker or "").split())
-
-
-def _is_placeholder(value: Any) -> bool:
-    """Whether a recording or features, as JSON, are stored in the tar beside the cuts."""
-    if not isinstance(value, dict):
-        return False
-    sources = value.get("sources")
-    if isinstance(sources, list) and len(sources) == 1 and isinstance(sources[0], dict):
-        return bool(sources[0].get("type") == "shar")
-    return bool(value.get("storage_type") == "shar")
+    text, speaker = found[0].get("text"), found[0].get("speaker")
+    if not isinstance(text, str | None) or not isinstance(speaker, str | None):
+        raise _Refusal("table", f"text {text!r} of speaker {speaker!r}; expected text")
+    return text or "", "_".join((speaker or "").split())
 
 
 def _locate(utterance: Utterance, content: dict[str, Any], length: float) -> None:
@@ -236,7 +215,7 @@ def _shard_members(cuts: Path, faults: Faults) -> dict[str, dict[str, Member]]:
             try:
                 found[field] = _members(path)
             except _Refusal as error:
-                faults.report(error.kind, "", path, 0, shortened(error))
+                faults.report("table", "", path, 0, shortened(error.args[1]))
     return found
 
 
@@ -263,17 +242,18 @@ def _members(path: Path) -> dict[str, Member]:
             with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as tar:
                 while (info := tar.next()) is not None:
                     headers.left = LONGEST_HEADER
-                    if tar.pax_headers:
-                        raise _Refusal("table", "headers for all members; expected none")
                     stem, _, suffix = info.name.rpartition(".")
-                    if not info.isreg() or info.issparse():
-                        message = f"the member {info.name!r} is no plain file; links and folders are refused"
-                        raise _Refusal("table", message)
-                    if suffix in _EMPTY:
+                    wrong = ""
+                    if tar.pax_headers:
+                        wrong = "headers for all members; expected none"
+                    elif not info.isreg() or info.issparse():
+                        wrong = f"the member {info.name!r} is no plain file; links and folders are refused"
+                    elif suffix in _EMPTY:
                         continue
-                    if stem in found or info.offset_data + info.size > size:
-                        message = f"the member {info.name!r} is there twice, or the file ends before it does"
-                        raise _Refusal("table", message)
+                    elif stem in found or info.offset_data + info.size > size:
+                        wrong = f"the member {info.name!r} is there twice, or the file ends before it does"
+                    if wrong:
+                        raise _Refusal("table", wrong)
                     kind = suffix if suffix in _MATRICES else "audio"
                     found[stem] = Member(place, info.offset_data, info.size, kind)
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
@@ -281,40 +261,34 @@ def _members(path: Path) -> dict[str, Member]:
     return found
 
 
-def _confine(value: Any, folder: Path, allow_commands: bool) -> None:
+def _confine(content: Any, folder: Path, allow_commands: bool) -> None:
     """Make paths of files in a JSON value absolute, in place; refuse commands, URLs (unless allowed) and other storage."""
-    if isinstance(value, list):
-        for inner in value:
-            _confine(inner, folder, allow_commands)
-    if not isinstance(value, dict):
-        return
-    sources = value.get("sources") or []
-    if not isinstance(sources, list):
-        raise _Refusal("table", f"the sources of audio are {sources!r}; expected a list")
-    for source in sources:
-        if not isinstance(source, dict):
-            raise _Refusal("table", f"a source of audio is {source!r}; expected a table")
-        kind, place = source.get("type"), source.get("source")
-        if kind == "file":
-            source["source"] = _place(folder, place)
-        elif kind not in ("command", "url"):
-            raise _Refusal("no recording", f"audio of type {kind!r}; expected 'file'")
-        elif not allow_commands:
-            raise _Refusal(
-                "shell command",
-                f"its audio is a {kind} ({place!r}); pass allow_commands=True (--allow-commands) to use it, if you "
-                "trust this manifest",
-            )
-    if "storage_type" in value:
-        if value["storage_type"] not in _STORAGES:
-            message = f"features of storage {value['storage_type']!r}; expected {', '.join(_STORAGES)}"
-            raise _Refusal("unreadable features", message)
-        key = Path(str(value.get("storage_key")))
-        if value["storage_type"] != "lilcom_chunky" and (key.is_absolute() or ".." in key.parts):
-            raise _Refusal("unreadable features", f"the storage key {str(key)!r} leaves its folder")
-        value["storage_path"] = _place(folder, value.get("storage_path"))
-    for inner in value.values():
-        _confine(inner, folder, allow_commands)
+    for part in _dicts(content):
+        sources = part.get("sources") or []
+        if not isinstance(sources, list):
+            raise _Refusal("table", f"the sources of audio are {sources!r}; expected a list")
+        for source in sources:
+            if not isinstance(source, dict):
+                raise _Refusal("table", f"a source of audio is {source!r}; expected a table")
+            kind, place = source.get("type"), source.get("source")
+            if kind == "file":
+                source["source"] = _place(folder, place)
+            elif kind not in ("command", "url"):
+                raise _Refusal("no recording", f"audio of type {kind!r}; expected 'file'")
+            elif not allow_commands:
+                raise _Refusal(
+                    "shell command",
+                    f"its audio is a {kind} ({place!r}); pass allow_commands=True (--allow-commands) to use it, if you "
+                    "trust this manifest",
+                )
+        if "storage_type" in part:
+            storage, key = part["storage_type"], Path(str(part.get("storage_key")))
+            if storage not in _STORAGES:
+                message = f"features of storage {storage!r}; expected {', '.join(_STORAGES)}"
+                raise _Refusal("unreadable features", message)
+            if storage != "lilcom_chunky" and (key.is_absolute() or ".." in key.parts):
+                raise _Refusal("unreadable features", f"the storage key {str(key)!r} leaves its folder")
+            part["storage_path"] = _place(folder, part.get("storage_path"))
 
 
 def _place(folder: Path, path: Any) -> str:
@@ -361,23 +335,20 @@ def _dicts(content: Any) -> Iterator[dict[str, Any]]:
             yield from _dicts(inner)
 
 
-def _sources(content: Any) -> Iterator[dict[str, Any]]:
-    for part in _dicts(content):
-        yield from (source for source in part.get("sources") or () if isinstance(source, dict))
+def _sources(content: Any) -> list[dict[str, Any]]:
+    return [source for part in _dicts(content) for source in part.get("sources") or ()]
 
 
 def _from_files(content: Any) -> bool:
     return all(source.get("type") == "file" for source in _sources(content))
 
 
-def _files(content: Any) -> Iterator[str]:
-    for source in _sources(content):
-        if source.get("type") == "file":
-            yield str(source["source"])
-    for part in _dicts(content):
-        if "storage_type" in part:
-            path = Path(part["storage_path"])
-            yield str(path if part["storage_type"] == "lilcom_chunky" else path / part["storage_key"])
+def _files(content: Any) -> list[Path]:
+    stored = [part for part in _dicts(content) if "storage_type" in part]
+    return [Path(source["source"]) for source in _sources(content) if source["type"] == "file"] + [
+        Path(part["storage_path"], "" if part["storage_type"] == "lilcom_chunky" else part["storage_key"])
+        for part in stored
+    ]
 
 
 def cut_samples(text: str, sample_rate: int) -> NDArray[np.float32]:
@@ -387,8 +358,7 @@ def cut_samples(text: str, sample_rate: int) -> NDArray[np.float32]:
         raise DataError(
             f"has {cut.sampling_rate} Hz, expected {sample_rate} Hz; resample the cuts or change sample_rate"
         )
-    samples = _loaded(cut.load_audio)
-    return samples[0] if len(samples) == 1 else samples.mean(axis=0)
+    return _loaded(cut.load_audio).mean(axis=0)
 
 
 def cut_features(text: str) -> NDArray[np.float32]:
@@ -401,17 +371,16 @@ def cut_identity(text: str) -> str | None:
     content = json.loads(text)
     if not _from_files(content):
         return None
-    status = [Path(path).stat() for path in _files(content)]
+    status = [path.stat() for path in _files(content)]
     return "|".join([text, *(f"{one.st_size}|{one.st_mtime_ns}" for one in status)])
 
 
 def _checked(text: str) -> Any:
     """The lhotse cut, after a check that its files are regular: lhotse opens names of pipes and URLs as such."""
     content = json.loads(text)
-    _check_sizes(content)
     for path in _files(content):
-        if not Path(path).is_file():
-            raise DataError(f"{path!r} is missing or no regular file")
+        if not path.is_file():
+            raise DataError(f"{str(path)!r} is missing or no regular file")
     return cut_of(content)
 
 

@@ -1,14 +1,9 @@
-"""From data directories to batches: examples in memory, length buckets, zero-padded tensors.
-
-The order of an epoch is a pure function of (seed, epoch) and the lengths, so that a resumed run sees the same
-batches.
-"""
+"""From data directories to batches: examples in memory, zero-padded tensors, chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from fsachain.data.audio import Perturbation
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.features import CHUNK, FeatureConfig, load_chunk, load_features
+from fsachain.data.features import FeatureConfig, by_chunk, load_chunk, load_features
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.errors import DataError
@@ -55,19 +50,20 @@ class WindowBatch:
 
     @classmethod
     def collate(cls, windows: Sequence[OutputWindow]) -> WindowBatch:
-        lengths = torch.tensor([window.length for window in windows], dtype=torch.int64)
-        weights = torch.zeros(len(windows), int(lengths.max()))
-        for row, window in zip(weights, windows, strict=True):
-            row[: window.length] = torch.from_numpy(window.frame_weights)
-        first = torch.tensor([window.first for window in windows], dtype=torch.int64)
-        return cls(first, lengths, weights)
+        weights, lengths = _padded([window.frame_weights for window in windows])
+        return cls(torch.tensor([window.first for window in windows], dtype=torch.int64), lengths, weights)
 
     def crop(self, outputs: torch.Tensor) -> torch.Tensor:
         """The windows of outputs [N, T, P] as [N, max length, P], padded with zeros; differentiable."""
-        longest = self.frame_weights.shape[1]
         rows = zip(outputs, self.first.tolist(), self.lengths.tolist(), strict=True)
-        cut = [F.pad(row[first : first + length], (0, 0, 0, longest - length)) for row, first, length in rows]
-        return torch.stack(cut)
+        cut = [row[first : first + length] for row, first, length in rows]
+        return pad_sequence(cut, batch_first=True)
+
+
+def _padded(arrays: Sequence[NDArray[np.float32]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arrays as one float32 tensor, padded with zeros behind, and their lengths."""
+    tensors = [torch.as_tensor(array, dtype=torch.float32) for array in arrays]
+    return pad_sequence(tensors, batch_first=True), torch.tensor([len(array) for array in arrays])
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ def load_examples(
     num_workers: int = 1,
     executor: Executor | None = None,
 ) -> list[Example]:
-    """Features of a whole data directory, in memory.
+    """Features of a whole data directory, in memory: one example per utterance, in order.
 
     Args:
         data_dir: the utterances.
@@ -128,9 +124,6 @@ def load_examples(
         cache_dir: folder of the feature cache; None for none.
         num_workers: threads that compute features.
         executor: used instead of threads; see `fsachain.data.features.load_features`.
-
-    Returns:
-        One example per utterance, in order.
     """
     features = load_features(
         data_dir.utterances,
@@ -140,15 +133,13 @@ def load_examples(
         num_workers=num_workers,
         executor=executor,
     )
-    prefix = "" if perturbation is None else perturbation.prefix
-    examples = [
-        Example(prefix + utterance.id, prefix + utterance.speaker, utterance.words, matrix)
-        for utterance, matrix in zip(data_dir.utterances, features, strict=True)
-    ]
+    pairs = zip(data_dir.utterances, features, strict=True)
+    examples = [_example(utterance, matrix, perturbation or Perturbation()) for utterance, matrix in pairs]
     return examples if cmvn is None else normalise(examples, cmvn)
 
 
-Loaded = list[tuple[Utterance, NDArray[np.float32] | Fault]]
+def _example(utterance: Utterance, features: NDArray[np.float32], copy: Perturbation) -> Example:
+    return Example(copy.prefix + utterance.id, copy.prefix + utterance.speaker, utterance.words, features)
 
 
 def load_usable(
@@ -169,52 +160,43 @@ def load_usable(
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
     folder = None if cache_dir is None else str(cache_dir)
-    chunks = [tuple(data_dir.utterances[i : i + CHUNK]) for i in range(0, len(data_dir), CHUNK)]
     matrices: list[dict[str, NDArray[np.float32]]] = []  # of each copy
     faults: dict[str, Fault] = {}
     for copy in copies:
         work = partial(_load_sound, config=config, perturbation=copy, folder=folder)
         matrices.append({})
-        with nullcontext(executor) if executor is not None else ThreadPoolExecutor(num_workers) as pool:
-            for found, wrong in pool.map(work, chunks):
-                matrices[-1] |= found
-                faults = {**wrong, **faults}  # the first fault of each utterance counts
+        for found, wrong in by_chunk(work, data_dir.utterances, num_workers=num_workers, executor=executor):
+            matrices[-1] |= found
+            faults = {**wrong, **faults}  # the first fault of each utterance counts
     usable = data_dir.select(lambda utterance: utterance.id not in faults)
     variants = [
-        [
-            Example(copy.prefix + one.id, copy.prefix + one.speaker, one.words, features[one.id])
-            for one in usable
-        ]
+        [_example(one, features[one.id], copy) for one in usable]
         for copy, features in zip(copies, matrices, strict=True)
     ]
-    order = {utterance.id: place for place, utterance in enumerate(data_dir)}
-    return usable, variants, [faults[name] for name in sorted(faults, key=order.__getitem__)]
+    return usable, variants, [faults[one.id] for one in data_dir if one.id in faults]
 
 
 def _load_sound(
     utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Fault]]:
     """Features by id of a chunk of utterances, and faults by id; without a faulty one the others are loaded again."""
-    left, faults = utterances, dict[str, Fault]()
-    while left:
+    faults = dict[str, Fault]()
+    while left := tuple(one for one in utterances if one.id not in faults):
         try:
             matrices = load_chunk(left, config, perturbation, folder)
             break
         except UtteranceError as error:
             faults[error.fault.id] = error.fault
-            left = tuple(one for one in left if one.id != error.fault.id)
     else:
         return {}, faults
     for one, matrix in zip(left, matrices, strict=True):
-        where = f"utterance {one.id!r}"
         finite = np.isfinite(matrix).all(axis=1)
         if not len(matrix):
             kind = "empty audio" if one.feats is None else "no frames"
-            faults[one.id] = Fault(one.id, f"{where}: {one.feats or one.audio!r} gives no frame", kind)
+            faults[one.id] = one.unusable(kind, f": {one.feats or one.audio!r} gives no frame").fault
         elif not finite.all():
-            frame = int(np.argmin(finite))
-            message = f"{where}: features are not finite, first in frame {frame} of {len(matrix)}"
-            faults[one.id] = Fault(one.id, message, "features not finite")
+            reason = f": features are not finite, first in frame {int(np.argmin(finite))} of {len(matrix)}"
+            faults[one.id] = one.unusable("features not finite", reason).fault
     return {one.id: matrix for one, matrix in zip(left, matrices, strict=True)}, faults
 
 
@@ -242,27 +224,18 @@ def collate(examples: Sequence[Example]) -> Batch:
             raise DataError(
                 f"utterance {example.id!r} has {example.features.shape[1]} features per frame, others {width}"
             )
-    lengths = torch.tensor([example.num_frames for example in examples], dtype=torch.int64)
-    features = torch.zeros(len(examples), int(lengths.max()), width)
-    for row, example in zip(features, examples, strict=True):
-        row[: example.num_frames] = torch.from_numpy(example.features)
-    return Batch(
-        tuple(e.id for e in examples),
-        tuple(e.speaker for e in examples),
-        tuple(e.words for e in examples),
-        features,
-        lengths,
-        _collate_windows(examples),
-    )
-
-
-def _collate_windows(examples: Sequence[Example]) -> WindowBatch | None:
     windows = [example.window for example in examples if example.window is not None]
     if windows and len(windows) < len(examples):
         raise DataError(
             f"a batch of {len(examples)} examples, {len(windows)} of them chunks; expected all or none"
         )
-    return WindowBatch.collate(windows) if windows else None
+    return Batch(
+        tuple(e.id for e in examples),
+        tuple(e.speaker for e in examples),
+        tuple(e.words for e in examples),
+        *_padded([example.features for example in examples]),
+        WindowBatch.collate(windows) if windows else None,
+    )
 
 
 def cut_example(

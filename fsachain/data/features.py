@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.data.audio import Perturbation, audio_identity, read_audio
 from fsachain.data.cuts import cut_features
-from fsachain.data.utterance import Cut, Member, Utterance, UtteranceError
+from fsachain.data.utterance import Cut, Utterance, UtteranceError
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.files import read_npz, remove_partials, replacing
 from fsachain.kaldi.archive import read_value
@@ -32,6 +33,8 @@ SAMPLE_SCALE = 32768.0
 FORMAT_VERSION = 1  # of cached features; raised when their meaning changes
 ABANDONED_SECONDS = 86_400.0  # after so long nobody writes to a half-written file any more
 CHUNK = 64  # utterances per cached file: few files, and still enough pieces of work for many processes
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -101,101 +104,6 @@ def num_frames_of(num_samples: int, config: FeatureConfig) -> int:
     return (num_samples + shift // 2) // shift
 
 
-def compute_features(samples: NDArray[np.float32], config: FeatureConfig) -> NDArray[np.float32]:
-    """Features float32 [T, config.num_features] of samples [L] in [-1, 1); T = 0 if L is below half a frame shift."""
-    knf = require("kaldi_native_fbank", extra="recipes")
-    extractor = online_extractor(knf, config)
-    if len(samples) == 0:
-        return np.zeros((0, config.num_features), np.float32)
-    # The binding takes a list of Python floats faster than an array: 1.4 times for the whole call.
-    extractor.accept_waveform(config.sample_rate, (samples * np.float32(SAMPLE_SCALE)).tolist())
-    extractor.input_finished()
-    frames = np.empty((extractor.num_frames_ready, config.num_features), np.float32)
-    for t in range(len(frames)):
-        frames[t] = extractor.get_frame(t)
-    return frames
-
-
-def utterance_features(
-    utterance: Utterance, config: FeatureConfig, perturbation: Perturbation | None = None
-) -> NDArray[np.float32]:
-    """Features of one utterance, float32 [T, F]: read from its Kaldi archive if it has one, else computed.
-
-    Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording. Stored features
-    cannot be perturbed: DataError.
-    """
-    perturbation = perturbation or Perturbation()
-    if not has_stored(utterance, config):
-        if config.kind == "archive":
-            message = f"utterance {utterance.id!r} has no features in feats.scp; expected some for 'archive'"
-            raise UtteranceError("no recording", utterance.id, message)
-        samples = read_audio(utterance, config.sample_rate)
-        return compute_features(perturbation.apply(samples, utterance.id), config)
-    if perturbation != Perturbation(seed=perturbation.seed):
-        raise DataError(
-            f"utterance {utterance.id!r} comes as features; speed and volume can only be changed on audio"
-        )
-    try:
-        matrix = _stored_matrix(utterance)
-    except (ValueError, RuntimeError, OSError, EOFError) as error:  # a DataError is a ValueError
-        raise unreadable_features(utterance, error) from error
-    if matrix.ndim != 2 or matrix.shape[1] != config.num_features:
-        raise UtteranceError(
-            "width of features",
-            utterance.id,
-            f"utterance {utterance.id!r}: {utterance.feats!r} has shape {matrix.shape}, "
-            f"expected [frames, {config.num_features}]",
-        )
-    return matrix
-
-
-def unreadable_features(utterance: Utterance, error: Exception) -> UtteranceError:
-    message = f"utterance {utterance.id!r}: cannot read {utterance.feats!r}: {error}"
-    return UtteranceError("unreadable features", utterance.id, message)
-
-
-def has_stored(utterance: Utterance, config: FeatureConfig) -> bool:
-    if utterance.feats is None:
-        return False
-    return utterance.feats_part is None or config.kind == "archive" or utterance.audio is None
-
-
-def _member_matrix(part: Member) -> NDArray[np.float32]:
-    content = part.read()
-    if part.kind == "npy":
-        return np.load(io.BytesIO(content), allow_pickle=False).astype(np.float32)
-    if part.kind == "llc":
-        return np.asarray(require("lilcom", extra="lhotse").decompress(content), np.float32)
-    raise DataError("holds audio; expected features")
-
-
-def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
-    """The matrix in a Shar tar, of a lhotse cut, at a Kaldi address, or from a command."""
-    part, address = utterance.feats_part, utterance.feats or ""
-    if isinstance(part, Cut):
-        return cut_features(part.text)
-    if part is not None:
-        return _member_matrix(part)
-    if address.rstrip().endswith("|"):  # a command, which `DataDir.read` refuses unless allowed
-        kaldi_native_io = require("kaldi_native_io", extra="recipes")
-        return np.array(kaldi_native_io.FloatMatrix.read(address).numpy(), np.float32)
-    return read_value(address, read_matrix).astype(np.float32)
-
-
-def online_extractor(knf: Any, config: FeatureConfig) -> Any:
-    """An extractor of kaldi-native-fbank, which takes samples times `SAMPLE_SCALE`."""
-    options = knf.FbankOptions() if config.kind == "fbank" else knf.MfccOptions()
-    frame, mel = options.frame_opts, options.mel_opts
-    frame.samp_freq, frame.dither, frame.snip_edges = config.sample_rate, config.dither, config.snip_edges
-    frame.frame_length_ms, frame.frame_shift_ms = config.frame_length_ms, config.frame_shift_ms
-    mel.num_bins, mel.low_freq, mel.high_freq = config.num_mel_bins, config.low_freq, config.high_freq
-    options.use_energy = False
-    if config.kind == "fbank":
-        return knf.OnlineFbank(options)
-    options.num_ceps = config.num_ceps
-    return knf.OnlineMfcc(options)
-
-
 class FeatureStream:
     """Filter banks or MFCC of one signal that comes in blocks.
 
@@ -208,13 +116,23 @@ class FeatureStream:
             raise ConfigError(
                 "kind is 'archive': the features come from feats.scp; expected 'fbank' or 'mfcc' to use recordings"
             )
+        knf = require("kaldi_native_fbank", extra="recipes")
+        options = knf.FbankOptions() if config.kind == "fbank" else knf.MfccOptions()
+        frame, mel = options.frame_opts, options.mel_opts
+        frame.samp_freq, frame.dither, frame.snip_edges = config.sample_rate, config.dither, config.snip_edges
+        frame.frame_length_ms, frame.frame_shift_ms = config.frame_length_ms, config.frame_shift_ms
+        mel.num_bins, mel.low_freq, mel.high_freq = config.num_mel_bins, config.low_freq, config.high_freq
+        options.use_energy = False
+        if config.kind == "mfcc":
+            options.num_ceps = config.num_ceps
         self.config = config
-        self._extractor = online_extractor(require("kaldi_native_fbank", extra="recipes"), config)
+        self._extractor = (knf.OnlineFbank if config.kind == "fbank" else knf.OnlineMfcc)(options)
         self._returned = 0
 
     def accept(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Take the next samples [L], in [-1, 1); returns the frames [T, F] that are complete now."""
         if len(samples):
+            # The binding takes a list of Python floats faster than an array: 1.4 times for the whole call.
             scaled = (samples * np.float32(SAMPLE_SCALE)).tolist()
             self._extractor.accept_waveform(self.config.sample_rate, scaled)
         return self._frames()
@@ -232,6 +150,72 @@ class FeatureStream:
         self._extractor.pop(len(frames))
         self._returned = ready
         return frames
+
+
+def compute_features(samples: NDArray[np.float32], config: FeatureConfig) -> NDArray[np.float32]:
+    """Features float32 [T, config.num_features] of samples [L] in [-1, 1); T = 0 if L is below half a frame shift."""
+    stream = FeatureStream(config)
+    frames = stream.accept(samples)
+    return np.concatenate([frames, stream.finish()]) if len(samples) else frames
+
+
+def utterance_features(
+    utterance: Utterance, config: FeatureConfig, perturbation: Perturbation | None = None
+) -> NDArray[np.float32]:
+    """Features of one utterance, float32 [T, F]: read from its Kaldi archive if it has one, else computed.
+
+    Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording. Stored features
+    cannot be perturbed: DataError.
+    """
+    perturbation = perturbation or Perturbation()
+    if not has_stored(utterance, config):
+        if config.kind == "archive":
+            raise utterance.unusable(
+                "no recording", " has no features in feats.scp; expected some for 'archive'"
+            )
+        samples = read_audio(utterance, config.sample_rate)
+        return compute_features(perturbation.apply(samples, utterance.id), config)
+    if perturbation != Perturbation(seed=perturbation.seed):
+        raise DataError(
+            f"utterance {utterance.id!r} comes as features; speed and volume can only be changed on audio"
+        )
+    try:
+        matrix = _stored_matrix(utterance)
+    except (ValueError, RuntimeError, OSError, EOFError) as error:  # a DataError is a ValueError
+        raise unreadable_features(utterance, error) from error
+    if matrix.ndim != 2 or matrix.shape[1] != config.num_features:
+        raise utterance.unusable(
+            "width of features",
+            f": {utterance.feats!r} has shape {matrix.shape}, expected [frames, {config.num_features}]",
+        )
+    return matrix
+
+
+def unreadable_features(utterance: Utterance, error: Exception) -> UtteranceError:
+    return utterance.unusable("unreadable features", f": cannot read {utterance.feats!r}: {error}")
+
+
+def has_stored(utterance: Utterance, config: FeatureConfig) -> bool:
+    if utterance.feats is None:
+        return False
+    return utterance.feats_part is None or config.kind == "archive" or utterance.audio is None
+
+
+def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
+    """The matrix of a lhotse cut, in a Shar tar, from a command, or at a Kaldi address."""
+    part, address = utterance.feats_part, utterance.feats or ""
+    if isinstance(part, Cut):
+        return cut_features(part.text)
+    if part is not None and part.kind == "npy":
+        return np.load(io.BytesIO(part.read()), allow_pickle=False).astype(np.float32)
+    if part is not None and part.kind == "llc":
+        return np.asarray(require("lilcom", extra="lhotse").decompress(part.read()), np.float32)
+    if part is not None:
+        raise DataError("holds audio; expected features")
+    if address.rstrip().endswith("|"):  # a command, which `DataDir.read` refuses unless allowed
+        kaldi_native_io = require("kaldi_native_io", extra="recipes")
+        return np.array(kaldi_native_io.FloatMatrix.read(address).numpy(), np.float32)
+    return read_value(address, read_matrix).astype(np.float32)
 
 
 # Features on disk, so that a second run starts training at once. A chunk of utterances is one file, named by a hash of
@@ -255,22 +239,28 @@ def load_features(
     `num_workers` threads compute them, mostly with the interpreter lock released. With an `executor` (processes, Dask),
     `cache_dir` must be a folder that all its workers see. Ids need not be unique.
     """
-    if num_workers < 1:
-        raise ConfigError(f"num_workers is {num_workers}; expected at least 1")
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
         remove_partials(cache_dir, older_than=ABANDONED_SECONDS)
-    chunks = [tuple(utterances[i : i + CHUNK]) for i in range(0, len(utterances), CHUNK)]
     folder = None if cache_dir is None else str(cache_dir)
     work = partial(load_chunk, config=config, perturbation=perturbation or Perturbation(), folder=folder)
-    if executor is not None:
-        parts = list(executor.map(work, chunks))
-    elif num_workers == 1 or len(chunks) <= 1:
-        parts = [work(chunk) for chunk in chunks]
-    else:
-        with ThreadPoolExecutor(num_workers) as threads:
-            parts = list(threads.map(work, chunks))
+    parts = by_chunk(work, utterances, num_workers=num_workers, executor=executor)
     return [features for part in parts for features in part]
+
+
+def by_chunk(
+    work: Callable[[tuple[Utterance, ...]], Found],
+    utterances: Sequence[Utterance],
+    *,
+    num_workers: int,
+    executor: Executor | None,
+) -> Iterator[Found]:
+    """The results of `work` on chunks of the utterances, in order, by threads or the executor."""
+    if num_workers < 1:
+        raise ConfigError(f"num_workers is {num_workers}; expected at least 1")
+    chunks = [tuple(utterances[i : i + CHUNK]) for i in range(0, len(utterances), CHUNK)]
+    with nullcontext(executor) if executor is not None else ThreadPoolExecutor(num_workers) as pool:
+        yield from pool.map(work, chunks)
 
 
 def load_chunk(
@@ -278,14 +268,15 @@ def load_chunk(
 ) -> list[NDArray[np.float32]]:
     """Features of one chunk: from its file if that is sound, else computed and, with a folder, written there."""
     name = None if folder is None else _key(utterances, config, perturbation)
-    path = None if name is None or folder is None else Path(folder) / f"{name}.npz"
-    if path is not None:
-        cached = _read(path)
-        if cached is not None:
-            return cached
+    path = None if name is None or folder is None else Path(folder, f"{name}.npz")
+    cached = None if path is None else _read(path)
+    if cached is not None:
+        return cached
     features = [utterance_features(utterance, config, perturbation) for utterance in utterances]
     if path is not None:
-        _write(path, features)
+        lengths = np.array([len(one) for one in features], np.int64)
+        with replacing(path) as file:
+            np.savez(file, frames=np.concatenate(features), lengths=lengths)
     return features
 
 
@@ -308,10 +299,3 @@ def _read(path: Path) -> list[NDArray[np.float32]] | None:
     if frames.ndim != 2 or lengths.ndim != 1 or lengths.sum() != len(frames) or np.any(lengths < 0):
         return None
     return np.split(frames, np.cumsum(lengths)[:-1])
-
-
-def _write(path: Path, features: list[NDArray[np.float32]]) -> None:
-    with replacing(path) as file:
-        np.savez(
-            file, frames=np.concatenate(features), lengths=np.array([len(f) for f in features], np.int64)
-        )

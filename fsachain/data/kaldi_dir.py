@@ -14,9 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from fsachain.data.cuts import holds_cuts, read_cuts
 from fsachain.data.utterance import Fault, Faults, Utterance, is_command, shortened
@@ -28,20 +26,16 @@ __all__ = ["DataDir", "Utterance", "is_command", "read_table"]
 LONGEST_KEY = 4096  # letters
 _OPEN_END = -1.0  # seconds, in segments: the utterance ends where its recording does
 
-
-def raise_fault(path: str | Path, number: int, why: str) -> None:
-    """`refuse` for `table_lines`: stops at the first fault."""
-    raise DataError(f"{path}:{number}: {why}")
+_Stretch = tuple[str | None, float, float | None]  # recording, start and end in seconds
 
 
-def table_lines(
-    path: str | Path, refuse: Callable[[str | Path, int, str], None] = raise_fault
-) -> Iterator[tuple[int, str, str]]:
-    """(number from 1, key, stripped rest) of each line of a table that is not blank.
+def table_lines(path: str | Path, faults: Faults) -> Iterator[tuple[int, str, str]]:
+    """(number from 1, key, stripped rest) of each line of a table that is not blank and whose key has no fault.
 
-    `refuse` gets file, line number and fault of a line that is not UTF-8, has a byte order mark or zero byte, or a key of
-    more than `LONGEST_KEY` letters. If it returns, the line is left out.
+    Faults are lines that are not UTF-8, have a byte order mark or zero byte, a key of more than `LONGEST_KEY` letters, or
+    one that has come before.
     """
+    first: dict[str, int] = {}
     for number, line in binary_lines(path):
         try:
             if not line.isascii() or b"\0" in line:
@@ -50,166 +44,134 @@ def table_lines(
             if len(key) > LONGEST_KEY:
                 raise DataError(f": no key in its first {LONGEST_KEY} letters")
         except DataError as error:
-            refuse(path, number, str(error).removeprefix(": "))
+            faults.report("table", "", path, number, str(error).removeprefix(": "))
             continue
-        if key:
-            yield number, key, rest[0].rstrip() if rest else ""
+        if not key or key in faults.by_id:
+            continue
+        if first.setdefault(key, number) != number:
+            message = f"key {key!r} occurs twice, first on line {first[key]}"
+            faults.report("duplicate id", key, path, number, message)
+            continue
+        yield number, key, rest[0].rstrip() if rest else ""
 
 
 def read_table(path: str | Path) -> dict[str, tuple[int, str]]:
     """Line number (from 1) and stripped rest of the line by key, in file order; a key that occurs twice is a DataError."""
-    table: dict[str, tuple[int, str]] = {}
-    for number, key, rest in table_lines(path):
-        first, _ = table.setdefault(key, (number, rest))
-        if first != number:
-            raise DataError(f"{path}:{number}: key {key!r} occurs twice, first on line {first}")
-    return table
+    return {key: (number, rest) for number, key, rest in table_lines(path, Faults(stop=True))}
 
 
-class _Segment(NamedTuple):
-    audio: str
-    start: float = 0.0
-    end: float | None = None
+def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utterance]:
+    """The utterances without faults, in the order of segments (or wav.scp) and feats.scp."""
+    if not folder.is_dir():
+        raise DataError(f"data directory {str(folder)!r} does not exist")
+    if not (folder / "text").is_file():
+        raise DataError(f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts")
+    sources = (folder / "wav.scp", folder / "feats.scp")
+    if not any(path.is_file() and path.stat().st_size for path in sources):
+        raise DataError(
+            f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
+        )
+    recordings = _locations(folder / "wav.scp", allow_commands, faults)
+    audio: dict[str, _Stretch] = {name: (place, 0.0, None) for name, place in recordings.items()}
+    if (folder / "segments").is_file():
+        audio = _segments(folder / "segments", recordings, faults) if recordings else {}
+    feats = _locations(folder / "feats.scp", allow_commands, faults)
+    ids = dict.fromkeys([*audio, *feats])
+    texts = _texts(folder / "text", ids, faults)
+    speakers = _speakers(folder / "utt2spk", ids, faults)
+    return [
+        Utterance(
+            name,
+            speakers.get(name, name),
+            tuple(texts[name].split()),
+            *audio.get(name, (None, 0.0, None)),
+            feats.get(name),
+        )
+        for name in ids
+        if name not in faults.by_id
+    ]
 
 
-class _Folder:
-    """Reads the tables of a directory; `faults` is told of lines that are left out."""
-
-    def __init__(self, folder: Path, allow_commands: bool, faults: Faults) -> None:
-        self.folder, self.allow_commands, self.faults = folder, allow_commands, faults
-
-    def read(self) -> list[Utterance]:
-        """The utterances without faults, in the order of segments (or wav.scp) and feats.scp."""
-        self._check_files()
-        recordings = self._locations("wav.scp")
-        if recordings and (self.folder / "segments").is_file():
-            audio = self._segments(recordings)
-        elif (self.folder / "segments").is_file():
-            audio = {}
+def _locations(path: Path, allow_commands: bool, faults: Faults) -> dict[str, str]:
+    """Paths, joined to the table's folder, or commands, by key."""
+    found = dict[str, str]()
+    if not path.is_file():
+        return found
+    folder = str(path.parent)
+    for number, key, value in table_lines(path, faults):
+        if not value:
+            faults.report("no recording", key, path, number, f"{key!r} has no path")
+        elif is_command(value) and not allow_commands:
+            message = (
+                f"{key!r} is a shell command ({shortened(value)!r}); pass allow_commands=True "
+                "(--allow-commands) to run it, if you trust this directory"
+            )
+            faults.report("shell command", key, path, number, message)
+        elif is_command(value):
+            found[key] = value
+        elif "|" in value and is_command(str(Path(value))):  # such as `file|/`
+            message = (
+                f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
+            )
+            faults.report("shell command", key, path, number, message)
         else:
-            audio = {name: _Segment(place) for name, place in recordings.items()}
-        feats = self._locations("feats.scp")
-        ids = dict.fromkeys([*audio, *feats])
-        texts = self._texts(ids)
-        speakers = self._speakers(ids)
-        faults, silence = self.faults.by_id, _Segment("")
-        found = []
-        for name in ids:
-            if name not in faults:
-                place, start, end = audio.get(name, silence)
-                words = tuple(texts[name].split())
-                found.append(
-                    Utterance(
-                        name, speakers.get(name, name), words, place or None, start, end, feats.get(name)
-                    )
-                )
+            found[key] = os.path.join(folder, value)  # noqa: PTH118  pathlib takes ten times as long
+    return {
+        key: place for key, place in found.items() if key not in faults.by_id
+    }  # not those that came twice
+
+
+def _segments(path: Path, recordings: dict[str, str], faults: Faults) -> dict[str, _Stretch]:
+    """Utterances from lines `utterance recording start end`, in seconds; -1 is the recording's end."""
+    found = dict[str, _Stretch]()
+    for number, key, value in table_lines(path, faults):
+        try:
+            recording, first, last = value.split(maxsplit=3)
+            start, end = float(first), float(last)
+        except ValueError:
+            message = f"expected 'utterance recording start end', got '{key} {shortened(value)}'"
+            faults.report("segment", key, path, number, message)
+            continue
+        if recording not in recordings:
+            message = f"recording {shortened(recording)!r} of {key!r} is not in wav.scp"
+            faults.report("no recording", key, path, number, message)
+        elif not (0.0 <= start < math.inf and (end == _OPEN_END or start < end < math.inf)):
+            message = f"{key!r} needs 0 <= start < end, got start {start} and end {end}"
+            faults.report("segment", key, path, number, message)
+        else:
+            found[key] = (recordings[recording], start, None if end == _OPEN_END else end)
+    return found
+
+
+def _texts(path: Path, ids: dict[str, None], faults: Faults) -> dict[str, str]:
+    found = dict[str, str]()
+    for number, key, text in table_lines(path, faults):
+        if key in ids:
+            found[key] = text
+        else:
+            message = f"utterance {key!r} has neither a recording nor features"
+            faults.report("no recording", key, path, number, message)
+    for name in ids:
+        if name not in found:
+            faults.report("no transcript", name, path, 0, f"no transcript for utterance {name!r}")
+    return found
+
+
+def _speakers(path: Path, ids: dict[str, None], faults: Faults) -> dict[str, str]:
+    """Speakers, one word each; the table may name other utterances, too."""
+    found = dict[str, str]()
+    if not path.is_file():
         return found
-
-    def _check_files(self) -> None:
-        folder = self.folder
-        if not folder.is_dir():
-            raise DataError(f"data directory {str(folder)!r} does not exist")
-        if not (folder / "text").is_file():
-            raise DataError(
-                f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts"
-            )
-        sources = (folder / "wav.scp", folder / "feats.scp")
-        if not any(path.is_file() and path.stat().st_size for path in sources):
-            raise DataError(
-                f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
-            )
-
-    def _lines(self, path: Path, found: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
-        """The lines of a table whose key has no fault; a key that comes again is a fault and is removed from `found`."""
-        first: dict[str, int] = {}
-        report, faults = self.faults.report, self.faults.by_id
-        for number, key, rest in table_lines(path, partial(report, "table", "")):
-            if key in faults:
-                continue
-            if first.setdefault(key, number) != number:
-                message = f"key {key!r} occurs twice, first on line {first[key]}"
-                report("duplicate id", key, path, number, message)
-                found.pop(key, None)
-                continue
-            yield number, key, rest
-
-    def _locations(self, name: str) -> dict[str, str]:
-        """Paths, joined to the table's folder, or commands, by key."""
-        path, found = self.folder / name, dict[str, str]()
-        if not path.is_file():
-            return {}
-        folder = str(self.folder)
-        for number, key, value in self._lines(path, found):
-            if not value:
-                self.faults.report("no recording", key, path, number, f"{key!r} has no path")
-            elif is_command(value) and not self.allow_commands:
-                message = (
-                    f"{key!r} is a shell command ({shortened(value)!r}); pass allow_commands=True "
-                    "(--allow-commands) to run it, if you trust this directory"
-                )
-                self.faults.report("shell command", key, path, number, message)
-            elif is_command(value):
-                found[key] = value
-            elif "|" in value and is_command(str(Path(value))):  # such as `file|/`
-                message = (
-                    f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
-                )
-                self.faults.report("shell command", key, path, number, message)
-            else:
-                found[key] = os.path.join(folder, value)  # noqa: PTH118  pathlib takes ten times as long
-        return found
-
-    def _segments(self, recordings: dict[str, str]) -> dict[str, _Segment]:
-        """Utterances from lines `utterance recording start end`, in seconds; -1 is the recording's end."""
-        path, found = self.folder / "segments", dict[str, _Segment]()
-        for number, key, value in self._lines(path, found):
-            fields = value.split(maxsplit=3)
-            try:
-                recording, (start, end) = fields[0], (float(field) for field in fields[1:])
-            except (IndexError, ValueError):
-                message = f"expected 'utterance recording start end', got '{key} {shortened(value)}'"
-                self.faults.report("segment", key, path, number, message)
-                continue
-            open_end = end == _OPEN_END
-            if recording not in recordings:
-                message = f"recording {shortened(recording)!r} of {key!r} is not in wav.scp"
-                self.faults.report("no recording", key, path, number, message)
-            elif not (0.0 <= start < math.inf and (open_end or start < end < math.inf)):
-                message = f"{key!r} needs 0 <= start < end, got start {start} and end {end}"
-                self.faults.report("segment", key, path, number, message)
-            else:
-                found[key] = _Segment(recordings[recording], start, None if open_end else end)
-        return found
-
-    def _texts(self, ids: dict[str, None]) -> dict[str, str]:
-        path, found = self.folder / "text", dict[str, str]()
-        for number, key, text in self._lines(path, found):
-            if key in ids:
-                found[key] = text
-            else:
-                message = f"utterance {key!r} has neither a recording nor features"
-                self.faults.report("no recording", key, path, number, message)
-        self._require(ids, found, path, "no transcript")
-        return found
-
-    def _speakers(self, ids: dict[str, None]) -> dict[str, str]:
-        """Speakers, one word each; the table may name other utterances, too."""
-        path, found = self.folder / "utt2spk", dict[str, str]()
-        if not path.is_file():
-            return {}
-        for number, key, speaker in self._lines(path, found):
-            if len(speaker.split(maxsplit=1)) == 1:
-                found[key] = speaker
-            elif key in ids:
-                message = f"expected 'utterance speaker', got '{key} {shortened(speaker)}'"
-                self.faults.report("no speaker", key, path, number, message)
-        self._require(ids, found, path, "no speaker")
-        return found
-
-    def _require(self, ids: Iterable[str], found: dict[str, str], path: Path, kind: str) -> None:
-        for name in ids:
-            if name not in found:
-                self.faults.report(kind, name, path, 0, f"{kind} for utterance {name!r}")
+    for number, key, speaker in table_lines(path, faults):
+        if len(speaker.split(maxsplit=1)) == 1:
+            found[key] = speaker
+        elif key in ids:
+            message = f"expected 'utterance speaker', got '{key} {shortened(speaker)}'"
+            faults.report("no speaker", key, path, number, message)
+    for name in ids:
+        if name not in found:
+            faults.report("no speaker", name, path, 0, f"no speaker for utterance {name!r}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -223,7 +185,7 @@ class DataDir:
     utterances: Sequence[Utterance]
 
     def __post_init__(self) -> None:
-        seen = set()
+        seen = set[str]()
         for utterance in self.utterances:
             if utterance.id in seen:
                 raise DataError(
@@ -254,29 +216,23 @@ class DataDir:
 
     @classmethod
     def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, list[Fault]]:
-        """What `read` reads, without stopping at faults.
-
-        Args:
-            path: as for `read`.
-            allow_commands: as for `read`.
+        """What `read` reads, without stopping at faults; arguments as for `read`.
 
         Returns:
-            The utterances that the tables agree on, and what is wrong with each of the others: the first fault.
+            The utterances that the tables agree on, and what is wrong with each of the others (the first fault), then
+            with lines that name none.
 
         Raises:
             DataError: there is no such directory or file, or it lacks the tables themselves, or hundreds of lines
                 are none of such a table.
         """
         faults = Faults(stop=False)
-        return cls(_read(Path(path), allow_commands, faults)), faults.all()
+        found = cls(_read(Path(path), allow_commands, faults))
+        return found, [*faults.by_id.values(), *faults.nameless]
 
     @classmethod
     def join(cls, parts: Iterable[DataDir]) -> DataDir:
-        """All utterances of several directories, in their order.
-
-        Raises:
-            DataError: an utterance id occurs twice.
-        """
+        """All utterances of several directories, in their order; DataError where an id occurs twice."""
         return cls(tuple(utterance for part in parts for utterance in part))
 
     def select(self, keep: Callable[[Utterance], bool]) -> DataDir:
@@ -285,6 +241,5 @@ class DataDir:
 
 
 def _read(path: Path, allow_commands: bool, faults: Faults) -> tuple[Utterance, ...]:
-    if holds_cuts(path):
-        return tuple(read_cuts(path, allow_commands, faults))
-    return tuple(_Folder(path, allow_commands, faults).read())
+    reader = read_cuts if holds_cuts(path) else _read_folder
+    return tuple(reader(path, allow_commands, faults))

@@ -7,8 +7,8 @@ and from any kind of source, takes the steps that it would have taken.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,30 +16,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.audio import (
-    Perturbation,
-    audio_identity,
-    check_file,
-    check_rate,
-    read_audio,
-    seeded_generator,
-    unreadable,
-)
-from fsachain.data.cuts import MAX_SECONDS
+from fsachain.data.audio import Perturbation, audio_identity, count_samples, seeded_generator
 from fsachain.data.features import (
     FeatureConfig,
+    by_chunk,
     has_stored,
     num_frames_of,
     unreadable_features,
     utterance_features,
 )
-from fsachain.data.utterance import Fault, Utterance, UtteranceError, is_command
-from fsachain.errors import ConfigError, DataError, require
+from fsachain.data.utterance import Fault, Utterance, UtteranceError
+from fsachain.errors import ConfigError, DataError
 from fsachain.files import read_npz, replacing
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_num_rows
 
 NOISE = 0.1  # of the lengths by which utterances are put together; see `length_buckets`
+UNKNOWN = -1
 _PROBES = 4  # epochs whose steps are counted
 _SPARE = 0.02  # share of steps added to the largest of these counts, so that few epochs need more
 _WIDENING = 1.02
@@ -52,12 +45,13 @@ def length_buckets(
     seed: int,
     epoch: int,
     max_batch_frames: int | None = None,
-    noise: float = 0.1,
+    noise: float = NOISE,
 ) -> list[list[int]]:
     """The batches of one epoch: utterances of similar length together, in random order.
 
     Utterances are sorted by length times a random factor in [1 - noise, 1 + noise], cut into batches, and the
-    batches are shuffled. The factor makes batches differ from epoch to epoch at little padding.
+    batches are shuffled. The factor makes batches differ from epoch to epoch at little padding. ConfigError: an option
+    is out of range.
 
     Args:
         lengths: frames of each utterance.
@@ -70,14 +64,8 @@ def length_buckets(
 
     Returns:
         Lists of positions in `lengths`; each position occurs once.
-
-    Raises:
-        ConfigError: an option is out of range.
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size is {batch_size}; expected at least 1")
-    if max_batch_frames is not None and max_batch_frames < 1:
-        raise ConfigError(f"max_batch_frames is {max_batch_frames}; expected at least 1")
+    _check_positive(batch_size=batch_size, max_batch_frames=max_batch_frames)
     if not 0.0 <= noise < 1.0:
         raise ConfigError(f"noise is {noise}; expected 0 <= noise < 1")
     generator = seeded_generator(seed, epoch, "length_buckets")
@@ -94,6 +82,12 @@ def length_buckets(
             longest = lengths[position]
         batches[-1].append(position)
     return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def _check_positive(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; expected at least 1")
 
 
 class EpochOrder:
@@ -129,11 +123,7 @@ class EpochOrder:
         shard_of: Sequence[int] | None = None,
         shards_at_once: int = 8,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("shards_at_once", shards_at_once)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; expected at least 1")
-        if batch_frames is not None and batch_frames < 1:
-            raise ConfigError(f"batch_frames is {batch_frames}; expected at least 1")
+        _check_positive(batch_size=batch_size, shards_at_once=shards_at_once, batch_frames=batch_frames)
         self._lengths_of = lengths_of
         self._batch_size, self._batch_frames, self._seed = batch_size, batch_frames, seed
         self._shard_of, self._shards_at_once = shard_of, shards_at_once
@@ -153,15 +143,11 @@ class EpochOrder:
     def buckets(self, epoch: int) -> list[list[int]]:
         """Positions of the utterances of each step of an epoch, counted from 0; every position occurs once."""
         noise, limit = NOISE, self._batch_frames
-        buckets = self._cut(epoch, noise, limit)
-        while len(buckets) > self.num_batches:
-            if noise > NOISE / 4:
-                noise /= 2
-            elif noise > 0:
-                noise = 0.0
+        while len(buckets := self._cut(epoch, noise, limit)) > self.num_batches:
+            if noise > 0:
+                noise = noise / 2 if noise > NOISE / 4 else 0.0
             elif limit is not None:
                 limit = int(limit * _WIDENING) + 1
-            buckets = self._cut(epoch, noise, limit)
         return _split(buckets, self.num_batches)
 
     def _cut(self, epoch: int, noise: float, limit: int | None) -> list[list[int]]:
@@ -214,10 +200,6 @@ def _split(buckets: list[list[int]], count: int) -> list[list[int]]:
     return [part for inner in parts for part in inner]
 
 
-UNKNOWN = -1
-_CHUNK = 256
-
-
 def frame_counts(
     utterances: Sequence[Utterance],
     config: FeatureConfig,
@@ -232,15 +214,14 @@ def frame_counts(
     stored matrix, is read (by `num_workers` threads). Only a recording that a command makes is read in full. A header that
     cannot be read or another sampling rate is a fault, and its count is `UNKNOWN` (-1). `cache_dir` keeps the counts.
     """
-    path = _cache_path(utterances, config, copies, cache_dir)
-    kept = None if path is None else _kept(path, (len(copies), len(utterances)))
-    if kept is not None:
+    path = None if cache_dir is None else _cache_path(utterances, config, copies, cache_dir)
+    shape = (len(copies), len(utterances))
+    if path is not None and (kept := _kept(path, shape)) is not None:
         return kept, []
     count = partial(_count_all, config=config, copies=copies)
-    chunks = [utterances[begin : begin + _CHUNK] for begin in range(0, len(utterances), _CHUNK)]
-    with ThreadPoolExecutor(num_workers) as threads:
-        found = [pair for part in threads.map(count, chunks) for pair in part]
-    counts = np.array([numbers for numbers, _ in found], np.int32).reshape(len(utterances), len(copies)).T
+    parts = by_chunk(count, utterances, num_workers=num_workers, executor=None)
+    found = [pair for part in parts for pair in part]
+    counts = np.array([numbers for numbers, _ in found], np.int32).reshape(shape[::-1]).T
     faults = [fault for _, fault in found if fault is not None]
     if path is not None and not faults:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,77 +236,48 @@ def _count_all(
     found: list[tuple[list[int], Fault | None]] = []
     for utterance in utterances:
         try:
-            found.append((_count(utterance, config, copies), None))
+            if has_stored(utterance, config):
+                numbers = [_stored_frames(utterance, config)] * len(copies)
+            else:
+                samples = count_samples(utterance, config.sample_rate)
+                speeds = [Fraction(round(copy.speed * 100), 100) for copy in copies]  # as in `change_speed`
+                numbers = [num_frames_of(math.ceil(samples / speed), config) for speed in speeds]
+            found.append((numbers, None))
         except UtteranceError as error:
             found.append(([UNKNOWN] * len(copies), error.fault))
     return found
 
 
-def _count(utterance: Utterance, config: FeatureConfig, copies: Sequence[Perturbation]) -> list[int]:
-    if has_stored(utterance, config):
-        return [_stored_frames(utterance, config)] * len(copies)
-    samples = _samples(utterance, config.sample_rate)
-    return [num_frames_of(_after(samples, copy.speed), config) for copy in copies]
-
-
-def _after(samples: int, speed: float) -> int:
-    """Samples after a change of speed, as `change_speed` leaves them."""
-    ratio = Fraction(round(speed * 100), 100)
-    return -(-samples * ratio.denominator // ratio.numerator)
-
-
 def _stored_frames(utterance: Utterance, config: FeatureConfig) -> int:
-    part = utterance.feats_part
+    part, address = utterance.feats_part, utterance.feats or ""
     if part is not None and part.num_frames is not None:
         return part.num_frames
-    assert utterance.feats is not None
-    if part is not None or utterance.feats.rstrip().endswith(("|", "]")):  # a command, or a range of rows
+    if part is not None or address.rstrip().endswith(("|", "]")):  # a command, or a range of rows
         return len(utterance_features(utterance, config))
     try:
-        return read_value(utterance.feats, read_num_rows)
+        return read_value(address, read_num_rows)
     except (DataError, RuntimeError) as error:
         raise unreadable_features(utterance, error) from error
-
-
-def _samples(utterance: Utterance, sample_rate: int) -> int:
-    if utterance.audio is None:
-        raise UtteranceError("no recording", utterance.id, f"utterance {utterance.id!r} has no recording")
-    if utterance.end is not None:
-        if utterance.end - utterance.start > MAX_SECONDS:
-            raise unreadable(utterance, f"{utterance.end - utterance.start:.0f} s long")
-        return max(0, round(utterance.end * sample_rate) - round(utterance.start * sample_rate))
-    if is_command(utterance.audio):
-        return len(read_audio(utterance, sample_rate))
-    soundfile = require("soundfile", extra="recipes")
-    check_file(utterance, Path(utterance.audio))
-    try:
-        header = soundfile.info(utterance.audio)
-    except (OSError, RuntimeError) as error:  # soundfile's own error is a RuntimeError
-        raise unreadable(utterance, error) from error
-    check_rate(utterance, int(header.samplerate), sample_rate)
-    if header.frames > MAX_SECONDS * sample_rate:
-        raise unreadable(utterance, f"{header.frames / sample_rate:.0f} s long")
-    return max(0, int(header.frames) - round(utterance.start * sample_rate))
 
 
 def _cache_path(
     utterances: Sequence[Utterance],
     config: FeatureConfig,
     copies: Sequence[Perturbation],
-    cache_dir: str | Path | None,
+    cache_dir: str | Path,
 ) -> Path | None:
     """A file named after a hash of all that the counts depend on; None if that is unknown (commands, stored features)."""
-    if cache_dir is None or any(has_stored(utterance, config) for utterance in utterances):
+    if any(has_stored(utterance, config) for utterance in utterances):
         return None
     digest = hashlib.sha256(repr((config.fingerprint(), [copy.speed for copy in copies])).encode())
-    for utterance in utterances:
-        try:
+    try:
+        for utterance in utterances:
             identity = audio_identity(utterance)
-        except UtteranceError:
-            return None
-        if identity is None:
-            return None
-        digest.update(identity.encode())
+            if identity is None:
+                return None
+            digest.update(identity.encode())
+    except UtteranceError:
+        return None
     return Path(cache_dir) / f"frames-{digest.hexdigest()[:32]}.npz"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,7 @@ class Recording:
     def __init__(self, path: str | Path, sample_rate: int) -> None:
         if sample_rate < 1:
             raise ConfigError(f"sample_rate is {sample_rate}; expected a positive number")
-        self.path = Path(path)
-        self.sample_rate = sample_rate
+        self.path, self.sample_rate = Path(path), sample_rate
         if not self.path.is_file():  # a pipe would be waited for, for ever
             reason = "not a regular file" if self.path.exists() else "no such file"
             raise DataError(f"recording {str(path)!r}: {reason}")
@@ -55,28 +55,19 @@ class Recording:
         resampler = Resampler(self.native_rate, self.sample_rate)
         with self._opened() as file:
             count = max(1, min(round(BLOCK_SECONDS * self.native_rate), _BLOCK // file.channels))
-            while True:
-                block = self._read(file, count)
-                if not len(block):
-                    break
-                yield resampler.accept(block)
+            while len(block := file.read(count, dtype="float32", always_2d=True)):
+                if not np.isfinite(block).all():
+                    raise DataError(f"recording {str(self.path)!r}: NaN or infinite samples")
+                yield resampler.accept(block.mean(axis=1))
         yield resampler.finish()
 
-    def _opened(self) -> Any:
-        soundfile = require("soundfile", extra="recipes")
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
         try:
-            return soundfile.SoundFile(self.path)
+            with require("soundfile", extra="recipes").SoundFile(self.path) as file:
+                yield file
         except (OSError, RuntimeError) as error:  # soundfile's own error is a RuntimeError
             raise DataError(f"recording {str(self.path)!r}: cannot be read: {error}") from error
-
-    def _read(self, file: Any, count: int) -> NDArray[np.float32]:
-        try:
-            block: NDArray[np.float32] = file.read(count, dtype="float32", always_2d=True)
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"recording {str(self.path)!r}: cannot be read: {error}") from error
-        if not np.isfinite(block).all():
-            raise DataError(f"recording {str(self.path)!r}: NaN or infinite samples")
-        return block[:, 0] if block.shape[1] == 1 else block.mean(axis=1)
 
 
 class Resampler:
@@ -88,8 +79,13 @@ class Resampler:
     def __init__(self, rate: int, wanted: int) -> None:
         ratio = Fraction(wanted, rate)
         self.up, self.down = ratio.numerator, ratio.denominator
-        half = _HALF_WIDTH * max(self.up, self.down)
-        self._filter = _low_pass(half, max(self.up, self.down)) if self.up != self.down else None
+        factor = max(self.up, self.down)
+        half = _HALF_WIDTH * factor
+        self._filter = None
+        if factor > 1:
+            from scipy.signal import firwin  # costs 0.3 s to import
+
+            self._filter = firwin(2 * half + 1, 1.0 / factor, window=("kaiser", _KAISER_BETA))
         # Blocks begin at multiples of `down`, where an input sample and an output sample fall together.
         self._around = self.down * math.ceil((half // self.up + 1) / self.down)
         self._kept = np.zeros(0, np.float32)
@@ -104,28 +100,20 @@ class Resampler:
         return self._outputs(max(0, settled) * self.up // self.down)
 
     def finish(self) -> NDArray[np.float32]:
-        if self._filter is None:
-            return np.zeros(0, np.float32)
         return self._outputs(-(-(self._first + len(self._kept)) * self.up // self.down))
 
     def _outputs(self, end: int) -> NDArray[np.float32]:
         """The output samples from the first one not yet returned up to `end`."""
-        from scipy.signal import resample_poly  # costs 0.3 s to import
-
         if end <= self._returned:
             return np.zeros(0, np.float32)
+        from scipy.signal import resample_poly
+
         offset = self._first * self.up // self.down
         found = resample_poly(self._kept, self.up, self.down, window=self._filter)
-        outputs = found[self._returned - offset : end - offset].astype(np.float32)
+        outputs: NDArray[np.float32] = found[self._returned - offset : end - offset].astype(np.float32)
         self._returned = end
         needed = end * self.down // self.up - self._around
         keep_from = max(self._first, needed // self.down * self.down)
         self._kept = self._kept[keep_from - self._first :]
         self._first = keep_from
         return outputs
-
-
-def _low_pass(half: int, factor: int) -> NDArray[np.float64]:
-    from scipy.signal import firwin
-
-    return np.asarray(firwin(2 * half + 1, 1.0 / factor, window=("kaiser", _KAISER_BETA)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,6 +83,10 @@ class Utterance:
     audio_part: Part | None = None
     feats_part: Part | None = None
 
+    def unusable(self, kind: str, reason: str) -> UtteranceError:
+        """The error that says so; `reason` goes on behind "utterance 'id'"."""
+        return UtteranceError(kind, self.id, f"utterance {self.id!r}{reason}")
+
 
 def is_command(location: str) -> bool:
     """Whether a `wav.scp` or `feats.scp` value is a shell command rather than a path."""
@@ -153,7 +156,7 @@ class UtteranceError(DataError):
 
 
 class Faults:
-    """Collects what readers of tables and manifests find wrong: the first fault of each utterance.
+    """What readers of tables and manifests find wrong: the first fault of each utterance.
 
     With `stop` the first fault is raised as `UtteranceError` instead.
     """
@@ -161,13 +164,10 @@ class Faults:
     def __init__(self, *, stop: bool) -> None:
         self.stop = stop
         self.by_id: dict[str, Fault] = {}
-        self.nameless: list[Fault] = []
+        self.nameless: list[Fault] = []  # of lines that name no utterance
 
     def report(self, kind: str, name: str, path: str | Path, line: int, message: str) -> None:
-        """Keep a fault of the utterance `name` (empty: not known) in a line (0: none in particular) of a file.
-
-        More than `MOST_NAMELESS` lines that name no utterance raise DataError: the file is something else.
-        """
+        """Keep a fault of the utterance `name` (empty: not known) in a line (0: none in particular) of a file."""
         if name in self.by_id:
             return
         where = f"{path}:{line}" if line else str(path)
@@ -183,10 +183,6 @@ class Faults:
                 f"more than {MOST_NAMELESS} lines are none of such a file; the last: {fault.reason}"
             )
 
-    def all(self) -> list[Fault]:
-        """Faults of utterances in the order in which they were found, then those of lines that name none."""
-        return [*self.by_id.values(), *self.nameless]
-
 
 def shortened(detail: object) -> str:
     text = str(detail)
@@ -195,18 +191,16 @@ def shortened(detail: object) -> str:
 
 def fault_table(faults: Iterable[Fault], shown: int = SHOWN) -> str:
     """The faults as text: for each kind their number, and the first `shown` with their reasons."""
-    counts: Counter[str] = Counter()
-    examples: defaultdict[str, list[str]] = defaultdict(list)
+    by_kind: dict[str, list[Fault]] = {kind: [] for kind in KINDS}
     for fault in faults:
-        counts[fault.kind] += 1
-        if counts[fault.kind] <= shown:
-            examples[fault.kind].append(f"{'':>9}{printable(str(fault))}")
+        by_kind[fault.kind].append(fault)
     lines = []
-    for kind in KINDS:
-        if counts[kind]:
-            lines += [f"{counts[kind]:>7}  {kind}", *examples[kind]]
-        if counts[kind] > shown:
-            lines.append(f"{'':>9}and {counts[kind] - shown} more")
+    for kind, found in by_kind.items():
+        if found:
+            lines.append(f"{len(found):>7}  {kind}")
+            lines += [f"{'':>9}{printable(str(fault))}" for fault in found[:shown]]
+        if len(found) > shown:
+            lines.append(f"{'':>9}and {len(found) - shown} more")
     return "\n".join(lines)
 
 

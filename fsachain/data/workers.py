@@ -14,8 +14,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
-from functools import lru_cache
-from types import TracebackType
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 from fsachain.errors import ConfigError, DataError, FsachainError
@@ -37,8 +36,8 @@ class Workers(Generic[Task, Result]):
         function: can be pickled unless threads work.
         num_threads: threads, if nothing else is asked for.
         num_processes: processes; 0 for none.
-        executor: any `concurrent.futures.Executor`, such as that of a Dask client, used in place of our own. The function
-            travels with each task; it is the caller's to close.
+        executor: any `concurrent.futures.Executor`, such as that of a Dask client. The function travels with each
+            task; the executor is the caller's to close.
 
     Raises:
         ConfigError: no worker at all.
@@ -60,13 +59,10 @@ class Workers(Generic[Task, Result]):
         self._owned: Executor | None = None
         self._call: Callable[[Task], Result] = function
         if executor is not None:
-            self._executor, self._call = executor, _Packed(pickle.dumps(function))
+            self._executor, self._call = executor, partial(_call_packed, pickle.dumps(function))
         elif num_processes:
             self._executor = self._owned = ProcessPoolExecutor(
-                num_processes,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_reside,
-                initargs=(pickle.dumps(function),),
+                num_processes, multiprocessing.get_context("spawn"), _reside, (pickle.dumps(function),)
             )
             self._call = _call_resident
         else:
@@ -84,15 +80,22 @@ class Workers(Generic[Task, Result]):
             for group in groups:
                 begun.append([self._executor.submit(self._call, task) for task in group])
                 if len(begun) > depth:
-                    yield _results(begun.popleft())
+                    yield [future.result() for future in begun.popleft()]
             while begun:
-                yield _results(begun.popleft())
-        except BrokenExecutor as error:  # submit says so too
-            raise _died(error) from error
+                yield [future.result() for future in begun.popleft()]
+        except FsachainError:
+            raise
+        except Exception as error:
+            of_dask = type(error).__module__.partition(".")[0] == "distributed"  # and not of the function
+            if not of_dask and not isinstance(error, BrokenExecutor | CancelledError):
+                raise
+            raise DataError(
+                f"a worker that prepares data was ended from outside ({type(error).__name__}); if memory is short, "
+                "use fewer"
+            ) from error
         finally:
-            for futures in begun:
-                for future in futures:
-                    future.cancel()
+            for future in (future for futures in begun for future in futures):
+                future.cancel()
 
     def close(self) -> None:
         """End threads or processes of our own; tasks that have not begun are dropped."""
@@ -102,20 +105,12 @@ class Workers(Generic[Task, Result]):
     def __enter__(self) -> Workers[Task, Result]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class _Packed:
-    """A function in pickled form, unpacked once per worker."""
-
-    def __init__(self, packed: bytes) -> None:
-        self._packed = packed
-
-    def __call__(self, task: Any) -> Any:
-        return _unpacked(self._packed)(task)
+def _call_packed(packed: bytes, task: Any) -> Any:
+    return _unpacked(packed)(task)
 
 
 @lru_cache(maxsize=2)
@@ -130,23 +125,3 @@ def _reside(packed: bytes) -> None:
 
 def _call_resident(task: Any) -> Any:
     return _resident[0](task)
-
-
-def _results(futures: Sequence[Future[Result]]) -> list[Result]:
-    try:
-        return [future.result() for future in futures]
-    except FsachainError:
-        raise
-    except (BrokenExecutor, CancelledError) as error:
-        raise _died(error) from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] == "distributed":  # of Dask, not of the function
-            raise _died(error) from error
-        raise
-
-
-def _died(error: BaseException) -> DataError:
-    reason = type(error).__name__
-    return DataError(
-        f"a worker that prepares data was ended from outside ({reason}); if memory is short, use fewer"
-    )
