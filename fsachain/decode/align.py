@@ -80,7 +80,7 @@ def align(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Alignment], dict[str, str]]:
-    """Align every utterance with its transcript.
+    """Align every utterance with its transcript: alignments by utterance id, and for those that have none the reason.
 
     Args:
         nnet_outputs: [T, P] network outputs by utterance id.
@@ -90,25 +90,19 @@ def align(
         timing: Where output frames lie.
         progress: Called with (utterances done, utterances in all).
 
-    Returns:
-        Alignments by utterance id, and for utterances that have none the reason.
-
     Raises:
         ShapeError: an output is not [T, P], or has fewer columns than a numerator has pdfs.
     """
     found: dict[str, Alignment] = {}
     failed: dict[str, str] = {}
     for done, (name, output) in enumerate(nnet_outputs.items(), start=1):
-        numerator = numerators.get(name)
-        if numerator is None:
+        if name not in numerators:
             failed[name] = "has no numerator"
+        elif result := align_utterance(output, numerators[name], phones, timing, name=name):
+            found[name] = result
         else:
-            result = align_utterance(output, numerator, phones, timing, name=name)
-            if result is None:
-                frames = len(np.asarray(output))
-                failed[name] = f"no path of {frames} frames, {numerator.required_frames:.0f} are needed"
-            else:
-                found[name] = result
+            needed = numerators[name].required_frames
+            failed[name] = f"no path of {len(np.asarray(output))} frames, {needed:.0f} are needed"
         if progress is not None:
             progress(done, len(nnet_outputs))
     return found, failed
@@ -129,14 +123,20 @@ def align_utterance(
     scores = np.asarray(nnet_output)
     if scores.ndim != 2:
         raise ShapeError(f"nnet_output of {name!r}: expected [T, P], got shape {list(scores.shape)}")
-    batch = TableBatch.pack([compile_table(numerator.fsa, scores.shape[1], name=name)], [name])
+    found = _best_arcs(numerator.fsa, scores, name, f"nnet_output of {name!r}: NaN or +inf among the scores")
+    return None if found is None else alignment_of(numerator, *found, phones, timing, name)
+
+
+def _best_arcs(
+    fsa: Fsa, scores: npt.NDArray[np.floating], name: str, not_a_number: str
+) -> tuple[npt.NDArray[np.integer], float] | None:
+    """An arc for each frame of the best path, and its score; None where there is no path."""
+    batch = TableBatch.pack([compile_table(fsa, scores.shape[1], name=name)], [name])
     path = best_path(batch, scores[None])
-    log_prob = float(path.score[0])
-    if np.isnan(log_prob):
-        raise DataError(f"nnet_output of {name!r}: NaN or +inf among the scores")
-    if log_prob == -np.inf:
-        return None
-    return alignment_of(numerator, path.arcs[0], log_prob, phones, timing, name)
+    score = float(path.score[0])
+    if np.isnan(score):
+        raise DataError(not_a_number)
+    return None if score == -np.inf else (path.arcs[0], score)
 
 
 def alignment_of(
@@ -190,17 +190,16 @@ def aligned_phones(
 class LongAligner:
     """The best path of network outputs that come in blocks through one long numerator, in memory that does not grow.
 
-    The numerator graph of the whole text is small; what would be large is its trellis. So the best path is sought window
-    by window. A window begins in the state, at the frame, where the last one was left; its graph is all that the text
-    allows within so many frames, and its path may end anywhere. Of this path all but the last frames, the `lookahead`, are
-    kept. Whatever follows, a path through that state goes on best independently of what was before it: where the whole
-    recording's best path agrees with a window's up to the lookahead, the result is the whole recording's best path.
+    The graph of the whole text is small; its trellis would be large. So the best path is sought window by window. A window
+    begins in the state, at the frame, where the last one was left; its graph is all that the text allows within so many
+    frames, and its path may end anywhere. Of this path all but the last frames, the `lookahead`, are kept. Where the whole
+    recording's best path agrees with each window's up to the lookahead, the result is the whole recording's best path.
 
     Recordings hold more than their text: applause, music, a sentence that nobody wrote down. Between words, where silence
     may stand, the path may also take the filler: in every frame the score of the best pdf, less a cost.
 
-    For windows of W frames of which W - L are kept, a recording of T frames takes the time of T / (W - L) windows, each of W
-    frames on a graph of about W phones, and memory for one window, 8 bytes a frame of the recording, and the text's graph.
+    A recording of T frames takes the time of T / (W - L) windows, each of W frames on a graph of about W phones, and
+    memory for one window, 8 bytes a frame of the recording, and the text's graph.
 
     Args:
         numerator: graph of the whole text.
@@ -242,9 +241,8 @@ class LongAligner:
     def accept(self, scores: npt.ArrayLike) -> None:
         """Take the next network outputs [T, P].
 
-        Raises:
-            ShapeError: not two axes, or fewer columns than the numerator has pdfs.
-            DataError: NaN or +inf among the scores, or no path.
+        ShapeError: not two axes, or fewer columns than the numerator has pdfs. DataError: NaN or +inf among the scores, or
+        no path.
         """
         block = np.asarray(scores, dtype=np.float32)
         if block.ndim != 2 or block.shape[1] < self._filler:
@@ -259,13 +257,9 @@ class LongAligner:
             self._align(self._kept[: self.window], self.window - self.lookahead, ends)
 
     def finish(self) -> tuple[npt.NDArray[np.int32], float]:
-        """Align what is left, up to the end of the text.
+        """Align what is left, up to the end of the text: an arc of `self.numerator.fsa` for each frame, and the score.
 
-        Returns:
-            The path, an arc number of `self.numerator.fsa` for each frame, and its score.
-
-        Raises:
-            DataError: as `accept`; the text may be longer than the recording.
+        DataError as `accept`; the text may be longer than the recording.
         """
         if self._kept is not None and len(self._kept):
             self._align(self._kept, len(self._kept), self.numerator.fsa.final_log_prob)
@@ -280,34 +274,14 @@ class LongAligner:
 
     def _align(self, scores: Float32Array, keep: int, final: npt.NDArray[np.float64]) -> None:
         """Find the best path of a window and append its first `keep` frames."""
-        fsa, origin = self._within_reach(len(scores), final)
-        table = compile_table(fsa, scores.shape[1], name=self.name)
-        path = best_path(TableBatch.pack([table], [self.name]), scores[None])
-        if np.isnan(path.score[0]):
-            raise DataError(f"scores of {self.name!r}: NaN or +inf among frames {self._done} and following")
-        if path.score[0] == -np.inf:
-            raise DataError(self._no_path(len(scores)))
-        arcs = origin[path.arcs[0][:keep]]
         whole = self.numerator.fsa
-        spent = scores[np.arange(keep), whole.pdf[arcs]]
-        self._log_prob += float(spent.sum(dtype=np.float64)) + float(whole.log_prob[arcs].sum())
-        self._margins.append(spent - scores[:keep, self._filler])
-        self._arcs.append(arcs.astype(np.int32))
-        self._state = int(whole.dst[arcs[-1]])
-        self._done += keep
-        assert self._kept is not None
-        self._kept = self._kept[keep:].copy()
-
-    def _within_reach(
-        self, frames: int, final: npt.NDArray[np.float64]
-    ) -> tuple[Fsa, npt.NDArray[np.integer]]:
-        """The part of the graph that so many frames can pass, and its arcs' numbers in the whole."""
-        whole = self.numerator.fsa
+        # The part of the graph that so many frames can pass; `origin` are its arcs' numbers in the whole.
+        frames = len(scores)
         distance = csgraph.dijkstra(self._adjacency, unweighted=True, indices=self._state, limit=frames)
         near = distance <= frames
         origin = np.flatnonzero((distance[whole.src] < frames) & near[whole.dst])
         number = np.cumsum(near) - 1
-        fsa = Fsa(
+        part = Fsa(
             int(near.sum()),
             number[whole.src[origin]],
             number[whole.dst[origin]],
@@ -316,7 +290,19 @@ class LongAligner:
             final[near],
             int(number[self._state]),
         )
-        return fsa, origin
+        wrong = f"scores of {self.name!r}: NaN or +inf among frames {self._done} and following"
+        found = _best_arcs(part, scores, self.name, wrong)
+        if found is None:
+            raise DataError(self._no_path(frames))
+        arcs = origin[found[0][:keep]]
+        spent = scores[np.arange(keep), whole.pdf[arcs]]
+        self._log_prob += float(spent.sum(dtype=np.float64)) + float(whole.log_prob[arcs].sum())
+        self._margins.append(spent - scores[:keep, self._filler])
+        self._arcs.append(arcs.astype(np.int32))
+        self._state = int(whole.dst[arcs[-1]])
+        self._done += keep
+        assert self._kept is not None
+        self._kept = self._kept[keep:].copy()
 
     def _no_path(self, frames: int) -> str:
         words = self.numerator.words

@@ -29,9 +29,8 @@ class CtmEntry(NamedTuple):
 
 def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
     """Lines `utterance 1 start duration label` in the order given; folders are made if need be."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("w", encoding="utf-8") as file:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(f"{entry}\n" for entry in entries)
 
 
@@ -85,9 +84,8 @@ def write_textgrid(path: str | Path, tiers: Mapping[str, Sequence[CtmEntry]], du
     grid = textgrid.Textgrid(0.0, end)
     for name, row in rows.items():
         grid.addTier(textgrid.IntervalTier(name, row, 0.0, end))
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    grid.save(str(target), "long_textgrid", includeBlankSpaces=True, minimumIntervalLength=None)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    grid.save(str(path), "long_textgrid", includeBlankSpaces=True, minimumIntervalLength=None)
 
 
 def textgrid_name(utterance: str) -> str:

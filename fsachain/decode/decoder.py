@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +32,12 @@ from fsachain.stream import Cursor, open_file
 # OpenFst allocates what the header of a file claims, aborts the process where it cannot, and follows arcs to states that
 # do not exist. So graphs are read and checked by our own reader, and what it read is written anew for kaldifst.
 
+Float32Array = npt.NDArray[np.float32]
+Found = TypeVar("Found")
 Graph = Any  # path of an OpenFst file, its bytes, or a pywrapfst object
 
 
-@dataclass(frozen=True)
-class GraphFile:
+class GraphFile(NamedTuple):
     """Time and size are there so that a file written anew is read anew."""
 
     path: str
@@ -94,71 +95,6 @@ def _check_epsilon_cycles(arcs: Transducer, where: str) -> None:
             f"{where}: the epsilon arc from state {state} to {target} has cost {cost:g} and lies on a cycle of epsilon "
             "arcs; expected no negative cost there (the search would not end)"
         )
-
-
-Float32Array = npt.NDArray[np.float32]
-Found = TypeVar("Found")
-Search = Callable[[Float32Array, str], Found]  # of the scores [T, P] of one utterance and its id
-Progress = Callable[[int, int], None]
-
-
-@contextmanager
-def process_pool(num_workers: int) -> Iterator[Executor]:
-    """Processes for a search.
-
-    Forked where the system can: the workers touch neither torch nor numba, whose threads do not survive a fork, and workers
-    start in milliseconds.
-    """
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    with ProcessPoolExecutor(num_workers, mp_context=context) as pool, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        yield pool
-
-
-def search_all(
-    nnet_outputs: Mapping[str, npt.ArrayLike],
-    make_search: Callable[[], Search[Found]],
-    *,
-    num_workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Found]:
-    """Run a search over every utterance's [T, P]; the result does not depend on the number of workers.
-
-    `make_search` makes the search where it will run; it is pickled, so it is a function of a module or a partial of one.
-    Other arguments are those of `decode`.
-    """
-    scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
-    workers = min(num_workers or os.cpu_count() or 1, len(scores))
-    if executor is None and workers <= 1:
-        return _search_here(make_search, scores, progress)
-    # Four chunks a worker, dealt out by falling length, so that no worker is left with the long ones.
-    count = min(len(scores), 4 * workers)
-    longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
-    chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
-    with process_pool(workers) if executor is None else nullcontext(executor) as pool:
-        futures = [pool.submit(_search_here, make_search, chunk) for chunk in chunks]
-        found: dict[str, Found] = {}
-        for future in as_completed(futures):
-            found.update(future.result())
-            if progress is not None:
-                progress(len(found), len(scores))
-    return {name: found[name] for name in scores}
-
-
-def _search_here(
-    make_search: Callable[[], Search[Found]],
-    scores: Mapping[str, Float32Array],
-    progress: Progress | None = None,
-) -> dict[str, Found]:
-    search = make_search()
-    found = {}
-    for done, (name, output) in enumerate(scores.items(), start=1):
-        found[name] = search(output, name)
-        if progress is not None:
-            progress(done, len(scores))
-    return found
 
 
 SEARCHES = ("lattice", "beam")
@@ -238,27 +174,16 @@ class Decoder:
         """Best path for one utterance.
 
         Args:
-            nnet_output: [T, P] pseudo-log-likelihoods. -inf is legal, NaN and +inf are not.
+            nnet_output: [T, P] pseudo-log-likelihoods. -inf is legal, NaN and +inf are a DataError, and other than two axes
+                or fewer columns than the graph has pdfs a ShapeError.
             name: Utterance id for messages.
-
-        Raises:
-            ShapeError: not two axes, or fewer columns than the graph has pdfs.
-            DataError: NaN or +inf among the scores.
         """
         scores = self._scaled(nnet_output, name)
         if not len(scores):
             return NO_PATH
-        if self.config.search == "beam":
-            kaldi_decoder = require("kaldi_decoder", extra="recipes")
-            options = kaldi_decoder.FasterDecoderOptions(
-                beam=self.config.beam, max_active=self.config.max_active
-            )
-            search = kaldi_decoder.FasterDecoder(self._fst, options)
-            search.decode(kaldi_decoder.DecodableCtc(scores))
-            complete = search.reached_final()
-        else:
-            search = self._lattice_search(scores)
-            complete = bool(np.isfinite(search.final_relative_cost()))
+        search = self._searched(scores, self.config.search)
+        is_beam = self.config.search == "beam"
+        complete = search.reached_final() if is_beam else bool(np.isfinite(search.final_relative_cost()))
         ok, path = search.get_best_path()
         if not ok:
             return NO_PATH
@@ -268,24 +193,16 @@ class Decoder:
         return Hypothesis(words, -weight.value1, -weight.value2, complete)
 
     def lattice(self, nnet_output: npt.ArrayLike, name: str = "") -> Lattice | None:
-        """The likely paths of one utterance, whatever `config.search` says.
+        """The likely paths of one utterance, whatever `config.search` says; arguments and errors as for `decode`.
 
-        Args:
-            nnet_output: as for `decode`.
-            name: utterance id for messages.
-
-        Returns:
-            Paths whose cost exceeds that of the best by at most about `lattice_beam`. Transitions are pdf + 1; costs are
-            those of the search, acoustic scale included. If no final state was reached every state of the last frame is
-            final. None when no path survived.
-
-        Raises:
-            ShapeError, DataError: as `decode`.
+        Their cost exceeds that of the best by at most about `lattice_beam`. Transitions are pdf + 1; costs are those of the
+        search, acoustic scale included. If no final state was reached every state of the last frame is final. None when
+        no path survived.
         """
         scores = self._scaled(nnet_output, name)
         if not len(scores):
             return None
-        ok, lattice = self._lattice_search(scores).get_raw_lattice()
+        ok, lattice = self._searched(scores, "lattice").get_raw_lattice()
         if not ok or not lattice.num_states:
             return None
         with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
@@ -309,14 +226,68 @@ class Decoder:
         scale = self.config.acoustic_scale
         return scores if scale == 1.0 else scores * np.float32(scale)
 
-    def _lattice_search(self, scores: Float32Array) -> Any:
+    def _searched(self, scores: Float32Array, search: str) -> Any:
+        """kaldi-decoder's object after the search."""
         kaldi_decoder = require("kaldi_decoder", extra="recipes")
-        options = kaldi_decoder.LatticeSimpleDecoderConfig(
-            beam=self.config.beam, lattice_beam=self.config.lattice_beam
-        )
-        lattice = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
-        lattice.decode(kaldi_decoder.DecodableCtc(scores))
-        return lattice
+        beam = self.config.beam
+        if search == "beam":
+            options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=self.config.max_active)
+            decoder = kaldi_decoder.FasterDecoder(self._fst, options)
+        else:
+            options = kaldi_decoder.LatticeSimpleDecoderConfig(
+                beam=beam, lattice_beam=self.config.lattice_beam
+            )
+            decoder = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
+        decoder.decode(kaldi_decoder.DecodableCtc(scores))
+        return decoder
+
+
+def search_all(
+    nnet_outputs: Mapping[str, npt.ArrayLike],
+    graph: Graph,
+    words: Sequence[str],
+    config: DecoderConfig | None,
+    search: Callable[[Decoder, npt.ArrayLike, str], Found],
+    *,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Found]:
+    """Run `search`, which is pickled, over every utterance's [T, P]; other arguments as for `decode`."""
+    scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
+    make = (portable(graph), tuple(words), config)
+    workers = min(num_workers or os.cpu_count() or 1, len(scores))
+    if executor is None and workers <= 1:
+        return _search(make, search, scores, progress)
+    # Four chunks a worker, dealt out by falling length, so that no worker is left with the long ones.
+    count = min(len(scores), 4 * workers)
+    longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
+    chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
+    # Forked: the workers touch neither torch nor numba, whose threads do not survive a fork, and start in milliseconds.
+    pool = executor or ProcessPoolExecutor(workers, multiprocessing.get_context("fork"))
+    found: dict[str, Found] = {}
+    with nullcontext() if executor else pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        for future in as_completed([pool.submit(_search, make, search, chunk) for chunk in chunks]):
+            found |= future.result()
+            if progress is not None:
+                progress(len(found), len(scores))
+    return {name: found[name] for name in scores}
+
+
+def _search(
+    make: tuple[Source, tuple[str, ...], DecoderConfig | None],
+    search: Callable[[Decoder, npt.ArrayLike, str], Found],
+    scores: Mapping[str, Float32Array],
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Found]:
+    decoder = Decoder(*make)
+    found = {}
+    for name, output in scores.items():
+        found[name] = search(decoder, output, name)
+        if progress is not None:
+            progress(len(found), len(scores))
+    return found
 
 
 def decode(
@@ -343,9 +314,13 @@ def decode(
     Raises:
         GraphError, ShapeError, DataError: as `Decoder` and `Decoder.decode`.
     """
-    make = partial(_best_path, portable(graph), tuple(words), config)
-    return search_all(nnet_outputs, make, num_workers=num_workers, executor=executor, progress=progress)
-
-
-def _best_path(source: Source, words: tuple[str, ...], config: DecoderConfig | None) -> Search[Hypothesis]:
-    return Decoder(source, words, config).decode
+    return search_all(
+        nnet_outputs,
+        graph,
+        words,
+        config,
+        Decoder.decode,
+        num_workers=num_workers,
+        executor=executor,
+        progress=progress,
+    )

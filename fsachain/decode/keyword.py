@@ -21,12 +21,10 @@ from fsachain.table import compile_table
 
 
 class OperatingPoint(NamedTuple):
-    """A threshold and what it does.
+    """A threshold, above which an utterance counts as the keyword, and what it does.
 
-    Attributes:
-        threshold: an utterance whose score is above it counts as the keyword.
-        false_reject_rate: share of the utterances with the keyword that are missed, in [0, 1].
-        false_alarms_per_hour: utterances without the keyword that are accepted, per hour of audio without it.
+    `false_reject_rate`, in [0, 1], is the share of the utterances with the keyword that are missed;
+    `false_alarms_per_hour` counts utterances without the keyword that are accepted, per hour of audio without it.
     """
 
     threshold: float
@@ -40,7 +38,9 @@ def keyword_scores(
     nnet_outputs: npt.ArrayLike,
     lengths: Sequence[int] | npt.NDArray[np.integer],
 ) -> npt.NDArray[np.float64]:
-    """(log Z of the keyword graph - log Z of the filler graph) / frames of each utterance.
+    """(log Z of the keyword graph - log Z of the filler graph) / frames of each utterance, float64 [N].
+
+    -inf where the keyword does not fit into the frames; DataError where the filler graph does not.
 
     Args:
         keyword: the keyword among anything, such as the fsa of
@@ -48,12 +48,6 @@ def keyword_scores(
         filler: anything: the fsa of `build_pattern_numerator([loop], ...)`.
         nnet_outputs: [N, T, P].
         lengths: [N], frames of each.
-
-    Returns:
-        float64 [N]; -inf where the keyword does not fit into the frames.
-
-    Raises:
-        DataError: an utterance that the filler graph does not accept.
     """
     scores = np.asarray(nnet_outputs)
     totals = []
@@ -83,9 +77,6 @@ def false_reject_rate(
         without_keyword: scores [M] of utterances in which it is not.
         hours_without: duration of the latter.
         false_alarms_per_hour: at most so many of them may be accepted per hour.
-
-    Raises:
-        ConfigError: hours of 0 or less, a rate below 0, no scores with the keyword, or NaN among the scores.
     """
     positive = np.sort(np.asarray(with_keyword, dtype=np.float64))
     negative = np.sort(np.asarray(without_keyword, dtype=np.float64))[::-1]

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, Search, Source, portable, search_all
-from fsachain.decode.tune import TuningPoint, TuningResult, choose
+from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, search_all
+from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, choose
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, require
 from fsachain.graph.grammar import NgramScores
@@ -52,10 +52,11 @@ class RescoringConfig:
             raise ConfigError(
                 f"rescoring.num_hypotheses: expected a positive number, got {self.num_hypotheses}"
             )
-        for name in ("lm_weights", "word_insertion_penalties"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise ConfigError(f"rescoring.{name}: expected one or more different numbers, got {values}")
+        check_grid(
+            "rescoring.",
+            lm_weights=self.lm_weights,
+            word_insertion_penalties=self.word_insertion_penalties,
+        )
 
 
 @dataclass(frozen=True)
@@ -78,84 +79,61 @@ def best_word_sequences(
         return []
     costs = lattice.graph_cost + lattice.acoustic_cost
     finals = lattice.final_graph_cost + lattice.final_acoustic_cost
-    paths = Transducer(
-        lattice.num_states,
-        lattice.start,
-        lattice.src,
-        lattice.dst,
-        lattice.word,
-        lattice.word,
-        -costs,
-        -finals,
-    ).to_openfst()
-    beginnings = _Beginnings(paths.topsort(), count, decoder.config.lattice_beam)
-    return [
-        WordSequence(tuple(decoder.words[word_id - 1] for word_id in word_ids), log_prob)
-        for word_ids, log_prob in beginnings.run()
-    ]
+    words, states = lattice.word, (lattice.num_states, lattice.start, lattice.src, lattice.dst)
+    paths = Transducer(*states, words, words, -costs, -finals).to_openfst()
+    found = _best_of(paths.topsort(), count, decoder.config.lattice_beam)
+    return [WordSequence(tuple(decoder.words[word - 1] for word in ids), log_prob) for ids, log_prob in found]
 
 
-class _Beginnings:
-    """The best `count` word sequences of an acyclic graph, by the best partial sequences at each state.
+def _best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float]]:
+    """Word ids and log-probability of the best `count` word sequences, by the best partial sequences at each state.
 
     Keeping `count` partial sequences per state is exact: a sequence whose beginning is worse than `count` others at the same
     state is worse than these with the same end. Determinising the lattice would do too, but takes time and memory that may
-    double with each word where the network is unsure. `paths` is a pywrapfst FST with words on its arcs and its states in
-    topological order; sequences worse than the best by more than `beam` are left out.
+    double with each word where the network is unsure. `paths` is an acyclic pywrapfst FST with words on its arcs and its
+    states in topological order; sequences worse than the best by more than `beam` are left out.
     """
+    distances = require("pywrapfst", extra="graph").shortestdistance(paths, reverse=True)
+    to_end = [-float(str(weight)) for weight in distances]
+    arcs = Transducer.from_openfst(paths)
+    leaving, final = arcs.leaving(None), arcs.final_log_prob.tolist()
+    least = to_end[arcs.start] - beam - BEAM_ROUNDING
+    # A beginning is a number; of each, the number of what stands before its last word, and that word.
+    numbers: dict[tuple[int, int], int] = {(-1, 0): 0}
 
-    def __init__(self, paths: Any, count: int, beam: float) -> None:
-        self._arcs = Transducer.from_openfst(paths)
-        distances = require("pywrapfst", extra="graph").shortestdistance(paths, reverse=True)
-        self._to_end = [-float(str(weight)) for weight in distances]
-        self._count = count
-        self._least = self._to_end[self._arcs.start] - beam - BEAM_ROUNDING
-        # A beginning is a number; of each, the number of what stands before its last word, and that word.
-        self._steps: list[tuple[int, int]] = [(-1, 0)]
-        self._number: dict[tuple[int, int], int] = {}
+    def best(beginnings: dict[int, float]) -> list[tuple[int, float]]:
+        return sorted(beginnings.items(), key=lambda item: (-item[1], item[0]))[:count]
 
-    def run(self) -> list[tuple[list[int], float]]:
-        """Word ids and log-probability of each sequence, best first."""
-        arcs, leaving = self._arcs, self._arcs.leaving(None)
-        here: list[dict[int, float]] = [{} for _ in range(arcs.num_states)]
-        here[arcs.start][0] = 0.0
-        ends: dict[int, float] = {}
-        for state in range(arcs.num_states):
-            best = self._best(here[state])
-            here[state] = {}
-            if arcs.final_log_prob[state] > -math.inf:
-                for number, total in best:
-                    _keep_best(ends, number, total + float(arcs.final_log_prob[state]))
-            for dst, word, _, log_prob, _ in leaving[state]:
-                room = self._least - self._to_end[dst] - log_prob
-                for number, total in best:
-                    if total < room:
-                        break
-                    _keep_best(here[dst], self._extend(number, word) if word else number, total + log_prob)
-        return [(self._spell(number), total) for number, total in self._best(ends)]
+    def keep(totals: dict[int, float], number: int, total: float) -> None:
+        if total > totals.get(number, -math.inf):
+            totals[number] = total
 
-    def _best(self, beginnings: dict[int, float]) -> list[tuple[int, float]]:
-        ranked = sorted(beginnings.items(), key=lambda item: (-item[1], item[0]))
-        return ranked[: self._count]
+    here: list[dict[int, float]] = [{} for _ in range(arcs.num_states)]
+    here[arcs.start][0] = 0.0
+    ends: dict[int, float] = {}
+    for state in range(arcs.num_states):
+        beginnings = best(here[state])
+        here[state] = {}
+        if final[state] > -math.inf:
+            for number, total in beginnings:
+                keep(ends, number, total + final[state])
+        for dst, word, _, log_prob, _ in leaving[state]:
+            room = least - to_end[dst] - log_prob
+            for number, total in beginnings:
+                if total < room:
+                    break
+                longer = numbers.setdefault((number, word), len(numbers)) if word else number
+                keep(here[dst], longer, total + log_prob)
+    steps = list(numbers)
 
-    def _extend(self, number: int, word: int) -> int:
-        found = self._number.get((number, word))
-        if found is None:
-            found = self._number[number, word] = len(self._steps)
-            self._steps.append((number, word))
-        return found
-
-    def _spell(self, number: int) -> list[int]:
+    def spelt(number: int) -> list[int]:
         words: list[int] = []
         while number:
-            number, word = self._steps[number]
-            words.append(word)
-        return words[::-1]
+            number, word = steps[number]
+            words.insert(0, word)
+        return words
 
-
-def _keep_best(totals: dict[int, float], number: int, total: float) -> None:
-    if total > totals.get(number, -math.inf):
-        totals[number] = total
+    return [(spelt(number), total) for number, total in best(ends)]
 
 
 def n_best_lists(
@@ -170,14 +148,16 @@ def n_best_lists(
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, list[WordSequence]]:
     """`best_word_sequences` of every utterance; other arguments and errors as `decode`."""
-    make = partial(_search, portable(graph), tuple(words), config, count)
-    return search_all(nnet_outputs, make, num_workers=num_workers, executor=executor, progress=progress)
-
-
-def _search(
-    source: Source, words: tuple[str, ...], config: DecoderConfig | None, count: int
-) -> Search[list[WordSequence]]:
-    return partial(best_word_sequences, Decoder(source, words, config), count=count)
+    return search_all(
+        nnet_outputs,
+        graph,
+        words,
+        config,
+        partial(best_word_sequences, count=count),
+        num_workers=num_workers,
+        executor=executor,
+        progress=progress,
+    )
 
 
 class Rescorer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,17 +44,31 @@ def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
     Raises:
         DataError: a cycle, or no path to the end.
     """
-    order = _arcs_in_order(lattice)
+    before: dict[int, set[int]] = {}
+    for src, dst in zip(lattice.src.tolist(), lattice.dst.tolist(), strict=True):
+        before.setdefault(dst, set()).add(src)
+    try:
+        states = list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        raise DataError(f"lattice: the states {error.args[1]} are a cycle; expected none") from error
+    rank = np.zeros(lattice.num_states, dtype=np.int64)
+    rank[states] = np.arange(len(states))
+    order = np.argsort(rank[lattice.src], kind="stable")  # of arcs: all into a state before those out of it
     log_prob = -(lattice.graph_cost + lattice.acoustic_cost)
     final = -(lattice.final_graph_cost + lattice.final_acoustic_cost)
-    forward, frame = _forward(lattice, order, log_prob)
+    begin = np.where(np.arange(lattice.num_states) == lattice.start, 0.0, -np.inf)
+    forward = _sums(begin, lattice.src[order], lattice.dst[order], log_prob[order])
     total = float(np.logaddexp.reduce(forward + final))
     if not math.isfinite(total):
         raise DataError(f"lattice: the paths to the end have the total {total}; expected a finite one")
-    backward, path = _backward(lattice, order, log_prob, final)
+    last_first = order[::-1]
+    backward = _sums(final, lattice.dst[last_first], lattice.src[last_first], log_prob[last_first])
     posterior = np.exp(forward[lattice.src] + log_prob + backward[lattice.dst] - total)
-    best = [arc for arc in path if lattice.word[arc]]
-    places = frame[lattice.src]
+    frame = [0] * lattice.num_states
+    for src, dst, id_ in zip(*_lists(order, lattice.src, lattice.dst, lattice.transition), strict=True):
+        frame[dst] = frame[src] + (id_ > 0)
+    places = np.array(frame)[lattice.src]
+    best = [arc for arc in _best_path(lattice, last_first, log_prob, final) if lattice.word[arc]]
     said = np.flatnonzero(lattice.word)
     middles = 0.5 * (places[best][1:] + places[best][:-1])
     nearest = np.searchsorted(middles, places[said], side="right")
@@ -68,59 +82,41 @@ def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
     ]
 
 
-def _arcs_in_order(lattice: Lattice) -> npt.NDArray[np.int64]:
-    """Arcs sorted so that all arcs into a state stand before those out of it."""
-    before: dict[int, set[int]] = {}
-    for src, dst in zip(lattice.src.tolist(), lattice.dst.tolist(), strict=True):
-        before.setdefault(dst, set()).add(src)
-    rank = np.zeros(lattice.num_states, dtype=np.int64)
-    try:
-        order = list(TopologicalSorter(before).static_order())
-    except CycleError as error:
-        raise DataError(f"lattice: the states {error.args[1]} are a cycle; expected none") from error
-    rank[order] = np.arange(len(order))
-    return np.argsort(rank[lattice.src], kind="stable")
+def _lists(order: npt.NDArray[np.int64], *columns: npt.NDArray[Any]) -> list[list[Any]]:
+    return [column[order].tolist() for column in columns]
 
 
-def _forward(
-    lattice: Lattice, order: npt.NDArray[np.int64], log_prob: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Log-sum over the paths from the start to each state, and the frames that they spend."""
-    sums = [-math.inf] * lattice.num_states
-    frames = [0] * lattice.num_states
-    sums[lattice.start] = 0.0
-    columns = (lattice.src, lattice.dst, lattice.transition, log_prob)
-    for src, dst, transition, weight in zip(*(column[order].tolist() for column in columns), strict=True):
-        sums[dst] = _log_add(sums[dst], sums[src] + weight)
-        frames[dst] = frames[src] + (transition > 0)
-    return np.array(sums), np.array(frames, dtype=np.int64)
+def _sums(
+    sums: npt.NDArray[np.float64],
+    behind: npt.NDArray[np.int32],
+    ahead: npt.NDArray[np.int32],
+    log_prob: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """`sums` [S] and, arc by arc, what the sum of the state behind an arc adds to that of the state ahead of it."""
+    found = sums.tolist()
+    for here, there, weight in zip(behind.tolist(), ahead.tolist(), log_prob.tolist(), strict=True):
+        low, high = sorted((found[there], found[here] + weight))
+        found[there] = high if low == -math.inf else high + math.log1p(math.exp(low - high))
+    return np.array(found)
 
 
-def _backward(
+def _best_path(
     lattice: Lattice,
-    order: npt.NDArray[np.int64],
+    last_first: npt.NDArray[np.int64],
     log_prob: npt.NDArray[np.float64],
     final: npt.NDArray[np.float64],
-) -> tuple[npt.NDArray[np.float64], list[int]]:
-    """Log-sum over the paths from each state to the end, and the arcs of the best path from the start."""
-    sums, best = final.tolist(), final.tolist()
-    choice = [-1] * lattice.num_states
-    arcs = order[::-1]
-    columns = (arcs, lattice.src[arcs], lattice.dst[arcs], log_prob[arcs])
-    for arc, src, dst, weight in zip(*(column.tolist() for column in columns), strict=True):
-        sums[src] = _log_add(sums[src], sums[dst] + weight)
+) -> list[int]:
+    """The arcs of the best path."""
+    best, choice = final.tolist(), [-1] * lattice.num_states
+    columns = _lists(last_first, lattice.src, lattice.dst, log_prob)
+    for arc, src, dst, weight in zip(last_first.tolist(), *columns, strict=True):
         if best[dst] + weight > best[src]:
             best[src], choice[src] = best[dst] + weight, arc
     path, state = [], lattice.start
     while choice[state] >= 0:
         path.append(choice[state])
         state = int(lattice.dst[path[-1]])
-    return np.array(sums), path
-
-
-def _log_add(a: float, b: float) -> float:
-    high, low = (a, b) if a > b else (b, a)
-    return high if low == -math.inf else high + math.log1p(math.exp(low - high))
+    return path
 
 
 class RecognisedWord(NamedTuple):

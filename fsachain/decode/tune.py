@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.decode.decoder import DecoderConfig, Graph, decode, process_pool
+from fsachain.decode.decoder import DecoderConfig, Graph, decode
 from fsachain.decode.wer import ErrorCounts, score
 from fsachain.errors import ConfigError
 
@@ -29,11 +27,8 @@ class TuningPoint:
     counts: ErrorCounts
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "lm_weight": self.lm_weight,
-            "word_insertion_penalty": self.word_insertion_penalty,
-            **self.counts.to_dict(),
-        }
+        pair = {"lm_weight": self.lm_weight, "word_insertion_penalty": self.word_insertion_penalty}
+        return pair | self.counts.to_dict()
 
 
 @dataclass(frozen=True)
@@ -88,29 +83,30 @@ def tune(
         lm_weights: Weights to try.
         word_insertion_penalties: Costs per word to try.
         config: Options of the search.
-        num_workers: As for `decode`; the processes live for the whole scan.
-        executor: As for `decode`.
+        num_workers, executor: As for `decode`.
         progress: Called with (points done, points in all).
 
     Raises:
         ConfigError: nothing to scan, or a value stands twice.
     """
-    for name, values in (("lm_weights", lm_weights), ("word_insertion_penalties", word_insertion_penalties)):
-        if not values or len(set(values)) != len(values):
-            raise ConfigError(f"{name}: expected one or more different numbers, got {list(values)}")
+    check_grid(lm_weights=lm_weights, word_insertion_penalties=word_insertion_penalties)
     grid = list(product(sorted(lm_weights), sorted(word_insertion_penalties)))
     points: list[TuningPoint] = []
-    workers = min(num_workers or os.cpu_count() or 1, len(nnet_outputs))
-    own_pool = executor is None and workers > 1
-    with process_pool(workers) if own_pool else nullcontext(executor) as pool:
-        for weight, penalty in grid:
-            graph = build_graph(weight, penalty)
-            found = decode(nnet_outputs, graph, words, config, num_workers=num_workers, executor=pool)
-            report = score(references, {name: hypothesis.words for name, hypothesis in found.items()})
-            points.append(TuningPoint(weight, penalty, report.total))
-            if progress is not None:
-                progress(len(points), len(grid))
+    for weight, penalty in grid:
+        graph = build_graph(weight, penalty)
+        found = decode(nnet_outputs, graph, words, config, num_workers=num_workers, executor=executor)
+        report = score(references, {name: hypothesis.words for name, hypothesis in found.items()})
+        points.append(TuningPoint(weight, penalty, report.total))
+        if progress is not None:
+            progress(len(points), len(grid))
     return choose(points)
+
+
+def check_grid(prefix: str = "", **axes: Sequence[float]) -> None:
+    """Refuse axes of a grid that are empty or have a number twice; names in messages begin with `prefix`."""
+    for name, values in axes.items():
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"{prefix}{name}: expected one or more different numbers, got {values}")
 
 
 def choose(points: Sequence[TuningPoint]) -> TuningResult:
@@ -121,9 +117,6 @@ def choose(points: Sequence[TuningPoint]) -> TuningResult:
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3))
     neighbourhood = np.nanmean(windows, axis=(2, 3)).ravel()
 
-    def rank(index: int) -> tuple[float, float, float]:
-        point = points[index]
-        distance = abs(point.lm_weight - 1.0) + abs(point.word_insertion_penalty)
-        return (float(point.counts.errors), float(neighbourhood[index]), distance)
-
-    return TuningResult(points[min(range(len(points)), key=rank)], tuple(points))
+    distance = [abs(point.lm_weight - 1.0) + abs(point.word_insertion_penalty) for point in points]
+    ranked = zip(errors.ravel(), neighbourhood, distance, range(len(points)), strict=True)
+    return TuningResult(points[min(ranked)[-1]], tuple(points))

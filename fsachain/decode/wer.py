@@ -1,8 +1,7 @@
 """Word error rate with its parts, per corpus, per speaker and per utterance.
 
-`score` compares transcripts; `WerReport` holds the counts and prints them; `read_text` and `write_text` are
-Kaldi's text format (`utterance word word ...`). The word alignment comes from kaldialign (Levenshtein
-distance, each error costs one).
+Text files are Kaldi's (`utterance word word ...`). The word alignment comes from kaldialign (Levenshtein distance, each
+error costs one).
 """
 
 from __future__ import annotations
@@ -113,9 +112,9 @@ class WerReport:
             lines.append(f"no hypothesis for {len(self.missing)} utterances: {' '.join(self.missing)}")
         if self.by_speaker:
             lines += ["", *_speaker_table({**self.by_speaker, "all": self.total})]
-        wrong = [utterance for utterance in self.utterances if utterance.counts.errors]
-        for utterance in wrong:
-            lines += ["", *_aligned_lines(utterance)]
+        for utterance in self.utterances:
+            if utterance.counts.errors:
+                lines += ["", *_aligned_lines(utterance)]
         return "\n".join(lines) + "\n"
 
     def write(self, directory: str | Path) -> None:
@@ -135,33 +134,29 @@ def score(
     """Count the word errors of `hypotheses` against `references`.
 
     Args:
-        references: Words by utterance id. An utterance without words is legal: what was
-            recognised is inserted.
+        references: Words by utterance id. An utterance without words is legal: what was recognised is inserted.
         hypotheses: Words by utterance id. A reference without hypothesis is scored as an empty one and
-            named in the report.
-        speakers: Speaker by utterance id, for the per-speaker table.
-
-    Raises:
-        DataError: a hypothesis or a speaker table does not match the references.
+            named in the report. One without reference is a DataError.
+        speakers: Speaker by utterance id, for the per-speaker table; if given, a missing one is a DataError.
     """
     unknown = [name for name in hypotheses if name not in references]
-    if unknown:
-        raise DataError(
-            f"hypotheses: {len(unknown)} utterances have no reference, the first is {unknown[0]!r}"
-        )
     no_speaker = [name for name in references if speakers is not None and name not in speakers]
-    if no_speaker:
-        raise DataError(
-            f"speakers: {len(no_speaker)} utterances have no speaker, the first is {no_speaker[0]!r}"
-        )
+    for names, side, other in ((unknown, "hypotheses", "reference"), (no_speaker, "speakers", "speaker")):
+        if names:
+            raise DataError(f"{side}: {len(names)} utterances have no {other}, the first is {names[0]!r}")
     total = ErrorCounts()
     by_speaker: dict[str, ErrorCounts] = {}
     utterances = []
     for name, reference in references.items():
         alignment = align_words(reference, hypotheses.get(name, ()))
-        counts = _count(alignment)
-        speaker = speakers[name] if speakers is not None else ""
+        insertions = sum(ref == EPSILON for ref, _ in alignment)
+        deletions = sum(hyp == EPSILON for _, hyp in alignment)
+        substitutions = sum(ref != hyp for ref, hyp in alignment) - insertions - deletions
+        is_wrong = int(insertions + deletions + substitutions > 0)
+        num_words = len(alignment) - insertions
+        counts = ErrorCounts(insertions, deletions, substitutions, num_words, 1, is_wrong)
         total = total + counts
+        speaker = "" if speakers is None else speakers[name]
         if speakers is not None:
             by_speaker[speaker] = by_speaker.get(speaker, ErrorCounts()) + counts
         utterances.append(UtteranceScore(name, speaker, counts, alignment))
@@ -196,35 +191,23 @@ def write_text(path: str | Path, transcripts: Mapping[str, Sequence[str]]) -> No
     target.write_text("".join(lines), encoding="utf-8")
 
 
-def _count(alignment: Sequence[tuple[str, str]]) -> ErrorCounts:
-    insertions = sum(ref == EPSILON for ref, _ in alignment)
-    deletions = sum(hyp == EPSILON for _, hyp in alignment)
-    substitutions = sum(EPSILON not in (ref, hyp) and ref != hyp for ref, hyp in alignment)
-    wrong = int(insertions + deletions + substitutions > 0)
-    return ErrorCounts(insertions, deletions, substitutions, len(alignment) - insertions, 1, wrong)
-
-
 def _speaker_table(rows: Mapping[str, ErrorCounts]) -> list[str]:
-    width = max(len("speaker"), *(len(name) for name in rows))
-    lines = [f"{'speaker':<{width}} {'utts':>6} {'words':>7} {'ins':>5} {'del':>5} {'sub':>5} {'WER %':>7}"]
-    for name, counts in rows.items():
-        lines.append(
-            f"{name:<{width}} {counts.num_utterances:>6} {counts.num_words:>7} {counts.insertions:>5} "
-            f"{counts.deletions:>5} {counts.substitutions:>5} {counts.wer:>7.2f}"
-        )
-    return lines
+    width = max(map(len, ("speaker", *rows)))
+    return [
+        f"{'speaker':<{width}} {'utts':>6} {'words':>7} {'ins':>5} {'del':>5} {'sub':>5} {'WER %':>7}"
+    ] + [
+        f"{name:<{width}} {counts.num_utterances:>6} {counts.num_words:>7} {counts.insertions:>5} "
+        f"{counts.deletions:>5} {counts.substitutions:>5} {counts.wer:>7.2f}"
+        for name, counts in rows.items()
+    ]
 
 
 def _aligned_lines(utterance: UtteranceScore) -> list[str]:
     marks = {(True, False): "I", (False, True): "D", (False, False): "S"}
-    columns = []
+    rows = ["  ref ", "  hyp ", "      "]
     for ref, hyp in utterance.alignment:
         mark = "" if ref == hyp else marks[ref == EPSILON, hyp == EPSILON]
-        cells = ("*" if ref == EPSILON else ref, "*" if hyp == EPSILON else hyp, mark)
-        width = max(len(cell) for cell in cells)
-        columns.append([cell.ljust(width) for cell in cells])
-    rows = [" ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
-    labels = ("ref", "hyp", "   ")
-    return [f"{utterance.id}:"] + [
-        f"  {label}  {row}".rstrip() for label, row in zip(labels, rows, strict=True)
-    ]
+        cells = ["*" if word == EPSILON else word for word in (ref, hyp)] + [mark]
+        width = max(map(len, cells))
+        rows = [f"{row} {cell:<{width}}" for row, cell in zip(rows, cells, strict=True)]
+    return [f"{utterance.id}:"] + [row.rstrip() for row in rows]

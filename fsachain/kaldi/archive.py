@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -22,8 +23,10 @@ Reader = Callable[[Cursor], Value]
 
 _INDEX = rf"\d{{0,{MAX_DIGITS}}}"
 _SLICE = rf"{_INDEX}:{_INDEX}"
-_RANGE = re.compile(rf"^(?P<address>.*)\[(?P<rows>{_SLICE})(?:,(?P<columns>{_SLICE}))?\]$")
-_OFFSET = re.compile(rf"^(?P<path>.*):(?P<offset>\d{{1,{MAX_DIGITS}}})$")
+_ADDRESS = re.compile(
+    rf"(?P<path>.*?)(?::(?P<offset>\d{{1,{MAX_DIGITS}}}))?(?:\[(?P<rows>{_SLICE})(?:,(?P<columns>{_SLICE}))?\])?",
+    re.DOTALL,
+)
 _OPEN_FILES = 8
 _SHOWN = 100  # letters of a key in a message
 
@@ -73,46 +76,28 @@ def read_archive(path: str | os.PathLike[str], read: Reader[Value]) -> Iterator[
 
 def read_value(address: str | os.PathLike[str], read: Reader[Value]) -> Value:
     """The value at `file`, `file:offset` or, for matrices, `file:offset[first:last,first:last]` (inclusive)."""
-    return _Addresses().read(os.fspath(address), read)
+    return _read_at(os.fspath(address), read, open_file)
 
 
-class _Addresses:
-    """Reads values at addresses; at most `_OPEN_FILES` files stay open."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, Cursor] = {}
-
-    def read(self, address: str, read: Reader[Value]) -> Value:
-        found = _RANGE.match(address)
-        rows, columns = (found["rows"], found["columns"]) if found else (None, None)
-        path, offset = self.split(found["address"] if found else address)
-        known = self.files.get(path)
-        if known is None:
-            if len(self.files) >= _OPEN_FILES:
-                self.files.pop(next(iter(self.files)))
-            known = self.files[path] = open_file(path)
-        cursor = Cursor(known.data, known.name, offset)
-        if offset > len(cursor.data):
-            cursor.fail(f"expected a value, the file has {len(cursor.data)} bytes")
-        cursor.detect_binary()
-        value = read(cursor)
-        return value if rows is None else _cut(value, rows, columns, address)
-
-    @staticmethod
-    def split(address: str) -> tuple[str, int]:
-        found = _OFFSET.match(address)
-        return (found["path"], int(found["offset"])) if found else (address, 0)
-
-
-def _cut(value: Any, rows: str, columns: str | None, address: str) -> Any:
-    """Rows and columns of a matrix; Kaldi's ranges include their last index."""
+def _read_at(address: str, read: Reader[Value], opened: Callable[[str], Cursor]) -> Value:
+    found = _ADDRESS.fullmatch(address)
+    assert found is not None  # every part may be absent
+    data, offset = opened(found["path"]), int(found["offset"] or 0)
+    cursor = Cursor(data.data, data.name, offset)
+    if offset > len(cursor.data):
+        cursor.fail(f"expected a value, the file has {len(cursor.data)} bytes")
+    cursor.detect_binary()
+    value: Any = read(cursor)
+    if found["rows"] is None:
+        return cast(Value, value)
     if not isinstance(value, np.ndarray) or value.ndim != 2:
         raise DataError(f"{address}: a range of rows, but the value is no matrix")
-    picked = value[_slice(rows, value.shape[0], address)]
-    return picked if columns is None else picked[:, _slice(columns, value.shape[1], address)]
+    ranges = zip((found["rows"], found["columns"] or ":"), value.shape, strict=True)
+    return cast(Value, value[tuple(_slice(text, size, address) for text, size in ranges)])
 
 
 def _slice(text: str, size: int, address: str) -> slice:
+    """Kaldi's ranges include their last index."""
     first, last = (int(part) if part else None for part in text.split(":"))
     begin, end = first or 0, size if last is None else last + 1
     if not 0 <= begin < end <= size:
@@ -121,8 +106,7 @@ def _slice(text: str, size: int, address: str) -> slice:
 
 
 def _read_script(path: str, read: Reader[Value]) -> Iterator[tuple[str, Value]]:
-    addresses = _Addresses()
-    folder = Path(path).parent
+    opened = lru_cache(maxsize=_OPEN_FILES)(open_file)
     cursor = open_file(path)
     number = 0
     while cursor.left:
@@ -133,16 +117,16 @@ def _read_script(path: str, read: Reader[Value]) -> Iterator[tuple[str, Value]]:
         if len(fields) != 2:
             raise DataError(f"{path}:{number}: {fields[0][:_SHOWN]!r}, expected a key and an address")
         key, address = fields
-        beside = folder / address
-        place = os.fspath(beside) if _exists(os.fspath(beside)) else address
+        beside = os.fspath(Path(path).parent / address)
         try:
-            yield key, addresses.read(place, read)
+            yield key, _read_at(beside if _exists(beside) else address, read, opened)
         except DataError as error:
             raise DataError(f"{path}:{number}: {error}") from error
 
 
 def _exists(address: str) -> bool:
+    found = _ADDRESS.fullmatch(address)
     try:
-        return Path(_Addresses.split(address.split("[")[0])[0]).exists()
+        return found is not None and Path(found["path"]).exists()
     except (OSError, ValueError):  # a name too long for the system, or with a zero byte
         return False

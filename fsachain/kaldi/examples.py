@@ -7,14 +7,14 @@ end-to-end examples and those made from alignments, merged or not.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.fsa import Fsa, read_fsa
+from fsachain.fsa import Fsa, arcs_from, read_fsa
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
 from fsachain.stream import Cursor
 
@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int32]
 _ESCAPE = 127
 _LARGEST_STEP = 124
 _HIGHEST = 2**31 - 1
+_MAX_PARTS = 200
 
 
 class Indexes(NamedTuple):
@@ -58,11 +59,6 @@ def read_indexes(cursor: Cursor) -> Indexes:
         for column, number in zip(columns, (n, t, x), strict=True):
             column.append(number)
     return Indexes(*(np.frombuffer(column, np.int32) for column in columns))
-
-
-Part = TypeVar("Part")
-
-_MAX_PARTS = 200
 
 
 class NnetInput(NamedTuple):
@@ -102,15 +98,11 @@ def read_example(cursor: Cursor) -> ChainExample:
     """One chain example, binary or text; for `read_table`."""
     cursor.expect("<Nnet3ChainEg>")
     cursor.expect("<NumInputs>")
-    inputs = _parts(cursor, "inputs", _read_input)
+    inputs = [_read_input(cursor) for _ in range(cursor.integer("number of inputs", 1, _MAX_PARTS))]
     cursor.expect("<NumOutputs>")
-    outputs = _parts(cursor, "outputs", _read_output)
+    outputs = [_read_output(cursor) for _ in range(cursor.integer("number of outputs", 1, _MAX_PARTS))]
     cursor.expect("</Nnet3ChainEg>")
-    return ChainExample(inputs, outputs)
-
-
-def _parts(cursor: Cursor, what: str, read: Callable[[Cursor], Part]) -> tuple[Part, ...]:
-    return tuple(read(cursor) for _ in range(cursor.integer(f"number of {what}", 1, _MAX_PARTS)))
+    return ChainExample(tuple(inputs), tuple(outputs))
 
 
 def _read_input(cursor: Cursor) -> NnetInput:
@@ -126,6 +118,10 @@ def _read_input(cursor: Cursor) -> NnetInput:
 
 
 def _read_output(cursor: Cursor) -> ChainSupervision:
+    def size(token: str) -> int:
+        cursor.expect(token)
+        return cursor.integer(token, 1)
+
     cursor.expect("<NnetChainSup>")
     name = cursor.token("name of an output")
     indexes = read_indexes(cursor)
@@ -133,42 +129,34 @@ def _read_output(cursor: Cursor) -> ChainSupervision:
     cursor.expect("<Supervision>")
     cursor.expect("<Weight>")
     weight = cursor.real("weight")
-    num_sequences, frames_per_sequence, label_dim = (
-        _size(cursor, token) for token in ("<NumSequences>", "<FramesPerSeq>", "<LabelDim>")
-    )
-    if num_sequences * frames_per_sequence != len(indexes.t):
-        cursor.fail(
-            f"{num_sequences} sequences of {frames_per_sequence} frames, but {len(indexes.t)} indexes", begin
-        )
-    end_to_end, fsas = _read_fsas(cursor, num_sequences, label_dim)
+    sequences, frames, label_dim = size("<NumSequences>"), size("<FramesPerSeq>"), size("<LabelDim>")
+    if sequences * frames != len(indexes.t):
+        cursor.fail(f"{sequences} sequences of {frames} frames, but {len(indexes.t)} indexes", begin)
+    end_to_end = False  # old files do not say, and are not
+    if cursor.peek_token() == "<End2End>":
+        cursor.expect("<End2End>")
+        end_to_end = cursor.boolean("end-to-end")
+    if end_to_end:
+        cursor.expect("<Fsts>")
+    fsas = tuple(_read_fsa(cursor, label_dim) for _ in range(sequences if end_to_end else 1))
+    if end_to_end:
+        cursor.expect("</Fsts>")
     if cursor.peek_token() == "<AlignmentPdfs>":
         cursor.expect("<AlignmentPdfs>")
         cursor.integers("pdfs of the alignment")
     cursor.expect("</Supervision>")
-    weights = _read_deriv_weights(cursor)
+    weights: Floats = np.zeros(0, dtype=np.float32)
+    token = cursor.peek_token()
+    if token in ("<DW2>", "<DW>"):
+        cursor.expect(token)
+        if token == "<DW2>":
+            weights = read_vector(cursor)
+        else:  # bytes of 1/255
+            weights = cursor.integers("derivative weights").astype(np.float32) / np.float32(255)
     if len(weights) not in (0, len(indexes.t)):
         cursor.fail(f"{len(weights)} derivative weights for {len(indexes.t)} frames", begin)
     cursor.expect("</NnetChainSup>")
-    return ChainSupervision(
-        name, indexes, weight, num_sequences, frames_per_sequence, label_dim, end_to_end, fsas, weights
-    )
-
-
-def _size(cursor: Cursor, token: str) -> int:
-    cursor.expect(token)
-    return cursor.integer(token, 1)
-
-
-def _read_fsas(cursor: Cursor, num_sequences: int, label_dim: int) -> tuple[bool, tuple[Fsa, ...]]:
-    """Whether the supervision is end-to-end, and its graphs; old files do not say, and are not end-to-end."""
-    if cursor.peek_token() == "<End2End>":
-        cursor.expect("<End2End>")
-        if cursor.boolean("end-to-end"):
-            cursor.expect("<Fsts>")
-            fsas = tuple(_read_fsa(cursor, label_dim) for _ in range(num_sequences))
-            cursor.expect("</Fsts>")
-            return True, fsas
-    return False, (_read_fsa(cursor, label_dim),)
+    return ChainSupervision(name, indexes, weight, sequences, frames, label_dim, end_to_end, fsas, weights)
 
 
 def _read_fsa(cursor: Cursor, label_dim: int) -> Fsa:
@@ -179,22 +167,6 @@ def _read_fsa(cursor: Cursor, label_dim: int) -> Fsa:
     return fsa
 
 
-def _read_deriv_weights(cursor: Cursor) -> Floats:
-    """Weights as a vector (DW2), as bytes of 1/255 (DW), or none."""
-    token = cursor.peek_token()
-    if token == "<DW2>":
-        cursor.expect(token)
-        return read_vector(cursor)
-    if token == "<DW>":
-        cursor.expect(token)
-        weights = cursor.integers("derivative weights").astype(np.float32)
-        weights /= np.float32(255)
-        return weights
-    return np.zeros(0, dtype=np.float32)
-
-
-# Merged chain examples made from alignments.
-#
 # nnet3-chain-merge-egs strings the graphs of a minibatch together: the first F frames of every path belong to
 # the first sequence, the next F to the second, and so on. Between two sequences stands one state, or several
 # with the same arcs, whose weights differ by a constant each: what the sequence before ended with (Kaldi's
@@ -213,59 +185,44 @@ def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]
     if not graph.num_arcs:
         raise DataError("the graph of merged sequences accepts nothing")
     time = _times(graph, num_sequences * num_frames)
-    constant, entries = np.zeros(graph.num_states), [graph.start]
+    final, entries = graph.final_log_prob.copy(), [graph.start]
     for number in range(1, num_sequences):
         ends = np.flatnonzero(time == number * num_frames)
         entries.append(int(ends[0]))
-        constant[ends] = _constants(graph, ends, entries[-1], number - 1)
-    final = np.where(time == num_sequences * num_frames, graph.final_log_prob, constant)
-    return (
-        _part(graph, time, number * num_frames, (number + 1) * num_frames, entry, final)
-        for number, entry in enumerate(entries)
-    )
+        final[ends] = _constants(graph, ends, entries[-1], number - 1)
+
+    def part(number: int, entry: int) -> Fsa:
+        """The frames [number F, (number + 1) F) of all paths, from the state `entry`."""
+        end = (number + 1) * num_frames
+        inside = (time > number * num_frames) & (time <= end)
+        inside[entry] = True
+        kept = inside[graph.src] & inside[graph.dst]
+        new = np.cumsum(inside) - 1
+        return Fsa(
+            int(inside.sum()),
+            new[graph.src[kept]],
+            new[graph.dst[kept]],
+            graph.pdf[kept],
+            graph.log_prob[kept],
+            np.where(time == end, final, -np.inf)[inside],
+            int(new[entry]),
+        )
+
+    return (part(number, entry) for number, entry in enumerate(entries))
 
 
-def _part(
-    graph: Fsa, time: npt.NDArray[np.int64], begin: int, end: int, entry: int, final: npt.NDArray[np.float64]
-) -> Fsa:
-    """The acceptor of the frames [begin, end) of all paths, from the state `entry` to the states at time `end`."""
-    inside = (time > begin) & (time <= end)
-    inside[entry] = True
-    kept = inside[graph.src] & inside[graph.dst]
-    new = np.cumsum(inside) - 1
-    return Fsa(
-        int(inside.sum()),
-        new[graph.src[kept]],
-        new[graph.dst[kept]],
-        graph.pdf[kept],
-        graph.log_prob[kept],
-        np.where(time == end, final, -np.inf)[inside],
-        int(new[entry]),
-    )
-
-
-def _times(graph: Fsa, num_frames: int) -> npt.NDArray[np.int64]:
+def _times(graph: Fsa, num_frames: int) -> npt.NDArray[np.float64]:
     """Number of arcs on every path from the start to each state."""
-    leaving = np.argsort(graph.src, kind="stable")
-    first = np.searchsorted(graph.src[leaving], np.arange(graph.num_states + 1))
-    time = np.full(graph.num_states, -1, dtype=np.int64)
-    time[graph.start] = 0
-    layer = np.array([graph.start])
-    for frame in range(1, num_frames + 1):
-        parts = [graph.dst[leaving[first[state] : first[state + 1]]] for state in layer.tolist()]
-        layer = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts])).astype(np.int64)
-        if (time[layer] >= 0).any():
-            break
-        time[layer] = frame
+    time = arcs_from(graph.start, graph.num_states, graph.src, graph.dst)
     ends = graph.final_log_prob > -np.inf
-    if (time < 0).any() or (time[graph.dst] != time[graph.src] + 1).any() or (time[ends] != num_frames).any():
+    if (time[graph.dst] != time[graph.src] + 1).any() or (time[ends] != num_frames).any():
         raise DataError(
             f"the graph of merged sequences has paths of other lengths; expected {num_frames} frames"
         )
     return time
 
 
-def _constants(graph: Fsa, states: npt.NDArray[np.int64], model: int, number: int) -> npt.NDArray[np.float64]:
+def _constants(graph: Fsa, states: npt.NDArray[np.int64], model: int, number: int) -> list[float]:
     """By how much the arcs of each state outweigh those of the state `model`: one constant for all arcs of a state."""
     expected = _arcs(graph, model)
     found = []
@@ -278,7 +235,7 @@ def _constants(graph: Fsa, states: npt.NDArray[np.int64], model: int, number: in
                 "expected graphs strung together"
             )
         found.append(differences[0])
-    return np.array(found)
+    return found
 
 
 def _arcs(graph: Fsa, state: int) -> dict[tuple[int, int], float]:

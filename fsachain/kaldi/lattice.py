@@ -10,13 +10,13 @@ import re
 import struct
 from array import array
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, GraphError
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, arcs_from
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.transitions import TransitionModel
@@ -27,6 +27,9 @@ from fsachain.stream import LONGEST_LINE, Cursor
 # model, pronunciations, transitions) and of the acoustics. A compact one has words on its arcs and a string
 # of transition ids in each weight. With each string written out as a chain of arcs both have the form of
 # `Lattice`, which takes several times the memory.
+
+
+_End = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +99,7 @@ class CompactLattice:
         dst = np.append(self.dst, np.arange(self.num_states, size))[of]
         dst[~is_last] = size + np.arange(len(of) - len(weight))
         src = np.where(is_first, np.append(self.src, ends)[of], np.roll(dst, 1))
-        word = np.append(self.word, np.zeros_like(ends))[of]
+        word = np.where(is_first, np.append(self.word, np.zeros_like(ends))[of], 0)
         costs = np.where(is_first[:, None], self.costs[weight][of], 0.0)
         final = np.full((size + len(of) - len(weight), 2), np.inf)
         final[: self.num_states] = self.costs[num_arcs:]
@@ -105,33 +108,14 @@ class CompactLattice:
         has_id = lengths[weight][of] > 0
         transition = np.zeros(len(of), dtype=np.int32)
         transition[has_id] = self.transitions[(self.ends - lengths)[weight][of][has_id] + place[has_id]]
-        return Lattice(
-            num_states=len(final),
-            start=self.start,
-            src=src.astype(np.int32),
-            dst=dst.astype(np.int32),
-            transition=transition,
-            word=np.where(is_first, word, 0).astype(np.int32),
-            graph_cost=costs[:, 0].copy(),
-            acoustic_cost=costs[:, 1].copy(),
-            final_graph_cost=final[:, 0].copy(),
-            final_acoustic_cost=final[:, 1].copy(),
-        )
+        columns: list[Any] = [column.astype(np.int32) for column in (src, dst, transition, word)]
+        return Lattice(len(final), self.start, *columns, *costs.T.copy(), *final.T.copy())
 
 
 PLAIN, COMPACT = ("lattice4", "lattice8"), ("compactlattice44", "compactlattice84")
-_TEXT_LINE = re.compile(
-    rb"([^\n,]*)(?:(?<=\S),([^\s,]*)(?:,(\S*))?)?[^\S\n]*"
-)  # the last group is the string
-
-
-class _Weight(NamedTuple):
-    graph_cost: float
-    acoustic_cost: float
-    ids: bytes | memoryview  # int32
-
-
-_NOT_FINAL = _Weight(math.inf, math.inf, b"")
+_NOT_FINAL = (math.inf, math.inf)
+# The last group is the string.
+_TEXT_LINE = re.compile(rb"([^\n,]*)(?:(?<=\S),([^\s,]*)(?:,(\S*))?)?[^\S\n]*")
 
 
 def read_lattice(cursor: Cursor) -> CompactLattice:
@@ -151,44 +135,36 @@ class _Builder:
     def __init__(self, cursor: Cursor, kind: str) -> None:
         self.cursor, self.begin = cursor, cursor.position
         self.lowest_cost = float(np.finfo(kind).min)
-        self.src, self.dst, self.word = array("i"), array("i"), array("i")
+        self.arcs = array("i")  # src, dst and word of each
         self.costs, self.ends, self.ids = array("d"), array("q"), array("i")
-        self.final: dict[int, _Weight] = {}
+        self.final: dict[
+            int, tuple[tuple[float, float], bytes]
+        ] = {}  # by state: costs, and a string of int32
 
-    def add(self, src: int, dst: int, word: int, weight: _Weight) -> None:
-        what = f"arc {len(self.src)} of a lattice"
+    def add(self, src: int, dst: int, word: int, costs: tuple[float, float], ids: bytes) -> None:
+        what = f"arc {len(self.ends)} of a lattice"
         if word < 0:
             self.cursor.fail(f"{what} has a negative label", self.begin)
-        self.src.append(src)
-        self.dst.append(dst)
-        self.word.append(word)
-        self._append(weight, f"{what} has the cost")
+        self.arcs.extend((src, dst, word))
+        self._append(costs, ids, f"{what} has the cost")
 
-    def _append(self, weight: _Weight, what: str) -> None:
-        costs = weight[:2]
+    def _append(self, costs: tuple[float, float], ids: bytes, what: str) -> None:
         if not all(cost >= self.lowest_cost for cost in costs):
             self.cursor.fail(f"{what} NaN or -Infinity", self.begin)
         self.costs.extend(costs)
-        self.ids.frombytes(weight.ids)
+        self.ids.frombytes(ids)
         self.ends.append(len(self.ids))
 
     def lattice(self, start: int, num_states: int) -> CompactLattice:
         if not 0 <= start < num_states:
             self.cursor.fail(f"start state {start} of a lattice of {num_states} states", self.begin)
         for state in range(num_states):
-            weight = self.final.get(state, _NOT_FINAL)
-            is_final = weight[:2] != _NOT_FINAL[:2]
-            self._append(weight if is_final else _NOT_FINAL, "a lattice with the final cost")
-        return CompactLattice(
-            num_states=num_states,
-            start=start,
-            src=np.frombuffer(self.src, dtype=np.int32),
-            dst=np.frombuffer(self.dst, dtype=np.int32),
-            word=np.frombuffer(self.word, dtype=np.int32),
-            costs=np.frombuffer(self.costs).reshape(-1, 2),
-            ends=np.frombuffer(self.ends, dtype=np.int64),
-            transitions=np.frombuffer(self.ids, dtype=np.int32),
-        )
+            costs, ids = self.final.get(state, (_NOT_FINAL, b""))
+            self._append(costs, b"" if costs == _NOT_FINAL else ids, "a lattice with the final cost")
+        src, dst, word = np.frombuffer(self.arcs, dtype=np.int32).reshape(-1, 3).T.copy()
+        costs_ = np.frombuffer(self.costs).reshape(-1, 2)
+        ends, ids_ = np.frombuffer(self.ends, dtype=np.int64), np.frombuffer(self.ids, dtype=np.int32)
+        return CompactLattice(num_states, start, src, dst, word, costs_, ends, ids_)
 
 
 def _read_binary(cursor: Cursor) -> CompactLattice:
@@ -207,18 +183,18 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
     if not 0 <= header.start < header.num_states:
         cursor.fail(f"start state {header.start} of a lattice of {header.num_states} states", begin)
     kind = "f" if header.arc_type in ("lattice4", "compactlattice44") else "d"
-    builder, costs, labels = _Builder(cursor, kind), struct.Struct(f"<2{kind}"), struct.Struct("<ii")
+    builder, costs_of, labels = _Builder(cursor, kind), struct.Struct(f"<2{kind}"), struct.Struct("<ii")
     builder.begin = begin
 
-    def weight() -> _Weight:
-        graph_cost, acoustic_cost = costs.unpack(cursor.take(costs.size, "weight"))
+    def weight() -> tuple[tuple[float, float], bytes]:
+        graph_cost, acoustic_cost = costs_of.unpack(cursor.take(costs_of.size, "weight"))
         if is_plain:
-            return _Weight(graph_cost, acoustic_cost, b"")
+            return (graph_cost, acoustic_cost), b""
         size = int.from_bytes(cursor.take(4, "length of a string"), "little", signed=True)
         ids = np.frombuffer(cursor.take(4 * size, "transition ids"), dtype="<i4")
         if ids.min(initial=0) < 0:
             cursor.fail(f"a string of a lattice has the negative transition id {ids.min()}")
-        return _Weight(graph_cost, acoustic_cost, ids.astype(np.int32).tobytes())
+        return (graph_cost, acoustic_cost), ids.astype(np.int32).tobytes()
 
     for state in range(header.num_states):
         builder.final[state] = weight()
@@ -227,14 +203,14 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
             cursor.fail(f"state {state} has {count} arcs, {cursor.left} bytes are left")
         for _ in range(count):
             ilabel, olabel = labels.unpack(cursor.take(labels.size, "arc"))
-            found = weight()
+            costs, ids = weight()
             dst = int.from_bytes(cursor.take(4, "arc"), "little", signed=True)
             if not 0 <= dst < header.num_states:
                 cursor.fail(f"an arc leads to state {dst} of {header.num_states}")
             if is_plain:
-                builder.add(state, dst, olabel, found._replace(ids=_one_id(cursor, ilabel)))
+                builder.add(state, dst, olabel, costs, _one_id(cursor, ilabel))
             else:
-                builder.add(state, dst, ilabel, found)
+                builder.add(state, dst, ilabel, costs, ids)
     return builder.lattice(header.start, header.num_states)
 
 
@@ -284,20 +260,16 @@ def _read_text(cursor: Cursor) -> CompactLattice:
             )
         states.add(numbers[:2])
         if len(numbers) == 1:
-            builder.final[numbers[0]] = _Weight(*costs, ids.tobytes())
-        elif len(numbers) == 3:
-            builder.add(numbers[0], numbers[1], numbers[2], _Weight(*costs, ids.tobytes()))
+            builder.final[numbers[0]] = (costs, ids.tobytes())
         else:
-            builder.add(numbers[0], numbers[1], numbers[3], _Weight(*costs, _one_id(cursor, numbers[2])))
+            string = ids.tobytes() if len(numbers) == 3 else _one_id(cursor, numbers[2])
+            builder.add(numbers[0], numbers[1], numbers[-1], costs, string)
     if not states.are_possible:
         cursor.fail(
             f"a lattice in text form with states {states.lowest} to {states.highest}; expected states numbered densely "
             "from 0"
         )
     return builder.lattice(states.start, states.highest + 1)
-
-
-_Arc = tuple[int, int, float]  # transition id, dst, log_prob
 
 
 def lattice_pdfs(
@@ -354,7 +326,30 @@ def phone_lattice(
     """
     if subsampling < 1:
         raise ConfigError(f"subsampling = {subsampling}: expected at least 1")
-    return _PhoneCutter(_frames(lattice, model, lm_scale, 0.0, name), model, subsampling, name).run()
+    graph = _frames(lattice, model, lm_scale, 0.0, name)
+    cutter = _PhoneCutter(graph, model, name)
+    frame = _frame_of_states(graph, name)
+    nodes, numbers = [graph.start], {graph.start: 0}
+    arcs: list[
+        tuple[int, int, int, int, int]
+    ] = []  # src, dst (-1: the end), phone, first frame, frame after it
+    log_probs = []
+    for index, state in enumerate(nodes):  # grows while it is read
+        for (phone, end, at_end), log_prob in cutter.phones_from(state).items():
+            if not at_end and end not in numbers:
+                numbers[end] = len(nodes)
+                nodes.append(end)
+            arcs.append((index, -1 if at_end else numbers[end], phone, frame[state], frame[end]))
+            log_probs.append(log_prob)
+    table = np.array(arcs, dtype=np.int64).reshape(-1, 5)
+    src, dst, phones = table[:, 0], table[:, 1] % (len(nodes) + 1), table[:, 2]
+    final = np.append(np.full(len(nodes), -np.inf), 0.0)
+    whole = Transducer(len(final), 0, src, dst, phones, phones, np.array(log_probs, dtype=np.float64), final)
+    found, origin = remove_epsilons(whole, range(len(arcs)))
+    if not len(found.src):
+        raise DataError(f"{name}: no path of the lattice is a sequence of whole phones")
+    spans = subsampling * table[origin, 3:]
+    return PhoneLattice(_sum_to_one(found, spans[:, 0]), spans, name)
 
 
 def _frames(
@@ -399,84 +394,49 @@ def _log_prob(
     return np.where(possible, 0.0 - costs, -np.inf)
 
 
-class _PhoneCutter:
-    """Cuts paths of transition ids into phones. A node is a state at which a phone begins; node -1 is the end."""
-
-    def __init__(self, graph: Transducer, model: TransitionModel, subsampling: int, name: str) -> None:
-        self.graph, self.name, self.subsampling = graph, name, subsampling
-        table = model.transitions
-        self.phone, self.is_loop = table.phone.tolist(), table.is_self_loop.tolist()
-        self.is_final = table.is_final.tolist()
-        self.leaving: list[list[_Arc]] = [[] for _ in range(graph.num_states)]
-        columns = (graph.src, graph.ilabel, graph.dst, graph.log_prob)
-        for src, *arc in zip(*(column.tolist() for column in columns), strict=True):
-            self.leaving[src].append((arc[0], arc[1], arc[2]))
-        self.final = graph.final_log_prob.tolist()
-        self.frame = self._frame_of_states()
-
-    def run(self) -> PhoneLattice:
-        nodes, numbers = [self.graph.start], {self.graph.start: 0}
-        rows: list[tuple[int, int, int, float, int, int]] = []
-        for index, state in enumerate(nodes):  # grows while it is read
-            for (spoken, end, at_end), log_prob in self._phones_from(state).items():
-                if not at_end and end not in numbers:
-                    numbers[end] = len(nodes)
-                    nodes.append(end)
-                target = -1 if at_end else numbers[end]
-                rows.append((index, target, spoken, log_prob, self.frame[state], self.frame[end]))
-        table = np.array([(*row[:3], *row[4:]) for row in rows], dtype=np.int64).reshape(-1, 5)
-        src, dst, phone, first, last = (table[:, column] for column in range(5))
-        weights = np.array([row[3] for row in rows], dtype=np.float64)
-        end_state = len(nodes)
-        final = np.where(np.arange(end_state + 1) == end_state, 0.0, -np.inf)
-        graph, origin = remove_epsilons(
-            Transducer(
-                end_state + 1, 0, src, np.where(dst < 0, end_state, dst), phone, phone, weights, final
-            ),
-            range(len(rows)),
+def _frame_of_states(graph: Transducer, name: str) -> npt.NDArray[np.int64]:
+    """The frame of each state, which must be the same on all paths to it."""
+    frame = arcs_from(graph.start, graph.num_states, graph.src, graph.dst).astype(np.int64)
+    wrong = np.flatnonzero(frame[graph.dst] != frame[graph.src] + 1)
+    if wrong.size:
+        first, other = sorted((int(frame[graph.dst[wrong[0]]]), int(frame[graph.src[wrong[0]]]) + 1))
+        raise DataError(
+            f"{name}: a state of the lattice stands behind {first} and behind {other} frames; expected one time for "
+            "each state"
         )
-        if not len(graph.src):
-            raise DataError(f"{self.name}: no path of the lattice is a sequence of whole phones")
-        spans = self.subsampling * np.stack([first, last], axis=1)[origin]
-        return PhoneLattice(_sum_to_one(graph, spans[:, 0]), spans, self.name)
+    return frame
 
-    def _frame_of_states(self) -> list[int]:
-        """The frame of each state, which must be the same on all paths to it."""
-        frame = [-1] * self.graph.num_states
-        frame[self.graph.start] = 0
-        states = [self.graph.start]
-        for state in states:  # grows while it is read; each state is entered once
-            for _, dst, _ in self.leaving[state]:
-                if frame[dst] < 0:
-                    frame[dst] = frame[state] + 1
-                    states.append(dst)
-                elif frame[dst] != frame[state] + 1:
-                    raise DataError(
-                        f"{self.name}: a state of the lattice stands behind {frame[dst]} and behind {frame[state] + 1} "
-                        "frames; expected one time for each state"
-                    )
-        return frame
 
-    def _phones_from(self, state: int) -> dict[tuple[int, int, bool], float]:
+class _PhoneCutter:
+    """Cuts paths of transition ids into phones, which begin at the states of the graph that `phones_from` names."""
+
+    def __init__(self, graph: Transducer, model: TransitionModel, name: str) -> None:
+        self.name, self.start, self.final = name, graph.start, graph.final_log_prob.tolist()
+        self.leaving = graph.leaving(None)
+        table = model.transitions
+        self.phone, self.is_loop, self.is_final = (
+            column.tolist() for column in (table.phone, table.is_self_loop, table.is_final)
+        )
+
+    def phones_from(self, state: int) -> dict[_End, float]:
         """Log-sum of the paths from `state` through one phone, by (phone, state after it, whether the path ends there)."""
-        found: dict[tuple[int, int, bool], float] = {}
-        open_phones: dict[tuple[int, int, bool], float] = {}  # phone, state, last HMM state was left
-        for transition, dst, log_prob in self.leaving[state]:
-            if self.is_loop[transition]:
-                if state == self.graph.start:
-                    raise DataError(
-                        f"{self.name}: a path begins with a self-loop, so transitions are not reordered; expected a lattice "
-                        "made with Kaldi's --reorder=true"
-                    )
-                continue
-            _add(open_phones, (self.phone[transition], dst, self.is_final[transition]), log_prob)
+        found: dict[_End, float] = {}
+        open_phones: dict[_End, float] = {}  # phone, state, last HMM state was left
+        for dst, transition, _, log_prob, _ in self.leaving[state]:
+            if not self.is_loop[transition]:
+                _add(open_phones, (self.phone[transition], dst, self.is_final[transition]), log_prob)
+            elif state == self.start:
+                raise DataError(
+                    f"{self.name}: a path begins with a self-loop, so transitions are not reordered; expected a lattice "
+                    "made with Kaldi's --reorder=true"
+                )
         while open_phones:
-            longer: dict[tuple[int, int, bool], float] = {}
+            longer: dict[_End, float] = {}
             for (phone, here, left), weight in open_phones.items():
                 if left and self.final[here] > -math.inf:
                     _add(found, (phone, here, True), weight + self.final[here])
                 begins = False
-                for transition, dst, log_prob in self.leaving[here]:
+                for dst, transition, _, log_prob, _ in self.leaving[here]:
                     is_loop = self.is_loop[transition]
                     if left and not is_loop:
                         begins = True
@@ -489,18 +449,16 @@ class _PhoneCutter:
         return found
 
 
-def _add(sums: dict[tuple[int, int, bool], float], key: tuple[int, int, bool], log_prob: float) -> None:
+def _add(sums: dict[_End, float], key: _End, log_prob: float) -> None:
     sums[key] = float(np.logaddexp(sums.get(key, -math.inf), log_prob))
 
 
 def _sum_to_one(graph: Transducer, first_frame: npt.NDArray[np.int64]) -> Transducer:
     """Scale the weights of all paths to the sum one, by dividing the arcs that leave the start by the sum."""
     total = graph.final_log_prob.tolist()
-    columns = [column.tolist() for column in (graph.src, graph.dst, graph.log_prob)]
-    for arc in np.argsort(
-        -first_frame, kind="stable"
-    ).tolist():  # latest first: all that follows an arc is known
-        src, dst, log_prob = (column[arc] for column in columns)
+    latest_first = np.argsort(-first_frame, kind="stable")  # then all that follows an arc is known
+    columns = (column[latest_first].tolist() for column in (graph.src, graph.dst, graph.log_prob))
+    for src, dst, log_prob in zip(*columns, strict=True):
         total[src] = float(np.logaddexp(total[src], log_prob + total[dst]))
     leaves_start = graph.src == graph.start
     return replace(graph, log_prob=graph.log_prob - np.where(leaves_start, total[graph.start], 0.0))

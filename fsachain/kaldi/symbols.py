@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 from fsachain.errors import DataError
@@ -35,11 +36,8 @@ def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
         else:
             epsilon = name
     found = in_id_order(names, ids, path)
-    seen = set[str]()
-    for name in found:
-        if name in seen:
-            raise DataError(f"{path}: a name occurs twice, {name[:80]!r}")
-        seen.add(name)
+    if twice := [name for name, count in Counter(found).items() if count > 1]:
+        raise DataError(f"{path}: a name occurs twice, {twice[0][:80]!r}")
     return found
 
 

@@ -11,15 +11,8 @@ from fsachain.stream import open_file
 
 _NUMBER = rb"(?:[-+]?[0-9][0-9.e+-]{0,30}|[-+]?nan|[-+]?inf)"
 _LINE = re.compile(
-    rb"Overall (?:log-probability|average objective function) for '(?P<output>[^'\n]{1,200})' is (?P<objf>"
-    + _NUMBER
-    + rb")(?: \+ (?P<l2>"
-    + _NUMBER
-    + rb") = "
-    + _NUMBER
-    + rb")?(?: per frame,)? over (?P<weight>"
-    + _NUMBER
-    + rb") frames"
+    rb"Overall (?:log-probability|average objective function) for '(?P<output>[^'\n]{1,200})' is (?P<objf>%b)"
+    rb"(?: \+ (?P<l2>%b) = %b)?(?: per frame,)? over (?P<weight>%b) frames" % ((_NUMBER,) * 4)
 )
 _MOST_NAMED = 20  # outputs in a message
 

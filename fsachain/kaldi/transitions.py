@@ -22,6 +22,8 @@ from fsachain.kaldi.values import read_vector
 from fsachain.stream import Cursor, open_file
 
 MAX_PHONE = 65_535  # far above what any phone list has; ids are places in an array
+MAX_TOPOLOGY = 1000  # states and transitions of a phone that become a `Topology`; Kaldi's largest has 23
+LOG_TOLERANCE = 1e-4  # log-probabilities are float32 and may have been text
 _NO_PDF = -1
 
 
@@ -33,9 +35,8 @@ class State(NamedTuple):
     transitions: tuple[tuple[int, float], ...]
 
 
-Topologies = dict[
-    int, tuple[State, ...]
-]  # by phone id, in rising order; phones of one entry share its states
+# By phone id, in rising order; phones of one entry share its states.
+Topologies = dict[int, tuple[State, ...]]
 
 
 def read_topology(path: str | os.PathLike[str]) -> Topologies:
@@ -52,11 +53,7 @@ def parse_topology(cursor: Cursor) -> Topologies:
     found = _binary_topology(cursor) if cursor.binary else _text_topology(cursor)
     if not found or 0 in found:
         cursor.fail("a topology without phones, or with a phone id below 1", begin)
-    checked = set()  # one entry may be that of many phones
-    for phone, states in found.items():
-        if id(states) in checked:
-            continue
-        checked.add(id(states))
+    for phone, states in {id(states): (phone, states) for phone, states in found.items()}.values():
         targets = [target for state in states for target, _ in state.transitions]
         if len(states) < 2 or states[-1].transitions or max(targets, default=0) >= len(states):
             cursor.fail(
@@ -74,18 +71,16 @@ def _binary_topology(cursor: Cursor) -> Topologies:
     has_loop_class = count == -1
     if has_loop_class:
         count = cursor.integer("number of topologies", 0)
-    entries = []
-    for _ in range(count):
-        states = []
-        for _ in range(cursor.integer("number of states", 0)):
-            forward = cursor.integer("pdf class", _NO_PDF)
-            loop = cursor.integer("pdf class of the self-loop", _NO_PDF) if has_loop_class else forward
-            transitions = tuple(
-                (cursor.integer("next state", 0), cursor.real("probability"))
-                for _ in range(cursor.integer("number of transitions", 0))
-            )
-            states.append(State(forward, loop, transitions))
-        entries.append(tuple(states))
+
+    def state() -> State:
+        forward = cursor.integer("pdf class", _NO_PDF)
+        loop = cursor.integer("pdf class of the self-loop", _NO_PDF) if has_loop_class else forward
+        moves = range(cursor.integer("number of transitions", 0))
+        return State(
+            forward, loop, tuple((cursor.integer("next state", 0), cursor.real("probability")) for _ in moves)
+        )
+
+    entries = [tuple(state() for _ in range(cursor.integer("number of states", 0))) for _ in range(count)]
     cursor.expect("</Topology>")
     found: Topologies = {}
     for phone in map(int, phones):
@@ -97,6 +92,7 @@ def _binary_topology(cursor: Cursor) -> Topologies:
 
 def _text_topology(cursor: Cursor) -> Topologies:
     found: Topologies = {}
+    names = ("<PdfClass>", "<ForwardPdfClass>", "<SelfLoopPdfClass>", "<Transition>", "</State>")
     while cursor.expect("<TopologyEntry>", "</Topology>") == "<TopologyEntry>":
         cursor.expect("<ForPhones>")
         phones = set()
@@ -106,29 +102,18 @@ def _text_topology(cursor: Cursor) -> Topologies:
         states: list[State] = []
         while cursor.expect("<State>", "</TopologyEntry>") == "<State>":
             cursor.integer("state", len(states), len(states))
-            states.append(_text_state(cursor))
+            forward = loop = _NO_PDF
+            transitions = []
+            while (name := cursor.expect(*names)) != "</State>":
+                if name == "<Transition>":
+                    transitions.append((cursor.integer("next state", 0), cursor.real("probability")))
+                    continue
+                pdf_class = cursor.integer("pdf class", 0)
+                forward = forward if name == "<SelfLoopPdfClass>" else pdf_class
+                loop = loop if name == "<ForwardPdfClass>" else pdf_class
+            states.append(State(forward, loop, tuple(transitions)))
         found |= dict.fromkeys(phones, tuple(states))
     return found
-
-
-def _text_state(cursor: Cursor) -> State:
-    forward = loop = _NO_PDF
-    transitions = []
-    names = ("<PdfClass>", "<ForwardPdfClass>", "<SelfLoopPdfClass>", "<Transition>", "</State>")
-    while (name := cursor.expect(*names)) != "</State>":
-        if name == "<Transition>":
-            transitions.append((cursor.integer("next state", 0), cursor.real("probability")))
-            continue
-        pdf_class = cursor.integer("pdf class", 0)
-        if name != "<SelfLoopPdfClass>":
-            forward = pdf_class
-        if name != "<ForwardPdfClass>":
-            loop = pdf_class
-    return State(forward, loop, tuple(transitions))
-
-
-LOG_TOLERANCE = 1e-4  # log-probabilities are float32 and may have been text
-MAX_TOPOLOGY = 1000  # states and transitions of a phone that become a `Topology`; Kaldi's largest has 23
 
 
 class Tuple(NamedTuple):
@@ -180,13 +165,10 @@ class TransitionModel:
         for entry, (phone, state, forward_pdf, self_loop_pdf) in enumerate(self.tuples):
             states = self.states[phone]
             for target, _ in states[state].transitions:
-                loop = target == state
-                pdf = self_loop_pdf if loop else forward_pdf
-                rows.append((entry, phone, state, pdf, loop, target == len(states) - 1))
-        entry_, phone_, hmm_state, pdf_, is_loop, is_final = np.array(rows, dtype=np.int32).T.copy()
-        return Transitions(
-            entry_, phone_, hmm_state, pdf_, is_loop.astype(np.bool_), is_final.astype(np.bool_)
-        )
+                loop, final = target == state, target == len(states) - 1
+                rows.append((entry, phone, state, self_loop_pdf if loop else forward_pdf, loop, final))
+        columns = list(np.array(rows, dtype=np.int32).T.copy())
+        return Transitions(*columns[:4], *(column.astype(np.bool_) for column in columns[4:]))
 
     def pdfs(self, alignment: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """Pdf of each frame of an alignment of transition ids."""
@@ -203,18 +185,16 @@ class TransitionModel:
             return []
         table = self.transitions
         phone, loop, final = table.phone[ids], table.is_self_loop[ids], table.is_final[ids]
-        cut = np.zeros(len(ids), dtype=np.bool_)
-        cut[0] = True
-        if _is_reordered(
-            table.entry[ids], loop
-        ):  # the transition that leaves comes first, its state's self-loops behind it
+        # In reordered graphs self-loops follow the transition that leaves their state; the first change of state tells.
+        entry = table.entry[ids]
+        changes = np.flatnonzero((entry[1:] != entry[:-1]) & (loop[1:] | loop[:-1]))
+        if loop[changes[0]] if changes.size else not loop[0]:
             left = np.maximum.accumulate(np.where(~loop, np.arange(len(ids)), -1))
             ended = (left >= 0) & final[np.maximum(left, 0)]
-            cut[1:] = ended[:-1] & ~loop[1:]
+            cut = ended[:-1] & ~loop[1:]
         else:
-            cut[1:] = final[:-1]
-        cut[1:] |= phone[1:] != phone[:-1]
-        first = np.flatnonzero(cut)
+            cut = final[:-1]
+        first = np.append(0, 1 + np.flatnonzero(cut | (phone[1:] != phone[:-1])))
         ends = np.append(first[1:], len(ids))
         return list(zip(phone[first].tolist(), first.tolist(), ends.tolist(), strict=True))
 
@@ -234,29 +214,6 @@ class TransitionModel:
         `Topology` has one for all: GraphError where phones have different topologies or transition probabilities, or a state
         before the end has no pdf.
         """
-        first = self._only_states()
-        log_probs = self._log_probs_by_move()
-        hmm_states = []
-        for number, state in enumerate(first[:-1]):
-            targets = [target for target, _ in state.transitions]
-            if state.forward_class < 0 or len(set(targets)) < len(targets) or not set(targets) - {number}:
-                raise GraphError(
-                    f"{self.name}: state {number} has pdf class {state.forward_class} and goes to {targets}; expected a "
-                    "class of at least 0, and distinct states, itself not alone"
-                )
-            values = {target: log_probs.get((number, place), 0.0) for place, target in enumerate(targets)}
-            hmm_states.append(
-                HmmState(
-                    state.forward_class,
-                    state.self_loop_class if number in values else None,
-                    values.pop(number + 1, -math.inf),
-                    values.pop(number, 0.0),
-                    tuple(values.items()),
-                )
-            )
-        return Topology(tuple(hmm_states))
-
-    def _only_states(self) -> tuple[State, ...]:
         model = self.tuples[0].phone
         first = self.states[model]
         size = len(first) + sum(len(state.transitions) for state in first)
@@ -269,7 +226,20 @@ class TransitionModel:
                 raise GraphError(
                     f"{self.name}: phone {phone} has another topology than others; expected one for all"
                 )
-        return first
+        log_probs = self._log_probs_by_move()
+        hmm_states = []
+        for number, state in enumerate(first[:-1]):
+            targets = [target for target, _ in state.transitions]
+            if state.forward_class < 0 or len(set(targets)) < len(targets) or not set(targets) - {number}:
+                raise GraphError(
+                    f"{self.name}: state {number} has pdf class {state.forward_class} and goes to {targets}; expected a "
+                    "class of at least 0, and distinct states, itself not alone"
+                )
+            values = {target: log_probs.get((number, place), 0.0) for place, target in enumerate(targets)}
+            loop_class = state.self_loop_class if number in values else None
+            forward, loop = values.pop(number + 1, -math.inf), values.pop(number, 0.0)
+            hmm_states.append(HmmState(state.forward_class, loop_class, forward, loop, tuple(values.items())))
+        return Topology(tuple(hmm_states))
 
     def _log_probs_by_move(self) -> dict[tuple[int, int], float]:
         """Log-probability of each (HMM state, place among its transitions), which all phones share."""
@@ -285,12 +255,6 @@ class TransitionModel:
                     f"{max(same):g}; expected one for all phones (chain models have those of the topology)"
                 )
         return {move: min(_double(same[0]), 0.0) for move, same in found.items()}
-
-
-def _is_reordered(entry: npt.NDArray[np.int32], loop: npt.NDArray[np.bool_]) -> bool:
-    """Whether self-loops follow the transition that leaves their state; the first change of state tells."""
-    changes = np.flatnonzero((entry[1:] != entry[:-1]) & (loop[1:] | loop[:-1]))
-    return bool(loop[changes[0]]) if changes.size else not loop[0]
 
 
 def _double(value: float) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.decision_tree import NO_BRANCH, DecisionTree, Leaf, Node, Split, Table
-from fsachain.kaldi.transitions import TransitionModel, read_transition_model
+from fsachain.kaldi.transitions import read_transition_model
 from fsachain.stream import Cursor, open_file
 
 MAX_WIDTH = 16
@@ -69,41 +68,29 @@ def read_context_tree(
         found.decisions,
         found.central_position,
     )
-    _check_belongs(context, transitions, f"{tree} and {model}")
-    return context
-
-
-def _check_belongs(context: ContextTree, transitions: TransitionModel, where: str) -> None:
-    """Refuse a model with a pdf that is at no leaf of the same phone."""
-    unmet: dict[int, set[int]] = {}  # phones by pdf
+    unmet: dict[int, set[int]] = {}  # by pdf the phones that have it in the model, but at no leaf
     for one in transitions.tuples:
         unmet.setdefault(one.forward_pdf, set()).add(one.phone)
         unmet.setdefault(one.self_loop_pdf, set()).add(one.phone)
     for pdf, path in context.contexts():
         unmet[pdf] = unmet.get(pdf, set()) - path[context.central_position]
-    for pdf, phones in unmet.items():
-        if not phones:
-            continue
-        raise DataError(
-            f"{where}: pdf {pdf} belongs to phone {min(phones)} in the model and not in the tree; they do not belong "
-            "together"
-        )
+    for pdf, left in unmet.items():
+        if left:
+            raise DataError(
+                f"{tree} and {model}: pdf {pdf} belongs to phone {min(left)} in the model and not in the tree; they do "
+                "not belong together"
+            )
+    return context
 
 
-@dataclass
-class _Question:
-    """A table or split whose branches follow in the file."""
+class _Question(NamedTuple):
+    """A table, or a split by `values`, whose branches follow in the file; `number` is that of its node."""
 
     number: int
     key: int
     size: int
-    values: frozenset[int] | None  # of a split
-    branches: list[int] = field(default_factory=list)
-
-    def node(self) -> Node:
-        if self.values is None:
-            return Table(self.key, tuple(self.branches))
-        return Split(self.key, self.values, *self.branches)
+    values: frozenset[int] | None
+    branches: list[int]
 
 
 def _read_decisions(cursor: Cursor, width: int) -> DecisionTree:
@@ -122,16 +109,15 @@ def _read_decisions(cursor: Cursor, width: int) -> DecisionTree:
         if kind == "CE":
             nodes.append(Leaf(cursor.integer("pdf", 0)))
         elif kind != "NULL":
-            question = _read_question(cursor, kind, width, len(nodes), place)
+            waiting.append(_read_question(cursor, kind, width, len(nodes), place))
             nodes.append(Leaf(0))  # until its branches are read
-            waiting.append(question)
-            to_come += question.size
+            to_come += waiting[-1].size
         if _BYTES_PER_BRANCH * to_come > cursor.left:
             cursor.fail(f"{to_come} branches of questions are to come, {cursor.left} bytes are left")
         while waiting and len(waiting[-1].branches) == waiting[-1].size:
-            done = waiting.pop()
-            nodes[done.number] = done.node()
-            cursor.expect(")" if done.values is None else "}")
+            number, key, _, values, branches = waiting.pop()
+            nodes[number] = Table(key, tuple(branches)) if values is None else Split(key, values, *branches)
+            cursor.expect(")" if values is None else "}")
     try:
         return DecisionTree(nodes)
     except GraphError as error:
@@ -146,9 +132,9 @@ def _read_question(cursor: Cursor, kind: str, width: int, number: int, begin: in
         if values.size and not -(2**31) <= values[0] <= values[-1] < 2**31:
             cursor.fail("values of a split: expected integers of 32 bits", place)
         cursor.expect("{")
-        return _Question(number, key, 2, frozenset(values.tolist()))
+        return _Question(number, key, 2, frozenset(values.tolist()), [])
     size = cursor.integer("branches of a table", 0, 2**32 - 1)
     cursor.expect("(")
     if _BYTES_PER_BRANCH * size > cursor.left:
         cursor.fail(f"a table of {size} branches, {cursor.left} bytes are left", begin)
-    return _Question(number, key, size, None)
+    return _Question(number, key, size, None, [])

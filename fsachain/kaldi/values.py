@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError, require
+from fsachain.errors import DataError
+from fsachain.files import replacing
 from fsachain.stream import LONGEST_LIST, Cursor
 
 Floats = npt.NDArray[np.floating]
 
-_PRECISION = {"F": "<f4", "D": "<f8"}
+_PRECISION = {"FM": "<f4", "DM": "<f8"}
 _COMPRESSED = ("CM", "CM2", "CM3")
 _FEW_CODES = 1 << 12  # which are unpacked at a time
 _BRACKETED = re.compile(rb"\[([^\]]*)\]([^\n]*)\n?")
@@ -32,35 +33,38 @@ def read_matrix(cursor: Cursor) -> Floats:
     """A matrix [rows, columns], float32 or float64, full (FM, DM), compressed (CM, CM2, CM3) or text."""
     if not cursor.binary:
         return _text_matrix(cursor)
-    begin = cursor.position
-    kind = cursor.token("a matrix")
-    if kind in _COMPRESSED:
-        return _compressed(cursor, kind)
-    if kind not in ("FM", "DM"):
-        cursor.fail(f"expected a matrix (FM, DM, {', '.join(_COMPRESSED)}), found {kind[:40]!r}", begin)
-    rows, columns = cursor.integer("rows", 0), cursor.integer("columns", 0)
-    return _table(cursor, _PRECISION[kind[0]], rows, columns)
+    kind, rows, columns, low, span = _head(cursor)
+    if kind in _PRECISION:
+        if not rows * columns:  # then there are no rows, as in Kaldi
+            return np.zeros((0, 0), dtype=_PRECISION[kind])
+        what = f"a matrix of {rows} x {columns}"
+        return cursor.array(_PRECISION[kind], rows * columns, what).reshape(rows, columns)
+    what = f"a compressed matrix of {rows} x {columns}"
+    if kind == "CM":  # 8 bits between quartiles of each column
+        quartiles = _on_a_line(cursor, "<u2", 4 * columns, low, span / 65535, what)
+        return _between_quartiles(cursor, quartiles.reshape(columns, 4), rows, what)
+    dtype, steps = ("<u2", 65535) if kind == "CM2" else ("u1", 255)  # over one range of values
+    return _on_a_line(cursor, dtype, rows * columns, low, span / steps, what).reshape(rows, columns)
 
 
 def read_num_rows(cursor: Cursor) -> int:
     """How many rows the matrix here has; its elements are read only if it is text."""
-    if not cursor.binary:
-        return len(_text_matrix(cursor))
+    return _head(cursor)[1] if cursor.binary else len(_text_matrix(cursor))
+
+
+def _head(cursor: Cursor) -> tuple[str, int, int, float, float]:
+    """Kind, rows and columns of a matrix; of a compressed one the lowest value and the span."""
     begin = cursor.position
     kind = cursor.token("a matrix")
-    if kind in _COMPRESSED:
-        return int(struct.unpack("<ffii", cursor.take(16, "the header of a compressed matrix"))[2])
-    if kind not in ("FM", "DM"):
+    if kind in _PRECISION:
+        return kind, cursor.integer("rows", 0), cursor.integer("columns", 0), 0.0, 0.0
+    if kind not in _COMPRESSED:
         cursor.fail(f"expected a matrix (FM, DM, {', '.join(_COMPRESSED)}), found {kind[:40]!r}", begin)
-    return cursor.integer("rows", 0)
-
-
-def _table(cursor: Cursor, dtype: str, rows: int, columns: int) -> Floats:
-    """`rows` times `columns` packed numbers; a matrix without elements has no rows, as in Kaldi."""
-    if not rows * columns:
-        return np.zeros((0, 0), dtype=dtype)
-    values = cursor.array(dtype, rows * columns, f"a matrix of {rows} x {columns}")
-    return values.reshape(rows, columns)
+    low, span, rows, columns = struct.unpack("<ffii", cursor.take(16, "the header of a compressed matrix"))
+    highest = float(np.finfo(np.float32).max)
+    if rows < 0 or columns < 0 or not (abs(low) < highest / 2 and abs(span) < highest / 2):
+        cursor.fail(f"compressed matrix of {rows} x {columns} from {low} over {span}", cursor.position - 16)
+    return kind, rows, columns, low, span
 
 
 def read_vector(cursor: Cursor) -> Floats:
@@ -74,7 +78,7 @@ def read_vector(cursor: Cursor) -> Floats:
     kind = cursor.token("a vector")
     if kind not in ("FV", "DV"):
         cursor.fail(f"expected a vector (FV, DV), found {kind[:40]!r}", begin)
-    return cursor.array(_PRECISION[kind[0]], cursor.integer("size", 0), "a vector")
+    return cursor.array("<f4" if kind == "FV" else "<f8", cursor.integer("size", 0), "a vector")
 
 
 def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
@@ -94,20 +98,15 @@ def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
 
 def read_posterior(cursor: Cursor) -> list[list[tuple[int, float]]]:
     """For each frame the pairs (pdf or transition id, weight)."""
-    if not cursor.binary:
-        return _text_posterior(cursor)
-    frames = []
-    for _ in range(cursor.integer("number of frames", 0)):
-        count = cursor.integer("number of pairs", 0)
-        if 10 * count > cursor.left:
-            cursor.fail(f"{count} pairs take {10 * count} bytes, {cursor.left} are left")
-        frames.append([(cursor.integer("id"), cursor.real("weight")) for _ in range(count)])
-    return frames
-
-
-def _text_posterior(cursor: Cursor) -> list[list[tuple[int, float]]]:
-    begin = cursor.position
     frames: list[list[tuple[int, float]]] = []
+    if cursor.binary:
+        for _ in range(cursor.integer("number of frames", 0)):
+            count = cursor.integer("number of pairs", 0)
+            if 10 * count > cursor.left:
+                cursor.fail(f"{count} pairs take {10 * count} bytes, {cursor.left} are left")
+            frames.append([(cursor.integer("id"), cursor.real("weight")) for _ in range(count)])
+        return frames
+    begin = cursor.position
     fields = iter(cursor.line(LONGEST_LIST).split())
     try:
         for bracket in fields:
@@ -116,10 +115,8 @@ def _text_posterior(cursor: Cursor) -> list[list[tuple[int, float]]]:
             frames.append([])
             while (field := next(fields)) != "]":
                 if not -(2**31) <= int(field) < 2**31:
-                    cursor.fail(f"expected ids of 32 bits, found {field[:40]}", begin)
+                    raise ValueError(f"expected ids of 32 bits, found {field[:40]}")
                 frames[-1].append((int(field), array("f", [float(next(fields))])[0]))
-    except DataError:
-        raise
     except (ValueError, StopIteration) as error:
         cursor.fail(
             f"expected frames as [ id weight ... ] ({str(error)[:80] or 'the line ends in a frame'})", begin
@@ -156,25 +153,7 @@ def _text_matrix(cursor: Cursor) -> Floats:
     values, widths = _text_rows(cursor)
     if len(set(widths)) > 1:
         cursor.fail(f"a matrix whose rows have {min(widths)} to {max(widths)} elements", begin)
-    return (
-        np.array(values, dtype=np.float32).reshape(len(widths), -1)
-        if widths
-        else np.zeros((0, 0), np.float32)
-    )
-
-
-def _compressed(cursor: Cursor, kind: str) -> Floats:
-    """Lossy forms: 8 bits between quartiles of each column (CM); 16 bits (CM2) or 8 bits (CM3) over one range of values."""
-    low, span, rows, columns = struct.unpack("<ffii", cursor.take(16, "the header of a compressed matrix"))
-    highest = float(np.finfo(np.float32).max)
-    if rows < 0 or columns < 0 or not (abs(low) < highest / 2 and abs(span) < highest / 2):
-        cursor.fail(f"compressed matrix of {rows} x {columns} from {low} over {span}", cursor.position - 16)
-    what = f"a compressed matrix of {rows} x {columns}"
-    if kind == "CM":
-        quartiles = _on_a_line(cursor, "<u2", 4 * columns, low, span / 65535, what)
-        return _between_quartiles(cursor, quartiles.reshape(columns, 4), rows, what)
-    dtype, steps = ("<u2", 65535) if kind == "CM2" else ("u1", 255)
-    return _on_a_line(cursor, dtype, rows * columns, low, span / steps, what).reshape(rows, columns)
+    return np.array(values, dtype=np.float32).reshape(len(widths), widths[0] if widths else 0)
 
 
 def _on_a_line(cursor: Cursor, dtype: str, count: int, low: float, step: float, what: str) -> Floats:
@@ -216,33 +195,22 @@ def write_matrices(
     archive = Path(path)
     if archive.suffix != ".ark" or any(mark in os.fspath(archive) for mark in ",: "):
         raise DataError(f"{archive}: expected a name that ends in .ark, without comma, colon and space")
-    kaldi_native_io = require("kaldi_native_io", extra="recipes")
-    written = archive.with_name(archive.name + ".part")
-    addresses = []
     items = matrices.items() if isinstance(matrices, Mapping) else matrices
-    with kaldi_native_io.FloatMatrixWriter(f"ark:{written}") as writer:
-        end = 0
+    count = 0
+    with replacing(archive) as file, replacing(archive.with_suffix(".scp")) as addresses:
         for key, values in items:
-            matrix = _checked(key, values)
-            # key, a space; then the binary mark, "FM ", two integers of five bytes, and the numbers
-            addresses.append(f"{key} {archive}:{end + len(key.encode()) + 1}\n")
-            end += len(key.encode()) + 16 + matrix.nbytes
-            writer.write(key, matrix)
-    if written.stat().st_size != end:
-        raise DataError(
-            f"{archive}: {written.stat().st_size} bytes were written, expected {end}; is the disk full?"
-        )
-    written.replace(archive)
-    archive.with_suffix(".scp").write_text("".join(addresses), encoding="utf-8")
-    return len(addresses)
-
-
-def _checked(key: str, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    if not key or key.split() != [key]:
-        raise DataError(f"key {key!r}: expected a name without white space")
-    matrix = np.ascontiguousarray(values, dtype=np.float32)
-    if matrix.ndim != 2 or not matrix.size:
-        raise DataError(f"{key!r} has shape {list(matrix.shape)}; expected [frames, pdfs], none of them 0")
-    if np.isnan(matrix).any() or np.isposinf(matrix).any():
-        raise DataError(f"{key!r} has NaN or +inf among its scores")
-    return matrix
+            if not key or key.split() != [key]:
+                raise DataError(f"key {key!r}: expected a name without white space")
+            matrix = np.ascontiguousarray(values, dtype="<f4")
+            if matrix.ndim != 2 or not matrix.size:
+                raise DataError(
+                    f"{key!r} has shape {list(matrix.shape)}; expected [frames, pdfs], none of them 0"
+                )
+            if np.isnan(matrix).any() or np.isposinf(matrix).any():
+                raise DataError(f"{key!r} has NaN or +inf among its scores")
+            file.write(f"{key} ".encode())
+            addresses.write(f"{key} {archive}:{file.tell()}\n".encode())
+            file.write(b"\0BFM " + struct.pack("<bibi", 4, len(matrix), 4, matrix.shape[1]))
+            file.write(matrix.tobytes())
+            count += 1
+    return count
