@@ -40,11 +40,6 @@ def test_tables_give_words_speakers_and_paths_beside_the_table(corpus: Path) -> 
     assert second.words == ()
 
 
-def test_speaker_is_the_utterance_without_utt2spk(corpus: Path) -> None:
-    (corpus / "utt2spk").unlink()
-    assert [u.speaker for u in DataDir.read(corpus)] == ["a", "b"]
-
-
 def test_segments_cut_exactly_the_samples_between_start_and_end(corpus: Path) -> None:
     write(corpus, "segments", "a1 a 0.5 1.25\na2 a 1.5 -1\n")
     write(corpus, "text", "a1 one\na2 two\n")
@@ -79,12 +74,6 @@ def test_refused_command_never_runs(corpus: Path) -> None:
     first, _ = DataDir.read(corpus, allow_commands=True)
     read_audio(first, RATE)
     assert (corpus / "ran").exists()
-
-
-def test_allowed_command_gives_the_same_samples_as_the_file(corpus: Path) -> None:
-    write(corpus, "wav.scp", f"a cat {corpus}/audio/a.wav |\nb audio/b.wav\n")
-    by_command, by_file = (read_audio(u, RATE) for u in DataDir.read(corpus, allow_commands=True))
-    np.testing.assert_array_equal(by_command, by_file)
 
 
 def test_failing_command_names_utterance_and_reason(corpus: Path) -> None:

@@ -110,28 +110,6 @@ def test_fst_files_are_what_openfst_reads(case):
         assert (-found.final_log_prob).tolist() == [np.float32(str(fst.final(s))) for s in fst.states()]
 
 
-def test_l_disambig_keeps_its_disambiguation_symbols(case, tmp_path):
-    """As add_lex_disambig.pl and fstaddselfloops make it: #1 behind a word, #0 over #0 at every state."""
-    pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
-    plain = read_fst(open_file(case / "L.fst"))
-    fst = pywrapfst.VectorFst.read(str(case / "L.fst"))
-    one, zero = 1000, 2000
-    end = fst.add_state()
-    fst.add_arc(0, pywrapfst.Arc(1, 1, 0.5, end))
-    fst.add_arc(end, pywrapfst.Arc(one, 0, 0.0, 1))
-    for state in range(fst.num_states()):
-        fst.add_arc(state, pywrapfst.Arc(zero, zero, 0.0, state))
-    fst.write(str(tmp_path / "L_disambig.fst"))
-    found = read_fst(open_file(tmp_path / "L_disambig.fst"))
-    loops = np.flatnonzero(found.ilabel == zero)
-    np.testing.assert_array_equal(found.src[loops], np.arange(plain.num_states + 1))
-    np.testing.assert_array_equal(found.src[loops], found.dst[loops])
-    np.testing.assert_array_equal(found.olabel[loops], zero)
-    (arc,) = np.flatnonzero(found.ilabel == one)
-    assert (found.src[arc], found.dst[arc], found.olabel[arc]) == (end, 1, 0)
-    assert len(found.src) == len(plain.src) + 2 + len(loops)
-
-
 def test_archives_of_fsts_in_all_the_forms_kaldi_writes(case, tmp_path):
     graphs = dict(read_table(case / "graphs.ark", read_fst))
     for key, graph in graphs.items():
@@ -270,19 +248,6 @@ def test_examples_in_text_form_hold_the_same(shared, tmp_path):
         assert np.array_equal(ours.deriv_weights, theirs.deriv_weights)
         for field in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
             assert np.array_equal(getattr(ours.fsas[0], field), getattr(theirs.fsas[0], field)), field
-
-
-def test_addresses_of_fsts_that_another_program_wrote_are_read(shared, tmp_path):
-    kaldifst = pytest.importorskip("kaldifst", reason="the recipes extra is not installed")
-    den = shared / "golden/kaldi/lm/lm1_tiny/den.fst"
-    with kaldifst.VectorFstWriter(f"ark,scp:{tmp_path / 'f.ark'},{tmp_path / 'f.scp'}") as writer:
-        for key in ("a", "b"):
-            writer.write(key, kaldifst.StdVectorFst.read(str(den)))
-    expected = Fsa.read(den)
-    for table in ("f.ark", "f.scp"):
-        found = dict(read_table(tmp_path / table, read_fsa))
-        assert list(found) == ["a", "b"]
-        assert all(np.array_equal(fsa.log_prob, expected.log_prob) for fsa in found.values())
 
 
 METHODS = ["kAutomaticMethod", "kSpeechFeature", "kTwoByteAuto", "kTwoByteSignedInteger", "kOneByteAuto"]
@@ -517,12 +482,3 @@ def test_phone_ids_of_a_topology_are_bounded(tmp_path):
     (tmp_path / "topo").write_text(SILENCE_WITH_SKIPS.replace("<ForPhones> 1", "<ForPhones> 65536"))
     with pytest.raises(DataError, match="phone = 65536: expected 1 to 65535"):
         read_topology(tmp_path / "topo")
-
-
-def test_a_topology_is_a_mapping_in_order_of_phones(tmp_path):
-    (tmp_path / "topo").write_text(SILENCE_WITH_SKIPS.replace("<ForPhones> 1", "<ForPhones> 7 2"))
-    found = read_topology(tmp_path / "topo")
-    assert (list(found), len(found), 3 in found) == ([2, 7], 2, False)
-    assert found == {2: found[7], 7: found[2]} and found[2][0].transitions == ((0, 0.5), (2, 0.5))
-    with pytest.raises(KeyError):
-        found[3]

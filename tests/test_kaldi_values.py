@@ -36,11 +36,6 @@ def test_a_long_line_and_a_long_field() -> None:
         read_alignment(Cursor(b"1 " + b"2" * 9_000 + b" 3\n", "ali"))
 
 
-def test_a_posterior_is_a_list_of_its_frames() -> None:
-    frames = [[(1, 0.5), (7, 0.25)], [], [(2, 1.0)]]
-    assert read_posterior(Cursor(b"[ 1 0.5 7 0.25 ] [ ] [ 2 1 ]\n", "post")) == frames
-
-
 def test_the_codes_of_a_large_compressed_matrix_lie_between_their_columns_quartiles() -> None:
     rows, columns = 3_001, 7
     generator = np.random.default_rng(1)

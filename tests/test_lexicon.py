@@ -87,14 +87,6 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
     assert lexicon.phones[:5] == ("SIL", "A_B", "A_I", "A_E", "A_S")
 
 
-def test_survives_save_and_load(tmp_path):
-    lexicon = Lexicon.read(write(tmp_path, TEXT_P, "lexiconp.txt"), silence_prob=0.3, oov="no")
-    lexicon.save(tmp_path / "lexicon.json")
-    loaded = Lexicon.load(tmp_path / "lexicon.json")
-    for name in ("words", "phones", "pronunciations", "silence", "silence_prob", "oov"):
-        assert getattr(loaded, name) == getattr(lexicon, name)
-
-
 @pytest.mark.parametrize(
     ("text", "name", "options", "message"),
     [

@@ -25,7 +25,6 @@ from loss_inputs import (
 )
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.loss.base import _compiled
 
 of_every_loss = pytest.mark.parametrize("loss_kind", LOSSES)
 
@@ -223,14 +222,6 @@ def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind,
 
 
 @of_every_loss
-def test_weights_of_zero_give_zero_loss(loss_kind):
-    loss, output = make_loss(loss_kind), make_output()
-    value = loss(output, LENGTHS, make_graphs(), weights=[0.0] * SIZE)
-    value.backward()
-    assert value == 0.0 and not output.grad.any()
-
-
-@of_every_loss
 @pytest.mark.parametrize("filling", [math.nan, math.inf, -math.inf, 1e30])
 def test_what_stands_in_the_padding_changes_no_bit(loss_kind, filling):
     """Of the network output, of the branch and of the frame weights."""
@@ -314,16 +305,6 @@ def test_num_minus_den_is_met_per_frame_at_every_scale(scale):
     assert (difference.abs() / torch.tensor(LENGTHS)).max() <= tolerances.OBJF_PER_FRAME
 
 
-def test_a_graph_compiled_for_the_loss_is_freed_with_it():
-    loss, output = make_loss(), make_output()
-    graphs = make_graphs()
-    loss(output, LENGTHS, graphs)
-    held = len(_compiled)
-    del graphs
-    gc.collect()
-    assert len(_compiled) <= held - SIZE
-
-
 @of_every_loss
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])
 def test_a_copy_of_a_loss_outlives_it(loss_kind, copied):
@@ -334,14 +315,3 @@ def test_a_copy_of_a_loss_outlives_it(loss_kind, copied):
     gc.collect()
     assert torch.equal(other(output, LENGTHS, make_graphs()), expected)
     assert other.last_record.den_log_prob.isfinite().all()
-
-
-def test_a_copy_of_a_batch_outlives_it():
-    batch = TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()], ["a", "b", "c", "d"])
-    loss, output = make_loss(), make_output()
-    expected = loss(output, LENGTHS, batch)
-    other = pickle.loads(pickle.dumps(batch))
-    assert other.key != batch.key and other.names == batch.names
-    del batch
-    gc.collect()
-    assert torch.equal(loss(output, LENGTHS, other), expected)

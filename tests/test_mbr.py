@@ -222,44 +222,6 @@ def test_the_data_decide_the_arithmetic(swing, expected, kernels):
         close(ours, theirs, tolerances.FLOAT64)
 
 
-def test_a_leak_into_every_state_keeps_even_large_scores_out_of_logs(kernels):
-    differentiated(make_denominator().batch(SIZE), *case(1000.0), LENGTHS, 1e-5)
-    assert set(kernels) == {("scaled", "forward"), ("scaled", "backward")}
-
-
-@pytest.mark.parametrize("leaky", LEAKS)
-def test_logs_and_probabilities_agree_where_both_are_exact(leaky, monkeypatch):
-    batch = make_denominator().batch(SIZE)
-    scaled = differentiated(batch, *case(), LENGTHS, leaky)
-    monkeypatch.setattr(cpu_mbr, "SMALLEST", math.inf)
-    logs = differentiated(batch, *case(), LENGTHS, leaky)
-    for ours, theirs in zip(scaled, logs, strict=True):
-        close(ours, theirs, tolerances.FLOAT64)
-    assert not torch.equal(scaled[1], logs[1])
-
-
-def keeper(budget, num_frames=900):
-    spans = []
-    made = cpu_mbr._Keeper(num_frames, (5,), lambda span, *_: spans.append(span), np.zeros(2), budget)
-    return made._history.shape[1] + len(made._kept), spans
-
-
-def test_memory_for_alphas_grows_with_the_root_of_the_frames():
-    rows, spans = keeper(0.0)
-    assert rows == 31 + 29
-    assert spans == [(first, first + 30) for first in range(0, 900, 30)]
-
-
-def test_all_alphas_are_kept_where_they_just_fit_the_budget():
-    """Two float64 numbers, alpha and u, for each of 5 states and 901 frames."""
-    assert keeper(901 * 5 * 16.0) == (901, [(0, 900)])
-    assert keeper(901 * 5 * 16.0 - 1.0)[0] == 60
-
-
-def test_a_sequence_without_frames_has_one_empty_span_whatever_the_budget():
-    assert keeper(0.0, 0)[1] == keeper(math.inf, 0)[1] == [(0, 0)]
-
-
 @pytest.mark.parametrize("leaky", LEAKS)
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 def test_the_oracle_is_met_over_1500_frames(scale, leaky):
@@ -328,16 +290,6 @@ def test_padding_has_no_say_and_no_gradient(filling):
     filled = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(filled, clean, strict=True))
     assert not filled[1][~real_frames().expand_as(scores)].any()
-
-
-def test_no_backward_recursion_runs_without_a_gradient(kernels):
-    batch = make_denominator().batch(SIZE)
-    plain = expected_accuracy(batch, *case(), LENGTHS, leaky_hmm_coefficient=0.1)
-    assert {direction for _, direction in kernels} == {"forward"}
-    close(plain, differentiated(batch, *case(), LENGTHS, 0.1)[0], tolerances.FLOAT64)
-    kernels.clear()
-    make_loss("MBR").objective(make_output(), LENGTHS, make_graphs())
-    assert {direction for _, direction in kernels} == {"forward"}
 
 
 @pytest.mark.parametrize(

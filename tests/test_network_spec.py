@@ -121,15 +121,6 @@ def test_chunks_of_a_network_that_sees_whole_utterances_are_refused() -> None:
             _ = spec.context
 
 
-def test_asking_for_sizes_draws_no_random_number() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    for kind in ("tdnnf", "conformer", PLAIN):
-        torch.manual_seed(3)
-        assert experiment_of(kind=kind).network_spec(7).subsampling == 3
-        assert torch.equal(torch.rand(2), expected)
-
-
 def test_a_model_of_a_class_of_ones_own_is_loaded_on_the_users_word_alone(tmp_path: Path) -> None:
     path = model_of(tmp_path, kind=PLAIN, width=6)
     own_networks.CALLED.clear()
@@ -179,27 +170,6 @@ def test_weights_that_fit_are_taken_and_the_head_of_another_tree_begins_anew(tmp
     assert told[1].endswith("2 weights taken; 2 of another shape (head.bias, head.weight)")
 
 
-def test_names_of_one_file_alone_are_told(tmp_path: Path) -> None:
-    path = model_of(tmp_path, channels=16, bottleneck=0, prefinal=0, time_strides=[1, 1])
-    experiment = experiment_of(
-        channels=16, bottleneck=0, prefinal=0, time_strides=[1], xent="branch", init_from=str(path)
-    )
-    told = begin_network(experiment, experiment.network_spec(4)).lines
-    assert "2 not in the file (xent_head.output.bias, xent_head.output.weight)" in told[1]
-    assert "of the file not used (layers.1.affine.bias, layers.1.affine.weight" in told[1]
-
-
-def test_other_features_are_told(tmp_path: Path) -> None:
-    path = model_of(tmp_path, kind=PLAIN)
-    sections = {
-        "features": {"num_mel_bins": 5, "sample_rate": 16000},
-        "network": {"kind": PLAIN, "init_from": str(path)},
-    }
-    experiment = Experiment.from_dict(sections)
-    told = begin_network(experiment, experiment.network_spec(4)).lines
-    assert told[2].endswith("was trained on other features: sample_rate 8000 (here 16000)")
-
-
 def test_weights_come_from_checkpoints_and_from_any_safetensors_file(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -240,15 +210,3 @@ def test_every_weight_is_either_taken_or_as_it_was(widths: tuple[int, int], pdfs
     assert set(result.taken) == fits and set(result.other_shape) == before.keys() - fits
     for name, value in one.state_dict().items():
         assert torch.equal(value, given[name] if name in fits else before[name])
-
-
-@pytest.mark.parametrize(
-    "config", ["digits/conformer", "digits/config", "fine_tune/pretrain", "fine_tune/digits"]
-)
-def test_a_network_of_a_recipe_can_be_built_and_gives_scores(config: str) -> None:
-    recipes = Path(__file__).resolve().parent.parent / "recipes"
-    experiment = Experiment.read(recipes / f"{config}.yaml")
-    network = experiment.network_spec(40).build()
-    width = experiment.features.num_features
-    output = network(torch.randn(2, 50, width), torch.tensor([50, 20]))
-    assert output.nnet_output.shape == (2, -(-50 // network.subsampling), 40)

@@ -153,19 +153,6 @@ def test_numerator_arcs_grow_linearly_with_the_transcript():
     assert sizes[3] == sizes[0] + 100 * step
 
 
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_numerators_are_trimmed(tree):
-    fsa = build_numerator(["tat", "five"], LEXICON, tree).fsa
-    trimmed = fsa.trim()
-    assert (trimmed.num_states, trimmed.num_arcs) == (fsa.num_states, fsa.num_arcs)
-
-
-def test_required_frames_is_one_frame_for_each_phone_of_the_shortest_way():
-    assert build_numerator(["tat", "five"], LEXICON, MONOPHONE).required_frames == 3 + 1
-    three = ContextTree.monophone(LEXICON.phones, Topology.left_to_right(3))
-    assert build_numerator(["tat", "five"], LEXICON, three).required_frames == 3 * (3 + 1)
-
-
 def path_of(numerator, steps):
     """Arc numbers of the path that spends (phone name, word position, is start) frame by frame."""
     state, path = numerator.fsa.start, []
@@ -229,21 +216,6 @@ def test_arcs_of_a_normalized_numerator_keep_phone_and_word(covered):
     for path in sample_paths(numerator.fsa, 20, seed=6):
         spoken = [word for word in dict.fromkeys(numerator.arc_word[path].tolist()) if word >= 0]
         assert spoken == [0, 1, 2]
-
-
-def test_without_silence_only_the_words_are_said():
-    lexicon = Lexicon.from_entries(ENTRIES, silence=None)
-    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
-    numerator = build_numerator(["at", "o"], lexicon, tree)
-    assert numerator.fsa.num_states == 4
-    assert set(numerator.arc_word.tolist()) == {0, 1}
-
-
-def test_an_unknown_word_may_be_mapped_and_keeps_its_place():
-    lexicon = Lexicon.from_entries(ENTRIES, oov="o")
-    numerator = build_numerator(["at", "unheard"], lexicon, MONOPHONE)
-    assert numerator.words == ("at", "unheard")
-    assert set(numerator.arc_phone[numerator.arc_word == 1].tolist()) == {LEXICON.phone_id("O")}
 
 
 def test_many_numerators_survive_one_file(tmp_path):

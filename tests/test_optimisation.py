@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -150,27 +149,6 @@ def test_best_average_without_a_development_set_is_refused_before_the_training(t
     assert not list_checkpoints(tmp_path / "checkpoints")
 
 
-def test_the_log_shows_what_was_scheduled_and_how_often_a_limit_bit(tmp_path: Path) -> None:
-    examples, numerators = corpus()
-    new_trainer(tmp_path / "bound", numerators, **EVERYTHING).fit(examples, examples[:4])
-    new_trainer(tmp_path / "free", numerators).fit(examples, examples[:4])
-    bound, free = (
-        [event for event in read_log(tmp_path / name / "train.jsonl") if event["event"] == "epoch"]
-        for name in ("bound", "free")
-    )
-    steps = 4 * 5
-    ends = [(5 * number - 1) / (steps - 1) for number in range(1, 5)]
-    schedule = EVERYTHING["dropout_schedule"]
-    assert [event["dropout"] for event in bound] == pytest.approx(
-        [schedule.at(progress) for progress in ends], abs=tolerances.SIX_DECIMALS
-    )
-    assert sum(event["train"]["max_change_components"] for event in bound) > 0.0
-    assert all(0.0 <= event["train"]["max_change"] <= 1.0 for event in bound)
-    assert all("dropout" not in event for event in free)
-    assert all(event["train"]["max_change"] == 0.0 for event in free)
-    assert all(math.isfinite(event["learning_rate"]) for event in bound + free)
-
-
 def test_loss_options_follow_their_schedules_and_evaluations_use_the_last(tmp_path: Path) -> None:
     examples, numerators = corpus()
     plain = lfmmi_trainer(tmp_path / "plain", numerators)
@@ -201,26 +179,6 @@ def test_loss_options_follow_their_schedules_and_evaluations_use_the_last(tmp_pa
         [0.5 + 0.5 * (per_epoch * number - 1) / (steps - 1) for number in range(1, 5)],
         abs=tolerances.SIX_DECIMALS,
     )
-
-
-def test_another_schedule_of_the_loss_is_another_training(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    for number, text in enumerate(("0.5,1", "0.5,1", "0.6,1")):
-        base = lfmmi_trainer(tmp_path / "base", numerators)
-        schedule = {"denominator_scale": Schedule.parse(text)}
-        trainer = Trainer(
-            base.model,
-            base.loss,
-            base.config,
-            tmp_path / "run",
-            numerators=numerators,
-            loss_schedules=schedule,
-        )
-        if number < 2:
-            trainer.fit(examples)
-        else:
-            with pytest.raises(ConfigError, match="other options"):
-                trainer.fit(examples)
 
 
 def test_frozen_parameters_are_in_the_checkpoints_as_they_began(tmp_path: Path) -> None:

@@ -134,10 +134,6 @@ def test_phone_strings_and_their_weights_are_those_written_down(pattern):
     assert_language(pattern, LEXICON)
 
 
-def test_without_a_silence_phone_there_is_none():
-    assert_language(["a", OneOf([(0.7, ["ab"]), (0.3, ["b", "a"])])], SILENT)
-
-
 def test_a_plain_pattern_is_the_transcripts_numerator():
     words = ["ab", "a", "b"]
     ours, theirs = build_pattern_numerator(words, LEXICON, TREE), build_numerator(words, LEXICON, TREE)
@@ -209,14 +205,6 @@ def test_a_graph_of_words_from_openfst_or_text_is_a_numerator(name, tmp_path):
         assert score(pdfs) == pytest.approx(expected, abs=tolerances.FEW_FLOAT32_TERMS)
 
 
-def test_a_phone_language_model_may_be_the_filler():
-    model = estimate_phone_lm([[A, B, B], [B, A]], 2, 0, 2)
-    phones, _ = spell(*words_of([model])[:1], LEXICON, [model])
-    expected = language([model])
-    for string, prob in strings_of(input_fsa(phones)).items():
-        assert prob == pytest.approx(expected[string], abs=tolerances.ENUMERATION)
-
-
 def test_a_word_model_becomes_a_phone_model_of_the_same_weights():
     """Every phone string has the sum over the word sequences, silences and pronunciations that give it."""
     words = estimate_phone_lm([[1, 2], [2, 3], [3]], 2, 0, 2)
@@ -232,14 +220,6 @@ def test_a_word_model_becomes_a_phone_model_of_the_same_weights():
     assert found.keys() == expected.keys()
     for string, prob in expected.items():
         assert found[string] == pytest.approx(prob, abs=tolerances.ENUMERATION)
-
-
-def test_the_loop_gives_each_string_its_probability():
-    for string, prob in strings_of(LOOP).items():
-        assert prob == pytest.approx(
-            0.25 * 0.75 ** (len(string) - 1) / 2 ** len(string), abs=tolerances.ENUMERATION
-        )
-    assert () not in strings_of(LOOP) and len(strings_of(LOOP)) == 2 + 4 + 8 + 16
 
 
 @st.composite

@@ -87,14 +87,6 @@ def test_a_bigram_by_hand():
     assert score(fsa, [2, 1]) == -math.inf
 
 
-def test_more_extra_states_mean_a_higher_training_likelihood_and_a_larger_model(shared):
-    sequences, _, _ = read_golden(shared, "lm2_tri_mono")
-    models = [estimate_phone_lm(sequences, 4, num_extra, 2) for num_extra in (0, 50, 400)]
-    likelihoods = [sum(score(model, sequence) for sequence in sequences[:40]) for model in models]
-    assert models[0].num_states < models[1].num_states < models[2].num_states
-    assert likelihoods[0] < likelihoods[1] < likelihoods[2]
-
-
 def test_pruning_reaches_the_number_of_states_asked_for(shared):
     """Those that may not be merged (one for each phone after no_prune_ngram_order = 2, and the start) plus
     37."""
@@ -106,23 +98,6 @@ def test_pruning_reaches_the_number_of_states_asked_for(shared):
 def test_an_empty_sentence_counts_as_an_end_after_the_start():
     fsa = estimate_phone_lm([[], [3], [3], [3]], ngram_order=2, no_prune_ngram_order=2)
     assert score(fsa, []) == pytest.approx(math.log(1 / 4), abs=tolerances.ENUMERATION)
-
-
-def test_numpy_sequences_and_a_generator_give_the_same_model():
-    sentences = [[1, 2, 3], [2, 2], [1]]
-    lists = estimate_phone_lm(sentences, 3, 10, 2)
-    arrays = estimate_phone_lm((np.array(s, dtype=np.int32) for s in sentences), 3, 10, 2)
-    assert lists.to_text() == arrays.to_text()
-
-
-def test_a_model_of_twenty_thousand_sentences_has_the_states_that_were_asked_for():
-    """`make bench-graphs` times it: 1.3 s on one core."""
-    rng = np.random.default_rng(1)
-    words = [rng.integers(1, 40, size=length).tolist() for length in rng.integers(2, 7, size=3000)]
-    choices = iter(rng.zipf(1.3, size=200_000) % len(words))
-    sentences = [[phone for _ in range(10) for phone in words[next(choices)]] for _ in range(20_000)]
-    fsa, smaller = (estimate_phone_lm(sentences, num_extra_lm_states=count) for count in (2000, 1000))
-    assert fsa.num_states - smaller.num_states == 1000
 
 
 @pytest.mark.parametrize(

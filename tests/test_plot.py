@@ -2,15 +2,12 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tolerances
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 matplotlib = pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
 
@@ -26,7 +23,6 @@ from fsachain.graph.topology import Topology
 from fsachain.plot import (
     OccupancyPanel,
     TrellisPair,
-    figure_png,
     figure_svg,
     occupancy_panels,
     pdf_names,
@@ -81,17 +77,6 @@ def test_a_planted_best_path_is_drawn_at_its_places():
     np.testing.assert_allclose(node[tuple(expected.T)], 1.0, atol=tolerances.ROW_SUM)
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["(start)", "a", "b", "c"]
     assert tuple(axes.images[0].get_extent()) == (-0.5, 5.5, -0.5, 3.5)  # so that column t is centred on t
-
-
-def test_checkpoints_stand_side_by_side_on_one_scale():
-    first, second = (occupancy_panels(rnnt_lattice(*lattice_inputs(seed=seed))) for seed in (1, 2))
-    figure = plot_occupancy({"random": first, "trained": second})
-    grid = figure.axes[:4]
-    heads = [axes.get_title() for axes in grid]
-    assert heads == ["random", "trained", "", ""]
-    for axes, panel in zip(grid, [first[0], second[0], first[1], second[1]], strict=True):
-        np.testing.assert_array_equal(image(axes), panel.node)
-    assert len({axes.images[0].get_clim() for axes in grid}) == 1
 
 
 def test_a_lattice_without_a_path_is_an_empty_panel_that_says_so():
@@ -171,49 +156,6 @@ def test_phones_are_the_sums_of_their_pdfs(acoustic):
             np.testing.assert_allclose(np.asarray(part)[:, pdfs].sum(axis=1), np.asarray(whole)[:, column])
 
 
-def test_rows_stand_in_the_order_in_which_the_numerator_has_them():
-    numerator = np.zeros((6, 3))
-    numerator[:2, 2] = numerator[2:4, 0] = numerator[4:, 1] = 1.0
-    figure = plot_trellis(TrellisPair(numerator, np.full((6, 3), 1 / 3), ("x", "y", "z")))
-    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["z", "x", "y"]
-    np.testing.assert_array_equal(image(figure.axes[0]), numerator[:, [2, 0, 1]])
-
-
-def test_signs_show_as_hatches_at_the_cells_that_have_them():
-    numerator, denominator = np.zeros((5, 2)), np.zeros((5, 2))
-    numerator[:, 0], denominator[:, 0] = 1.0, [1, 1, 0, 0, 1]
-    denominator[2:4, 1] = 1.0
-    axes = plot_trellis(TrellisPair(numerator, denominator)).axes[2]
-    marks = {
-        patch.get_gid(): (patch.get_bbox().extents.tolist(), patch.get_hatch()) for patch in axes.patches
-    }
-    assert marks["raise"] == ([1.5, -0.5, 3.5, 0.5], "////")
-    assert marks["lower"] == ([1.5, 0.5, 3.5, 1.5], "....")
-
-
-def test_the_rows_with_the_largest_occupancy_are_kept_and_the_others_counted():
-    numerator = np.tile([0.5, 0.3, 0.15, 0.05], (4, 1))
-    figure = plot_trellis(TrellisPair(numerator, numerator), max_rows=2)
-    np.testing.assert_array_equal(image(figure.axes[0]), numerator[:, :2])
-    assert figure.get_suptitle() == "2 rows with 20.0 % of the occupancy are not shown"
-
-
-def test_an_impossible_utterance_makes_a_picture_without_a_numerator(acoustic):
-    scores, numerator, denominator, tree = acoustic
-    figure = plot_trellis(phone_trellis(scores[:1], numerator, denominator, tree))
-    assert not image(figure.axes[0]).any() and image(figure.axes[1]).any()
-
-
-@given(st.lists(st.integers(-1, 3), min_size=1, max_size=6))
-def test_groups_of_columns_add_up(group):
-    values = np.random.default_rng(len(group)).uniform(size=(3, len(group)))
-    expected = np.zeros((3, 4))
-    for column, target in enumerate(group):
-        if target >= 0:
-            expected[:, target] += values[:, column]
-    np.testing.assert_allclose(sum_columns(values, group, 4), expected)
-
-
 def test_trellises_that_do_not_fit_are_refused(acoustic):
     scores, numerator, denominator, _ = acoustic
     with pytest.raises(ShapeError, match=r"numerator \[2, 3\], denominator \[2, 4\]"):
@@ -279,12 +221,6 @@ def test_the_curves_hold_what_the_log_says():
     assert found["learning rate"] == [[1.0, 0.01], [2.0, 0.02]]
     assert found["mean"] == [[1.0, 3.0]] and found["largest"] == [[1.0, 4.0]]
     assert found["utterances excluded"] == [[1.0, 1.0], [2.0, 2.0]]
-
-
-def test_after_a_break_the_later_figures_of_an_epoch_hold():
-    again = epoch(1)
-    again["train"]["objf"] = -9.0
-    assert curves(plot_training([epoch(1), {"event": "resume"}, again]))["train"] == [[1.0, -9.0]]
 
 
 @pytest.mark.parametrize(
@@ -370,18 +306,6 @@ def test_a_wer_json_gives_the_same_speakers(report):
         plot_wer({"speakers": {"s1": {}}})
 
 
-def test_many_lengths_are_grouped_and_none_is_lost(report):
-    from fsachain.decode.wer import score
-
-    references = {f"u{n}": ["a"] * n for n in range(40)}
-    figure = plot_wer(score(references, {}))
-    names = [tick.get_text() for tick in figure.axes[1].get_xticklabels()]
-    spans = [[int(end) for end in name.split("-")] for name in names]
-    covered = [n for span in spans for n in range(span[0], span[-1] + 1)]
-    assert covered == list(range(1, 40)) and len(names) <= 8
-    assert bars(figure.axes[1])["deletions"] == pytest.approx([100.0] * len(names))
-
-
 # all
 
 
@@ -417,17 +341,3 @@ def test_files_are_of_the_kind_that_their_suffix_names(tmp_path, suffix, start):
     path = tmp_path / "new" / f"picture.{suffix}"
     save_figure(plot_training([epoch(1)]), path)
     assert path.read_bytes().startswith(start)
-
-
-def test_threads_draw_what_one_alone_draws():
-    panel = OccupancyPanel(np.random.default_rng(1).uniform(size=(30, 5)), path=[(0, 0), (29, 4)])
-    alone = figure_png(plot_occupancy(panel))
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(figure_png(plot_occupancy(panel)))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [alone] * 4

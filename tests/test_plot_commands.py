@@ -1,7 +1,6 @@
 """The commands that draw, and the TextGrids of `fsachain align`: from the files of an experiment, mistakes in one line."""
 
 import json
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -25,15 +24,13 @@ import torch
 from cli_fixtures import run_command as run
 from plot_inputs import epoch, lattice_inputs
 
-from fsachain.cli import EXIT_USER_ERROR, plots
+from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
 from fsachain.data.cmvn import Cmvn
-from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.ctm import CtmEntry, read_ctm, textgrid_name, write_textgrid
 from fsachain.errors import DataError
-from fsachain.fsa import Fsa
 from fsachain.graph.numerator import load_numerators
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.plot import save_figure
@@ -135,17 +132,6 @@ def test_graph_draws_a_numerator_as_an_utterance_uses_it(exp, drawn, tmp_path):
     assert len(lines) == fsa.num_arcs and len({line.get_linewidth() for line in lines}) > 1
 
 
-def test_the_use_of_arcs_adds_up_to_the_frames(exp):
-    lang, data = load_lang(exp / "lang"), DataDir.read(exp / "data")
-    scores = plots._network_output(AcousticModel.load(exp / "model.safetensors"), data, "u2")
-    graphs = exp / "graphs"
-    numerator, denominator = load_numerators(graphs / "num.npz")["u2"].fsa, Fsa.read(graphs / "den.fst")
-    for fsa, is_denominator in ((numerator, False), (denominator, True)):
-        used = plots._arc_use(fsa, scores, is_denominator=is_denominator)
-        assert used.sum() == pytest.approx(len(scores), rel=1e-6)
-    assert scores.shape[1] == lang.tree.num_pdfs
-
-
 def test_training_and_wer_draw_the_files_of_a_run(exp, drawn, tmp_path):
     lines = [json.dumps(epoch(number)) for number in (1, 2, 3)]
     (tmp_path / "train.jsonl").write_text("\n".join([*lines, '{"event": "epo']))
@@ -186,13 +172,6 @@ def test_mistakes_cost_one_line(exp, capsys, arguments, message):
     assert message in error and error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_without_matplotlib_the_extra_is_named(exp, capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    (tmp_path / "train.jsonl").write_text(json.dumps(epoch(1)) + "\n")
-    assert run("plot", "training", tmp_path / "train.jsonl", tmp_path / "o.png") == EXIT_USER_ERROR
-    assert "pip install 'fsachain[plot]'" in capsys.readouterr().err
-
-
 # TextGrids
 
 
@@ -212,21 +191,6 @@ def test_a_textgrid_says_what_the_ctm_files_say(exp):
             whole = grid.getTier(tier).entries
             assert whole[0].start == 0 and whole[-1].end == grid.maxTimestamp == pytest.approx(1.0, abs=0.03)
             assert all(a.end == b.start for a, b in pairwise(whole))  # Praat wants no gaps
-
-
-def test_the_file_has_the_form_that_praat_documents(tmp_path):
-    entries = [CtmEntry("u", 0.5, 0.25, 'say "no"'), CtmEntry("u", 0.75, 0.25, "ß")]
-    write_textgrid(tmp_path / "new" / "u.TextGrid", {"words": entries, "phones": []}, 2.0)
-    lines = [line.strip() for line in (tmp_path / "new" / "u.TextGrid").read_text("utf-8").splitlines()]
-    assert lines[:2] == ['File type = "ooTextFile"', 'Object class = "TextGrid"']
-    assert [line for line in lines if line.startswith("text =")] == [
-        'text = ""',
-        'text = "say ""no"""',
-        'text = "ß"',
-        'text = ""',
-        'text = ""',
-    ]
-    assert lines.count('class = "IntervalTier"') == 2 and "tiers? <exists>" in lines
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,6 @@ def download(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_downloaded_takes_are_split_by_number(download: Path) -> None:
-    splits = {take.number: take.split for take in read_takes(download)}
-    assert splits == {n: "test" if n < 5 else "dev" if n < 10 else "train" for n in range(NUM_TAKES)}
-
-
 def test_strings_use_every_take_of_their_set_and_no_other(download: Path) -> None:
     takes = [take for take in read_takes(download) if take.speaker == "ada" and take.split == "dev"]
     strings = list(draw_strings(takes, 2, np.random.default_rng(0)))
@@ -77,12 +72,6 @@ def test_folder_of_neither_layout_is_refused(tmp_path: Path) -> None:
         prepare(None, tmp_path / "out", seed=1)
 
 
-def test_prepared_strings_of_the_shared_corpus_are_read_in_place(shared: Path, tmp_path: Path) -> None:
-    prepare(shared / "data" / "digits", tmp_path, seed=1)
-    assert len(DataDir.read(tmp_path / "train")) == 1010 + 1500
-    assert len(DataDir.read(tmp_path / "test")) == 61
-
-
 def test_synthetic_speech_is_the_same_in_every_process(tmp_path: Path) -> None:
     pytest.importorskip("espeakng_loader", reason="the demo needs fsachain[recipes]")
     program = (
@@ -94,16 +83,3 @@ def test_synthetic_speech_is_the_same_in_every_process(tmp_path: Path) -> None:
     files = [sorted((tmp_path / name / "audio").rglob("*.flac")) for name in "ab"]
     assert len(files[0]) == 36
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
-
-
-def test_unknown_voice_is_refused() -> None:
-    pytest.importorskip("espeakng_loader", reason="the demo needs fsachain[recipes]")
-    program = (
-        "from recipes.demo.espeak import Delivery, Synthesizer;"
-        "Synthesizer().speak('one', 'en-us+nobody', Delivery())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode != 0
-    assert "no voice 'en-us+nobody'" in done.stderr

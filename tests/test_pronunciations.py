@@ -61,15 +61,6 @@ def test_entries_in_any_order_are_grouped_by_word(
         assert [same.pronunciations[n] for n in range(len(same.words))] == list(lexicon.pronunciations)
 
 
-def test_the_lines_of_a_repeat_are_named_between_others(tmp_path: Path) -> None:
-    path = tmp_path / "lexicon.txt"
-    path.write_text("a A\n\nb A B\na A B\n\nb B\nb A B\n")
-    with pytest.raises(GraphError, match=r"lexicon\.txt:7: word 'b' has .* already on line 3"):
-        Lexicon.read(path)
-    with pytest.raises(GraphError, match="word 'b' has the pronunciation 'A B' twice"):
-        Lexicon.from_entries([("b", 1.0, ["A", "B"]), ("a", 1.0, ["A"]), ("b", 0.5, ["A", "B"])])
-
-
 SAVED = """{"format": "fsachain-lexicon-2", "silence": null, "silence_prob": 0.5, "oov": null, "phones": 2, \
 "pronunciations": 3}
 "A"

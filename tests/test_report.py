@@ -25,13 +25,11 @@ import soundfile
 
 from fsachain.cli import main
 from fsachain.cli.record import record_run, recorded_command, recorded_stage
-from fsachain.data.kaldi_dir import Utterance
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, DataError
-from fsachain.plot import TrellisPair
-from fsachain.report.collect import Layout, collect, number, read_stages, read_training
+from fsachain.report.collect import Layout, collect, number, read_stages
 from fsachain.report.contents import NOTHING, all_tables
-from fsachain.report.heard import Seen, add_times, best, choose, error_rate, worst
+from fsachain.report.heard import add_times, best, choose, error_rate, worst
 from fsachain.report.media import MOST_HERTZ, MOST_SECONDS, clip
 from fsachain.report.page import ReportOptions, render, state, write_report
 from fsachain.report.tensorboard import write_scalars
@@ -142,28 +140,6 @@ def test_policy_allows_the_pages_own_style_and_script_alone(pages, names) -> Non
         (own,) = tree.iter(kind)
         digest = base64.b64encode(hashlib.sha256((own.text or "").encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy.split("; ")
-
-
-def test_every_table_has_a_caption_and_heads_with_a_scope(pages, names) -> None:
-    tables = list(parse(pages[names]).iter("table"))
-    assert len(tables) >= 9
-    for table in tables:
-        assert words_of(element(table, "caption"))
-        heads = list(table.iter("th"))
-        assert {head.get("scope") for head in heads} == {"col", "row"}
-        columns = [head for head in heads if head.get("scope") == "col"]
-        assert all([child.tag for child in head] == ["button"] for head in columns)
-        assert all(len(row) == len(columns) for row in table.iter("tr"))
-
-
-def test_pictures_and_recordings_say_in_words_what_they_are(pages, names) -> None:
-    tree = parse(pages[names])
-    pictures, recordings = list(tree.iter("img")), list(tree.iter("audio"))
-    assert len(pictures) == 2 + 2 * 2  # curves and errors; of one worst and one best spectrogram and lattice
-    assert all(picture.get("alt") for picture in pictures)
-    assert [recording.get("aria-label") for recording in recordings] == [
-        f"Recording of {names.utterances[k]}" for k in (1, 0, 2)
-    ]
 
 
 def test_errors_are_marked_where_the_alignment_has_them(pages, names) -> None:
@@ -330,28 +306,6 @@ def test_log_of_strange_values_makes_a_report(exp: Path) -> None:
     assert found.wer is not None
 
 
-def test_line_that_was_cut_in_the_middle_of_a_log_is_counted(exp: Path) -> None:
-    path = exp / "model" / "train.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:2], lines[2][:20], *lines[2:]]))
-    found = collect(Layout.find(exp))
-    assert len(found.training.epochs) == report_inputs.EPOCHS - 1
-    assert "model/train.jsonl: 1 lines cannot be read." in found.notes["training"]
-
-
-def test_epoch_that_was_trained_twice_counts_once_and_as_the_later(exp: Path) -> None:
-    path = exp / "model" / "train.jsonl"
-    again = report_inputs.training_events()[2]
-    again["train"]["objf"] = -7.0
-    path.write_text(
-        "".join(json.dumps(event) + "\n" for event in [*report_inputs.training_events()[:3], again])
-    )
-    training = read_training(path)
-    assert list(training.epochs) == [1, 2]
-    assert training.epochs[2]["train"]["objf"] == -7.0
-    assert training.remaining_seconds == pytest.approx(2.0)
-
-
 words = st.lists(st.sampled_from("abc"), max_size=4).map(tuple)
 
 
@@ -406,38 +360,6 @@ def test_commands_of_a_data_directory_run_only_when_allowed(exp: Path) -> None:
     assert len(list(parse((exp / "report.html").read_text()).iter("audio"))) == 3
 
 
-def test_pictures_of_the_folder_are_shown_and_large_ones_refused(exp: Path) -> None:
-    folder = exp / "pictures"
-    folder.mkdir()
-    (folder / "<b>.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
-    (folder / "large.png").write_bytes(bytes(2_000_001))
-    (folder / "notes.txt").write_text("no picture")
-    found = collect(Layout.find(exp))
-    assert [picture.caption for picture in found.pictures] == ["<b>"]
-    assert ["at most 2000000" in note for note in found.notes["pictures"]] == [True, False]
-
-
-def test_lattice_that_cannot_be_drawn_costs_the_picture_alone(exp: Path) -> None:
-    uneven = TrellisPair(np.ones((3, 2)), np.ones((4, 2)), ("a", "b"))
-
-    def look(utterances: list[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
-        first, *others = utterances
-        return {first.id: Seen(uneven, 0.04)}, {one.id: f"{one.id} has no path" for one in others}
-
-    def fail(utterances: list[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
-        raise DataError("the model is of another tree")
-
-    expected = (
-        (look, ["expected", "Without a lattice: ann-2 has no path"]),
-        (fail, ["the model is of another tree"]),
-    )
-    for one, told in expected:
-        write_report(Layout.find(exp), exp / "report.html", ONE_PICTURE, one)
-        section = element(parse((exp / "report.html").read_text()), "section", id="utterances")
-        assert all(part in words_of(section) for part in told)
-        assert len(list(section.iter("img"))) == 2
-
-
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
@@ -463,23 +385,6 @@ def test_second_pass_takes_data_and_graphs_of_the_first(exp: Path, tmp_path: Pat
     found = collect(Layout.find(second))
     assert [size.name for size in found.sizes] == ["train", "dev", "test"]
     assert [graph.name for graph in found.graphs] == ["den.fst"]
-
-
-def test_folders_may_be_named_as_in_the_documentation(exp: Path) -> None:
-    before = collect(Layout.find(exp))
-    for old, new in (
-        ("decode", "decoded"),
-        ("align", "aligned"),
-        ("data/train", "train"),
-        ("data/test", "test"),
-    ):
-        (exp / old).rename(exp / new)
-    after = collect(Layout.find(exp))
-    assert after.total == before.total
-    assert {size.name for size in after.sizes} == {"train", "dev", "test"}
-    assert after.layout.aligned == exp / "aligned"
-    other = collect(Layout.find(exp, test=exp / "train"))
-    assert other.layout.data["test"] == exp / "train"
 
 
 def test_stage_log_has_what_each_stage_took(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
 
-WORDS = ("ba", "da", "bad")
 WIDE = DecoderConfig(beam=1000.0, lattice_beam=1000.0)
 # A trigram with every kind of back-off: seen, backed off once and twice, and an end that is unseen after "da".
 ARPA = """\\data\\
@@ -101,13 +100,6 @@ def test_the_best_path_of_a_sentence_is_openfsts(lexicon, trigram):
             cost = float(str(pywrapfst.shortestdistance(both, reverse=True)[both.start()]))
             assert scores.best_path_log_prob(ids) == pytest.approx(-cost, abs=tolerances.FEW_FLOAT32_TERMS)
             assert scores.best_path_log_prob(ids) >= scores.log_prob(ids)
-
-
-def test_a_word_that_an_ngram_lacks_is_impossible(lexicon):
-    scores = NgramScores(word_loop(["ba", "da"], lexicon))
-    assert scores.log_prob([1, 3]) == -math.inf
-    assert scores.best_path_log_prob([1, 3]) == -math.inf
-    assert scores.log_prob([1, 2]) == pytest.approx(-3 * math.log(3), abs=tolerances.FEW_FLOAT32_TERMS)
 
 
 def test_a_grammar_that_is_no_ngram_is_refused():
@@ -190,26 +182,6 @@ def test_rescoring_all_sequences_finds_what_a_search_with_the_second_model_finds
         direct = {name: decoder.decode(scores).words for name, scores in outputs.items()}
         assert rescorer.best(lm_weight, penalty) == direct
         assert len(set(direct.values())) > 1
-
-
-def test_processes_find_the_same_lists(lexicon, tree, trigram):
-    outputs = {f"utt{seed}": scores_of(tree, 9, seed) for seed in range(5)}
-    graph = build_decoding_graph(lexicon, tree, trigram)
-    one, two = (n_best_lists(outputs, graph, lexicon.words, 4, num_workers=workers) for workers in (1, 2))
-    assert one == two
-    assert list(two) == list(outputs)
-
-
-def test_a_model_that_knows_none_of_the_sequences_leaves_the_first(lexicon, tree, trigram):
-    rescorer, outputs = make_rescorer(lexicon, tree, trigram, word_loop(["bad"], lexicon), range(3))
-    decoder = Decoder(
-        build_decoding_graph(lexicon, tree, trigram, lm_weight=0.8, word_insertion_penalty=0.3),
-        lexicon.words,
-        WIDE,
-    )
-    for name, words in rescorer.best(1.0, 0.0).items():
-        if set(words) != {"bad"}:
-            assert words == decoder.decode(outputs[name]).words
 
 
 def test_tuning_takes_the_point_of_fewest_errors(lexicon, tree, trigram):

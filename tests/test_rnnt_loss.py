@@ -137,31 +137,6 @@ def test_the_loss_of_a_regular_lattice_is_that_of_the_same_lattice_as_an_accepto
 
 
 @of_every_type
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_log_softmax_inside_and_outside_give_the_same_gradient(rnnt_type, dtype):
-    inside, outside = make_logits(2.0, dtype=dtype), make_logits(2.0, dtype=dtype)
-    first = run(inside, rnnt_type=rnnt_type, fastemit_lambda=0.2)
-    second = run(outside.log_softmax(3), fused_log_softmax=False, rnnt_type=rnnt_type, fastemit_lambda=0.2)
-    limit = tolerances.FLOAT64 if dtype == torch.float64 else tolerances.FEW_FLOAT32_TERMS
-    close(first, second, limit)
-    first.sum().backward()
-    second.sum().backward()
-    close(inside.grad, outside.grad, limit)
-
-
-def test_the_gradient_by_log_probs_counts_arcs():
-    """Minus the expected number of blanks is -T_n for each sequence, that of labels -U_n, and nothing else is used."""
-    log_probs = make_logits().detach().log_softmax(3).requires_grad_()
-    targets = torch.full((4, 5), 7)
-    losses = rnnt_loss(log_probs, targets, FRAMES, LABELS, BLANK, reduction="sum", fused_log_softmax=False)
-    losses.backward()
-    counts = log_probs.grad.sum((1, 2))
-    close(counts[:, BLANK], -torch.tensor(FRAMES))
-    close(counts[:, 7], -torch.tensor(LABELS))
-    close(counts.sum(1), -torch.tensor(FRAMES) - torch.tensor(LABELS))
-
-
-@of_every_type
 def test_packed_logits_give_the_bits_of_padded_ones(rnnt_type):
     padded = make_logits(dtype=torch.float32)
     packed = pack(padded, POSSIBLE).detach().requires_grad_()
@@ -236,19 +211,6 @@ def test_the_gradient_in_place_has_the_same_bits_and_the_logits_memory(packed):
     assert torch.equal(own.grad, expected) and torch.equal(own.detach(), expected)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_the_gradient_in_place_goes_on_through_the_layer_before():
-    layer, given, gradients = (
-        torch.nn.Linear(7, 11).double(),
-        torch.randn(4, 9, 6, 7, dtype=torch.float64),
-        [],
-    )
-    for inplace in (False, True):
-        loss = rnnt_loss(layer(given), make_targets(), POSSIBLE, LABELS, BLANK, inplace=inplace)
-        gradients.append(torch.autograd.grad(loss, list(layer.parameters())))
-    for first, second in zip(*gradients, strict=True):
-        assert torch.equal(first, second)
 
 
 def test_padding_changes_no_bit_and_has_no_gradient():

@@ -16,7 +16,7 @@ from fsachain import (
     rnnt_loss_simple,
     rnnt_loss_smoothed,
 )
-from fsachain.loss.pruned import exact_product, pair_normalizer
+from fsachain.loss.pruned import pair_normalizer
 
 PEERS = SHARED / "golden" / "peers"
 golden = pytest.mark.skipif(not PEERS.is_dir(), reason="no ../shared")
@@ -334,25 +334,6 @@ def test_autocast_and_torchs_precision_of_products_change_no_bit(loss):
         torch.set_float32_matmul_precision(before)
     for result in found:
         assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
-
-
-def test_products_are_exact_where_torch_is_told_otherwise():
-    """The settings are those of the moment of the product, and the user's own afterwards."""
-    seen, before = [], torch.get_float32_matmul_precision()
-
-    class Spy(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, arguments=(), options=None):
-            if function is torch.Tensor.matmul or function.__name__ in ("__matmul__", "matmul"):
-                seen.append(torch.backends.cuda.matmul.fp32_precision)
-            return super().__torch_function__(function, types, arguments, options or {})
-
-    try:
-        torch.set_float32_matmul_precision("high")
-        exact_product(torch.ones(2, 2).as_subclass(Spy), torch.ones(2, 2))
-        assert seen == ["ieee"] and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_normalizers_of_impossible_classes_and_nodes():

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from random_graphs import graphs
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.backends.cpu.layouts import ArcGroups, ArcRows
-from fsachain.backends.cpu.structs import Form
-from fsachain.backends.cpu.tables import kernel_table
 
 PDFS, FRAMES = 23, 6
 LEAKS = ("none", "to all states", "to some states")
@@ -82,31 +79,3 @@ def test_few_pdfs_with_negative_scores_are_normalised_by_their_largest(level):
     fsa = Fsa(1, [0, 0], [0, 0], [0, 1], [0.0, -1.0], [0.0], 0)
     scores = level - np.random.default_rng(1).random((2, FRAMES, 3))
     assert_alone_as_in_a_batch(fsa, "to all states", scores.astype(np.float32))
-
-
-@pytest.mark.parametrize("form", [Form(1), Form(1, "wide")])
-def test_uneven_graphs_have_rows_side_by_side_and_rows_for_themselves(form):
-    table, _ = compiled(uneven_graph(70, 1), "to all states", PDFS)
-    arcs = kernel_table(table, np.dtype(np.float32), form, True, ArcGroups).arcs
-    for name in ("states", "columns", "back"):
-        assert len(getattr(arcs.many, name).lengths) > 0 and len(getattr(arcs.single, name).lengths) > 0, name
-    assert len(arcs.many.into.lengths) > 0
-
-
-def test_every_arc_stands_once_in_the_sums_of_pairs_and_once_in_those_of_sources():
-    """Rows that fill a group up have the same target as the last; terms that fill a row up weigh nothing."""
-    table, _ = compiled(uneven_graph(70, 2), "none", PDFS)
-    dtype, form = np.dtype(np.float32), Form(1)
-    arcs = kernel_table(table, dtype, form, False, ArcGroups).arcs
-    rows = kernel_table(table, dtype, form, False, ArcRows).arcs
-    for name in ("into", "back"):
-        weights = []
-        for sums, width in ((arcs.many, 16), (arcs.single, 1)):
-            part = getattr(sums, name)
-            lengths = part.lengths.astype(int)
-            lanes = part.target.reshape(-1, width)
-            new = np.ones(lanes.shape, bool)
-            new[:, 1:] = lanes[:, 1:] != lanes[:, :-1]
-            weights.append(part.weight[0].reshape(-1, width)[np.repeat(new, lengths, axis=0)])
-        found = np.concatenate(weights)
-        np.testing.assert_array_equal(np.sort(found[found > 0.0]), np.sort(rows.arc_weight[0]))

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Per
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.order import frame_counts
 from fsachain.data.workers import Workers
-from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.errors import DataError, GraphError
 from fsachain.train.reporting import Progress
 from fsachain.train.source import BatchSource, Corpus, Preparation, StreamSource, SupervisedBatch
 from fsachain.train.stopping import StoppedError
@@ -176,13 +176,6 @@ def test_a_worker_that_dies_ends_the_epoch_with_an_error(data: DataDir) -> None:
         source.close()
 
 
-def test_an_executor_of_the_caller_does_the_work(data: DataDir) -> None:
-    with ThreadPoolExecutor(2) as executor:
-        found = contents(stream(data, maker=ToyMaker(), executor=executor).batches(0))
-        assert executor.submit(int, "3").result() == 3  # it is still the caller's
-    assert found == contents(in_memory(data).batches(0))
-
-
 class StopAfter(Progress):
     """Asks the training to stop after so many steps."""
 
@@ -257,16 +250,3 @@ def test_a_broken_pool_of_the_caller_is_an_error_and_not_a_wait() -> None:
         workers = Workers(os._exit, executor=pool)
         with pytest.raises(DataError, match="BrokenProcessPool"):
             list(workers.ahead([[1], [2], [3]], depth=1))
-
-
-def test_workers_without_anybody_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_threads = 0"):
-        Workers(Recorder(), num_threads=0)
-
-
-def test_an_empty_corpus_is_refused() -> None:
-    corpus = Corpus([], np.zeros((1, 0), np.int32))
-    with pytest.raises(DataError, match="no utterance is left"):
-        StreamSource(
-            corpus, Preparation(FEATURES, Cmvn(CmvnConfig("none"))), output_lengths, batch_size=4, seed=1
-        )

@@ -50,7 +50,6 @@ TREES = {name: ContextTree.monophone(PHONES, topology) for name, topology in TOP
     "biphone": ContextTree.biphone(PHONES, Topology.chain(), context_independent=("SIL",))
 }
 EVERYTHING = 10**6
-MANY = ("chain", "two states", "biphone")  # trees whose pdfs tell where a phone begins
 
 
 @st.composite
@@ -172,13 +171,6 @@ def digit_like(count, length=7):
     return [AlignedPhone(2 + i % 2, length * i, length * (i + 1)) for i in range(count)], count * length
 
 
-def test_arcs_grow_linearly_with_the_frames():
-    sizes = [build_supervision(*digit_like(3 * n), TREES["biphone"]).fsa.num_arcs for n in (4, 5, 6, 104)]
-    step = sizes[1] - sizes[0]
-    assert sizes[2] - sizes[1] == step
-    assert sizes[3] == sizes[0] + 100 * step
-
-
 def language(fsa, num_frames, num_pdfs):
     """pdf sequence -> how many paths spell it."""
     counts = {}
@@ -198,17 +190,6 @@ def test_a_chunk_spells_every_cut_path_once_and_nothing_else(tree, aligned, cut)
     chunk = found.chunk(start, end)
     assert language(chunk, end - start, tree.num_pdfs) == {spelt[start:end]: 1 for spelt in whole}
     assert chunk.trim().num_arcs == chunk.num_arcs
-
-
-@pytest.mark.parametrize("name", MANY)
-@given(aligned=alignments(), seed=st.integers(0, 99))
-def test_the_chunk_of_all_frames_is_the_supervision(name, aligned, seed):
-    tree = TREES[name]
-    found = supervise(*aligned, tree)
-    assume(found is not None)
-    scores = random_scores(found.num_frames, tree, seed)
-    chunk = found.chunk(0, found.num_frames)
-    assert log_z(chunk, scores) == pytest.approx(log_z(found.fsa, scores), abs=tolerances.ENUMERATION)
 
 
 def denominator_of(tree):
@@ -308,11 +289,6 @@ def test_an_alignment_that_cannot_be_used_is_refused_with_the_utterance(phones, 
         build_supervision(phones, 30, TREES["chain"], name="u7", **options)
 
 
-def test_an_utterance_without_frames_is_refused():
-    with pytest.raises(GraphError, match="utterance 'u7': num_input_frames = 0"):
-        build_supervision(spans((2, 0, 3)), 0, TREES["chain"], name="u7")
-
-
 @pytest.mark.parametrize("cut", [(-1, 3), (3, 3), (2, 11), (10, 12)])
 def test_a_chunk_outside_of_the_utterance_is_refused(cut):
     found = build_supervision(spans((2, 0, 30)), 30, TREES["chain"], name="u7")
@@ -355,13 +331,6 @@ def test_every_frame_counts_once_over_all_chunks(aligned, width, extra):
     for chunk in make_chunks(found, windows):
         total[chunk.start : chunk.end] += chunk.frame_weights
     np.testing.assert_allclose(total, 1.0, atol=tolerances.FEW_FLOAT32_TERMS)
-
-
-def test_an_utterance_no_longer_than_a_chunk_is_one_chunk():
-    found = build_supervision(*digit_like(4), TREES["chain"], name="u7")
-    (chunk,) = make_chunks(found, chunk_windows(found.num_frames, 50, num_chunks(found.num_frames, 50)))
-    assert (chunk.id, chunk.of_frames) == ("u7-000000-000010", 10)
-    assert (chunk.frame_weights == 1.0).all()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`compile_table`: three views of one set of arcs; `TableBatch`."""
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -11,13 +9,11 @@ from random_graphs import connected_graph, graphs
 from fsachain import (
     DenominatorGraph,
     Fsa,
-    ShapeError,
     TableBatch,
     TransitionTable,
     compile_table,
     forward_backward,
 )
-from fsachain.batch import find_batch
 
 VIEWS = ("by_dst", "by_src", "by_column")
 
@@ -40,15 +36,6 @@ def test_every_view_holds_every_arc_once_in_rows_by_its_key(fsa):
         for row in range(rows):
             arcs = view.arc[view.offsets[row] : view.offsets[row + 1]]
             assert (np.diff(arcs) > 0).all()  # within a row in the caller's order
-
-
-def test_sizes_are_the_callers():
-    table = compile_table(connected_graph(0, num_pdfs=5), 20)
-    assert (table.num_states, table.num_arcs, table.num_pdfs) == (12, 40, 20)
-    assert compile_table(connected_graph(0, num_pdfs=5)).num_pdfs == 5
-    assert repr(table) == "TransitionTable(12 states, 40 arcs, 5 active pdfs)"
-    assert table.leaky_log_prob is None
-    assert table.initial_log_prob.tolist() == [0.0] + [-np.inf] * 11
 
 
 @pytest.mark.parametrize("leaky", ["leaky", "exact"])
@@ -104,16 +91,6 @@ def test_a_batch_names_its_sequences_and_knows_its_tables():
         and packed.to(torch.device("cpu")) is packed
         and packed.pin_memory() is packed
     )
-
-
-def test_a_key_finds_its_batch_while_it_lives():
-    batch = TableBatch.share(compile_table(connected_graph(0)), 2)
-    key = int(batch.key[0])
-    assert find_batch(key) is batch
-    del batch
-    gc.collect()
-    with pytest.raises(ShapeError, match=f"batch key {key}"):
-        find_batch(key)
 
 
 def test_a_table_compiled_for_fewer_pdfs_serves_a_wider_network():

@@ -3,7 +3,6 @@
 import pickle
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -158,12 +157,6 @@ def test_shards_hold_every_numerator_whatever_the_workers(jobs, tmp_path):
             assert_equal_tables(shards[name], MAKER.table(name, words))
 
 
-def test_an_executor_of_the_caller_does_the_work(tmp_path):
-    with ThreadPoolExecutor(2) as pool:
-        make_shards(transcripts(6), MAKER, tmp_path, shard_size=2, executor=pool)
-    assert len(TableShards(tmp_path)) == 6
-
-
 def test_a_killed_job_goes_on_with_what_is_missing(tmp_path):
     """One shard is gone, one is cut short as by a full disk, one was half written; the fourth stays as it is."""
     said = transcripts(12)
@@ -236,13 +229,3 @@ def test_a_damaged_body_is_found_before_it_is_used_and_named(tmp_path):
     assert shards.read(sound[-1]) is not shards[sound[-1]]
     with pytest.raises(DataError, match="is damaged"):
         shards.read(damaged)
-
-
-def test_only_a_damaged_shard_is_made_anew(tmp_path):
-    said = transcripts(8)
-    make_shards(said, MAKER, tmp_path, shard_size=4)
-    before = (tmp_path / "00001.tables").read_bytes()
-    damage_last_table(tmp_path, "00001.tables")
-    assert make_shards(said, MAKER, tmp_path, shard_size=4).num_reused == 1
-    assert (tmp_path / "00001.tables").read_bytes() == before
-    TableShards(tmp_path).check_bodies()

@@ -63,14 +63,6 @@ def test_any_number_of_threads_gives_the_same_bits(count):
     assert compute() == expected
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_every_job_runs_exactly_once(count):
-    set_num_threads(count)
-    done = []
-    threads.run_all([lambda n=n: done.append(n) for n in range(20)])
-    assert sorted(done) == list(range(20))
-
-
 def test_an_error_in_a_job_reaches_the_caller():
     def fail():
         raise ZeroDivisionError("job")

@@ -10,26 +10,6 @@ from fsachain.graph.topology import HmmState, Topology
 SKIPS = Topology((HmmState(0, 0, -math.inf, skips=((2, -0.5),)), HmmState(1, None)))
 
 
-def test_chain_spends_one_class_on_the_first_frame_and_another_on_the_rest():
-    (state,) = Topology.chain().states
-    assert (state.entry_class, state.loop_class) == (0, 1)
-    assert state.leave_log_prob == state.loop_log_prob == math.log(0.5)
-
-
-@pytest.mark.parametrize(
-    ("topology", "num_pdf_classes"),
-    [
-        (SKIPS, 2),
-        (Topology.chain(), 2),
-        (Topology.chain_one_pdf(), 1),
-        (Topology.left_to_right(3), 3),
-        (Topology.ctc(), 1),
-    ],
-)
-def test_number_of_pdf_classes(topology, num_pdf_classes):
-    assert topology.num_pdf_classes == num_pdf_classes
-
-
 @pytest.mark.parametrize("topology", [Topology.chain(), Topology.left_to_right(4), Topology.ctc(), SKIPS])
 def test_survives_the_dictionary_form(topology):
     assert Topology.from_dict(topology.to_dict()) == topology

@@ -31,14 +31,12 @@ from broken_off import BreakAfter, Interruption
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
-from fsachain.fsa import Fsa
-from fsachain.table import compile_table
 from fsachain.train.checkpoint import list_checkpoints, load_tensors
 from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, load_yaml, to_dict
 from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.reporting import DivergedError, LineProgress, make_progress
 from fsachain.train.schedule import ScheduleConfig
-from fsachain.train.source import BatchSource, min_frames, supervise
+from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
 from fsachain.train.trainer import Trainer, prefetch
@@ -157,17 +155,6 @@ def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path: Path) -> None:
     assert header["averaged"] == [path.name for path in paths]
 
 
-def test_two_runs_with_one_seed_are_equal_and_with_two_are_not(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    weights = []
-    for run, seed in enumerate((1, 1, 2)):
-        trainer = new_trainer(tmp_path / str(run), numerators, seed=seed)
-        trainer.fit(examples)
-        weights.append(trainer.model.state_dict()["output.weight"])
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-
-
 def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_path: Path) -> None:
     examples, numerators = corpus(10)
     numerators["utt01"] = one_pdf_table(0, least_frames=50)
@@ -229,15 +216,6 @@ def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path: Pa
         new_trainer(tmp_path, numerators, max_bad_batches=3, batch_size=2).fit(examples)
 
 
-def test_parameters_that_are_not_finite_are_named_in_the_diagnosis(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    trainer = new_trainer(tmp_path, numerators, max_bad_batches=2)
-    with torch.no_grad():
-        trainer.model.output.weight[0, 0] = math.nan
-    with pytest.raises(DivergedError, match=r"parameters that are not finite: output\.weight"):
-        trainer.fit(examples)
-
-
 def test_bad_data_can_stop_a_training_instead(tmp_path: Path) -> None:
     examples, numerators = corpus(10)
     examples[7].features[3] = np.nan
@@ -290,17 +268,6 @@ def test_each_epoch_draws_one_version_of_each_utterance() -> None:
     assert [name for (item,) in source.batches(2, start=1) for name in item.batch.ids] == epochs[2][5:]
 
 
-def test_versions_of_different_corpora_are_refused() -> None:
-    examples, numerators = corpus(4)
-    with pytest.raises(DataError, match=r"\[4, 3\]"):
-        BatchSource([examples, examples[:3]], numerators, lambda n: n, batch_size=2, seed=0)
-
-
-def test_the_fewest_frames_of_a_table_are_those_of_its_graph_and_infinite_without_a_path() -> None:
-    assert [min_frames(one_pdf_table(0, frames)) for frames in (1, 4, 17)] == [1, 4, 17]
-    assert min_frames(compile_table(Fsa(2, [0], [0], [0], [0.0], [-np.inf, 0.0]))) == math.inf
-
-
 def test_prefetching_keeps_order_raises_errors_and_ends_its_thread() -> None:
     assert [item for _, item in prefetch(range(50))] == list(range(50))
 
@@ -331,22 +298,6 @@ def test_off_a_terminal_each_epoch_is_one_plain_line(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert all("objf" in line and "frames/s" in line and "dev objf" in line for line in lines)
     assert "\x1b" not in stream.getvalue()
-
-
-def test_a_bar_shows_figures_on_a_terminal(tmp_path: Path) -> None:
-    pytest.importorskip("rich", reason="the extra 'recipes' is not installed")
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    examples, numerators = corpus(10)
-    stream = Terminal()
-    trainer = new_trainer(tmp_path, numerators, num_epochs=2)
-    trainer.progress = make_progress(stream)
-    trainer.fit(examples)
-    assert "epoch   2/2" in stream.getvalue()
-    assert "objf" in stream.getvalue()
 
 
 def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path: Path) -> None:
@@ -387,11 +338,3 @@ def test_options_survive_yaml_and_unknown_ones_are_refused_by_name(tmp_path: Pat
 def test_wrong_options_are_refused_by_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_dict(TrainConfig, values, "train")
-
-
-def test_a_file_that_is_no_table_of_options_is_refused_by_name(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the extra 'recipes' is not installed")
-    for content in ("- 1\n- 2\n", "a: [1\n"):
-        (tmp_path / "bad.yaml").write_text(content)
-        with pytest.raises(ConfigError, match=r"bad\.yaml"):
-            load_yaml(tmp_path / "bad.yaml")

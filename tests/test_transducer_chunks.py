@@ -91,21 +91,6 @@ def test_dropout_is_repeated_in_backward():
     close((values[0] - values[1]) / (2 * step), (gradients[2] * direction).sum(), tolerances.DIFFERENCE)
 
 
-def test_random_numbers_go_on_as_if_backward_had_not_drawn_any():
-    joiner, given = Joiner(0.5).double(), inputs()
-    torch.manual_seed(5)
-    loss = transducer_loss(*given, joiner, *SIZES)
-    state = torch.get_rng_state()
-    loss.backward()
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_no_call_of_the_joiner_sees_more_frames_than_a_chunk():
-    joiner, given = Joiner().double(), inputs()
-    run(joiner, given, 4)
-    assert joiner.called == [1, 4, 4, 1, 4, 4, 1]
-
-
 def test_padding_changes_no_bit_and_has_no_gradient():
     joiner, results = Joiner(), []
     for filler in (0.0, torch.nan):
@@ -150,16 +135,6 @@ def test_a_function_names_its_parameters():
     close(ours, theirs)
     with pytest.raises(ConfigError, match="parameters"):
         transducer_loss(*given, joiner, *SIZES)
-
-
-def test_autocast_holds_in_backward_too():
-    joiner, given = Joiner(), inputs(torch.float32)
-    dtypes = []
-    joiner.linear.register_forward_hook(lambda module, arguments, output: dtypes.append(output.dtype))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = transducer_loss(*given, joiner, *SIZES)
-    loss.backward()
-    assert set(dtypes) == {torch.bfloat16} and len(dtypes) == 3
 
 
 def test_a_joiner_of_another_shape_is_told_what_is_expected():

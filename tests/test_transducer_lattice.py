@@ -75,13 +75,6 @@ def test_nodes_on_an_antidiagonal_sum_to_one(kind):
         close(sums[: num_frames + num_labels], np.ones(num_frames + num_labels))
 
 
-@pytest.mark.parametrize("kind", ["modified", "constrained"])
-def test_nodes_of_a_frame_sum_to_one_where_labels_take_a_frame(kind):
-    node = LATTICES[kind](make_logits(30.0)).occupancy().node
-    for n, num_frames in enumerate(FRAMES):
-        close(node[n].sum(1)[:num_frames], torch.ones(num_frames))
-
-
 def test_a_sequence_that_is_not_ok_has_no_occupancy():
     logits = make_logits().detach()
     logits[1, 2, 0, 3] = torch.nan

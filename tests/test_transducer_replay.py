@@ -8,7 +8,7 @@ import torch
 from test_transducer_chunks import SIZES, Joiner, close, inputs
 
 from fsachain import rnnt_loss, transducer_loss
-from fsachain.loss.chunks import precision_of, random_state, set_random_state
+from fsachain.loss.chunks import precision_of
 
 
 class OnDevice(torch.Tensor):
@@ -66,15 +66,6 @@ def test_the_random_numbers_of_a_device_are_repeated_and_go_on_as_if_they_had_no
     assert joiner.drawn == [100, *range(100, 109), *range(100, 109)]
     assert {device for _, device, _ in numbers.calls} == {torch.device("cpu")}
     assert all(torch.isfinite(x.grad).all() for x in given) and joiner.linear.weight.grad.any()
-
-
-def test_states_of_host_and_device_are_kept_and_set_together(monkeypatch):
-    numbers, like = DeviceNumbers(monkeypatch), torch.zeros(1).as_subclass(OnDevice)
-    states = random_state(like)
-    host, device = torch.rand(3), numbers.draw(3)
-    set_random_state(like, states)
-    assert torch.equal(torch.rand(3), host) and torch.equal(numbers.draw(3), device)
-    assert len(random_state(torch.zeros(1))) == 1
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward outside"])

@@ -198,17 +198,6 @@ def test_float32_keeps_the_contract_at_any_magnitude(kind, scale):
     close(logits.grad, wide.grad, tolerances.OCCUPANCY)
 
 
-@of_every_loss
-def test_halves_are_computed_in_float32(kind):
-    logits = make_logits(dtype=torch.bfloat16)
-    wide = logits.detach().float().requires_grad_()
-    losses, expected = LOSSES[kind](logits), LOSSES[kind](wide)
-    assert torch.equal(losses, expected)
-    losses.sum().backward()
-    expected.sum().backward()
-    assert torch.equal(logits.grad, wide.grad.bfloat16())
-
-
 @pytest.mark.parametrize("kind", ["hat", "tdt"])
 def test_a_node_without_tokens_has_no_label_arc(kind):
     """All labels -inf at a node: HAT can still pass with its blank, a token-and-duration transducer cannot."""

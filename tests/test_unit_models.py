@@ -67,14 +67,6 @@ def test_every_sentence_has_the_probability_of_the_arpa_file(order, tmp_path):
     np.testing.assert_allclose(mass, 1.0, rtol=0, atol=tolerances.FEW_FLOAT32_TERMS)
 
 
-def test_an_n_gram_too_large_to_be_smoothed_is_refused(tmp_path):
-    pytest.importorskip("kaldilm")
-    path = tmp_path / "lm.arpa"
-    path.write_text(estimate_arpa(SENTENCES, 2, vocabulary=UNITS))
-    with pytest.raises(GraphError, match=r"lm\.arpa: .*more than max_arcs = 5 arcs"):
-        ngram_acceptor(path, UNITS, max_arcs=5)
-
-
 @pytest.mark.parametrize(
     ("src", "dst", "label", "message"),
     [
@@ -125,18 +117,6 @@ def test_a_numerator_of_the_same_topology_lies_within_the_denominator(topology):
         assert score(frames) <= inside(frames) + tolerances.ENUMERATION
         seen += score(frames) > -math.inf
     assert seen
-
-
-def test_the_size_follows_the_pairs_of_the_model_and_not_the_square_of_the_units():
-    rng = np.random.default_rng(1)
-    sentences = [rng.integers(1, 2001, size=10).tolist() for _ in range(500)]
-    model = estimate_phone_lm(sentences, 2, 0, 2)
-    for topology, states, arcs in (
-        ("standard", 2 * model.num_states, 2 * model.num_arcs + 3 * model.num_states),
-        ("minimal", model.num_states, model.num_arcs + model.num_states),
-    ):
-        fsa = ctc_denominator(model, topology)
-        assert fsa.num_states <= states and fsa.num_arcs <= arcs < 2000**2 / 100
 
 
 def test_wrong_arguments_are_refused():

@@ -19,7 +19,7 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 
 from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
-from fsachain.cli.lang import Lang, load_lang
+from fsachain.cli.lang import Lang
 from fsachain.cli.resources import Resources
 from fsachain.cli.validate import validate_data
 from fsachain.data import audio
@@ -442,19 +442,6 @@ def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, traini
         assert "has changed since its numerator was made" in out
 
 
-def test_utterances_without_numerator_are_found(fsachain, training, corpus: Path) -> None:
-    speak(corpus / "new.wav")
-    for table, line in (("wav.scp", "u6 new.wav\n"), ("utt2spk", "u6 anna\n"), ("text", "u6 yes\n")):
-        (corpus / table).write_text((corpus / table).read_text() + line)
-    top = corpus.parent
-    status, out, _ = fsachain(
-        "validate", corpus, "--config", top / "config.yaml", "--numerators", top / "num.npz"
-    )
-    assert status == EXIT_USER_ERROR
-    assert "4 utterances can be trained on, 1 faults" in out
-    assert "u6: utterance 'u6': has no numerator" in out
-
-
 def test_one_id_for_different_words_in_training_and_development_is_refused(
     fsachain, training, corpus: Path
 ) -> None:
@@ -467,11 +454,3 @@ def test_one_id_for_different_words_in_training_and_development_is_refused(
     status, _, err = fsachain(*training, "--dev", other, numerators)
     assert status == EXIT_USER_ERROR
     assert "utterance 'u1' is in the training and the development set with different words" in err
-
-
-def test_the_language_folder_is_read_as_it_was_made(corpus: Path, fsachain) -> None:
-    top = corpus.parent
-    assert fsachain("lang", top / "lexicon.txt", top / "lang")[0] == 0
-    assert set(load_lang(top / "lang").spoken_words) == {"yes", "no"}
-    status, out, _ = fsachain("validate", corpus, "--lang", top / "lang")
-    assert (status, out) == (0, "4 utterances can be trained on, 0 faults\n")

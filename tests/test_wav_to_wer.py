@@ -58,9 +58,3 @@ def test_from_recordings_to_a_low_word_error_rate(tmp_path, monkeypatch, capsys)
     assert wer is not None
     assert float(wer[1]) <= 15.0
     assert (tmp_path / "model.pt").stat().st_size > 10_000
-
-
-def test_the_recipe_is_one_page_of_public_names() -> None:
-    text = SCRIPT.read_text()
-    assert "fsachain.cli" not in text
-    assert "pipeline" not in text
