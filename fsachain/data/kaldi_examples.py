@@ -13,18 +13,9 @@ from fsachain.data.dataset import Example, OutputWindow
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.examples import (
-    ChainExample,
-    ChainSupervision,
-    Indexes,
-    Ints,
-    NnetInput,
-    read_example,
-    split_merged,
-)
-from fsachain.kaldi.values import Floats
+from fsachain.kaldi.examples import ChainExample, ChainSupervision, Indexes, read_example, split_merged
 
-Places = slice | npt.NDArray[np.int64]  # of rows; a slice is no copy
+Places = npt.NDArray[np.int64]  # of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +60,10 @@ def _split(
 ) -> Iterator[SupervisedExample]:
     inputs = {part.name: part for part in found.inputs}
     outputs = {part.name: part for part in found.outputs}
-    for name, parts in ((input_name, inputs), (output_name, outputs)):
-        if name not in parts:
-            raise DataError(f"has {', '.join(parts)}; expected {name!r}")
-    part, output = inputs[input_name], outputs[output_name]
+    for name, names in ((input_name, list(inputs)), (output_name, list(outputs))):
+        if name not in names:
+            raise DataError(f"has {', '.join(names)}; expected {name!r}")
+    part, output, ivector = inputs[input_name], outputs[output_name], inputs.get("ivector")
     if len(output.indexes.t) > len(part.indexes.t):
         raise DataError(
             f"output {output_name!r} has {len(output.indexes.t)} frames, input {input_name!r} {len(part.indexes.t)}; "
@@ -81,71 +72,54 @@ def _split(
     fsas: Iterable[Fsa] = output.fsas
     if not output.end_to_end and output.num_sequences > 1:
         fsas = split_merged(output.fsas[0], output.num_sequences, output.frames_per_sequence)
-    ivector = inputs.get("ivector")
     for n, fsa in enumerate(fsas):
-        places, times = _consecutive(part.indexes, n, input_name)
-        first, subsampling, weights = _window(output, n, times)
+        places = _rows_of(part.indexes, n)
+        times = part.indexes.t[places].astype(np.int64)
+        if not len(times) or np.any(np.diff(times) != 1):
+            raise DataError(f"input {input_name!r}, sequence {n}: expected every time once, without gaps")
+        first, subsampling, weights = _window(output, n, int(times[0]), int(times[-1]))
         first -= subsampling // 2 if time_offset is None else time_offset
-        yield SupervisedExample(
-            Example(
-                key if output.num_sequences == 1 else f"{key}-{n}",
-                key,
-                (),
-                _features(part.features, places, first, subsampling),
-                OutputWindow(max(first, 0) // subsampling, weights),
-            ),
-            fsa,
-            output.weight,
-            subsampling,
-            output.label_dim,
-            None if ivector is None else _speaker_vector(ivector, n),
+        # Row `first` comes to a multiple of the subsampling.
+        places = np.concatenate(
+            [np.repeat(places[:1], max(-first, 0)), places[max(first, 0) % subsampling :]]
         )
+        example = Example(
+            key if output.num_sequences == 1 else f"{key}-{n}",
+            key,
+            (),
+            part.features[places].astype(np.float32, copy=False),
+            OutputWindow(max(first, 0) // subsampling, weights),
+        )
+        vector = None
+        if ivector is not None:
+            rows = _rows_of(ivector.indexes, n)
+            if not len(rows):
+                raise DataError(f"input {ivector.name!r} has no row for sequence {n}")
+            vector = ivector.features[rows[0]].astype(np.float32)
+        yield SupervisedExample(example, fsa, output.weight, subsampling, output.label_dim, vector)
 
 
-def _rows_of(indexes: Indexes, n: int) -> tuple[Places, Ints]:
-    mine = indexes.n == n
-    places = slice(0, len(mine)) if mine.all() else np.flatnonzero(mine)
-    return places, indexes.t[places]
+def _rows_of(indexes: Indexes, n: int) -> Places:
+    """The rows of sequence n in order of time."""
+    mine = np.flatnonzero(indexes.n == n)
+    return mine[np.argsort(indexes.t[mine], kind="stable")]
 
 
-def _consecutive(rows: Indexes, n: int, name: str) -> tuple[Places, Ints]:
-    """Rows of sequence n of an input in order of time, and their times."""
-    places, times = _rows_of(rows, n)
-    if np.any(times[1:] <= times[:-1]):
-        order = np.argsort(times, kind="stable")
-        places, times = order if isinstance(places, slice) else places[order], times[order]
-    if not len(times) or int(times[-1]) - int(times[0]) != len(times) - 1 or np.any(times[1:] <= times[:-1]):
-        raise DataError(f"input {name!r}, sequence {n}: expected every time once, without gaps")
-    return places, times
-
-
-def _features(features: Floats, places: Places, first: int, subsampling: int) -> npt.NDArray[np.float32]:
-    """Rows at `places`, float32, cut or padded in front: row `first` of them comes to a multiple of the subsampling."""
-    found = features[places][max(first, 0) % subsampling :].astype(np.float32, copy=False)
-    if first >= 0:
-        return found
-    return np.concatenate([np.repeat(features[places][:1], -first, axis=0), found], dtype=np.float32)
-
-
-def _window(output: ChainSupervision, n: int, times: Ints) -> tuple[int, int, npt.NDArray[np.float32]]:
-    """Input frame of the first output that counts, input frames per output frame, factors on derivatives."""
-    places, frames = _rows_of(output.indexes, n)
-    subsampling = int(frames[1]) - int(frames[0]) if len(frames) > 1 else 1
+def _window(
+    output: ChainSupervision, n: int, first: int, last: int
+) -> tuple[int, int, npt.NDArray[np.float32]]:
+    """Row of the first output among the input's times [first, last], input frames per output frame, frame weights."""
+    places = np.flatnonzero(output.indexes.n == n)
+    frames = output.indexes.t[places].astype(np.int64)
+    subsampling = int(frames[1] - frames[0]) if len(frames) > 1 else 1
     if len(frames) != output.frames_per_sequence or subsampling < 1 or np.any(np.diff(frames) != subsampling):
         raise DataError(
             f"output {output.name!r}, sequence {n}: expected {output.frames_per_sequence} even steps"
         )
-    if frames[0] < times[0] or frames[-1] > times[-1]:
+    if frames[0] < first or frames[-1] > last:
         raise DataError(
             f"output {output.name!r}, sequence {n}: times {frames[0]} to {frames[-1]} lie not in those of the "
-            f"input, {times[0]} to {times[-1]}"
+            f"input, {first} to {last}"
         )
     weights = output.deriv_weights[places] if len(output.deriv_weights) else np.ones(len(frames), np.float32)
-    return int(frames[0]) - int(times[0]), subsampling, weights.astype(np.float32, copy=False)
-
-
-def _speaker_vector(part: NnetInput, n: int) -> npt.NDArray[np.float32]:
-    places, times = _rows_of(part.indexes, n)
-    if not len(times):
-        raise DataError(f"input {part.name!r} has no row for sequence {n}")
-    return part.features[places][0].astype(np.float32)
+    return int(frames[0]) - first, subsampling, weights.astype(np.float32, copy=False)

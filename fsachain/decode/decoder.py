@@ -1,8 +1,9 @@
 """Words from network outputs: beam search over a decoding graph with kaldi-decoder.
 
 The graph is what `fsachain.graph.decoding.build_decoding_graph` makes: input label pdf + 1, output label word id, costs.
-It crosses to kaldifst as a file, which is exact. kaldi-decoder holds the interpreter lock while it searches, so utterances
-are divided among processes, not threads.
+OpenFst allocates what the header of a file claims, aborts the process where it cannot, and follows arcs to states that do
+not exist. So graphs are read and checked by our own reader, and what it read is written anew for kaldifst. kaldi-decoder
+holds the interpreter lock while it searches, so utterances are divided among processes, not threads.
 """
 
 from __future__ import annotations
@@ -26,11 +27,8 @@ from scipy.sparse import csgraph
 
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, require
 from fsachain.kaldi.lattice import Lattice, read_lattice
-from fsachain.openfst import Transducer, read_fst
+from fsachain.openfst import read_fst
 from fsachain.stream import Cursor, open_file
-
-# OpenFst allocates what the header of a file claims, aborts the process where it cannot, and follows arcs to states that
-# do not exist. So graphs are read and checked by our own reader, and what it read is written anew for kaldifst.
 
 Float32Array = npt.NDArray[np.float32]
 Found = TypeVar("Found")
@@ -52,15 +50,14 @@ def portable(graph: Graph) -> Source:
     """The graph as it crosses to another process. GraphError: no such file, or no path, bytes or pywrapfst object."""
     if isinstance(graph, bytes | GraphFile):
         return graph
-    if isinstance(graph, str | Path):
-        path = Path(graph).resolve()
-        if not path.is_file():
-            raise GraphError(f"{path}: no such file")
-        status = path.stat()
-        return GraphFile(str(path), status.st_mtime_ns, status.st_size)
     if hasattr(graph, "write_to_string"):
         return bytes(graph.write_to_string())
-    raise GraphError(f"graph: expected a path, bytes or a pywrapfst object, got {type(graph).__name__}")
+    if not isinstance(graph, str | Path):
+        raise GraphError(f"graph: expected a path, bytes or a pywrapfst object, got {type(graph).__name__}")
+    path = Path(graph).resolve()
+    if not path.is_file():
+        raise GraphError(f"{path}: no such file")
+    return GraphFile(str(path), path.stat().st_mtime_ns, path.stat().st_size)
 
 
 @lru_cache(maxsize=1)
@@ -72,29 +69,22 @@ def load(source: Source) -> tuple[Any, int, int]:
         arcs = read_fst(Cursor(source, where) if isinstance(source, bytes) else open_file(source.path))
     except DataError as error:
         raise GraphError(f"{where}: not a readable OpenFst file ({error})") from error
-    _check_epsilon_cycles(arcs, where)
+    # An epsilon cycle that has an arc of negative cost: the search would not end.
+    silent = np.flatnonzero((arcs.ilabel == 0) & (arcs.log_prob > -np.inf))
+    src, dst, log_prob = arcs.src[silent], arcs.dst[silent], arcs.log_prob[silent]
+    if (log_prob > 0).any():
+        adjacency = sparse.csr_array((np.ones(len(silent)), (src, dst)), shape=(arcs.num_states,) * 2)
+        _, component = csgraph.connected_components(adjacency, connection="strong")
+        for bad in np.flatnonzero((component[src] == component[dst]) & (log_prob > 0)):
+            raise GraphError(
+                f"{where}: the epsilon arc from state {src[bad]} to {dst[bad]} has cost {-log_prob[bad]:g} and lies on a "
+                "cycle of epsilon arcs; expected no negative cost there (the search would not end)"
+            )
     with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
         path = Path(folder, "graph.fst")
         path.write_bytes(arcs.to_bytes())
         fst = kaldifst.StdVectorFst.read(str(path))
     return fst, int(arcs.ilabel.max(initial=0)), int(arcs.olabel.max(initial=0))
-
-
-def _check_epsilon_cycles(arcs: Transducer, where: str) -> None:
-    """Refuse epsilon cycles that have an arc of negative cost: the search would not end."""
-    silent = np.flatnonzero((arcs.ilabel == 0) & (arcs.log_prob > -np.inf))
-    if not (arcs.log_prob[silent] > 0).any():
-        return
-    src, dst = arcs.src[silent], arcs.dst[silent]
-    adjacency = sparse.csr_array((np.ones(len(silent)), (src, dst)), shape=(arcs.num_states,) * 2)
-    _, component = csgraph.connected_components(adjacency, connection="strong")
-    bad = np.flatnonzero((component[src] == component[dst]) & (arcs.log_prob[silent] > 0))
-    if bad.size:
-        state, target, cost = src[bad[0]], dst[bad[0]], -arcs.log_prob[silent[bad[0]]]
-        raise GraphError(
-            f"{where}: the epsilon arc from state {state} to {target} has cost {cost:g} and lies on a cycle of epsilon "
-            "arcs; expected no negative cost there (the search would not end)"
-        )
 
 
 SEARCHES = ("lattice", "beam")
@@ -108,8 +98,8 @@ class DecoderConfig:
         beam: Paths worse than the best of their frame by more than this cost are dropped. 10 to 16.
         lattice_beam: Paths of the lattice worse than the best one by more than this are pruned.
         acoustic_scale: Factor on the network outputs; 1.0 is right for LF-MMI.
-        search: `lattice` keeps a lattice and reads its best path; `beam` keeps one path per state, which is
-            several times faster and finds the same best path.
+        search: `lattice` keeps a lattice and reads its best path; `beam` keeps one path per state, which is several times
+            faster and finds the same best path.
         max_active: Most states alive per frame; `beam` search only.
     """
 
@@ -135,8 +125,8 @@ class Hypothesis:
         words: The words, in order.
         graph_log_prob: Log-probability of the path in the graph, its final weight included.
         acoustic_log_prob: Sum of the scaled network outputs along the path.
-        complete: True when the path ends in a final state. If none was reached, the best path to any state
-            stands in; when no path survived at all there are no words and both scores are -inf.
+        complete: True when the path ends in a final state. If none was reached, the best path to any state stands in; when
+            no path survived at all there are no words and both scores are -inf.
     """
 
     words: tuple[str, ...]
@@ -156,9 +146,8 @@ class Decoder:
         words: Word of id 1, 2, ...: `lexicon.words`.
         config: Options of the search.
 
-    Raises:
-        GraphError: the graph cannot be read, is damaged, has no start state, a cycle of epsilons with a negative
-            cost, or a word id beyond `words`.
+    A graph that cannot be read, is damaged, has no start state, a cycle of epsilons with a negative cost, or a word id
+    beyond `words` is a GraphError.
     """
 
     def __init__(self, graph: Graph, words: Sequence[str], config: DecoderConfig | None = None) -> None:
@@ -310,9 +299,6 @@ def decode(
         num_workers: Processes; all processors by default, 1 searches in this process.
         executor: Runs the work instead of processes of our own, for instance a cluster's.
         progress: Called with (utterances done, utterances in all) as results come in.
-
-    Raises:
-        GraphError, ShapeError, DataError: as `Decoder` and `Decoder.decode`.
     """
     return search_all(
         nnet_outputs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.kaldi.lattice import Lattice
 
+Floats = npt.NDArray[np.float64]
 _SMOOTHING = 9  # frames over which silence is sought: a pause, not a stop consonant
 
 
@@ -32,91 +33,71 @@ class WordPosterior(NamedTuple):
 def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
     """The words of the best path with their confidences: posteriors, by one forward and one backward pass.
 
-    A lattice holds the likely paths of the decoding graph with their scores, so that exp(score) / Z is a path's posterior
-    among them. In a graph of `build_decoding_graph` a word stands on the arc where its last phone begins: that is its
-    place. The confidence of a word of the best path is the expected number of times, at most 1, that the same
+    A lattice of `Decoder.lattice` holds the likely paths of the decoding graph with their scores, so that exp(score) / Z is
+    a path's posterior among them. In a graph of `build_decoding_graph` a word stands on the arc where its last phone begins:
+    that is its place. The confidence of a word of the best path is the expected number of times, at most 1, that the same
     word has a place nearer to this one than to the words before and after it. Other times and pronunciations of a word
     therefore count for it, other words against it. What the beam left out counts for nothing.
 
-    Args:
-        lattice: as `Decoder.lattice` gives it: without cycles, and all paths to a state of as many frames.
-
-    Raises:
-        DataError: a cycle, or no path to the end.
+    A cycle, or no path to the end, is a DataError.
     """
+    src, dst, words = lattice.src.tolist(), lattice.dst.tolist(), lattice.word.tolist()
+    spends = (lattice.transition > 0).tolist()
+    log_prob = -(lattice.graph_cost + lattice.acoustic_cost)
+    final = -(lattice.final_graph_cost + lattice.final_acoustic_cost)
     before: dict[int, set[int]] = {}
-    for src, dst in zip(lattice.src.tolist(), lattice.dst.tolist(), strict=True):
-        before.setdefault(dst, set()).add(src)
+    for state, following in zip(src, dst, strict=True):
+        before.setdefault(following, set()).add(state)
     try:
         states = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         raise DataError(f"lattice: the states {error.args[1]} are a cycle; expected none") from error
     rank = np.zeros(lattice.num_states, dtype=np.int64)
     rank[states] = np.arange(len(states))
-    order = np.argsort(rank[lattice.src], kind="stable")  # of arcs: all into a state before those out of it
-    log_prob = -(lattice.graph_cost + lattice.acoustic_cost)
-    final = -(lattice.final_graph_cost + lattice.final_acoustic_cost)
-    begin = np.where(np.arange(lattice.num_states) == lattice.start, 0.0, -np.inf)
-    forward = _sums(begin, lattice.src[order], lattice.dst[order], log_prob[order])
+    order = np.argsort(
+        rank[lattice.src], kind="stable"
+    ).tolist()  # all arcs into a state before those out of it
+    weight = log_prob.tolist()
+
+    def sums(found: list[float], arcs: list[int], behind: list[int], ahead: list[int]) -> Floats:
+        """Log-sums by state, arc by arc."""
+        for arc in arcs:
+            low, high = sorted((found[ahead[arc]], found[behind[arc]] + weight[arc]))
+            found[ahead[arc]] = high if low == -math.inf else high + math.log1p(math.exp(low - high))
+        return np.array(found)
+
+    begin = [-math.inf] * lattice.num_states
+    begin[lattice.start] = 0.0
+    forward = sums(begin, order, src, dst)
     total = float(np.logaddexp.reduce(forward + final))
     if not math.isfinite(total):
         raise DataError(f"lattice: the paths to the end have the total {total}; expected a finite one")
-    last_first = order[::-1]
-    backward = _sums(final, lattice.dst[last_first], lattice.src[last_first], log_prob[last_first])
+    backward = sums(final.tolist(), order[::-1], dst, src)
     posterior = np.exp(forward[lattice.src] + log_prob + backward[lattice.dst] - total)
-    frame = [0] * lattice.num_states
-    for src, dst, id_ in zip(*_lists(order, lattice.src, lattice.dst, lattice.transition), strict=True):
-        frame[dst] = frame[src] + (id_ > 0)
+    frame, choice, to_end = [0] * lattice.num_states, [-1] * lattice.num_states, final.tolist()
+    for arc in order:
+        frame[dst[arc]] = frame[src[arc]] + spends[arc]
+    for arc in order[::-1]:
+        through = to_end[dst[arc]] + weight[arc]
+        if through > to_end[src[arc]]:
+            to_end[src[arc]], choice[src[arc]] = through, arc
+    best, arc = [], choice[lattice.start]
+    while arc >= 0:
+        if words[arc]:
+            best.append(arc)
+        arc = choice[dst[arc]]
     places = np.array(frame)[lattice.src]
-    best = [arc for arc in _best_path(lattice, last_first, log_prob, final) if lattice.word[arc]]
     said = np.flatnonzero(lattice.word)
     middles = 0.5 * (places[best][1:] + places[best][:-1])
     nearest = np.searchsorted(middles, places[said], side="right")
     expected = np.zeros(len(best))
     for arc, which in zip(said.tolist(), nearest.tolist(), strict=True):
-        if best and lattice.word[arc] == lattice.word[best[which]]:
+        if best and words[arc] == words[best[which]]:
             expected[which] += posterior[arc]
     return [
-        WordPosterior(int(lattice.word[arc]), int(places[arc]), min(1.0, float(value)))
+        WordPosterior(words[arc], int(places[arc]), min(1.0, float(value)))
         for arc, value in zip(best, expected, strict=True)
     ]
-
-
-def _lists(order: npt.NDArray[np.int64], *columns: npt.NDArray[Any]) -> list[list[Any]]:
-    return [column[order].tolist() for column in columns]
-
-
-def _sums(
-    sums: npt.NDArray[np.float64],
-    behind: npt.NDArray[np.int32],
-    ahead: npt.NDArray[np.int32],
-    log_prob: npt.NDArray[np.float64],
-) -> npt.NDArray[np.float64]:
-    """`sums` [S] and, arc by arc, what the sum of the state behind an arc adds to that of the state ahead of it."""
-    found = sums.tolist()
-    for here, there, weight in zip(behind.tolist(), ahead.tolist(), log_prob.tolist(), strict=True):
-        low, high = sorted((found[there], found[here] + weight))
-        found[there] = high if low == -math.inf else high + math.log1p(math.exp(low - high))
-    return np.array(found)
-
-
-def _best_path(
-    lattice: Lattice,
-    last_first: npt.NDArray[np.int64],
-    log_prob: npt.NDArray[np.float64],
-    final: npt.NDArray[np.float64],
-) -> list[int]:
-    """The arcs of the best path."""
-    best, choice = final.tolist(), [-1] * lattice.num_states
-    columns = _lists(last_first, lattice.src, lattice.dst, log_prob)
-    for arc, src, dst, weight in zip(last_first.tolist(), *columns, strict=True):
-        if best[dst] + weight > best[src]:
-            best[src], choice[src] = best[dst] + weight, arc
-    path, state = [], lattice.start
-    while choice[state] >= 0:
-        path.append(choice[state])
-        state = int(lattice.dst[path[-1]])
-    return path
 
 
 class RecognisedWord(NamedTuple):

@@ -16,20 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, GraphError
-from fsachain.fsa import Fsa, arcs_from
+from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.transitions import TransitionModel
 from fsachain.openfst import MAGIC, NamedStates, Transducer, read_header
 from fsachain.stream import LONGEST_LINE, Cursor
 
-# A plain lattice is an FST over transition ids and words whose weights are two costs, of the graph (language
-# model, pronunciations, transitions) and of the acoustics. A compact one has words on its arcs and a string
-# of transition ids in each weight. With each string written out as a chain of arcs both have the form of
-# `Lattice`, which takes several times the memory.
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
 
+# A plain lattice is an FST over transition ids and words whose weights are two costs, of the graph (language model,
+# pronunciations, transitions) and of the acoustics. A compact one has words on its arcs and a string of transition ids in
+# each weight. With each string written out as a chain of arcs both have the form of `Lattice`, in several times the memory.
 
-_End = tuple[int, int, bool]
+PLAIN, COMPACT = ("lattice4", "lattice8"), ("compactlattice44", "compactlattice84")
+_NOT_FINAL = (math.inf, math.inf)
+# The last group is the string.
+_TEXT_LINE = re.compile(rb"([^\n,]*)(?:(?<=\S),([^\s,]*)(?:,(\S*))?)?[^\S\n]*")
+_End = tuple[int, int, bool]  # of a phone: its id, the state after it, whether the path ends there
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +52,14 @@ class Lattice:
 
     num_states: int
     start: int
-    src: npt.NDArray[np.int32]
-    dst: npt.NDArray[np.int32]
-    transition: npt.NDArray[np.int32]
-    word: npt.NDArray[np.int32]
-    graph_cost: npt.NDArray[np.float64]
-    acoustic_cost: npt.NDArray[np.float64]
-    final_graph_cost: npt.NDArray[np.float64]
-    final_acoustic_cost: npt.NDArray[np.float64]
+    src: Ints
+    dst: Ints
+    transition: Ints
+    word: Ints
+    graph_cost: Floats
+    acoustic_cost: Floats
+    final_graph_cost: Floats
+    final_acoustic_cost: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +79,12 @@ class CompactLattice:
 
     num_states: int
     start: int
-    src: npt.NDArray[np.int32]
-    dst: npt.NDArray[np.int32]
-    word: npt.NDArray[np.int32]
-    costs: npt.NDArray[np.float64]
+    src: Ints
+    dst: Ints
+    word: Ints
+    costs: Floats
     ends: npt.NDArray[np.int64]
-    transitions: npt.NDArray[np.int32]
+    transitions: Ints
 
     def expanded(self) -> Lattice:
         """Each string as a chain of arcs, the first of which has the word and the costs.
@@ -112,43 +117,28 @@ class CompactLattice:
         return Lattice(len(final), self.start, *columns, *costs.T.copy(), *final.T.copy())
 
 
-PLAIN, COMPACT = ("lattice4", "lattice8"), ("compactlattice44", "compactlattice84")
-_NOT_FINAL = (math.inf, math.inf)
-# The last group is the string.
-_TEXT_LINE = re.compile(rb"([^\n,]*)(?:(?<=\S),([^\s,]*)(?:,(\S*))?)?[^\S\n]*")
-
-
 def read_lattice(cursor: Cursor) -> CompactLattice:
-    """One lattice, plain or compact, binary or text; for `read_table("lat.1.gz", read_lattice)`.
-
-    Raises:
-        DataError: no lattice, cut short, without a start state, or with a state, label or weight that cannot be.
-    """
-    if cursor.peek(len(MAGIC)) == MAGIC:
-        return _read_binary(cursor)
-    return _read_text(cursor)
+    """One lattice, plain or compact, binary or text; for `read_table("lat.1.gz", read_lattice)`."""
+    return _read_binary(cursor) if cursor.peek(len(MAGIC)) == MAGIC else _read_text(cursor)
 
 
 class _Builder:
     """Collects arcs and final weights; error messages have the offset at which the lattice begins."""
 
-    def __init__(self, cursor: Cursor, kind: str) -> None:
-        self.cursor, self.begin = cursor, cursor.position
-        self.lowest_cost = float(np.finfo(kind).min)
+    def __init__(self, cursor: Cursor, begin: int, kind: str) -> None:
+        self.cursor, self.begin, self.lowest_cost = cursor, begin, float(np.finfo(kind).min)
         self.arcs = array("i")  # src, dst and word of each
         self.costs, self.ends, self.ids = array("d"), array("q"), array("i")
-        self.final: dict[
-            int, tuple[tuple[float, float], bytes]
-        ] = {}  # by state: costs, and a string of int32
+        self.final: dict[int, tuple[tuple[float, float], bytes]] = {}  # by state: costs, string of int32
 
     def add(self, src: int, dst: int, word: int, costs: tuple[float, float], ids: bytes) -> None:
         what = f"arc {len(self.ends)} of a lattice"
         if word < 0:
             self.cursor.fail(f"{what} has a negative label", self.begin)
         self.arcs.extend((src, dst, word))
-        self._append(costs, ids, f"{what} has the cost")
+        self._weigh(costs, ids, f"{what} has the cost")
 
-    def _append(self, costs: tuple[float, float], ids: bytes, what: str) -> None:
+    def _weigh(self, costs: tuple[float, float], ids: bytes, what: str) -> None:
         if not all(cost >= self.lowest_cost for cost in costs):
             self.cursor.fail(f"{what} NaN or -Infinity", self.begin)
         self.costs.extend(costs)
@@ -160,11 +150,10 @@ class _Builder:
             self.cursor.fail(f"start state {start} of a lattice of {num_states} states", self.begin)
         for state in range(num_states):
             costs, ids = self.final.get(state, (_NOT_FINAL, b""))
-            self._append(costs, b"" if costs == _NOT_FINAL else ids, "a lattice with the final cost")
-        src, dst, word = np.frombuffer(self.arcs, dtype=np.int32).reshape(-1, 3).T.copy()
-        costs_ = np.frombuffer(self.costs).reshape(-1, 2)
-        ends, ids_ = np.frombuffer(self.ends, dtype=np.int64), np.frombuffer(self.ids, dtype=np.int32)
-        return CompactLattice(num_states, start, src, dst, word, costs_, ends, ids_)
+            self._weigh(costs, b"" if costs == _NOT_FINAL else ids, "a lattice with the final cost")
+        arcs = np.frombuffer(self.arcs, dtype=np.int32).reshape(-1, 3).T.copy()
+        weights = np.frombuffer(self.costs).reshape(-1, 2), np.frombuffer(self.ends, dtype=np.int64)
+        return CompactLattice(num_states, start, *arcs, *weights, np.frombuffer(self.ids, dtype=np.int32))
 
 
 def _read_binary(cursor: Cursor) -> CompactLattice:
@@ -180,11 +169,8 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
     least = 16 if is_plain else 20
     if not 0 <= header.num_states * least <= cursor.left:
         cursor.fail(f"lattice of {header.num_states} states, {cursor.left} bytes are left")
-    if not 0 <= header.start < header.num_states:
-        cursor.fail(f"start state {header.start} of a lattice of {header.num_states} states", begin)
     kind = "f" if header.arc_type in ("lattice4", "compactlattice44") else "d"
-    builder, costs_of, labels = _Builder(cursor, kind), struct.Struct(f"<2{kind}"), struct.Struct("<ii")
-    builder.begin = begin
+    builder, costs_of = _Builder(cursor, begin, kind), struct.Struct(f"<2{kind}")
 
     def weight() -> tuple[tuple[float, float], bytes]:
         graph_cost, acoustic_cost = costs_of.unpack(cursor.take(costs_of.size, "weight"))
@@ -202,7 +188,7 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
         if not 0 <= count * least <= cursor.left:
             cursor.fail(f"state {state} has {count} arcs, {cursor.left} bytes are left")
         for _ in range(count):
-            ilabel, olabel = labels.unpack(cursor.take(labels.size, "arc"))
+            ilabel, olabel = struct.unpack("<ii", cursor.take(8, "arc"))
             costs, ids = weight()
             dst = int.from_bytes(cursor.take(4, "arc"), "little", signed=True)
             if not 0 <= dst < header.num_states:
@@ -226,7 +212,7 @@ def _read_text(cursor: Cursor) -> CompactLattice:
 
     An arc of a compact lattice has one label, that of a plain one two; which it is, the weights tell.
     """
-    builder, states = _Builder(cursor, "f"), NamedStates()
+    builder, states = _Builder(cursor, cursor.position, "f"), NamedStates()
     if cursor.peek(1) == b"\n":
         cursor.position += 1
     while cursor.left:
@@ -290,14 +276,10 @@ def lattice_pdfs(
         name: utterance id, for messages.
 
     Raises:
-        ConfigError: a scale below 0 or not finite.
         DataError: a transition id that the model lacks, a cycle of arcs without one, or no path.
     """
     graph = _frames(lattice, model, lm_scale, acoustic_scale, name)
-    pdfs = model.transitions.pdf[graph.ilabel]
-    return Fsa(
-        graph.num_states, graph.src, graph.dst, pdfs, graph.log_prob, graph.final_log_prob, graph.start
-    )
+    return input_fsa(replace(graph, ilabel=model.transitions.pdf[graph.ilabel] + 1))
 
 
 def phone_lattice(
@@ -314,28 +296,22 @@ def phone_lattice(
     in graphs as Kaldi makes them, with reordered transitions.
 
     Args:
-        lattice: as for `lattice_pdfs`.
-        model: as for `lattice_pdfs`.
+        lattice, model, name: as for `lattice_pdfs`.
         lm_scale: factor on graph costs; with it the weights of all paths are scaled to the sum one. 0: all paths are equal.
         subsampling: input frames for each frame of the lattice: 3 for chain models, 1 for GMMs.
-        name: utterance id, for messages.
 
     Raises:
-        ConfigError: as `lattice_pdfs`, or subsampling below 1.
         DataError: as `lattice_pdfs`, a state that stands behind different numbers of frames, or no sequence of whole phones.
     """
     if subsampling < 1:
         raise ConfigError(f"subsampling = {subsampling}: expected at least 1")
     graph = _frames(lattice, model, lm_scale, 0.0, name)
-    cutter = _PhoneCutter(graph, model, name)
     frame = _frame_of_states(graph, name)
+    leaving = graph.leaving(None)
     nodes, numbers = [graph.start], {graph.start: 0}
-    arcs: list[
-        tuple[int, int, int, int, int]
-    ] = []  # src, dst (-1: the end), phone, first frame, frame after it
-    log_probs = []
+    arcs, log_probs = [], []  # src, dst (-1: the end), phone, first frame, frame after it
     for index, state in enumerate(nodes):  # grows while it is read
-        for (phone, end, at_end), log_prob in cutter.phones_from(state).items():
+        for (phone, end, at_end), log_prob in _phones_from(state, graph, model, leaving, name).items():
             if not at_end and end not in numbers:
                 numbers[end] = len(nodes)
                 nodes.append(end)
@@ -366,16 +342,17 @@ def _frames(
             f"{name}: arc {bad[0]} has transition id {lattice.transition[bad[0]]}; {model.name} has 1 to "
             f"{len(model.transitions.pdf) - 1}"
         )
-    graph = Transducer(
-        lattice.num_states,
-        lattice.start,
-        lattice.src,
-        lattice.dst,
-        lattice.transition,
-        lattice.transition,
-        _log_prob(lattice.graph_cost, lattice.acoustic_cost, lm_scale, acoustic_scale),
-        _log_prob(lattice.final_graph_cost, lattice.final_acoustic_cost, lm_scale, acoustic_scale),
-    )
+
+    def log_prob(graph: Floats, acoustic: Floats) -> Floats:
+        """An infinite cost is -inf under any scale."""
+        possible = np.isfinite(graph) & np.isfinite(acoustic)
+        costs = lm_scale * np.where(possible, graph, 0.0) + acoustic_scale * np.where(possible, acoustic, 0.0)
+        return np.where(possible, 0.0 - costs, -np.inf)
+
+    ids, states = lattice.transition, (lattice.num_states, lattice.start, lattice.src, lattice.dst)
+    weights = log_prob(lattice.graph_cost, lattice.acoustic_cost)
+    final = log_prob(lattice.final_graph_cost, lattice.final_acoustic_cost)
+    graph = Transducer(*states, ids, ids, weights, final)
     try:
         found, _ = remove_epsilons(graph, range(len(graph.src)))
     except GraphError as error:
@@ -383,15 +360,6 @@ def _frames(
     if not len(found.src):
         raise DataError(f"{name}: the lattice has no path")
     return found
-
-
-def _log_prob(
-    graph: npt.NDArray[np.float64], acoustic: npt.NDArray[np.float64], lm_scale: float, acoustic_scale: float
-) -> npt.NDArray[np.float64]:
-    """Weighted sum of costs as log-probabilities; an infinite cost is -inf under any scale."""
-    possible = np.isfinite(graph) & np.isfinite(acoustic)
-    costs = lm_scale * np.where(possible, graph, 0.0) + acoustic_scale * np.where(possible, acoustic, 0.0)
-    return np.where(possible, 0.0 - costs, -np.inf)
 
 
 def _frame_of_states(graph: Transducer, name: str) -> npt.NDArray[np.int64]:
@@ -407,46 +375,41 @@ def _frame_of_states(graph: Transducer, name: str) -> npt.NDArray[np.int64]:
     return frame
 
 
-class _PhoneCutter:
-    """Cuts paths of transition ids into phones, which begin at the states of the graph that `phones_from` names."""
-
-    def __init__(self, graph: Transducer, model: TransitionModel, name: str) -> None:
-        self.name, self.start, self.final = name, graph.start, graph.final_log_prob.tolist()
-        self.leaving = graph.leaving(None)
-        table = model.transitions
-        self.phone, self.is_loop, self.is_final = (
-            column.tolist() for column in (table.phone, table.is_self_loop, table.is_final)
-        )
-
-    def phones_from(self, state: int) -> dict[_End, float]:
-        """Log-sum of the paths from `state` through one phone, by (phone, state after it, whether the path ends there)."""
-        found: dict[_End, float] = {}
-        open_phones: dict[_End, float] = {}  # phone, state, last HMM state was left
-        for dst, transition, _, log_prob, _ in self.leaving[state]:
-            if not self.is_loop[transition]:
-                _add(open_phones, (self.phone[transition], dst, self.is_final[transition]), log_prob)
-            elif state == self.start:
-                raise DataError(
-                    f"{self.name}: a path begins with a self-loop, so transitions are not reordered; expected a lattice "
-                    "made with Kaldi's --reorder=true"
-                )
-        while open_phones:
-            longer: dict[_End, float] = {}
-            for (phone, here, left), weight in open_phones.items():
-                if left and self.final[here] > -math.inf:
-                    _add(found, (phone, here, True), weight + self.final[here])
-                begins = False
-                for dst, transition, _, log_prob, _ in self.leaving[here]:
-                    is_loop = self.is_loop[transition]
-                    if left and not is_loop:
-                        begins = True
-                    elif self.phone[transition] == phone:
-                        ended = left if is_loop else self.is_final[transition]
-                        _add(longer, (phone, dst, ended), weight + log_prob)
-                if begins:
-                    _add(found, (phone, here, False), weight)
-            open_phones = longer
-        return found
+def _phones_from(
+    state: int, graph: Transducer, model: TransitionModel, leaving: list[list[Any]], name: str
+) -> dict[_End, float]:
+    """Log-sum of the paths from `state` through one phone; `leaving` is `graph.leaving`."""
+    table, final = model.transitions, graph.final_log_prob
+    found: dict[_End, float] = {}
+    open_phones: dict[_End, float] = {}  # phone, state, last HMM state was left
+    for dst, transition, _, log_prob, _ in leaving[state]:
+        if not table.is_self_loop[transition]:
+            _add(open_phones, (int(table.phone[transition]), dst, bool(table.is_final[transition])), log_prob)
+        elif state == graph.start:
+            raise DataError(
+                f"{name}: a path begins with a self-loop, so transitions are not reordered; expected a lattice made with "
+                "Kaldi's --reorder=true"
+            )
+    while open_phones:
+        longer: dict[_End, float] = {}
+        for (phone, here, left), weight in open_phones.items():
+            if left and final[here] > -math.inf:
+                _add(found, (phone, here, True), weight + final[here])
+            begins = False
+            for dst, transition, _, log_prob, _ in leaving[here]:
+                is_loop = table.is_self_loop[transition]
+                if left and not is_loop:
+                    begins = True
+                elif table.phone[transition] == phone:
+                    _add(
+                        longer,
+                        (phone, dst, left if is_loop else bool(table.is_final[transition])),
+                        weight + log_prob,
+                    )
+            if begins:
+                _add(found, (phone, here, False), weight)
+        open_phones = longer
+    return found
 
 
 def _add(sums: dict[_End, float], key: _End, log_prob: float) -> None:
