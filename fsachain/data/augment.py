@@ -22,8 +22,7 @@ from fsachain.errors import ConfigError
 class AugmentConfig:
     """What is changed in training; the default changes nothing.
 
-    SpecAugment (Park et al., Interspeech 2019) blanks bands of frames and of features with the utterance's
-    mean.
+    SpecAugment (Park et al., Interspeech 2019) blanks bands of frames and of features with the utterance's mean.
 
     Attributes:
         time_masks: blanked stretches of time per utterance.
@@ -31,10 +30,10 @@ class AugmentConfig:
         time_mask_fraction: and at most this share of the utterance, so that short words survive.
         frequency_masks: blanked bands per utterance.
         frequency_mask_bins: each has 0 to this many neighbouring features, uniformly; meaningful for "fbank".
-        frequency_warp: the frequency axis is stretched by a factor within 1 +- this much, which imitates
-            other vocal tracts (Jaitly and Hinton, 2013); 0.1 is usual, 0 off. Meaningful for "fbank".
-        frame_shift: features are delayed or advanced by up to this many frames, which moves the grid of
-            subsampled frames; subsampling - 1 covers every grid.
+        frequency_warp: the frequency axis is stretched by a factor within 1 +- this much, which imitates other vocal tracts
+            (Jaitly and Hinton, 2013); 0.1 is usual, 0 off. Meaningful for "fbank".
+        frame_shift: features are delayed or advanced by up to this many frames, which moves the grid of subsampled frames;
+            subsampling - 1 covers every grid.
         seed: seed of all draws.
     """
 

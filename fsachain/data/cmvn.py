@@ -23,15 +23,10 @@ VARIANCE_FLOOR = 1e-5  # of the variance: a constant feature, as in digital sile
 
 @dataclass(frozen=True)
 class CmvnConfig:
-    """What is normalised, over what.
+    """What is normalised: over `scope` the mean, or ("mean-variance") also the standard deviation."""
 
-    Attributes:
-        scope: "none", "global", "speaker" or "utterance".
-        moments: "mean" subtracts the mean; "mean-variance" also divides by the standard deviation.
-    """
-
-    scope: str = "global"
-    moments: str = "mean-variance"
+    scope: str = "global"  # or "none", "speaker", "utterance"
+    moments: str = "mean-variance"  # or "mean"
 
     def __post_init__(self) -> None:
         for name, choices in (("scope", SCOPES), ("moments", MOMENTS)):
@@ -126,9 +121,7 @@ class Cmvn:
     def apply(self, features: NDArray[np.float32], speaker: str) -> NDArray[np.float32]:
         """Normalise the features [T, F] of one utterance; a new array unless there is nothing to do.
 
-        Raises:
-            DataError: scope is "speaker" and the speaker was not in the estimated set.
-            ShapeError: the statistics have another number of features.
+        DataError where scope is "speaker" and the speaker was not in the estimated set.
         """
         scope = self.config.scope
         if scope == "none" or len(features) == 0:

@@ -87,21 +87,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """N utterances, padded with zeros to the longest.
-
-    Attributes:
-        ids, speakers, words: N each.
-        features: float32 [N, T, F].
-        lengths: int64 [N] on the host; frames of each utterance before padding.
-        windows: the outputs that count; None: all.
-    """
+    """N utterances, padded with zeros to the longest."""
 
     ids: tuple[str, ...]
     speakers: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
-    features: torch.Tensor
-    lengths: torch.Tensor
-    windows: WindowBatch | None = None
+    features: torch.Tensor  # float32 [N, T, F]
+    lengths: torch.Tensor  # int64 [N] on the host: frames before padding
+    windows: WindowBatch | None = None  # the outputs that count; None: all
 
 
 def load_examples(
@@ -116,14 +109,9 @@ def load_examples(
 ) -> list[Example]:
     """Features of a whole data directory, in memory: one example per utterance, in order.
 
-    Args:
-        data_dir: the utterances.
-        feature_config: kind and size of the features.
-        cmvn: normalisation to apply; None leaves the features as they are (see `normalise`).
-        perturbation: speed and volume; ids and speakers of a copy at another speed get `perturbation.prefix`.
-        cache_dir: folder of the feature cache; None for none.
-        num_workers: threads that compute features.
-        executor: used instead of threads; see `fsachain.data.features.load_features`.
+    With `cmvn` they are normalised. With `perturbation`, ids and speakers of a copy at another speed get its prefix. The
+    features are kept in the folder `cache_dir`, and computed by `num_workers` threads or the `executor`; see
+    `fsachain.data.features.load_features`.
     """
     features = load_features(
         data_dir.utterances,
@@ -211,11 +199,7 @@ def normalise(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples to one batch.
-
-    Raises:
-        DataError: there are none, their features differ in width, or only some have a window.
-    """
+    """Pad examples, of which there is at least one, to one batch; their features have one width, all or none a window."""
     if not examples:
         raise DataError("a batch needs at least one example, got none")
     width = examples[0].features.shape[1]
@@ -249,10 +233,9 @@ def cut_example(
 ) -> Example:
     """A chunk of a whole utterance with the features around it, as far as the utterance has them.
 
-    `start` is its first output frame, `frame_weights` float32 [output frames]. `context` are the input frames that an
-    output sees before and after its own `subsampling` frames (`TdnnfConfig.context`); the left one is rounded up to whole
-    output frames. With the network's whole context the outputs in the window are those of the whole utterance (in
-    evaluation: in training, batch normalisation depends on the batch).
+    `start` is its first output frame, `frame_weights` float32 [output frames]. `context` are the input frames that an output
+    sees before and after its own `subsampling` frames (`TdnnfConfig.context`); the left one is rounded up to whole output
+    frames. With the network's whole context the outputs in the window are, in evaluation, those of the whole utterance.
     """
     num_outputs = -(-example.num_frames // subsampling)
     end = start + len(frame_weights)

@@ -48,12 +48,10 @@ class FeatureConfig:
         num_mel_bins: filters of the bank.
         num_ceps: coefficients kept for "mfcc"; Kaldi's "hires" features keep all, num_ceps = num_mel_bins.
         low_freq: lower edge of the first filter, in Hz.
-        high_freq: upper edge of the last filter, in Hz; zero or negative counts down from half the sample
-            rate.
+        high_freq: upper edge of the last filter, in Hz; zero or negative counts down from half the sample rate.
         frame_length_ms: analysis window.
         frame_shift_ms: distance of frames; the unit of time of all frame counts.
-        snip_edges: keep only frames whose window lies inside the signal. Off: ceil-like count, edges are
-            mirrored.
+        snip_edges: keep only frames whose window lies inside the signal. Off: ceil-like count, edges are mirrored.
         dither: noise amplitude added to samples; 0 keeps features reproducible.
     """
 
@@ -218,11 +216,9 @@ def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
     return read_value(address, read_matrix).astype(np.float32)
 
 
-# Features on disk, so that a second run starts training at once. A chunk of utterances is one file, named by a hash of
-# everything its content depends on: feature configuration, perturbation, and the identity of each recording. A changed
-# recording or option is therefore another name, and no entry is ever updated. A file is written under a temporary name
-# and renamed, which is atomic: any number of threads, processes and machines may fill one cache, and the worst that a
-# race costs is the same work twice. A damaged file, which its CRC-32 tells, is computed anew.
+# The cache: a chunk of utterances is one file, named by a hash of everything its content depends on (feature configuration,
+# perturbation, identity of each recording), so no entry is ever updated. Files are renamed when all is written: any number
+# of threads, processes and machines may fill one cache. A damaged file, which its CRC-32 tells, is computed anew.
 
 
 def load_features(

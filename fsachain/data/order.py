@@ -49,21 +49,18 @@ def length_buckets(
 ) -> list[list[int]]:
     """The batches of one epoch: utterances of similar length together, in random order.
 
-    Utterances are sorted by length times a random factor in [1 - noise, 1 + noise], cut into batches, and the
-    batches are shuffled. The factor makes batches differ from epoch to epoch at little padding. ConfigError: an option
-    is out of range.
+    Utterances are sorted by length times a random factor in [1 - noise, 1 + noise], cut into batches, and the batches are
+    shuffled. The factor makes batches differ from epoch to epoch at little padding. The result, lists of positions in
+    `lengths`, each of which occurs once, is a function of seed, epoch and the lengths.
 
     Args:
         lengths: frames of each utterance.
         batch_size: utterances per batch, at most.
         seed: of the run.
-        epoch: from 0; the order is a function of seed, epoch and the lengths.
-        max_batch_frames: limit of (utterances x longest) per batch, so that long utterances come in smaller
-            batches; an utterance longer than the limit is a batch of its own.
+        epoch: from 0.
+        max_batch_frames: limit of (utterances x longest) per batch, so that long utterances come in smaller batches; an
+            utterance longer than the limit is a batch of its own.
         noise: 0 sorts strictly by length, ties at random.
-
-    Returns:
-        Lists of positions in `lengths`; each position occurs once.
     """
     _check_positive(batch_size=batch_size, max_batch_frames=max_batch_frames)
     if not 0.0 <= noise < 1.0:
@@ -93,11 +90,10 @@ def _check_positive(**options: int | None) -> None:
 class EpochOrder:
     """Utterances of similar length together, in steps whose number is the same in every epoch.
 
-    The learning rate follows the number of steps, which must therefore be known. With `batch_frames` it would differ
-    from epoch to epoch: the padding depends on who is put together with whom. So a few epochs are counted; a later
-    one with fewer steps has its fullest ones split, and one with more puts utterances together by length more
-    strictly. Only if that is not enough, as can happen in a corpus of a few steps, its limit is widened by 2 % at a
-    time.
+    The learning rate follows the number of steps, which must therefore be known. With `batch_frames` it would differ from
+    epoch to epoch: the padding depends on who is put together with whom. So a few epochs are counted; a later one with
+    fewer steps has its fullest ones split, and one with more puts utterances together by length more strictly. Only if that
+    is not enough, as can happen in a corpus of a few steps, its limit is widened by 2 % at a time.
 
     Args:
         lengths_of: frames of each utterance in an epoch, which depend on it where versions at several speeds are drawn.
@@ -108,9 +104,6 @@ class EpochOrder:
         shard_of: number of the shard of each utterance, if neighbouring steps are to come from few shards, which a
             disk or a network reads faster than utterances from everywhere; None: from everywhere.
         shards_at_once: so many shards, drawn at random, are mixed with each other.
-
-    Raises:
-        ConfigError: an option is out of range.
     """
 
     def __init__(

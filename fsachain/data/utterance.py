@@ -93,30 +93,12 @@ def is_command(location: str) -> bool:
     return location.endswith("|") or location.startswith("|")
 
 
-# Every kind of fault, in the order of `fault_table`.
-KINDS = (
-    "table",
-    "duplicate id",
-    "no transcript",
-    "no recording",
-    "no speaker",
-    "segment",
-    "shell command",
-    "missing file",
-    "unreadable audio",
-    "empty audio",
-    "sampling rate",
-    "unreadable features",
-    "width of features",
-    "features not finite",
-    "no frames",
-    "empty text",
-    "unknown word",
-    "no pronunciation",
-    "no numerator",
-    "too short",
-    "no path",
+_KINDS = (
+    "table, duplicate id, no transcript, no recording, no speaker, segment, shell command, missing file, unreadable audio, "
+    "empty audio, sampling rate, unreadable features, width of features, features not finite, no frames, empty text, "
+    "unknown word, no pronunciation, no numerator, too short, no path"
 )
+KINDS = tuple(_KINDS.split(", "))  # of faults, in the order of `fault_table`
 SHOWN = 5  # utterances per kind; the others are counted
 MOST_NAMELESS = 500  # faulty lines that name no utterance
 LONGEST_DETAIL = 400  # letters
@@ -124,12 +106,9 @@ LONGEST_DETAIL = 400  # letters
 
 @dataclass(frozen=True)
 class Fault:
-    """An utterance that cannot be trained on, and why.
+    """An utterance that cannot be trained on (for a fault of a whole table, the file), and why.
 
-    Attributes:
-        id: of the utterance; the file, for a fault of a whole table.
-        reason: one line that names what is there and what is expected.
-        kind: one of `KINDS`.
+    `reason` is one line that names what is there and what is expected, `kind` is one of `KINDS`.
     """
 
     id: str

@@ -35,10 +35,8 @@ Float32Array = npt.NDArray[np.float32]
 class FrameTiming:
     """Where output frames lie in time.
 
-    Attributes:
-        subsampling: Input frames per output frame.
-        time_offset: Input frame on which output frame 0 is centred.
-        frame_shift: Seconds between input frames.
+    `subsampling` counts input frames per output frame, `time_offset` is the input frame on which output frame 0 is centred,
+    `frame_shift` the seconds between input frames.
     """
 
     subsampling: int
@@ -89,19 +87,17 @@ def align(
         phones: Phone of id 1, 2, ...: `lexicon.phones`.
         timing: Where output frames lie.
         progress: Called with (utterances done, utterances in all).
-
-    Raises:
-        ShapeError: an output is not [T, P], or has fewer columns than a numerator has pdfs.
     """
     found: dict[str, Alignment] = {}
     failed: dict[str, str] = {}
     for done, (name, output) in enumerate(nnet_outputs.items(), start=1):
-        if name not in numerators:
+        numerator = numerators.get(name)
+        if numerator is None:
             failed[name] = "has no numerator"
-        elif result := align_utterance(output, numerators[name], phones, timing, name=name):
+        elif result := align_utterance(output, numerator, phones, timing, name=name):
             found[name] = result
         else:
-            needed = numerators[name].required_frames
+            needed = numerator.required_frames
             failed[name] = f"no path of {len(np.asarray(output))} frames, {needed:.0f} are needed"
         if progress is not None:
             progress(done, len(nnet_outputs))
@@ -207,9 +203,6 @@ class LongAligner:
         lookahead: L, output frames at the end of a window that are sought again in the next one, 1 <= L < W.
         filler_cost: for each frame of the filler, in natural logs, at least 0; infinity: no filler.
         name: of the recording, for messages.
-
-    Raises:
-        ConfigError: window, lookahead or filler_cost out of range.
     """
 
     def __init__(
@@ -229,14 +222,12 @@ class LongAligner:
         self.numerator = with_filler(numerator, self._filler, filler_cost)
         self.window, self.lookahead, self.name = window, lookahead, name
         fsa = self.numerator.fsa
-        ones = np.ones(fsa.num_arcs, dtype=np.int8)
+        ones = np.ones(fsa.num_arcs)
         self._adjacency = sparse.csr_array((ones, (fsa.src, fsa.dst)), shape=(fsa.num_states,) * 2)
-        self._state = fsa.start
-        self._kept: Float32Array | None = None
-        self._arcs: list[npt.NDArray[np.int32]] = []
-        self._margins: list[Float32Array] = []
-        self._log_prob = 0.0
-        self._done = 0
+        self._state, self._log_prob, self._done = fsa.start, 0.0, 0
+        self._kept = np.zeros((0, self._filler + 1), np.float32)
+        self._arcs = [np.zeros(0, np.int32)]
+        self._margins = [np.zeros(0, np.float32)]
 
     def accept(self, scores: npt.ArrayLike) -> None:
         """Take the next network outputs [T, P].
@@ -249,9 +240,8 @@ class LongAligner:
             raise ShapeError(
                 f"scores of {self.name!r}: expected [T, P] with P at least {self._filler}, got shape {list(block.shape)}"
             )
-        best = block.max(axis=1, keepdims=True)
-        block = np.concatenate([block[:, : self._filler], best], axis=1)
-        self._kept = block if self._kept is None else np.concatenate([self._kept, block])
+        columns = [block[:, : self._filler], block.max(axis=1, keepdims=True)]
+        self._kept = np.concatenate([self._kept, np.concatenate(columns, axis=1)])
         ends = np.zeros(self.numerator.fsa.num_states)  # a path may end in every state
         while len(self._kept) > self.window:
             self._align(self._kept[: self.window], self.window - self.lookahead, ends)
@@ -261,16 +251,16 @@ class LongAligner:
 
         DataError as `accept`; the text may be longer than the recording.
         """
-        if self._kept is not None and len(self._kept):
+        if len(self._kept):
             self._align(self._kept, len(self._kept), self.numerator.fsa.final_log_prob)
         final = float(self.numerator.fsa.final_log_prob[self._state])
-        if not self._arcs or final == -math.inf:
+        if not self._done or final == -math.inf:
             raise DataError(self._no_path(0))
         return np.concatenate(self._arcs), self._log_prob + final
 
     def margins(self) -> Float32Array:
         """For each frame aligned so far, the score of its pdf minus that of the frame's best pdf: 0 or less, [T]."""
-        return np.concatenate(self._margins) if self._margins else np.zeros(0, np.float32)
+        return np.concatenate(self._margins)
 
     def _align(self, scores: Float32Array, keep: int, final: npt.NDArray[np.float64]) -> None:
         """Find the best path of a window and append its first `keep` frames."""
@@ -301,13 +291,12 @@ class LongAligner:
         self._arcs.append(arcs.astype(np.int32))
         self._state = int(whole.dst[arcs[-1]])
         self._done += keep
-        assert self._kept is not None
         self._kept = self._kept[keep:].copy()
 
     def _no_path(self, frames: int) -> str:
         words = self.numerator.words
         leaving = np.flatnonzero(self.numerator.fsa.src == self._state)
-        position = max((int(p) for p in self.numerator.arc_word[leaving]), default=len(words) - 1)
+        position = max(self.numerator.arc_word[leaving].tolist(), default=len(words) - 1)
         where = " ".join(words[max(0, position - 2) : position + 3])
         return (
             f"recording {self.name!r}: no path through the {frames} frames from {self._done} on, at word "

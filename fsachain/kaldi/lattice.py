@@ -149,11 +149,12 @@ class _Builder:
         if not 0 <= start < num_states:
             self.cursor.fail(f"start state {start} of a lattice of {num_states} states", self.begin)
         for state in range(num_states):
-            costs, ids = self.final.get(state, (_NOT_FINAL, b""))
-            self._weigh(costs, b"" if costs == _NOT_FINAL else ids, "a lattice with the final cost")
-        arcs = np.frombuffer(self.arcs, dtype=np.int32).reshape(-1, 3).T.copy()
+            costs, string = self.final.get(state, (_NOT_FINAL, b""))
+            self._weigh(costs, b"" if costs == _NOT_FINAL else string, "a lattice with the final cost")
+        src, dst, word = np.frombuffer(self.arcs, dtype=np.int32).reshape(-1, 3).T.copy()
         weights = np.frombuffer(self.costs).reshape(-1, 2), np.frombuffer(self.ends, dtype=np.int64)
-        return CompactLattice(num_states, start, *arcs, *weights, np.frombuffer(self.ids, dtype=np.int32))
+        ids = np.frombuffer(self.ids, dtype=np.int32)
+        return CompactLattice(num_states, start, src, dst, word, *weights, ids)
 
 
 def _read_binary(cursor: Cursor) -> CompactLattice:
