@@ -137,27 +137,26 @@ def _utterance(
     name = content["id"]
     try:
         text, speaker = _supervision(content)
-        found = {field: table[name] for field, table in members.items() if name in table}
+        utterance = Utterance(name, speaker or name, tuple(text.split()), None)
         for field in ("recording", "features"):
-            if all("shar" not in (p.get("type"), p.get("storage_type")) for p in _dicts(content.get(field))):
-                found.pop(field, None)
+            parts = _dicts(content.get(field))
+            if not any("shar" in (part.get("type"), part.get("storage_type")) for part in parts):
                 continue
-            num_frames = content.pop(field).get("num_frames")  # of a member of a tar beside the cuts
-            if field not in found:
+            count = content.pop(field).get("num_frames")
+            member = members.get(field, {}).get(name)
+            if member is None:
                 raise _Refusal("no recording", f"its {field} is in no tar of this shard")
-            if field == "features" and isinstance(num_frames, int) and num_frames >= 0:
-                found[field] = replace(found[field], num_frames=num_frames)
+            if field == "recording":
+                utterance.audio, utterance.audio_part = member.path, member
+            else:
+                num_frames = count if isinstance(count, int) and count >= 0 else None
+                utterance.feats, utterance.feats_part = member.path, replace(member, num_frames=num_frames)
         _confine(content, folder, allow_commands)
         _check_sizes(content)
-        if float(content.get("start", 0.0)) < 0 or not math.isfinite(float(content.get("start", 0.0))):
+        if not 0 <= float(content.get("start", 0.0)) < math.inf:
             raise DataError(f"start = {content['start']!r:.40}; expected seconds from 0")
-        length = float(content["duration"]) if "duration" in content else float(cut_of(content).duration)
-        utterance = Utterance(name, speaker or name, tuple(text.split()), None, 0.0, length)
-        if "recording" in found:
-            utterance.audio, utterance.audio_part = found["recording"].path, found["recording"]
-        if "features" in found:
-            utterance.feats, utterance.feats_part = found["features"].path, found["features"]
-        _locate(utterance, content, length)
+        utterance.end = float(content["duration"] if "duration" in content else cut_of(content).duration)
+        _locate(utterance, content, utterance.end)
     except (DataError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise _Refusal("table", f"no cut that can be read ({error})") from error
     if utterance.audio is None and utterance.feats is None:
