@@ -22,7 +22,7 @@ from fsachain import (
     set_num_threads,
     total_log_prob,
 )
-from fsachain.backends.cpu import rows as cpu_arcs
+from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.reference import sums as reference
 
 NUM_PDFS = 9
@@ -178,7 +178,7 @@ def test_impossible_sequences_have_no_occupancy(backend, spoiled):
     arcs, states = occupancies(table, scores, 0.0, backend)
     assert not arcs.any() and not states.any()
     counts = np.zeros(table.num_arcs)
-    module = {"cpu": cpu_arcs, "reference": reference}[backend]
+    module = {"cpu": cpu_log, "reference": reference}[backend]
     module.add_arc_occupancy(TableBatch.pack([table]), scores[None], np.array([len(scores)]), 0.0, [counts])
     assert not counts.any()
 
@@ -194,7 +194,7 @@ def test_occupancies_are_of_the_kind_of_the_scores():
 
 def counted(batch, scores, lengths, leaky):
     counts = [np.zeros(batch.table(n).num_arcs) for n in range(batch.size)]
-    cpu_arcs.add_arc_occupancy(batch, scores, lengths, leaky, counts)
+    cpu_log.add_arc_occupancy(batch, scores, lengths, leaky, counts)
     return counts
 
 
@@ -204,7 +204,7 @@ def test_counts_of_arcs_are_sums_over_frames_and_add_to_what_is_there(kind):
     scores = np.random.default_rng(4).normal(size=(3, 30, NUM_PDFS)).astype(np.float32)
     lengths, before = np.array([30, 12, 0]), np.arange(table.num_arcs, dtype=np.float64)
     counts = [before.copy() for _ in range(3)]
-    cpu_arcs.add_arc_occupancy(TableBatch.share(table, 3), scores, lengths, leaky, counts)
+    cpu_log.add_arc_occupancy(TableBatch.share(table, 3), scores, lengths, leaky, counts)
     for n, length in enumerate(lengths):
         arcs, _ = occupancies(table, scores[n, :length], leaky, "reference")
         np.testing.assert_allclose(counts[n], before + arcs.sum(axis=0), rtol=0.0, atol=tolerances.FLOAT64)

@@ -33,7 +33,7 @@ from fsachain import (
     get_num_threads,
     set_num_threads,
 )
-from fsachain.backends.cpu import mbr as cpu_mbr
+from fsachain.backends.cpu import backend as cpu
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.loss.mbr import MBRLoss, expected_accuracy
 
@@ -187,15 +187,29 @@ def test_one_hot_scores_and_rows_of_minus_infinity_are_exact(leaky):
 
 
 @pytest.fixture
-def kernels(monkeypatch):
-    """Names of the kernels that run, in order."""
-    ran = []
-    for name, suffix in (("scaled", "scaled"), ("logs", "in_logs")):
-        for direction in ("forward", "backward"):
-            original = getattr(cpu_mbr, f"{direction}_{suffix}")
-            spy = lambda *a, original=original, label=(name, direction): (ran.append(label), original(*a))[1]  # noqa: E731
-            monkeypatch.setattr(cpu_mbr, f"{direction}_{suffix}", spy)
+def numbers(monkeypatch):
+    """Kinds of number that sequences with accuracies ran in, in order."""
+    ran, in_numbers, in_logs = [], cpu._in_numbers, cpu._in_logs
+
+    def spy_numbers(graph, job, lanes):
+        ran.append(graph.shape.form.kind)
+        return in_numbers(graph, job, lanes)
+
+    def spy_logs(table, job, n):
+        ran.append("logs")
+        return in_logs(table, job, n)
+
+    monkeypatch.setattr(cpu, "_in_numbers", spy_numbers)
+    monkeypatch.setattr(cpu, "_in_logs", spy_logs)
     return ran
+
+
+def by_scores(batch, scores, accuracy, lengths=None, leaky=0.0):
+    """E[A] and d E[A] / d scores."""
+    y = scores.clone().requires_grad_()
+    values = expected_accuracy(batch, y, accuracy, lengths, leaky_hmm_coefficient=leaky)
+    values.sum().backward()
+    return values.detach(), y.grad
 
 
 def two_lobes():
@@ -205,8 +219,8 @@ def two_lobes():
     return Fsa(3, src, dst, pdf, [-0.5] * len(arcs), [-math.inf, 0.0, 0.0])
 
 
-@pytest.mark.parametrize(("swing", "expected"), [(3.0, "scaled"), (1000.0, "logs")])
-def test_the_data_decide_the_arithmetic(swing, expected, kernels):
+@pytest.mark.parametrize(("swing", "kinds"), [(3.0, ["expected"]), (1000.0, ["expected", "logs"])])
+def test_the_data_decide_the_arithmetic(swing, kinds, numbers):
     """The part that wins in the end is 4 x swing behind after four frames: far below the smallest float, or not."""
     scores, accuracy = torch.rand(
         2, 1, 9, NUM_PDFS, generator=torch.Generator().manual_seed(0), dtype=torch.float64
@@ -214,12 +228,24 @@ def test_the_data_decide_the_arithmetic(swing, expected, kernels):
     scores[0, :4, 1:] -= swing
     scores[0, 5:, 0] -= 2 * swing
     batch = TableBatch.pack([compile_table(two_lobes(), NUM_PDFS)])
+    by_scores(batch, scores, accuracy)
+    assert numbers == kinds
     got = differentiated(batch, scores, accuracy)
-    assert kernels[0] == ("scaled", "forward") and kernels[-1] == (expected, "backward")
     want = differentiated(batch, scores, accuracy, backend="reference")
     assert want[1][0, 2, 1:].abs().min() > 0.01
     for ours, theirs in zip(got, want, strict=True):
         close(ours, theirs, tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize("leaky", LEAKS)
+def test_logs_and_probabilities_agree_where_both_are_exact(leaky, monkeypatch):
+    batch = make_denominator().batch(SIZE)
+    scaled = differentiated(batch, *case(), LENGTHS, leaky)
+    monkeypatch.setitem(cpu.SMALLEST, cpu.DOUBLE, math.inf)
+    logs = differentiated(batch, *case(), LENGTHS, leaky)
+    for ours, theirs in zip(scaled, logs, strict=True):
+        close(ours, theirs, tolerances.FLOAT64)
+    assert not torch.equal(scaled[1], logs[1])
 
 
 @pytest.mark.parametrize("leaky", LEAKS)
@@ -236,9 +262,9 @@ def test_the_oracle_is_met_over_1500_frames(scale, leaky):
         close(ours, theirs, tolerances.FLOAT64)
 
 
-@pytest.mark.parametrize("smallest", [cpu_mbr.SMALLEST, math.inf], ids=["probabilities", "logs"])
+@pytest.mark.parametrize("smallest", [cpu.SMALLEST[cpu.DOUBLE], math.inf], ids=["probabilities", "logs"])
 def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(smallest, monkeypatch):
-    monkeypatch.setattr(cpu_mbr, "SMALLEST", smallest)
+    monkeypatch.setitem(cpu.SMALLEST, cpu.DOUBLE, smallest)
     graph, (scores, accuracy) = make_denominator(), case(dtype=torch.float32)
     together = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, 0.1)
     before = get_num_threads()

@@ -17,7 +17,6 @@ from fsachain import (
     total_log_prob,
 )
 from fsachain.backends.cpu import backend as cpu
-from fsachain.backends.cpu import mbr as cpu_mbr
 from fsachain.backends.cpu import memory as cpu_work
 from fsachain.errors import ConfigError
 from fsachain.loss.mbr import expected_accuracy
@@ -94,20 +93,14 @@ of_every_entry = pytest.mark.parametrize("entry", ENTRIES)
 
 @pytest.fixture
 def segments(monkeypatch):
-    """Into how many segments each group of sequences was cut, as two lists: by the recursion, by that of MBR."""
-    made = SimpleNamespace(plain=[], mbr=[])
-    plan, run_backward = cpu.make_plan, cpu_mbr._Keeper.run_backward
+    """Into how many segments each group of sequences was cut."""
+    made, plan = [], cpu.make_plan
 
     def spy(*arguments):
-        made.plain.append(len(plan(*arguments).starts))
+        made.append(len(plan(*arguments).starts))
         return plan(*arguments)
 
-    def spy_mbr(keeper, backward):
-        made.mbr.append(len(keeper._spans))
-        run_backward(keeper, backward)
-
     monkeypatch.setattr(cpu, "make_plan", spy)
-    monkeypatch.setattr(cpu_mbr._Keeper, "run_backward", spy_mbr)
     return made
 
 
@@ -126,14 +119,13 @@ def test_no_bit_depends_on_the_budget(entry, layout, leaky, dtype, scale, segmen
     """And yet it is heard: at 0 every group of sequences is cut into segments, without a limit none is."""
     results = {}
     for budget in BUDGETS:
-        segments.plain.clear(), segments.mbr.clear()
+        segments.clear()
         results[budget] = ENTRIES[entry](make_output(scale=scale, dtype=dtype), budget, layout, leaky)
-        cuts = segments.plain + segments.mbr
-        assert cuts
+        assert segments
         if budget == 0:
-            assert min(cuts) > 1
+            assert min(segments) > 1
         elif budget is None or budget == math.inf:
-            assert max(cuts) == 1
+            assert max(segments) == 1
     for budget in BUDGETS:
         for ours, theirs in zip(results[budget], results[None], strict=True):
             assert torch.equal(ours, theirs)
@@ -144,10 +136,9 @@ def test_no_bit_depends_on_the_budget(entry, layout, leaky, dtype, scale, segmen
 def test_no_budget_asked_for_is_a_share_of_the_free_memory(entry, segments, monkeypatch):
     for free, is_whole in ((0, False), (1 << 40, True)):
         monkeypatch.setattr(cpu_work, "free_bytes", lambda free=free: free)
-        segments.plain.clear(), segments.mbr.clear()
+        segments.clear()
         ENTRIES[entry](make_output(), None, "shared", 0.1)
-        cuts = segments.plain + segments.mbr
-        assert cuts and all((count == 1) == is_whole for count in cuts)
+        assert segments and all((count == 1) == is_whole for count in segments)
 
 
 @pytest.fixture
@@ -164,9 +155,9 @@ def test_the_budget_is_that_of_all_threads_together(entry, segments, number_of_t
     for threads in (1, 4):
         set_num_threads(threads)
         for exponent in range(8, 30):
-            segments.plain.clear(), segments.mbr.clear()
+            segments.clear()
             ENTRIES[entry](output, 2.0**exponent, "packed", 0.1)
-            if max(segments.plain + segments.mbr) == 1:
+            if max(segments) == 1:
                 counts[threads] = exponent
                 break
     assert counts[4] == counts[1] + 2
@@ -237,5 +228,4 @@ def test_torch_compile_keeps_a_function_with_a_budget_whole(kind, budget, segmen
         value = call(output)
         results.append((value.detach(), *torch.autograd.grad(value, output)))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
-    cuts = segments.plain + segments.mbr
-    assert min(cuts) > 1 if budget == 0 else max(cuts) == 1
+    assert min(segments) > 1 if budget == 0 else max(segments) == 1

@@ -20,9 +20,8 @@ from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu import ctc as cpu_ctc
 from fsachain.backends.cpu import grid as cpu_grid
 from fsachain.backends.cpu import grid_rows as cpu_grid_rows
-from fsachain.backends.cpu import mbr as cpu_mbr
+from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu import paths as cpu_paths
-from fsachain.backends.cpu import rows as cpu_arcs
 from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import device as cuda_device
@@ -43,7 +42,7 @@ _BACKENDS = {
     "reference": Backend(
         reference, reference, reference_paths, reference_mbr, reference_ctc, reference_grid, reference_grid
     ),
-    "cpu": Backend(cpu, cpu_arcs, cpu_paths, cpu_mbr, cpu_ctc, cpu_grid, cpu_grid_rows),
+    "cpu": Backend(cpu, cpu_log, cpu_paths, cpu, cpu_ctc, cpu_grid, cpu_grid_rows),
 }
 _BACKENDS["cuda"] = _BACKENDS["cpu"]._replace(recursion=cuda.OnDevice())
 _ON_HOST = ("cpu", "reference")

@@ -16,7 +16,7 @@ from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, pdf_probabilities
 from fsachain.backends.cpu.jit import helper
 from fsachain.backends.cpu.numbers import (
     add,
-    is_wide_type,
+    kind_of,
     lanes_of,
     least_positive,
     multiply,
@@ -143,7 +143,7 @@ _FORMS = {size: (Form(side), Form(side, "wide")) for size, side in SIDES.items()
 def across(form: Any, array: Any) -> Any:
     """The form of as many lanes of the same kind as there are rows side by side, for numbers of the array's type."""
     plain, wide = _FORMS[array.dtype.bitwidth // 8]
-    return (lambda form, array: wide) if is_wide_type(form) else (lambda form, array: plain)
+    return (lambda form, array: wide) if kind_of(form) == "wide" else (lambda form, array: plain)
 
 
 @by_type
@@ -254,7 +254,7 @@ def gather(form: Any, array: Any, indices: Any, position: Any) -> Any:
         return mantissas, as_integers(_gather_odd(lanes_of(form), array, indices, position))
 
     plain = _gather
-    return wide if is_wide_type(form) else plain
+    return wide if kind_of(form) == "wide" else plain
 
 
 @by_type
@@ -266,7 +266,7 @@ def scatter(form: Any, array: Any, indices: Any, position: Any, x: Any) -> Any:
         _scatter_odd(array, indices, position, as_floats(x[0], x[1]))
 
     plain = lambda form, array, indices, position, x: _scatter(array, indices, position, x)  # noqa: E731
-    return wide if is_wide_type(form) else plain
+    return wide if kind_of(form) == "wide" else plain
 
 
 @by_type
@@ -278,7 +278,7 @@ def read_from(form: Any, array: Any, row: Any) -> Any:
             _load_odd(lanes_of(form), array, 2 * row)
         )
 
-    return wide if is_wide_type(form) else (load_from)
+    return wide if kind_of(form) == "wide" else (load_from)
 
 
 @by_type
@@ -288,7 +288,7 @@ def write_from(form: Any, array: Any, row: Any, x: Any) -> Any:
     def wide(form, array, row, x):  # type: ignore[no-untyped-def]
         _store_in_turn(array, 2 * row, x[0], as_floats(x[0], x[1]))
 
-    return wide if is_wide_type(form) else (lambda form, array, row, x: store_to(array, row, x))
+    return wide if kind_of(form) == "wide" else (lambda form, array, row, x: store_to(array, row, x))
 
 
 @by_type
@@ -302,7 +302,7 @@ def weights_from(form: Any, weights: Any, position: Any) -> Any:
 
     return (
         wide
-        if is_wide_type(form)
+        if kind_of(form) == "wide"
         else (lambda form, weights, position: load_from(form, weights.mantissas, position))
     )
 
@@ -314,7 +314,7 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
     def wide(form, array, row):  # type: ignore[no-untyped-def]
         return splat(lanes_of(form), array[row, 0]), as_integers(splat(lanes_of(form), array[row, 1]))
 
-    return wide if is_wide_type(form) else (lambda form, array, row: splat(form, array[row, 0]))
+    return wide if kind_of(form) == "wide" else (lambda form, array, row: splat(form, array[row, 0]))
 
 
 # the text by pairs for a sequence that has no others beside it: lanes hold different rows of the graph.
@@ -490,7 +490,7 @@ def _sum_along(form: Any, rows: Any, count: int) -> Any:
 @by_type
 def sum_rows(form: Any, rows: Any, count: Any) -> Any:
     """The sum of `count` rows that hold a number each."""
-    if is_wide_type(form):
+    if kind_of(form) != "plain":
         return _sum_rows
     return _sum_along
 
@@ -506,12 +506,20 @@ def _flush_along(form: Any, rows: Any, count: int) -> Any:
     return splat(form, least_lane(least))
 
 
+@helper
+def _least_each(form: Any, rows: Any, count: int) -> Any:
+    least = splat(lanes_of(form), rows.dtype.type(1))
+    for i in range(count):
+        least = least_positive(read(form, rows, i), least)
+    return least
+
+
 @by_type
 def _flush_rows(form: Any, rows: Any, count: Any) -> Any:
-    """For (19), put to 0 what is below FLOOR; the least number that was not 0, at most 1. Wide numbers are never small."""
-    if is_wide_type(form):
+    """The least number that is not 0, at most 1; for (19) plain ones below FLOOR become 0. Wide numbers are never small."""
+    if kind_of(form) == "wide":
         return lambda form, rows, count: splat(lanes_of(form), rows.dtype.type(1))
-    return _flush_along
+    return _flush_along if kind_of(form) == "plain" else _least_each
 
 
 @helper
@@ -529,7 +537,7 @@ def _clear_along(form: Any, rows: Any, count: int) -> None:
 @by_type
 def _clear_rows(form: Any, rows: Any, count: Any) -> Any:
     """Zero in `count` rows at least."""
-    if is_wide_type(form):
+    if kind_of(form) != "plain":
         return _clear_each
     return _clear_along
 
@@ -551,7 +559,7 @@ def _scale_along(form: Any, after: Any, count: int, work: Any) -> None:
 @by_type
 def _scale_betas(form: Any, after: Any, count: Any, work: Any) -> Any:
     """work.pairs [S] = the betas of the frame after, with the leak into it."""
-    if is_wide_type(form):
+    if kind_of(form) != "plain":
         return _scale_each
     return _scale_along
 
@@ -585,7 +593,7 @@ def _mask_betas(form: Any, table: Any, alpha: Any, now: Any) -> Any:
         else:
             _mask_along(alpha, now, len(table.initial.mantissas))
 
-    return (_mask_each) if is_wide_type(form) else plain
+    return (_mask_each) if kind_of(form) != "plain" else plain
 
 
 @helper
@@ -620,7 +628,7 @@ def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: A
 @by_type
 def arc_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs [A] = weight x exp(y - shift) 2**-n as numbers, one for each arc, n the integer scale [1, 1]."""
-    if is_wide_type(form):
+    if kind_of(form) != "plain":
         return _probabilities_each
     return _probabilities_along
 
@@ -633,7 +641,7 @@ def _tidy_wide(form: Any, rows: Any, count: int) -> None:
 
 @by_type
 def _tidy_rows(form: Any, rows: Any, count: Any) -> Any:
-    if is_wide_type(form):
+    if kind_of(form) != "plain":
         return _tidy_wide
     return lambda form, rows, count: None
 

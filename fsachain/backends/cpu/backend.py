@@ -18,15 +18,14 @@ import numpy.typing as npt
 
 from fsachain.backends import LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
-from fsachain.backends.cpu.frames import Frames, make_columns
+from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows
-from fsachain.backends.cpu.log import log_table
 from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
-    is_wide_type,
+    kind_of,
     weights,
     write,
     zero,
@@ -36,6 +35,7 @@ from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.backends.cpu.sum_product import backward, both_ends_agree, forward
 from fsachain.backends.cpu.tables import kernel_table
 from fsachain.backends.cpu.threads import run_all
+from fsachain.backends.reference.sums import _frames
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
 from fsachain.table import TransitionTable
@@ -45,10 +45,12 @@ from fsachain.table import TransitionTable
 
 
 @helper
-def _conclude(table: Any, frames: Any, record: Any, log_z: Any) -> None:
-    """log_z [W] from what the forward pass took off; -inf for no path, NaN for an illegal score."""
+def _conclude(table: Any, frames: Any, record: Any, found: Any) -> None:
+    """found [2, W]: log Z from what the forward pass took off, -inf for no path, NaN for an illegal score; and E[A]."""
     initial, arcs, final = table.log_scale
+    log_z = found[0]
     for g in range(len(frames.lengths)):
+        found[1, g] = record.mean[g]
         if record.extent[0, g] != record.extent[0, g]:
             log_z[g] = np.nan
         elif not record.z[g] > 0.0:
@@ -76,7 +78,7 @@ def _decide(form: Any, table: Any, frames: Any, record: Any, limit: Any, certain
             reach = (record.extent[0, g] / math.log(2.0) + table.reach + 2.0) * (frames.lengths[g] + 2)
             certain[g] = reach < limit or math.isnan(record.extent[0, g])
 
-    return wide if is_wide_type(form) else plain
+    return wide if kind_of(form) == "wide" else plain
 
 
 @helper
@@ -102,12 +104,14 @@ def run(
     memory: Any,
     limit: float,
     factors: Any,
-    log_z: Any,
+    found: Any,
     certain: Any,
     out: Any,
     confirmed: bool,
 ) -> None:
-    """log_z [W] and certain [W]; where the latter is true, out[n, t, p] += factors [W] x occupancy, unless out is empty.
+    """found [2, W], log Z and E[A], and certain [W]; where that is true, out[n, t, p] += factors [W] x occupancy.
+
+    Unless `out` is empty. With expected numbers the derivative of E[A], (M6), takes the place of the occupancy.
 
     Frames are worked on in segments. The alphas before each are kept in `memory`, and all those of one segment at a time
     (all of two, in turn, if out is empty, when there is but one segment). `confirmed`: an earlier call with the same
@@ -123,10 +127,10 @@ def run(
                 _copy(work.history[segment], work.history[0])
                 _copy(work.history[0], memory.checkpoints[index])
             forward(form, table, c, frames, index * segment, min((index + 1) * segment, count), work, record)
-        _conclude(table, frames, record, log_z)
+        _conclude(table, frames, record, found)
         _decide(form, table, frames, record, limit, certain)
     for g in range(len(certain)):
-        usable = certain[g] and math.isfinite(log_z[g]) and frames.lengths[g] > 0 and len(out) > 0
+        usable = certain[g] and math.isfinite(found[0, g]) and frames.lengths[g] > 0 and len(out) > 0
         work.factors[0, g] = factors[g] if usable else 0.0
         wanted |= work.factors[0, g] != 0.0
     if not wanted:
@@ -151,6 +155,7 @@ Scores = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Expected = tuple[Floats, Floats, Bools]  # log Z, E[A], ok [N]
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two or four
@@ -159,7 +164,10 @@ SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
 
 
 class _Job(NamedTuple):
-    """What a call works on; `out` is empty where only log Z is wanted. `budget`: bytes for each thread."""
+    """What a call works on; `out` is empty where no occupancy is wanted. `budget`: bytes for each thread.
+
+    Where there are accuracies [N, T, P], E[A] and its derivative by the scores take the occupancy's place.
+    """
 
     scores: Scores
     lengths: Lengths
@@ -167,6 +175,7 @@ class _Job(NamedTuple):
     weights: Floats
     out: npt.NDArray[np.floating]
     budget: float
+    accuracy: Scores | None = None
 
 
 class _Graph(NamedTuple):
@@ -182,8 +191,8 @@ _graphs: WeakKeyDictionary[TransitionTable, dict[Any, _Graph]] = WeakKeyDictiona
 
 def log_probs(batch: TableBatch, scores: Scores, lengths: Lengths, leaky: float) -> LogProbs:
     """log Z [N] and ok [N]; see `reference.sums.log_probs`."""
-    return _run(
-        batch, _Job(scores, lengths, leaky, np.zeros(batch.size), np.empty((0, 0, 0), scores.dtype), 0.0)
+    return add_occupancy(
+        batch, scores, lengths, leaky, np.zeros(batch.size), np.empty((0, 0, 0), scores.dtype), 0.0
     )
 
 
@@ -201,7 +210,46 @@ def add_occupancy(
     Alphas of all frames are kept if they fit `memory_budget` bytes (None: a 32nd of the free memory); else about
     2 sqrt(T) of T are kept and the others computed again, which changes no bit of the result.
     """
-    return _run(batch, _Job(scores, lengths, leaky, weights, out, thread_budget(memory_budget)))
+    log_z = _run(batch, _Job(scores, lengths, leaky, weights, out, thread_budget(memory_budget)))[0]
+    return LogProbs(log_z, np.isfinite(log_z))
+
+
+def expected_accuracy(
+    batch: TableBatch, scores: Scores, accuracy: Scores, lengths: Lengths, leaky: float
+) -> Expected:
+    """log Z, E[A] and ok of every sequence; see `reference.mbr.expected_accuracy`."""
+    nowhere = np.empty((0, 0, 0), scores.dtype)
+    return set_accuracy_gradient(
+        batch, scores, accuracy, lengths, leaky, np.zeros(batch.size), nowhere, nowhere
+    )
+
+
+def set_accuracy_gradient(
+    batch: TableBatch,
+    scores: Scores,
+    accuracy: Scores,
+    lengths: Lengths,
+    leaky: float,
+    weights: Floats,
+    out: npt.NDArray[np.floating],
+    occupancy: npt.NDArray[np.floating],
+    memory_budget: float | None = None,
+) -> Expected:
+    """The same, and derivatives are added to `out` and `occupancy`; see `reference.mbr.set_accuracy_gradient`."""
+    legal = np.array([np.isfinite(_seen(batch, accuracy, lengths, n)).all() for n in range(batch.size)])
+    used, budget = np.where(legal, weights, 0.0), thread_budget(memory_budget)
+    log_z, mean = _run(batch, _Job(scores, lengths, leaky, used, out, budget, accuracy))
+    if len(occupancy):
+        _run(batch, _Job(scores, lengths, leaky, used, occupancy, budget))
+    mean = np.where(np.isfinite(log_z), np.where(legal, mean, np.nan), log_z)
+    return log_z, mean, np.isfinite(log_z) & legal
+
+
+def _seen(batch: TableBatch, accuracy: Scores, lengths: Lengths, n: int) -> Floats:
+    """Sums over frames of a sequence's accuracies, for its active pdfs: not finite if one of them is not."""
+    with np.errstate(invalid="ignore"):
+        sums: Floats = accuracy[n, : lengths[n]].sum(axis=0, dtype=np.float64)
+    return sums[batch.table(n).active_pdfs]
 
 
 def add_penalties(
@@ -240,29 +288,36 @@ def best_paths(
 
 def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
     """Score and arcs [T] of the best path; see `reference.best_path`."""
-    path = np.empty(len(scores), dtype=np.int64)
+    frames = _frames(table, scores)
+    if not frames.legal:
+        return np.nan, np.empty(0, dtype=np.int32)
+    path = np.empty(len(scores), dtype=np.int32)
     back = np.empty((len(scores), table.num_states), dtype=np.uint32)
-    score = cpu_log.best_path(log_table(table), scores, back, path)
-    return score, table.by_dst.arc[path] if np.isfinite(score) else np.empty(0, dtype=np.int32)
+    rows = np.empty((2, table.num_states))
+    score = cpu_log.best_path(cpu_log.log_table(table), frames.scores, rows, back, path)
+    # One after another, as `paths.n_best` adds them.
+    return score + frames.shift.cumsum()[-1] if len(scores) else score, path if score > -np.inf else path[:0]
 
 
-def _run(batch: TableBatch, job: _Job) -> LogProbs:
-    """All sequences in the first kind of number that is wide enough for each."""
-    log_z, waiting = np.empty(batch.size), np.arange(batch.size)
-    for dtype, kind in _kinds(batch, job.scores.dtype):
+def _run(batch: TableBatch, job: _Job) -> Floats:
+    """[2, N], log Z and E[A]: each sequence in the first kind of number that is wide enough for it."""
+    found, waiting = np.zeros((2, batch.size)), np.arange(batch.size)
+    for dtype, kind in _kinds(batch, job):
         if waiting.size:
             certain = np.ones(batch.size, np.bool_)
             groups = _groups(batch, job.lengths, waiting, dtype)
-            run_all([_group_job(batch, job, dtype, kind, lanes, log_z, certain) for lanes in groups])
+            run_all([_group_job(batch, job, dtype, kind, lanes, found, certain) for lanes in groups])
             waiting = np.flatnonzero(~certain)
-    run_all([_log_job(batch, job, int(n), log_z) for n in waiting])
+    run_all([_log_job(batch, job, int(n), found) for n in waiting])
     trim()
-    return LogProbs(log_z, np.isfinite(log_z))
+    return found
 
 
-def _kinds(batch: TableBatch, dtype: np.dtype[Any]) -> list[tuple[np.dtype[Any], str]]:
+def _kinds(batch: TableBatch, job: _Job) -> list[tuple[np.dtype[Any], str]]:
     """Types and kinds of number that are tried for a sequence, in this order."""
-    if dtype != SINGLE:
+    if job.accuracy is not None:
+        return [(DOUBLE, "expected")]
+    if job.scores.dtype != SINGLE:
         return [(DOUBLE, "plain"), (DOUBLE, "wide")]
     return [(SINGLE if batch.is_shared else DOUBLE, "plain"), (SINGLE, "wide"), (DOUBLE, "wide")]
 
@@ -282,15 +337,15 @@ def _group_job(
     dtype: np.dtype[Any],
     kind: str,
     lanes: npt.NDArray[np.int64],
-    log_z: Floats,
+    found: Floats,
     certain: Bools,
 ) -> Callable[[], None]:
     def run() -> None:
         form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
-        alone = ArcGroups if len(lanes) == 1 else ArcRows
+        alone = ArcGroups if len(lanes) == 1 and kind != "expected" else ArcRows
         layout = alone if batch.is_shared else ArcList
         graph = _graph(batch.table(int(lanes[0])), dtype, form, job.leaky > 0.0, layout, job.scores.shape[2])
-        log_z[lanes], certain[lanes] = _in_numbers(graph, job, lanes)
+        found[:, lanes], certain[lanes] = _in_numbers(graph, job, lanes)
 
     return run
 
@@ -314,7 +369,7 @@ def _graph(
 
 
 def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple[Floats, Bools]:
-    """log Z of the lanes and whether each is certain; adds the occupancy of those that are."""
+    """log Z and E[A] of the lanes and whether each is certain; adds the occupancy of those that are."""
     table, columns, shape = graph
     form, dtype, width = shape.form, shape.dtype, shape.width
     padded, lengths, factors = lanes, job.lengths[lanes], job.weights[lanes]
@@ -324,19 +379,21 @@ def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple
     count = int(lengths.max())
     plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
     limit = -ZERO_EXPONENT[dtype.itemsize] / 4 if form.is_wide else SMALLEST[dtype]
-    log_z, certain = np.empty(width), np.empty(width, np.bool_)
+    found, certain = np.empty((2, width)), np.empty(width, np.bool_)
     with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
-        leak, frames = _leak(form, job.leaky, dtype), pack(Frames(job.scores, padded, lengths, columns))
-        arguments = form, table, leak, frames, plan.segment, memory, limit, factors, log_z, certain, job.out
+        inputs = job.scores, padded, lengths, columns
+        frames = pack(Frames(*inputs) if job.accuracy is None else AccurateFrames(*inputs, job.accuracy))
+        leak = _leak(form, job.leaky, dtype)
+        arguments = form, table, leak, frames, plan.segment, memory, limit, factors, found, certain, job.out
         run(*arguments, False)
         # Weights below the limit may themselves have lost digits.
         data = table.value
-        simple = isinstance(data.arcs, ArcList) and not form.is_wide and not job.leaky and count > 0
-        if simple and not certain[0] and np.isfinite(log_z[0]) and data.least[[0, 1, 3]].min() >= limit:
+        simple = isinstance(data.arcs, ArcList) and form.kind == "plain" and not job.leaky and count > 0
+        if simple and not certain[0] and np.isfinite(found[0, 0]) and data.least[[0, 1, 3]].min() >= limit:
             certain[0] = confirm(form, table, leak, frames, memory)
             if certain[0] and len(job.out):
                 run(*arguments, True)
-    return log_z[: len(lanes)], certain[: len(lanes)]
+    return found[:, : len(lanes)], certain[: len(lanes)]
 
 
 @lru_cache(maxsize=64)
@@ -345,22 +402,22 @@ def _leak(form: Form, coefficient: float, dtype: np.dtype[Any]) -> Any:
         return pack(weights(form, np.log(np.array([coefficient])), dtype))
 
 
-def _log_job(batch: TableBatch, job: _Job, n: int, log_z: Floats) -> Callable[[], None]:
+def _log_job(batch: TableBatch, job: _Job, n: int, found: Floats) -> Callable[[], None]:
     def run() -> None:
-        log_z[n] = _in_logs(batch.table(n), job, n)
+        found[:, n] = _in_logs(batch.table(n), job, n)
 
     return run
 
 
-def _in_logs(table: TransitionTable, job: _Job, n: int) -> float:
-    """The same for one sequence in logs, always certain."""
-    data, scores = log_table(table), job.scores[n, : job.lengths[n]]
-    log_c = float(np.log(job.leaky)) if job.leaky > 0.0 else -np.inf
-    frames = len(scores) + 1 if len(job.out) else min(2, len(scores) + 1)
-    history = np.empty((frames, max(table.num_states, len(table.active_pdfs))))
-    log_z = float(cpu_log.forward(data, log_c, scores, history))
-    if len(job.out) and np.isfinite(log_z):
-        cpu_log.backward(data, log_c, scores, history)
-        occupancy = history[: len(scores), : len(table.active_pdfs)]
-        job.out[n, : len(scores), table.active_pdfs] += (job.weights[n] * occupancy).T
-    return log_z
+def _in_logs(table: TransitionTable, job: _Job, n: int) -> tuple[float, float]:
+    """log Z and E[A] of one sequence, always certain; adds its occupancy."""
+    scores, active = job.scores[n, : job.lengths[n]], table.active_pdfs
+    pdfs = np.zeros((len(scores) if len(job.out) else 0, len(active)))
+    wanted, accuracy = cpu_log.Wanted(pdfs=pdfs), None
+    if job.accuracy is not None:
+        wanted = cpu_log.Wanted(pdfs=pdfs, changes=np.zeros_like(pdfs))
+        accuracy = job.accuracy[n, : len(scores), active].T.astype(np.float64)
+    results = cpu_log.run(table, scores, job.leaky, wanted, accuracy)
+    if job.weights[n]:
+        job.out[n, : len(pdfs), active] += job.weights[n] * wanted[-1 if accuracy is not None else -2].T
+    return results

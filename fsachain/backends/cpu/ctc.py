@@ -18,7 +18,6 @@ from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.backend import DOUBLE, SMALLEST, run
 from fsachain.backends.cpu.frames import FORMS, CtcFrames, OwnColumns, leave_out_masks
 from fsachain.backends.cpu.layouts import ArcRows
-from fsachain.backends.cpu.log import log_table
 from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
@@ -277,7 +276,7 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
     count = int(lengths.max())
     plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
     limit = -ZERO / 4 if form.is_wide else SMALLEST[DOUBLE]
-    log_z, certain = np.empty(len(padded)), np.empty(len(padded), np.bool_)
+    found, certain = np.empty((2, len(padded))), np.empty(len(padded), np.bool_)
     size = job.scores.flat.itemsize
     with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
         frames = CtcFrames(
@@ -305,12 +304,12 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
             memory,
             limit,
             factors,
-            log_z,
+            found,
             certain,
             job.out,
             False,
         )
-    return log_z[: len(lanes)], certain[: len(lanes)]
+    return found[0, : len(lanes)], certain[: len(lanes)]
 
 
 @lru_cache(maxsize=8)
@@ -327,15 +326,12 @@ def _log_job(job: _Job, n: int, log_z: Floats) -> Callable[[], None]:
 
 def _in_logs(job: _Job, n: int) -> float:
     """The same for one sequence in logs, always certain."""
-    data = log_table(compile_table(column_graph(job.problem, n)))
-    scores = column_scores(job.problem, job.scores, n)
-    frames = len(scores) + 1 if len(job.out) else min(2, len(scores) + 1)
-    history = np.empty((frames, max(len(data.initial), len(data.active))))
-    log_z = float(cpu_log.forward(data, -np.inf, scores, history))
+    table, scores = compile_table(column_graph(job.problem, n)), column_scores(job.problem, job.scores, n)
+    pdfs = np.zeros((len(scores) if len(job.out) else 0, len(table.active_pdfs)))
+    log_z, _ = cpu_log.run(table, scores, 0.0, cpu_log.Wanted(pdfs=pdfs))
     if len(job.out) and np.isfinite(log_z):
-        cpu_log.backward(data, -np.inf, scores, history)
         occupancy = np.zeros(scores.shape)
-        occupancy[:, data.active] = history[: len(scores), : len(data.active)]
+        occupancy[:, table.active_pdfs] = pdfs
         into = job.scores._replace(flat=job.out)
         write_gradient(job.problem, job.scores, job.statistics, n, -job.factors[n], occupancy, into)
     return log_z

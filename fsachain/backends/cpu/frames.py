@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.numbers import (
-    is_wide_type,
+    kind_of,
     lanes_of,
     probability,
     ratio,
@@ -278,9 +278,9 @@ def _prefetch_row(flat: Any, start: int, count: int) -> None:
 
 
 @helper
-def copy_own(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
-    """rows[k, g] = the score of column k, -inf beyond a lane's columns and past a sequence's end."""
-    columns, flat = frames.columns, frames.scores
+def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
+    """work.scores[k, g] = the score of column k, -inf beyond a lane's columns and past a sequence's end."""
+    columns, flat, rows = frames.columns, frames.scores, work.scores
     num_columns = len(columns.active)
     for g in range(len(form)):
         count = 0
@@ -353,6 +353,16 @@ class Frames(NamedTuple):
     columns: Columns | Packed
 
 
+class AccurateFrames(NamedTuple):
+    """`Frames` with what a path collects for its pdf in each frame, accuracy [N, T, P], finite for the active pdfs."""
+
+    scores: npt.NDArray[np.floating]
+    lanes: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    columns: Columns | Packed
+    accuracy: npt.NDArray[np.floating]
+
+
 def make_columns(
     active: npt.NDArray[np.uint32], runs: npt.NDArray[np.uint32], width: int, num_pdfs: int
 ) -> Columns:
@@ -386,54 +396,67 @@ def _offsets(frames: Any, t: int, offsets: Any) -> None:
 
 
 @helper
-def _copy_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
+def _copy_tiles(form: Any, frames: Any, source: Any, t: int, rows: Any, offsets: Any, past: float) -> None:
     _offsets(frames, t, offsets)
     for index in range(len(frames.columns.tiles)):
-        tile_in(form, frames.scores, offsets, frames.columns.tiles[index], rows, np.int64(index * len(form)))
+        tile_in(form, source, offsets, frames.columns.tiles[index], rows, np.int64(index * len(form)))
     for g in range(len(form)):
         if t >= frames.lengths[g]:
             for k in range(len(frames.columns.active)):
-                rows[frames.columns.place[k], g] = -np.inf
+                rows[frames.columns.place[k], g] = past
 
 
 @helper
-def _copy_single(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
-    y, active = frames.scores[frames.lanes[0], t], frames.columns.active
-    following = frames.scores[frames.lanes[0], min(t + 1, frames.scores.shape[1] - 1)]
+def _copy_single(form: Any, frames: Any, source: Any, t: int, rows: Any, offsets: Any, past: float) -> None:
+    y, active = source[frames.lanes[0], t], frames.columns.active
+    following = source[frames.lanes[0], min(t + 1, source.shape[1] - 1)]
     for k in range(len(active)):
         rows[k, 0] = y[active[k]]
         prefetch(following, active[k])
 
 
 @helper
-def _copy_entries(form: Any, frames: Any, t: int, rows: Any, offsets: Any) -> None:
+def _copy_entries(form: Any, frames: Any, source: Any, t: int, rows: Any, offsets: Any, past: float) -> None:
     for g in range(len(form)):
         if t < frames.lengths[g]:
             for k in range(len(frames.columns.active)):
                 pdf = frames.columns.active[k]
-                rows[frames.columns.place[k], g] = frames.scores[frames.lanes[g], t, pdf]
+                rows[frames.columns.place[k], g] = source[frames.lanes[g], t, pdf]
         else:
             for k in range(len(frames.columns.active)):
-                rows[frames.columns.place[k], g] = -np.inf
+                rows[frames.columns.place[k], g] = past
 
 
 @by_type
-def _copy_scores(form: Any, frames: Any, t: Any, rows: Any, offsets: Any) -> Any:
-    """rows[place[k], g] = the score of active pdf k, -inf past a sequence's end."""
-    if frames.instance_class is CtcFrames:
-        return copy_own
+def _copy_rows(form: Any, frames: Any, source: Any, t: Any, rows: Any, offsets: Any, past: Any) -> Any:
+    """rows[place[k], g] = the entry of active pdf k in `source` [N, T, P], `past` beyond a sequence's end."""
     if form.width == 1:  # and no frame past its end
         return _copy_single
 
-    def tiles(form, frames, t, rows, offsets):  # type: ignore[no-untyped-def]
+    def tiles(form, frames, source, t, rows, offsets, past):  # type: ignore[no-untyped-def]
         if len(frames.columns.tiles) > 0:
-            _copy_tiles(form, frames, t, rows, offsets)
+            _copy_tiles(form, frames, source, t, rows, offsets, past)
         else:
-            _copy_entries(form, frames, t, rows, offsets)
+            _copy_entries(form, frames, source, t, rows, offsets, past)
 
-    if frames["scores"].dtype == rows.dtype:
-        return tiles
-    return _copy_entries
+    return tiles if source.dtype == rows.dtype else _copy_entries
+
+
+@helper
+def _copy_scores(form: Any, frames: Any, t: int, work: Any) -> None:
+    _copy_rows(form, frames, frames.scores, t, work.scores, work.offsets, -np.inf)
+
+
+@helper
+def _copy_both(form: Any, frames: Any, t: int, work: Any) -> None:
+    _copy_scores(form, frames, t, work)
+    _copy_rows(form, frames, frames.accuracy, t, work.accuracy, work.offsets, 0.0)
+
+
+@by_type
+def _copy_frame(form: Any, frames: Any, t: Any, work: Any) -> Any:
+    """Rows of scores, -inf past a sequence's end, and of accuracies where there are any."""
+    return {CtcFrames: copy_own, AccurateFrames: _copy_both}.get(frames.instance_class, _copy_scores)
 
 
 @helper
@@ -485,8 +508,16 @@ def _find_extremes(form: Any, columns: Any, rows: Any, extremes: Any) -> Any:
 @helper
 def load_scores(form: Any, frames: Any, t: int, work: Any) -> None:
     """Rows of scores of frame t on the active pdfs, -inf past a sequence's end, and their extremes."""
-    _copy_scores(form, frames, t, work.scores, work.offsets)
+    _copy_frame(form, frames, t, work)
     _find_extremes(form, frames.columns, work.scores, work.extremes)
+
+
+@by_type
+def _collect(form: Any, p: Any, place: Any, work: Any) -> Any:
+    """The probability with the accuracy of its pdf, where numbers are expected ones."""
+    if kind_of(form) == "expected":
+        return lambda form, p, place, work: (p[0], p[0] * load(lanes_of(form), work.accuracy, place))
+    return lambda form, p, place, work: p
 
 
 @helper
@@ -495,7 +526,8 @@ def _probabilities_by_row(form: Any, arcs: Any, columns: Any, scale: Any, work: 
     shift = shift_of(form, load(lanes, work.extremes, 0))
     n = load(lanes, scale, 0)
     for k in range(len(columns.active)):
-        write(form, probs, k, probability(form, load(lanes, work.scores, columns.place[k]), shift, n))
+        p = probability(form, load(lanes, work.scores, columns.place[k]), shift, n)
+        write(form, probs, k, _collect(form, p, columns.place[k], work))
 
 
 @helper
@@ -508,7 +540,7 @@ def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: A
 @by_type
 def pdf_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs [K] = exp(y - shift) 2**-n as numbers, n the integers scale [1, W]."""
-    if not is_wide_type(form) and form.width == 1:
+    if kind_of(form) == "plain" and form.width == 1:
         return _probabilities_along
     return _probabilities_by_row
 
@@ -536,7 +568,7 @@ def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
 
 @by_type
 def _make_shares(form: Any, columns: Any, inverse: Any, work: Any) -> Any:
-    if not is_wide_type(form) and form.width == 1 and columns.instance_class is not OwnColumns:
+    if kind_of(form) == "plain" and form.width == 1 and columns.instance_class is not OwnColumns:
         return _shares_along
     return _shares_by_row
 

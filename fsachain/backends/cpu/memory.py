@@ -75,7 +75,7 @@ class Shape(NamedTuple):
     @property
     def row(self) -> int:
         """R W, entries of a row of numbers."""
-        return 2 * self.width if self.form.is_wide else self.width
+        return self.width if self.form.kind == "plain" else 2 * self.width
 
 
 def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
@@ -136,7 +136,8 @@ def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
 class Record(NamedTuple):
     """What the forward pass leaves beside the alphas, for W lanes; a row of numbers has R W entries, R = 1 or 2.
 
-    shift [T, W] and scale [T + 1, W]: see `sum_product`. z and z_scale [W]: the stored Z of (4) is z 2**z_scale.
+    shift [T, W] and scale [T + 1, W]: see `sum_product`. z and z_scale [W]: the stored Z of (4) is z 2**z_scale;
+    mean [W]: E[A], with expected numbers.
     lowest [1, W]: the least product of an alpha, a probability and a weight that are not zero. leaked [1, W]: the least
     alpha that the leak alone gives. extent [1, W]: the largest absolute value of a finite score; NaN where a score is not
     legal.
@@ -145,6 +146,7 @@ class Record(NamedTuple):
     shift: npt.NDArray[np.floating]
     scale: npt.NDArray[np.integer]
     z: npt.NDArray[np.floating]
+    mean: npt.NDArray[np.floating]
     z_scale: npt.NDArray[np.integer]
     lowest: npt.NDArray[np.floating]
     leaked: npt.NDArray[np.floating]
@@ -156,9 +158,9 @@ class Workspace(NamedTuple):
 
     history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
-    them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores [K, W] or as many rows as the tiles have,
-    extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W]. Where
-    W = 1, sizes are rounded up to multiples of ALONG; and K stands for the arcs where these have their own (`ArcList`).
+    them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores and accuracy [K, W] or as many rows as the tiles
+    have, extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W].
+    Where W = 1, sizes are rounded up to multiples of ALONG; and K stands for the arcs in an `ArcList`.
     """
 
     history: npt.NDArray[np.floating]
@@ -169,6 +171,7 @@ class Workspace(NamedTuple):
     pairs: npt.NDArray[np.floating]
     occupancy: npt.NDArray[np.floating]
     scores: npt.NDArray[np.floating]
+    accuracy: npt.NDArray[np.floating]
     extremes: npt.NDArray[np.floating]
     row: npt.NDArray[np.floating]
     exponents: npt.NDArray[np.integer]
@@ -210,6 +213,7 @@ def _layout(
         ((shape.pairs, row), kind),  # pairs
         ((shape.pdfs, row), kind),  # occupancy
         ((shape.score_rows, width), kind),  # scores
+        ((shape.score_rows if shape.form.kind == "expected" else 0, width), kind),  # accuracy
         ((3, max(width, ALONG)), kind),  # extremes
         ((3, width), kind),  # row
         ((1, width), integers),  # exponents
@@ -219,6 +223,7 @@ def _layout(
         ((plan.frames, width), kind),  # shift
         ((plan.frames + 1, width), integers),  # scale
         ((width,), kind),  # z
+        ((width,), kind),  # mean
         ((width,), integers),  # z_scale
         ((1, width), kind),  # lowest
         ((1, width), kind),  # leaked

@@ -1,11 +1,13 @@
-"""The two kinds of positive numbers in which the CPU kernels compute; the kernels' text is the same for both.
+"""The kinds of numbers in which the CPU kernels compute; the kernels' text is the same for all.
 
 Plain: a floating-point number. Wide: a mantissa in floating point and an exponent in an integer, m 2**e, so that no
-product of scores of any common size leaves the range, at about three times the work. Which kind a kernel is compiled for
-follows from its `Form`: the kind, and W, the lanes side by side.
+product of scores of any common size leaves the range, at about three times the work. Expected: (p, p E[A]), the sum over
+some paths of their probabilities p and of p A, A what a path collects on its way; numbers of this kind are added part by
+part, and multiplied as (p, q) (r, s) = (p r, p s + q r). Which kind a kernel is compiled for follows from its `Form`: the
+kind, and W, the lanes side by side.
 
-Rows of wide numbers are stored as W mantissas and then the bits of W exponents. Zero is the mantissa 0 with an exponent
-so low that it never decides how two numbers are aligned.
+Rows of wide numbers are stored as W mantissas and then the bits of W exponents, expected ones as W numbers p and then W
+numbers q. A wide zero is the mantissa 0 with an exponent so low that it never decides how two numbers are aligned.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Weights(NamedTuple):
 
 
 def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Weights:
-    """exp(log_probs) as `weight` reads them; plain numbers have no exponents."""
+    """exp(log_probs) as `weight` reads them; only wide numbers have exponents."""
     integers = np.dtype(f"i{dtype.itemsize}")
     if not form.is_wide:
         return Weights(np.exp(log_probs).astype(dtype), np.empty(0, integers))
@@ -67,9 +69,13 @@ def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]
     return Weights(np.where(finite, mantissas, 0.0).astype(dtype), exponents.astype(integers))
 
 
-def is_wide_type(first: Any) -> bool:
+def kind_of(first: Any) -> str:
     """For the numba type of a form or a number."""
-    return first.kind == "wide" if isinstance(first, FormType) else isinstance(first, types.BaseTuple)
+    if isinstance(first, FormType):
+        return first.kind
+    if not isinstance(first, types.BaseTuple):
+        return "plain"
+    return "expected" if isinstance(first[1].dtype, types.Float) else "wide"
 
 
 @intrinsic
@@ -78,10 +84,10 @@ def lanes_of(typing: Any, form: Any) -> Any:
     return FormType("plain", form.width)(form), lambda context, builder, signature, arguments: arguments[0]
 
 
-def _by_kind(plain: Any, wide: Any) -> Any:
-    """A function for compiled code that is `plain` or `wide` by the kind of its first argument."""
-    plain, wide = compiled(plain), compiled(wide)
-    return by_type(lambda *arguments: wide if is_wide_type(arguments[0]) else plain)
+def _by_kind(plain: Any, wide: Any, expected: Any) -> Any:
+    """A function for compiled code that is one of these by the kind of its first argument."""
+    chosen = {"plain": compiled(plain), "wide": compiled(wide), "expected": compiled(expected)}
+    return by_type(lambda *arguments: chosen[kind_of(arguments[0])])
 
 
 @by_type
@@ -144,6 +150,7 @@ def _wide_tidy(x: Any) -> Any:
     return where_more(x[0], zero, mantissa(x[0]), zero), n
 
 
+@compiled
 def _plain_reciprocal(x: Any) -> Any:
     zero = fill(x, 0.0)
     return where_more(x, zero, fill(x, 1.0) / x, zero)
@@ -159,7 +166,7 @@ def _plain_where_positive(x: Any, value: Any, other: Any) -> Any:
     return where_more(x, fill(x, 0.0), value, other)
 
 
-def _wide_where_positive(x: Any, value: Any, other: Any) -> Any:
+def _where_positive_in_pairs(x: Any, value: Any, other: Any) -> Any:
     zero = fill(x[0], 0.0)
     return where_more(x[0], zero, value[0], other[0]), where_more(x[0], zero, value[1], other[1])
 
@@ -168,23 +175,59 @@ def _plain_where_lane(x: Any, mask: Any, other: Any) -> Any:
     return where_more(mask, fill(mask, 0.0), x, other)
 
 
-def _wide_where_lane(x: Any, mask: Any, other: Any) -> Any:
+def _where_lane_in_pairs(x: Any, mask: Any, other: Any) -> Any:
     zero = fill(mask, 0.0)
     return where_more(mask, zero, x[0], other[0]), where_more(mask, zero, x[1], other[1])
 
 
+@compiled
 def _plain_bound(form: Any, factor: Any, y: Any, shift: Any, scale: Any) -> Any:
     p = probability(form, y, shift, scale - scale)
     return factor * smaller(p, p * power_of_two(p, fill(scale, 0) - scale))
 
 
+@compiled
 def _plain_least(x: Any, least: Any) -> Any:
     return smaller(where_more(x, fill(x, 0.0), x, least), least)
 
 
-zero = _by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero)
-read = _by_kind(load, _wide_read)
-write = _by_kind(lambda form, array, row, x: store(array, row, x), _wide_write)
+def _expected_zero(form: Any, array: Any) -> Any:
+    nothing = splat(lanes_of(form), array.dtype.type(0))
+    return nothing, nothing
+
+
+def _expected_write(form: Any, array: Any, row: Any, x: Any) -> None:
+    store(array, 2 * row, x[0])
+    store(array, 2 * row + 1, x[1])
+
+
+def _expected_weight(form: Any, weights: Any, e: Any) -> Any:
+    x = _entry(lanes_of(form), weights.mantissas, e)
+    return x, fill(x, 0.0)
+
+
+def _expected_probability(form: Any, y: Any, shift: Any, scale: Any) -> Any:
+    p = probability(lanes_of(form), y, shift, scale)
+    return p, fill(p, 0.0)
+
+
+def _expected_scaled(x: Any, n: Any) -> Any:
+    factor = power_of_two(x[0], fill(n, 0) - n)
+    return x[0] * factor, x[1] * factor
+
+
+def _expected_reciprocal(x: Any) -> Any:
+    inverse = _plain_reciprocal(x[0])
+    return inverse, fill(inverse, 0.0) - x[1] * inverse * inverse
+
+
+zero = _by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero, _expected_zero)
+read = _by_kind(
+    load,
+    _wide_read,
+    lambda form, array, row: (load(lanes_of(form), array, 2 * row), load(lanes_of(form), array, 2 * row + 1)),
+)
+write = _by_kind(lambda form, array, row, x: store(array, row, x), _wide_write, _expected_write)
 # Entry e of a pair of arrays made by `weights`, in every lane; row e where each lane has weights of its own.
 weight = _by_kind(
     lambda form, weights, e: _entry(form, weights.mantissas, e),
@@ -192,39 +235,64 @@ weight = _by_kind(
         _entry(lanes_of(form), weights.mantissas, e),
         _entry(lanes_of(form), weights.exponents, e),
     ),
+    _expected_weight,
 )
 # By how much scores are shifted so that the largest is exp(0); wide numbers need no shift.
-shift_of = _by_kind(lambda form, largest: largest, lambda form, largest: fill(largest, 0.0))
+shift_of = _by_kind(
+    lambda form, largest: largest,
+    lambda form, largest: fill(largest, 0.0),
+    lambda form, largest: largest,
+)
 # exp(y - shift) 2**-scale for lanes of scores, shifts and integers; -inf gives 0.
-probability = _by_kind(_plain_probability, _wide_probability)
-multiply = _by_kind(multiply_lanes, lambda x, y: (x[0] * y[0], x[1] + y[1]))
-multiply_add = _by_kind(fma, _wide_multiply_add)
-add = _by_kind(add_lanes, _wide_sum)
-# The same number with its mantissa in [1, 2): after every sum that is kept.
-tidy = _by_kind(lambda x: x, _wide_tidy)
-# n with 2**n <= x < 2**(n + 1) for a tidy number.
-scale_of = _by_kind(exponent, lambda x: x[1])
-# A tidy number as lanes m and integer lanes n, x = m 2**n.
-parts_of = _by_kind(lambda x: (x, as_integers(x) - as_integers(x)), lambda x: x)
+probability = _by_kind(_plain_probability, _wide_probability, _expected_probability)
+multiply = _by_kind(
+    multiply_lanes,
+    lambda x, y: (x[0] * y[0], x[1] + y[1]),
+    lambda x, y: (x[0] * y[0], fma(x[0], y[1], x[1] * y[0])),
+)
+multiply_add = _by_kind(
+    fma, _wide_multiply_add, lambda x, y, z: (fma(x[0], y[0], z[0]), fma(x[0], y[1], fma(x[1], y[0], z[1])))
+)
+add = _by_kind(add_lanes, _wide_sum, lambda x, y: (x[0] + y[0], x[1] + y[1]))
+# The same number, a wide one with its mantissa in [1, 2): after every sum that is kept.
+tidy = _by_kind(lambda x: x, _wide_tidy, lambda x: x)
+# n with 2**n <= p < 2**(n + 1) for a tidy number.
+scale_of = _by_kind(exponent, lambda x: x[1], lambda x: exponent(x[0]))
+# A tidy number as lanes m and integer lanes n, p = m 2**n.
+parts_of = _by_kind(
+    lambda x: (x, as_integers(x) - as_integers(x)),
+    lambda x: x,
+    lambda x: (x[0], as_integers(x[0]) - as_integers(x[0])),
+)
+# E[A] as lanes; 0 for other kinds.
+mean_of = _by_kind(lambda x: fill(x, 0.0), lambda x: fill(x[0], 0.0), lambda x: x[1] / x[0])
 # x 2**-n.
 scaled = _by_kind(
-    lambda x, n: x * power_of_two(x, fill(n, 0) - n),
-    lambda x, n: (x[0], x[1] - n),
+    lambda x, n: x * power_of_two(x, fill(n, 0) - n), lambda x, n: (x[0], x[1] - n), _expected_scaled
 )
 # 1 / x, and 0 for 0.
-reciprocal = _by_kind(_plain_reciprocal, _wide_reciprocal)
-# x times a reciprocal, as lanes.
+reciprocal = _by_kind(_plain_reciprocal, _wide_reciprocal, _expected_reciprocal)
+# x times a reciprocal, as lanes; of expected numbers the second part: (M6) if these are occupancies and their sum.
 ratio = _by_kind(
     multiply_lanes,
     lambda x, inverse: x[0] * power_of_two(x[0], x[1] + inverse[1]) * inverse[0],
+    lambda x, inverse: multiply(x, inverse)[1],
 )
 # x in the lanes where the mask is positive, else `other`.
-where_lane = _by_kind(_plain_where_lane, _wide_where_lane)
+where_lane = _by_kind(_plain_where_lane, _where_lane_in_pairs, _where_lane_in_pairs)
 # `value` where x is not 0, else `other`.
-where_positive = _by_kind(_plain_where_positive, _wide_where_positive)
+where_positive = _by_kind(_plain_where_positive, _where_positive_in_pairs, _where_positive_in_pairs)
 # factor exp(y - shift), or that times 2**-scale where it is less; 1 for wide numbers.
-bound = _by_kind(_plain_bound, lambda form, factor, y, shift, scale: fill(factor, 1.0))
-# factor x as lanes; 1 for wide numbers.
-bound_sum = _by_kind(lambda x, factor: x * fill(x, factor), lambda x, factor: fill(x[0], 1.0))
-# The lesser of the lanes `least` and x where x is not 0; wide numbers are never too small.
-least_positive = _by_kind(_plain_least, lambda x, least: least)
+bound = _by_kind(
+    _plain_bound,
+    lambda form, factor, y, shift, scale: fill(factor, 1.0),
+    lambda form, factor, y, shift, scale: _plain_bound(lanes_of(form), factor, y, shift, scale),
+)
+# factor p as lanes; 1 for wide numbers.
+bound_sum = _by_kind(
+    lambda x, factor: x * fill(x, factor),
+    lambda x, factor: fill(x[0], 1.0),
+    lambda x, factor: x[0] * fill(x[0], factor),
+)
+# The lesser of the lanes `least` and p where it is not 0; wide numbers are never too small.
+least_positive = _by_kind(_plain_least, lambda x, least: least, lambda x, least: _plain_least(x[0], least))

@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cpu.jit import jit
-from fsachain.backends.cpu.log import _log_add, _log_sum
-from fsachain.backends.cpu.rows import advance, leak_into, log_sums, new_work, row_table, settle, to_probs
+from fsachain.backends.cpu.jit import helper, jit
+from fsachain.backends.cpu.log import (
+    advance,
+    leak_into,
+    log_add,
+    log_sum,
+    log_sums,
+    log_table,
+    new_work,
+    settle,
+)
 from fsachain.backends.reference.paths import Drawn, no_paths
 from fsachain.backends.reference.sums import Scores, _frames
 from fsachain.fsa import Floats, Ints
@@ -72,7 +80,7 @@ def n_best(table: TransitionTable, scores: Scores, n: int) -> tuple[Floats, Ints
         best=np.empty(len(table.active_pdfs)),
     )
     ahead = np.empty((num_frames + 1, num_states))
-    rows = row_table(table)
+    rows = log_table(table)
     _viterbi_ahead(rows, frames.scores, ahead)
     count = _fill(rows, frames.scores, ahead, parts, search, columns, arcs, score)
     # Bounds and scores add the same numbers in different orders; equal scores stand in the order of their pdfs.
@@ -131,7 +139,7 @@ def _fill(
     return len(score)
 
 
-@jit
+@helper
 def _bounds(arcs: Any, y: Any, ahead: Any, search: Any, alive: int) -> Any:
     """search.best [K], (15) for the prefix followed by each column; the best column, the first among equals."""
     best = search.best
@@ -144,7 +152,7 @@ def _bounds(arcs: Any, y: Any, ahead: Any, search: Any, alive: int) -> Any:
     return np.argmax(best)
 
 
-@jit
+@helper
 def _step(arcs: Any, y: Any, ahead: Any, column: int, search: Any, alive: int, t: int) -> int:
     """Equation (8) for one frame with the arcs of one column; how many states are alive then."""
     count = 0
@@ -167,13 +175,13 @@ def _step(arcs: Any, y: Any, ahead: Any, column: int, search: Any, alive: int, t
     return count
 
 
-@jit
+@helper
 def _forget(search: Any, alive: int) -> None:
     for a in range(alive):
         search.delta[search.alive[a]] = -np.inf
 
 
-@jit
+@helper
 def _finish(table: Any, search: Any, alive: int, path: Any) -> float:
     """The score of the best path that ends in a state alive; its arcs into path [T]; search is left clean."""
     state, score = -1, -np.inf
@@ -190,18 +198,18 @@ def _finish(table: Any, search: Any, alive: int, path: Any) -> float:
     return score
 
 
-@jit
+@helper
 def _row_of(offsets: Any, e: int) -> Any:
     return np.searchsorted(offsets, np.int64(e), side="right") - 1
 
 
-@jit
+@helper
 def _move(parts: Any, source: int, to: int) -> None:
     parts.bound[to], parts.row[to] = parts.bound[source], parts.row[source]
     parts.frame[to], parts.column[to] = parts.frame[source], parts.column[source]
 
 
-@jit
+@helper
 def _insert(parts: Any, count: int, room: int, part: Any, columns: Any) -> int:
     """Put `part` where it belongs among the best `room` parts; the new number of parts."""
     place = min(count, room)
@@ -216,7 +224,7 @@ def _insert(parts: Any, count: int, room: int, part: Any, columns: Any) -> int:
     return count
 
 
-@jit
+@helper
 def _is_before(part: Any, parts: Any, k: int, columns: Any) -> bool:
     """`part` has the greater bound than part k, or the same and the lower pdf where their sequences first differ."""
     bound, row, frame, column = part
@@ -235,7 +243,7 @@ def sample_paths(table: TransitionTable, scores: Scores, leaky: float, uniforms:
     frames = _frames(table, scores)
     num_frames, num_states = len(scores), table.num_states
     inner, leaks = np.empty((num_frames + 1, num_states)), np.empty(num_frames + 1)
-    rows = row_table(table)
+    rows = log_table(table)
     alive = frames.legal and _backward(rows, leaky, frames.scores, inner, leaks, new_work(table)) > -np.inf
     arcs, states, jumps = no_paths(len(uniforms) if alive else 0, num_frames)
     if alive:
@@ -251,22 +259,21 @@ def _backward(table: Any, c: float, frames: Any, inner: Any, leaks: Any, work: A
     """
     arcs, num_frames = table.out_of, len(frames)
     log_c = math.log(c) if c > 0.0 else -np.inf
-    p, after, now = np.empty(frames.shape[1]), table.final.copy(), np.empty(len(table.final))
+    after, now = table.final.copy(), np.empty(len(table.final))
     inner[num_frames] = after
     leaks[num_frames] = leak_into(arcs, log_c, after)
     log_z = settle(after, work.x)
     for t in range(num_frames - 1, -1, -1):
         if log_z == -np.inf:
             return -np.inf
-        to_probs(frames[t], p)
-        log_z += advance(arcs, c, frames[t], p, after, now, work)
+        log_z += advance(arcs, c, frames[t], after, now, work)
         log_sums(work, inner[t])
-        leaks[t] = log_c + _log_sum(inner[t], arcs.log_source)
+        leaks[t] = log_c + log_sum(inner[t], arcs.log_source)
         after, now = now, after
-    return log_z + _log_sum(after, table.initial) if log_z > -np.inf else -np.inf
+    return log_z + log_sum(after, table.initial) if log_z > -np.inf else -np.inf
 
 
-@jit
+@helper
 def _cumulate(log_weights: Any, cumulative: Any) -> None:
     """cumulative = running sums of exp(log_weights), relative to the largest; the last is positive."""
     largest, total = -np.inf, 0.0
@@ -277,7 +284,7 @@ def _cumulate(log_weights: Any, cumulative: Any) -> None:
         cumulative[k] = total
 
 
-@jit
+@helper
 def _draw(cumulative: Any, uniform: float) -> int:
     """The first entry whose cumulative share exceeds the uniform number in [0, 1]."""
     total = cumulative[-1]
@@ -321,7 +328,7 @@ def _sample(
             arcs[m, t], states[m, t + 1] = out_of.number[e], out_of.other[e]
 
 
-@jit
+@helper
 def _beta(inner: Any, leak: float, beta: Any) -> None:
     for i in range(len(beta)):
-        beta[i] = _log_add(inner[i], leak)
+        beta[i] = log_add(inner[i], leak)

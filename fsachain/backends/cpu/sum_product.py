@@ -1,6 +1,6 @@
 """Numba kernels for equations (1)-(7) in the normalised form (10)-(12), on W sequences that share a graph.
 
-The text holds for both kinds of numbers of `numbers`. Frames are normalised by powers of two, which lose nothing:
+The text holds for all kinds of numbers of `numbers`. Frames are normalised by powers of two, which lose nothing:
 with s(t) the exponent of tot(t), frame t multiplies by exp(y - shift) 2**-s(t), so that
 
     alpha(t, i) = log(stored a(t, i)) + sum over u < t of (shift(u) + s(u) log 2).
@@ -33,6 +33,7 @@ from fsachain.backends.cpu.numbers import (
     bound,
     bound_sum,
     lanes_of,
+    mean_of,
     multiply,
     multiply_add,
     parts_of,
@@ -122,10 +123,12 @@ def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: 
             z = multiply_add(weight(form, table.final, i), read(form, now, i), z)
         significand, n = parts_of(tidy(z))
         store(work.row, 0, significand)
+        store(work.row, 1, mean_of(z))
         store(work.exponents, 0, n)
         for g in range(len(frames.lengths)):
             if frames.lengths[g] == t:
                 record.z[g], record.z_scale[g] = work.row[0, g], work.exponents[0, g]
+                record.mean[g] = work.row[1, g]
                 record.lowest[0, g] = min(record.lowest[0, g], work.row[2, g] * table.least[3])
                 record.leaked[0, g] = min(record.leaked[0, g], work.row[0, g])
 
