@@ -1,7 +1,6 @@
 """`memory_budget`: what is kept depends on it, and no bit of any result; every public function refuses the same values."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
