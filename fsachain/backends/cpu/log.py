@@ -20,7 +20,8 @@ occupancies of a frame sum to one by construction, as in (12).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -124,18 +125,26 @@ def log_table(table: TransitionTable) -> Packed:
 
 def new_work(table: TransitionTable) -> Packed:
     """A `Work` for one sequence."""
-    return pack(
-        Work(*np.zeros((9, table.num_states)), np.empty(table.num_arcs), np.empty(len(table.active_pdfs)))
-    )
+    rows, sizes = np.zeros((9, table.num_states)), (table.num_arcs, len(table.active_pdfs))
+    return pack(Work(*(*rows, *(np.empty(size) for size in sizes))))
 
 
 def _direction(view: ArcView, other: Ints, *leak: Floats) -> Direction:
     largest = float(view.log_prob.max(initial=-np.inf))
     scale = largest if largest > -np.inf else 0.0
-    indices = (entries.astype(np.uint32) for entries in (other, view.column, view.arc))
-    offsets, log_prob = view.offsets.astype(np.int64), np.ascontiguousarray(view.log_prob)
+    source, log_source, target, log_target = (np.ascontiguousarray(row) for row in leak)
     return Direction(
-        offsets, *indices, np.exp(log_prob - scale), log_prob, scale, *map(np.ascontiguousarray, leak)
+        offsets=view.offsets.astype(np.int64),
+        other=other.astype(np.uint32),
+        column=view.column.astype(np.uint32),
+        number=view.arc.astype(np.uint32),
+        weight=np.exp(view.log_prob - scale),
+        log_prob=np.ascontiguousarray(view.log_prob),
+        scale=scale,
+        source=source,
+        log_source=log_source,
+        target=target,
+        log_target=log_target,
     )
 
 
@@ -477,10 +486,10 @@ def add_arc_occupancy(
     Time O(T A) per sequence, memory O(T S) per thread.
     """
 
-    def job(n: int) -> Callable[[], None]:
-        return lambda: run(batch.table(n), scores[n, : lengths[n]], leaky, Wanted(arcs=counts[n][None]))  # type: ignore[func-returns-value]
+    def job(n: int) -> None:
+        run(batch.table(n), scores[n, : lengths[n]], leaky, Wanted(arcs=counts[n][None]))
 
-    run_all([job(n) for n in range(batch.size)])
+    run_all([partial(job, n) for n in range(batch.size)])
 
 
 @jit_on_views
