@@ -46,23 +46,6 @@ def test_batch_of_nothing_or_of_unequal_widths_is_refused() -> None:
         collate([example("a", 2), example("b", 2, width=5)])
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.1, 0.9])
-def test_an_epoch_sees_every_utterance_once(noise: float) -> None:
-    batches = length_buckets(LENGTHS, batch_size=16, seed=1, epoch=0, noise=noise)
-    assert sorted(position for batch in batches for position in batch) == list(range(203))
-    assert max(map(len, batches)) == 16
-    assert len(batches) == 13
-
-
-def test_order_is_a_function_of_seed_and_epoch() -> None:
-    def order(seed: int, epoch: int) -> list[list[int]]:
-        return length_buckets(LENGTHS, batch_size=16, seed=seed, epoch=epoch)
-
-    assert order(1, 2) == order(1, 2)
-    assert order(1, 2) != order(1, 3)
-    assert order(1, 2) != order(2, 2)
-
-
 def test_buckets_keep_padding_small_and_batches_mixed() -> None:
     """Random batches of 16 would pad these lengths by 80 %."""
     batches = length_buckets(LENGTHS, batch_size=16, seed=1, epoch=0)
