@@ -263,11 +263,13 @@ def load_chunk(
     utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
 ) -> list[NDArray[np.float32]]:
     """Features of one chunk: from its file if that is sound, else computed and, with a folder, written there."""
-    name = None if folder is None else _key(utterances, config, perturbation)
-    path = None if name is None or folder is None else Path(folder, f"{name}.npz")
-    cached = None if path is None else _read(path)
-    if cached is not None:
-        return cached
+    path, identities = None, audio_identities(utterances, config) if folder and not config.dither else None
+    if folder is not None and identities is not None:
+        content = (FORMAT_VERSION, config.fingerprint(), sorted(asdict(perturbation).items()), identities)
+        path = Path(folder, f"{hashlib.sha256(repr(content).encode()).hexdigest()[:32]}.npz")
+        cached = _read(path)
+        if cached is not None:
+            return cached
     features = [utterance_features(utterance, config, perturbation) for utterance in utterances]
     if path is not None:
         lengths = np.array([len(one) for one in features], np.int64)
@@ -276,13 +278,11 @@ def load_chunk(
     return features
 
 
-def _key(utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation) -> str | None:
-    """Hash of all that the features depend on; None where it is unknown (commands), for stored features, and with dither."""
-    identities = [None if has_stored(u, config) else audio_identity(u) for u in utterances]
-    if any(identity is None for identity in identities) or config.dither != 0.0:
-        return None
-    content = (FORMAT_VERSION, config.fingerprint(), sorted(asdict(perturbation).items()), identities)
-    return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
+def audio_identities(utterances: Sequence[Utterance], config: FeatureConfig) -> list[str] | None:
+    """Strings that change when the audio does; None where one is unknown (commands), and for stored features."""
+    found = [None if has_stored(u, config) else audio_identity(u) for u in utterances]
+    known = [identity for identity in found if identity is not None]
+    return known if len(known) == len(found) else None
 
 
 def _read(path: Path) -> list[NDArray[np.float32]] | None:

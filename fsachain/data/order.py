@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.audio import Perturbation, audio_identity, count_samples, seeded_generator
+from fsachain.data.audio import Perturbation, count_samples, seeded_generator
 from fsachain.data.features import (
     FeatureConfig,
+    audio_identities,
     by_chunk,
     has_stored,
     num_frames_of,
@@ -259,19 +260,15 @@ def _cache_path(
     copies: Sequence[Perturbation],
     cache_dir: str | Path,
 ) -> Path | None:
-    """A file named after a hash of all that the counts depend on; None if that is unknown (commands, stored features)."""
-    if any(has_stored(utterance, config) for utterance in utterances):
-        return None
-    digest = hashlib.sha256(repr((config.fingerprint(), [copy.speed for copy in copies])).encode())
+    """A file named after a hash of all that the counts depend on; None if that is unknown."""
     try:
-        for utterance in utterances:
-            identity = audio_identity(utterance)
-            if identity is None:
-                return None
-            digest.update(identity.encode())
+        identities = audio_identities(utterances, config)
     except UtteranceError:
+        identities = None
+    if identities is None:
         return None
-    return Path(cache_dir) / f"frames-{digest.hexdigest()[:32]}.npz"
+    content = repr((config.fingerprint(), [copy.speed for copy in copies])) + "".join(identities)
+    return Path(cache_dir) / f"frames-{hashlib.sha256(content.encode()).hexdigest()[:32]}.npz"
 
 
 def _kept(path: Path, shape: tuple[int, int]) -> NDArray[np.int32] | None:

@@ -32,6 +32,7 @@ from fsachain.stream import Cursor, open_file
 
 Float32Array = npt.NDArray[np.float32]
 Found = TypeVar("Found")
+Progress = Callable[[int, int], None]  # called with (utterances done, utterances in all)
 Graph = Any  # path of an OpenFst file, its bytes, or a pywrapfst object
 
 
@@ -232,15 +233,14 @@ class Decoder:
 
 
 def search_all(
+    search: Callable[[Decoder, npt.ArrayLike, str], Found],
     nnet_outputs: Mapping[str, npt.ArrayLike],
     graph: Graph,
     words: Sequence[str],
     config: DecoderConfig | None,
-    search: Callable[[Decoder, npt.ArrayLike, str], Found],
-    *,
-    num_workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    num_workers: int | None,
+    executor: Executor | None,
+    progress: Progress | None,
 ) -> dict[str, Found]:
     """Run `search`, which is pickled, over every utterance's [T, P]; other arguments as for `decode`."""
     scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
@@ -268,7 +268,7 @@ def _search(
     make: tuple[Source, tuple[str, ...], DecoderConfig | None],
     search: Callable[[Decoder, npt.ArrayLike, str], Found],
     scores: Mapping[str, Float32Array],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Found]:
     decoder = Decoder(*make)
     found = {}
@@ -287,7 +287,7 @@ def decode(
     *,
     num_workers: int | None = None,
     executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Hypothesis]:
     """Best path of every utterance; the result does not depend on the number of workers.
 
@@ -298,15 +298,6 @@ def decode(
         config: Options of the search.
         num_workers: Processes; all processors by default, 1 searches in this process.
         executor: Runs the work instead of processes of our own, for instance a cluster's.
-        progress: Called with (utterances done, utterances in all) as results come in.
+        progress: Called with (utterances done, utterances in all).
     """
-    return search_all(
-        nnet_outputs,
-        graph,
-        words,
-        config,
-        Decoder.decode,
-        num_workers=num_workers,
-        executor=executor,
-        progress=progress,
-    )
+    return search_all(Decoder.decode, nnet_outputs, graph, words, config, num_workers, executor, progress)

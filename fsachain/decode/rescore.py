@@ -12,7 +12,7 @@ new the log-probability under the second model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, search_all
+from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, Progress, search_all
 from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, choose
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, require
@@ -52,11 +52,7 @@ class RescoringConfig:
             raise ConfigError(
                 f"rescoring.num_hypotheses: expected a positive number, got {self.num_hypotheses}"
             )
-        check_grid(
-            "rescoring.",
-            lm_weights=self.lm_weights,
-            word_insertion_penalties=self.word_insertion_penalties,
-        )
+        check_grid("rescoring.", self.lm_weights, self.word_insertion_penalties)
 
 
 @dataclass(frozen=True)
@@ -145,31 +141,18 @@ def n_best_lists(
     *,
     num_workers: int | None = None,
     executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, list[WordSequence]]:
     """`best_word_sequences` of every utterance; other arguments and errors as `decode`."""
-    return search_all(
-        nnet_outputs,
-        graph,
-        words,
-        config,
-        partial(best_word_sequences, count=count),
-        num_workers=num_workers,
-        executor=executor,
-        progress=progress,
-    )
+    search = partial(best_word_sequences, count=count)
+    return search_all(search, nnet_outputs, graph, words, config, num_workers, executor, progress)
 
 
 class Rescorer:
     """N-best lists with the scores of both language models, so that weights can be tried without scoring again.
 
-    Args:
-        lists: of each utterance, what `n_best_lists` found.
-        lexicon: gives the word ids of both grammars.
-        old: grammar of the search.
-        lm_weight: its weight in the search.
-        word_insertion_penalty: that of the search.
-        new: the second model.
+    `lists` is what `n_best_lists` found, `lexicon` gives the word ids of both grammars. `old` is the grammar of the search,
+    in which it had the `lm_weight`, and words the `word_insertion_penalty`; `new` is the second model.
     """
 
     def __init__(
@@ -194,15 +177,12 @@ class Rescorer:
 
     def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:
         """The best words of each utterance; where the second model allows none, those of the search."""
-        found: dict[str, tuple[str, ...]] = {}
-        for name, sequences in self._lists.items():
-            rows = self._rows[name]
-            if not len(rows):
-                found[name] = ()
-                continue
-            language = lm_weight * rows[:, 1] if lm_weight else 0.0
-            totals = rows[:, 0] + language + word_insertion_penalty * rows[:, 2]
-            found[name] = sequences[int(np.argmax(totals))].words
+        found: dict[str, tuple[str, ...]] = dict.fromkeys(self._lists, ())
+        for name, rows in self._rows.items():
+            if len(rows):
+                language = lm_weight * rows[:, 1] if lm_weight else 0.0
+                totals = rows[:, 0] + language + word_insertion_penalty * rows[:, 2]
+                found[name] = self._lists[name][int(np.argmax(totals))].words
         return found
 
     def tune(self, references: Mapping[str, Sequence[str]], config: RescoringConfig) -> TuningResult:

@@ -44,15 +44,17 @@ class TuningResult:
     def to_text(self) -> str:
         """A table with a row per LM weight and a column per penalty; `*` marks the choice."""
         penalties = sorted({point.word_insertion_penalty for point in self.points})
-        cells = {(point.lm_weight, point.word_insertion_penalty): point for point in self.points}
-        lines = ["WER %, LM weight down, word insertion penalty across"]
-        lines.append(" " * 8 + "".join(f"{penalty:>9.2f}" for penalty in penalties))
-        for weight in sorted({point.lm_weight for point in self.points}):
-            row = f"{weight:>8.2f}"
-            for penalty in penalties:
-                point = cells[weight, penalty]
-                row += f"{point.counts.wer:>8.2f}" + ("*" if point == self.best else " ")
-            lines.append(row.rstrip())
+        rows: dict[float, str] = {}
+        for point in sorted(self.points, key=lambda point: (point.lm_weight, point.word_insertion_penalty)):
+            mark = "*" if point == self.best else " "
+            row = rows.get(point.lm_weight, f"{point.lm_weight:>8.2f}")
+            rows[point.lm_weight] = f"{row}{point.counts.wer:>8.2f}{mark}"
+        head = " " * 8 + "".join(f"{penalty:>9.2f}" for penalty in penalties)
+        lines = [
+            "WER %, LM weight down, word insertion penalty across",
+            head,
+            *map(str.rstrip, rows.values()),
+        ]
         return "\n".join(lines) + "\n"
 
 
@@ -71,9 +73,9 @@ def tune(
 ) -> TuningResult:
     """Decode the development set at every pair of weight and penalty and choose one.
 
-    Development sets are small, so the fewest errors often stand at several points. Among them the point wins
-    whose neighbours on the grid have the fewest errors too (the middle of a plateau rather than its edge),
-    then the one nearest to weight 1 and penalty 0.
+    Development sets are small, so the fewest errors often stand at several points. Among them the point wins whose
+    neighbours on the grid have the fewest errors too (the middle of a plateau rather than its edge), then the one nearest to
+    weight 1 and penalty 0.
 
     Args:
         nnet_outputs: [T, P] network outputs by utterance id.
@@ -85,11 +87,8 @@ def tune(
         config: Options of the search.
         num_workers, executor: As for `decode`.
         progress: Called with (points done, points in all).
-
-    Raises:
-        ConfigError: nothing to scan, or a value stands twice.
     """
-    check_grid(lm_weights=lm_weights, word_insertion_penalties=word_insertion_penalties)
+    check_grid("", lm_weights, word_insertion_penalties)
     grid = list(product(sorted(lm_weights), sorted(word_insertion_penalties)))
     points: list[TuningPoint] = []
     for weight, penalty in grid:
@@ -102,9 +101,9 @@ def tune(
     return choose(points)
 
 
-def check_grid(prefix: str = "", **axes: Sequence[float]) -> None:
-    """Refuse axes of a grid that are empty or have a number twice; names in messages begin with `prefix`."""
-    for name, values in axes.items():
+def check_grid(prefix: str, lm_weights: Sequence[float], word_insertion_penalties: Sequence[float]) -> None:
+    """Refuse weights or penalties that are none or have a number twice; names in messages begin with `prefix`."""
+    for name, values in (("lm_weights", lm_weights), ("word_insertion_penalties", word_insertion_penalties)):
         if not values or len(set(values)) != len(values):
             raise ConfigError(f"{prefix}{name}: expected one or more different numbers, got {values}")
 
