@@ -176,11 +176,7 @@ def _speakers(path: Path, ids: dict[str, None], faults: Faults) -> dict[str, str
 
 @dataclass(frozen=True)
 class DataDir:
-    """Utterances with unique ids.
-
-    Attributes:
-        utterances: in the order of their recordings' table.
-    """
+    """Utterances with unique ids, in the order of their recordings' table."""
 
     utterances: Sequence[Utterance]
 
@@ -203,14 +199,9 @@ class DataDir:
     def read(cls, path: str | Path, *, allow_commands: bool = False) -> DataDir:
         """Read one Kaldi data directory, lhotse manifest of cuts (`.jsonl`, `.jsonl.gz`) or folder of Shar shards.
 
-        Args:
-            path: the directory or file.
-            allow_commands: accept recordings that are shell commands (or, in manifests, URLs). They are run
-                later, by whoever loads the audio; do this only with data whose author you trust.
-
-        Raises:
-            DataError: a table is missing, malformed, or does not fit the others; the message names file and
-                line.
+        `allow_commands` accepts recordings that are shell commands (or, in manifests, URLs). They are run later, by whoever
+        loads the audio; do this only with data whose author you trust. A table that is missing, malformed, or does not fit
+        the others is a DataError, whose message names file and line.
         """
         return cls(_read(Path(path), allow_commands, Faults(stop=True)))
 
@@ -218,13 +209,9 @@ class DataDir:
     def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, list[Fault]]:
         """What `read` reads, without stopping at faults; arguments as for `read`.
 
-        Returns:
-            The utterances that the tables agree on, and what is wrong with each of the others (the first fault), then
-            with lines that name none.
-
-        Raises:
-            DataError: there is no such directory or file, or it lacks the tables themselves, or hundreds of lines
-                are none of such a table.
+        The utterances that the tables agree on, and what is wrong with each of the others (the first fault), then with lines
+        that name none. DataError where there is no such directory or file, or it lacks the tables themselves, or hundreds of
+        lines are none of such a table.
         """
         faults = Faults(stop=False)
         found = cls(_read(Path(path), allow_commands, faults))

@@ -54,14 +54,9 @@ def length_buckets(
     shuffled. The factor makes batches differ from epoch to epoch at little padding. The result, lists of positions in
     `lengths`, each of which occurs once, is a function of seed, epoch and the lengths.
 
-    Args:
-        lengths: frames of each utterance.
-        batch_size: utterances per batch, at most.
-        seed: of the run.
-        epoch: from 0.
-        max_batch_frames: limit of (utterances x longest) per batch, so that long utterances come in smaller batches; an
-            utterance longer than the limit is a batch of its own.
-        noise: 0 sorts strictly by length, ties at random.
+    `lengths` are the frames of each utterance. A batch has at most `batch_size` utterances and `max_batch_frames` frames,
+    padding included (utterances x longest); an utterance longer than that is a batch of its own. Epochs count from 0.
+    `noise` 0 sorts strictly by length, ties at random.
     """
     _check_positive(batch_size=batch_size, max_batch_frames=max_batch_frames)
     if not 0.0 <= noise < 1.0:
@@ -98,12 +93,10 @@ class EpochOrder:
 
     Args:
         lengths_of: frames of each utterance in an epoch, which depend on it where versions at several speeds are drawn.
-        batch_size: utterances per step, at most.
+        batch_size, batch_frames: limits of a step, as in `length_buckets`.
         seed: of the run.
-        batch_frames: frames per step, at most, padding included (utterances x longest); None: no limit. An utterance
-            that is longer is a step of its own.
-        shard_of: number of the shard of each utterance, if neighbouring steps are to come from few shards, which a
-            disk or a network reads faster than utterances from everywhere; None: from everywhere.
+        shard_of: number of the shard of each utterance, if neighbouring steps are to come from few shards, which a disk or a
+            network reads faster than utterances from everywhere; None: from everywhere.
         shards_at_once: so many shards, drawn at random, are mixed with each other.
     """
 

@@ -28,19 +28,10 @@ _resident: list[Callable[[Any], Any]] = []  # in a process of ours: the function
 class Workers(Generic[Task, Result]):
     """Calls one function on many tasks, in order, a few of them ahead of their use.
 
-    By default in threads of this process. With `num_processes` in processes of their own, which is worth it where
-    the function holds the interpreter lock (graphs do, features do not); they are started anew, not forked, so a
-    script that uses them needs `if __name__ == "__main__":`. With `executor` wherever that works.
-
-    Args:
-        function: can be pickled unless threads work.
-        num_threads: threads, if nothing else is asked for.
-        num_processes: processes; 0 for none.
-        executor: any `concurrent.futures.Executor`, such as that of a Dask client. The function travels with each
-            task; the executor is the caller's to close.
-
-    Raises:
-        ConfigError: no worker at all.
+    By default in threads of this process. With `num_processes` in processes of their own, which is worth it where the
+    function, which is pickled then, holds the interpreter lock (graphs do, features do not); they are started anew, not
+    forked, so a script that uses them needs `if __name__ == "__main__":`. With `executor`, such as that of a Dask client,
+    wherever that works: the function travels with each task, and the executor is the caller's to close.
     """
 
     def __init__(
@@ -71,9 +62,7 @@ class Workers(Generic[Task, Result]):
     def ahead(self, groups: Iterable[Sequence[Task]], depth: int) -> Iterator[list[Result]]:
         """The results of each group of tasks, in order; up to `depth` groups beyond the one that is waited for are begun.
 
-        Raises:
-            DataError: a worker died.
-            Anything that the function raises.
+        A worker that died is a DataError; what the function raises goes on.
         """
         begun: deque[list[Future[Result]]] = deque()
         try:

@@ -80,13 +80,9 @@ def align(
 ) -> tuple[dict[str, Alignment], dict[str, str]]:
     """Align every utterance with its transcript: alignments by utterance id, and for those that have none the reason.
 
-    Args:
-        nnet_outputs: [T, P] network outputs by utterance id.
-        numerators: Graph of the transcript by utterance id; those built without normalization weigh no phone
-            language model in.
-        phones: Phone of id 1, 2, ...: `lexicon.phones`.
-        timing: Where output frames lie.
-        progress: Called with (utterances done, utterances in all).
+    `nnet_outputs` [T, P] and `numerators`, the graphs of the transcripts, are by utterance id; numerators built without
+    normalization weigh no phone language model in. `phones` are `lexicon.phones`, `timing` says where output frames lie,
+    `progress` is called with (utterances done, utterances in all).
     """
     found: dict[str, Alignment] = {}
     failed: dict[str, str] = {}
@@ -197,12 +193,9 @@ class LongAligner:
     A recording of T frames takes the time of T / (W - L) windows, each of W frames on a graph of about W phones, and
     memory for one window, 8 bytes a frame of the recording, and the text's graph.
 
-    Args:
-        numerator: graph of the whole text.
-        window: W, output frames; at least 2.
-        lookahead: L, output frames at the end of a window that are sought again in the next one, 1 <= L < W.
-        filler_cost: for each frame of the filler, in natural logs, at least 0; infinity: no filler.
-        name: of the recording, for messages.
+    `numerator` is the graph of the whole text; `window` W and `lookahead` L count output frames, 1 <= L < W;
+    `filler_cost` is that of a frame of the filler in natural logs, at least 0 (infinity: no filler); `name` is for
+    messages.
     """
 
     def __init__(

@@ -122,17 +122,13 @@ class DecoderConfig:
 class Hypothesis:
     """Best path of one utterance.
 
-    Attributes:
-        words: The words, in order.
-        graph_log_prob: Log-probability of the path in the graph, its final weight included.
-        acoustic_log_prob: Sum of the scaled network outputs along the path.
-        complete: True when the path ends in a final state. If none was reached, the best path to any state stands in; when
-            no path survived at all there are no words and both scores are -inf.
+    If no final state was reached it is the best path to any state, and not `complete`; when no path survived at all there
+    are no words and both scores are -inf.
     """
 
     words: tuple[str, ...]
-    graph_log_prob: float
-    acoustic_log_prob: float
+    graph_log_prob: float  # of the path in the graph, its final weight included
+    acoustic_log_prob: float  # sum of the scaled network outputs along the path
     complete: bool
 
 
@@ -142,13 +138,9 @@ NO_PATH = Hypothesis((), -np.inf, -np.inf, complete=False)
 class Decoder:
     """A decoding graph made ready for search.
 
-    Args:
-        graph: Path or bytes of an OpenFst file (vector or const, binary or text), or a pywrapfst object.
-        words: Word of id 1, 2, ...: `lexicon.words`.
-        config: Options of the search.
-
-    A graph that cannot be read, is damaged, has no start state, a cycle of epsilons with a negative cost, or a word id
-    beyond `words` is a GraphError.
+    `graph` is the path or bytes of an OpenFst file (vector or const, binary or text), or a pywrapfst object; `words` are
+    those of id 1, 2, ...: `lexicon.words`. A graph that cannot be read, is damaged, has no start state, a cycle of epsilons
+    with a negative cost, or a word id beyond `words` is a GraphError.
     """
 
     def __init__(self, graph: Graph, words: Sequence[str], config: DecoderConfig | None = None) -> None:
@@ -161,12 +153,10 @@ class Decoder:
             )
 
     def decode(self, nnet_output: npt.ArrayLike, name: str = "") -> Hypothesis:
-        """Best path for one utterance.
+        """Best path for one utterance, `name` in messages, with pseudo-log-likelihoods [T, P].
 
-        Args:
-            nnet_output: [T, P] pseudo-log-likelihoods. -inf is legal, NaN and +inf are a DataError, and other than two axes
-                or fewer columns than the graph has pdfs a ShapeError.
-            name: Utterance id for messages.
+        -inf is legal; NaN and +inf are a DataError, fewer columns than the graph has pdfs or other than two axes a
+        ShapeError.
         """
         scores = self._scaled(nnet_output, name)
         if not len(scores):
@@ -289,15 +279,10 @@ def decode(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Hypothesis]:
-    """Best path of every utterance; the result does not depend on the number of workers.
+    """Best path of every utterance, from network outputs [T, P]; the result does not depend on the number of workers.
 
-    Args:
-        nnet_outputs: [T, P] network outputs by utterance id.
-        graph: As for `Decoder`. A path must be readable by every worker.
-        words: As for `Decoder`.
-        config: Options of the search.
-        num_workers: Processes; all processors by default, 1 searches in this process.
-        executor: Runs the work instead of processes of our own, for instance a cluster's.
-        progress: Called with (utterances done, utterances in all).
+    `graph`, `words` and `config` are as for `Decoder`; where the graph is a path, every worker reads it. `num_workers`
+    counts processes: all processors by default, 1 searches in this process. An `executor`, for instance a cluster's, runs
+    the work instead of processes of our own. `progress` is called with (utterances done, utterances in all).
     """
     return search_all(Decoder.decode, nnet_outputs, graph, words, config, num_workers, executor, progress)

@@ -42,12 +42,9 @@ def keyword_scores(
 
     -inf where the keyword does not fit into the frames; DataError where the filler graph does not.
 
-    Args:
-        keyword: the keyword among anything, such as the fsa of
-            `build_pattern_numerator([optional([loop]), *words, optional([loop])], ...)`.
-        filler: anything: the fsa of `build_pattern_numerator([loop], ...)`.
-        nnet_outputs: [N, T, P].
-        lengths: [N], frames of each.
+    `keyword` is the keyword among anything, such as the fsa of `build_pattern_numerator([optional([loop]), *words,
+    optional([loop])], ...)`, `filler` is anything: that of `build_pattern_numerator([loop], ...)`. `nnet_outputs` are
+    [N, T, P], `lengths` [N] the frames of each.
     """
     scores = np.asarray(nnet_outputs)
     totals = []
@@ -72,11 +69,8 @@ def false_reject_rate(
 ) -> OperatingPoint:
     """The lowest threshold that keeps to a rate of false alarms, and the share of keywords missed there.
 
-    Args:
-        with_keyword: scores [K] of utterances in which the keyword is spoken.
-        without_keyword: scores [M] of utterances in which it is not.
-        hours_without: duration of the latter.
-        false_alarms_per_hour: at most so many of them may be accepted per hour.
+    `with_keyword` are the scores [K] of utterances in which the keyword is spoken, `without_keyword` those [M] of utterances
+    in which it is not, which last `hours_without`; at most `false_alarms_per_hour` of them may be accepted per hour.
     """
     positive = np.sort(np.asarray(with_keyword, dtype=np.float64))
     negative = np.sort(np.asarray(without_keyword, dtype=np.float64))[::-1]

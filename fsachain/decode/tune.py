@@ -77,16 +77,8 @@ def tune(
     neighbours on the grid have the fewest errors too (the middle of a plateau rather than its edge), then the one nearest to
     weight 1 and penalty 0.
 
-    Args:
-        nnet_outputs: [T, P] network outputs by utterance id.
-        references: Words by utterance id, for the same utterances.
-        build_graph: Makes the decoding graph from (lm_weight, word_insertion_penalty).
-        words: Word of id 1, 2, ...
-        lm_weights: Weights to try.
-        word_insertion_penalties: Costs per word to try.
-        config: Options of the search.
-        num_workers, executor: As for `decode`.
-        progress: Called with (points done, points in all).
+    `references` are words by utterance id. `build_graph` makes the decoding graph from (LM weight, cost per word).
+    `progress` is called with (points done, points in all); other arguments are as for `decode`.
     """
     check_grid("", lm_weights, word_insertion_penalties)
     grid = list(product(sorted(lm_weights), sorted(word_insertion_penalties)))

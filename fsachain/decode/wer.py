@@ -21,23 +21,14 @@ EPSILON = "<eps>"
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Errors of one or many utterances; counts of several add up with `+`.
+    """Errors of one or many utterances; counts of several add up with `+`."""
 
-    Attributes:
-        insertions: Words of the hypothesis that no reference word stands against.
-        deletions: Reference words that are missing.
-        substitutions: Reference words recognised as another word.
-        num_words: Words of the references.
-        num_utterances: Utterances counted.
-        num_wrong_utterances: Utterances with at least one error.
-    """
-
-    insertions: int = 0
-    deletions: int = 0
-    substitutions: int = 0
-    num_words: int = 0
+    insertions: int = 0  # words of the hypothesis that no reference word stands against
+    deletions: int = 0  # reference words that are missing
+    substitutions: int = 0  # reference words recognised as another word
+    num_words: int = 0  # of the references
     num_utterances: int = 0
-    num_wrong_utterances: int = 0
+    num_wrong_utterances: int = 0  # with at least one error
 
     def __add__(self, other: ErrorCounts) -> ErrorCounts:
         return ErrorCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -83,19 +74,12 @@ class UtteranceScore:
 
 @dataclass(frozen=True)
 class WerReport:
-    """Result of `score`.
-
-    Attributes:
-        total: Counts over all references.
-        by_speaker: Counts per speaker, in alphabetical order; empty when no speakers were given.
-        utterances: Every utterance, in the order of the references.
-        missing: Utterances without a hypothesis; all their words count as deleted.
-    """
+    """Result of `score`."""
 
     total: ErrorCounts
-    by_speaker: Mapping[str, ErrorCounts]
-    utterances: tuple[UtteranceScore, ...]
-    missing: tuple[str, ...]
+    by_speaker: Mapping[str, ErrorCounts]  # in alphabetical order; empty when no speakers were given
+    utterances: tuple[UtteranceScore, ...]  # in the order of the references
+    missing: tuple[str, ...]  # utterances without a hypothesis; all their words count as deleted
 
     def to_dict(self) -> dict[str, Any]:
         """The report without the alignments, for JSON."""
@@ -131,13 +115,11 @@ def score(
     *,
     speakers: Mapping[str, str] | None = None,
 ) -> WerReport:
-    """Count the word errors of `hypotheses` against `references`.
+    """Count the word errors of `hypotheses` against `references`, words by utterance id.
 
-    Args:
-        references: Words by utterance id. An utterance without words is legal: what was recognised is inserted.
-        hypotheses: Words by utterance id. A reference without hypothesis is scored as an empty one and
-            named in the report. One without reference is a DataError.
-        speakers: Speaker by utterance id, for the per-speaker table; if given, a missing one is a DataError.
+    A reference without words is legal: what was recognised is inserted. One without hypothesis is scored as an empty one and
+    named in the report; a hypothesis without reference is a DataError. `speakers`, by utterance id, are for the per-speaker
+    table; if they are given, a missing one is a DataError.
     """
     unknown = [name for name in hypotheses if name not in references]
     no_speaker = [name for name in references if speakers is not None and name not in speakers]

@@ -39,51 +39,39 @@ _End = tuple[int, int, bool]  # of a phone: its id, the state after it, whether 
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """A lattice with at most one transition id on an arc.
+    """A lattice of S states and A arcs, with at most one transition id on an arc.
 
-    Attributes:
-        num_states, start: number of states S and the start state.
-        src, dst: int32 [A].
-        transition: int32 [A], transition id; 0 spends no frame.
-        word: int32 [A], word id; 0: none.
-        graph_cost, acoustic_cost: float64 [A], as in the file: -log, acoustic costs without acoustic scale.
-        final_graph_cost, final_acoustic_cost: float64 [S]; inf: not final.
+    Costs are -log, as in the file: acoustic costs without acoustic scale.
     """
 
     num_states: int
     start: int
-    src: Ints
-    dst: Ints
-    transition: Ints
-    word: Ints
-    graph_cost: Floats
-    acoustic_cost: Floats
-    final_graph_cost: Floats
-    final_acoustic_cost: Floats
+    src: Ints  # [A]
+    dst: Ints  # [A]
+    transition: Ints  # [A], transition id; 0 spends no frame
+    word: Ints  # [A], word id; 0: none
+    graph_cost: Floats  # [A]
+    acoustic_cost: Floats  # [A]
+    final_graph_cost: Floats  # [S]; inf: not final
+    final_acoustic_cost: Floats  # [S]
 
 
 @dataclass(frozen=True, eq=False)
 class CompactLattice:
     """A lattice as its file has it; in a plain one no string has more than one transition id.
 
-    The weights of the A arcs come first, then the final weights of the S states.
-
-    Attributes:
-        num_states, start: number of states S and the start state.
-        src, dst: int32 [A].
-        word: int32 [A], word id; 0: none.
-        costs: float64 [A + S, 2], of the graph and of the acoustics, as in the file; both inf: not final.
-        ends: int64 [A + S], where the string of each weight ends in `transitions`; it begins where the one before ends.
-        transitions: int32, the strings one after another.
+    The weights of the A arcs come first, then the final weights of the S states: `costs`, of the graph and of the acoustics
+    as in the file (both inf: not final), and `ends`, where the string of each ends in `transitions`; it begins where the one
+    before ends.
     """
 
     num_states: int
     start: int
-    src: Ints
-    dst: Ints
-    word: Ints
-    costs: Floats
-    ends: npt.NDArray[np.int64]
+    src: Ints  # [A]
+    dst: Ints  # [A]
+    word: Ints  # [A], word id; 0: none
+    costs: Floats  # [A + S, 2]
+    ends: npt.NDArray[np.int64]  # [A + S]
     transitions: Ints
 
     def expanded(self) -> Lattice:
@@ -269,15 +257,9 @@ def lattice_pdfs(
 ) -> Fsa:
     """The acceptor over the pdfs of the model that the lattice was made with, every time as decoded.
 
-    Args:
-        lattice: read with `read_lattice`.
-        model: its transition model.
-        lm_scale: factor on graph costs, at least 0.
-        acoustic_scale: factor on acoustic costs, at least 0. 0 for numerators: the network gives the acoustic scores.
-        name: utterance id, for messages.
-
-    Raises:
-        DataError: a transition id that the model lacks, a cycle of arcs without one, or no path.
+    `lm_scale` and `acoustic_scale` are factors on graph and acoustic costs, at least 0; the latter is 0 for numerators,
+    since the network gives the acoustic scores. `name` is the utterance's, for messages. A transition id that the model
+    lacks, a cycle of arcs without one, or no path is a DataError.
     """
     graph = _frames(lattice, model, lm_scale, acoustic_scale, name)
     return input_fsa(replace(graph, ilabel=model.transitions.pdf[graph.ilabel] + 1))
@@ -296,13 +278,9 @@ def phone_lattice(
     A phone begins with a transition that is no self-loop, after one that left the last state of the phone before it: so
     in graphs as Kaldi makes them, with reordered transitions.
 
-    Args:
-        lattice, model, name: as for `lattice_pdfs`.
-        lm_scale: factor on graph costs; with it the weights of all paths are scaled to the sum one. 0: all paths are equal.
-        subsampling: input frames for each frame of the lattice: 3 for chain models, 1 for GMMs.
-
-    Raises:
-        DataError: as `lattice_pdfs`, a state that stands behind different numbers of frames, or no sequence of whole phones.
+    `lm_scale` is the factor on graph costs; with it the weights of all paths are scaled to the sum one. 0: all paths are
+    equal. `subsampling` is 3 for chain models, 1 for GMMs. DataError as in `lattice_pdfs`, and where a state stands behind
+    different numbers of frames or there is no sequence of whole phones.
     """
     if subsampling < 1:
         raise ConfigError(f"subsampling = {subsampling}: expected at least 1")
