@@ -14,10 +14,12 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fsachain.data.cuts import holds_cuts, read_cuts
-from fsachain.data.utterance import Fault, Faults, Utterance, is_command, shortened
+from fsachain.data.utterance import Fault, Faults, Utterance, UtteranceError, is_command, shortened
 from fsachain.errors import DataError
 from fsachain.files import binary_lines, line_text
 
@@ -26,6 +28,7 @@ __all__ = ["DataDir", "Utterance", "is_command", "read_table"]
 LONGEST_KEY = 4096  # letters
 _OPEN_END = -1.0  # seconds, in segments: the utterance ends where its recording does
 
+Found = TypeVar("Found")
 _Stretch = tuple[str | None, float, float | None]  # recording, start and end in seconds
 
 
@@ -71,107 +74,93 @@ def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utt
         raise DataError(
             f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
         )
-    recordings = _locations(folder / "wav.scp", allow_commands, faults)
+    locate = partial(_location, str(folder), allow_commands)
+    recordings = _table(folder / "wav.scp", faults, locate)
     audio: dict[str, _Stretch] = {name: (place, 0.0, None) for name, place in recordings.items()}
     if (folder / "segments").is_file():
-        audio = _segments(folder / "segments", recordings, faults) if recordings else {}
-    feats = _locations(folder / "feats.scp", allow_commands, faults)
+        audio = _table(folder / "segments", faults, partial(_stretch, recordings)) if recordings else {}
+    feats = _table(folder / "feats.scp", faults, locate)
     ids = dict.fromkeys([*audio, *feats])
-    texts = _texts(folder / "text", ids, faults)
-    speakers = _speakers(folder / "utt2spk", ids, faults)
+    texts = _table(folder / "text", faults, partial(_words, ids), ids, "no transcript")
+    speakers = _table(folder / "utt2spk", faults, partial(_speaker, ids), ids, "no speaker")
+    nowhere = (None, 0.0, None)
     return [
-        Utterance(
-            name,
-            speakers.get(name, name),
-            tuple(texts[name].split()),
-            *audio.get(name, (None, 0.0, None)),
-            feats.get(name),
-        )
+        Utterance(name, speakers.get(name, name), texts[name], *audio.get(name, nowhere), feats.get(name))
         for name in ids
         if name not in faults.by_id
     ]
 
 
-def _locations(path: Path, allow_commands: bool, faults: Faults) -> dict[str, str]:
-    """Paths, joined to the table's folder, or commands, by key."""
-    found = dict[str, str]()
+def _table(
+    path: Path, faults: Faults, parse: Callable[[str, str], Found], needed: Iterable[str] = (), kind: str = ""
+) -> dict[str, Found]:
+    """What `parse` makes of the key and value of each line, by key; it raises UtteranceError.
+
+    Utterances of `needed` that the table lacks have a fault of this kind. A table that is not there has no lines.
+    """
+    found = dict[str, Found]()
     if not path.is_file():
         return found
-    folder = str(path.parent)
-    for number, key, value in table_lines(path, faults):
-        if not value:
-            faults.report("no recording", key, path, number, f"{key!r} has no path")
-        elif is_command(value) and not allow_commands:
-            message = (
-                f"{key!r} is a shell command ({shortened(value)!r}); pass allow_commands=True "
-                "(--allow-commands) to run it, if you trust this directory"
-            )
-            faults.report("shell command", key, path, number, message)
-        elif is_command(value):
-            found[key] = value
-        elif "|" in value and is_command(str(Path(value))):  # such as `file|/`
-            message = (
-                f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
-            )
-            faults.report("shell command", key, path, number, message)
-        else:
-            found[key] = os.path.join(folder, value)  # noqa: PTH118  pathlib takes ten times as long
-    return {
-        key: place for key, place in found.items() if key not in faults.by_id
-    }  # not those that came twice
-
-
-def _segments(path: Path, recordings: dict[str, str], faults: Faults) -> dict[str, _Stretch]:
-    """Utterances from lines `utterance recording start end`, in seconds; -1 is the recording's end."""
-    found = dict[str, _Stretch]()
     for number, key, value in table_lines(path, faults):
         try:
-            recording, first, last = value.split(maxsplit=3)
-            start, end = float(first), float(last)
-        except ValueError:
-            message = f"expected 'utterance recording start end', got '{key} {shortened(value)}'"
-            faults.report("segment", key, path, number, message)
-            continue
-        if recording not in recordings:
-            message = f"recording {shortened(recording)!r} of {key!r} is not in wav.scp"
-            faults.report("no recording", key, path, number, message)
-        elif not (0.0 <= start < math.inf and (end == _OPEN_END or start < end < math.inf)):
-            message = f"{key!r} needs 0 <= start < end, got start {start} and end {end}"
-            faults.report("segment", key, path, number, message)
-        else:
-            found[key] = (recordings[recording], start, None if end == _OPEN_END else end)
-    return found
-
-
-def _texts(path: Path, ids: dict[str, None], faults: Faults) -> dict[str, str]:
-    found = dict[str, str]()
-    for number, key, text in table_lines(path, faults):
-        if key in ids:
-            found[key] = text
-        else:
-            message = f"utterance {key!r} has neither a recording nor features"
-            faults.report("no recording", key, path, number, message)
-    for name in ids:
+            found[key] = parse(key, value)
+        except UtteranceError as error:
+            faults.report(error.fault.kind, key, path, number, error.fault.reason)
+    for name in needed:
         if name not in found:
-            faults.report("no transcript", name, path, 0, f"no transcript for utterance {name!r}")
-    return found
+            faults.report(kind, name, path, 0, f"{kind} for utterance {name!r}")
+    return {key: value for key, value in found.items() if key not in faults.by_id}
 
 
-def _speakers(path: Path, ids: dict[str, None], faults: Faults) -> dict[str, str]:
-    """Speakers, one word each; the table may name other utterances, too."""
-    found = dict[str, str]()
-    if not path.is_file():
-        return found
-    for number, key, speaker in table_lines(path, faults):
-        if len(speaker.split(maxsplit=1)) == 1:
-            found[key] = speaker
-        elif key in ids:
-            message = f"expected 'utterance speaker', got '{key} {shortened(speaker)}'"
-            faults.report("no speaker", key, path, number, message)
-    for name in ids:
-        if name not in found:
-            faults.report("no speaker", name, path, 0, f"no speaker for utterance {name!r}")
-    return found
+def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
+    """A path, joined to the table's folder, or a command."""
+    if not value:
+        raise UtteranceError("no recording", key, f"{key!r} has no path")
+    if is_command(value) and not allow_commands:
+        raise UtteranceError(
+            "shell command",
+            key,
+            f"{key!r} is a shell command ({shortened(value)!r}); pass allow_commands=True (--allow-commands) to run it, "
+            "if you trust this directory",
+        )
+    if is_command(value):
+        return value
+    if "|" in value and is_command(str(Path(value))):  # such as `file|/`
+        message = f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
+        raise UtteranceError("shell command", key, message)
+    return os.path.join(folder, value)  # noqa: PTH118  pathlib takes ten times as long
+
+
+def _stretch(recordings: dict[str, str], key: str, value: str) -> _Stretch:
+    """A recording, start and end in seconds; -1 is the recording's end."""
+    try:
+        recording, first, last = value.split(maxsplit=3)
+        start, end = float(first), float(last)
+    except ValueError:
+        message = f"expected 'utterance recording start end', got '{key} {shortened(value)}'"
+        raise UtteranceError("segment", key, message) from None
+    if recording not in recordings:
+        message = f"recording {shortened(recording)!r} of {key!r} is not in wav.scp"
+        raise UtteranceError("no recording", key, message)
+    if not (0.0 <= start < math.inf and (end == _OPEN_END or start < end < math.inf)):
+        message = f"{key!r} needs 0 <= start < end, got start {start} and end {end}"
+        raise UtteranceError("segment", key, message)
+    return recordings[recording], start, None if end == _OPEN_END else end
+
+
+def _words(ids: dict[str, None], key: str, value: str) -> tuple[str, ...]:
+    if key not in ids:
+        message = f"utterance {key!r} has neither a recording nor features"
+        raise UtteranceError("no recording", key, message)
+    return tuple(value.split())
+
+
+def _speaker(ids: dict[str, None], key: str, value: str) -> str:
+    """One word; the table may name other utterances, too."""
+    if key in ids and len(value.split(maxsplit=1)) != 1:
+        message = f"expected 'utterance speaker', got '{key} {shortened(value)}'"
+        raise UtteranceError("no speaker", key, message)
+    return value
 
 
 @dataclass(frozen=True)
