@@ -135,10 +135,10 @@ def count_samples(utterance: Utterance, sample_rate: int) -> int:
 @contextmanager
 def _opened(utterance: Utterance, sample_rate: int) -> Iterator[Any]:
     """The recording as a `SoundFile` of this rate; an error, also one inside the block, names the utterance."""
-    soundfile = require("soundfile", extra="recipes")
     audio = utterance.audio
     if audio is None:
         raise utterance.unusable("no recording", " has no recording")
+    soundfile = require("soundfile", extra="recipes")
     try:
         if isinstance(utterance.audio_part, Member):
             source: Any = io.BytesIO(utterance.audio_part.read())

@@ -197,7 +197,7 @@ def write_matrices(
         raise DataError(f"{archive}: expected a name that ends in .ark, without comma, colon and space")
     items = matrices.items() if isinstance(matrices, Mapping) else matrices
     count = 0
-    with replacing(archive) as file, replacing(archive.with_suffix(".scp")) as addresses:
+    with replacing(archive.with_suffix(".scp")) as addresses, replacing(archive) as file:
         for key, values in items:
             if not key or key.split() != [key]:
                 raise DataError(f"key {key!r}: expected a name without white space")
