@@ -14,7 +14,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal
@@ -139,21 +139,23 @@ def parse_json(text: str | bytes, name: str) -> Any:
         raise DataError(f"{name}: no JSON ({error})") from error
 
 
-def binary_lines(path: str | os.PathLike[str], *, longest: int = LONGEST_LINE) -> Iterator[tuple[int, bytes]]:
+def binary_lines(
+    path: str | os.PathLike[str], *, longest: int = LONGEST_LINE, opened: Callable[..., Any] = open
+) -> Iterator[tuple[int, bytes]]:
     """(number from 1, bytes with their end) of each line of a file, which is never in memory as a whole.
 
-    A line of more than `longest` bytes is a DataError.
+    A line of more than `longest` bytes is a DataError. `opened` is `open`, or `gzip.open` for a packed file.
     """
     try:
-        with Path(path).open("rb") as file:
+        with opened(path, "rb") as file:
             number = 0
             while line := file.readline(longest + 1):
                 number += 1
                 if len(line) > longest:
                     raise DataError(f"{path}:{number}: a line of more than {longest} bytes")
                 yield number, line
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
 def line_text(line: bytes, where: str) -> str:

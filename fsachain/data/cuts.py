@@ -18,7 +18,6 @@ import math
 import os
 import shlex
 import tarfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from fsachain.data.utterance import Cut, Faults, Member, Utterance, is_command, shortened
 from fsachain.errors import DataError, require
-from fsachain.files import parse_json
+from fsachain.files import binary_lines, parse_json
 
 ENDINGS = (".jsonl", ".jsonl.gz")
 # A cut of one utterance has some 50 values and 2,000 bytes; JSON of many values becomes many times its size.
@@ -78,8 +77,11 @@ def read_cuts(path: Path, allow_commands: bool, faults: Faults) -> list[Utteranc
     found: dict[str, Utterance] = {}
     for manifest in manifests:
         members = _shard_members(manifest, faults) if path.is_dir() else {}
-        for number, line in _lines(manifest):
+        opened = gzip.open if manifest.name.endswith(".gz") else open
+        for number, line in binary_lines(manifest, longest=LONGEST_LINE, opened=opened):
             name = ""
+            if not line.strip():
+                continue
             try:
                 content = _parsed(line, f"{manifest}:{number}")
                 name = content["id"]
@@ -92,20 +94,6 @@ def read_cuts(path: Path, allow_commands: bool, faults: Faults) -> list[Utteranc
                 message = f"{name!r}: {shortened(why)}" if name else shortened(why)
                 faults.report(kind, name, manifest, number, message)
     return [utterance for name, utterance in found.items() if name not in faults.by_id]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
-                if len(line) > LONGEST_LINE:
-                    raise DataError(f"{path}:{number}: a line of more than {LONGEST_LINE} bytes")
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read after line {number} ({error})") from error
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:

@@ -40,13 +40,11 @@ def read_table(table: str | os.PathLike[str], read: Reader[Value]) -> Iterator[t
     """
     name = os.fspath(table)
     prefix, colon, rest = name.partition(":")
-    kind = prefix.split(",")[0] if colon else ""
-    if kind in ("ark", "scp"):
-        name = rest
-    else:
-        kind = "scp" if name.endswith(".scp") else "ark"
+    is_script = name.endswith(".scp")
+    if colon and prefix.split(",")[0] in ("ark", "scp"):
+        name, is_script = rest, prefix.startswith("scp")
     seen = set[str]()
-    for key, value in (_read_script if kind == "scp" else read_archive)(name, read):
+    for key, value in (_read_script if is_script else read_archive)(name, read):
         if key in seen:
             raise DataError(f"{name}: the key {key[:_SHOWN]!r} occurs twice")
         seen.add(key)
