@@ -23,7 +23,7 @@ def every_command():
     context = click.Context(app)
     for name in app.list_commands(context):
         command = app.get_command(context, name)
-        assert " ".join(command.help.split("\n\n")[0].split()) == COMMANDS[name].help
+        assert " ".join(command.help.split("\n\n")[0].split()) == COMMANDS[name][1]
         for inner in getattr(command, "commands", {name: command}).values():
             yield name, inner
 

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ import click
 import torch
 from torch import nn
 
-from fsachain.cli.options import INPUT_FILE
+from fsachain.cli.options import FILE
 from fsachain.data.audio import Perturbation
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
@@ -27,6 +27,7 @@ from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError
 from fsachain.graph.supervision import DEFAULT_TOLERANCE
+from fsachain.graph.topology import Topology
 from fsachain.loss.base import check_factor
 from fsachain.nn.conformer import Conformer
 from fsachain.nn.network import Network
@@ -86,28 +87,28 @@ class NetworkSpec:
     @property
     def config(self) -> Any:
         """None where the class takes its options as keyword arguments."""
-        constructor = self._class
-        kind = _config_class(constructor)
+        kind = _config_class(self._class)
         if kind is None:
             return None
-        fields = {field.name for field in dataclasses.fields(kind)}
         for name in _DERIVED:
-            if name not in fields:
+            if name not in kind.__dataclass_fields__:
                 raise ConfigError(
                     f"network.kind: {self.kind}: {kind.__name__} has no field {name!r}; expected one"
                 )
-        return from_dict(kind, {**self.options, **self._derived}, "network")
+        return from_dict(kind, self._arguments, "network")
 
     def build(self) -> Network:
         """The network with random weights; `Class(config)`, or `Class(num_features=..., num_pdfs=..., **options)`."""
         config = self.config
         if config is None:
-            arguments = {**self.options, **self._derived}
-            _check_arguments(self.kind, self._class, arguments)
-            network = self._class(**arguments)
+            _check_arguments(self.kind, self._class, self._arguments)
+            network = self._class(**self._arguments)
         else:
             network = self._class(config)
-        _check_members(self.kind, network)
+        for name, expected in _EXPECTED.items():
+            inherited = name == "forward" and type(network).forward is nn.Module.forward
+            if inherited or not hasattr(network, name):
+                raise ConfigError(f"network.kind: {self.kind}: has no {name!r}; expected {expected}")
         return cast(Network, network)
 
     @property
@@ -137,12 +138,12 @@ class NetworkSpec:
             return self.build()
 
     @property
-    def _derived(self) -> dict[str, int]:
-        return {"num_features": self.num_features, "num_pdfs": self.num_pdfs}
+    def _arguments(self) -> dict[str, Any]:
+        return {**self.options, "num_features": self.num_features, "num_pdfs": self.num_pdfs}
 
     @cached_property
     def _class(self) -> type[nn.Module]:
-        return BUILT_IN[self.kind] if self.import_path is None else _import_class(self.kind)
+        return BUILT_IN.get(self.kind) or _import_class(self.kind)
 
 
 def _import_class(path: str) -> type[nn.Module]:
@@ -186,25 +187,15 @@ def _check_arguments(path: str, constructor: type, arguments: Mapping[str, Any])
             raise ConfigError(f"network.{name}: {path} needs this option; expected a value")
 
 
-def _check_members(path: str, network: nn.Module) -> None:
-    """Refuse a network that lacks what the rest of the package calls."""
-    for name, expected in _EXPECTED.items():
-        lacking = (
-            type(network).forward is nn.Module.forward if name == "forward" else not hasattr(network, name)
-        )
-        if lacking:
-            raise ConfigError(f"network.kind: {path}: has no {name!r}; expected {expected}")
-
-
-TOPOLOGIES = (
-    "chain",
-    "chain-one-pdf",
-    "left-to-right-3",
-    "ctc",
-    "ctc-compact",
-    "ctc-selfless",
-    "ctc-minimal",
-)
+TOPOLOGIES: dict[str, Callable[[], Topology]] = {
+    "chain": Topology.chain,
+    "chain-one-pdf": Topology.chain_one_pdf,
+    "left-to-right-3": lambda: Topology.left_to_right(3),
+    "ctc": Topology.ctc,
+    "ctc-compact": lambda: Topology.ctc("compact"),
+    "ctc-selfless": lambda: Topology.ctc("selfless"),
+    "ctc-minimal": lambda: Topology.ctc("minimal"),
+}
 CONTEXTS = ("monophone", "biphone", "tied-biphone")
 
 
@@ -232,10 +223,9 @@ class LangConfig:
     min_monophone_count: int = 20
 
     def __post_init__(self) -> None:
-        if self.topology not in TOPOLOGIES:
-            raise ConfigError(f"lang.topology: {self.topology!r} is not one of {', '.join(TOPOLOGIES)}")
-        if self.context not in CONTEXTS:
-            raise ConfigError(f"lang.context: {self.context!r} is not one of {', '.join(CONTEXTS)}")
+        for name, known in (("topology", TOPOLOGIES), ("context", CONTEXTS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"lang.{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -372,9 +362,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if not isinstance(self.network, Mapping):
             raise ConfigError(f"network: expected a table, got {self.network!r}")
-        spec = self.network_spec(num_pdfs=1)
-        if spec.import_path is None:
-            _ = spec.config  # so that a misspelt option is found before any work is done
+        if self.network_spec(num_pdfs=1).import_path is None:
+            self.network_config(num_pdfs=1)  # so that a misspelt option is found before any work is done
 
     def network_spec(self, num_pdfs: int) -> NetworkSpec:
         """The network for these features and so many pdfs; nothing is imported before it is asked for something."""
@@ -405,7 +394,7 @@ class Experiment:
 config_option = click.option(
     "--config",
     "experiment",
-    type=INPUT_FILE,
+    type=FILE,
     callback=lambda _context, _option, path: Experiment() if path is None else Experiment.read(path),
     help="YAML file of the experiment; without it every option has its default.",
 )

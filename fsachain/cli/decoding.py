@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.graphs import build_numerators, load_normalization
+from fsachain.cli.graphs import any_phones, build_numerators, normalization_option
 from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.model import AcousticModel, normalise_set
+from fsachain.cli.model import MODEL, AcousticModel, normalise_set
 from fsachain.cli.options import (
-    INPUT_DATA,
-    INPUT_FILE,
-    INPUT_FOLDER,
-    OUTPUT,
+    DATA,
+    FILE,
+    OUT,
+    Command,
+    arguments,
     counter,
-    grammar_option,
+    make_folder,
     phones_per_loop_option,
-    reasons,
+    with_reasons,
 )
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
@@ -31,20 +32,21 @@ from fsachain.decode.align import align as align_outputs
 from fsachain.decode.ctm import textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
-from fsachain.decode.rescore import Rescorer, RescoringConfig, n_best_lists
+from fsachain.decode.rescore import Rescorer, n_best_lists
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
 from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
-from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional, phone_loop
+from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.decoding import grammar_over
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.openfst import read_fst
 
 Outputs = Mapping[str, NDArray[np.float32]]
+Weights = tuple[float, float]  # LM weight, word insertion penalty
 KEYWORD_BATCH = 32
 
 
@@ -69,15 +71,56 @@ class DecodingGraphs:
         else:
             self.grammar = word_loop(lang.spoken_words, lexicon)
 
-    def build(self, lm_weight: float, word_insertion_penalty: float) -> Any:
+    def build(self, lm_weight: float, penalty: float) -> Any:
         """The graph as a pywrapfst object: input label pdf + 1, output label word id."""
+        lexicon, tree = self.lang.lexicon, self.lang.tree
         return build_decoding_graph(
-            self.lang.lexicon,
-            self.lang.tree,
-            self.grammar,
-            lm_weight=lm_weight,
-            word_insertion_penalty=word_insertion_penalty,
+            lexicon, tree, self.grammar, lm_weight=lm_weight, word_insertion_penalty=penalty
         )
+
+
+class Search(NamedTuple):
+    """What the command line says of a search; the first two are as for `DecodingGraphs`."""
+
+    arpa: Path | None
+    grammar: tuple[Path, Path] | None
+    weights: Weights
+
+    def graphs(self, lang: Lang) -> DecodingGraphs:
+        return DecodingGraphs(lang, self.arpa, self.grammar)
+
+
+def search_options(command: Command) -> Command:
+    """Give a command the options of a search, as one argument, `search`."""
+
+    @wraps(command)
+    def run(
+        *, arpa: Path | None, grammar: Any, lm_weight: float, word_insertion_penalty: float, **others: Any
+    ) -> None:
+        command(search=Search(arpa, grammar, (lm_weight, word_insertion_penalty)), **others)
+
+    added: Command = run
+    for option in (
+        click.option(
+            "--word-insertion-penalty", type=float, default=0.0, help="Cost of each word, likewise."
+        ),
+        click.option(
+            "--lm-weight",
+            type=float,
+            default=1.0,
+            help="Factor on the grammar's costs; `decode --dev` finds one.",
+        ),
+        click.option(
+            "--grammar", type=(FILE, FILE), metavar="G WORDS", help="The same as G.fst, and its words.txt."
+        ),
+        click.option(
+            "--arpa",
+            type=FILE,
+            help="Word language model; without it any word of the lexicon may follow any.",
+        ),
+    ):
+        added = option(added)
+    return added
 
 
 def check_lang(model: AcousticModel, lang: Lang) -> None:
@@ -99,51 +142,36 @@ def network_outputs(model: AcousticModel, data: DataDir, resources: Resources) -
     return usable, outputs
 
 
-def _references(data: DataDir) -> dict[str, tuple[str, ...]]:
-    return {utterance.id: utterance.words for utterance in data}
+def _references(data: DataDir, names: Outputs) -> dict[str, tuple[str, ...]]:
+    return {utterance.id: utterance.words for utterance in data if utterance.id in names}
 
 
 def _write_tuning(out: Path, result: TuningResult) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
+    (make_folder(out) / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
     (out / "tuning.json").write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
 def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[str]]) -> WerReport:
     write_text(out / "hyp.txt", hypotheses)
     speakers = {utterance.id: utterance.speaker for utterance in data}
-    report = score(_references(data), hypotheses, speakers=speakers)
+    report = score({utterance.id: utterance.words for utterance in data}, hypotheses, speakers=speakers)
     report.write(out)
     return report
 
 
 @click.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
+@arguments(model=MODEL, data=DATA, out=OUT)
 @lang_option
-@click.option(
-    "--arpa",
-    type=INPUT_FILE,
-    help="Word language model; without it every word of the lexicon may follow any.",
-)
-@grammar_option
-@click.option("--dev", type=INPUT_DATA, help="Data set on which LM weight and insertion penalty are chosen.")
-@click.option("--lm-weight", type=float, default=1.0, show_default=True, help="Where there is no --dev.")
-@click.option(
-    "--word-insertion-penalty", type=float, default=0.0, show_default=True, help="Where there is no --dev."
-)
+@search_options
+@click.option("--dev", type=DATA, help="Data set on which LM weight and insertion penalty are chosen.")
 @with_resources("scheduler", "cache", "workers", "bad_data")
 def decode(
-    model: Path,
-    data: Path,
+    model: AcousticModel,
+    data: DataDir,
     out: Path,
     lang: Lang,
-    arpa: Path | None,
-    grammar: tuple[Path, Path] | None,
-    dev: Path | None,
-    lm_weight: float,
-    word_insertion_penalty: float,
+    search: Search,
+    dev: DataDir | None,
     resources: Resources,
 ) -> None:
     """Recognise the words of a data directory, and score them against its transcripts.
@@ -153,18 +181,12 @@ def decode(
     Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
     utterances cannot be used, which are not scored.
     """
-    acoustic = AcousticModel.load(model)
-    graphs = DecodingGraphs(lang, arpa, grammar)
+    graphs, weights = search.graphs(lang), search.weights
     if dev is not None:
-        best = tune_data(acoustic, graphs, resources.read(dev), out, resources).best
-        lm_weight, word_insertion_penalty = best.lm_weight, best.word_insertion_penalty
-        click.echo(
-            f"LM weight {lm_weight:g}, word insertion penalty {word_insertion_penalty:g}: dev {best.counts}"
-        )
-    report = decode_data(
-        acoustic, graphs, resources.read(data), out, lm_weight, word_insertion_penalty, resources
-    )
-    click.echo(f"{report.total} -> {out}")
+        best = tune_data(model, graphs, dev, out, resources).best
+        weights = best.lm_weight, best.word_insertion_penalty
+        click.echo(f"LM weight {weights[0]:g}, word insertion penalty {weights[1]:g}: dev {best.counts}")
+    click.echo(f"{decode_data(model, graphs, data, out, weights, resources).total} -> {out}")
 
 
 def tune_data(
@@ -181,7 +203,7 @@ def tune_data(
     with counter("tuning") as update:
         result = tune(
             outputs,
-            {name: words for name, words in _references(data).items() if name in outputs},
+            _references(data, outputs),
             graphs.build,
             graphs.lang.lexicon.words,
             lm_weights=options.lm_weights,
@@ -200,8 +222,7 @@ def decode_data(
     graphs: DecodingGraphs,
     data: DataDir,
     out: Path,
-    lm_weight: float,
-    word_insertion_penalty: float,
+    weights: Weights,
     resources: Resources,
 ) -> WerReport:
     """Recognise and score a data set; writes hyp.txt, wer.txt and wer.json to `out`.
@@ -211,7 +232,7 @@ def decode_data(
     """
     check_lang(model, graphs.lang)
     data, outputs = network_outputs(model, data, resources)
-    graph = graphs.build(lm_weight, word_insertion_penalty)
+    graph = graphs.build(*weights)
     with counter("decoding") as update:
         found = decode_outputs(
             outputs,
@@ -226,80 +247,45 @@ def decode_data(
 
 
 @click.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("second", metavar="ARPA", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(model=MODEL, data=DATA)
+@click.argument("second", metavar="ARPA", type=FILE)
+@arguments(out=OUT)
 @lang_option
-@click.option("--dev", type=INPUT_DATA, required=True, help="Data directory on which the weights are chosen.")
-@click.option("--arpa", type=INPUT_FILE, help="Word language model of the search, as for `fsachain decode`.")
-@click.option(
-    "--lm-weight",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Of the search, as `fsachain decode` prints it.",
-)
-@click.option(
-    "--word-insertion-penalty", type=float, default=0.0, show_default=True, help="Of the search, likewise."
-)
+@click.option("--dev", type=DATA, required=True, help="Data directory on which the weights are chosen.")
+@search_options
 @with_resources("cache", "workers", "bad_data")
-def rescore(
-    model: Path,
-    data: Path,
-    second: Path,
-    out: Path,
-    lang: Lang,
-    dev: Path,
-    arpa: Path | None,
-    lm_weight: float,
-    word_insertion_penalty: float,
-    resources: Resources,
-) -> None:
+def rescore(out: Path, lang: Lang, search: Search, **options: Any) -> None:
     """Let a larger language model choose among the best word sequences.
 
-    In: MODEL, made by `fsachain train`; DATA, a Kaldi data directory; ARPA, the larger model, which the search does
-    not need to hold. Section `rescoring` of the model's configuration says how many sequences, and what is tried.
+    In: MODEL, made by `fsachain train`; DATA, a Kaldi data directory; ARPA, the larger model, which the
+    search does not need to hold; --arpa, --grammar and the weights are those of the search. Section `rescoring` of the
+    model's configuration says how many sequences, and what is tried.
 
     Out: folder OUT with hyp.txt, wer.txt, wer.json, tuning.txt and tuning.json.
     """
-    acoustic = AcousticModel.load(model)
-    report = rescore_data(
-        acoustic,
-        DecodingGraphs(lang, arpa),
-        second,
-        resources.read(dev),
-        resources.read(data),
-        out,
-        lm_weight,
-        word_insertion_penalty,
-        acoustic.experiment.rescoring,
-        resources,
-    )
+    report = rescore_data(out=out, graphs=search.graphs(lang), weights=search.weights, **options)
     click.echo(f"{report.total} -> {out}")
 
 
 def rescore_data(
     model: AcousticModel,
-    graphs: DecodingGraphs,
-    arpa: Path,
-    dev: DataDir,
-    test: DataDir,
+    data: DataDir,
+    second: Path,
     out: Path,
-    lm_weight: float,
-    word_insertion_penalty: float,
-    config: RescoringConfig,
+    dev: DataDir,
+    graphs: DecodingGraphs,
+    weights: Weights,
     resources: Resources,
 ) -> WerReport:
-    """Judge the best word sequences of the search with the model `arpa`; weights are chosen on `dev`, `test` is scored.
+    """Judge the best word sequences of the search with the ARPA model `second`; weights are chosen on `dev`.
 
-    `lm_weight` and `word_insertion_penalty` are those of the search; utterances that `resources` leaves out are not scored.
-    Writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json to `out`.
+    `weights` are those of the search; utterances that `resources` leaves out are not scored. Writes tuning.txt,
+    tuning.json, hyp.txt, wer.txt and wer.json to `out`.
     """
     check_lang(model, graphs.lang)
     lexicon = graphs.lang.lexicon
-    old, new = NgramScores(graphs.grammar), NgramScores(grammar_from_arpa(arpa, lexicon))
-    graph = graphs.build(lm_weight, word_insertion_penalty)
+    old, new = NgramScores(graphs.grammar), NgramScores(grammar_from_arpa(second, lexicon))
+    graph, config = graphs.build(*weights), model.experiment.rescoring
 
     def search(data: DataDir) -> tuple[DataDir, Rescorer]:
         usable, outputs = network_outputs(model, data, resources)
@@ -313,33 +299,23 @@ def rescore_data(
                 num_workers=resources.workers,
                 progress=update,
             )
-        return usable, Rescorer(lists, lexicon, old, lm_weight, word_insertion_penalty, new)
+        return usable, Rescorer(lists, lexicon, old, *weights, new)
 
     dev, rescorer = search(dev)
-    references = _references(dev)
+    references = {utterance.id: utterance.words for utterance in dev}
     tuned = rescorer.tune({name: references[name] for name in rescorer.names}, config)
     _write_tuning(out, tuned)
-    test, rescorer = search(test)
-    return _write_scored(out, test, rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty))
+    data, rescorer = search(data)
+    return _write_scored(out, data, rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty))
 
 
 @click.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
+@arguments(model=MODEL, data=DATA, out=OUT)
 @lang_option
-@click.option("--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`: needed for supervise.")
-@click.option("--textgrid", type=OUTPUT, help="Folder for a TextGrid of each utterance, for Praat.")
+@normalization_option(": needed for supervise")
+@click.option("--textgrid", "textgrids", type=OUT, help="Folder for a TextGrid of each utterance, for Praat.")
 @with_resources("cache", "workers", "bad_data")
-def align(
-    model: Path,
-    data: Path,
-    out: Path,
-    lang: Lang,
-    den: Path | None,
-    textgrid: Path | None,
-    resources: Resources,
-) -> None:
+def align(out: Path, **options: Any) -> None:
     """Find when each word and phone of the transcripts is said.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
@@ -348,27 +324,7 @@ def align(
     Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds);
     faults.jsonl if utterances cannot be used.
     """
-    utterances = resources.read(data)
-    summary = align_data(
-        AcousticModel.load(model),
-        lang,
-        utterances,
-        out,
-        resources,
-        normalization=None if den is None else load_normalization(lang, den),
-        textgrids=textgrid,
-    )
-    click.echo(f"{summary} -> {out}")
-
-
-@dataclass(frozen=True)
-class AlignSummary:
-    num_aligned: int
-    failed: dict[str, str]
-
-    def __str__(self) -> str:
-        head = f"{self.num_aligned} utterances aligned, {len(self.failed)} left out"
-        return reasons(head, [*self.failed.values()])
+    click.echo(f"{align_data(out=out, **options)} -> {out}")
 
 
 def align_data(
@@ -377,10 +333,9 @@ def align_data(
     data: DataDir,
     out: Path,
     resources: Resources,
-    *,
     normalization: Fsa | None = None,
     textgrids: Path | None = None,
-) -> AlignSummary:
+) -> str:
     """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
 
     With `textgrids`, a folder, also a TextGrid for each utterance, for Praat.
@@ -403,36 +358,29 @@ def align_data(
             seconds = model.timing.start_of(len(outputs[name]))
             write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
     failed |= {name: "has no frames" for name in numerators if name not in outputs}
-    return AlignSummary(
-        len(found), excluded | {name: f"utterance {name!r}: {reason}" for name, reason in failed.items()}
-    )
+    excluded |= {name: f"utterance {name!r}: {reason}" for name, reason in failed.items()}
+    return with_reasons(f"{len(found)} utterances aligned, {len(excluded)} left out", excluded)
 
 
 @click.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("words")
-@click.argument("out", type=OUTPUT)
+@arguments(model=MODEL, data=DATA, words=str, out=OUT)
 @lang_option
-@click.option(
-    "--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`; weighs both graphs by it."
-)
+@normalization_option("; weighs both graphs by it")
 @click.option(
     "--false-alarms-per-hour",
     type=click.FloatRange(min=0),
     default=0.5,
-    show_default=True,
     help="At most so many, in the utterances without the keyword.",
 )
 @phones_per_loop_option
 @with_resources("cache", "workers", "bad_data")
 def keyword(
-    model: Path,
-    data: Path,
+    model: AcousticModel,
+    data: DataDir,
     words: str,
     out: Path,
     lang: Lang,
-    den: Path | None,
+    normalization: Fsa | None,
     false_alarms_per_hour: float,
     phones_per_loop: float,
     resources: Resources,
@@ -444,14 +392,11 @@ def keyword(
 
     Out: the false-reject rate, printed; folder OUT with scores.txt (utterance, score per frame, 1 with the keyword or 0).
     """
-    utterances = resources.read(data)
-    acoustic = AcousticModel.load(model)
-    normalization = None if den is None else load_normalization(lang, den)
-    sought = words.split()
+    sought = tuple(words.split())
     if not sought:
         raise ConfigError("keyword is empty: expected its words")
-    check_lang(acoustic, lang)
-    loop = phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)
+    check_lang(model, lang)
+    loop = any_phones(lang, phones_per_loop)
     patterns: dict[str, Pattern] = {
         "keyword": [optional([loop]), *sought, optional([loop])],
         "filler": [loop],
@@ -460,20 +405,21 @@ def keyword(
         build_pattern_numerator(pattern, lang.lexicon, lang.tree, normalization=normalization, name=name).fsa
         for name, pattern in patterns.items()
     )
-    usable, outputs = network_outputs(acoustic, utterances, resources)
+    usable, outputs = network_outputs(model, data, resources)
     scores = _keyword_scores(spoken, filler, outputs)
-    has = {one.id: _contains(one.words, sought) for one in usable}
+    has = {
+        one.id: any(one.words[i : i + len(sought)] == sought for i in range(len(one.words))) for one in usable
+    }
     frames = sum(len(outputs[name]) for name, found in has.items() if not found)
-    hours = frames * acoustic.timing.frame_seconds / 3600
+    hours = frames * model.timing.frame_seconds / 3600
     accepted = [scores[name] for name, found in has.items() if found]
     others = [scores[name] for name, found in has.items() if not found]
     if not accepted or not hours:
         raise DataError(
             f"{len(accepted)} of {len(has)} utterances have the keyword {words!r}; expected some with and some without it"
         )
-    out.mkdir(parents=True, exist_ok=True)
     lines = [f"{name} {scores[name]:.6g} {int(found)}\n" for name, found in has.items()]
-    (out / "scores.txt").write_text("".join(lines), encoding="utf-8")
+    (make_folder(out) / "scores.txt").write_text("".join(lines), encoding="utf-8")
     point = false_reject_rate(accepted, others, hours, false_alarms_per_hour=false_alarms_per_hour)
     missed = round(point.false_reject_rate * len(accepted))
     click.echo(
@@ -495,8 +441,3 @@ def _keyword_scores(spoken: Fsa, filler: Fsa, outputs: Outputs) -> dict[str, flo
             row[: len(outputs[name])] = outputs[name]
         found |= zip(batch, keyword_scores(spoken, filler, scores, lengths).tolist(), strict=True)
     return found
-
-
-def _contains(words: Sequence[str], sought: Sequence[str]) -> bool:
-    sought = tuple(sought)
-    return any(tuple(words[i : i + len(sought)]) == sought for i in range(len(words) - len(sought) + 1))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,20 +13,25 @@ import numpy as np
 
 from fsachain.cli.lang import TREE, Lang, lang_option
 from fsachain.cli.options import (
-    INPUT_DATA,
-    INPUT_FILE,
-    INPUT_FOLDER,
-    OUTPUT,
+    COUNT,
+    DATA,
+    FILE,
+    FOLDER,
+    OUT,
+    Command,
+    arguments,
     counter,
+    make_folder,
     merge_option,
     phones_per_loop_option,
-    reasons,
+    with_reasons,
 )
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir, Utterance, read_table
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, input_fsa
+from fsachain.graph import patterns as pattern
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator, free_denominator
 from fsachain.graph.numerator import (
@@ -36,13 +41,6 @@ from fsachain.graph.numerator import (
     build_numerator,
     numerator_of_phones,
     save_numerators,
-)
-from fsachain.graph.patterns import (
-    LOOP,
-    build_pattern_numerator,
-    numerator_of_words,
-    parse_pattern,
-    phone_loop,
 )
 from fsachain.graph.shards import NumeratorMaker, make_shards
 from fsachain.graph.transducer import product, remove_epsilons
@@ -59,12 +57,8 @@ NORMALIZATION = "normalization.fst"
 Merge = Literal["sum", "min"]
 
 
-# denominator
-
-
 @click.command("den-graph")
-@click.argument("phone_lm", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(phone_lm=FILE, out=OUT)
 @lang_option
 @merge_option
 def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
@@ -77,29 +71,24 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
     click.echo(f"{make_denominator(lang, phone_lm, out, merge)} -> {out}")
 
 
-def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> DenominatorGraph:
+def make_denominator(lang: Lang, phone_lm: Path | None, out: Path, merge: Merge = "sum") -> DenominatorGraph:
+    """Without a phone language model the denominator accepts every sequence of pdfs."""
+    if phone_lm is None:
+        return write_denominator(lang, free_denominator(lang.tree.num_pdfs), out, merge)
     fsa = Fsa.read(phone_lm)
     try:
-        denominator = DenominatorGraph(build_denominator(fsa, lang.tree), lang.tree.num_pdfs)
+        return write_denominator(lang, build_denominator(fsa, lang.tree), out, merge)
     except GraphError as error:
         raise GraphError(f"{phone_lm}: no phone language model for these phones: {error}") from error
-    write_denominator(lang, denominator, out, merge)
-    return denominator
 
 
-def make_free_denominator(lang: Lang, out: Path) -> DenominatorGraph:
-    """The denominator accepts every sequence of pdfs."""
-    denominator = DenominatorGraph(free_denominator(lang.tree.num_pdfs), lang.tree.num_pdfs)
-    write_denominator(lang, denominator, out, "sum")
-    return denominator
-
-
-def write_denominator(lang: Lang, denominator: DenominatorGraph, out: Path, merge: Merge) -> None:
+def write_denominator(lang: Lang, fsa: Fsa, out: Path, merge: Merge) -> DenominatorGraph:
     """Write den.fst, normalization.fst and the tree they were made with, tree.npz, to the folder `out`."""
-    out.mkdir(parents=True, exist_ok=True)
-    lang.tree.save(out / TREE)
-    denominator.fsa.write(out / DENOMINATOR)
+    denominator = DenominatorGraph(fsa, lang.tree.num_pdfs)
+    lang.tree.save(make_folder(out) / TREE)
+    fsa.write(out / DENOMINATOR)
     denominator.normalization_fsa(merge).write(out / NORMALIZATION)
+    return denominator
 
 
 def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
@@ -123,61 +112,55 @@ def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
     return Fsa.read(folder / graph)
 
 
-# numerators
+def normalization_option(use: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """The option --den, for a command that also has --lang: it gets `normalization`, None without the option."""
 
-normalizing_option = click.option(
-    "--den", type=INPUT_FOLDER, help="Folder made by `fsachain den-graph`; normalises the numerators."
-)
+    def load(context: click.Context, _: click.Parameter, folder: Path | None) -> Fsa | None:
+        return None if folder is None else load_normalization(context.params["lang"], folder)
 
-
-@dataclass(frozen=True)
-class NumeratorSummary:
-    num_graphs: int
-    num_arcs: int
-    excluded: dict[str, str]
-
-    def __str__(self) -> str:
-        head = f"{self.num_graphs} numerators, {self.num_arcs} arcs, {len(self.excluded)} utterances excluded"
-        return reasons(head, [*self.excluded.values()])
+    text = f"Folder made by `fsachain den-graph`{use}."
+    return click.option("--den", "normalization", type=FOLDER, required=required, callback=load, help=text)
 
 
-def write_numerators(
-    out: Path,
-    numerators: Mapping[str, Numerator],
-    excluded: dict[str, str],
-    source: NumeratorSource = "transcripts",
-) -> NumeratorSummary:
-    if not numerators:
-        reason = next(iter(excluded.values()), "there are no utterances")
-        raise DataError(f"{out}: no numerator could be built; the first reason: {reason}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_numerators(out, numerators, source)
-    num_arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
-    return NumeratorSummary(len(numerators), num_arcs, excluded)
+normalizing_option = normalization_option("; normalises the numerators")
 
 
 @click.command("num-graphs")
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
+@arguments(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
 @with_resources("jobs", "scheduler", "bad_data", beside=True)
-def num_graphs(data: Path, out: Path, lang: Lang, den: Path | None, resources: Resources) -> None:
+def num_graphs(out: Path, **options: Any) -> None:
     """Build the numerator graph of every utterance.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
 
     Out: OUT, one npz file.
     """
-    normalization = None if den is None else load_normalization(lang, den)
-    click.echo(f"{make_numerators(lang, resources.read(data), out, normalization, resources)} -> {out}")
+    click.echo(f"{make_numerators(out=out, **options)} -> {out}")
 
 
 def make_numerators(
     lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, resources: Resources | None = None
-) -> NumeratorSummary:
+) -> str:
     """Without `normalization` the numerators are unnormalised."""
-    return write_numerators(out, *build_numerators(lang, data, normalization, resources))
+    return _write(out, *build_numerators(lang, data, normalization, resources))
+
+
+def _write(
+    out: Path,
+    numerators: Mapping[str, Numerator],
+    excluded: dict[str, str],
+    source: NumeratorSource = "transcripts",
+) -> str:
+    if not numerators:
+        reason = next(iter(excluded.values()), "there are no utterances")
+        raise DataError(f"{out}: no numerator could be built; the first reason: {reason}")
+    make_folder(out.parent)
+    save_numerators(out, numerators, source)
+    arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
+    head = f"{len(numerators)} numerators, {arcs} arcs, {len(excluded)} utterances excluded"
+    return with_reasons(head, excluded)
 
 
 def build_numerators(
@@ -193,37 +176,30 @@ def build_numerators(
     return (resources or Resources()).collect(make, items, "numerators")
 
 
-def _numerator_of_transcript(lang: Lang, normalization: Fsa | None, utterance: Utterance) -> Numerator:
-    return build_numerator(
-        utterance.words, lang.lexicon, lang.tree, normalization=normalization, name=utterance.id
-    )
+def _numerator_of_transcript(lang: Lang, normalization: Fsa | None, said: Utterance) -> Numerator:
+    return build_numerator(said.words, lang.lexicon, lang.tree, normalization=normalization, name=said.id)
 
 
 @click.command("num-tables")
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
+@arguments(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
-@click.option(
-    "--shard-size", type=click.IntRange(min=1), default=2000, show_default=True, help="Utterances per file."
-)
+@click.option("--shard-size", type=COUNT, default=2000, help="Utterances per file.")
 @with_resources("jobs", "scheduler", "bad_data")
 def num_tables(
-    data: Path, out: Path, lang: Lang, den: Path | None, shard_size: int, resources: Resources
+    data: DataDir, out: Path, lang: Lang, normalization: Fsa | None, shard_size: int, resources: Resources
 ) -> None:
-    """Build and compile the numerators of a large corpus; a run that was broken off continues where it stood.
+    """Build and compile the numerators of a large corpus; continues where an earlier run stood.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
 
     Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
     """
-    normalization = None if den is None else load_normalization(lang, den)
-    maker = NumeratorMaker(lang.lexicon, lang.tree, normalization)
-    said = [(utterance.id, utterance.words) for utterance in resources.read(data)]
+    said = [(utterance.id, utterance.words) for utterance in data]
     with counter("numerators") as update:
         summary = make_shards(
             said,
-            maker,
+            NumeratorMaker(lang.lexicon, lang.tree, normalization),
             out,
             shard_size=shard_size,
             jobs=resources.jobs,
@@ -234,14 +210,13 @@ def num_tables(
 
 
 @click.command("num-patterns")
-@click.argument("patterns", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(patterns=FILE, out=OUT)
 @lang_option
 @normalizing_option
 @click.option(
     "--part",
     "parts",
-    type=(str, INPUT_FILE),
+    type=(str, FILE),
     multiple=True,
     metavar="NAME FST",
     help="Acceptor over phones that NAME stands for in the patterns, such as '<spell>' phone_lm.fst.",
@@ -252,7 +227,7 @@ def num_patterns(
     patterns: Path,
     out: Path,
     lang: Lang,
-    den: Path | None,
+    normalization: Fsa | None,
     parts: tuple[tuple[str, Path], ...],
     phones_per_loop: float,
     resources: Resources,
@@ -265,8 +240,7 @@ def num_patterns(
 
     Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
     """
-    normalization = None if den is None else load_normalization(lang, den)
-    known = {LOOP: phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)}
+    known = {pattern.LOOP: any_phones(lang, phones_per_loop)}
     for name, path in parts:
         graph = read_value(path, read_fst)
         try:
@@ -275,7 +249,12 @@ def num_patterns(
             raise DataError(f"{path}: no acceptor over phones: {error}") from error
     lines = [(name, (name, text)) for name, (_, text) in read_table(patterns).items()]
     made = resources.collect(partial(_numerator_of_pattern, lang, known, normalization), lines, "numerators")
-    click.echo(f"{write_numerators(out, *made, 'graphs')} -> {out}")
+    click.echo(f"{_write(out, *made, 'graphs')} -> {out}")
+
+
+def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
+    """One phone or more, of any kind."""
+    return pattern.phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)
 
 
 def _numerator_of_pattern(
@@ -283,34 +262,34 @@ def _numerator_of_pattern(
 ) -> Numerator:
     name, text = named
     try:
-        pattern = parse_pattern(text, parts)
+        found = pattern.parse_pattern(text, parts)
+        if not found:
+            raise GraphError("the pattern is empty: a numerator needs at least one word")
     except GraphError as error:
         raise GraphError(f"utterance {name!r}: {error}") from error
-    if not pattern:
-        raise GraphError(f"utterance {name!r}: the pattern is empty: a numerator needs at least one word")
-    return build_pattern_numerator(pattern, lang.lexicon, lang.tree, normalization=normalization, name=name)
+    return pattern.build_pattern_numerator(
+        found, lang.lexicon, lang.tree, normalization=normalization, name=name
+    )
 
 
 @click.command("num-fsts")
-@click.argument("table")
-@click.argument("out", type=OUTPUT)
+@arguments(table=str, out=OUT)
 @lang_option
 @normalizing_option
 @click.option(
     "--labels",
     type=click.Choice(["words", "phones", "pdfs", "transition-ids"]),
     default="words",
-    show_default=True,
     help="What input labels mean; pdfs as pdf + 1, transition ids with --model.",
 )
-@click.option("--words", type=INPUT_FILE, help="words.txt of the graphs; without it that of --lang.")
-@click.option("--model", type=INPUT_FILE, help="0.trans_mdl or final.mdl, for transition ids.")
+@click.option("--words", type=FILE, help="words.txt of the graphs; without it that of --lang.")
+@click.option("--model", type=FILE, help="0.trans_mdl or final.mdl, for transition ids.")
 @with_resources("jobs", "scheduler")
 def num_fsts(
     table: str,
     out: Path,
     lang: Lang,
-    den: Path | None,
+    normalization: Fsa | None,
     labels: str,
     words: Path | None,
     model: Path | None,
@@ -328,17 +307,11 @@ def num_fsts(
         raise ConfigError(
             f"labels = {labels!r}, model = {model}: transition ids need their model, others have none"
         )
-    make = partial(
-        _numerator_of_graph,
-        lang,
-        None if den is None else load_normalization(lang, den),
-        labels,
-        lang.lexicon.words if words is None else read_symbols(words),
-        None if model is None else read_transition_model(model),
-    )
+    symbols = lang.lexicon.words if words is None else read_symbols(words)
+    transitions = None if model is None else read_transition_model(model)
+    make = partial(_numerator_of_graph, lang, normalization, labels, symbols, transitions)
     items = [(name, (name, graph)) for name, graph in read_archive(table, read_fst)]
-    made = resources.collect(make, items, "numerators")
-    click.echo(f"{write_numerators(out, *made, 'graphs')} -> {out}")
+    click.echo(f"{_write(out, *resources.collect(make, items, 'numerators'), 'graphs')} -> {out}")
 
 
 def _numerator_of_graph(
@@ -355,7 +328,7 @@ def _numerator_of_graph(
     try:
         if labels == "words":
             spoken = grammar_over(graph, words, lang.lexicon.words)
-            return numerator_of_words(spoken, lang.lexicon, lang.tree, **options)
+            return pattern.numerator_of_words(spoken, lang.lexicon, lang.tree, **options)
         if model is not None:
             graph = pdf_graph(graph, model)
         plain = remove_epsilons(graph, range(len(graph.src)))[0]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fsachain.cli.options import INPUT_FILE, INPUT_PATH, OUTPUT, seed_option
+from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, arguments, make_folder, seed_option
 from fsachain.decode.wer import read_text
 from fsachain.decode.wer import score as score_words
 from fsachain.errors import DataError, GraphError
@@ -28,23 +29,34 @@ DIFFERENT = 1  # exit status of `equivalent`
 GRAPHS = (".fst", ".txt")
 SAFETENSORS = ".safetensors"
 
+
+def read_graph(path: Path) -> Fsa:
+    """An acceptor over pdfs from an OpenFst file or AT&T text, told apart by content."""
+    return Fsa.read(path) if open_file(path).peek(len(MAGIC)) == MAGIC else Fsa.from_text(path)
+
+
+GRAPH = Read(read_graph)
+
+speakers_option = click.option(
+    "--utt2spk",
+    "speakers",
+    type=Read(lambda path: {name: words[0] for name, words in read_text(path).items() if words}),
+    help="Kaldi's table of speakers, for a table of theirs.",
+)
 semiring_option = click.option(
     "--semiring",
     type=click.Choice(["log", "tropical"]),
     required=True,
     help="Weights of all paths of a sequence added up, or the best of them.",
 )
-mean_frames_option = click.option(
-    "--mean-frames", type=click.IntRange(min=1), default=50, show_default=True, help="Length of the paths."
-)
+mean_frames_option = click.option("--mean-frames", type=COUNT, default=50, help="Length of the paths.")
 
 
 @click.command()
-@click.argument("reference", type=INPUT_FILE)
-@click.argument("hypothesis", type=INPUT_FILE)
-@click.option("--utt2spk", type=INPUT_FILE, help="Kaldi's table of speakers, for a table of theirs.")
-@click.option("--out", type=OUTPUT, help="Folder for wer.txt and wer.json.")
-def score(reference: Path, hypothesis: Path, utt2spk: Path | None, out: Path | None) -> None:
+@arguments(reference=FILE, hypothesis=FILE)
+@speakers_option
+@click.option("--out", type=OUT, help="Folder for wer.txt and wer.json.")
+def score(reference: Path, hypothesis: Path, speakers: dict[str, str] | None, out: Path | None) -> None:
     """Compare two transcripts.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
@@ -52,9 +64,6 @@ def score(reference: Path, hypothesis: Path, utt2spk: Path | None, out: Path | N
     Out: the word error rate, the table of speakers and every wrong utterance, printed;
     with --out also as files.
     """
-    speakers = None
-    if utt2spk is not None:
-        speakers = {name: words[0] for name, words in read_text(utt2spk).items() if words}
     references = read_text(reference)
     if not references:
         raise DataError(f"{reference}: no utterances; expected lines of an utterance and its words")
@@ -65,7 +74,7 @@ def score(reference: Path, hypothesis: Path, utt2spk: Path | None, out: Path | N
 
 
 @click.command()
-@click.argument("path", type=INPUT_PATH)
+@arguments(path=PATH)
 def info(path: Path) -> None:
     """Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.
 
@@ -91,19 +100,12 @@ def info(path: Path) -> None:
     click.echo(text)
 
 
-def read_graph(path: Path) -> Fsa:
-    """An acceptor over pdfs from an OpenFst file or AT&T text, told apart by content."""
-    return Fsa.read(path) if open_file(path).peek(len(MAGIC)) == MAGIC else Fsa.from_text(path)
-
-
 def _describe_shards(path: Path) -> str:
     files = TableShards(path).files if path.is_dir() else [TableFile(path)]
     num_bytes = sum(Path(file.path).stat().st_size for file in files)
     excluded = sum(len(file.facts.get("excluded", ())) for file in files)
-    return (
-        f"compiled tables: {sum(map(len, files))} in {len(files)} files, {num_bytes:,} bytes, {excluded} utterances "
-        "excluded"
-    )
+    sizes = f"{sum(map(len, files))} in {len(files)} files, {num_bytes:,} bytes"
+    return f"compiled tables: {sizes}, {excluded} utterances excluded"
 
 
 def _describe_numerators(path: Path) -> str:
@@ -153,9 +155,8 @@ def _describe_folder(path: Path) -> str:
     if not cuts and (path / LEXICON).is_file():
         lang = load_lang(path)
         lexicon, tree = lang.lexicon, lang.tree
-        num_pronunciations = sum(len(entries) for entries in lexicon.pronunciations)
         return (
-            f"language folder: {len(lexicon.words)} words, {num_pronunciations} pronunciations\n"
+            f"language folder: {len(lexicon.words)} words, {sum(map(len, lexicon.pronunciations))} pronunciations\n"
             f"phones: {len(lexicon.phones)}, silence {lexicon.silence} ({lexicon.silence_prob:g})\n"
             f"pdfs: {tree.num_pdfs}, context of {tree.context_width} phones"
         )
@@ -170,105 +171,82 @@ def _describe_folder(path: Path) -> str:
 
 
 @click.command()
-@click.argument("first", type=INPUT_FILE)
-@click.argument("second", type=INPUT_FILE)
-@click.option(
-    "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Paths drawn from each."
-)
+@arguments(first=GRAPH, second=GRAPH)
+@click.option("--count", type=COUNT, default=100, help="Paths drawn from each.")
 @mean_frames_option
-@click.option("--tolerance", type=float, default=1e-4, show_default=True, help="Relative to max(1, |score|).")
+@click.option("--tolerance", type=float, default=1e-4, help="Relative to max(1, |score|).")
 @semiring_option
 @seed_option
 @click.pass_context
-def equivalent(
-    context: click.Context,
-    first: Path,
-    second: Path,
-    count: int,
-    mean_frames: int,
-    tolerance: float,
-    semiring: str,
-    seed: int,
-) -> None:
+def equivalent(context: click.Context, first: Fsa, second: Fsa, **options: Any) -> None:
     """Compare two graphs by the scores of random sequences that each accepts.
 
     In: FIRST and SECOND, OpenFst files or AT&T text: acceptors over pdfs.
 
     Out: the largest difference and where it was found, printed; exit status 1 if it is beyond the tolerance.
     """
-    found = algorithms.equivalent(
-        read_graph(first),
-        read_graph(second),
-        count=count,
-        semiring=semiring,
-        tolerance=tolerance,
-        seed=seed,
-        mean_frames=mean_frames,
-    )
+    found = algorithms.equivalent(first, second, **options)
     click.echo(str(found))
     context.exit(0 if found else DIFFERENT)
 
 
 @click.command("random-paths")
-@click.argument("graph", type=INPUT_FILE)
-@click.option("--count", type=click.IntRange(min=1), default=10, show_default=True, help="Paths to draw.")
+@arguments(graph=GRAPH)
+@click.option("--count", type=COUNT, default=10, help="Paths to draw.")
 @mean_frames_option
 @seed_option
-def random_paths(graph: Path, count: int, mean_frames: int, seed: int) -> None:
+def random_paths(graph: Fsa, count: int, mean_frames: int, seed: int) -> None:
     """Draw random accepted paths.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
 
     Out: one line for each path, printed: the score of its sequence over all paths, then its pdfs.
     """
-    fsa = read_graph(graph)
-    sequence_score = algorithms.SequenceScorer(fsa)
-    for path in algorithms.random_paths(fsa, count, seed=seed, mean_frames=mean_frames):
-        pdfs = fsa.pdf[path]
+    sequence_score = algorithms.SequenceScorer(graph)
+    for path in algorithms.random_paths(graph, count, seed=seed, mean_frames=mean_frames):
+        pdfs = graph.pdf[path]
         click.echo(f"{sequence_score(pdfs):.6g}\t{' '.join(map(str, pdfs.tolist()))}")
 
 
 @click.command()
-@click.argument("graph", type=INPUT_FILE)
-def dot(graph: Path) -> None:
+@arguments(graph=GRAPH)
+def dot(graph: Fsa) -> None:
     """Print a small graph for Graphviz: fsachain dot den.fst | dot -Tsvg > den.svg.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
 
     Out: Graphviz text, printed.
     """
-    click.echo(algorithms.to_dot(read_graph(graph)), nl=False)
+    click.echo(algorithms.to_dot(graph), nl=False)
 
 
 @click.command()
-@click.argument("graph", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(graph=GRAPH, out=OUT)
 @semiring_option
-def determinize(graph: Path, out: Path, semiring: str) -> None:
+def determinize(graph: Fsa, out: Path, semiring: str) -> None:
     """Give each accepted sequence one path, with its score in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs, acyclic or deterministic already.
 
     Out: OUT, an OpenFst acceptor.
     """
-    _write(algorithms.determinize(read_graph(graph), semiring=semiring), out)
+    _write(algorithms.determinize(graph, semiring=semiring), out)
 
 
 @click.command()
-@click.argument("graph", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(graph=GRAPH, out=OUT)
 @semiring_option
-def minimize(graph: Path, out: Path, semiring: str) -> None:
+def minimize(graph: Fsa, out: Path, semiring: str) -> None:
     """Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
 
     Out: OUT, an OpenFst acceptor.
     """
-    _write(algorithms.minimize(read_graph(graph), semiring=semiring), out)
+    _write(algorithms.minimize(graph, semiring=semiring), out)
 
 
 def _write(fsa: Fsa, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     fsa.write(out)
     click.echo(f"{fsa.num_states} states, {fsa.num_arcs} arcs -> {out}")

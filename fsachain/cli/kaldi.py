@@ -1,22 +1,36 @@
-"""The commands `fsachain kaldi ...`: files of Kaldi in, files for Kaldi out."""
+"""The commands `fsachain kaldi ...`: files of Kaldi in, files for Kaldi out; printed; and our objective beside its log."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
+from fsachain.backends.dispatch import forward_backward
+from fsachain.batch import TableBatch
 from fsachain.cli.decoding import network_outputs
 from fsachain.cli.graphs import Merge, write_denominator
-from fsachain.cli.kaldi_inspect import objf, show
-from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.language_models import PhoneLmSummary, write_fsa
-from fsachain.cli.model import AcousticModel
-from fsachain.cli.options import INPUT_DATA, INPUT_FILE, INPUT_FOLDER, OUTPUT, jobs_option, merge_option
+from fsachain.cli.lang import Lang, lang_option, write_phone_lm
+from fsachain.cli.model import MODEL, AcousticModel
+from fsachain.cli.options import (
+    COUNT,
+    DATA,
+    FILE,
+    FOLDER,
+    OUT,
+    arguments,
+    jobs_option,
+    make_folder,
+    merge_option,
+    track,
+)
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.supervision import supervise_by_lattices
+from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.decode.ctm import CtmEntry, write_ctm
 from fsachain.decode.decoder import decode
@@ -29,13 +43,31 @@ from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.decoding import pdf_graph
+from fsachain.kaldi.examples import ChainExample, read_example
+from fsachain.kaldi.lattice import CompactLattice, read_lattice
 from fsachain.kaldi.symbols import read_symbols
-from fsachain.kaldi.transitions import read_transition_model
-from fsachain.kaldi.tree import read_context_tree
-from fsachain.kaldi.values import read_alignment, read_matrix, write_matrices
-from fsachain.openfst import read_fst
+from fsachain.kaldi.training_log import read_objective
+from fsachain.kaldi.transitions import read_topology, read_transition_model
+from fsachain.kaldi.tree import read_context_tree, read_tree
+from fsachain.kaldi.values import (
+    Floats,
+    read_alignment,
+    read_matrix,
+    read_posterior,
+    read_vector,
+    write_matrices,
+)
+from fsachain.openfst import Transducer, read_fst
+from fsachain.stream import Cursor
+from fsachain.table import compile_table
 
 MODELS = ("0.trans_mdl", "final.mdl")
+DIFFERENT = 1  # exit status of `objf`
+CLAMP = 30.0  # Kaldi's denominator takes scores within +-30
+PRINTED = 1e-5  # relative: logs have six digits
+IMPOSSIBLE_OBJF = -10.0  # what Kaldi counts per frame where a numerator has no path
+
+Lines = Iterable[str]
 
 
 @click.group()
@@ -43,16 +75,13 @@ def kaldi() -> None:
     """Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."""
 
 
-for command in (objf, show, supervise_by_lattices):
-    kaldi.add_command(command)
+kaldi.add_command(supervise_by_lattices)
 
 
 @kaldi.command("lang")
-@click.argument("lexicon", type=INPUT_FILE)
-@click.argument("model_dir", type=INPUT_FOLDER)
-@click.argument("out", type=OUTPUT)
-@click.option("--silence", default="SIL", show_default=True, help="Phone that may stand between words.")
-@click.option("--silence-prob", type=float, default=0.5, show_default=True, help="At each such place.")
+@arguments(lexicon=FILE, model_dir=FOLDER, out=OUT)
+@click.option("--silence", default="SIL", help="Phone that may stand between words.")
+@click.option("--silence-prob", type=float, default=0.5, help="At each such place.")
 @click.option("--oov", help="Word that stands for all that the lexicon lacks.")
 def import_lang(
     lexicon: Path, model_dir: Path, out: Path, silence: str, silence_prob: float, oov: str | None
@@ -71,14 +100,13 @@ def import_lang(
         raise DataError(f"{model_dir}: no {' or '.join(MODELS)}")
     phones = read_phones(model_dir / "phones.txt")
     words = Lexicon.read(lexicon, silence=silence, silence_prob=silence_prob, oov=oov, phones=phones)
-    made = Lang(words, read_context_tree(model_dir / "tree", model, phones))
-    made.save(out)
-    click.echo(f"{made} -> {out}")
+    lang = Lang(words, read_context_tree(model_dir / "tree", model, phones))
+    lang.save(out)
+    click.echo(f"{lang} -> {out}")
 
 
 @kaldi.command("den")
-@click.argument("den", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(den=FILE, out=OUT)
 @lang_option
 @merge_option
 def import_den(den: Path, out: Path, lang: Lang, merge: Merge) -> None:
@@ -88,24 +116,16 @@ def import_den(den: Path, out: Path, lang: Lang, merge: Merge) -> None:
 
     Out: folder OUT with den.fst and normalization.fst, as `fsachain den-graph` makes it.
     """
-    denominator = DenominatorGraph(Fsa.read(den), lang.tree.num_pdfs)
-    write_denominator(lang, denominator, out, merge)  # the normalization is computed, not read
-    click.echo(f"{denominator} -> {out}")
+    # The normalization is computed, not read.
+    click.echo(f"{write_denominator(lang, Fsa.read(den), out, merge)} -> {out}")
 
 
 @kaldi.command("phone-lm")
-@click.argument("phones")
-@click.argument("out", type=OUTPUT)
-@click.option("--ngram-order", type=click.IntRange(min=2), default=4, show_default=True, help="As in Kaldi.")
-@click.option(
-    "--num-extra-lm-states", type=click.IntRange(min=0), default=1000, show_default=True, help="As in Kaldi."
-)
-@click.option(
-    "--no-prune-ngram-order", type=click.IntRange(min=1), default=3, show_default=True, help="As in Kaldi."
-)
-def phone_lm(
-    phones: str, out: Path, ngram_order: int, num_extra_lm_states: int, no_prune_ngram_order: int
-) -> None:
+@arguments(phones=str, out=OUT)
+@click.option("--ngram-order", type=click.IntRange(min=2), default=4, help="As in Kaldi.")
+@click.option("--num-extra-lm-states", type=click.IntRange(min=0), default=1000, help="As in Kaldi.")
+@click.option("--no-prune-ngram-order", type=COUNT, default=3, help="As in Kaldi.")
+def phone_lm(phones: str, out: Path, **options: int) -> None:
     """Estimate a phone language model as chain-est-phone-lm does, arc for arc.
 
     In: PHONES, an archive of phone ids by utterance, such as ali-to-phones writes.
@@ -115,25 +135,16 @@ def phone_lm(
     sequences = [ids.tolist() for _, ids in read_table(phones, read_alignment)]
     if not sequences:
         raise DataError(f"{phones}: no sequence of phones")
-    fsa = estimate_phone_lm(
-        sequences,
-        ngram_order=ngram_order,
-        num_extra_lm_states=num_extra_lm_states,
-        no_prune_ngram_order=no_prune_ngram_order,
-    )
-    click.echo(f"{PhoneLmSummary(write_fsa(out, fsa), {})} -> {out}")
+    click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options), {})} -> {out}")
 
 
 @kaldi.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("phones", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(model=FILE, phones=FILE, out=OUT)
 @click.argument("alignments", nargs=-1, required=True)
 @click.option(
     "--frame-shift",
     type=float,
     default=0.01,
-    show_default=True,
     help="Seconds for each frame of the alignments: 0.03 for chain models that see one frame in three.",
 )
 def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame_shift: float) -> None:
@@ -167,26 +178,8 @@ def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame
     click.echo(f"{len(seen)} utterances -> {out}")
 
 
-@dataclass(frozen=True)
-class ExampleSummary:
-    num_examples: int
-    num_features: int
-    num_pdfs: int
-    subsampling: int
-    num_speaker_vectors: int
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.num_examples} examples of {self.num_features} features and {self.num_pdfs} pdfs, one output for "
-            f"{self.subsampling} frames"
-        )
-        if self.num_speaker_vectors:
-            text += f"; {self.num_speaker_vectors} speaker vectors left out, our networks take none"
-        return text
-
-
 @kaldi.command()
-@click.argument("out", type=OUTPUT)
+@arguments(out=OUT)
 @click.argument("examples", nargs=-1, required=True)
 def egs(out: Path, examples: tuple[str, ...]) -> None:
     """Take over chain examples, end-to-end or made from alignments, merged or not.
@@ -225,38 +218,35 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
             speakers += found.speaker_vector is not None
     if not features:
         raise DataError(f"{', '.join(examples)}: no example")
-    data = (out / "data").resolve()
-    data.mkdir(parents=True, exist_ok=True)
+    data = make_folder((out / "data").resolve())
     write_matrices(data / "feats.ark", features)
     (data / "text").write_text("".join(f"{name}\n" for name in features), encoding="utf-8")
     save_chunks(out / "chunks.npz", chunks)
-    click.echo(f"{ExampleSummary(len(features), *kinds.pop(), speakers)} -> {out}")
+    width, num_pdfs, subsampling = kinds.pop()
+    text = f"{len(features)} examples of {width} features and {num_pdfs} pdfs, one output for {subsampling} frames"
+    if speakers:
+        text += f"; {speakers} speaker vectors left out, our networks take none"
+    click.echo(f"{text} -> {out}")
 
 
 @kaldi.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
+@arguments(model=MODEL, data=DATA, out=OUT)
 @with_resources("cache", "workers", "bad_data", beside=True)
-def outputs(model: Path, data: Path, out: Path, resources: Resources) -> None:
+def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources) -> None:
     """Write network outputs for Kaldi's own decoders, such as latgen-faster-mapped.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
 
     Out: OUT, a matrix archive (.ark), and an scp file beside it.
     """
-    _, found = network_outputs(AcousticModel.load(model), resources.read(data), resources)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    _, found = network_outputs(model, data, resources)
+    make_folder(out.parent)
     click.echo(f"{write_matrices(out, found)} utterances -> {out}")
 
 
 @kaldi.command("decode")
-@click.argument("matrices")
-@click.argument("hclg", type=INPUT_FILE)
-@click.argument("model", type=INPUT_FILE)
-@click.argument("words", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
-@click.option("--acoustic-scale", type=float, default=1.0, show_default=True, help="1.0 for chain models.")
+@arguments(matrices=str, hclg=FILE, model=FILE, words=FILE, out=OUT)
+@click.option("--acoustic-scale", type=float, default=1.0, help="1.0 for chain models.")
 @jobs_option
 def decode_archive(
     matrices: str, hclg: Path, model: Path, words: Path, out: Path, acoustic_scale: float, jobs: int
@@ -271,6 +261,249 @@ def decode_archive(
     graph = pdf_graph(read_value(hclg, read_fst), read_transition_model(model)).to_openfst()
     scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, read_matrix)}
     found = decode(scores, graph, read_symbols(words), num_workers=jobs)
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "hyp.txt", {name: hypothesis.words for name, hypothesis in found.items()})
+    write_text(make_folder(out) / "hyp.txt", {name: result.words for name, result in found.items()})
     click.echo(f"{len(found)} utterances -> {out}")
+
+
+# Text as copy-feats, copy-int-vector, copy-post, fstcopy and show-transitions print it with `ark,t:-`.
+
+
+def _number(value: float) -> str:
+    return f"{value:.7g}"
+
+
+def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _matrix(key: str, matrix: Floats) -> Lines:
+    rows = ["  " + " ".join(map(_number, row)) for row in matrix.tolist()]
+    return [f"{key}  [", *rows[:-1], f"{rows[-1] if rows else ''} ]"]
+
+
+def _posterior(key: str, posterior: list[list[tuple[int, float]]]) -> Lines:
+    frames = ("".join(f"{label} {_number(weight)} " for label, weight in frame) for frame in posterior)
+    return [f"{key} {' '.join(f'[ {frame}]' for frame in frames)}"]
+
+
+def _fst_lines(fst: Transducer) -> Lines:
+    """AT&T text, the start state's lines first, with costs."""
+    arcs: list[list[str]] = [[] for _ in range(fst.num_states)]
+    for *fields, log_prob in _rows((fst.src, fst.dst, fst.ilabel, fst.olabel, fst.log_prob)):
+        arcs[fields[0]].append("\t".join([*map(str, fields), _number(0.0 - log_prob)]))
+    for state in [fst.start, *(state for state in range(fst.num_states) if state != fst.start)]:
+        yield from arcs[state]
+        if fst.final_log_prob[state] > -math.inf:
+            yield f"{state}\t{_number(0.0 - fst.final_log_prob[state])}"
+
+
+def _lattice(key: str, compact: CompactLattice) -> Lines:
+    yield key
+    found = compact.expanded()
+    labels = (found.src, found.dst, found.transition, found.word)
+    for *fields, graph, acoustic in _rows((*labels, found.graph_cost, found.acoustic_cost)):
+        yield "\t".join([*map(str, fields), f"{_number(graph)},{_number(acoustic)}"])
+    for state in np.flatnonzero(found.final_graph_cost < math.inf).tolist():
+        yield f"{state}\t{_number(found.final_graph_cost[state])},{_number(found.final_acoustic_cost[state])}"
+    yield ""
+
+
+def _example(key: str, example: ChainExample) -> Lines:
+    for part in example.inputs:
+        rows, columns = part.features.shape
+        times = part.indexes.t
+        yield f"{key} input {part.name}: {rows} rows of {columns}, times {times.min()} to {times.max()}"
+    for output in example.outputs:
+        arcs = sum(fsa.num_arcs for fsa in output.fsas)
+        kind = "end-to-end" if output.end_to_end else "from alignments"
+        yield (
+            f"{key} output {output.name}: {output.num_sequences} sequences of {output.frames_per_sequence} frames, "
+            f"{output.label_dim} pdfs, weight {_number(output.weight)}, {kind}, {len(output.fsas)} graphs, {arcs} arcs"
+        )
+
+
+def _model(path: str) -> Lines:
+    model = read_transition_model(path)
+    table = model.transitions
+    yield f"{model.num_phones} phones, {model.num_pdfs} pdfs, {len(table.pdf) - 1} transition ids"
+    yield "transition\tphone\tstate\tpdf\tself-loop\tlast\tlog-prob"
+    for number in range(1, len(table.pdf)):
+        marks = ("yes" if mark[number] else "no" for mark in (table.is_self_loop, table.is_final))
+        fields = [number, table.phone[number], table.hmm_state[number], table.pdf[number], *marks]
+        yield "\t".join([*map(str, fields), _number(model.log_probs[number])])
+
+
+def _topology(path: str) -> Lines:
+    for phone, states in sorted(read_topology(path).items()):
+        for number, state in enumerate(states[:-1]):
+            ways = ", ".join(f"{target} ({_number(prob)})" for target, prob in state.transitions)
+            classes = f"pdf classes {state.forward_class} and {state.self_loop_class}"
+            yield f"phone {phone}, state {number}: {classes}, to {ways}"
+
+
+def _tree(path: str) -> Lines:
+    tree = read_tree(path)
+    yield f"context-width {tree.context_width}"
+    yield f"central-position {tree.central_position}"
+    yield f"num-pdfs {tree.decisions.num_pdfs}"
+
+
+_TABLES: dict[str, tuple[Callable[[Cursor], Any], Callable[[str, Any], Lines]]] = {
+    "matrix": (read_matrix, _matrix),
+    "vector": (read_vector, lambda key, values: [f"{key}  [ {' '.join(map(_number, values.tolist()))} ]"]),
+    "alignment": (read_alignment, lambda key, values: [f"{key} {' '.join(map(str, values.tolist()))}"]),
+    "posterior": (read_posterior, _posterior),
+    "fst": (read_fst, lambda key, fst: [key, *_fst_lines(fst), ""]),
+    "lattice": (read_lattice, _lattice),
+    "example": (read_example, _example),
+}
+_FILES: dict[str, Callable[[str], Lines]] = {
+    "fst-file": lambda path: _fst_lines(read_value(Path(path), read_fst)),
+    "model": _model,
+    "topo": _topology,
+    "tree": _tree,
+}
+
+
+@kaldi.command()
+@arguments(kind=click.Choice([*_TABLES, *_FILES]), source=str)
+def show(kind: str, source: str) -> None:
+    """Print a file of Kaldi as text.
+
+    In: KIND and SOURCE: an archive or scp file of matrices, vectors, alignments, posteriors, FSTs, lattices or chain
+    examples; or one FST, transition model, topo or tree. The lattices are those of lat.*.gz, the model 0.trans_mdl or
+    final.mdl.
+
+    Out: text, printed: archives as Kaldi's ark,t:- does, FSTs in AT&T form, of examples a line for each input and output.
+    """
+    if kind in _FILES:
+        texts: Iterable[Lines] = [_FILES[kind](source)]
+    else:
+        read, write = _TABLES[kind]
+        texts = (write(key, value) for key, value in read_table(source, read))
+    for text in texts:
+        for line in text:
+            click.echo(line)
+
+
+class ExampleObjf(NamedTuple):
+    """log Z of numerator and denominator of one example, and what its objectives are made of.
+
+    `clamped_den_log_prob` is that of scores clamped to +-30, `squares` the sum of the squared scores; `ok` means that
+    numerator and denominator have a path.
+    """
+
+    name: str
+    num_frames: int
+    weight: float
+    num_log_prob: float
+    den_log_prob: float
+    clamped_den_log_prob: float
+    squares: float
+    ok: bool
+
+    @property
+    def kaldi_objf(self) -> float:
+        """As Kaldi counts an end-to-end example: scores clamped in the denominator, the numerator's value not weighted."""
+        if not self.ok:
+            return IMPOSSIBLE_OBJF * self.weight * self.num_frames
+        return self.num_log_prob - self.weight * self.clamped_den_log_prob
+
+    def __str__(self) -> str:
+        objf = (self.num_log_prob - self.den_log_prob) / self.num_frames
+        values = "\t".join(f"{value:.6g}" for value in (*self[1:5], objf))
+        return f"{self.name}\t{values}\t{'ok' if self.ok else 'impossible'}"
+
+
+def example_objfs(
+    examples: str, outputs: str, den: Path, leaky_hmm_coefficient: float
+) -> Iterator[ExampleObjf]:
+    scores = dict(read_table(outputs, read_matrix))
+    graph: DenominatorGraph | None = None
+    for example in track(list(read_examples(examples)), "examples"):
+        name, window = example.example.id, example.example.window
+        if name not in scores:
+            raise DataError(f"{outputs}: no outputs for the example {name!r}")
+        matrix = scores[name]
+        assert window is not None
+        expected = (window.length, example.num_pdfs)
+        if matrix.shape != expected:
+            raise DataError(
+                f"{outputs}: outputs of {name!r} are {list(matrix.shape)}; expected {list(expected)}"
+            )
+        graph = graph or DenominatorGraph(Fsa.read(den), example.num_pdfs)
+        numerator = TableBatch.pack([compile_table(example.numerator, example.num_pdfs)])
+        num = forward_backward(numerator, matrix[None])
+        pair = np.stack([matrix, matrix.clip(-CLAMP, CLAMP)])
+        both = forward_backward(graph.batch(2), pair, leaky_hmm_coefficient=leaky_hmm_coefficient)
+        log_prob, den_log_prob, clamped = map(float, (num.log_prob[0], *both.log_prob))
+        squares = float(np.square(matrix, dtype=np.float64).sum())
+        ok = bool(num.ok[0] and both.ok.all())
+        weight = example.weight
+        yield ExampleObjf(name, len(matrix), weight, log_prob, den_log_prob, clamped, squares, ok)
+
+
+@kaldi.command()
+@arguments(examples=str, matrices=str, den=FILE)
+@click.option("--leaky-hmm-coefficient", type=float, default=0.1, help="As in training.")
+@click.option("--l2-regularize", type=float, default=0.0, help="As in training.")
+@click.option("--log", type=FILE, help="Log of nnet3-chain-compute-prob for these examples.")
+@click.option("--output-name", default="output", help="The network's output in the log.")
+@click.option("--tolerance", type=float, default=1e-4, help="Largest difference per frame.")
+@click.pass_context
+def objf(
+    context: click.Context,
+    examples: str,
+    matrices: str,
+    den: Path,
+    leaky_hmm_coefficient: float,
+    l2_regularize: float,
+    log: Path | None,
+    output_name: str,
+    tolerance: float,
+) -> None:
+    """Compute the objective of chain examples, and compare it with a Kaldi log.
+
+    In: EXAMPLES, cegs.*.ark or valid_diagnostic.cegs of an end-to-end recipe; MATRICES, the network's outputs for them;
+    DEN, den.fst; --log compute_prob_valid.final.log, which Kaldi wrote for the same examples and network.
+
+    Out: a line for each example and one for all, printed; with --log a table of ours and Kaldi's, counted as Kaldi does
+    (docs/kaldi.md says how that differs). Exit status 1 if they differ by more than the tolerance.
+    """
+    theirs = None if log is None else read_objective(log, output_name)
+    found: list[ExampleObjf] = []
+    for example in example_objfs(examples, matrices, den, leaky_hmm_coefficient):
+        if not found:
+            click.echo("example\tframes\tweight\tnumerator\tdenominator\tobjf per frame\t")
+        click.echo(str(example))
+        found.append(example)
+    possible = [one for one in found if one.ok]
+    frames, all_frames = (sum(one.weight * one.num_frames for one in some) for some in (possible, found))
+    if not all_frames:
+        raise DataError(f"{len(found)} examples: expected some with a weight above 0")
+    if frames:
+        ours = sum(one.weight * (one.num_log_prob - one.den_log_prob) for one in possible) / frames
+        click.echo(f"all: objf per frame {ours:.6g} over {frames:g} weighted frames")
+    else:
+        click.echo("all: none")
+    if theirs is None:
+        return
+    # As Kaldi counts: the l2 term sums over the possible examples and is divided by the frames of all.
+    kaldi_objf = sum(one.kaldi_objf for one in found) / all_frames
+    l2_term = -0.5 * l2_regularize * sum(one.weight * one.squares for one in possible) / all_frames
+    rows = [
+        ("objf per frame", kaldi_objf, theirs.objf, tolerance),
+        ("l2 term per frame", l2_term, theirs.l2_term, tolerance),
+        ("weighted frames", all_frames, theirs.weight, PRINTED * all_frames),
+    ]
+    click.echo(f"{'':20}{'ours':>14}{'Kaldi':>14}{'difference':>12}{'allowed':>10}")
+    for what, ours, other, allowed in rows:
+        click.echo(f"{what:20}{ours:14.6g}{other:14.6g}{ours - other:12.1e}{allowed:10.0e}")
+    if len(possible) < len(found):
+        click.echo(
+            f"{len(found) - len(possible)} impossible: counted with {IMPOSSIBLE_OBJF:g} per frame each; Kaldi counts all "
+            "sequences of their minibatches so"
+        )
+    equal = all(abs(ours - other) <= allowed for _, ours, other, allowed in rows)
+    click.echo("equal" if equal else "different")
+    context.exit(0 if equal else DIFFERENT)

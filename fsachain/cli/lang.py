@@ -1,22 +1,34 @@
-"""The language folder: lexicon.json and tree.npz, which fix words, phones and pdfs; the command `fsachain lang`."""
+"""The language folder (lexicon.json and tree.npz, which fix words, phones and pdfs), lexica and language models of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
-from fsachain.cli.config import Experiment, LangConfig, config_option
-from fsachain.cli.options import INPUT_DATA, INPUT_FILE, INPUT_FOLDER, OUTPUT, seed_option
+from fsachain.cli.config import TOPOLOGIES, Experiment, LangConfig, PhoneLmConfig, config_option
+from fsachain.cli.options import (
+    DATA,
+    FILE,
+    OUT,
+    Read,
+    arguments,
+    make_folder,
+    seed_option,
+    with_reasons,
+)
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text
 from fsachain.errors import DataError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph import grammar
 from fsachain.graph.context import BiphoneCounts, ContextTree
 from fsachain.graph.lexicon import Lexicon, lm_phones
-from fsachain.graph.topology import Topology
+from fsachain.graph.patterns import phone_model_of_words
+from fsachain.graph.phone_lm import estimate_phone_lm
 
 LEXICON = "lexicon.json"
 TREE = "tree.npz"
@@ -42,6 +54,7 @@ class Lang:
         )
 
     def refusal(self, words: Iterable[str], name: str) -> str | None:
+        """Why the lexicon refuses one of the words of utterance `name`."""
         try:
             for word in words:
                 self.lexicon.pronunciations_of(word, name=name)
@@ -56,8 +69,7 @@ class Lang:
 
     def save(self, out: Path) -> None:
         """Writes what `load_lang` reads, and words.txt and phones.txt for people."""
-        out.mkdir(parents=True, exist_ok=True)
-        self.lexicon.save(out / LEXICON)
+        self.lexicon.save(make_folder(out) / LEXICON)
         self.tree.save(out / TREE)
         for name, symbols in (("words.txt", self.lexicon.words), ("phones.txt", self.lexicon.phones)):
             lines = [f"{symbol} {number}\n" for number, symbol in enumerate(("<eps>", *symbols))]
@@ -71,26 +83,23 @@ def load_lang(folder: Path) -> Lang:
     return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE))
 
 
+LANG = Read(load_lang, folder=True)
+# Eager: read before options that need it.
 lang_option = click.option(
-    "--lang",
-    type=INPUT_FOLDER,
-    required=True,
-    callback=lambda _context, _option, folder: load_lang(folder),
-    help="Folder made by `fsachain lang`.",
+    "--lang", type=LANG, required=True, is_eager=True, help="Folder made by `fsachain lang`."
 )
 
 
 @click.command("lang")
-@click.argument("lexicon", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(lexicon=FILE, out=OUT)
 @click.option(
     "--text",
-    type=INPUT_DATA,
+    type=DATA,
     help="Transcripts or data set whose phones are counted for a tied-biphone context.",
 )
 @config_option
 @seed_option
-def lang_command(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int) -> None:
+def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int) -> None:
     """Number the words, phones and pdfs of a lexicon.
 
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
@@ -98,8 +107,7 @@ def lang_command(lexicon: Path, out: Path, text: Path | None, experiment: Experi
     Out: folder OUT with lexicon.json, tree.npz, words.txt and phones.txt.
     """
     said = () if text is None else read_transcripts(text).values()
-    made = make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)
-    click.echo(f"{made} -> {out}")
+    click.echo(f"{make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)} -> {out}")
 
 
 def make_lang(
@@ -118,19 +126,11 @@ def make_lang(
     lexicon = Lexicon.read(
         lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
     )
-    topology = {
-        "chain": Topology.chain,
-        "chain-one-pdf": Topology.chain_one_pdf,
-        "left-to-right-3": lambda: Topology.left_to_right(3),
-        "ctc": Topology.ctc,
-        "ctc-compact": lambda: Topology.ctc("compact"),
-        "ctc-selfless": lambda: Topology.ctc("selfless"),
-        "ctc-minimal": lambda: Topology.ctc("minimal"),
-    }[config.topology]()
-    lang = Lang(lexicon, ContextTree.monophone(lexicon.phones, topology))
+    phones, topology = lexicon.phones, TOPOLOGIES[config.topology]()
+    made = Lang(lexicon, ContextTree.monophone(phones, topology))
+    alone = made.context_independent
     if config.context == "biphone":
-        tree = ContextTree.biphone(lexicon.phones, topology, context_independent=lang.context_independent)
-        lang = Lang(lexicon, tree)
+        made = Lang(lexicon, ContextTree.biphone(phones, topology, context_independent=alone))
     elif config.context == "tied-biphone":
         known = set(lexicon.words)
         usable = [words for words in transcripts if words and (lexicon.oov or known.issuperset(words))]
@@ -139,16 +139,16 @@ def make_lang(
                 "lang.context: tied-biphone counts phones; expected transcripts of known words (--text)"
             )
         tree = ContextTree.tied_biphone(
-            lexicon.phones,
+            phones,
             topology,
             BiphoneCounts.of(lm_phones(usable, lexicon, seed=seed)),
             min_biphone_count=config.min_biphone_count,
             min_monophone_count=config.min_monophone_count,
-            context_independent=lang.context_independent,
+            context_independent=alone,
         )
-        lang = Lang(lexicon, tree)
-    lang.save(out)
-    return lang
+        made = Lang(lexicon, tree)
+    made.save(out)
+    return made
 
 
 def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
@@ -160,3 +160,178 @@ def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
         data, _ = DataDir.check(path, allow_commands=True)
         return {utterance.id: utterance.words for utterance in data}
     return read_text(path)
+
+
+@click.command()
+@arguments(text=DATA, out=OUT)
+def spell(text: Path, out: Path) -> None:
+    """Make a lexicon of characters, where there is no dictionary.
+
+    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
+
+    Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
+    """
+    lexicon = Lexicon.characters(_usable(read_transcripts(text), {}, out), silence=None)
+    prob = ["1.0"] if "lexiconp" in out.name else []
+    _write(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
+    click.echo(f"{len(lexicon.words)} words, {len(lexicon.phones)} characters -> {out}")
+
+
+def _usable(
+    transcripts: Mapping[str, Sequence[str]], excluded: Mapping[str, str], out: Path
+) -> list[Sequence[str]]:
+    """The transcripts with words, without those in `excluded`."""
+    usable = [words for name, words in transcripts.items() if words and name not in excluded]
+    if not usable:
+        reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
+        raise DataError(f"{out}: no transcript for a language model; the first reason: {reason}")
+    return usable
+
+
+def _known(
+    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path
+) -> tuple[list[Sequence[str]], dict[str, str]]:
+    """The transcripts with words that the lexicon has, and for those with others the reason."""
+    found = {name: lang.refusal(words, name) for name, words in transcripts.items()}
+    excluded = {name: reason for name, reason in found.items() if reason is not None}
+    return _usable(transcripts, excluded, out), excluded
+
+
+def _write(out: Path, text: str) -> None:
+    make_folder(out.parent)
+    out.write_text(text, encoding="utf-8")
+
+
+@click.command("phone-lm")
+@arguments(text=DATA, out=OUT)
+@lang_option
+@config_option
+@seed_option
+def phone_lm(text: Path, out: Path, lang: Lang, experiment: Experiment, seed: int) -> None:
+    """Estimate the phone language model of the denominator.
+
+    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
+    Utterances with unknown words are named and left out.
+
+    Out: OUT, an OpenFst acceptor over phone ids.
+    """
+    click.echo(f"{make_phone_lm(lang, read_transcripts(text), out, experiment.phone_lm, seed)} -> {out}")
+
+
+def make_phone_lm(
+    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path, config: PhoneLmConfig, seed: int
+) -> str:
+    """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file, returns a summary.
+
+    Transcripts with a word that the lexicon refuses are left out and named, as they have no numerator either. `seed` is that
+    of the pronunciations and silences.
+    """
+    usable, excluded = _known(lang, transcripts, out)
+    fsa = estimate_phone_lm(
+        _drawn_phones(lang, usable, config, seed),
+        ngram_order=config.ngram_order,
+        num_extra_lm_states=config.num_extra_lm_states,
+        no_prune_ngram_order=config.no_prune_ngram_order,
+    )
+    return write_phone_lm(out, fsa, excluded)
+
+
+def write_phone_lm(out: Path, fsa: Fsa, excluded: dict[str, str]) -> str:
+    make_folder(out.parent)
+    fsa.write(out)
+    head = f"phone language model of {fsa.num_states} states, {fsa.num_arcs} arcs"
+    return with_reasons(f"{head}, {len(excluded)} utterances excluded" if excluded else head, excluded)
+
+
+def _drawn_phones(
+    lang: Lang, transcripts: Iterable[Sequence[str]], config: PhoneLmConfig, seed: int
+) -> list[list[int]]:
+    edge, between = config.edge_silence, config.between_silence
+    return lm_phones(transcripts, lang.lexicon, edge_silence=edge, between_silence=between, seed=seed)
+
+
+@click.command("word-lm")
+@arguments(text=DATA, out=OUT)
+@lang_option
+@click.option("--order", type=click.IntRange(min=2), default=2, help="Words in an n-gram; none is pruned.")
+def word_lm(text: Path, out: Path, lang: Lang, order: int) -> None:
+    """Estimate a word n-gram and spell it out in phones, for a denominator.
+
+    In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
+    are left, so the denominator is smaller and knows more than that of `fsachain phone-lm`.
+
+    Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
+    """
+    usable, excluded = _known(lang, read_transcripts(text), out)
+    ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
+    model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
+    click.echo(f"{write_phone_lm(out, _spelled_out(model, lang), excluded)} -> {out}")
+
+
+def _spelled_out(words: Fsa, lang: Lang) -> Fsa:
+    """With the pronunciations of each word as a distribution; Kaldi's lexiconp.txt scales the best to one."""
+    scaled = []
+    for ways in lang.lexicon.pronunciations:
+        total = sum(way.prob for way in ways)
+        scaled.append(tuple(way._replace(prob=way.prob / total) for way in ways))
+    return phone_model_of_words(words, replace(lang.lexicon, pronunciations=tuple(scaled)))
+
+
+units_option = click.option(
+    "--units",
+    type=click.Choice(["words", "phones"]),
+    required=True,
+    help="What the n-gram is over. Units of a lexicon without phones (BPE pieces, characters) are its phones.",
+)
+
+
+@click.command("estimate-arpa")
+@arguments(text=DATA, out=OUT)
+@lang_option
+@units_option
+@click.option("--order", type=click.IntRange(min=1), default=3, help="Longest n-gram.")
+@config_option
+@seed_option
+def estimate_arpa(
+    text: Path, out: Path, lang: Lang, units: str, order: int, experiment: Experiment, seed: int
+) -> None:
+    """Estimate an n-gram with modified Kneser-Ney smoothing.
+
+    In: TEXT, transcripts in Kaldi's format; section `phone_lm` of the configuration says where silence stands among phones.
+
+    Out: OUT, an ARPA file: of words for `fsachain decode --arpa`, of either for `fsachain arpa-lm`.
+    """
+    usable, excluded = _known(lang, read_transcripts(text), out)
+    vocabulary: Sequence[str] = lang.spoken_words
+    if units == "phones":
+        vocabulary = tuple(lang.lexicon.phones)
+        drawn = _drawn_phones(lang, usable, experiment.phone_lm, seed)
+        usable = [[vocabulary[phone - 1] for phone in phones] for phones in drawn]
+    make_grammar(usable, vocabulary, out, order)
+    head = f"{order}-gram of {units}, {len(excluded)} utterances excluded -> {out}"
+    click.echo(with_reasons(head, excluded))
+
+
+def make_grammar(
+    transcripts: Iterable[Sequence[str]], vocabulary: Sequence[str], out: Path, order: int
+) -> None:
+    _write(out, grammar.estimate_arpa(list(transcripts), order, vocabulary=vocabulary))
+
+
+@click.command("arpa-lm")
+@arguments(arpa=FILE, out=OUT)
+@lang_option
+@units_option
+def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
+    """Turn an ARPA file into a language model for a denominator.
+
+    In: ARPA, an n-gram over words or phones, such as lmplz, SRILM or `fsachain estimate-arpa` make. Each history gets an arc
+    for each unit, with the one probability that the model gives it: meant for phones and small vocabularies.
+
+    Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
+    """
+    if units == "phones":
+        fsa = grammar.ngram_acceptor(arpa, lang.lexicon.phones)
+    else:
+        fsa = _spelled_out(grammar.ngram_acceptor(arpa, lang.lexicon.words), lang)
+    click.echo(f"{write_phone_lm(out, fsa, {})} -> {out}")

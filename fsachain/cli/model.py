@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fsachain.cli.config import Experiment, NetworkSpec
+from fsachain.cli.options import Read
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
 from fsachain.data.kaldi_dir import DataDir
@@ -63,16 +64,15 @@ class AcousticModel:
 
     def save(self, path: Path) -> None:
         """All or nothing, as a safetensors file."""
-        weights = cast(nn.Module, self.network).state_dict()
-        tensors = {f"network.{name}": tensor for name, tensor in weights.items()}
-        for name, array in self.cmvn.state().items():
-            tensors[f"cmvn.{name}"] = torch.from_numpy(np.array(array))
-        header = {
-            "kind": _KIND,
-            "num_pdfs": self.network.num_pdfs,
-            "experiment": self.experiment.to_dict(),
+        parts: dict[str, Any] = {
+            "network.": cast(nn.Module, self.network).state_dict(),
+            "cmvn.": {name: torch.from_numpy(np.array(array)) for name, array in self.cmvn.state().items()},
         }
-        save_tensors(path, tensors, header)
+        tensors = {part + name: tensor for part, found in parts.items() for name, tensor in found.items()}
+        experiment = self.experiment.to_dict()
+        save_tensors(
+            path, tensors, {"kind": _KIND, "num_pdfs": self.network.num_pdfs, "experiment": experiment}
+        )
 
     @classmethod
     def load(cls, path: Path, imports: Collection[str] = ()) -> AcousticModel:
@@ -86,10 +86,7 @@ class AcousticModel:
             raise DataError(
                 f"{path}: holds no acoustic model; `fsachain train` writes one as model.safetensors"
             )
-        weights, statistics = (
-            {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}
-            for part in ("network.", "cmvn.")
-        )
+        weights, statistics = (_under(part, tensors) for part in ("network.", "cmvn."))
         try:
             experiment = Experiment.from_dict(header["experiment"])
             spec = experiment.network_spec(header["num_pdfs"])
@@ -134,6 +131,13 @@ class AcousticModel:
         return {example.id: found[example.id] for example in examples if example.id in found}
 
 
+MODEL = Read(AcousticModel.load)
+
+
+def _under(part: str, tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(part): one for name, one in tensors.items() if name.startswith(part)}
+
+
 def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> None:
     """Compare the sizes that a header claims with the weights, before memory is taken for them."""
     if len(weights) > _MAX_PARTS:
@@ -156,9 +160,6 @@ def normalise_set(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
     return normalise(examples, own)
 
 
-_PARTS = ("network.", "model.")  # under which an acoustic model and a checkpoint keep the network
-
-
 def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
     """The weights by name, on the host, in any safetensors file, and its header, empty in files not written here.
 
@@ -173,8 +174,8 @@ def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot read the weights: {error}") from error
     tensors, header = load_tensors(path)
-    for part in _PARTS:
-        mine = {name.removeprefix(part): one for name, one in tensors.items() if name.startswith(part)}
+    for part in ("network.", "model."):  # of an acoustic model, of a checkpoint
+        mine = _under(part, tensors)
         if mine:
             return mine, header
     return tensors, header
@@ -194,19 +195,18 @@ def begin_network(experiment: Experiment, spec: NetworkSpec) -> Beginning:
     The path counts from the working directory.
     """
     network = spec.build()
-    told = [f"network: {spec.kind}, {num_parameters(network)} parameters"]
+    first = f"network: {spec.kind}, {num_parameters(network)} parameters"
     if spec.init_from is None:
-        return Beginning(network, tuple(told), None)
+        return Beginning(network, (first,), None)
     path = Path(spec.init_from)
     weights, header = read_weights(path)
     try:
         taken = take_weights(cast(nn.Module, network), weights)
     except DataError as error:
         raise DataError(f"{path}: {error} (network.init_from)") from error
-    told.append(f"init_from {path}: {taken}")
-    before = header.get("experiment")
+    told = [first, f"init_from {path}: {taken}"]
+    before, own = header.get("experiment"), experiment.to_dict()["features"]
     other = before.get("features") if isinstance(before, dict) else None
-    own = experiment.to_dict()["features"]
     if isinstance(other, dict) and other != own:
         names = sorted(name for name in own if own[name] != other.get(name))
         changes = ", ".join(f"{name} {other.get(name)!r} (here {own[name]!r})" for name in names)

@@ -16,21 +16,13 @@ from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator, load_normalization
-from fsachain.cli.lang import Lang, lang_option, load_lang
-from fsachain.cli.model import AcousticModel
-from fsachain.cli.options import (
-    INPUT_DATA,
-    INPUT_FILE,
-    INPUT_FOLDER,
-    INPUT_PATH,
-    OUTPUT,
-    commands_option,
-    den_option,
-)
-from fsachain.cli.resources import data_with
+from fsachain.cli.inspect import speakers_option
+from fsachain.cli.lang import LANG, Lang, lang_option
+from fsachain.cli.model import MODEL, AcousticModel
+from fsachain.cli.options import COUNT, DATA, FILE, FOLDER, OUT, PATH, arguments, commands_option, den_option
 from fsachain.data.audio import read_audio
 from fsachain.data.dataset import load_examples
-from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.wer import read_text, score
 from fsachain.denominator import DenominatorGraph
@@ -67,11 +59,9 @@ def _save(figure: Figure, out: Path) -> None:
 
 
 @plot.command("occupancy")
-@click.argument("files", type=INPUT_FILE, nargs=-1, required=True)
-@click.argument("out", type=OUTPUT)
-@click.option(
-    "--utterances", type=click.IntRange(min=1), default=3, show_default=True, help="How many, from the first."
-)
+@click.argument("files", type=FILE, nargs=-1, required=True)
+@arguments(out=OUT)
+@click.option("--utterances", type=COUNT, default=3, help="How many, from the first.")
 @click.option("--frame-seconds", type=float, help="Length of a frame, for an axis in seconds.")
 def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_seconds: float | None) -> None:
     """Draw where the paths of transducer lattices go, with the best path.
@@ -98,26 +88,45 @@ def _lattice_panels(path: Path) -> list[OccupancyPanel]:
     logits, targets, frames, lengths = (torch.from_numpy(arrays[name]) for name in LATTICE_ARRAYS)
     lattice = rnnt_lattice(logits, targets, frames, lengths, int(arrays.get("blank", -1)))
     symbols = arrays.get("symbols", np.arange(logits.shape[-1])).astype(str).tolist()
-    said = [
-        [symbols[k] for k in row[:length]]
-        for row, length in zip(targets.tolist(), lengths.tolist(), strict=True)
-    ]
+    ends = zip(targets.tolist(), lengths.tolist(), strict=True)
+    said = [[symbols[k] for k in row[:length]] for row, length in ends]
     names = arrays.get("names", np.arange(len(logits))).astype(str).tolist()
     return occupancy.occupancy_panels(lattice, said, names)
 
 
+def _with_utterance(path: Path, utterance: str, allow_commands: bool) -> tuple[DataDir, Utterance]:
+    """A data set, and one utterance of it: what is wrong with others does not matter."""
+    data, faults = DataDir.check(path, allow_commands=allow_commands)
+    for fault in faults:
+        if fault.id == utterance:
+            raise DataError(fault.reason)
+    for one in data:
+        if one.id == utterance:
+            return data, one
+    raise DataError(f"utterance {utterance!r} is not among the {len(data)} of the data directory")
+
+
+def _network_output(model: AcousticModel, data: DataDir, one: Utterance) -> NDArray[np.float32]:
+    """[T, P]; DataError if the utterance has no frames."""
+    # Statistics of a speaker need all that this speaker says; others take the utterance alone.
+    by_speaker = model.cmvn.config.scope == "speaker"
+    kept = data.select(lambda other: other.speaker == one.speaker if by_speaker else other is one)
+    outputs = model.outputs([example for example in model.examples(kept) if example.id == one.id])
+    if one.id not in outputs:
+        raise DataError(f"utterance {one.id!r} has no frames")
+    return outputs[one.id]
+
+
 @plot.command("trellis")
-@click.argument("model", type=INPUT_FILE)
-@click.argument("data", type=INPUT_DATA)
-@click.argument("out", type=OUTPUT)
+@arguments(model=MODEL, data=DATA, out=OUT)
 @utterance_option
 @lang_option
 @den_option
-@click.option("--by", type=click.Choice(["phone", "pdf"]), default="phone", show_default=True, help="Rows.")
-@click.option("--rows", type=click.IntRange(min=1), default=40, show_default=True, help="At most so many.")
+@click.option("--by", type=click.Choice(["phone", "pdf"]), default="phone", help="Rows.")
+@click.option("--rows", type=COUNT, default=40, help="At most so many.")
 @commands_option
 def draw_trellis(
-    model: Path,
+    model: AcousticModel,
     data: Path,
     out: Path,
     utterance: str,
@@ -133,53 +142,28 @@ def draw_trellis(
 
     Out: OUT, the picture.
     """
-    acoustic = AcousticModel.load(model)
-    utterances = data_with(data, utterance, allow_commands=allow_commands)
-    words = _only(utterances, utterance).utterances[0].words
+    utterances, one = _with_utterance(data, utterance, allow_commands)
+    normalization = load_normalization(lang, den)
     try:
-        normalization = load_normalization(lang, den)
         numerator = build_numerator(
-            words, lang.lexicon, lang.tree, normalization=normalization, name=utterance
+            one.words, lang.lexicon, lang.tree, normalization=normalization, name=utterance
         )
     except GraphError as error:
         raise DataError(f"utterance {utterance!r}: has no numerator: {error}") from error
-    graphs = (_network_output(acoustic, utterances, utterance), numerator, load_denominator(lang, den))
-    leak = acoustic.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
+    graphs = (_network_output(model, utterances, one), numerator, load_denominator(lang, den))
+    leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     if by == "phone":
         pair = occupancy.phone_trellis(*graphs, lang.tree, leaky_hmm_coefficient=leak)
     else:
-        pair = occupancy.pdf_trellis(
-            *graphs, leaky_hmm_coefficient=leak, names=occupancy.pdf_names(lang.tree)
-        )
+        names = occupancy.pdf_names(lang.tree)
+        pair = occupancy.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=names)
     title = f"{utterance}: {' '.join(numerator.words)}"
-    seconds = acoustic.timing.frame_seconds
+    seconds = model.timing.frame_seconds
     _save(occupancy.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)
 
 
-def _only(data: DataDir, utterance: str) -> DataDir:
-    found = data.select(lambda one: one.id == utterance)
-    if not len(found):
-        raise DataError(f"utterance {utterance!r} is not among the {len(data)} of the data directory")
-    return found
-
-
-def _network_output(model: AcousticModel, data: DataDir, utterance: str) -> NDArray[np.float32]:
-    """[T, P]; DataError if the utterance has no frames."""
-    # Statistics of a speaker need all that this speaker says; others take the utterance alone.
-    kept = _only(data, utterance)
-    if model.cmvn.config.scope == "speaker":
-        speaker = kept.utterances[0].speaker
-        kept = data.select(lambda one: one.speaker == speaker)
-    outputs = model.outputs([example for example in model.examples(kept) if example.id == utterance])
-    if utterance not in outputs:
-        raise DataError(f"utterance {utterance!r} has no frames")
-    return outputs[utterance]
-
-
 @plot.command("alignment")
-@click.argument("data", type=INPUT_DATA)
-@click.argument("aligned", type=INPUT_FOLDER)
-@click.argument("out", type=OUTPUT)
+@arguments(data=DATA, aligned=FOLDER, out=OUT)
 @utterance_option
 @config_option
 @commands_option
@@ -193,7 +177,7 @@ def draw_alignment(
 
     Out: OUT, the picture.
     """
-    kept = _only(data_with(data, utterance, allow_commands=allow_commands), utterance)
+    _, one = _with_utterance(data, utterance, allow_commands)
     files = {tier: aligned / name for tier, name in ALIGNMENTS.items() if (aligned / name).is_file()}
     if not files:
         raise DataError(f"{aligned}: has no {' or '.join(ALIGNMENTS.values())}; `fsachain align` writes them")
@@ -203,35 +187,33 @@ def draw_alignment(
     }
     if not any(tiers.values()):
         raise DataError(f"{aligned}: utterance {utterance!r} is not in {', '.join(ALIGNMENTS.values())}")
-    one = kept.utterances[0]
     title = f"{utterance}: {' '.join(one.words)}"
+    config = experiment.features
     if one.audio is not None:
-        rate = experiment.features.sample_rate
-        values = alignment.spectrogram(read_audio(one, rate), rate)
-        _save(alignment.plot_alignment(values, tiers, title=title), out)
-        return
-    features = load_examples(kept, experiment.features)[0].features
-    shift = experiment.features.frame_shift_ms / 1000.0
-    _save(alignment.plot_alignment(features, tiers, frame_shift=shift, title=title), out)
+        values = alignment.spectrogram(read_audio(one, config.sample_rate), config.sample_rate)
+        figure = alignment.plot_alignment(values, tiers, title=title)
+    else:
+        (example,) = load_examples(DataDir((one,)), config)
+        shift = config.frame_shift_ms / 1000.0
+        figure = alignment.plot_alignment(example.features, tiers, frame_shift=shift, title=title)
+    _save(figure, out)
 
 
 @plot.command("graph")
-@click.argument("path", metavar="GRAPH", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
-@click.option("--lang", type=INPUT_FOLDER, help="Folder made by `fsachain lang`: names the pdfs.")
+@click.argument("path", metavar="GRAPH", type=FILE)
+@arguments(out=OUT)
+@click.option("--lang", type=LANG, help="Folder made by `fsachain lang`: names the pdfs.")
 @click.option("--utterance", help="Whose numerator is drawn, or whose recording tells how arcs are used.")
-@click.option("--model", type=INPUT_FILE, help="With --data: lines are as wide as the utterance uses an arc.")
-@click.option("--data", type=INPUT_DATA, help="A Kaldi data directory with the utterance.")
-@click.option(
-    "--max-arcs", type=click.IntRange(1, 1000), default=60, show_default=True, help="More are clipped."
-)
+@click.option("--model", type=MODEL, help="With --data: lines are as wide as the utterance uses an arc.")
+@click.option("--data", type=DATA, help="A Kaldi data directory with the utterance.")
+@click.option("--max-arcs", type=click.IntRange(1, 1000), default=60, help="More are clipped.")
 @commands_option
 def draw_graph(
     path: Path,
     out: Path,
-    lang: Path | None,
+    lang: Lang | None,
     utterance: str | None,
-    model: Path | None,
+    model: AcousticModel | None,
     data: Path | None,
     max_arcs: int,
     allow_commands: bool,
@@ -244,10 +226,10 @@ def draw_graph(
     """
     if (model is None) != (data is None):
         raise click.UsageError("--model and --data are given together")
-    names = None if lang is None else occupancy.pdf_names(load_lang(lang).tree)
-    if utterance is None and (model is not None or path.suffix == ".npz"):
-        raise ConfigError(f"{path}: --utterance is needed for numerators and for the output of a model")
     is_numerator = path.suffix == ".npz"
+    if utterance is None and (model is not None or is_numerator):
+        raise ConfigError(f"{path}: --utterance is needed for numerators and for the output of a model")
+    names = None if lang is None else occupancy.pdf_names(lang.tree)
     if is_numerator:
         numerators = load_numerators(path)
         if utterance is None or utterance not in numerators:
@@ -258,8 +240,7 @@ def draw_graph(
         fsa, title = Fsa.read(path), path.name
     used = None
     if model is not None and data is not None and utterance is not None:
-        utterances = data_with(data, utterance, allow_commands=allow_commands)
-        scores = _network_output(AcousticModel.load(model), utterances, utterance)
+        scores = _network_output(model, *_with_utterance(data, utterance, allow_commands))
         used = _arc_use(fsa, scores, is_denominator=not is_numerator)
         title = f"{title}, as {utterance} uses it"
     _save(graph.plot_graph(fsa, names=names, occupancy=used, max_arcs=max_arcs, title=title), out)
@@ -275,12 +256,11 @@ def _arc_use(fsa: Fsa, scores: NDArray[np.float32], *, is_denominator: bool) -> 
 
 
 @plot.command("training")
-@click.argument("log", type=INPUT_PATH)
-@click.argument("out", type=OUTPUT)
+@arguments(log=PATH, out=OUT)
 @click.option(
     "--wer",
     "wers",
-    type=(int, INPUT_PATH),
+    type=(int, PATH),
     multiple=True,
     metavar="EPOCH FOLDER",
     help="What `fsachain decode` or `score --out` wrote for the model of an epoch; may be given several times.",
@@ -307,19 +287,14 @@ def _total_wer(path: Path) -> float:
 
 
 @plot.command("wer")
-@click.argument("reference", type=INPUT_FILE)
-@click.argument("hypothesis", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
-@click.option("--utt2spk", type=INPUT_FILE, help="Kaldi's table of speakers.")
-def draw_wer(reference: Path, hypothesis: Path, out: Path, utt2spk: Path | None) -> None:
+@arguments(reference=FILE, hypothesis=FILE, out=OUT)
+@speakers_option
+def draw_wer(reference: Path, hypothesis: Path, out: Path, speakers: dict[str, str] | None) -> None:
     """Draw word error rates by speaker and by length.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
 
     Out: OUT, the picture.
     """
-    speakers = None
-    if utt2spk is not None:
-        speakers = {name: words[0] for name, words in read_text(utt2spk).items() if words}
     report = score(read_text(reference), read_text(hypothesis), speakers=speakers)
     _save(results.plot_wer(report, title=str(hypothesis)), out)

@@ -24,8 +24,6 @@ from fsachain.report.collect import STAGE_LOG
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.stopping import StoppedError, stoppable
 
-__all__ = ["STAGE_LOG", "commit", "open_log", "record_run", "recorded_command", "recorded_stage", "versions"]
-
 _PROCESS = Path("/proc/self")
 
 
@@ -101,17 +99,15 @@ def recorded_stage(log: JsonLinesLog, name: str) -> Iterator[None]:
         with stoppable():
             yield
     except BaseException as error:
-        seconds = time.perf_counter() - started
         kind = "stopped" if isinstance(error, KeyboardInterrupt | StoppedError) else "failed"
-        log.write(kind, stage=name, seconds=seconds, peak_rss=_peak_rss(), error=_told(error))
+        told = " ".join(str(error).split()) or type(error).__name__
+        seconds = time.perf_counter() - started
+        log.write(kind, stage=name, seconds=seconds, peak_rss=_peak_rss(), error=told)
         raise
-    seconds = time.perf_counter() - started
-    figures = {"seconds": seconds, "cpu_seconds": _cpu_seconds() - worked, "peak_rss": _peak_rss()}
-    log.write("end", stage=name, **figures, **_peak_device())
-
-
-def _told(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    seconds, worked = time.perf_counter() - started, _cpu_seconds() - worked
+    cuda = _cuda()
+    device = {} if cuda is None else {"peak_device": cuda.max_memory_allocated()}
+    log.write("end", stage=name, seconds=seconds, cpu_seconds=worked, peak_rss=_peak_rss(), **device)
 
 
 @contextmanager
@@ -124,17 +120,16 @@ def recorded_command(folder: Path, stage: str, **values: Any) -> Iterator[None]:
 
 
 def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return sum(os.times()[:4])
 
 
 def _processor() -> str | None:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or None
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, None)
+    name = re.search(r"^model name.*?:(.*)", text, re.MULTILINE)
+    return name and name[1].strip()
 
 
 def _forget_peaks() -> None:
@@ -154,11 +149,6 @@ def _peak_rss() -> int:
     peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     unit = 1 if sys.platform == "darwin" else 1024
     return int(peak[1]) * 1024 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _peak_device() -> dict[str, int]:
-    cuda = _cuda()
-    return {} if cuda is None else {"peak_device": cuda.max_memory_allocated()}
 
 
 def _cuda() -> Any:

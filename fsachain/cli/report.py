@@ -12,7 +12,7 @@ from fsachain.cli.decoding import check_lang
 from fsachain.cli.graphs import build_numerators, load_denominator
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import FINAL_MODEL, AcousticModel
-from fsachain.cli.options import INPUT_DATA, INPUT_FOLDER, INPUT_PATH, OUTPUT, commands_option
+from fsachain.cli.options import DATA, FOLDER, OUT, PATH, arguments, commands_option
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.plot import phone_trellis
 from fsachain.report.collect import Layout
@@ -21,31 +21,16 @@ from fsachain.report.page import ReportOptions, look_at_nothing, write_report
 from fsachain.report.tensorboard import write_scalars
 
 REPORT = "report.html"
+NUMBER = click.IntRange(min=0)
 
 
 @click.command()
-@click.argument("exp", type=INPUT_FOLDER)
-@click.argument("out", type=OUTPUT, required=False)
-@click.option(
-    "--base", type=INPUT_FOLDER, help="Folder with data, lang and graphs, if not EXP or its first pass."
-)
-@click.option(
-    "--test", type=INPUT_DATA, help="Data directory that was decoded.  [default: data/test or test]"
-)
-@click.option(
-    "--utterances",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    help="Of the worst and of the best, each.",
-)
-@click.option(
-    "--pictured",
-    type=click.IntRange(min=0),
-    default=3,
-    show_default=True,
-    help="Of these, with spectrogram and lattice.",
-)
+@arguments(exp=FOLDER)
+@click.argument("out", type=OUT, required=False)
+@click.option("--base", type=FOLDER, help="Folder with data, lang and graphs, if not EXP or its first pass.")
+@click.option("--test", type=DATA, help="Data directory that was decoded.  [default: data/test or test]")
+@click.option("--utterances", type=NUMBER, default=10, help="Of the worst and of the best, each.")
+@click.option("--pictured", type=NUMBER, default=3, help="Of these, with spectrogram and lattice.")
 @commands_option
 def report(
     exp: Path,
@@ -68,8 +53,7 @@ def report(
 
 
 @click.command()
-@click.argument("log", type=INPUT_PATH)
-@click.argument("out", type=OUTPUT)
+@arguments(log=PATH, out=OUT)
 @click.option("--follow", is_flag=True, help="Go on until the training ends.")
 def tensorboard(log: Path, out: Path, follow: bool) -> None:
     """Write a training's log as TensorBoard scalars.
@@ -92,16 +76,12 @@ def make_report(
 ) -> Path:
     """Writes `out`, by default report.html in `exp`; `base` and `test` as for `Layout.find`."""
     layout = Layout.find(exp, base=base, test=test)
-    target = out or exp / REPORT
-    model = layout.model / FINAL_MODEL
-    if not model.is_file():
-        write_report(layout, target, options, look_at_nothing)
-        return target
+    target, model = out or exp / REPORT, layout.model / FINAL_MODEL
 
     def look(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
         return occupancies(layout, AcousticModel.load(model), utterances)
 
-    write_report(layout, target, options, look)
+    write_report(layout, target, options, look if model.is_file() else look_at_nothing)
     return target
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from fsachain.cli import options
-from fsachain.cli.options import track
+from fsachain.cli.options import Command, make_folder, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import Example, load_examples, load_usable
 from fsachain.data.features import FeatureConfig
@@ -27,12 +25,10 @@ from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError,
 POLICIES = ("exclude", "stop")
 FAULTS_FILE = "faults.jsonl"
 CONNECT_SECONDS = 30
-_CHUNKS_PER_JOB = 20
-_MOST_IN_CHUNK = 200
-_PIECE = 50  # items that travel together to a worker elsewhere
+_PIECES_PER_JOB = 20
+_MOST_IN_PIECE = 200  # items that travel together to a worker
 _PIECES_AHEAD = 200  # that are there at a time
 
-Command = Callable[..., Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -70,14 +66,14 @@ class Resources:
         self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
     ) -> tuple[DataDir, list[list[Example]]]:
         """The utterances that have features, and these for each copy; errors as `read`."""
-        settings: dict[str, Any] = {
+        how: dict[str, Any] = {
             "cache_dir": self.cache,
             "num_workers": self.workers,
             "executor": self.executor,
         }
         if self.bad_data is None:
-            return data, [load_examples(data, config, perturbation=copy, **settings) for copy in copies]
-        usable, variants, faults = load_usable(data, config, copies, **settings)
+            return data, [load_examples(data, config, perturbation=copy, **how) for copy in copies]
+        usable, variants, faults = load_usable(data, config, copies, **how)
         return self._without(usable, faults, "the recordings"), variants
 
     def _without(self, usable: DataDir, faults: Sequence[Fault], where: str) -> DataDir:
@@ -92,20 +88,15 @@ class Resources:
         """Print the faults that were met in the block, write them to `path`, or delete what an earlier run wrote there."""
         try:
             yield
-        except FsachainError:
-            self._print_faults()
-            raise
-        self._print_faults()
+        finally:
+            if self.faults:
+                click.echo(f"{len(self.faults)} utterances are left out:\n{fault_table(self.faults)}")
         if not self.faults:
             path.unlink(missing_ok=True)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_faults(path, self.faults)
         raise LeftOutError(f"done, but {len(self.faults)} utterances are left out; all are in {path}")
-
-    def _print_faults(self) -> None:
-        if self.faults:
-            click.echo(f"{len(self.faults)} utterances are left out:\n{fault_table(self.faults)}")
 
     def collect(
         self, make: Callable[[Item], Result], items: Sequence[tuple[str, Item]], what: str
@@ -119,66 +110,45 @@ class Resources:
         excluded: dict[str, str] = {}
         names = [name for name, _ in items]
         results = self._results(partial(_attempt, make), [item for _, item in items])
-        for name, result in zip(track(names, what), results, strict=True):
-            if isinstance(result, _Refusal):
-                excluded[name] = str(result)
-            else:
+        for name, (result, refusal) in zip(track(names, what), results, strict=True):
+            if refusal is None:
                 found[name] = result
+            else:
+                excluded[name] = refusal
         return found, excluded
 
-    def _results(self, attempt: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-        if self.executor is not None:
-            pieces = ([items[begin : begin + _PIECE]] for begin in range(0, len(items), _PIECE))
-            workers = Workers(partial(_map, attempt), executor=self.executor)
-            for (results,) in workers.ahead(pieces, _PIECES_AHEAD):
-                yield from results
-            return
+    def _results(self, attempt: Callable[[list[Any]], list[Any]], items: list[Any]) -> Iterator[Any]:
         jobs = min(self.jobs, len(items))
-        if jobs <= 1:
-            yield from map(attempt, items)
+        if self.executor is None and jobs <= 1:
+            for item in items:
+                yield from attempt([item])
             return
-        size = min(_MOST_IN_CHUNK, -(-len(items) // (_CHUNKS_PER_JOB * jobs)))
-        with ProcessPoolExecutor(jobs, initializer=_start, initargs=(pickle.dumps(attempt),)) as pool:
-            try:
-                yield from pool.map(_do, items, chunksize=size)
-            except BrokenProcessPool as error:
-                raise DataError(
-                    f"one of {jobs} processes was ended from outside; if memory is short, use fewer"
-                ) from error
+        size = max(1, min(_MOST_IN_PIECE, -(-len(items) // (_PIECES_PER_JOB * max(1, jobs)))))
+        pieces = ([items[begin : begin + size]] for begin in range(0, len(items), size))
+        pool = ProcessPoolExecutor(jobs) if self.executor is None else nullcontext(self.executor)
+        with pool as executor:
+            for (results,) in Workers(attempt, executor=executor).ahead(pieces, _PIECES_AHEAD):
+                yield from results
 
 
-class _Refusal(str):
-    """Why an item has no result."""
-
-
-def _attempt(make: Callable[[Any], Any], item: Any) -> Any:
-    try:
-        return make(item)
-    except FsachainError as error:
-        return _Refusal(error)
-
-
-def _map(make: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    return [make(item) for item in items]
-
-
-_work: list[Callable[[Any], Any]] = []  # in a worker process: its function, unpacked once for all items
-
-
-def _start(packed: bytes) -> None:
-    _work[:] = [pickle.loads(packed)]
-
-
-def _do(item: Any) -> Any:
-    return _work[0](item)
+def _attempt(make: Callable[[Any], Any], items: list[Any]) -> list[tuple[Any, str | None]]:
+    """For each item what is made of it, or why nothing is."""
+    found: list[tuple[Any, str | None]] = []
+    for item in items:
+        try:
+            found.append((make(item), None))
+        except FsachainError as error:
+            found.append((None, str(error)))
+    return found
 
 
 def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Command]:
     """Give a command the options of these names, and what they say as one argument, `resources`.
 
-    Names are "scheduler", "cache", "workers", "jobs" and "bad_data" (with "commands"), in the order of `--help`.
-    With "bad_data" the faults are printed at the command's end and written to `faults.jsonl` in the folder of its argument
-    `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised.
+    Names are "scheduler", "cache", "workers", "jobs", "commands" and "bad_data" (which brings the commands), in the order
+    of `--help`. With "bad_data" the data sets `data` and `dev` come read, the faults are printed at the command's end and
+    written to `faults.jsonl` in the folder of its argument `out`, or beside that where it is a file (`beside`), and
+    `LeftOutError` is raised.
     """
 
     def decorate(command: Command) -> Command:
@@ -191,22 +161,19 @@ def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Com
                     command(resources=resources, **arguments)
                     return
                 out: Path = arguments["out"]
-                with resources.listing(faults_beside(out) if beside else out / FAULTS_FILE):
+                faults = out.with_name(f"{out.stem}.{FAULTS_FILE}") if beside else out / FAULTS_FILE
+                with resources.listing(faults):
+                    for name in ("dev", "data"):
+                        if arguments.get(name) is not None:
+                            arguments[name] = resources.read(arguments[name])
                     command(resources=resources, **arguments)
 
         added: Command = run
-        if "bad_data" in names:
-            added = options.commands_option(added)
         for name in reversed(names):
             added = getattr(options, f"{name}_option")(added)
         return added
 
     return decorate
-
-
-def faults_beside(out: Path) -> Path:
-    """The faults of a command whose output is one file."""
-    return out.with_name(f"{out.stem}.{FAULTS_FILE}")
 
 
 @contextmanager
@@ -226,12 +193,3 @@ def executor_at(address: str | None) -> Iterator[Executor | None]:
     with client:
         executor: Executor = client.get_executor()
         yield executor
-
-
-def data_with(path: Path, utterance: str | None, *, allow_commands: bool = False) -> DataDir:
-    """A data set to look at one utterance of: what is wrong with others does not matter."""
-    data, faults = DataDir.check(path, allow_commands=allow_commands)
-    for fault in faults:
-        if fault.id == utterance:
-            raise DataError(fault.reason)
-    return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.cli.config import Experiment, SupervisionConfig, config_option
-from fsachain.cli.graphs import load_normalization
+from fsachain.cli.graphs import normalization_option
 from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.options import INPUT_DATA, INPUT_FILE, OUTPUT, den_option, reasons, track
+from fsachain.cli.options import COUNT, DATA, FILE, OUT, arguments, make_folder, track, with_reasons
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
@@ -25,7 +25,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
 from fsachain.graph.lexicon import read_phones
-from fsachain.graph.supervision import AlignedPhone, PhoneLattice, Supervision, build_supervision
+from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import CompactLattice, phone_lattice, read_lattice
@@ -42,64 +42,41 @@ class Copy(NamedTuple):
     num_frames: int
 
 
-@dataclass(frozen=True)
-class SupervisionSummary:
-    num_utterances: int
-    num_chunks: int
-    num_arcs: int
-    excluded: dict[str, str]
-
-    def __str__(self) -> str:
-        head = (
-            f"{self.num_utterances} utterances supervised, {self.num_chunks} chunks of all copies, "
-            f"{self.num_arcs} arcs, {len(self.excluded)} utterances excluded"
-        )
-        return reasons(head, [*self.excluded.values()])
-
-
-@dataclass(frozen=True)
-class Supervising:
-    """How supervision becomes chunks of output frames."""
+class Supervising(NamedTuple):
+    """How supervision becomes chunks of output frames; `times` are the options of `build_supervision`."""
 
     options: SupervisionConfig
     lang: Lang
     normalization: Fsa
     frame_shift: float
-    subsampling: int
-    time_offset: int
+    times: dict[str, int]
 
     @classmethod
     def of(cls, experiment: Experiment, lang: Lang, normalization: Fsa) -> Supervising:
-        network = experiment.network_spec(lang.tree.num_pdfs)
-        shift = experiment.features.frame_shift_ms / 1000.0
-        return cls(
-            experiment.supervision, lang, normalization, shift, network.subsampling, network.time_offset
-        )
-
-    @property
-    def times(self) -> dict[str, int]:
-        return {
-            "left_tolerance": self.options.left_tolerance,
-            "right_tolerance": self.options.right_tolerance,
-            "subsampling": self.subsampling,
-            "time_offset": self.time_offset,
+        network, options = experiment.network_spec(lang.tree.num_pdfs), experiment.supervision
+        times = {
+            "left_tolerance": options.left_tolerance,
+            "right_tolerance": options.right_tolerance,
+            "subsampling": network.subsampling,
+            "time_offset": network.time_offset,
         }
+        return cls(options, lang, normalization, experiment.features.frame_shift_ms / 1000.0, times)
 
-    def slack(self, copy: Copy) -> int:
+    def last_end(self, copy: Copy) -> int:
         """How far times may lie behind the end of a copy.
 
         An alignment ends with its last output frame, up to two input frames after an utterance; those of a slow
         copy are more.
         """
-        return math.ceil(self.subsampling / copy.speed)
+        return copy.num_frames + math.ceil(self.times["subsampling"] / copy.speed)
 
     def cut(self, copies: Sequence[Supervision]) -> list[list[Chunk]]:
         """As many chunks for each copy as the longest needs, so that the k-th ones hold the same words."""
         lengths = [supervision.num_frames for supervision in copies]
         width, overlap = max(lengths), 0
         if self.options.chunk_frames is not None:
-            width = -(-self.options.chunk_frames // self.subsampling)
-            overlap = -(-self.options.overlap_frames // self.subsampling)
+            width = -(-self.options.chunk_frames // self.times["subsampling"])
+            overlap = -(-self.options.overlap_frames // self.times["subsampling"])
         count = max(num_chunks(length, width, min(overlap, width - 1)) for length in lengths)
         return [
             make_chunks(one, chunk_windows(one.num_frames, width, count), normalization=self.normalization)
@@ -107,7 +84,7 @@ class Supervising:
         ]
 
 
-def write_supervision(
+def _write(
     out: Path,
     experiment: Experiment,
     data: DataDir,
@@ -115,8 +92,8 @@ def write_supervision(
     make: Callable[[tuple[Any, tuple[Copy, ...]]], list[list[Chunk]]],
     where: str,
     resources: Resources,
-) -> SupervisionSummary:
-    """Make the chunks of all utterances and write them to one npz file.
+) -> str:
+    """Make the chunks of all utterances and write them to one npz file; returns a summary.
 
     Every copy of section `perturbation` gets chunks of its own. An utterance of which one copy has no supervision is left
     out with all of them. `spoken` is what is known of each utterance, an alignment or a lattice, and `where` the file it is
@@ -125,42 +102,41 @@ def write_supervision(
     """
     wanted = experiment.perturbation.copies(experiment.train.seed)
     data, variants = resources.load(data, experiment.features, wanted)
-    copies: dict[str, tuple[Copy, ...]] = {utterance.id: () for utterance in data}
-    for one, examples in zip(wanted, variants, strict=True):
-        for name, example in zip(copies, examples, strict=True):
-            copies[name] += (Copy(example.id, one.speed, example.num_frames),)
-    absent = {
-        name: f"utterance {name!r}: is not in the alignment {where}" for name in copies if name not in spoken
-    }
-    items = [(name, (spoken[name], of_one)) for name, of_one in copies.items() if name in spoken]
+    items, excluded = [], {}
+    for utterance, *versions in zip(data, *variants, strict=True):
+        name = utterance.id
+        copies = tuple(
+            Copy(one.id, copy.speed, one.num_frames) for one, copy in zip(versions, wanted, strict=True)
+        )
+        if name in spoken:
+            items.append((name, (spoken[name], copies)))
+        else:
+            excluded[name] = f"utterance {name!r}: is not in the alignment {where}"
     chunks, refused = resources.collect(make, items, "supervision")
-    excluded = absent | refused
+    excluded |= refused
     if not chunks:
         reason = next(iter(excluded.values()), "there are no utterances")
         raise DataError(f"{out}: no utterance has a supervision; the first reason: {reason}")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     save_chunks(out, chunks)
-    every = [chunk for lists in chunks.values() for one in lists for chunk in one]
-    return SupervisionSummary(len(chunks), len(every), sum(chunk.fsa.num_arcs for chunk in every), excluded)
+    arcs = [chunk.fsa.num_arcs for lists in chunks.values() for one in lists for chunk in one]
+    head = (
+        f"{len(chunks)} utterances supervised, {len(arcs)} chunks of all copies, {sum(arcs)} arcs, "
+        f"{len(excluded)} utterances excluded"
+    )
+    return with_reasons(head, excluded)
+
+
+normalizing_option = normalization_option("", required=True)
 
 
 @click.command()
-@click.argument("data", type=INPUT_DATA)
-@click.argument("alignment", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(data=DATA, alignment=FILE, out=OUT)
 @lang_option
-@den_option
+@normalizing_option
 @config_option
 @with_resources("cache", "workers", "jobs", "bad_data", beside=True)
-def supervise(
-    data: Path,
-    alignment: Path,
-    out: Path,
-    lang: Lang,
-    den: Path,
-    experiment: Experiment,
-    resources: Resources,
-) -> None:
+def supervise(out: Path, **options: Any) -> None:
     """Make numerators whose times come from an alignment, in chunks: for a second training.
 
     In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align --den` wrote for it (or
@@ -170,9 +146,7 @@ def supervise(
 
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
-    normalization = load_normalization(lang, den)
-    made = make_supervision(experiment, lang, resources.read(data), alignment, out, normalization, resources)
-    click.echo(f"{made} -> {out}")
+    click.echo(f"{make_supervision(out=out, **options)} -> {out}")
 
 
 def make_supervision(
@@ -183,43 +157,36 @@ def make_supervision(
     out: Path,
     normalization: Fsa,
     resources: Resources,
-) -> SupervisionSummary:
-    """Cut aligned utterances into chunks with numerators; see `write_supervision`.
+) -> str:
+    """Cut aligned utterances into chunks with numerators, write them to one npz file, and return a summary.
 
     A copy at speed s takes the times of the original divided by s. `alignment` is phones.ctm of `fsachain align`, or another
     CTM of phones; utterances that it lacks are left out and named. `normalization` is that of the denominator.
     """
     make = partial(_chunks_of_alignment, Supervising.of(experiment, lang, normalization))
-    spoken = by_utterance(read_ctm(alignment))
-    return write_supervision(out, experiment, data, spoken, make, str(alignment), resources)
+    return _write(out, experiment, data, by_utterance(read_ctm(alignment)), make, str(alignment), resources)
 
 
 def _chunks_of_alignment(
     how: Supervising, item: tuple[Sequence[CtmEntry], tuple[Copy, ...]]
 ) -> list[list[Chunk]]:
     entries, copies = item
-    supervisions = []
+    found = []
     for copy in copies:
         phones = aligned_phones(entries, how.lang.lexicon.phones, how.frame_shift * copy.speed)
-        if phones and phones[-1].end <= copy.num_frames + how.slack(copy):
+        if phones and phones[-1].end <= how.last_end(copy):
             last = copy.num_frames
             phones = [AlignedPhone(p.phone, min(p.start, last - 1), min(p.end, last)) for p in phones]
-        supervisions.append(
-            build_supervision(phones, copy.num_frames, how.lang.tree, name=copy.id, **how.times)
-        )
-    return how.cut(supervisions)
+        found.append(build_supervision(phones, copy.num_frames, how.lang.tree, name=copy.id, **how.times))
+    return how.cut(found)
 
 
 @click.command("supervise")
-@click.argument("data", type=INPUT_DATA)
-@click.argument("model", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(data=DATA, model=FILE, out=OUT)
 @click.argument("lattices", nargs=-1, required=True)
 @lang_option
-@den_option
-@click.option(
-    "--phones", type=INPUT_FILE, help="phones.txt of MODEL; without it its phones are those of --lang."
-)
+@normalizing_option
+@click.option("--phones", type=FILE, help="phones.txt of MODEL; without it its phones are those of --lang.")
 @click.option(
     "--lm-scale",
     type=click.FloatRange(min=0),
@@ -227,20 +194,19 @@ def _chunks_of_alignment(
 )
 @click.option(
     "--lattice-subsampling",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=3,
-    show_default=True,
     help="Input frames per frame of the lattices: 3 for chain models, 1 for GMMs.",
 )
 @config_option
 @with_resources("cache", "workers", "jobs", "bad_data", beside=True)
 def supervise_by_lattices(
-    data: Path,
+    data: DataDir,
     model: Path,
     out: Path,
     lattices: tuple[str, ...],
     lang: Lang,
-    den: Path,
+    normalization: Fsa,
     phones: Path | None,
     lm_scale: float | None,
     lattice_subsampling: int,
@@ -255,23 +221,17 @@ def supervise_by_lattices(
 
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
-    normalization = load_normalization(lang, den)
-    utterances = resources.read(data)
     if lm_scale is not None and experiment.supervision.chunk_frames is not None:
         raise ConfigError(
             f"lm_scale = {lm_scale}: chunks of {experiment.supervision.chunk_frames} frames count all paths alike; weights "
             "need whole utterances (supervision.chunk_frames: null)"
         )
     transitions = read_transition_model(model)
-    make = partial(
-        _chunks_of_lattice,
-        Supervising.of(experiment, lang, normalization),
-        transitions,
-        _phone_ids(lang, transitions, phones),
-        DEFAULT_LM_SCALE if lm_scale is None else lm_scale,
-        lattice_subsampling,
-    )
-    wanted = {utterance.id for utterance in utterances}
+    how = Supervising.of(experiment, lang, normalization)
+    scale = DEFAULT_LM_SCALE if lm_scale is None else lm_scale
+    options = {"model": transitions, "lm_scale": scale, "subsampling": lattice_subsampling}
+    make = partial(_chunks_of_lattice, how, _phone_ids(lang, transitions, phones), options)
+    wanted = {utterance.id for utterance in data}
     found: dict[str, CompactLattice] = {}
     for table in lattices:
         for name, lattice in read_table(table, read_lattice):
@@ -279,8 +239,7 @@ def supervise_by_lattices(
                 raise DataError(f"{table}: the lattice of {name!r} is in another table too")
             if name in wanted:
                 found[name] = lattice
-    made = write_supervision(out, experiment, utterances, found, make, ", ".join(lattices), resources)
-    click.echo(f"{made} -> {out}")
+    click.echo(f"{_write(out, experiment, data, found, make, ', '.join(lattices), resources)} -> {out}")
 
 
 def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.NDArray[np.int32]:
@@ -300,54 +259,40 @@ def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.N
 
 def _chunks_of_lattice(
     how: Supervising,
-    model: TransitionModel,
     phone_ids: npt.NDArray[np.int32],
-    lm_scale: float,
-    lattice_subsampling: int,
+    options: dict[str, Any],
     item: tuple[CompactLattice, tuple[Copy, ...]],
 ) -> list[list[Chunk]]:
     """Chunks of the set of paths that the tolerances allow; whole utterances keep the weights of the lattice."""
     lattice, copies = item
-    found = phone_lattice(
-        lattice, model, lm_scale=lm_scale, subsampling=lattice_subsampling, name=copies[0].id
-    )
+    found = phone_lattice(lattice, name=copies[0].id, **options)
     labels = phone_ids[found.phones.ilabel]
     found = replace(found, phones=replace(found.phones, ilabel=labels, olabel=labels))
-    own = [_lattice_of_copy(found, copy, how.slack(copy)) for copy in copies]
-    if how.options.chunk_frames is not None:
-        return how.cut(
-            [
-                one.supervision(copy.num_frames, how.lang.tree, **how.times)
-                for one, copy in zip(own, copies, strict=True)
-            ]
-        )
-    chunks = []
-    for one, copy in zip(own, copies, strict=True):
-        fsa = one.numerator(copy.num_frames, how.lang.tree, normalization=how.normalization, **how.times)
-        frames = -(-copy.num_frames // how.subsampling)
-        chunks.append([Chunk(one.name, 0, frames, frames, fsa, np.ones(frames, dtype=np.float32))])
-    return chunks
-
-
-def _lattice_of_copy(lattice: PhoneLattice, copy: Copy, slack: int) -> PhoneLattice:
-    """Times divided by the speed; ends at most where the copy ends, unless they lie far off."""
-    spans = np.round(lattice.spans / copy.speed).astype(np.int64)
-    if spans[:, 1].max() <= copy.num_frames + slack:
-        spans = np.minimum(spans, [copy.num_frames - 1, copy.num_frames])
-    return replace(lattice, spans=spans, name=copy.id)
+    supervisions, whole = [], []
+    for copy in copies:
+        # Times divided by the speed; ends at most where the copy ends, unless they lie far off.
+        spans = np.round(found.spans / copy.speed).astype(np.int64)
+        if spans[:, 1].max() <= how.last_end(copy):
+            spans = np.minimum(spans, [copy.num_frames - 1, copy.num_frames])
+        own = replace(found, spans=spans, name=copy.id)
+        if how.options.chunk_frames is not None:
+            supervisions.append(own.supervision(copy.num_frames, how.lang.tree, **how.times))
+            continue
+        fsa = own.numerator(copy.num_frames, how.lang.tree, normalization=how.normalization, **how.times)
+        frames = -(-copy.num_frames // how.times["subsampling"])
+        whole.append([Chunk(copy.id, 0, frames, frames, fsa, np.ones(frames, dtype=np.float32))])
+    return whole or how.cut(supervisions)
 
 
 @click.command("tie-tree")
-@click.argument("data", type=INPUT_DATA)
-@click.argument("alignment", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(data=DATA, alignment=FILE, out=OUT)
 @lang_option
-@click.option("--num-pdfs", type=click.IntRange(min=1), required=True, help="Leaves of the tree, at most.")
-@click.option("--min-frames", type=float, default=100.0, show_default=True, help="Of each side of a split.")
+@click.option("--num-pdfs", type=COUNT, required=True, help="Leaves of the tree, at most.")
+@click.option("--min-frames", type=float, default=100.0, help="Of each side of a split.")
 @config_option
 @with_resources("cache", "workers", "bad_data")
 def tie_tree(
-    data: Path,
+    data: DataDir,
     alignment: Path,
     out: Path,
     lang: Lang,
@@ -363,23 +308,20 @@ def tie_tree(
 
     Out: language folder OUT, the lexicon of --lang with the new tree.
     """
-    utterances = resources.read(data)
     spoken = by_utterance(read_ctm(alignment))
     phones, topology = lang.lexicon.phones, lang.tree.topology
     network = experiment.network_spec(lang.tree.num_pdfs)
-    subsampling, time_offset = network.subsampling, network.time_offset
-    shift = experiment.features.frame_shift_ms / 1000.0
     statistics = BiphoneStatistics(len(phones), topology, experiment.features.num_features)
-    _, (examples,) = resources.load(utterances, experiment.features)
+    _, (examples,) = resources.load(data, experiment.features)
     aligned = [example for example in examples if example.id in spoken]
     if not aligned:
-        raise DataError(f"{alignment}: has none of the {len(utterances)} utterances")
+        raise DataError(f"{alignment}: has none of the {len(data)} utterances")
     num_frames = 0
     for example in track(aligned, "statistics"):
         # The features at the centres of the output frames.
-        features = example.features[time_offset::subsampling]
-        spans = aligned_phones(spoken[example.id], phones, shift)
-        statistics.accumulate(features, _output_spans(spans, subsampling, len(features)))
+        features = example.features[network.time_offset :: network.subsampling]
+        spans = aligned_phones(spoken[example.id], phones, experiment.features.frame_shift_ms / 1000.0)
+        statistics.accumulate(features, _output_spans(spans, network.subsampling, len(features)))
         num_frames += len(features)
     tree = build_tied_tree(
         phones,

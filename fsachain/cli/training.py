@@ -1,10 +1,10 @@
-"""From data sets and graphs to a trained model: the command `fsachain train`."""
+"""From data sets and graphs to a trained model, `fsachain train`; what is wrong with a data set, `fsachain validate`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -12,28 +12,37 @@ import click
 import torch
 from torch import nn
 
-from fsachain.cli.config import Experiment, NetworkSpec, config_option
+from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator
-from fsachain.cli.lang import Lang, lang_option
+from fsachain.cli.lang import LANG, Lang, lang_option
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, begin_network
-from fsachain.cli.options import INPUT_DATA, OUTPUT, den_option, scheduler_option
+from fsachain.cli.options import (
+    COUNT,
+    DATA,
+    OUT,
+    PATH,
+    arguments,
+    den_option,
+    make_folder,
+    scheduler_option,
+    track,
+)
 from fsachain.cli.record import recorded_command
-from fsachain.cli.resources import Resources, executor_at, with_resources
+from fsachain.cli.resources import POLICIES, Resources, executor_at, with_resources
 from fsachain.cli.training_data import (
     ChunkedSet,
-    Streaming,
+    Loader,
     TrainingSet,
-    TranscriptSet,
-    load_sources,
-    open_streams,
-    read_flat_set,
     read_training_set,
+    transcript_faults,
 )
-from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.utterance import Fault
+from fsachain.data.dataset import Example, load_usable
+from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, FsachainError, GraphError
 from fsachain.files import parse_json, write_text
+from fsachain.graph.numerator import build_numerator
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.network import Network
 from fsachain.train.checkpoint import list_checkpoints
@@ -48,12 +57,10 @@ NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
 @click.command()
-@click.argument("data", type=INPUT_DATA)
-@click.argument("numerators", type=NUMERATORS)
-@click.argument("out", type=OUTPUT)
+@arguments(data=DATA, numerators=NUMERATORS, out=OUT)
 @lang_option
 @den_option
-@click.option("--dev", type=(INPUT_DATA, NUMERATORS), help="Data set and numerators evaluated each epoch.")
+@click.option("--dev", type=(DATA, NUMERATORS), help="Data set and numerators evaluated each epoch.")
 @click.option(
     "--stream",
     is_flag=True,
@@ -63,12 +70,11 @@ NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
     "--jobs",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     help="With --stream: processes that prepare utterances in place of threads; compiling needs them.",
 )
 @click.option(
     "--shards-at-once",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="With --stream: mix the utterances of so many Shar shards or Kaldi archives, not of the whole corpus.",
 )
 @scheduler_option
@@ -100,11 +106,8 @@ def train(
 
     Several processes train one model when torchrun starts them: torchrun --nproc-per-node 2 -m fsachain train ...
     """
-    for option, value in (
-        ("--jobs", jobs),
-        ("--shards-at-once", shards_at_once),
-        ("--scheduler", scheduler),
-    ):
+    given = {"--jobs": jobs, "--shards-at-once": shards_at_once, "--scheduler": scheduler}
+    for option, value in given.items():
         if value and not stream:
             raise click.UsageError(f"{option} goes with --stream")
     faults: list[Fault] = []
@@ -119,25 +122,24 @@ def train(
         recorded_command(out, "train", config=experiment.to_dict()) if world.is_first else stoppable(),
         executor_at(scheduler) as executor,
     ):
-        streaming = Streaming(resources.workers, jobs, executor, shards_at_once, resources.cache)
-        train_set: TrainingSet | ChunkedSet | TranscriptSet
-        dev_set: TrainingSet | TranscriptSet | None = None
-        if numerators == COMPILED:
-            train_set = TranscriptSet(read(data))
-        else:
-            train_set = read_training_set(read(data), numerators)
+        train_set: TrainingSet | ChunkedSet = TrainingSet(read(data), None)
+        if numerators != COMPILED:
+            train_set = read_training_set(train_set.data, numerators)
+        dev_set = None
         if dev is not None:
             dev_data = read(dev[0])
-            dev_set = TranscriptSet(dev_data) if dev[1] == COMPILED else read_flat_set(dev_data, dev[1])
+            compiled = dev[1] == COMPILED
+            dev_set = TrainingSet(dev_data, None) if compiled else TrainingSet.read(dev_data, dev[1])
         train_model(
             experiment,
             lang,
             train_set,
             den,
             out,
-            resources,
+            replace(resources, jobs=jobs, executor=executor),
             dev=dev_set,
-            streaming=streaming if stream else None,
+            stream=stream,
+            shards_at_once=shards_at_once,
             left_out=faults,
             world=world,
         )
@@ -148,13 +150,14 @@ def train(
 def train_model(
     experiment: Experiment,
     lang: Lang,
-    train: TrainingSet | ChunkedSet | TranscriptSet,
+    train: TrainingSet | ChunkedSet,
     denominator: Path,
     out: Path,
     resources: Resources,
     *,
-    dev: TrainingSet | TranscriptSet | None = None,
-    streaming: Streaming | None = None,
+    dev: TrainingSet | None = None,
+    stream: bool = False,
+    shards_at_once: int | None = None,
     left_out: Sequence[Fault] = (),
     world: World | None = None,
 ) -> TrainResult:
@@ -163,41 +166,28 @@ def train_model(
     Where several processes train together (`world`), all call this with the same arguments. The first loads the data before
     the others, which then find features and statistics where it has put them; it alone writes to `out`.
 
-    `denominator` is the folder of `make_denominator`. With `streaming` utterances are prepared ahead of their use and no
-    more are kept, and `train` may be utterances alone; without it all features are in memory. `left_out` are faults of
-    utterances that are not in `train` or `dev`, reported with those found here.
+    `denominator` is the folder of `make_denominator`. With `stream` utterances are prepared ahead of their use and no
+    more are kept, see `Loader`; without it all features are in memory. `left_out` are faults of utterances that are not in
+    `train` or `dev`, reported with those found here.
     """
     world = world or World.alone()
     if world.is_first:
         _claim_folder(experiment, out)
-    copies = experiment.perturbation.copies(experiment.train.seed)
-    if not copies:
+    if not experiment.perturbation.speeds:
         raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
     if dev is not None:
         _refuse_shared_ids(train.data, dev.data)
-    spec = experiment.network_spec(lang.tree.num_pdfs)
-    trainer, network = _begin(experiment, spec, load_denominator(lang, denominator), out, world)
+    trainer, network = _begin(experiment, lang, load_denominator(lang, denominator), out, world)
+    loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
-        if streaming is not None:
-            sources = open_streams(
-                experiment, lang, denominator, train, dev, copies, out, network.output_lengths, streaming
-            )
-        elif isinstance(train, TranscriptSet) or isinstance(dev, TranscriptSet):
+        if stream:
+            sources = loader.stream(train, dev, denominator, out, shards_at_once)
+        elif any(isinstance(one, TrainingSet) and one.numerators is None for one in (train, dev)):
             raise ConfigError(
                 "numerators: '-' compiles them while a corpus is streamed; without --stream, make them beforehand"
             )
         else:
-            sources = load_sources(
-                experiment,
-                lang,
-                train,
-                dev,
-                copies,
-                spec,
-                network.output_lengths,
-                cache=resources.cache,
-                num_workers=resources.workers,
-            )
+            sources = loader.load(train, dev)
     try:
         result = trainer.fit_sources(sources.train, sources.dev, left_out=[*left_out, *sources.faults])
     finally:
@@ -208,8 +198,9 @@ def train_model(
 
 
 def _begin(
-    experiment: Experiment, spec: NetworkSpec, denominator: DenominatorGraph, out: Path, world: World
+    experiment: Experiment, lang: Lang, denominator: DenominatorGraph, out: Path, world: World
 ) -> tuple[Trainer, Network]:
+    spec = experiment.network_spec(lang.tree.num_pdfs)
     loss = LFMMILoss(denominator, **experiment.loss.at(0.0))
     torch.manual_seed(experiment.train.seed)
     if list_checkpoints(out / "checkpoints"):
@@ -220,14 +211,10 @@ def _begin(
     progress = make_progress() if world.is_first else Progress()
     for line in begun.lines:
         progress.message(line)
+    model = cast(nn.Module, begun.network)
+    schedules = experiment.loss.schedules
     trainer = Trainer(
-        cast(nn.Module, begun.network),
-        loss,
-        experiment.train,
-        out,
-        progress=progress,
-        loss_schedules=experiment.loss.schedules,
-        world=world,
+        model, loss, experiment.train, out, progress=progress, loss_schedules=schedules, world=world
     )
     return trainer, begun.network
 
@@ -248,11 +235,8 @@ def _claim_folder(experiment: Experiment, out: Path) -> None:
 
     The trainer itself compares the options of section `train` and the utterances.
     """
-    options = {
-        name: value
-        for name, value in experiment.to_dict().items()
-        if name not in ("train", "decoding", "rescoring")
-    }
+    elsewhere = ("train", "decoding", "rescoring")
+    options = {name: value for name, value in experiment.to_dict().items() if name not in elsewhere}
     path = out / "experiment.json"
     if path.is_file():
         try:
@@ -265,5 +249,122 @@ def _claim_folder(experiment: Experiment, out: Path) -> None:
                 f"{out}: holds a training with other options in {', '.join(changed)}; "
                 "choose another folder or delete it"
             )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     write_text(path, json.dumps(options, indent=2) + "\n")
+
+
+@click.command()
+@arguments(data=DATA)
+@click.option("--lang", type=LANG, help="Folder made by `fsachain lang`: words and lengths are checked too.")
+@click.option(
+    "--numerators", type=PATH, help="File or shards made for DATA: checksums and transcripts are compared."
+)
+@click.option("--out", type=OUT, help="File for all faults, one JSON object per line.")
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES[::-1]),
+    default="stop",
+    help="stop: status 1 if there is any fault. exclude: only if nothing is left to train on.",
+)
+@config_option
+@with_resources("cache", "workers", "commands")
+def validate(
+    data: Path,
+    lang: Lang | None,
+    numerators: Path | None,
+    out: Path | None,
+    policy: str,
+    experiment: Experiment,
+    resources: Resources,
+) -> None:
+    """List what is wrong with a data directory, before a training meets it.
+
+    In: DATA, a Kaldi data directory; the sections features and network of the configuration. Tables, recordings and
+    features are read as a training reads them: unreadable or empty audio, another sampling rate, missing files,
+    duplicate ids, empty text, numbers that are not finite; with --lang unknown words and utterances too short for
+    their words; with --numerators shards that are damaged, and utterances without numerator.
+
+    Out: one table by kind of fault, printed; with --out all faults as a file. `fsachain train` prints the same
+    table; its option `train: {bad_data: stop}` ends it there.
+    """
+    found = validate_data(data, experiment, lang, resources, numerators=numerators)
+    click.echo(str(found))
+    if out is not None:
+        write_faults(out, found.faults)
+    if not found.num_utterances or (found.faults and policy == "stop"):
+        raise DataError(
+            f"{data}: {len(found.faults)} faults, {found.num_utterances} utterances can be trained on"
+        )
+
+
+@dataclass(frozen=True)
+class Validation:
+    num_utterances: int
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.num_utterances} utterances can be trained on, {len(self.faults)} faults"
+        return "\n".join([head, fault_table(self.faults)]).rstrip()
+
+
+def validate_data(
+    folder: Path,
+    experiment: Experiment,
+    lang: Lang | None = None,
+    resources: Resources | None = None,
+    *,
+    numerators: Path | None = None,
+) -> Validation:
+    """Read everything that a training on a data set would read, and note what is wrong.
+
+    With `lang`, words that the lexicon refuses and utterances too short for their words are found too. With `numerators` the
+    file, or every shard of the folder, is compared with its checksums, and utterances without numerator, or with one of
+    other words, are found. Damaged files of the cache are made anew; commands in wav.scp are faults
+    without leave to run them.
+    """
+    resources = resources or Resources()
+    data, faults = DataDir.check(folder, allow_commands=resources.allow_commands)
+
+    def without(unusable: list[Fault]) -> DataDir:
+        faults.extend(unusable)
+        names = {fault.id for fault in unusable}
+        return data.select(lambda utterance: utterance.id not in names)
+
+    data = without(transcript_faults(data, lang))
+    if numerators is not None:
+        data = without(_numerator_faults(data, numerators))
+    cache, threads = resources.cache, resources.workers
+    usable, (examples,), broken = load_usable(data, experiment.features, cache_dir=cache, num_workers=threads)
+    faults += broken
+    too_short: list[Fault] = []
+    if lang is not None:
+        subsampling = experiment.network_spec(lang.tree.num_pdfs).subsampling
+        pairs = list(zip(usable.utterances, examples, strict=True))
+        found = (_too_short(one, example, lang, subsampling) for one, example in track(pairs, "transcripts"))
+        too_short = [fault for fault in found if fault is not None]
+    return Validation(len(usable) - len(too_short), (*faults, *too_short))
+
+
+def _numerator_faults(data: DataDir, numerators: Path) -> list[Fault]:
+    """One fault for a file that cannot be used, or those of utterances that have no numerator."""
+    try:
+        supervised = read_training_set(data, numerators).supervised
+    except FsachainError as error:
+        return [Fault(str(numerators), str(error))]
+    return [
+        Fault(one.id, f"utterance {one.id!r}: has no numerator in {numerators}")
+        for one in data
+        if one.id not in supervised
+    ]
+
+
+def _too_short(utterance: Utterance, example: Example, lang: Lang, subsampling: int) -> Fault | None:
+    try:
+        graph = build_numerator(utterance.words, lang.lexicon, lang.tree, name=utterance.id)
+    except GraphError as error:
+        return Fault(utterance.id, str(error), "no pronunciation")
+    need, have = graph.fsa.min_frames(), -(-example.num_frames // subsampling)
+    if need is not None and have >= need:
+        return None
+    reason = f"{have} output frames ({example.num_frames} of features), its {len(utterance.words)} words need {need}"
+    return utterance.unusable("too short", f": {reason}").fault

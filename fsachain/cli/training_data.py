@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import normalise_set
+from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.dataset import Example, cut_example, estimate_cmvn, load_usable
@@ -45,82 +45,65 @@ STATISTICS_UTTERANCES = 5000  # that global statistics are taken from; more woul
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Utterances and the numerators of those that can be used, by utterance id."""
+    """Utterances and the numerators of those that can be used, by utterance id: graphs, or tables in mapped shards.
+
+    Where `numerators` is None, they are compiled from the transcripts while a training streams the utterances.
+    """
 
     data: DataDir
-    numerators: Mapping[str, Numerator]
+    numerators: Mapping[str, Numerator] | TableShards | None
 
     @classmethod
     def read(cls, data: DataDir, path: Path) -> TrainingSet:
-        graphs = load_numerators(path)
-        # Numerators of patterns and graphs are not made from transcripts, so their words may differ.
-        compared = graphs if source_of(path) == "transcripts" else ()
-        for utterance in data:
-            if utterance.id in compared and graphs[utterance.id].words != utterance.words:
-                raise _changed(path, utterance)
-        return cls(data, graphs)
+        """With the numerators of whole utterances, from a file or a folder of shards."""
+        if path.is_dir():
+            shards = TableShards(path)
+            shards.check_bodies()
+            changed = [one.id for one in data if one.id in shards and not shards.says(one.id, one.words)]
+            found = cls(data, shards)
+        else:
+            graphs = load_numerators(path)
+            # Numerators of patterns and graphs are not made from transcripts, so their words may differ.
+            compared = graphs if source_of(path) == "transcripts" else ()
+            changed = [one.id for one in data if one.id in compared and graphs[one.id].words != one.words]
+            found = cls(data, graphs)
+        if changed:
+            raise DataError(
+                f"{path}: the transcript of {changed[0]!r} has changed since its numerator was made; "
+                "build the numerators anew"
+            )
+        return found
 
     @property
     def supervised(self) -> Container[str]:
-        return self.numerators
+        return () if self.numerators is None else self.numerators
 
     def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
         return copies
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
         """By the ids of the utterances and of their copies, whose ids have a prefix."""
-        compiled = {
-            name: compile_table(numerator.fsa, num_pdfs, name=name)
-            for name, numerator in self.numerators.items()
-        }
+        compiled = {name: self._table(name, one, num_pdfs) for name, one in (self.numerators or {}).items()}
         return {prefix + name: table for prefix in prefixes for name, table in compiled.items()}
 
     def reader(self, num_pdfs: int) -> Callable[[Utterance], TransitionTable]:
+        """Gives the table of an utterance; those in shards are read when they are asked for."""
+        shards = self.numerators
+        if isinstance(shards, TableShards):
+            return lambda utterance: self._table(utterance.id, shards.read(utterance.id), num_pdfs)
         tables = self.tables(num_pdfs, [""])
         return lambda utterance: tables[utterance.id]
 
-
-def _changed(path: Path, utterance: Utterance) -> DataError:
-    return DataError(
-        f"{path}: the transcript of {utterance.id!r} has changed since its numerator was made; "
-        "build the numerators anew"
-    )
-
-
-@dataclass(frozen=True)
-class CompiledSet(TrainingSet):
-    """Utterances and shards of compiled numerators, mapped into memory; `numerators` is empty."""
-
-    shards: TableShards
-
-    @property
-    def supervised(self) -> Container[str]:
-        return self.shards
-
-    @classmethod
-    def read(cls, data: DataDir, path: Path) -> CompiledSet:
-        shards = TableShards(path)
-        shards.check_bodies()
-        for utterance in data:
-            if utterance.id in shards and not shards.says(utterance.id, utterance.words):
-                raise _changed(path, utterance)
-        return cls(data, {}, shards)
-
-    def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
-        tables = {name: self._checked(name, table, num_pdfs) for name, table in self.shards.items()}
-        return {prefix + name: table for prefix in prefixes for name, table in tables.items()}
-
-    def reader(self, num_pdfs: int) -> Callable[[Utterance], TransitionTable]:
-        """A table is read when it is asked for."""
-        return lambda utterance: self._checked(utterance.id, self.shards.read(utterance.id), num_pdfs)
-
-    def _checked(self, name: str, table: TransitionTable, num_pdfs: int) -> TransitionTable:
-        if table.num_pdfs != num_pdfs:
+    def _table(self, name: str, numerator: Numerator | TransitionTable, num_pdfs: int) -> TransitionTable:
+        if isinstance(numerator, Numerator):
+            return compile_table(numerator.fsa, num_pdfs, name=name)
+        if numerator.num_pdfs != num_pdfs:
+            assert isinstance(self.numerators, TableShards)
             raise DataError(
-                f"{self.shards.folder}: the numerator of {name!r} was made for {table.num_pdfs} pdfs; expected "
+                f"{self.numerators.folder}: the numerator of {name!r} was made for {numerator.num_pdfs} pdfs; expected "
                 f"{num_pdfs}; compile the numerators anew"
             )
-        return table
+        return numerator
 
 
 @dataclass(frozen=True)
@@ -153,20 +136,15 @@ class ChunkedSet:
         return found
 
     def _cut_one(self, example: Example, chunk: Chunk, network: NetworkSpec) -> Example:
-        frames = -(-example.num_frames // network.subsampling)
+        subsampling = network.subsampling
+        frames = -(-example.num_frames // subsampling)
         if frames != chunk.of_frames:
             raise DataError(
                 f"{self.path}: chunk {chunk.id!r} is of {chunk.of_frames} output frames, the utterance has "
                 f"{frames}; supervise anew after a change of features or network"
             )
-        return cut_example(
-            example,
-            chunk.start,
-            chunk.frame_weights,
-            subsampling=network.subsampling,
-            context=network.context,
-            name=chunk.id,
-        )
+        part = chunk.start, chunk.frame_weights
+        return cut_example(example, *part, subsampling=subsampling, context=network.context, name=chunk.id)
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
         """By the ids of the chunks, which have the prefix of their copy already."""
@@ -174,42 +152,27 @@ class ChunkedSet:
         return {chunk.id: compile_table(chunk.fsa, num_pdfs, name=chunk.id) for chunk in every}
 
 
-@dataclass(frozen=True)
-class TranscriptSet:
-    """Utterances whose numerators are compiled while a training streams them."""
-
-    data: DataDir
-
-
 def read_training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedSet:
     """The utterances with what `num-graphs`, `num-tables` (a folder) or `supervise` wrote for them."""
     if not numerators.is_dir() and holds_chunks(numerators):
         return ChunkedSet(data, load_chunks(numerators), numerators)
-    return read_flat_set(data, numerators)
-
-
-def read_flat_set(data: DataDir, numerators: Path) -> TrainingSet:
-    """Numerators of whole utterances, from a file or a folder of shards."""
-    return (CompiledSet if numerators.is_dir() else TrainingSet).read(data, numerators)
+    return TrainingSet.read(data, numerators)
 
 
 def transcript_faults(utterances: Iterable[Utterance], lang: Lang | None) -> list[Fault]:
     """Utterances without words and, where `lang` is given, with a word that its lexicon refuses."""
     faults = []
-    for utterance in utterances:
-        if not utterance.words:
-            message = f"utterance {utterance.id!r}: the transcript is empty"
-            faults.append(Fault(utterance.id, message, "empty text"))
-        elif lang is not None:
-            refusal = lang.refusal(utterance.words, utterance.id)
-            if refusal is not None:
-                faults.append(Fault(utterance.id, refusal, "unknown word"))
+    for one in utterances:
+        if not one.words:
+            faults.append(one.unusable("empty text", ": the transcript is empty").fault)
+        elif lang is not None and (refusal := lang.refusal(one.words, one.id)) is not None:
+            faults.append(Fault(one.id, refusal, "unknown word"))
     return faults
 
 
-def _without_numerator(data: DataDir, supervised: Container[str], lang: Lang) -> list[Fault]:
+def _without_numerator(given: TrainingSet | ChunkedSet, lang: Lang) -> list[Fault]:
     """The fault of the transcript is the reason, where it has one."""
-    bare = [utterance for utterance in data if utterance.id not in supervised]
+    bare = [utterance for utterance in given.data if utterance.id not in given.supervised]
     why = {fault.id: fault for fault in transcript_faults(bare, lang)}
     return [why.get(one.id, Fault(one.id, f"utterance {one.id!r}: has no numerator")) for one in bare]
 
@@ -219,8 +182,8 @@ class Sources:
     """`faults` are of utterances that are in neither source and that the sources themselves do not name."""
 
     cmvn: Cmvn
-    train: Source | StreamSource
-    dev: Source | StreamSource | None
+    train: Source
+    dev: Source | None
     faults: list[Fault] = field(default_factory=list)
 
     def close(self) -> None:
@@ -230,212 +193,180 @@ class Sources:
                 source.close()
 
 
-# in memory
-
-
-def load_sources(
-    experiment: Experiment,
-    lang: Lang,
-    train: TrainingSet | ChunkedSet,
-    dev: TrainingSet | None,
-    copies: Sequence[Perturbation],
-    spec: NetworkSpec,
-    output_lengths: OutputLengths,
-    *,
-    cache: Path | None,
-    num_workers: int,
-) -> Sources:
-    """Load the features of a training set and, if there is one, a development set.
-
-    The lexicon of `lang` tells why an utterance has no numerator; `spec` tells how much context a chunk needs.
-    """
-    faults: list[Fault] = []
-
-    def load(
-        given: TrainingSet | ChunkedSet, copies: Sequence[Perturbation]
-    ) -> tuple[DataDir, list[list[Example]]]:
-        found = _without_numerator(given.data, given.supervised, lang)
-        usable, variants, broken = load_usable(
-            given.data.select(lambda utterance: utterance.id in given.supervised),
-            experiment.features,
-            copies,
-            cache_dir=cache,
-            num_workers=num_workers,
-        )
-        found += broken
-        if not len(usable):
-            first = f"; the first: {found[0].reason}" if found else ""
-            raise DataError(f"no utterance is left, {len(found)} were excluded{first}")
-        faults.extend(found)
-        return usable, variants
-
-    num_pdfs = lang.tree.num_pdfs
-    options: dict[str, Any] = {
-        "batch_size": experiment.train.batch_size,
-        "batch_frames": experiment.train.batch_frames,
-        "seed": experiment.train.seed,
-    }
-    data, variants = load(train, copies)
-    cmvn = estimate_cmvn(variants[0], experiment.cmvn)
-    variants = replace(train, data=data).cut([normalise_set(examples, cmvn) for examples in variants], spec)
-    tables = train.tables(num_pdfs, [copy.prefix for copy in copies])
-    source = BatchSource(variants, tables, output_lengths, augmentation=experiment.augment, **options)
-    if dev is None:
-        return Sources(cmvn, source, None, faults)
-    _, (examples,) = load(dev, (Perturbation(),))
-    dev_source = BatchSource(
-        [normalise_set(examples, cmvn)], dev.tables(num_pdfs, [""]), output_lengths, **options
-    )
-    return Sources(cmvn, source, dev_source, faults)
-
-
-# streamed
-
-
 @dataclass(frozen=True)
-class Streaming:
-    """How a corpus is read that is not kept in memory.
+class Loader:
+    """Makes the sources of a training from a training set and, if there is one, a development set.
 
-    Utterances are prepared by the executor, by processes if there are any, else by threads. `shards_at_once` are the Shar
-    shards or Kaldi archives that are mixed with each other; None takes utterances from everywhere. `cache` is a folder for
-    lengths and for features, one file for each utterance.
+    In memory, features are computed by `resources.workers` threads. Streamed, utterances are prepared by the executor, by
+    `resources.jobs` processes if there are any, else by threads. `resources.cache` is a folder for lengths and features.
+    The lexicon of `lang` tells why an utterance has no numerator. `output_lengths` are the network's.
     """
 
-    num_threads: int = 1
-    num_processes: int = 0
-    executor: Executor | None = None
-    shards_at_once: int | None = None
-    cache: Path | None = None
+    experiment: Experiment
+    lang: Lang
+    output_lengths: OutputLengths
+    resources: Resources
 
     @property
-    def folder(self) -> str | None:
-        return None if self.cache is None else str(self.cache)
+    def _copies(self) -> list[Perturbation]:
+        return self.experiment.perturbation.copies(self.experiment.train.seed)
 
+    @property
+    def _batching(self) -> dict[str, Any]:
+        train = self.experiment.train
+        return {"batch_size": train.batch_size, "batch_frames": train.batch_frames, "seed": train.seed}
 
-def open_streams(
-    experiment: Experiment,
-    lang: Lang,
-    denominator: Path,
-    train: TrainingSet | ChunkedSet | TranscriptSet,
-    dev: TrainingSet | TranscriptSet | None,
-    copies: Sequence[Perturbation],
-    out: Path,
-    output_lengths: OutputLengths,
-    streaming: Streaming,
-) -> Sources:
-    """The sources of a training set and, if there is one, a development set; chunks are refused.
+    @property
+    def _folder(self) -> str | None:
+        return None if self.resources.cache is None else str(self.resources.cache)
 
-    Numerators compiled here are normalised by `denominator`, the folder of `fsachain den-graph`. `out` keeps global
-    statistics of the features.
-    """
+    def load(self, train: TrainingSet | ChunkedSet, dev: TrainingSet | None) -> Sources:
+        """With all features in memory."""
+        faults: list[Fault] = []
 
-    def source(
-        given: TrainingSet | ChunkedSet | TranscriptSet, corpus: Corpus, cmvn: Cmvn, faults: Sequence[Fault]
-    ) -> StreamSource:
-        maker = None
-        if isinstance(given, TranscriptSet):
-            maker = NumeratorMaker(lang.lexicon, lang.tree, load_normalization(lang, denominator))
-        return StreamSource(
-            corpus,
-            Preparation(experiment.features, cmvn, experiment.augment, maker, streaming.folder),
-            output_lengths,
-            batch_size=experiment.train.batch_size,
-            seed=experiment.train.seed,
-            batch_frames=experiment.train.batch_frames,
-            num_threads=streaming.num_threads,
-            num_processes=streaming.num_processes,
-            executor=streaming.executor,
-            left_out=faults,
+        def load(
+            given: TrainingSet | ChunkedSet, copies: Sequence[Perturbation]
+        ) -> tuple[DataDir, list[list[Example]]]:
+            found = _without_numerator(given, self.lang)
+            usable, variants, broken = load_usable(
+                given.data.select(lambda utterance: utterance.id in given.supervised),
+                self.experiment.features,
+                copies,
+                cache_dir=self.resources.cache,
+                num_workers=self.resources.workers,
+            )
+            found += broken
+            if not len(usable):
+                first = f"; the first: {found[0].reason}" if found else ""
+                raise DataError(f"no utterance is left, {len(found)} were excluded{first}")
+            faults.extend(found)
+            return usable, variants
+
+        num_pdfs = self.lang.tree.num_pdfs
+        data, variants = load(train, self._copies)
+        cmvn = estimate_cmvn(variants[0], self.experiment.cmvn)
+        variants = [normalise_set(examples, cmvn) for examples in variants]
+        variants = replace(train, data=data).cut(variants, self.experiment.network_spec(num_pdfs))
+        tables = train.tables(num_pdfs, [copy.prefix for copy in self._copies])
+        augmentation = self.experiment.augment
+        source = BatchSource(
+            variants, tables, self.output_lengths, augmentation=augmentation, **self._batching
         )
+        if dev is None:
+            return Sources(cmvn, source, None, faults)
+        _, (examples,) = load(dev, (Perturbation(),))
+        variants = [normalise_set(examples, cmvn)]
+        dev_source = BatchSource(variants, dev.tables(num_pdfs, [""]), self.output_lengths, **self._batching)
+        return Sources(cmvn, source, dev_source, faults)
 
-    corpus, faults = _corpus(experiment, lang, train, copies, streaming)
-    cmvn = _statistics(experiment, corpus, out / STATISTICS, streaming)
-    first = source(train, corpus, cmvn, faults)
-    if dev is None:
-        return Sources(cmvn, first, None)
-    corpus, faults = _corpus(experiment, lang, dev, (Perturbation(),), streaming)
-    own = _statistics(experiment, corpus, None, streaming) if cmvn.config.scope == "speaker" else cmvn
-    return Sources(cmvn, first, source(dev, corpus, own, faults))
+    def stream(
+        self,
+        train: TrainingSet | ChunkedSet,
+        dev: TrainingSet | None,
+        denominator: Path,
+        out: Path,
+        shards_at_once: int | None,
+    ) -> Sources:
+        """With utterances prepared ahead of their use, and no more kept; chunks are refused.
 
+        Numerators compiled here are normalised by `denominator`, the folder of `fsachain den-graph`. `out` keeps global
+        statistics of the features. `shards_at_once` are the Shar shards or Kaldi archives that are mixed with each other;
+        None takes utterances from everywhere.
+        """
+        resources = self.resources
+        config = self.experiment.cmvn
 
-def _corpus(
-    experiment: Experiment,
-    lang: Lang,
-    given: TrainingSet | ChunkedSet | TranscriptSet,
-    copies: Sequence[Perturbation],
-    streaming: Streaming,
-) -> tuple[Corpus, list[Fault]]:
-    if isinstance(given, ChunkedSet):
-        raise ConfigError(
-            f"{given.path}: chunks are cut from utterances in memory; train on them without --stream"
-        )
-    stored = None
-    if isinstance(given, TranscriptSet):
-        faults = transcript_faults(given.data, lang)
-    else:
-        faults = _without_numerator(given.data, given.supervised, lang)
-        stored = given.reader(lang.tree.num_pdfs)
-    wrong = {fault.id for fault in faults}
-    utterances = [one for one in given.data if one.id not in wrong]
-    counts, unreadable = frame_counts(
-        utterances,
-        experiment.features,
-        copies,
-        cache_dir=streaming.cache,
-        num_workers=streaming.num_threads,
-    )
-    faults += unreadable
-    known = {fault.id for fault in unreadable}
-    empty: NDArray[np.bool_] = np.any(counts <= 0, axis=0)
-    kept = []
-    for one, without_frames in zip(utterances, empty.tolist(), strict=True):
-        if not without_frames:
-            kept.append(one)
-        elif one.id not in known:
-            faults.append(Fault(one.id, f"utterance {one.id!r}: gives no frame", "no frames"))
-    at_once = streaming.shards_at_once
-    shards = None if at_once is None else _shards(kept)
-    return Corpus(kept, counts[:, ~empty], copies, stored, shards, at_once or 1), faults
+        def source(given: TrainingSet, corpus: Corpus, cmvn: Cmvn, faults: Sequence[Fault]) -> StreamSource:
+            maker = None
+            if given.numerators is None:
+                normalization = load_normalization(self.lang, denominator)
+                maker = NumeratorMaker(self.lang.lexicon, self.lang.tree, normalization)
+            augmentation = self.experiment.augment
+            return StreamSource(
+                corpus,
+                Preparation(self.experiment.features, cmvn, augmentation, maker, self._folder),
+                self.output_lengths,
+                num_threads=resources.workers,
+                num_processes=resources.jobs,
+                executor=resources.executor,
+                left_out=faults,
+                **self._batching,
+            )
 
+        if isinstance(train, ChunkedSet):
+            raise ConfigError(
+                f"{train.path}: chunks are cut from utterances in memory; train on them without --stream"
+            )
+        corpus, faults = self._corpus(train, self._copies, shards_at_once)
+        cmvn = self._statistics(corpus, out / STATISTICS)
+        first = source(train, corpus, cmvn, faults)
+        if dev is None:
+            return Sources(cmvn, first, None)
+        corpus, faults = self._corpus(dev, (Perturbation(),), shards_at_once)
+        own = self._statistics(corpus, None) if config.scope == "speaker" else cmvn
+        return Sources(cmvn, first, source(dev, corpus, own, faults))
 
-def _statistics(experiment: Experiment, corpus: Corpus, path: Path | None, streaming: Streaming) -> Cmvn:
-    """The normalisation; global statistics come from the file if it is there, else they are written to it."""
-    config = experiment.cmvn
-    if config.scope in ("none", "utterance"):
-        return Cmvn(config)
-    if config.scope == "speaker":
-        every = [(one, copy) for copy in corpus.copies for one in corpus.utterances]
-        return Cmvn.estimate(config, _features(experiment, every, streaming))
-    if path is not None and path.is_file():
-        return Cmvn.from_state(config, read_npz(path))
-    size = len(corpus.utterances)
-    places: Iterable[int] = range(size)
-    if size > STATISTICS_UTTERANCES:
-        generator = seeded_generator(experiment.train.seed, "cmvn")
-        places = sorted(generator.choice(size, STATISTICS_UTTERANCES, replace=False).tolist())
-    some = [(corpus.utterances[place], corpus.copies[0]) for place in places]
-    cmvn = Cmvn.estimate(config, _features(experiment, some, streaming))
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            np.savez(file, allow_pickle=False, **cmvn.state())
-    return cmvn
+    def _corpus(
+        self, given: TrainingSet, copies: Sequence[Perturbation], shards_at_once: int | None
+    ) -> tuple[Corpus, list[Fault]]:
+        stored = None
+        if given.numerators is None:
+            faults = transcript_faults(given.data, self.lang)
+        else:
+            faults = _without_numerator(given, self.lang)
+            stored = given.reader(self.lang.tree.num_pdfs)
+        wrong = {fault.id for fault in faults}
+        utterances = [one for one in given.data if one.id not in wrong]
+        cache, threads = self.resources.cache, self.resources.workers
+        features = self.experiment.features
+        counts, unreadable = frame_counts(utterances, features, copies, cache_dir=cache, num_workers=threads)
+        faults += unreadable
+        known = {fault.id for fault in unreadable}
+        empty: NDArray[np.bool_] = np.any(counts <= 0, axis=0)
+        kept = []
+        for one, without_frames in zip(utterances, empty.tolist(), strict=True):
+            if not without_frames:
+                kept.append(one)
+            elif one.id not in known:
+                faults.append(one.unusable("no frames", ": gives no frame").fault)
+        shards = None if shards_at_once is None else _shards(kept)
+        return Corpus(kept, counts[:, ~empty], copies, stored, shards, shards_at_once or 1), faults
 
+    def _statistics(self, corpus: Corpus, path: Path | None) -> Cmvn:
+        """The normalisation; global statistics come from the file if it is there, else they are written to it."""
+        config = self.experiment.cmvn
+        if config.scope in ("none", "utterance"):
+            return Cmvn(config)
+        if config.scope == "speaker":
+            every = [(one, copy) for copy in corpus.copies for one in corpus.utterances]
+            return Cmvn.estimate(config, self._features(every))
+        if path is not None and path.is_file():
+            return Cmvn.from_state(config, read_npz(path))
+        size = len(corpus.utterances)
+        places: Iterable[int] = range(size)
+        if size > STATISTICS_UTTERANCES:
+            generator = seeded_generator(self.experiment.train.seed, "cmvn")
+            places = sorted(generator.choice(size, STATISTICS_UTTERANCES, replace=False).tolist())
+        some = [(corpus.utterances[place], corpus.copies[0]) for place in places]
+        cmvn = Cmvn.estimate(config, self._features(some))
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                np.savez(file, allow_pickle=False, **cmvn.state())
+        return cmvn
 
-def _features(
-    experiment: Experiment, utterances: Sequence[tuple[Utterance, Perturbation]], streaming: Streaming
-) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Speakers and features as they are; what cannot be read is left out here, and named when its turn comes."""
-    plain = Preparation(experiment.features, Cmvn(CmvnConfig("none")), cache_dir=streaming.folder)
-    tasks = (
-        [Task(None, tuple(utterances[begin : begin + PIECE]))] for begin in range(0, len(utterances), PIECE)
-    )
-    count = streaming.num_threads
-    with Workers(plain, num_threads=count, executor=streaming.executor) as workers:
-        for (pieces,) in workers.ahead(tasks, 2 * count):
-            for found in pieces:
-                if not isinstance(found, Fault):
-                    yield found[0].speaker, found[0].features
+    def _features(
+        self, pairs: Sequence[tuple[Utterance, Perturbation]]
+    ) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Speakers and features as they are; what cannot be read is left out here, and named when its turn comes."""
+        plain = Preparation(self.experiment.features, Cmvn(CmvnConfig("none")), cache_dir=self._folder)
+        tasks = ([Task(None, tuple(pairs[begin : begin + PIECE]))] for begin in range(0, len(pairs), PIECE))
+        count = self.resources.workers
+        with Workers(plain, num_threads=count, executor=self.resources.executor) as workers:
+            for (pieces,) in workers.ahead(tasks, 2 * count):
+                for found in pieces:
+                    if not isinstance(found, Fault):
+                        yield found[0].speaker, found[0].features
 
 
 def _shards(utterances: Sequence[Utterance]) -> list[int]:

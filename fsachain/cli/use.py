@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.decoding import DecodingGraphs, check_lang
+from fsachain.cli.decoding import Search, check_lang, search_options
 from fsachain.cli.lang import Lang, load_lang
-from fsachain.cli.model import AcousticModel
-from fsachain.cli.options import INPUT_FILE, INPUT_FOLDER, OUTPUT, counter, grammar_option
+from fsachain.cli.model import MODEL, AcousticModel
+from fsachain.cli.options import FILE, FOLDER, OUT, arguments, counter, make_folder
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
 from fsachain.data.recording import Recording
@@ -30,7 +30,7 @@ from fsachain.nn.streaming import StreamingModel
 
 optional_lang_option = click.option(
     "--lang",
-    type=INPUT_FOLDER,
+    type=FOLDER,
     help="Folder made by `fsachain lang`; by default `lang` in the model's folder or beside it.",
 )
 
@@ -41,10 +41,13 @@ LONGEST_TEXT = 1 << 26  # bytes of a line: a text may be all in one
 WORST = 5  # words that the summary of align-long names
 
 
-def _lang_of(model: Path, given: Path | None) -> Lang:
-    """The language folder: the one given, or `lang` in the model's folder or beside it."""
+def _load(model: Path, lang: Path | None) -> tuple[AcousticModel, Lang]:
+    """The model, and the language folder: the one given, or `lang` in the model's folder or beside it."""
+    acoustic = AcousticModel.load(model)
     beside = (model.parent / "lang", model.parent.parent / "lang")
-    return load_lang(given or next((folder for folder in beside if folder.is_dir()), beside[1]))
+    language = load_lang(lang or next((folder for folder in beside if folder.is_dir()), beside[1]))
+    check_lang(acoustic, language)
+    return acoustic, language
 
 
 def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Features]:
@@ -55,15 +58,12 @@ def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Featu
     `CONTEXT_SECONDS` before and behind each block: a recording that is no longer than that, as a whole.
     """
     shift = model.experiment.features.frame_shift_ms / 1000.0
-    context = model.network.context
-    if context is None:
-        frames = max(1, round(CONTEXT_SECONDS / shift))
-        context = (frames, frames)
+    whole = max(1, round(CONTEXT_SECONDS / shift))
     config = model.cmvn.config
     sliding = None
     if config.scope in ("utterance", "speaker"):
         sliding = SlidingCmvn(config.moments, max(1, round(CMVN_SECONDS / shift)))
-    network = StreamingModel(model.network, context)
+    network = StreamingModel(model.network, model.network.context or (whole, whole))
     features = FeatureStream(model.experiment.features)
 
     def scores(block: Features) -> Features:
@@ -78,42 +78,36 @@ def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Featu
     yield network.finish().numpy()
 
 
-# transcribe
+def _with_progress(model: AcousticModel, recording: Recording, what: str) -> Iterator[Features]:
+    """`stream_outputs` with a bar of seconds."""
+    done = 0
+    with counter(what) as update:
+        for scores in stream_outputs(model, recording):
+            yield scores
+            done += len(scores)
+            update(round(done * model.timing.frame_seconds), round(recording.seconds))
 
 
 @click.command()
-@click.argument("model", type=INPUT_FILE)
+@arguments(model=FILE)
 @click.argument("files", type=click.Path(dir_okay=False, path_type=Path), nargs=-1, required=True)
 @optional_lang_option
-@click.option("--arpa", type=INPUT_FILE, help="Word language model, as for `fsachain decode`.")
-@grammar_option
-@click.option("--lm-weight", type=float, default=1.0, show_default=True)
-@click.option("--word-insertion-penalty", type=float, default=0.0, show_default=True)
+@search_options
 @click.option(
     "--format",
     "form",
     type=click.Choice(["table", "text", "ctm", "json"]),
     default="table",
-    show_default=True,
     help="For people; Kaldi's text; CTM with confidences; a line of JSON for each file.",
 )
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=1.0),
     default=30.0,
-    show_default=True,
     help="Longer recordings are cut at pauses into pieces of at most so many seconds.",
 )
 def transcribe(
-    model: Path,
-    files: tuple[Path, ...],
-    lang: Path | None,
-    arpa: Path | None,
-    grammar: tuple[Path, Path] | None,
-    lm_weight: float,
-    word_insertion_penalty: float,
-    form: str,
-    max_seconds: float,
+    model: Path, files: tuple[Path, ...], lang: Path | None, search: Search, form: str, max_seconds: float
 ) -> None:
     """Recognise recordings, and print their words with times and confidences.
 
@@ -123,92 +117,74 @@ def transcribe(
     Out: the words, printed. The confidence of a word is its posterior among the paths of the decoder's lattice. Files that
     cannot be read are named on the standard error, and the exit status is 1.
     """
-    acoustic = AcousticModel.load(model)
-    graphs = DecodingGraphs(_lang_of(model, lang), arpa, grammar)
-    check_lang(acoustic, graphs.lang)
-    lexicon, tree = graphs.lang.lexicon, graphs.lang.tree
-    graph = graphs.build(lm_weight, word_insertion_penalty)
+    acoustic, language = _load(model, lang)
+    lexicon, tree = language.lexicon, language.tree
+    graph = search.graphs(language).build(*search.weights)
     decoder = Decoder(graph, lexicon.words, acoustic.experiment.decoding.search)
     transcriber = Transcriber(decoder, lexicon, tree, acoustic.timing)
     refused = 0
     for path in files:
         try:
-            with counter(path.name) as update:
-                found = _transcribe_file(acoustic, transcriber, path, max_seconds, update)
+            recording = Recording(path, acoustic.experiment.features.sample_rate)
+            words = _recognise(acoustic, transcriber, recording, path, max_seconds)
         except DataError as error:
             click.echo(f"error: {error}", err=True)
             refused += 1
             continue
-        text = found.to_text(form)
+        text = transcript_text(path, recording.seconds, words, form)
         if text:
             click.echo(text)
     if refused:
         raise DataError(f"{refused} of {len(files)} recordings could not be transcribed")
 
 
-def _transcribe_file(
-    model: AcousticModel,
-    transcriber: Transcriber,
-    path: Path,
-    max_seconds: float,
-    progress: Callable[[int, int], None],
-) -> Transcript:
-    """Recognise a recording, cut at pauses where it is longer than `max_seconds`."""
-    recording = Recording(path, model.experiment.features.sample_rate)
-    frame = model.timing.frame_seconds
-    cutter = PauseCutter(silence_pdfs(transcriber.lexicon, transcriber.tree), int(max_seconds / frame))
+def _recognise(
+    model: AcousticModel, transcriber: Transcriber, recording: Recording, path: Path, max_seconds: float
+) -> list[RecognisedWord]:
+    """The words of a recording, cut at pauses where it is longer than `max_seconds`."""
+    silences = silence_pdfs(transcriber.lexicon, transcriber.tree)
+    cutter = PauseCutter(silences, int(max_seconds / model.timing.frame_seconds))
 
     def pieces() -> Iterator[Piece]:
-        done = 0
-        for scores in stream_outputs(model, recording):
+        for scores in _with_progress(model, recording, path.name):
             yield from cutter.accept(scores)
-            done += len(scores)
-            progress(round(done * frame), round(recording.seconds))
         yield from cutter.finish()
 
     words: list[RecognisedWord] = []
     for piece in pieces():
         words += transcriber.recognise(piece.scores, first_frame=piece.first_frame, name=str(path))
-    return Transcript(path, recording.seconds, tuple(words))
+    return words
 
 
-@dataclass(frozen=True)
-class Transcript:
-    """`seconds` is the length of the recording."""
-
-    path: Path
-    seconds: float
-    words: tuple[RecognisedWord, ...]
-
-    def to_text(self, form: str) -> str:
-        """The transcript as "table" (for people), "text" (one line as in Kaldi's `text`), "ctm" or "json" (one line)."""
-        name = _utterance_name(self.path)
-        if form == "text":
-            return " ".join([name, *(word.word for word in self.words)])
-        if form == "ctm":
-            return "\n".join(
-                f"{name} 1 {word.start:.3f} {word.duration:.3f} {word.word} {word.confidence:.3f}"
-                for word in self.words
-            )
-        if form == "json":
-            words = [
-                {
-                    "word": word.word,
-                    "start": round(word.start, 3),
-                    "end": round(word.start + word.duration, 3),
-                    "confidence": round(word.confidence, 4),
-                }
-                for word in self.words
-            ]
-            record = {"file": str(self.path), "seconds": round(self.seconds, 3), "words": words}
-            return json.dumps(record, ensure_ascii=False)
-        lines = [f"{self.path}: {self.seconds:.2f} s, {len(self.words)} words"]
-        if self.words:
-            lines.append("    start       end  confidence  word")
-        for word in self.words:
-            end = word.start + word.duration
-            lines.append(f"{word.start:9.2f} {end:9.2f} {word.confidence:11.3f}  {word.word}")
-        return "\n".join(lines)
+def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord], form: str) -> str:
+    """A transcript as "table" (for people), "text" (one line as in Kaldi's `text`), "ctm" or "json" (one line)."""
+    name = _utterance_name(path)
+    if form == "text":
+        return " ".join([name, *(word.word for word in words)])
+    if form == "ctm":
+        times = [f"{name} 1 {word.start:.3f} {word.duration:.3f}" for word in words]
+        return "\n".join(
+            f"{time} {word.word} {word.confidence:.3f}" for time, word in zip(times, words, strict=True)
+        )
+    ends = [word.start + word.duration for word in words]
+    if form == "json":
+        entries = [
+            {
+                "word": word.word,
+                "start": round(word.start, 3),
+                "end": round(end, 3),
+                "confidence": round(word.confidence, 4),
+            }
+            for word, end in zip(words, ends, strict=True)
+        ]
+        record = {"file": str(path), "seconds": round(seconds, 3), "words": entries}
+        return json.dumps(record, ensure_ascii=False)
+    lines = [f"{path}: {seconds:.2f} s, {len(words)} words"]
+    if words:
+        lines.append("    start       end  confidence  word")
+    for word, end in zip(words, ends, strict=True):
+        lines.append(f"{word.start:9.2f} {end:9.2f} {word.confidence:11.3f}  {word.word}")
+    return "\n".join(lines)
 
 
 def _utterance_name(path: Path) -> str:
@@ -216,35 +192,26 @@ def _utterance_name(path: Path) -> str:
     return "_".join(path.stem.split()) or "recording"
 
 
-# align-long
-
-
 @click.command("align-long")
-@click.argument("model", type=INPUT_FILE)
-@click.argument("recording", type=INPUT_FILE)
-@click.argument("text", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
+@arguments(model=FILE, recording=FILE, text=FILE, out=OUT)
 @optional_lang_option
-@click.option("--textgrid", type=OUTPUT, help="File for Praat.")
+@click.option("--textgrid", type=OUT, help="File for Praat.")
 @click.option(
     "--window",
     type=click.FloatRange(min=1.0),
     default=40.0,
-    show_default=True,
     help="Seconds searched at once: memory and time grow with it.",
 )
 @click.option(
     "--lookahead",
     type=click.FloatRange(min=0.1),
     default=12.0,
-    show_default=True,
     help="Seconds at the end of each window that are searched again in the next.",
 )
 @click.option(
     "--filler-cost",
     type=click.FloatRange(min=0.0),
     default=1.0,  # well-spoken words lie 0.2 below the best scores, wrong ones 1 to 4
-    show_default=True,
     help="Of an output frame between words that is neither silence nor text; inf: there are none.",
 )
 def align_long(
@@ -267,12 +234,9 @@ def align_long(
     fit and label of each word). The fit is how far the word's scores are below the best ones, per frame: where it is far
     below the others, recording and text differ.
     """
-    acoustic = AcousticModel.load(model)
-    language = _lang_of(model, lang)
-    check_lang(acoustic, language)
+    acoustic, language = _load(model, lang)
     audio = Recording(recording, acoustic.experiment.features.sample_rate)
-    name = _utterance_name(recording)
-    timing = acoustic.timing
+    name, timing = _utterance_name(recording), acoustic.timing
     aligner = LongAligner(
         build_numerator(read_words(text), language.lexicon, language.tree, name=name),
         window=round(window / timing.frame_seconds),
@@ -280,13 +244,9 @@ def align_long(
         filler_cost=filler_cost,
         name=name,
     )
-    done = 0
-    with counter("aligning") as update:
-        for scores in stream_outputs(acoustic, audio):
-            aligner.accept(scores)
-            done += len(scores)
-            update(round(done * timing.frame_seconds), round(audio.seconds))
-        arcs, log_prob = aligner.finish()
+    for scores in _with_progress(acoustic, audio, "aligning"):
+        aligner.accept(scores)
+    arcs, log_prob = aligner.finish()
     found = alignment_of(aligner.numerator, arcs, log_prob, language.lexicon.phones, timing, name)
     words = found.words
     write_ctm(out / "words.ctm", words)
@@ -314,13 +274,9 @@ def read_words(path: Path) -> list[str]:
     return words
 
 
-# export
-
-
 @click.command()
-@click.argument("model", type=INPUT_FILE)
-@click.argument("out", type=OUTPUT)
-def export(model: Path, out: Path) -> None:
+@arguments(model=MODEL, out=OUT)
+def export(model: AcousticModel, out: Path) -> None:
     """Write a model as an ONNX file, checked against PyTorch.
 
     In: MODEL, made by `fsachain train`.
@@ -328,15 +284,14 @@ def export(model: Path, out: Path) -> None:
     Out: OUT. Inputs: `features` [N, T, F], Kaldi's features without normalisation, and `lengths` [N]; outputs: `nnet_output`
     [N, ceil(T / s), P] and `nnet_lengths` [N]. CMVN and subsampling are inside; the metadata says how the features are made.
     """
-    acoustic = AcousticModel.load(model)
     # As JSON; Kaldi's features are made of samples as 16-bit integers.
     metadata = {
-        "features": asdict(acoustic.experiment.features),
-        "cmvn": asdict(acoustic.cmvn.config),
-        "subsampling": acoustic.timing.subsampling,
-        "frame_shift_ms": acoustic.experiment.features.frame_shift_ms,
+        "features": asdict(model.experiment.features),
+        "cmvn": asdict(model.cmvn.config),
+        "subsampling": model.timing.subsampling,
+        "frame_shift_ms": model.experiment.features.frame_shift_ms,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    difference = export_onnx(out, acoustic.network, acoustic.cmvn, metadata)
+    make_folder(out.parent)
+    difference = export_onnx(out, model.network, model.cmvn, metadata)
     size = f"{out.stat().st_size / 1e6:.2f} MB"
     click.echo(f"{size}; onnxruntime and PyTorch differ by {difference:.1e} of the largest output -> {out}")

@@ -30,16 +30,9 @@ import numpy as np
 
 from fsachain.cli.config import Experiment
 from fsachain.cli.decoding import DecodingGraphs, align_data, decode_data, rescore_data, tune_data
-from fsachain.cli.graphs import (
-    load_normalization,
-    make_denominator,
-    make_free_denominator,
-    make_numerators,
-)
-from fsachain.cli.lang import Lang, load_lang, make_lang
-from fsachain.cli.language_models import make_grammar, make_phone_lm
+from fsachain.cli.graphs import load_normalization, make_denominator, make_numerators
+from fsachain.cli.lang import Lang, load_lang, make_grammar, make_lang, make_phone_lm
 from fsachain.cli.model import FINAL_MODEL, AcousticModel
-from fsachain.cli.record import STAGE_LOG
 from fsachain.cli.report import make_report
 from fsachain.cli.resources import Resources
 from fsachain.cli.supervision import make_supervision
@@ -49,7 +42,7 @@ from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text, write_text
 from fsachain.nn.network import num_parameters
-from fsachain.report.collect import read_stages
+from fsachain.report.collect import STAGE_LOG, read_stages
 from fsachain.train.log import read_log
 from fsachain.train.world import World
 
@@ -92,9 +85,11 @@ class Run:
 
     @property
     def decoding_model(self) -> AcousticModel:
-        """The model with this run's decoding options, which may differ from those it was trained with."""
+        """The model with this run's options of decoding and rescoring, which may differ from those it was trained with."""
         model = self.model(self.exp)
-        return replace(model, experiment=replace(model.experiment, decoding=self.config.decoding))
+        decoding, rescoring = self.config.decoding, self.config.rescoring
+        trained = model.experiment
+        return replace(model, experiment=replace(trained, decoding=decoding, rescoring=rescoring))
 
     @property
     def lang(self) -> Lang:
@@ -155,7 +150,7 @@ def prepare_graphs(run: Run) -> None:
         print(make_phone_lm(lang, transcripts, graphs / "phone_lm.fst", run.config.phone_lm, run.seed))
         print(make_denominator(lang, graphs / "phone_lm.fst", graphs))
     else:
-        print(make_free_denominator(lang, graphs))
+        print(make_denominator(lang, None, graphs))
     normalization = load_normalization(lang, graphs)
     for split, data in (("train", train), ("dev", run.data("dev"))):
         print(f"{split}: {make_numerators(lang, data, graphs / f'{split}.npz', normalization)}")
@@ -213,24 +208,21 @@ def decode(run: Run) -> None:
     best = tune_data(model, graphs, run.data("dev"), run.exp / "decode", run.resources).best
     print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
     point = (best.lm_weight, best.word_insertion_penalty)
-    report = decode_data(model, graphs, run.data("test"), run.exp / "decode", *point, run.resources)
+    report = decode_data(model, graphs, run.data("test"), run.exp / "decode", point, run.resources)
     print(f"test  {report.total}")
 
 
 def rescore(run: Run) -> None:
     """Tune on dev, score test."""
-    model = run.decoding_model
     tuned = json.loads((run.exp / "decode" / "tuning.json").read_text())["best"]
     report = rescore_data(
-        model,
-        DecodingGraphs(run.lang, run.grammar),
-        run.base / "data" / RESCORING,
-        run.data("dev"),
+        run.decoding_model,
         run.data("test"),
+        run.base / "data" / RESCORING,
         run.exp / "rescore",
-        tuned["lm_weight"],
-        tuned["word_insertion_penalty"],
-        run.config.rescoring,
+        run.data("dev"),
+        DecodingGraphs(run.lang, run.grammar),
+        (tuned["lm_weight"], tuned["word_insertion_penalty"]),
         run.resources,
     )
     print(f"test  {report.total}")

@@ -84,7 +84,6 @@ DANGEROUS_CALLS = {
 # Each with the reason why it may.
 ALLOWED = {
     ("fsachain/graph/shards.py", "pickle"),  # a maker goes to worker processes, which this process started
-    ("fsachain/cli/resources.py", "pickle"),  # likewise
     ("fsachain/data/workers.py", "pickle"),  # likewise
     (
         "fsachain/backends/cpu/jit.py",

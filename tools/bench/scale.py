@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -21,12 +22,12 @@ import torch
 from torch import nn
 
 from fsachain.backends.cpu.threads import set_num_threads
-from fsachain.cli.config import Experiment
+from fsachain.cli.config import Experiment, PerturbationConfig
 from fsachain.cli.graphs import load_denominator
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import begin_network
-from fsachain.cli.training_data import load_sources, read_training_set
-from fsachain.data.audio import Perturbation
+from fsachain.cli.resources import Resources
+from fsachain.cli.training_data import Loader, read_training_set
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.train.config import load_yaml
@@ -65,23 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def prepare(world: World, folder: Path, config: Path, steps: int) -> tuple[Stepper, list[Parts]]:
     """The stepper of a training, and this process's part of its first steps; all recordings at their own speed."""
     experiment = Experiment.from_dict(load_yaml(config), str(config))
+    experiment = replace(experiment, perturbation=PerturbationConfig())
     lang = load_lang(folder / "lang")
     spec = experiment.network_spec(lang.tree.num_pdfs)
     torch.manual_seed(0)
     network = begin_network(experiment, spec).network
     assert isinstance(network, nn.Module)
     train = read_training_set(DataDir.read(folder / "data" / "train"), folder / "graphs" / "train.npz")
-    sources = load_sources(
-        experiment,
-        lang,
-        train,
-        None,
-        [Perturbation()],
-        spec,
-        network.output_lengths,
-        cache=folder / "cache",
-        num_workers=1,
-    )
+    resources = Resources(cache=folder / "cache")
+    sources = Loader(experiment, lang, network.output_lengths, resources).load(train, None)
     loss = LFMMILoss(load_denominator(lang, folder / "graphs"), **experiment.loss.at(0.0))
     optimizer = make_optimizer(network, experiment.train.optimizer)
     stepper = Stepper.configured(network.train(), loss, optimizer, experiment.train, world)
