@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from test_tdnnf import SMALL, VARIANTS, network
 from tolerances import NETWORK_FLOAT64, NORMALISED_MEAN, NORMALISED_VARIANCE, RESAMPLED
 
+from fsachain.data.audio import BLOCK_SECONDS, Recording, Resampler
 from fsachain.data.cmvn import Cmvn, CmvnConfig, SlidingCmvn, Statistics
 from fsachain.data.features import FeatureConfig, FeatureStream, compute_features
-from fsachain.data.recording import BLOCK_SECONDS, Recording, Resampler
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.nn.streaming import StreamingModel
 

@@ -97,9 +97,9 @@ def test_a_network_that_sees_whole_utterances_hears_short_recordings_whole_and_l
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     from fsachain.cli.model import AcousticModel
     from fsachain.cli.use import CONTEXT_SECONDS, stream_outputs
+    from fsachain.data.audio import Recording
     from fsachain.data.cmvn import Cmvn
     from fsachain.data.features import compute_features
-    from fsachain.data.recording import Recording
 
     sizes = {
         "kind": "conformer",

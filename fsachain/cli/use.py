@@ -15,9 +15,9 @@ from fsachain.cli.decoding import Search, check_lang, search_options
 from fsachain.cli.lang import Lang, load_lang
 from fsachain.cli.model import MODEL, AcousticModel
 from fsachain.cli.options import FILE, FOLDER, OUT, arguments, counter, make_folder
+from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
-from fsachain.data.recording import Recording
 from fsachain.decode.align import LongAligner, alignment_of
 from fsachain.decode.ctm import write_ctm, write_textgrid
 from fsachain.decode.decoder import Decoder

@@ -126,11 +126,16 @@ def score(
     for names, side, other in ((unknown, "hypotheses", "reference"), (no_speaker, "speakers", "speaker")):
         if names:
             raise DataError(f"{side}: {len(names)} utterances have no {other}, the first is {names[0]!r}")
+    kaldialign = require("kaldialign", extra="recipes")
     total = ErrorCounts()
     by_speaker: dict[str, ErrorCounts] = {}
     utterances = []
     for name, reference in references.items():
-        alignment = align_words(reference, hypotheses.get(name, ()))
+        hypothesis = hypotheses.get(name, ())
+        for side, words in (("reference", reference), ("hypothesis", hypothesis)):
+            if EPSILON in words:
+                raise DataError(f"{side}: the word {EPSILON!r} is reserved for empty places of the alignment")
+        alignment = tuple(map(tuple, kaldialign.align(list(reference), list(hypothesis), EPSILON)))
         insertions = sum(ref == EPSILON for ref, _ in alignment)
         deletions = sum(hyp == EPSILON for _, hyp in alignment)
         substitutions = sum(ref != hyp for ref, hyp in alignment) - insertions - deletions
@@ -144,15 +149,6 @@ def score(
         utterances.append(UtteranceScore(name, speaker, counts, alignment))
     missing = tuple(name for name in references if name not in hypotheses)
     return WerReport(total, dict(sorted(by_speaker.items())), tuple(utterances), missing)
-
-
-def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Pairs (reference word, hypothesis word) with the fewest errors; `<eps>` stands for no word."""
-    kaldialign = require("kaldialign", extra="recipes")
-    for side, words in (("reference", reference), ("hypothesis", hypothesis)):
-        if EPSILON in words:
-            raise DataError(f"{side}: the word {EPSILON!r} is reserved for empty places of the alignment")
-    return tuple((ref, hyp) for ref, hyp in kaldialign.align(list(reference), list(hypothesis), EPSILON))
 
 
 def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
