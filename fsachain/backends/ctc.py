@@ -64,7 +64,7 @@ class CtcProblem:
 
     labels: int64 [N, U], U the largest target; entries beyond a target are 0. differs: bool [N, U + 1], see
     `fsachain.graph.ctc.differs_from_previous`. log_prior: float64 [C]; empty for none. delay_penalty: in nats for each
-    frame. kept: what a backend makes of the problem for the losses and needs again for the gradient.
+    frame. kept: what a backend makes of the problem.
     """
 
     labels: Integers
@@ -147,9 +147,9 @@ def column_scores(problem: CtcProblem, scores: Rows, n: int) -> Floats:
 
 
 def write_gradient(
-    problem: CtcProblem, scores: Rows, statistics: Floats, n: int, factor: float, occupancy: Floats, out: Rows
+    problem: CtcProblem, scores: Rows, statistics: Floats, n: int, occupancy: Floats, out: Rows
 ) -> None:
-    """Sequence n of out = factor x (softmax - occupancy [T_n, K] by column); without statistics 0 is the softmax."""
+    """Sequence n of out = softmax - occupancy [T_n, K] by column; without statistics 0 is the softmax."""
     frames = len(occupancy)
     into, columns = out.sequence(n)[:frames], columns_of(problem, np.array([n]), int(problem.label_counts[n]))
     gradient = np.zeros((frames, problem.num_classes))
@@ -157,7 +157,7 @@ def write_gradient(
         top, total = statistics[:, n, :frames, None]
         gradient = np.exp(scores.sequence(n)[:frames] - top) / total
     np.subtract.at(gradient.T, columns.classes[:, 0], occupancy.T)
-    into[:] = factor * gradient
+    into[:] = gradient
 
 
 def make_problem(
@@ -173,7 +173,7 @@ def make_problem(
 ) -> CtcProblem:
     """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are.
 
-    The gradient of a loss asks for the same problem again: the last few are kept. shape: N, T, C. names: of the
+    Several layers of a network may have the same targets: the last few problems are kept. shape: N, T, C. names: of the
     utterances, one in a line; empty for numbers.
     """
     integers = targets, frame_counts, label_counts

@@ -8,6 +8,7 @@ keys, lengths and counts stay on the host, and nothing waits for the device but 
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -187,8 +188,9 @@ def _scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
     scaled = values * factors.to(values.dtype).view(by_row)
     if not factors.is_cpu:  # which nobody may ask where it is not finite
         return scaled.masked_fill_(values == 0, 0).to(like.dtype)
-    for n in torch.nonzero(~torch.isfinite(factors)).flatten().tolist():
-        scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
+    for n, factor in enumerate(factors.tolist()):
+        if not math.isfinite(factor):
+            scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
     return scaled.to(like.dtype)
 
 

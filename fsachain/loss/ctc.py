@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -20,7 +21,7 @@ from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.backends.dispatch import BackendName, computes_ctc_on_device, ctc_backend
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.graph.ctc import CtcTopology
-from fsachain.loss.autograd import Operator, scale_gradient
+from fsachain.loss.autograd import Operator, scale_gradient, scale_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,17 +37,15 @@ class NormalizationWarning(UserWarning):
     """Rows of log-probabilities do not sum to one."""
 
 
-# On the host the forward operator makes the losses alone; the backward operator runs the recursion again, with the
-# incoming gradient as factors. The recursion is a small part of the work, so nothing of the size of the scores is kept in
-# between, and the gradient is written once, in its final scale.
-
-
 class CtcLosses(NamedTuple):
-    """Losses [N] in float64, inf where there is no path and NaN for an illegal score; and what `ctc_gradient` needs."""
+    """Losses [N] in float64, inf where there is no path and NaN for an illegal score; their derivatives [T, N, C].
+
+    The derivatives are made in forward, by the recursion that makes the losses, and empty unless asked for; backward scales
+    them.
+    """
 
     losses: Tensor
-    statistics: Tensor
-    kinds: Tensor
+    gradient: Tensor
 
 
 def _ctc(
@@ -62,107 +61,74 @@ def _ctc(
     unnormalized: str,
     names: str,
     backend: str,
+    with_gradient: bool,
     memory_budget: float | None,
 ) -> CtcLosses:
-    """The losses alone.
+    """scores [T, N, C]; log_priors [C], or empty; names of the utterances, one in a line, or empty for numbers.
 
-    scores [T, N, C]; log_priors [C], or empty; names of the utterances, one in a line, or empty for numbers. The others:
-    see `ctc_loss`.
+    The others: see `ctc_loss`.
     """
-    counts = input_lengths, target_lengths
-    problem = _make_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
+    counts, on_device = (input_lengths, target_lengths), computes_ctc_on_device(scores, backend)
+    labels = _known_labels(targets, scores, blank) if on_device else targets
+    problem = _make_problem(scores, labels, counts, log_priors, blank, topology, delay_penalty, names)
+    gradient, is_logits = _gradient_of(scores, with_gradient), inputs == "logits"
+    if on_device:
+        if unnormalized == "error" and not is_logits:
+            _check_sums_there(scores, input_lengths, names)
+        return _on_device(scores, targets, problem, is_logits, gradient, memory_budget)
     module, rows = ctc_backend(backend, scores), _rows(scores)
     size, num_frames, _ = rows.shape
-    is_logits = inputs == "logits"
     statistics = np.zeros((2 if is_logits else 0, size, num_frames))
     checks = None if is_logits else _checks(unnormalized)
     sums = np.ones((size, num_frames) if checks else (0, 0))
-    log_z, kinds = module.log_probs(problem, rows, statistics, sums, checks or Checks())
+    out = _rows(gradient).flat if with_gradient else np.empty(0, rows.flat.dtype)
+    log_z = module.log_probs(problem, rows, statistics, sums, checks or Checks(), out, memory_budget)
     losses = 0.0 - log_z  # -log_z would be -0 for a probability of one
     if is_logits:
         with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
             losses += _log_sums(problem, statistics)
-    if checks:
-        if checks.every > 1 and _is_far(sums, scores.dtype).any():
-            module.log_probs(problem, rows, statistics, sums, Checks())  # of all rows the worst is named
-        _check_sums(sums, scores, unnormalized, names)
+    if checks and _is_far(sums, scores.dtype):
+        if checks.every > 1:  # of all rows the worst is named
+            module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], memory_budget)
+        _refuse_sums(sums, scores, unnormalized, names)
     if problem.is_probability:
         # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
         most = 8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1)
         losses[(losses < 0.0) & (losses >= -most)] = 0.0
-    return CtcLosses(torch.from_numpy(losses), torch.from_numpy(statistics), torch.from_numpy(kinds))
+    if with_gradient:
+        for n, frames in enumerate(problem.frame_counts.tolist()):
+            if frames < num_frames or not math.isfinite(losses[n]):
+                gradient[frames if math.isfinite(losses[n]) else 0 :, n] = 0.0
+    return CtcLosses(torch.from_numpy(losses), gradient)
 
 
 def _fake_ctc(scores: Tensor, *others: Any) -> CtcLosses:
-    num_frames, size, _ = scores.shape
-    statistics = 2 if others[5] == "logits" else 0, size, num_frames
-    return CtcLosses(
-        scores.new_empty(size, dtype=torch.float64),
-        scores.new_empty(statistics, dtype=torch.float64),
-        scores.new_empty(size, dtype=torch.uint8),
-    )
+    losses = scores.new_empty(scores.shape[1], dtype=torch.float64)
+    return CtcLosses(losses, _gradient_of(scores, others[-2]))
 
 
 def _ctc_gradient(
-    factors: Tensor,
-    losses: Tensor,
-    statistics: Tensor,
-    kinds: Tensor,
-    scores: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    log_priors: Tensor,
-    blank: int,
-    topology: str,
-    delay_penalty: float,
-    names: str,
-    backend: str,
-    memory_budget: float | None,
-) -> Tensor:
-    """factors [N] times the derivatives of the losses by the scores, shaped and typed as these.
-
-    0 beyond the sequences' ends and where a loss is not finite.
-    """
-    counts = input_lengths, target_lengths
-    problem = _make_problem(scores, targets, counts, log_priors, blank, topology, delay_penalty, names)
-    gradient = _like(scores if scores.dtype in (torch.float32, torch.float64) else scores.float())
-    used = np.where(np.isfinite(losses.numpy()), factors.double().numpy(), 0.0)
-    saved = statistics.numpy(), kinds.numpy()
-    ctc_backend(backend, scores).gradient(
-        problem, _rows(scores), *saved, used, _rows(gradient).flat, memory_budget
-    )
-    for n, frames in enumerate(problem.frame_counts.tolist()):
-        if frames < len(gradient) or used[n] == 0.0:
-            gradient[frames if used[n] != 0.0 else 0 :, n] = 0.0
-    return gradient.to(scores.dtype)
-
-
-ctc_gradient = Operator(_ctc_gradient, lambda factors, losses, statistics, kinds, scores, *_: _like(scores))
-
-
-def _ctc_backward(
-    factor: Tensor,
-    losses: Tensor,
-    statistics: Tensor,
-    kinds: Tensor,
-    scores: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    log_priors: Tensor,
-    **options: Any,
+    factor: Tensor, losses: Tensor, gradient: Tensor, scores: Tensor
 ) -> dict[str, Tensor | None]:
-    tensors = losses, statistics, kinds, scores, targets, input_lengths, target_lengths, log_priors
-    return {"scores": ctc_gradient(factor, *tensors, **options)}
+    # A loss that is not finite has derivatives 0, whatever comes in.
+    if scores.is_cpu:
+        return {"scores": scale_rows(gradient.transpose(0, 1), factor, scores).transpose(0, 1)}
+    used = torch.where(torch.isfinite(losses), factor, 0.0)
+    return {"scores": scale_gradient(gradient, used.view(1, -1, 1), scores)}
 
 
-ctc = Operator(
-    _ctc,
-    _fake_ctc,
-    _ctc_backward,
-    options=("blank", "topology", "delay_penalty", "names", "backend", "memory_budget"),
-)
+ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
+
+
+def _gradient_of(scores: Tensor, wanted: bool) -> Tensor:
+    """Uninitialised; contiguous or batch first as the scores are."""
+    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    if not wanted:
+        return scores.new_empty((0, 0, 0), dtype=wide)
+    if _is_batch_first(scores):
+        first = scores.transpose(0, 1)
+        return torch.empty_like(first, dtype=wide, memory_format=torch.contiguous_format).transpose(0, 1)
+    return torch.empty_like(scores, dtype=wide, memory_format=torch.contiguous_format)
 
 
 def _make_problem(
@@ -193,18 +159,12 @@ def _make_problem(
 
 
 _NO_PRIORS = np.empty(0)
+_NONE = torch.empty(0)
 
 
 def _is_batch_first(scores: Tensor) -> bool:
     """Scores [T, N, C] of which those of one sequence lie together."""
     return not scores.is_contiguous() and scores.transpose(0, 1).is_contiguous()
-
-
-def _like(scores: Tensor) -> Tensor:
-    """Uninitialised, contiguous or batch first as the scores are."""
-    if _is_batch_first(scores):
-        return torch.empty_like(scores.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
 def _rows(scores: Tensor) -> Rows:
@@ -233,11 +193,10 @@ def _log_sums(problem: CtcProblem, statistics: Floats) -> Floats:
     return np.asarray(np.cumsum(np.where(real, statistics[0], 0.0) + logs, axis=1)[:, -1])
 
 
-def _is_far(sums: Floats, dtype: torch.dtype) -> npt.NDArray[np.bool_]:
-    """Whether each sum misses one, by more than rounding of the scores."""
+def _is_far(sums: Floats, dtype: torch.dtype) -> bool:
+    """Whether a sum misses one, by more than rounding of the scores."""
     # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
-    near: npt.NDArray[np.bool_] = np.abs(sums - 1.0) <= max(1e-3, 16.0 * torch.finfo(dtype).eps)
-    return ~near
+    return not np.abs(sums - 1.0).max(initial=0.0) <= max(1e-3, 16.0 * torch.finfo(dtype).eps)
 
 
 def _checks(unnormalized: str) -> Checks | None:
@@ -249,10 +208,8 @@ def _checks(unnormalized: str) -> Checks | None:
     return Checks(_TURNS, next(_calls) % _TURNS)
 
 
-def _check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
-    """Warn or raise with the row that is farthest from a sum of one, if any is far; padding counts as one."""
-    if not _is_far(sums, scores.dtype).any():
-        return
+def _refuse_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
+    """Warn or raise with the row that is farthest from a sum of one; padding counts as one."""
     global _warned_under
     if mode == "warn" and _warned_under is warnings.filters:
         return
@@ -269,87 +226,39 @@ def _check_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
     warnings.warn(message, NormalizationWarning, stacklevel=2)
 
 
-# On a CUDA device loss and gradient come from one forward and one backward recursion, in forward, if a gradient is wanted;
-# backward scales it. Nothing waits for the device.
-
-
 def _check_sums_there(scores: Tensor, lengths: Tensor, names: str) -> None:
     """Wait for the device and raise where a real frame's probabilities do not sum to one."""
     frames = torch.arange(scores.shape[0], device=scores.device)[:, None] < lengths.to(scores.device)
     sums = torch.where(frames, scores.detach().double().exp().sum(dim=2), 1.0)
-    _check_sums(sums.T.cpu().numpy(), scores.detach(), "error", names)
+    on_host = sums.T.cpu().numpy()
+    if _is_far(on_host, scores.dtype):
+        _refuse_sums(on_host, scores.detach(), "error", names)
 
 
-class DeviceLosses(NamedTuple):
-    """Losses [N] in float64, inf where there is no path and NaN where something is illegal; their derivatives [T, N, C]."""
-
-    losses: Tensor
-    gradient: Tensor
-
-
-def _ctc_on_device(
+def _on_device(
     scores: Tensor,
     targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    log_priors: Tensor,
-    blank: int,
-    inputs: str,
-    topology: str,
-    delay_penalty: float,
-    names: str,
-    with_gradient: bool,
+    problem: CtcProblem,
+    is_logits: bool,
+    gradient: Tensor,
     memory_budget: float | None,
-) -> DeviceLosses:
-    """Arguments as for `ctc`; the derivatives are empty unless asked for.
+) -> CtcLosses:
+    """The host waits for lengths and priors that are on the device, and for nothing else.
 
-    Lengths and priors that are on the device are brought to the host, which then waits for them. Labels are checked if the
-    host has them; else they stay where they are, and an illegal one makes its sequence's loss NaN.
+    Labels are checked if the host has them; else they stay where they are, and an illegal one makes its loss NaN.
     """
-    counts, labels = (input_lengths, target_lengths), _known_labels(targets, scores, blank)
-    problem = _make_problem(scores, labels, counts, log_priors, blank, topology, delay_penalty, names)
     device = cuda.find_device(scores)
-    task = cuda_ctc.Task(
-        blank,
-        inputs == "logits",
-        problem.topology,
-        problem.log_prior if problem.log_prior.size else None,
-        delay_penalty,
-    )
-    gradient = _gradient_there(scores, with_gradient)
+    priors = problem.log_prior if problem.log_prior.size else None
     loss: Any = cuda_ctc.ctc(
         device,
         cuda.view(scores.detach().transpose(0, 1)),
         cuda_ctc.Targets(_labels(device, targets, scores, problem), problem.label_counts),
         problem.frame_counts,
-        task,
-        cuda.view(gradient.transpose(0, 1)) if with_gradient else None,
+        cuda_ctc.Task(problem.blank, is_logits, problem.topology, priors, problem.delay_penalty),
+        cuda.view(gradient.transpose(0, 1)) if len(gradient) else None,
         memory_budget,
     )
-    return DeviceLosses(loss.array("float64", (scores.shape[1],)), gradient)
-
-
-def _fake_on_device(scores: Tensor, *others: Any) -> DeviceLosses:
-    losses = scores.new_empty(scores.shape[1], dtype=torch.float64)
-    return DeviceLosses(losses, _gradient_there(scores, others[-2]))
-
-
-def _on_device_gradient(
-    factor: Tensor, losses: Tensor, gradient: Tensor, scores: Tensor
-) -> dict[str, Tensor | None]:
-    # A loss that is not finite has derivatives 0, whatever comes in.
-    used = torch.where(torch.isfinite(losses), factor, 0.0)
-    return {"scores": scale_gradient(gradient, used.view(1, -1, 1), scores)}
-
-
-ctc_on_device = Operator(_ctc_on_device, _fake_on_device, _on_device_gradient)
-
-
-def _gradient_there(scores: Tensor, wanted: bool) -> Tensor:
-    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    if not wanted:
-        return scores.new_empty((0, 0, 0), dtype=wide)
-    return torch.empty_like(scores, dtype=wide)
+    return CtcLosses(loss.array("float64", (scores.shape[1],)), gradient)
 
 
 def _is_beside(targets: Tensor, scores: Tensor) -> bool:
@@ -436,34 +345,28 @@ def ctc_loss(
     """
     scores = _check_scores(log_probs, inputs, reduction, unnormalized)
     labels = _on_host_or_beside(targets, "targets", scores)
-    arguments: tuple[Any, ...] = (
+    counts = _lengths(target_lengths, "target_lengths", scores)
+    check_budget(memory_budget)
+    losses_: Tensor = ctc(
         scores,
         labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels,
         _lengths(input_lengths, "input_lengths", scores),
-        _lengths(target_lengths, "target_lengths", scores),
-        torch.empty(0) if log_priors is None else torch.as_tensor(log_priors).detach(),
+        counts,
+        _NONE if log_priors is None else torch.as_tensor(log_priors).detach(),
         blank,
         inputs,
         topology,
         delay_penalty,
-    )
-    joined = _joined(names, scores.shape[1])
-    check_budget(memory_budget)
-    if computes_ctc_on_device(scores, backend):
-        if unnormalized == "error" and inputs == "log_probs":
-            _check_sums_there(scores, arguments[2], joined)
-        with_gradient = torch.is_grad_enabled() and scores.requires_grad
-        losses_ = ctc_on_device(*arguments, joined, with_gradient, memory_budget).losses
-    else:
-        # The gradient is made of copies: callers may change theirs before backward.
-        copies = [tensor.clone() for tensor in arguments[1:4]]
-        arguments = (arguments[0], *copies, *arguments[4:])
-        losses_ = ctc(*arguments, unnormalized, joined, backend, memory_budget).losses
+        unnormalized,
+        _joined(names, scores.shape[1]),
+        backend,
+        torch.is_grad_enabled() and scores.requires_grad,
+        memory_budget,
+    ).losses
     if zero_infinity:
         losses_ = torch.where(losses_ == float("inf"), 0.0, losses_)
     if reduction == "mean":
-        counts = _lengths(target_lengths, "target_lengths", scores).clamp(min=1)
-        losses_ = (losses_ / counts.to(losses_.device)).mean()
+        losses_ = (losses_ / counts.clamp(min=1).to(losses_.device)).mean()
     elif reduction == "sum":
         losses_ = losses_.sum()
     elif log_probs.ndim == 2:

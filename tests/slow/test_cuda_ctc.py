@@ -10,7 +10,7 @@ import tolerances
 import torch
 from device_arrays import on_device, read, strided, upper_halves
 
-from fsachain.backends.ctc import Rows, make_problem
+from fsachain.backends.ctc import Checks, Rows, make_problem
 from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.reference import ctc as reference_ctc
@@ -171,15 +171,13 @@ def by_reference(scores, labels, lengths, blank, normalizes, topology, priors=No
     )
     rows = Rows(scores.astype(np.float64).reshape(-1), (num_frames * num_classes, num_classes), scores.shape)
     statistics = np.zeros((2 if normalizes else 0, size, num_frames))
-    log_z, kinds = reference_ctc.log_probs(problem, rows, statistics, np.empty((0, 0)), 1)
+    gradient = np.zeros(scores.size)
+    log_z = reference_ctc.log_probs(problem, rows, statistics, np.empty((0, 0)), Checks(), gradient, None)
     losses = -log_z
     if normalizes:
         real = np.arange(num_frames) < np.asarray(lengths)[:, None]
         sums = statistics[0] + np.log(np.where(real, statistics[1], 1.0))
         losses = losses + np.where(real, sums, 0.0).sum(axis=1)
-    gradient = np.zeros(scores.size)
-    factors = np.isfinite(losses).astype(np.float64)
-    reference_ctc.gradient(problem, rows, statistics, kinds, factors, gradient, None)
     return losses, gradient.reshape(scores.shape)
 
 

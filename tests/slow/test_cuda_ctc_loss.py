@@ -11,7 +11,7 @@ from pretend_device import PretendDevice, needs_host_compiler, pretended
 
 from fsachain.errors import DataError, ShapeError
 from fsachain.graph.ctc import CtcTopology
-from fsachain.loss.ctc import ctc_loss, ctc_on_device
+from fsachain.loss.ctc import ctc, ctc_loss
 
 pytestmark = needs_host_compiler
 
@@ -99,7 +99,8 @@ def test_bad_arguments_are_the_errors_of_the_host(monkeypatch):
 def test_the_operator_keeps_its_promises_to_torch(monkeypatch):
     lengths = torch.tensor(LENGTHS), torch.tensor(TARGET_LENGTHS)
     scores = random_scores(torch.float64)
-    arguments = scores, TARGETS, *lengths, torch.empty(0), 0, "logits", "standard", 0.0, "", True, None
+    options = 0, "logits", "standard", 0.0, "warn", "", "auto", True, None
+    arguments = scores, TARGETS, *lengths, torch.empty(0), *options
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     with pretended(monkeypatch, PretendDevice()):
-        torch.library.opcheck(ctc_on_device.op, arguments, test_utils=tests)
+        torch.library.opcheck(ctc.op, arguments, test_utils=tests)

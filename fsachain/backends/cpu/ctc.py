@@ -2,7 +2,7 @@
 
 A group of sequences runs through the graph of its longest target; what a target lacks has weight zero in its lane. A lane
 never sees another, and zeros change no sum, so a sequence gets the same bits in any group. It runs in plain float64 first,
-then in wide numbers, last in logs, as in `cpu`; which of these was enough for log Z is remembered for the gradient.
+then in wide numbers, last in logs, as in `cpu`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Group(NamedTuple):
 
 
 def group_of(problem: CtcProblem, kind: int, lanes: Integers) -> Group:
-    """Made once for the losses and the gradient."""
+    """Made once for each problem."""
     key = kind, lanes.tobytes()
     if key not in problem.kept:
         width = next(width for width in WIDTHS if width >= len(lanes))
@@ -184,68 +184,43 @@ ALONE = 3  # so many sequences of a thread take less time one after the other th
 
 
 class _Job(NamedTuple):
-    """What a call works on; without a gradient `out` is empty. checks: of `sums`. budget: bytes for each thread."""
+    """What a call works on: see `log_probs`. budget: bytes for each thread."""
 
     problem: CtcProblem
     scores: Rows
     statistics: Floats
     sums: Floats
     checks: Checks
-    factors: Floats
     out: npt.NDArray[np.floating]
-    kinds: npt.NDArray[np.uint8]
     budget: float
 
 
 def log_probs(
-    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, checks: Checks
-) -> tuple[Floats, npt.NDArray[np.uint8]]:
-    """log Z [N] of scores as they are, and the kinds of numbers [N] that they took, for `gradient`.
-
-    Of real rows two arrays are filled, each unless it is empty: statistics [2, N, T] with maxima m and the sums of
-    exp(y - m); sums [N, T], where `checks` says so, with the sums of exp(y), within 1e-4 of themselves and where no y is
-    above 88.
-    """
-    kinds = np.zeros(len(problem.labels), np.uint8)
-    nowhere = np.empty(0, scores.flat.dtype)
-    job = _Job(problem, scores, statistics, sums, checks, np.zeros(len(kinds)), nowhere, kinds, 0.0)
-    return _run(job), kinds
-
-
-def gradient(
     problem: CtcProblem,
     scores: Rows,
     statistics: Floats,
-    kinds: npt.NDArray[np.uint8],
-    factors: Floats,
+    sums: Floats,
+    checks: Checks,
     out: npt.NDArray[np.floating],
     memory_budget: float | None,
-) -> None:
-    """Write factors [N] x (softmax - occupancy) to `out`, flat and strided as the scores.
+) -> Floats:
+    """log Z [N] of scores as they are.
 
-    Without statistics the softmax is left out: they are the derivatives of log-probabilities. Frames beyond a sequence's
-    end, and sequences whose factor is 0, are not written.
+    Of real rows three arrays are filled, each unless it is empty: statistics [2, N, T] with maxima m and the sums of
+    exp(y - m); sums [N, T], where `checks` says so, with the sums of exp(y), within 1e-4 of themselves and where no y is
+    above 88; out, flat and strided as the scores, with softmax - occupancy, of which the softmax is left out without
+    statistics. Sequences whose log Z is not finite are not written to `out`.
     """
-    budget, no_sums = thread_budget(memory_budget), np.empty((0, 0))
-    job = _Job(problem, scores, statistics, no_sums, Checks(), -factors, out, kinds.copy(), budget)
-    _run(job)
-
-
-def _run(job: _Job) -> Floats:
-    """log Z [N], each sequence in the first kind of number from its own on that is wide enough."""
-    log_z = np.full(len(job.kinds), -np.inf)
-    wanted = job.factors != 0.0 if len(job.out) else np.ones(len(log_z), np.bool_)
-    for index in range(KINDS):
-        waiting = (wanted & (job.kinds == index)).nonzero()[0]
-        if not waiting.size:
-            continue
-        certain = np.ones(len(log_z), np.bool_)
-        groups = _groups(job.problem, waiting)
-        run_all([_group_job(job, index, lanes, log_z, certain) for lanes in groups])
-        job.kinds[~certain] += 1
-    if (job.kinds == KINDS).any():
-        in_logs = (wanted & (job.kinds == KINDS)).nonzero()[0]
-        run_all([_log_job(job, int(n), log_z) for n in in_logs])
+    job = _Job(problem, scores, statistics, sums, checks, out, thread_budget(memory_budget))
+    log_z, waiting = np.full(len(problem.labels), -np.inf), np.arange(len(problem.labels))
+    for kind in range(KINDS):
+        if waiting.size:
+            certain = np.ones(len(log_z), np.bool_)
+            groups = _groups(problem, waiting)
+            run_all([_group_job(job, kind, lanes, log_z, certain) for lanes in groups])
+            waiting = (~certain).nonzero()[0]
+    if waiting.size:
+        run_all([_log_job(job, int(n), log_z) for n in waiting])
     trim()
     return log_z
 
@@ -290,11 +265,9 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
             sums=job.sums,
             every=job.checks.every,
             phase=job.checks.phase,
-            reads=not len(job.out),
             form=FORMS[size],
             masks=leave_out_masks(size),
         )
-        factors = job.factors[padded]
         run(
             form,
             table,
@@ -303,13 +276,18 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
             plan.segment,
             memory,
             limit,
-            factors,
+            _minus_ones(len(padded)),
             found,
             certain,
             job.out,
             False,
         )
     return found[0, : len(lanes)], certain[: len(lanes)]
+
+
+@lru_cache
+def _minus_ones(width: int) -> Floats:
+    return np.full(width, -1.0)
 
 
 @lru_cache(maxsize=8)
@@ -333,5 +311,5 @@ def _in_logs(job: _Job, n: int) -> float:
         occupancy = np.zeros(scores.shape)
         occupancy[:, table.active_pdfs] = pdfs
         into = job.scores._replace(flat=job.out)
-        write_gradient(job.problem, job.scores, job.statistics, n, -job.factors[n], occupancy, into)
+        write_gradient(job.problem, job.scores, job.statistics, n, occupancy, into)
     return log_z

@@ -252,8 +252,8 @@ class CtcFrames(NamedTuple):
 
     strides [2]: entries from one sequence and from one frame to the next. num_classes: C. statistics [2, N, T]: of each row
     what `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T], if there are any:
-    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are. reads: the scores are read
-    for the first time, so both are to be found now. form: of a register of scores; masks: `leave_out_masks`.
+    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are. form: of a register of
+    scores; masks: `leave_out_masks`.
     """
 
     scores: npt.NDArray[np.floating]
@@ -266,7 +266,6 @@ class CtcFrames(NamedTuple):
     sums: npt.NDArray[np.float64]
     every: int
     phase: int
-    reads: bool
     form: Any
     masks: npt.NDArray[np.floating]
 
@@ -288,11 +287,11 @@ def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
             count = columns.counts[g]
             n = frames.lanes[g]
             start = n * frames.strides[0] + t * frames.strides[1]
-            if frames.reads and frames.statistics.size > 0:
+            if frames.statistics.size > 0:
                 top, total = row_statistics(frames.form, flat, frames.masks, start, frames.num_classes)
                 frames.statistics[0, n, t] = top
                 frames.statistics[1, n, t] = total
-            elif frames.reads and frames.sums.size > 0 and (t + frames.phase) % frames.every == 0:
+            elif frames.sums.size > 0 and (t + frames.phase) % frames.every == 0:
                 frames.sums[n, t] = row_sum(frames.form, flat, frames.masks, start, frames.num_classes)
             if t + 1 < frames.lengths[g]:
                 _prefetch_row(flat, start + frames.strides[1], frames.num_classes)

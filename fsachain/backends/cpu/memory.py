@@ -190,10 +190,23 @@ class Memory(NamedTuple):
 
 @contextmanager
 def memory_for(shape: Shape, plan: Plan, kept: int) -> Iterator[Packed]:
-    """A `Memory` for a group whose passes keep `kept` frames at a time: a segment's, or 1 where no beta will run."""
+    """A `Memory` for a group whose passes keep `kept` frames at a time: a segment's, or 1 where no beta will run.
+
+    It lies in a buffer that begins at a line, and that the next group takes again.
+    """
     numba_type, words, is_address, size = _layout(shape, plan, kept)
-    with _borrowed(size) as buffer:
+    with _lock:
+        fitting = [index for index, buffer in enumerate(_buffers) if len(buffer) >= size]
+        buffer = _buffers.pop(fitting[0]) if fitting else None
+        if buffer is None and _buffers:
+            _buffers.pop()  # too small: the larger one takes its place
+    if buffer is None:
+        buffer = aligned_bytes(size)
+    try:
         yield Packed(buffer, numba_type, words + is_address * buffer.__array_interface__["data"][0])
+    finally:
+        with _lock:
+            _buffers.append(buffer)
 
 
 @lru_cache(maxsize=512)
@@ -258,23 +271,6 @@ def trim() -> None:
     """Give back the large buffers."""
     with _lock:
         _buffers[:] = [buffer for buffer in _buffers if len(buffer) <= KEPT_BYTES]
-
-
-@contextmanager
-def _borrowed(size: int) -> Iterator[Bytes]:
-    """A buffer of at least `size` bytes that begins at a line."""
-    with _lock:
-        fitting = [index for index, buffer in enumerate(_buffers) if len(buffer) >= size]
-        buffer = _buffers.pop(fitting[0]) if fitting else None
-        if buffer is None and _buffers:
-            _buffers.pop()  # too small: the larger one takes its place
-    if buffer is None:
-        buffer = aligned_bytes(size)
-    try:
-        yield buffer
-    finally:
-        with _lock:
-            _buffers.append(buffer)
 
 
 def _after_fork() -> None:

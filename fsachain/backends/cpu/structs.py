@@ -9,7 +9,7 @@ kernel runs, which the compiler is told.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -104,12 +104,16 @@ def pack(value: Any) -> Packed:
 def _describe(value: Any, words: list[int]) -> Any:
     """The numba type of a value, whose words are appended."""
     if isinstance(value, np.ndarray):
-        words += [value.__array_interface__["data"][0], *value.shape]
+        words.append(value.__array_interface__["data"][0])
+        words.extend(value.shape)
         return array_type(value.dtype, value.ndim)
-    if isinstance(value, Form):
-        return value._numba_type_
+    if type(value) is int:
+        words.append(value)
+        return types.int64
     if isinstance(value, Packed):
-        words += value.words.tolist()
+        words.extend(value.words.tolist())
+        return value._numba_type_
+    if isinstance(value, Form):
         return value._numba_type_
     if isinstance(value, tuple):
         fields, start = [], len(words)
@@ -124,19 +128,26 @@ def _describe(value: Any, words: list[int]) -> Any:
     return types.uint64 if isinstance(value, np.unsignedinteger) else types.int64
 
 
-@lru_cache(maxsize=1024)
+_structs: dict[Any, StructType] = {}
+
+
 def struct_type(instance_class: type, fields: tuple[tuple[str, Any, int], ...]) -> StructType:
     """One object for each type, so that numba need not compare their names."""
-    return StructType(instance_class, fields)
+    # By identity: types are kept for ever, and their own hashes are slow.
+    key = instance_class, *[(id(kind), first) for _, kind, first in fields]
+    found = _structs.get(key)
+    if found is None:
+        found = _structs[key] = StructType(instance_class, fields)
+    return found
 
 
-@lru_cache(maxsize=64)
+@cache
 def array_type(dtype: np.dtype[Any], ndim: int) -> Any:
     """numba's type of a contiguous array."""
     return types.Array(from_dtype(dtype), ndim, "C")
 
 
-@lru_cache(maxsize=64)
+@cache
 def _form_type(form: Form) -> FormType:
     return FormType(form.kind, form.width)
 

@@ -13,13 +13,17 @@ from fsachain.table import compile_table
 
 
 def log_probs(
-    problem: CtcProblem, scores: Rows, statistics: Floats, sums: Floats, checks: Checks
-) -> tuple[Floats, npt.NDArray[np.uint8]]:
-    """log Z [N] and zeros; see `backends.cpu.ctc.log_probs`."""
+    problem: CtcProblem,
+    scores: Rows,
+    statistics: Floats,
+    sums: Floats,
+    checks: Checks,
+    out: npt.NDArray[np.floating],
+    memory_budget: float | None,
+) -> Floats:
+    """See `backends.cpu.ctc.log_probs`; the memory budget changes nothing."""
     log_z = np.empty(len(problem.labels))
     for n, frames in enumerate(problem.frame_counts.tolist()):
-        columns = column_scores(problem, scores, n)[None]
-        log_z[n] = reference.log_probs(_batch(problem, n), columns, np.array([frames]), 0.0)[0][0]
         rows = scores.sequence(n)[:frames].astype(np.float64)
         if sums.size:
             chosen = np.flatnonzero((np.arange(frames) + checks.phase) % checks.every == 0)
@@ -28,26 +32,13 @@ def log_probs(
             top = rows.max(axis=1)
             with np.errstate(invalid="ignore"):  # rows of -inf, or with +inf, give NaN
                 statistics[:, n, :frames] = top, np.exp(rows - top[:, None]).sum(axis=1)
-    return log_z, np.zeros(len(log_z), np.uint8)
-
-
-def gradient(
-    problem: CtcProblem,
-    scores: Rows,
-    statistics: Floats,
-    kinds: npt.NDArray[np.uint8],
-    factors: Floats,
-    out: npt.NDArray[np.floating],
-    memory_budget: float | None,
-) -> None:
-    """See `backends.cpu.ctc.gradient`; the kinds and the memory budget change nothing."""
-    for n in np.flatnonzero(factors).tolist():
-        columns = column_scores(problem, scores, n)
-        occupancy = np.zeros((1, *columns.shape))
-        lengths = problem.frame_counts[[n]]
-        reference.add_occupancy(_batch(problem, n), columns[None], lengths, 0.0, np.ones(1), occupancy)
-        into = scores._replace(flat=out)
-        write_gradient(problem, scores, statistics, n, float(factors[n]), occupancy[0], into)
+        inputs = _batch(problem, n), column_scores(problem, scores, n)[None], np.array([frames]), 0.0
+        log_z[n] = reference.log_probs(*inputs)[0][0]
+        if out.size and np.isfinite(log_z[n]):
+            occupancy = np.zeros(inputs[1].shape)
+            reference.add_occupancy(*inputs, np.ones(1), occupancy)
+            write_gradient(problem, scores, statistics, n, occupancy[0], scores._replace(flat=out))
+    return log_z
 
 
 def _batch(problem: CtcProblem, n: int) -> TableBatch:
