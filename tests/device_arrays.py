@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
 
 from fsachain.backends.cuda.device import DeviceArray
+from tools.cuda_on_host import HostDevice
 
 
 def on_device(device: Any, array: np.ndarray) -> DeviceArray:
@@ -37,3 +39,16 @@ def upper_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32 values cut to bfloat16: as uint16, and as float32 again."""
     halves = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return halves, (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+class WithFarMemory(HostDevice):
+    """Takes pointers to memory that the test has mapped, since filling so much would take minutes."""
+
+    def memory_at(self, pointer):
+        return super().memory_at(pointer) or pointer
+
+
+def far_memory(count: int) -> np.ndarray:
+    """So many float32, of which those that nobody touches take no memory."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return np.frombuffer(mmap.mmap(-1, 4 * count, flags=flags), np.float32)

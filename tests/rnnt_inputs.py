@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import tolerances
 import torch
 
 TYPES = ["regular", "modified", "constrained"]
 FRAMES, LABELS, WIDTH, BLANK = [9, 5, 7, 4], [3, 5, 0, 1], 11, 4
+
+
+def close(left, right, limit=tolerances.FLOAT64):
+    torch.testing.assert_close(
+        torch.as_tensor(left).double(), torch.as_tensor(right).double(), rtol=limit, atol=limit
+    )
 
 
 def make_logits(scale=1.0, seed=0, dtype=torch.float64, width=WIDTH):

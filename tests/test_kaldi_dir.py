@@ -49,19 +49,11 @@ def test_segments_cut_exactly_the_samples_between_start_and_end(corpus: Path) ->
     np.testing.assert_array_equal(second, RAMP[12000:])
 
 
-def test_a_command_runs_where_it_is_allowed_and_the_audio_is_read(corpus: Path) -> None:
-    """That it does not run elsewhere: tests/security/test_hostile_recordings.py."""
+def test_refused_command_never_runs(corpus: Path) -> None:
     write(corpus, "wav.scp", f"a touch {corpus}/ran; cat {corpus}/audio/a.wav |\nb audio/b.wav\n")
     first, _ = DataDir.read(corpus, allow_commands=True)
     read_audio(first, RATE)
     assert (corpus / "ran").exists()
-
-
-def test_failing_command_names_utterance_and_reason(corpus: Path) -> None:
-    write(corpus, "wav.scp", "a echo broken >&2; exit 3 |\nb audio/b.wav\n")
-    first, _ = DataDir.read(corpus, allow_commands=True)
-    with pytest.raises(DataError, match=r"'a'.*status 3: broken"):
-        read_audio(first, RATE)
 
 
 def test_feats_scp_is_read_through_a_kaldi_reader(corpus: Path) -> None:

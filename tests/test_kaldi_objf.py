@@ -7,16 +7,13 @@ import kaldi_bytes as kb
 import numpy as np
 import pytest
 import tolerances
-from hypothesis import given
-from hypothesis import strategies as st
-from kaldi_bytes import check, damage
 
 from fsachain.errors import DataError
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.training_log import LoggedObjective, read_objective
 from fsachain.kaldi.values import read_matrix, write_matrices
 
-click = pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
+pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("kaldi_native_io", reason="the recipes extra is not installed")
 pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 from fsachain.cli import main
@@ -91,18 +88,7 @@ def objf(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "o01_default",
-        "o02_l2",
-        "o03_xent",
-        "o05_weight.5",
-        "o06_4gram_8seq",
-        "o07b_biphone_tied",
-        "o08_impossible",
-    ],
-)
+@pytest.mark.parametrize("case", ["o02_l2", "o06_4gram_8seq", "o07b_biphone_tied"])
 def test_the_table_agrees_with_what_kaldi_computed(shared, case, tmp_path, objf):
     golden = Golden(shared, case, tmp_path)
     status, lines, err = objf(*golden.arguments)
@@ -166,17 +152,3 @@ def test_the_last_line_of_the_output_counts(tmp_path):
     path.write_text("nothing\n")
     with pytest.raises(DataError, match="found no such line"):
         read_objective(path)
-
-
-@given(data=st.data())
-def test_damaged_logs_are_errors_or_values(data, tmp_path_factory):
-    path = tmp_path_factory.getbasetemp() / "damaged.log"
-    content = log_text(-0.123456, -0.01, 1.28e6).encode()
-
-    def read(path):
-        try:
-            read_objective(path)
-        except DataError as error:
-            raise DataError(f"{error}, byte 0: ") from error
-
-    check(path, damage(data.draw, content), read)

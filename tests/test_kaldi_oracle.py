@@ -23,6 +23,10 @@ from fsachain.kaldi.transitions import parse_topology
 from fsachain.stream import Cursor
 from tools.golden.oracle import Job, lexicon_transducer, topology_text, training_graphs
 
+PYTHON = os.environ.get("FSACHAIN_KALDI_PYTHON", "")
+needs_kaldi = pytest.mark.skipif(
+    not PYTHON, reason="FSACHAIN_KALDI_PYTHON names no Python with kaldi-hmm-gmm; run make test-kaldi"
+)
 TOPOLOGIES = {
     "chain": Topology.chain(),
     "one pdf": Topology.chain_one_pdf(),
@@ -52,44 +56,40 @@ def drawn_job(topology, seed, sets):
     return Job(lexicon, topology, sets, transcripts)
 
 
+def assert_same_scores(ours, theirs):
+    score, expected = Scorer(ours), Scorer(theirs)
+    for graph in (ours, theirs):
+        for path in sample_paths(graph, 15, seed=6):
+            pdfs = graph.pdf[path]
+            assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
+
+
+@needs_kaldi
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 @pytest.mark.parametrize(
     "sets", [[[1], [2], [3], [4], [5]], [[1], [2, 3], [4], [5]]], ids=["own pdfs", "shared pdfs"]
 )
 def test_numerators_score_as_kaldi_compiles_them(topology, sets, tmp_path):
-    python = os.environ.get("FSACHAIN_KALDI_PYTHON")
-    if python is None:
-        pytest.skip("FSACHAIN_KALDI_PYTHON names no interpreter with kaldi-hmm-gmm; run make test-kaldi")
     jobs = [drawn_job(topology, seed, sets) for seed in range(4)]
-    for job, graphs in zip(jobs, training_graphs(Path(python), jobs, tmp_path), strict=True):
+    for job, graphs in zip(jobs, training_graphs(Path(PYTHON), jobs, tmp_path), strict=True):
         shared = [tuple(PHONES[phone - 1] for phone in phones) for phones in sets if len(phones) > 1]
         tree = ContextTree.monophone(PHONES, topology, shared=shared)
         for words, theirs in zip(job.transcripts, graphs, strict=True):
             ours = build_numerator(words, job.lexicon, tree).fsa
-            score, expected = Scorer(ours), Scorer(theirs)
-            for graph in (ours, theirs):
-                for path in sample_paths(graph, 15, seed=6):
-                    pdfs = graph.pdf[path]
-                    assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
+            assert_same_scores(ours, theirs)
 
 
+@needs_kaldi
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_transition_probabilities_weigh_as_in_kaldi(topology, tmp_path):
     """Both scales 1, as in denominators and decoding graphs; skips and ways back pay what the topology says."""
-    python = os.environ.get("FSACHAIN_KALDI_PYTHON")
-    if python is None:
-        pytest.skip("FSACHAIN_KALDI_PYTHON names no interpreter with kaldi-hmm-gmm; run make test-kaldi")
     job = replace(drawn_job(topology, 4, [[1], [2], [3], [4], [5]]), scales=(1.0, 1.0))
     tree = ContextTree.monophone(PHONES, topology)
-    (graphs,) = training_graphs(Path(python), [job], tmp_path)
+    (graphs,) = training_graphs(Path(PYTHON), [job], tmp_path)
     for words, theirs in zip(job.transcripts, graphs, strict=True):
         phones, _ = transcript_acceptor(words, job.lexicon)
         ours = input_fsa(expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph)
-        score, expected = Scorer(ours), Scorer(theirs)
-        for graph in (ours, theirs):
-            for path in sample_paths(graph, 15, seed=6):
-                pdfs = graph.pdf[path]
-                assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
+        assert_same_scores(ours, theirs)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)

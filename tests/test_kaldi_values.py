@@ -67,10 +67,3 @@ def test_a_packed_archive_is_read_as_it_is_unpacked(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(stream, "MAX_UNPACKED_BYTES", 100_000)
     with pytest.raises(DataError, match=r"a\.ark\.gz: unpacks to more than 100000 bytes"):
         list(read_table(tmp_path / "a.ark.gz", read_alignment))
-
-
-def test_a_key_that_occurs_twice_is_named(tmp_path: Path) -> None:
-    key = "u" * 4_000
-    (tmp_path / "a.ark").write_text(f"{key} 1\nv 2\n{key} 3\n")
-    with pytest.raises(DataError, match=r"a\.ark: the key 'u{100}' occurs twice"):
-        list(read_table(tmp_path / "a.ark", read_alignment))

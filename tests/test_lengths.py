@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.data import DataDir, FeatureConfig, Perturbation
-from fsachain.data import order as lengths_module
 from fsachain.data.features import compute_features, num_frames_of, utterance_features
 from fsachain.data.order import UNKNOWN, frame_counts
 
@@ -89,23 +88,3 @@ def test_rows_of_an_archive_are_counted_by_their_headers(tmp_path: Path) -> None
     assert frame_counts(data.utterances, config)[0].tolist() == [[7, 12, 1]]
     part = replace(data.utterances[1], feats=f"{data.utterances[1].feats}[2:5]")
     assert frame_counts([part], config)[0].tolist() == [[4]]
-
-
-def test_counts_are_kept_until_a_recording_changes(
-    data: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = data.utterances[:3]  # nobody knows when a command changes
-    config, cache = FeatureConfig(), tmp_path / "cache"
-    first, _ = frame_counts(files, config, COPIES, cache_dir=cache)
-    counted = []
-    count = lengths_module.count_samples
-    monkeypatch.setattr(
-        lengths_module, "count_samples", lambda one, rate: counted.append(one.id) or count(one, rate)
-    )
-    again, _ = frame_counts(files, config, COPIES, cache_dir=cache)
-    assert np.array_equal(first, again)
-    assert counted == []
-    soundfile.write(tmp_path / "b.wav", np.zeros(800), 8000)
-    changed, _ = frame_counts(files, config, COPIES, cache_dir=cache)
-    assert counted == ["a", "b", "c"]
-    assert changed[0].tolist() == [first[0][0], 10, first[0][2]]

@@ -73,14 +73,6 @@ def test_every_field_of_the_record_follows_its_formula():
     assert value.dtype == torch.float64 and value.shape == ()
 
 
-@of_every_loss
-def test_the_record_is_detached(loss_kind):
-    loss, output = make_loss(loss_kind, xent_regularize=0.1), make_output()
-    loss(output, LENGTHS, make_graphs(), xent_log_probs=output.log_softmax(2))
-    fields = vars(loss.last_record).values()
-    assert not any(field.requires_grad for field in fields if isinstance(field, torch.Tensor))
-
-
 def test_the_gradient_is_occupancies_and_penalties_over_frames():
     loss = make_loss(l2_regularize=0.05, out_of_range_regularize=0.2, denominator_scale=0.7)
     output, weights = make_output(scale=20.0), torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
@@ -138,7 +130,7 @@ def test_several_denominators_equal_separate_losses(loss_kind):
     options = {"leaky_hmm_coefficient": 0.1, "l2_regularize": 0.01}
     graphs = {"en": make_denominator(0), "de": make_denominator(5), "unused": make_denominator(6)}
     together, names = make_loss(loss_kind, graphs, **options), ["de", "en", "en", "de"]
-    output = make_output(dtype=torch.float32)
+    output = make_output()
     together(output, LENGTHS, make_graphs(), denominator_of=names).backward()
     record = together.last_record
     for name in ("en", "de"):
@@ -159,16 +151,6 @@ def test_numerators_may_be_graphs_tables_or_a_batch():
     assert len({float(value.detach()) for value in values}) == 1
     shared = loss(output, LENGTHS, TableBatch.share(tables[0], SIZE))
     assert torch.equal(shared, loss(output, LENGTHS, [tables[0]] * SIZE))
-
-
-@pytest.mark.parametrize(
-    "lengths", [LENGTHS, tuple(LENGTHS), torch.tensor(LENGTHS), torch.tensor(LENGTHS).int()]
-)
-def test_lengths_may_be_any_integers_on_the_host(lengths):
-    loss = make_loss()
-    expected = loss(make_output(), LENGTHS, make_graphs())
-    assert torch.equal(loss(make_output(), lengths, make_graphs()), expected)
-    assert torch.equal(loss(make_output(), torch.tensor(LENGTHS).numpy(), make_graphs()), expected)
 
 
 @of_every_loss
@@ -203,9 +185,8 @@ def test_an_impossible_sequence_leaves_every_sum(loss_kind, kind):
 
 
 @of_every_loss
-@pytest.mark.parametrize("penalty", [0.0, 0.1])
-def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind, penalty):
-    loss = make_loss(loss_kind, l2_regularize=penalty, xent_regularize=penalty)
+def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind):
+    loss = make_loss(loss_kind, l2_regularize=0.1, xent_regularize=0.1)
     weight = torch.nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
     output = make_output().detach() * weight
     value = loss(output, [1] * SIZE, make_graphs(), xent_log_probs=output.log_softmax(2))
@@ -222,13 +203,13 @@ def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind,
 
 
 @of_every_loss
-@pytest.mark.parametrize("filling", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("filling", [math.nan, 1e30])
 def test_what_stands_in_the_padding_changes_no_bit(loss_kind, filling):
     """Of the network output, of the branch and of the frame weights."""
     loss = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
     results = []
     for fill in (0.0, filling):
-        output, branch = (make_output(seed, dtype=torch.float32).detach() for seed in (0, 1))
+        output, branch = (make_output(seed).detach() for seed in (0, 1))
         frame_weights = torch.rand(SIZE, FRAMES, generator=torch.Generator().manual_seed(3))
         for tensor in (output, branch):
             tensor.masked_fill_(~real_frames(), fill)
@@ -287,28 +268,9 @@ def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(lo
     assert not output.grad[2].any() and output.grad[[0, 1, 3]].isfinite().all()
 
 
-def test_a_denominator_scale_of_zero_is_maximum_likelihood():
-    loss, output = make_loss(denominator_scale=0.0), make_output()
-    loss(output, LENGTHS, make_graphs()).backward()
-    num, _ = log_probs(output)
-    close(-output.grad * loss.last_record.weight_ok, num.occupancy)
-
-
-@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
-def test_num_minus_den_is_met_per_frame_at_every_scale(scale):
-    loss, output = make_loss(out_of_range_regularize=0.0), make_output(scale=scale, dtype=torch.float32)
-    loss(output, LENGTHS, make_graphs())
-    num, den = log_probs(output)
-    difference = (loss.last_record.num_log_prob - loss.last_record.den_log_prob) - (
-        num.log_prob - den.log_prob
-    )
-    assert (difference.abs() / torch.tensor(LENGTHS)).max() <= tolerances.OBJF_PER_FRAME
-
-
-@of_every_loss
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])
-def test_a_copy_of_a_loss_outlives_it(loss_kind, copied):
-    loss, output = make_loss(loss_kind), make_output()
+def test_a_copy_of_a_loss_outlives_it(copied):
+    loss, output = make_loss(), make_output()
     expected = loss(output, LENGTHS, make_graphs())
     other = copied(loss)
     del loss

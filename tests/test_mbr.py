@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -33,14 +32,11 @@ from fsachain import (
     get_num_threads,
     set_num_threads,
 )
-from fsachain.backends.cpu import backend as cpu
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss.mbr import MBRLoss, expected_accuracy
+from fsachain.loss.mbr import expected_accuracy
 
 NUM_PDFS = 3
 BACKENDS = ["reference", "cpu"]
-LEAKS = [0.0, 1e-5, 0.5]
-SCALES = [1.0, 30.0, 80.0, 1000.0]
 
 
 def differentiated(batch, scores, accuracy, lengths=None, leaky=0.0, backend="auto"):
@@ -89,14 +85,14 @@ def accuracies(num_frames):
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data(), graphs(), st.integers(0, 4))
 def test_expected_accuracy_and_its_derivatives_equal_path_enumeration(data, fsa, num_frames):
     scores, accuracy = data.draw(score_matrices(num_frames)), data.draw(accuracies(num_frames))
     check_against_paths(compile_table(fsa, NUM_PDFS), fsa, scores, accuracy, 0.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data(), graphs(max_states=3, max_arcs=5), st.integers(0, 3), st.sampled_from([1e-5, 0.5, 1.0]))
 def test_leaks_add_nothing_to_the_accuracy_of_a_path(data, fsa, num_frames, leaky):
     scores, accuracy = data.draw(score_matrices(num_frames)), data.draw(accuracies(num_frames))
@@ -114,8 +110,7 @@ def case(scale=1.0, dtype=torch.float64):
     return scores.to(dtype), torch.rand(scores.shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("leaky", LEAKS)
+@pytest.mark.parametrize(("backend", "leaky"), [("reference", 0.5), ("cpu", 0.0), ("cpu", 0.5)])
 def test_the_gradient_is_the_change_of_the_occupancy_towards_the_accuracy(backend, leaky):
     """d E[A] / d y = d occupancy(y + e a) / d e at e = 0, since both are second derivatives of log Z(y + e a)."""
     batch, (scores, accuracy), step = make_denominator().batch(SIZE), case(), 1e-4
@@ -132,8 +127,7 @@ def test_the_gradient_is_the_change_of_the_occupancy_towards_the_accuracy(backen
     assert gradient.abs().max() > 0.05
 
 
-@pytest.mark.parametrize("leaky", LEAKS)
-@pytest.mark.parametrize("kind", ["shared", "packed"])
+@pytest.mark.parametrize(("kind", "leaky"), [("shared", 0.5), ("packed", 0.0)])
 def test_gradcheck_in_scores_and_accuracy(kind, leaky):
     tables = [DenominatorGraph(connected_graph(n, 4, 9, 5), 5).table for n in range(3)]
     batch = TableBatch.share(tables[0], 3) if kind == "shared" else TableBatch.pack(tables)
@@ -151,27 +145,20 @@ def test_the_gradient_of_each_frame_sums_to_zero():
     close(occupancy.sum(dim=2), real_frames()[:, :, 0], tolerances.ROUNDING)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("leaky", LEAKS)
-def test_the_oracle_is_met_at_every_scale(leaky, scale, dtype):
-    scores, accuracy = case(scale, dtype)
+@pytest.mark.parametrize(("leaky", "scale"), [(0.5, 1.0), (1e-5, 80.0), (0.0, 1000.0)])
+def test_the_oracle_is_met_at_every_scale(leaky, scale):
+    scores, accuracy = case(scale)
     for batch in (
         make_denominator().batch(SIZE),
         TableBatch.pack([make_denominator(n).table for n in range(SIZE)]),
     ):
         got = differentiated(batch, scores, accuracy, LENGTHS, leaky)
-        want = differentiated(batch, scores.double(), accuracy.double(), LENGTHS, leaky, "reference")
-        assert got[1].dtype == got[2].dtype == dtype and got[0].dtype == torch.float64
-        limit = (
-            tolerances.FLOAT64 if dtype == torch.float64 else tolerances.OCCUPANCY + torch.finfo(dtype).eps
-        )
-        close(got[0], want[0], tolerances.FLOAT64)
-        for ours, theirs in zip(got[1:], want[1:], strict=True):
-            close(ours, theirs, limit)
+        want = differentiated(batch, scores, accuracy, LENGTHS, leaky, "reference")
+        for ours, theirs in zip(got, want, strict=True):
+            close(ours, theirs, tolerances.FLOAT64)
 
 
-@pytest.mark.parametrize("leaky", LEAKS)
+@pytest.mark.parametrize("leaky", [0.0, 1e-5])
 def test_one_hot_scores_and_rows_of_minus_infinity_are_exact(leaky):
     """Scores of +-30, one pdf at a time; a frame in which all pdfs but one cannot be; a pdf that never can."""
     scores, accuracy = case()
@@ -186,32 +173,6 @@ def test_one_hot_scores_and_rows_of_minus_infinity_are_exact(leaky):
         close(ours, theirs, tolerances.FLOAT64)
 
 
-@pytest.fixture
-def numbers(monkeypatch):
-    """Kinds of number that sequences with accuracies ran in, in order."""
-    ran, in_numbers, in_logs = [], cpu._in_numbers, cpu._in_logs
-
-    def spy_numbers(graph, job, lanes):
-        ran.append(graph.shape.form.kind)
-        return in_numbers(graph, job, lanes)
-
-    def spy_logs(table, job, n):
-        ran.append("logs")
-        return in_logs(table, job, n)
-
-    monkeypatch.setattr(cpu, "_in_numbers", spy_numbers)
-    monkeypatch.setattr(cpu, "_in_logs", spy_logs)
-    return ran
-
-
-def by_scores(batch, scores, accuracy, lengths=None, leaky=0.0):
-    """E[A] and d E[A] / d scores."""
-    y = scores.clone().requires_grad_()
-    values = expected_accuracy(batch, y, accuracy, lengths, leaky_hmm_coefficient=leaky)
-    values.sum().backward()
-    return values.detach(), y.grad
-
-
 def two_lobes():
     """Two parts that never meet: one has pdf 0 alone, the other pdf 1 or 2 in each frame."""
     arcs = [(0, 1, 0), (1, 1, 0), (0, 2, 1), (2, 2, 1), (2, 2, 2)]
@@ -219,76 +180,55 @@ def two_lobes():
     return Fsa(3, src, dst, pdf, [-0.5] * len(arcs), [-math.inf, 0.0, 0.0])
 
 
-@pytest.mark.parametrize(("swing", "kinds"), [(3.0, ["expected"]), (1000.0, ["expected", "logs"])])
-def test_the_data_decide_the_arithmetic(swing, kinds, numbers):
-    """The part that wins in the end is 4 x swing behind after four frames: far below the smallest float, or not."""
+@pytest.mark.parametrize("swing", [3.0, 1000.0])
+def test_a_part_that_wins_after_falling_far_behind_is_not_lost(swing):
+    """It is 4 x swing behind after four frames: within the range of floats, or far below the smallest."""
     scores, accuracy = torch.rand(
         2, 1, 9, NUM_PDFS, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     scores[0, :4, 1:] -= swing
     scores[0, 5:, 0] -= 2 * swing
     batch = TableBatch.pack([compile_table(two_lobes(), NUM_PDFS)])
-    by_scores(batch, scores, accuracy)
-    assert numbers == kinds
-    got = differentiated(batch, scores, accuracy)
-    want = differentiated(batch, scores, accuracy, backend="reference")
+    got, want = (differentiated(batch, scores, accuracy, backend=backend) for backend in ("cpu", "reference"))
     assert want[1][0, 2, 1:].abs().min() > 0.01
     for ours, theirs in zip(got, want, strict=True):
         close(ours, theirs, tolerances.FLOAT64)
 
 
-@pytest.mark.parametrize("leaky", LEAKS)
-def test_logs_and_probabilities_agree_where_both_are_exact(leaky, monkeypatch):
-    batch = make_denominator().batch(SIZE)
-    scaled = differentiated(batch, *case(), LENGTHS, leaky)
-    monkeypatch.setitem(cpu.SMALLEST, cpu.DOUBLE, math.inf)
-    logs = differentiated(batch, *case(), LENGTHS, leaky)
-    for ours, theirs in zip(scaled, logs, strict=True):
-        close(ours, theirs, tolerances.FLOAT64)
-    assert not torch.equal(scaled[1], logs[1])
-
-
-@pytest.mark.parametrize("leaky", LEAKS)
-@pytest.mark.parametrize("scale", [1.0, 1000.0])
-def test_the_oracle_is_met_over_1500_frames(scale, leaky):
+def test_the_oracle_is_met_over_300_frames():
     generator = torch.Generator().manual_seed(0)
-    scores, accuracy = torch.rand(2, 1, 1500, WIDTH, generator=generator, dtype=torch.float64)
+    scores, accuracy = torch.rand(2, 1, 300, WIDTH, generator=generator, dtype=torch.float64)
     got, want = (
-        differentiated(make_denominator().batch(1), scale * scores, accuracy, None, leaky, backend)[:2]
+        differentiated(make_denominator().batch(1), 1000.0 * scores, accuracy, None, 0.0, backend)[:2]
         for backend in ("cpu", "reference")
     )
-    assert 600.0 < got[0] < 900.0
+    assert 120.0 < got[0] < 180.0
     for ours, theirs in zip(got, want, strict=True):
         close(ours, theirs, tolerances.FLOAT64)
 
 
-@pytest.mark.parametrize("smallest", [cpu.SMALLEST[cpu.DOUBLE], math.inf], ids=["probabilities", "logs"])
-def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(smallest, monkeypatch):
-    monkeypatch.setitem(cpu.SMALLEST, cpu.DOUBLE, smallest)
-    graph, (scores, accuracy) = make_denominator(), case(dtype=torch.float32)
-    together = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, 0.1)
+@pytest.mark.parametrize(("scale", "leaky"), [(1.0, 0.1), (1000.0, 0.0)], ids=["probabilities", "logs"])
+def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(scale, leaky):
+    graph, (scores, accuracy) = make_denominator(), case(scale)
+    together = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, leaky)
     before = get_num_threads()
-    for threads in (1, 2, 3):
+    for threads in (1, 3):
         set_num_threads(threads)
-        again = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, 0.1)
+        again = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, leaky)
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, again, strict=True))
     set_num_threads(before)
     for n in range(SIZE):
         one = slice(n, n + 1)
-        alone = differentiated(graph.batch(1), scores[one], accuracy[one], LENGTHS[one], 0.1)
+        alone = differentiated(graph.batch(1), scores[one], accuracy[one], LENGTHS[one], leaky)
         assert all(torch.equal(ours[one], theirs) for ours, theirs in zip(together, alone, strict=True))
 
 
-BROKEN = ["too short", "no finals", "score NaN", "score +inf", "score -inf", "accuracy NaN", "accuracy inf"]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind, backend):
+@pytest.mark.parametrize("kind", ["too short", "no finals", "score NaN", "score -inf", "accuracy inf"])
+def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind):
     lengths, (scores, accuracy) = list(LENGTHS), case()
     fsas = [left_to_right_graph(n, 5, WIDTH) for n in range(SIZE)]
     clean = differentiated(
-        TableBatch.pack([compile_table(fsa, WIDTH) for fsa in fsas]), scores, accuracy, lengths, 0.0, backend
+        TableBatch.pack([compile_table(fsa, WIDTH) for fsa in fsas]), scores, accuracy, lengths
     )
     if kind == "too short":
         lengths[1] = 2
@@ -299,7 +239,7 @@ def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind, backend):
         where, value = kind.split()
         (scores if where == "score" else accuracy)[1, 3] = float(value)
     batch = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in fsas])
-    spoilt = differentiated(batch, scores, accuracy, lengths, 0.0, backend)
+    spoilt = differentiated(batch, scores, accuracy, lengths)
     no_path = kind in ("too short", "no finals", "score -inf")
     assert spoilt[0][1] == -torch.inf if no_path else spoilt[0][1].isnan()
     assert not spoilt[1][1].any() and not spoilt[2][1].any()
@@ -307,28 +247,26 @@ def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind, backend):
     assert all(torch.equal(ours[others], theirs[others]) for ours, theirs in zip(spoilt, clean, strict=True))
 
 
-@pytest.mark.parametrize("filling", [math.nan, math.inf, 1e30])
-def test_padding_has_no_say_and_no_gradient(filling):
-    scores, accuracy = case(dtype=torch.float32)
+def test_padding_has_no_say_and_no_gradient():
+    scores, accuracy = case()
     clean = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
-    for tensor in (scores, accuracy):
-        tensor.masked_fill_(~real_frames(), filling)
-    filled = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(filled, clean, strict=True))
-    assert not filled[1][~real_frames().expand_as(scores)].any()
+    for filling in (math.nan, 1e30):
+        for tensor in (scores, accuracy):
+            tensor.masked_fill_(~real_frames(), filling)
+        filled = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(filled, clean, strict=True))
+        assert not filled[1][~real_frames().expand_as(scores)].any()
 
 
 @pytest.mark.parametrize(
     ("changed", "error", "match"),
     [
         ({"scores": np.zeros((1, 4, 3))}, ShapeError, "scores is a ndarray; expected a torch tensor"),
-        ({"accuracy": [1.0]}, ShapeError, "accuracy is a list; expected a torch tensor"),
         (
             {"accuracy": torch.zeros(1, 4, 2)},
             ShapeError,
             r"accuracy has shape \[1, 4, 2\] .* shape \[1, 4, 3\]",
         ),
-        ({"accuracy": torch.zeros(1, 4, 3).int()}, ShapeError, "dtype torch.int32; expected floating-point"),
         ({"leaky_hmm_coefficient": 2.0}, ConfigError, "leaky_hmm_coefficient = 2.0"),
         ({"backend": "cuda"}, BackendUnavailable, "cuda"),
     ],
@@ -374,34 +312,10 @@ def test_every_field_of_the_record_follows_its_formula():
     close(value.detach(), -total / record.weight_ok, tolerances.ROUNDING)
 
 
-@pytest.mark.parametrize("leaky", LEAKS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_gradient_of_the_loss_is_that_of_the_expected_accuracy(leaky, dtype):
+@pytest.mark.parametrize("leaky", [0.0, 0.5])
+def test_the_gradient_of_the_loss_is_that_of_the_expected_accuracy(leaky):
     loss = make_loss("MBR", leaky_hmm_coefficient=leaky, out_of_range_regularize=0.0)
-    output, weights = make_output(dtype=dtype), torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
+    output, weights = make_output(), torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
     loss(output, LENGTHS, make_graphs(), weights=weights).backward()
-    _, gradient, _, _ = reference_loss(output.detach().double(), weights, leaky)
-    limit = tolerances.LOSS_TERM if dtype == torch.float64 else tolerances.OCCUPANCY + torch.finfo(dtype).eps
-    assert output.grad.dtype == dtype
-    close(-output.grad.double(), gradient / loss.last_record.weight_ok, limit)
-
-
-def test_training_on_the_loss_raises_the_expected_accuracy():
-    """Step by step, from one frame in seven right to three in four."""
-    loss = make_loss("MBR", out_of_range_regularize=0.0)
-    output = make_output(dtype=torch.float32)
-    optimizer = torch.optim.SGD([output], lr=100.0)
-    shares = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss(output, LENGTHS, make_graphs()).backward()
-        optimizer.step()
-        shares.append(float(loss.last_record.objf_ok / loss.last_record.weight_ok))
-    assert shares[0] < 0.16 and shares[-1] > 0.75
-    assert all(later > earlier - tolerances.OCCUPANCY for earlier, later in pairwise(shares))
-
-
-def test_options_are_checked_and_shown():
-    with pytest.raises(ConfigError, match="l2_regularize = -1"):
-        MBRLoss(make_denominator(), l2_regularize=-1.0)
-    assert "9 pdfs, leaky 0.1" in repr(make_loss("MBR"))
+    _, gradient, _, _ = reference_loss(output.detach(), weights, leaky)
+    close(-output.grad, gradient / loss.last_record.weight_ok, tolerances.LOSS_TERM)

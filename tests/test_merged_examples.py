@@ -70,17 +70,6 @@ def test_parts_score_together_as_the_whole(parts):
         assert total == pytest.approx(whole(pdfs), abs=tolerances.ENUMERATION)
 
 
-@given(supervisions(), supervisions())
-def test_each_part_is_its_sequence_but_for_a_constant(first, second):
-    for part, found in zip(
-        (first, second), split_merged(strung_together([first, second]), 2, FRAMES), strict=True
-    ):
-        score, expected = Scorer(found, log_add), Scorer(part, log_add)
-        every = [pdfs for pdfs in itertools.product(range(PDFS), repeat=FRAMES) if expected(pdfs) > -np.inf]
-        differences = [score(pdfs) - expected(pdfs) for pdfs in every]
-        assert np.ptp(differences) <= tolerances.ENUMERATION
-
-
 def test_sequences_that_depend_on_each_other_are_refused():
     """The second is 0 behind 0, and 1 behind 1."""
     fsa = Fsa(4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 1, 0, 1], np.zeros(4), [-np.inf] * 3 + [0.0])
@@ -93,12 +82,6 @@ def test_paths_of_another_length_are_refused(sequences):
     fsa = Fsa(3, [0, 1], [1, 2], [0, 0], np.zeros(2), [-np.inf, -np.inf, 0.0])
     with pytest.raises(DataError, match=f"paths of other lengths; expected {sequences} frames"):
         split_merged(fsa, sequences, 1)
-
-
-def test_a_loop_is_refused():
-    fsa = Fsa(2, [0, 0], [0, 1], [0, 0], np.zeros(2), [-np.inf, 0.0])
-    with pytest.raises(DataError, match="paths of other lengths"):
-        split_merged(fsa, 2, 1)
 
 
 @given(st.data())

@@ -93,10 +93,8 @@ def test_a_section_that_names_no_network_is_refused_at_once(section: dict[str, o
     [
         ({"kind": "own_networks:Missing"}, "own_networks has no 'Missing'"),
         ({"kind": "own_networks:record"}, "is <function record.*expected a class of torch.nn.Module"),
-        ({"kind": "own_networks:WidthConfig"}, "expected a class of torch.nn.Module"),
         ({"kind": "own_networks:WithoutPdfs"}, "NarrowConfig has no field 'num_pdfs'; expected one"),
         ({"kind": "own_networks:WithoutFeatures"}, "takes no argument 'num_features'; expected one"),
-        ({"kind": "own_networks:Demanding"}, "network.path: own_networks:Demanding needs this option"),
         ({"kind": PLAIN, "widht": 3}, "network.widht: unknown option of .*Plain; did you mean 'width'"),
         (
             {"kind": "own_networks:Configured", "widht": 3},
@@ -109,16 +107,6 @@ def test_what_a_class_lacks_is_said_by_name(section: dict[str, object], message:
     spec = experiment_of(**section).network_spec(7)
     with pytest.raises(ConfigError, match=message):
         spec.build()
-
-
-def test_chunks_of_a_network_that_sees_whole_utterances_are_refused() -> None:
-    for section in ({"kind": "conformer"}, {"kind": "own_networks:Unbounded"}):
-        spec = experiment_of(**section).network_spec(7)
-        assert spec.subsampling == 3
-        with pytest.raises(
-            ConfigError, match="sees the whole utterance; expected a network of bounded context"
-        ):
-            _ = spec.context
 
 
 def test_a_model_of_a_class_of_ones_own_is_loaded_on_the_users_word_alone(tmp_path: Path) -> None:
@@ -141,16 +129,6 @@ def test_a_model_of_a_class_of_ones_own_is_loaded_on_the_users_word_alone(tmp_pa
     )
     with pytest.raises(DataError, match="not imported"):
         AcousticModel.load(path)
-
-
-def test_a_conformer_comes_back_from_its_file(tmp_path: Path) -> None:
-    path = model_of(tmp_path, kind="conformer", channels=16, norm="batch", feed_forward=16, num_layers=1)
-    model = AcousticModel.load(path)
-    assert isinstance(model.network, Conformer) and not model.network.training
-    torch.manual_seed(4)
-    expected = model.experiment.network_spec(4).build().eval()
-    features, lengths = torch.randn(2, 9, 5), torch.tensor([9, 4])
-    assert torch.equal(model.network(features, lengths).nnet_output, expected(features, lengths).nnet_output)
 
 
 def test_weights_that_fit_are_taken_and_the_head_of_another_tree_begins_anew(tmp_path: Path) -> None:

@@ -56,23 +56,6 @@ def with_schedules(
     )
 
 
-@every_optimizer
-def test_every_optimiser_lowers_a_quadratic_loss(name: str) -> None:
-    torch.manual_seed(1)
-    model = nn.Linear(3, 2)
-    optimizer = make_optimizer(model, OptimizerConfig(name=name))
-    set_learning_rate(optimizer, 0.01)
-    x = torch.randn(20, 3)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
-
-
 def test_factors_scale_the_learning_rate_by_the_longest_prefix() -> None:
     factors = {"hidden": 0.1, "hidden.bias": 0.0, "norm": 2.0}
     optimizer = make_optimizer(model := ToyModel(), OptimizerConfig(factors=factors))
@@ -126,17 +109,6 @@ def test_frozen_parameters_stay_to_the_bit_until_their_epoch(name: str) -> None:
     assert all(entry["output.weight"] for entry in moved)
     schedule.apply(4, 16)  # a training that goes on freezes by its step alone
     assert not model.hidden.weight.requires_grad
-
-
-def test_what_the_user_froze_stays_frozen_and_something_must_not_be() -> None:
-    model = ToyModel()
-    model.hidden.weight.requires_grad_(False)
-    with_schedules(model, OptimizerConfig(freeze_epochs={"norm": 1}), 5)[1].apply(79, 80)
-    assert not model.hidden.weight.requires_grad
-    assert model.norm.weight.requires_grad
-    frozen = {"hidden": 1.0, "norm": 1.0, "output": 2.0}
-    with pytest.raises(ConfigError, match="freezes every parameter"):
-        make_optimizer(ToyModel(), OptimizerConfig(freeze_epochs=frozen))
 
 
 class Net(nn.Module):
@@ -204,30 +176,6 @@ def test_one_step_is_the_free_step_scaled_as_the_formula_says(
     assert least <= limit.limited_components <= most
 
 
-def test_limits_that_are_not_reached_change_no_bit() -> None:
-    free, unlimited = after_steps("adam", 1e-3, 3, None, None)
-    assert not unlimited.active and math.isnan(unlimited.norm)  # nothing is copied
-    bound, limit = after_steps("adam", 1e-3, 3, 100.0, 100.0)
-    assert all(torch.equal(value, bound[-1][name]) for name, value in free[-1].items())
-    assert (limit.limited, limit.limited_components) == (0, 0)
-
-
-def test_parameters_without_gradient_take_no_part_in_the_limit() -> None:
-    model = Net()
-    optimizer = make_optimizer(model, OptimizerConfig(name="sgd"))
-    set_learning_rate(optimizer, 10.0)
-    limit = MaxChange(model, per_component=0.01)
-    model.first.requires_grad_(False)
-    before = copied(model)
-    model(torch.randn(5, 3)).square().sum().backward()
-    with limit:
-        optimizer.step()
-    assert torch.equal(model.first.weight, before["first.weight"])
-    assert limit.limited_components == 2
-    with pytest.raises(RuntimeError, match="broken"), limit:
-        raise RuntimeError("broken")
-
-
 numbers = st.floats(-2.0, 2.0)
 
 
@@ -254,18 +202,6 @@ def test_the_final_model_is_the_best_of_all_prefix_means_and_the_moving_average(
     assert float(found.state["weight"][0]) == pytest.approx(float(chosen["weight"][0]), abs=close)
     if found.num_models:
         assert torch.equal(found.state["count"], states[0]["count"])  # integers are the newest model's
-
-
-def test_equal_objectives_keep_fewer_models_and_nan_never_wins() -> None:
-    states = [state(1.0), state(1.0), state(0.0)]
-    assert best_average(states, lambda tensors: 0.0, state(1.0)).name == "1"
-    objectives = iter([math.nan, math.nan, -5.0, math.nan])
-    assert best_average(states, lambda tensors: next(objectives), state(1.0)).name == "3"
-    assert best_average(states, lambda tensors: math.nan).name == "1"
-    with pytest.raises(DataError, match="nothing to combine"):
-        best_average([], lambda tensors: 0.0)
-    with pytest.raises(DataError, match=r"'weight' has shape \[2\] in one and \[3\] in another"):
-        best_average([state(1.0), {"weight": torch.zeros(3), "count": torch.tensor(1)}], lambda tensors: 0.0)
 
 
 def test_the_moving_average_is_its_recursion_and_goes_on_from_its_state() -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
 
 from fsachain import (
-    ConfigError,
     DenominatorGraph,
     Fsa,
-    ShapeError,
     TableBatch,
     best_path,
     compile_table,
@@ -30,7 +27,6 @@ from fsachain import (
 
 NUM_PDFS = 9
 BACKENDS = ["cpu", "reference"]
-SCALES = [1.0, 30.0, 80.0, 1000.0]
 
 
 def pack(*fsas):
@@ -48,7 +44,7 @@ def scores_of(kind, size, seed=0):
     return np.where(rng.random(size) < 0.02, -np.inf, rng.normal(size=size))
 
 
-SCORE_KINDS = [*SCALES, "one-hot", "some -inf"]
+SCORE_KINDS = [1.0, 1000.0, "one-hot", "some -inf"]
 
 
 def path_score(fsa, scores, arcs, states):
@@ -59,10 +55,9 @@ def path_score(fsa, scores, arcs, states):
 
 
 @pytest.mark.parametrize("kind", SCORE_KINDS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_best_paths_are_paths_of_the_best_score_at_every_magnitude(kind, dtype):
+def test_best_paths_are_paths_of_the_best_score_at_every_magnitude(kind):
     fsas = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(6)]
-    scores, lengths = scores_of(kind, (6, 40, NUM_PDFS)).astype(dtype), [40, 23, 40, 1, 0, 40]
+    scores, lengths = scores_of(kind, (6, 40, NUM_PDFS)), [40, 23, 40, 1, 0, 40]
     ours, exact = (best_path(pack(*fsas), scores, lengths, backend=backend) for backend in BACKENDS)
     np.testing.assert_allclose(ours.score, exact.score, rtol=tolerances.ROUNDING)
     assert np.isfinite(ours.score[0])
@@ -72,7 +67,7 @@ def test_best_paths_are_paths_of_the_best_score_at_every_magnitude(kind, dtype):
         assert len(ours.arcs[n]) == lengths[n] and (ours.pdfs[n] == fsas[n].pdf[ours.arcs[n]]).all()
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(st.data(), graphs(), st.integers(0, 4), st.integers(1, 12), st.sampled_from(BACKENDS))
 def test_n_best_equals_the_head_of_all_pdf_sequences(data, fsa, num_frames, n, backend):
     scores = data.draw(score_matrices(num_frames))
@@ -92,7 +87,7 @@ def test_n_best_equals_the_head_of_all_pdf_sequences(data, fsa, num_frames, n, b
         assert (fsa.pdf[found.arcs[0][k]] == pdfs).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data(), graphs(), st.integers(0, 4), st.integers(1, 12), st.sampled_from(BACKENDS))
 def test_equal_scores_come_in_the_order_of_their_pdfs(data, fsa, num_frames, n, backend):
     """Weights and scores are small integers, which add up without rounding."""
@@ -149,8 +144,7 @@ def as_bytes(drawn, n):
     return [part[n].tobytes() for part in (drawn.pdfs, drawn.states, drawn.arcs, drawn.jumps)]
 
 
-@pytest.mark.parametrize("kind", SCORE_KINDS)
-@pytest.mark.parametrize("leaky", [0.0, 1e-5, 0.1, 1.0])
+@pytest.mark.parametrize(("kind", "leaky"), [*((kind, 0.1) for kind in SCORE_KINDS), (1.0, 0.0), (1.0, 1.0)])
 def test_samples_are_those_of_the_oracle_at_every_magnitude(kind, leaky):
     tables = [DenominatorGraph(connected_graph(n), NUM_PDFS).table for n in range(3)]
     batch, scores = TableBatch.pack(tables), scores_of(kind, (3, 20, NUM_PDFS))
@@ -160,8 +154,7 @@ def test_samples_are_those_of_the_oracle_at_every_magnitude(kind, leaky):
         assert as_bytes(ours, n) == as_bytes(exact, n)
 
 
-@pytest.mark.parametrize("kind", [1.0, "some -inf"])
-@pytest.mark.parametrize("leaky", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(("kind", "leaky"), [(1.0, 0.0), ("some -inf", 0.1), (1.0, 1.0)])
 def test_frequencies_match_the_occupancies(kind, leaky):
     size, frames = 20_000, 15
     batch = DenominatorGraph(connected_graph(0), NUM_PDFS).batch(1)
@@ -207,16 +200,6 @@ def test_whole_paths_are_drawn_by_their_probability(leaky):
         assert abs(found[path] / size - probability) <= tolerances.drawn_share(probability, size)
 
 
-def test_a_jump_at_the_end_may_save_a_path():
-    """State 1 alone is final and no arc leads there; init is all on it."""
-    table = replace(
-        compile_table(Fsa(2, [0], [0], [0], [0.0], [-np.inf, 0.0])), leaky_log_prob=np.array([-np.inf, 0.0])
-    )
-    drawn = samples(TableBatch.pack([table]), np.zeros((1, 4, 1)), 5, leaky=0.1)
-    assert drawn.states[0].tolist() == [[0, 0, 0, 0, 1]] * 5
-    assert drawn.jumps[0].tolist() == [[False] * 4 + [True]] * 5
-
-
 def test_one_seed_gives_one_set_of_paths_whatever_the_batch_and_the_threads():
     tables = [DenominatorGraph(connected_graph(n), NUM_PDFS).table for n in range(4)]
     scores, lengths = 3 * np.random.default_rng(4).normal(size=(4, 25, NUM_PDFS)), [25, 3, 14, 25]
@@ -240,33 +223,10 @@ def test_one_seed_gives_one_set_of_paths_whatever_the_batch_and_the_threads():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_impossible_sequences_have_no_samples(backend):
-    scores = np.random.default_rng(5).normal(size=(4, 10, NUM_PDFS)).astype(np.float32)
+    scores = np.random.default_rng(5).normal(size=(4, 10, NUM_PDFS))
     scores[1, 3], scores[2, 3] = np.nan, -np.inf
     batch = pack(*[left_to_right_graph(0)] * 4)
     drawn = samples(batch, torch.from_numpy(scores), 6, [2, 10, 10, 10], backend=backend)
     assert isinstance(drawn.ok, torch.Tensor) and drawn.ok.tolist() == [False, False, False, True]
     assert [paths.shape for paths in drawn.arcs] == [(0, 2), (0, 10), (0, 10), (6, 10)]
     assert [paths.shape for paths in drawn.jumps] == [(0, 3), (0, 11), (0, 11), (6, 11)]
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "3"])
-def test_numbers_of_paths_are_checked_by_name(value):
-    batch, scores = pack(connected_graph(0)), np.zeros((1, 4, NUM_PDFS))
-    with pytest.raises(ConfigError, match=f"^n = {value!r}; expected an integer >= 1"):
-        n_best(batch, scores, value)
-    with pytest.raises(ConfigError, match=f"^num_samples = {value!r}; expected an integer >= 1"):
-        sample_paths(batch, scores, value, seed=0)
-
-
-def test_seeds_and_leaks_are_checked_by_name():
-    batch, scores = pack(connected_graph(0)), np.zeros((1, 4, NUM_PDFS))
-    for seed in (-1, 0.5, None, [-2]):
-        with pytest.raises(ConfigError, match=r"seed = .*; expected an integer >= 0"):
-            sample_paths(batch, scores, 3, seed=seed)
-    with pytest.raises(ShapeError, match=r"seed has shape \[2\]; expected one integer or 1 of them"):
-        sample_paths(batch, scores, 3, seed=[1, 2])
-    with pytest.raises(ConfigError, match=r"leaky_hmm_coefficient = 0\.1, but the table of sequence 0"):
-        sample_paths(batch, scores, 3, seed=1, leaky_hmm_coefficient=0.1)
-    for function in (lambda y: n_best(batch, y, 2), lambda y: sample_paths(batch, y, 2, seed=0)):
-        with pytest.raises(ShapeError, match=r"scores has shape \[4, 9\]; expected \[N, T, P\]"):
-            function(scores[0])

@@ -52,18 +52,13 @@ def test_states_arcs_and_weights_are_those_of_kaldi(shared, case):
 
 
 @given(SENTENCES, st.integers(2, 5), st.integers(0, 6), st.data())
-def test_it_is_stochastic_deterministic_and_trim(sentences, ngram_order, num_extra, data):
+def test_it_is_stochastic_deterministic_trim_and_accepts_what_it_saw(sentences, ngram_order, num_extra, data):
     no_prune = data.draw(st.integers(1, ngram_order))
     fsa = estimate_phone_lm(sentences, ngram_order, num_extra, no_prune)
     mass = np.exp(fsa.final_log_prob) + np.bincount(fsa.src, np.exp(fsa.log_prob), minlength=fsa.num_states)
     np.testing.assert_allclose(mass, 1.0, rtol=0.0, atol=tolerances.ENUMERATION)
     assert len(set(zip(fsa.src.tolist(), fsa.pdf.tolist(), strict=True))) == fsa.num_arcs
     assert fsa.trim().num_states == fsa.num_states
-
-
-@given(SENTENCES, st.integers(2, 5), st.integers(0, 6))
-def test_every_training_sentence_is_accepted(sentences, ngram_order, num_extra):
-    fsa = estimate_phone_lm(sentences, ngram_order, num_extra, min(ngram_order, 2))
     assert all(score(fsa, sentence) > -math.inf for sentence in sentences)
 
 
@@ -87,14 +82,6 @@ def test_a_bigram_by_hand():
     assert score(fsa, [2, 1]) == -math.inf
 
 
-def test_pruning_reaches_the_number_of_states_asked_for(shared):
-    """Those that may not be merged (one for each phone after no_prune_ngram_order = 2, and the start) plus
-    37."""
-    sequences, _, _ = read_golden(shared, "lm2_tri_mono")
-    basic = len({phone for sequence in sequences for phone in sequence}) + 1
-    assert estimate_phone_lm(sequences, 3, 37, 2).num_states == basic + 37
-
-
 def test_an_empty_sentence_counts_as_an_end_after_the_start():
     fsa = estimate_phone_lm([[], [3], [3], [3]], ngram_order=2, no_prune_ngram_order=2)
     assert score(fsa, []) == pytest.approx(math.log(1 / 4), abs=tolerances.ENUMERATION)
@@ -104,12 +91,9 @@ def test_an_empty_sentence_counts_as_an_end_after_the_start():
     ("sentences", "message"),
     [
         ([], "no phone"),
-        ([[], []], "no phone"),
         ([[1, 2], [3, 0]], r"sequences\[1\]\[1\] = 0"),
-        ([[-4]], r"sequences\[0\]\[0\] = -4"),
         ([[2**31]], r"sequences\[0\]\[0\] = 2147483648"),
         ([[1], [1.5]], r"sequences\[1\] = \[1\.5\]: expected integer phone ids"),
-        (["ab"], r"sequences\[0\] = 'ab'"),
         ([1, 2], r"sequences\[0\] = 1"),
     ],
 )

@@ -72,15 +72,6 @@ def test_the_most_used_arcs_of_a_large_graph_are_drawn_and_the_rest_is_told():
     assert curve.get_ydata()[19] == pytest.approx(share)
 
 
-def test_without_occupancies_the_most_probable_ways_are_drawn():
-    """A chain of certain arcs beside a fan of improbable ones."""
-    src = np.concatenate([np.arange(8), np.zeros(50, dtype=int)])
-    dst = np.concatenate([np.arange(1, 9), np.full(50, 9)])
-    weights = np.concatenate([np.zeros(8), np.full(50, -3.0)])
-    fsa = Fsa(10, src, dst, np.arange(58), weights, np.zeros(10))
-    assert sorted(arcs(plot_graph(fsa, max_arcs=8))) == list(range(8))
-
-
 @pytest.mark.parametrize(
     "fsa",
     [
@@ -119,8 +110,3 @@ def test_what_does_not_fit_is_refused():
         plot_graph(small_fsa(), arc_names=["a"])
     with pytest.raises(ConfigError, match="max_arcs = 0"):
         plot_graph(small_fsa(), max_arcs=0)
-
-
-def test_a_notebook_shows_the_picture_of_a_graph():
-    picture = small_fsa()._repr_svg_()
-    assert picture.startswith("<svg") and picture.rstrip().endswith("</svg>") and "arc-3" in picture

@@ -17,8 +17,7 @@ for module in ("kaldi_decoder", "kaldilm", "kaldialign"):
 
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.rescore import Rescorer, RescoringConfig, best_word_sequences, n_best_lists
-from fsachain.errors import ConfigError, GraphError
+from fsachain.decode.rescore import Rescorer, best_word_sequences, n_best_lists
 from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
@@ -102,17 +101,6 @@ def test_the_best_path_of_a_sentence_is_openfsts(lexicon, trigram):
             assert scores.best_path_log_prob(ids) >= scores.log_prob(ids)
 
 
-def test_a_grammar_that_is_no_ngram_is_refused():
-    twice = pywrapfst.VectorFst()
-    state = twice.add_state()
-    twice.set_start(state)
-    twice.set_final(state)
-    for cost in (1.0, 2.0):
-        twice.add_arc(state, pywrapfst.Arc(2, 2, cost, state))
-    with pytest.raises(GraphError, match="state 0 has two arcs with word id 2"):
-        NgramScores(twice)
-
-
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), frames=st.integers(4, 12))
 def test_each_sequence_has_the_score_of_decoding_it_alone(lexicon, tree, trigram, seed: int, frames: int):
@@ -151,14 +139,6 @@ def test_the_lattice_beam_leaves_out_what_is_worse_and_nothing_else(lexicon, tre
     assert left_out
 
 
-def test_an_utterance_that_no_path_fits_has_no_sequences(lexicon, tree, trigram):
-    graph = build_decoding_graph(lexicon, tree, trigram)
-    lists = n_best_lists({"empty": np.zeros((0, tree.num_pdfs))}, graph, lexicon.words, 5, num_workers=1)
-    assert lists == {"empty": []}
-    rescorer = Rescorer(lists, lexicon, NgramScores(trigram), 1.0, 0.0, NgramScores(trigram))
-    assert rescorer.best(1.0, 0.0) == {"empty": ()}
-
-
 def make_rescorer(lexicon, tree, old, new, seeds, workers: int = 1) -> tuple[Rescorer, dict[str, np.ndarray]]:
     outputs = {f"utt{seed}": scores_of(tree, 9, seed) for seed in seeds}
     graph = build_decoding_graph(lexicon, tree, old, lm_weight=0.8, word_insertion_penalty=0.3)
@@ -182,28 +162,3 @@ def test_rescoring_all_sequences_finds_what_a_search_with_the_second_model_finds
         direct = {name: decoder.decode(scores).words for name, scores in outputs.items()}
         assert rescorer.best(lm_weight, penalty) == direct
         assert len(set(direct.values())) > 1
-
-
-def test_tuning_takes_the_point_of_fewest_errors(lexicon, tree, trigram):
-    rescorer, _ = make_rescorer(lexicon, tree, word_loop(lexicon.words, lexicon), trigram, range(6))
-    config = RescoringConfig(lm_weights=(0.2, 4.0), word_insertion_penalties=(-2.0, 2.0))
-    for pair in ((0.2, -2.0), (4.0, 2.0)):
-        best = rescorer.tune(rescorer.best(*pair), config).best
-        assert best.counts.errors == 0
-        assert rescorer.best(best.lm_weight, best.word_insertion_penalty) == rescorer.best(*pair)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_hypotheses": 0}, "num_hypotheses: expected a positive number, got 0"),
-        ({"lm_weights": ()}, "lm_weights: expected one or more different numbers"),
-        (
-            {"word_insertion_penalties": (1.0, 1.0)},
-            "word_insertion_penalties: expected one or more different",
-        ),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict, message: str):
-    with pytest.raises(ConfigError, match=message):
-        RescoringConfig(**options)

@@ -5,19 +5,9 @@ import pytest
 import tolerances
 import torch
 from conftest import SHARED
-from rnnt_inputs import (
-    BLANK,
-    FRAMES,
-    LABELS,
-    TYPES,
-    arc_scores,
-    losses_by_loops,
-    make_logits,
-    make_targets,
-    pack,
-)
+from rnnt_inputs import BLANK, FRAMES, LABELS, TYPES, close, losses_by_loops, make_logits, make_targets, pack
 
-from fsachain import Fsa, RNNTLoss, TableBatch, compile_table, rnnt_loss, total_log_prob
+from fsachain import RNNTLoss, rnnt_loss
 from fsachain.backends.cpu import threads
 from tools.bench import peak, transducer
 
@@ -25,10 +15,6 @@ from tools.bench import peak, transducer
 GOLDEN = sorted((SHARED / "golden" / "peers").glob("rnnt_*[!m].npz"))
 of_every_type = pytest.mark.parametrize("rnnt_type", TYPES)
 POSSIBLE = [9, 6, 7, 4]  # frames with which the modified topologies have a path as well
-
-
-def close(left, right, limit=tolerances.FLOAT64):
-    torch.testing.assert_close(left.double(), right.double(), rtol=limit, atol=limit)
 
 
 def run(logits, frames=POSSIBLE, **options):
@@ -61,9 +47,8 @@ def test_values_of_other_programs_are_met(path, backend):
 
 
 @of_every_type
-@pytest.mark.parametrize("delay_penalty", [0.0, 0.3])
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_value_and_gradient_are_those_of_plain_loops(rnnt_type, delay_penalty, backend):
+@pytest.mark.parametrize(("backend", "delay_penalty"), [("cpu", 0.0), ("cpu", 0.3), ("reference", 0.3)])
+def test_value_and_gradient_are_those_of_plain_loops(rnnt_type, backend, delay_penalty):
     ours, theirs = make_logits(3.0), make_logits(3.0)
     options = {"rnnt_type": rnnt_type, "delay_penalty": delay_penalty}
     losses = run(ours, backend=backend, **options)
@@ -76,17 +61,7 @@ def test_value_and_gradient_are_those_of_plain_loops(rnnt_type, delay_penalty, b
 
 
 @of_every_type
-def test_gradcheck(rnnt_type):
-    logits = make_logits(seed=3)[:, :5, :3, :5].detach().requires_grad_()
-
-    def loss(x):
-        return rnnt_loss(x, [[1, 4]] * 4, [5, 4, 3, 2], [2, 1, 0, 2], reduction="none", rnnt_type=rnnt_type)
-
-    assert torch.autograd.gradcheck(loss, logits)
-
-
-@of_every_type
-@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
+@pytest.mark.parametrize("scale", [30.0, 1000.0])
 def test_float32_keeps_the_contract_at_any_magnitude(rnnt_type, scale):
     logits = make_logits(scale, dtype=torch.float32)
     wide = logits.detach().double().requires_grad_()
@@ -99,7 +74,7 @@ def test_float32_keeps_the_contract_at_any_magnitude(rnnt_type, scale):
     close(logits.grad.double().sum(3), torch.zeros(()).expand(logits.shape[:3]), tolerances.ROW_SUM)
 
 
-@pytest.mark.parametrize("width", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 64, 127, 500])
+@pytest.mark.parametrize("width", [1, 7, 8, 15, 16, 33, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_of_any_width(width, dtype):
     """Vocabularies below, at and beyond the lanes of a register, with and without a remainder."""
@@ -113,27 +88,6 @@ def test_rows_of_any_width(width, dtype):
     limit = tolerances.FLOAT64 if dtype == torch.float64 else tolerances.FEW_FLOAT32_TERMS
     close(ours, expected, limit)
     close(logits.grad, wide.grad, limit)
-
-
-@of_every_type
-def test_the_loss_of_a_regular_lattice_is_that_of_the_same_lattice_as_an_acceptor(rnnt_type):
-    """Nodes as states, arcs as pdfs of their own; labels of the regular kind take a frame of score 0 there."""
-    logits, targets = make_logits(2.0), make_targets()
-    losses = run(logits, rnnt_type=rnnt_type)
-    for n, (num_frames, num_labels) in enumerate(zip(POSSIBLE, LABELS, strict=True)):
-        log_probs = logits[n, :num_frames].detach().log_softmax(2)
-        blanks, labels = arc_scores(log_probs, targets[n], num_labels, rnnt_type)
-        step = 0 if rnnt_type == "regular" else 1
-        node = np.arange((num_frames + 1) * (num_labels + 1)).reshape(num_frames + 1, num_labels + 1)
-        src = np.concatenate([node[:-1].ravel(), node[:-1, :-1].ravel()])
-        dst = np.concatenate([node[1:].ravel(), node[step : num_frames + step, 1:].ravel()])
-        weights = torch.cat([blanks.flatten(), labels.flatten()]).numpy()
-        final = np.where(node.ravel() == node[-1, -1], 0.0, -np.inf)
-        fsa = Fsa(node.size, src, dst, np.zeros(len(src), int), weights, final)
-        steps = num_frames + num_labels if rnnt_type == "regular" else num_frames
-        table = TableBatch.pack([compile_table(fsa, 1)])
-        log_z = total_log_prob(table, torch.zeros(1, steps, 1, dtype=torch.float64))
-        close(-log_z[0], losses[n])
 
 
 @of_every_type
@@ -289,26 +243,6 @@ def test_some_logits_of_minus_infinity_are_classes_that_cannot_be():
     close(losses, rnnt_loss(narrow, shifted, POSSIBLE, LABELS, BLANK, reduction="none"))
     losses.sum().backward()
     assert torch.isfinite(logits.grad).all() and not logits.grad[..., 6].any()
-
-
-def test_one_frame_and_no_labels():
-    logits = torch.tensor([[[[0.0, 1.0, 2.0]]]], requires_grad=True)
-    loss = rnnt_loss(logits, torch.zeros(1, 0, dtype=torch.int32), [1], [0], blank=1)
-    close(loss, -logits.log_softmax(3)[0, 0, 0, 1], tolerances.FEW_FLOAT32_TERMS)
-    loss.backward()
-    expected = logits.detach().softmax(3) - torch.tensor([0.0, 1.0, 0.0])
-    close(logits.grad, expected, tolerances.FLOAT32_ROUNDING)
-
-
-def test_layout_does_not_matter():
-    logits = make_logits()
-    turned = logits.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-    assert not turned.is_contiguous()
-    first, second = run(logits), run(turned)
-    assert torch.equal(first, second)
-    first.sum().backward()
-    second.sum().backward()
-    assert torch.equal(logits.grad, turned.grad)
 
 
 @pytest.mark.skipif(not peak.RESET.exists(), reason="the system does not tell how much memory a process held")

@@ -49,23 +49,24 @@ def assert_alone_as_in_a_batch(fsa: Fsa, leak: str, scores: np.ndarray) -> None:
         assert alone.occupancy.tobytes() == batch.occupancy[one].tobytes()
 
 
-@pytest.mark.parametrize("leak", LEAKS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(max_examples=15)
+@settings(max_examples=45)
 @given(
+    leak=st.sampled_from(LEAKS),
     num_states=st.integers(1, 70),
     seed=st.integers(0, 1000),
     scale=st.sampled_from([1.0, 20.0, 150.0, 1500.0]),
 )
-def test_a_sequence_alone_has_its_bits_on_uneven_graphs(leak, dtype, num_states, seed, scale):
+def test_a_sequence_alone_has_its_bits_on_uneven_graphs(leak, num_states, seed, scale):
     scores = scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))
-    assert_alone_as_in_a_batch(uneven_graph(num_states, seed), leak, scores.astype(dtype))
+    assert_alone_as_in_a_batch(uneven_graph(num_states, seed), leak, scores.astype(np.float32))
 
 
-@pytest.mark.parametrize("leak", LEAKS)
-@settings(max_examples=20)
+@settings(max_examples=45)
 @given(
-    fsa=graphs(max_states=40, max_arcs=60), seed=st.integers(0, 1000), scale=st.sampled_from([1.0, 1500.0])
+    leak=st.sampled_from(LEAKS),
+    fsa=graphs(max_states=40, max_arcs=60),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1.0, 1500.0]),
 )
 def test_a_sequence_alone_has_its_bits_on_any_graph(leak, fsa, seed, scale):
     scores = scale * np.random.default_rng(seed).normal(size=(2, FRAMES, 3))

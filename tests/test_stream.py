@@ -238,13 +238,6 @@ def test_no_more_is_done_ahead_than_was_asked_for() -> None:
         results.close()
 
 
-def test_results_come_in_order_and_an_error_reaches_the_caller() -> None:
-    with Workers(Recorder(), num_threads=3) as workers:
-        assert list(workers.ahead([[3, 1], [], [2]], depth=5)) == [[30, 10], [], [20]]
-        with pytest.raises(DataError, match="13 is refused"):
-            list(workers.ahead([[12], [13]], depth=5))
-
-
 def test_a_broken_pool_of_the_caller_is_an_error_and_not_a_wait() -> None:
     with ProcessPoolExecutor(1) as pool:
         workers = Workers(os._exit, executor=pool)

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_tdnnf import SMALL, VARIANTS, network
-from tolerances import NETWORK_FLOAT64, NORMALISED_MEAN, NORMALISED_VARIANCE, RESAMPLED
+from tolerances import NETWORK_FLOAT64, NORMALISED_VARIANCE, RESAMPLED
 
-from fsachain.data.audio import BLOCK_SECONDS, Recording, Resampler
-from fsachain.data.cmvn import Cmvn, CmvnConfig, SlidingCmvn, Statistics
+from fsachain.data.cmvn import SlidingCmvn, Statistics
 from fsachain.data.features import FeatureConfig, FeatureStream, compute_features
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.nn.streaming import StreamingModel
@@ -120,24 +119,6 @@ def test_sliding_cmvn_normalises_each_frame_by_the_window_around_it(
         around = Statistics.of(features[start : start + window])
         expected = around.normalise(features[t : t + 1], moments)[0]
         np.testing.assert_allclose(found[t], expected, atol=NORMALISED_VARIANCE)
-
-
-def test_a_recording_within_the_window_is_normalised_as_an_utterance() -> None:
-    features = 5.0 + 3.0 * np.random.default_rng(2).normal(size=(50, 3)).astype(np.float32)
-    for window in (50, 51, 200):
-        sliding = SlidingCmvn("mean-variance", window)
-        found = np.concatenate(
-            [sliding.accept(features[:20]), sliding.accept(features[20:]), sliding.finish()]
-        )
-        expected = Cmvn(CmvnConfig("utterance")).apply(features, "anyone")
-        np.testing.assert_allclose(found, expected, atol=NORMALISED_MEAN)
-    with pytest.raises(ConfigError, match="window is 0"):
-        SlidingCmvn("mean", 0)
-    with pytest.raises(ShapeError, match="finish"):
-        SlidingCmvn("mean", 5).finish()
-    sliding.accept(features)
-    with pytest.raises(ShapeError, match=r"expected \[T, 3\]"):
-        sliding.accept(features[:, :2])
 
 
 @given(

@@ -2,18 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from random_graphs import connected_graph, graphs
 
-from fsachain import (
-    DenominatorGraph,
-    Fsa,
-    TableBatch,
-    TransitionTable,
-    compile_table,
-    forward_backward,
-)
+from fsachain import DenominatorGraph, Fsa, TableBatch, TransitionTable, compile_table, forward_backward
 
 VIEWS = ("by_dst", "by_src", "by_column")
 
@@ -67,30 +59,6 @@ def test_new_arc_weights_take_the_callers_order():
     expected, found = compile_table(direct), compile_table(fsa).with_arc_log_probs(weights)
     for name in VIEWS:
         assert (getattr(expected, name).log_prob == getattr(found, name).log_prob).all()
-
-
-def test_states_and_arcs_keep_their_numbers_beside_arcs_that_are_dropped():
-    fsa = Fsa(4, [0, 0, 3], [1, 3, 3], [0, 1, 2], [-np.inf, 0.0, 0.0], [-np.inf, -np.inf, -np.inf, 0.0])
-    result = forward_backward(TableBatch.pack([compile_table(fsa)]), np.zeros((1, 3, 3)))
-    assert result.arc_occupancy(0).tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
-
-
-def test_a_batch_names_its_sequences_and_knows_its_tables():
-    tables = [compile_table(connected_graph(n)) for n in range(2)]
-    packed, shared = TableBatch.pack(tables, ["a", "b"]), TableBatch.share(tables[0], 3)
-    assert (
-        packed.names == ("a", "b")
-        and packed.table(1) is tables[1]
-        and not packed.is_shared
-        and len(packed) == 2
-    )
-    assert shared.names == ("sequence 0", "sequence 1", "sequence 2") and shared.table(2) is tables[0]
-    assert shared.is_shared and len(shared) == 3
-    assert (
-        packed.to("cpu") is packed
-        and packed.to(torch.device("cpu")) is packed
-        and packed.pin_memory() is packed
-    )
 
 
 def test_a_table_compiled_for_fewer_pdfs_serves_a_wider_network():

@@ -6,7 +6,7 @@ from tolerances import FEW_ROUNDINGS, NETWORK_FLOAT64, ORTHONORMAL
 
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.nn import NetworkOutput, Tdnnf, TdnnfConfig
-from fsachain.nn.layers import MaskedBatchNorm, TimeConstantDropout, semi_orthogonal_step
+from fsachain.nn.layers import MaskedBatchNorm, semi_orthogonal_step
 
 SMALL = {"num_features": 5, "num_pdfs": 7, "channels": 12, "bottleneck": 4, "prefinal": 8}
 VARIANTS = {
@@ -137,16 +137,6 @@ def test_constrain_orthonormal_changes_first_factors_that_are_not_frozen(frozen:
     assert changed == {f"layers.{i}.linear.weight" for i in range(3) if i != frozen}
 
 
-def test_time_constant_dropout_scales_whole_utterances() -> None:
-    torch.manual_seed(6)
-    dropout = TimeConstantDropout(0.2)
-    x = torch.ones(50, 40, 3)
-    factors = dropout(x)
-    assert torch.equal(factors, factors[:, :, :1].expand_as(factors))
-    assert 0.6 <= float(factors.min()) < 0.65 and 1.35 < float(factors.max()) <= 1.4
-    assert torch.equal(dropout.eval()(x), x)
-
-
 def test_xent_branch_exists_in_training_only_and_is_normalised() -> None:
     model = network(xent="branch")
     assert model(*batch([9])).xent_log_probs is None
@@ -159,13 +149,10 @@ def test_xent_branch_exists_in_training_only_and_is_normalised() -> None:
     ("options", "message"),
     [
         ({"channels": 0}, "channels is 0"),
-        ({"bottleneck": -1}, "bottleneck is -1"),
         ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"dropout_kind": "word"}, "'word'"),
         ({"time_strides": (1, -1)}, "time_strides"),
         ({"subsampling_layer": 4}, "subsampling_layer is 4; there are 3"),
         ({"input_kernel": 2}, "skips frames"),
-        ({"xent": "shared"}, "xent is 'shared'"),
     ],
 )
 def test_illegal_option_is_refused_by_name(options: dict[str, object], message: str) -> None:

@@ -56,50 +56,38 @@ READERS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_ends_of_lines_of_windows_change_nothing(name: str, tmp_path: Path) -> None:
+of_every_reader = pytest.mark.parametrize("name", READERS)
+
+
+@of_every_reader
+def test_how_lines_and_the_last_line_end_changes_nothing(name: str, tmp_path: Path) -> None:
     read, content = READERS[name]
-    unix, windows = tmp_path / "unix.txt", tmp_path / "windows.txt"
-    unix.write_bytes(content.encode())
-    windows.write_bytes(content.replace("\n", "\r\n").encode())
-    assert read(windows) == read(unix)
+    path = tmp_path / "a.txt"
+    path.write_text(content)
+    expected = read(path)
+    for other in (content.replace("\n", "\r\n"), content.rstrip("\n"), content + "\n\n"):
+        path.write_bytes(other.encode())
+        assert read(path) == expected
 
 
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("last", ["without its end", "with empty lines behind"])
-def test_how_the_last_line_ends_changes_nothing(name: str, last: str, tmp_path: Path) -> None:
-    read, content = READERS[name]
-    (tmp_path / "a.txt").write_text(content)
-    (tmp_path / "b.txt").write_text(content.rstrip("\n") if last == "without its end" else content + "\n\n")
-    assert read(tmp_path / "b.txt") == read(tmp_path / "a.txt")
-
-
-@pytest.mark.parametrize("name", sorted(READERS.keys() - {"experiment"}))
+@of_every_reader
 def test_a_byte_order_mark_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """But before YAML, which allows it."""
     read, content = READERS[name]
     (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + content.encode())
+    if name == "experiment":
+        (tmp_path / "plain.txt").write_text(content)
+        assert read(tmp_path / "marked.txt") == read(tmp_path / "plain.txt")
+        return
     with pytest.raises(FsachainError, match=r"marked\.txt.*byte order mark"):
         read(tmp_path / "marked.txt")
 
 
-def test_a_byte_order_mark_before_yaml_is_no_part_of_it(tmp_path: Path) -> None:
-    """YAML itself allows it."""
-    read, content = READERS["experiment"]
-    (tmp_path / "marked.yaml").write_bytes(b"\xef\xbb\xbf" + content.encode())
-    (tmp_path / "plain.yaml").write_text(content)
-    assert read(tmp_path / "marked.yaml") == read(tmp_path / "plain.yaml")
-
-
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("content", ["inside", "binary", "utf-16"])
-def test_what_is_no_text_is_refused_by_name(name: str, content: str, tmp_path: Path) -> None:
+@of_every_reader
+def test_what_is_no_text_is_refused_by_name(name: str, tmp_path: Path) -> None:
     read, text = READERS[name]
-    place = text.index("\n")
-    given = {
-        "inside": text[:place].encode() + b"\0" + text[place:].encode(),
-        "binary": np.random.default_rng(1).bytes(1000),
-        "utf-16": text.encode("utf-16"),
-    }
-    (tmp_path / "binary.txt").write_bytes(given[content])
-    with pytest.raises(FsachainError, match=r"binary\.txt"):
-        read(tmp_path / "binary.txt")
+    zero_inside = text.encode().replace(b"\n", b"\0\n", 1)
+    for content in (zero_inside, np.random.default_rng(1).bytes(1000), text.encode("utf-16")):
+        (tmp_path / "binary.txt").write_bytes(content)
+        with pytest.raises(FsachainError, match=r"binary\.txt"):
+            read(tmp_path / "binary.txt")

@@ -32,23 +32,21 @@ from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import list_checkpoints, load_tensors
-from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict, load_yaml, to_dict
+from fsachain.train.config import TrainConfig, from_dict
 from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.reporting import DivergedError, LineProgress, make_progress
-from fsachain.train.schedule import ScheduleConfig
+from fsachain.train.reporting import DivergedError, LineProgress
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
 from fsachain.train.trainer import Trainer, prefetch
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_the_objective_rises_on_training_and_unseen_utterances(name: str, tmp_path: Path) -> None:
+def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path: Path) -> None:
     examples, numerators = corpus()
     dev, dev_numerators = corpus(6, seed=9)
     dev = [Example(f"dev-{e.id}", e.speaker, e.words, e.features) for e in dev]
     numerators |= {f"dev-{key}": table for key, table in dev_numerators.items()}
-    trainer = new_trainer(tmp_path, numerators, optimizer=OptimizerConfig(name=name))
+    trainer = new_trainer(tmp_path, numerators)
     result = trainer.fit(examples, dev)
     first, last = result.epochs[0], result.epochs[-1]
     assert last["train"]["objf"] > first["train"]["objf"] + 0.2
@@ -60,7 +58,7 @@ def test_the_objective_rises_on_training_and_unseen_utterances(name: str, tmp_pa
     assert trainer.model.constrained == 4 * 5 // 4
 
 
-@pytest.mark.parametrize("broken_after", [3, 5, 8, 17])
+@pytest.mark.parametrize("broken_after", [5, 17])
 def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after: int, tmp_path: Path) -> None:
     examples, numerators = corpus()
     augmentation = AugmentConfig(time_masks=1, time_mask_frames=4, frame_shift=2)
@@ -119,17 +117,6 @@ def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path: 
             )
 
 
-def test_a_finished_training_is_not_run_again(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    first = new_trainer(tmp_path, numerators)
-    first.fit(examples)
-    again = new_trainer(tmp_path, numerators)
-    again.progress = BreakAfter(0)
-    again.fit(examples)
-    for name, value in first.model.state_dict().items():
-        assert torch.equal(value, again.model.state_dict()[name]), name
-
-
 def test_another_training_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     examples, numerators = corpus(10)
     new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
@@ -176,12 +163,6 @@ def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_pa
     assert start["utterances"] == 6
 
 
-def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
-    examples, _ = corpus(3)
-    with pytest.raises(DataError, match="no utterance is left, 3 were excluded"):
-        new_trainer(tmp_path, {}).fit(examples)
-
-
 def test_features_that_are_not_finite_are_left_out_from_the_start(tmp_path: Path) -> None:
     examples, numerators = corpus(10)
     examples[7].features[3, 1] = np.nan
@@ -214,43 +195,6 @@ def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path: Pa
         example.features[:] = 3e38
     with pytest.raises(DivergedError, match=r"3 batches in a row .*max_bad_batches.*utt0\d, utt0\d: loss"):
         new_trainer(tmp_path, numerators, max_bad_batches=3, batch_size=2).fit(examples)
-
-
-def test_bad_data_can_stop_a_training_instead(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    examples[7].features[3] = np.nan
-    with pytest.raises(DataError, match=r"1 utterances cannot .*bad_data is 'stop'.*utt07"):
-        new_trainer(tmp_path, numerators, bad_data="stop").fit(examples)
-    with pytest.raises(ConfigError, match="bad_data: 'ignore'"):
-        config(bad_data="ignore")
-
-
-def test_the_second_branch_is_trained_when_the_loss_uses_it(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    for scale, moves in ((0.1, True), (0.0, False)):
-        torch.manual_seed(5)
-        model = ToyModel(xent="branch")
-        before = model.second.weight.clone()
-        run = Trainer(
-            model, ToyLoss(scale), config(num_epochs=1), tmp_path / str(scale), numerators=numerators
-        )
-        run.fit(examples)
-        assert torch.equal(before, model.second.weight) != moves
-
-
-def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    optimizer = OptimizerConfig(name="sgd", momentum=0.0, max_grad_norm=1e-3)
-    schedule = ScheduleConfig(peak=1.0, decay="constant", warmup=0.0)
-    trainer = new_trainer(
-        tmp_path, numerators, num_epochs=1, batch_size=10, optimizer=optimizer, schedule=schedule
-    )
-    before = [parameter.clone() for parameter in trainer.model.parameters()]
-    trainer.fit(examples)
-    moved = [after - start for after, start in zip(trainer.model.parameters(), before, strict=True)]
-    assert math.sqrt(sum(float(move.detach().square().sum()) for move in moved)) == pytest.approx(
-        1e-3, rel=tolerances.CLIPPED_NORM
-    )
 
 
 def test_each_epoch_draws_one_version_of_each_utterance() -> None:
@@ -288,18 +232,6 @@ def test_prefetching_keeps_order_raises_errors_and_ends_its_thread() -> None:
         time.sleep(0.01)
 
 
-def test_off_a_terminal_each_epoch_is_one_plain_line(tmp_path: Path) -> None:
-    examples, numerators = corpus(10)
-    stream = io.StringIO()
-    trainer = new_trainer(tmp_path, numerators, num_epochs=2, average_last=1)
-    trainer.progress = make_progress(stream)
-    trainer.fit(examples, examples[:3])
-    lines = [line for line in stream.getvalue().splitlines() if line.startswith("epoch")]
-    assert len(lines) == 2
-    assert all("objf" in line and "frames/s" in line and "dev objf" in line for line in lines)
-    assert "\x1b" not in stream.getvalue()
-
-
 def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path: Path) -> None:
     log = JsonLinesLog(tmp_path / "logs" / "train.jsonl")
     log.write("epoch", objf=float("nan"), parts=[1.0, float("inf")])
@@ -311,28 +243,14 @@ def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path: Pat
     ]
 
 
-def test_options_survive_yaml_and_unknown_ones_are_refused_by_name(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml", reason="the extra 'recipes' is not installed")
-    options = config(optimizer=OptimizerConfig(name="sgd", betas=(0.8, 0.9)))
-    path = tmp_path / "train.yaml"
-    path.write_text(yaml.safe_dump(to_dict(options)))
-    assert from_dict(TrainConfig, load_yaml(path)) == options
-    path.write_text("schedule: {peak: 1e-3}\nnum_threads: null\n")
-    assert from_dict(TrainConfig, load_yaml(path)).schedule.peak == 1e-3
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"num_epoch": 3}, r"train\.num_epoch: unknown.*'num_epochs'"),
-        ({"optimizer": {"momentun": 0.5}}, r"train\.optimizer\.momentun.*'momentum'"),
         ({"num_epochs": "many"}, r"train\.num_epochs: expected int"),
-        ({"num_epochs": True}, r"train\.num_epochs: expected int"),
-        ({"schedule": 3}, r"train\.schedule: expected a table"),
         ({"optimizer": {"betas": [0.9]}}, r"betas: expected 2 values"),
         ({"optimizer": {"name": "lion"}}, "'lion'"),
         ({"batch_size": 0}, "batch_size"),
-        ({"orthonormal_every": -1}, "orthonormal_every"),
     ],
 )
 def test_wrong_options_are_refused_by_name(values: dict[str, Any], message: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 import tolerances
 import torch
 from conftest import SHARED
-from rnnt_inputs import BLANK, TYPES, make_logits, make_targets
+from rnnt_inputs import BLANK, TYPES, close, make_logits, make_targets
 
 from fsachain import (
     TransducerLattice,
@@ -40,12 +40,6 @@ LOSSES = {
 of_every_lattice = pytest.mark.parametrize("kind", LATTICES)
 
 
-def close(left, right, limit=tolerances.FLOAT64):
-    torch.testing.assert_close(
-        torch.as_tensor(left).double(), torch.as_tensor(right).double(), rtol=limit, atol=limit
-    )
-
-
 @of_every_lattice
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_log_z_is_minus_the_loss(kind, dtype):
@@ -64,15 +58,6 @@ def test_every_label_is_emitted_once_and_every_frame_passed(kind):
         if kind == "regular" or kind == "hat":
             close(occupancy.blank[n].sum(1)[:t], torch.ones(t))
     close(occupancy.node, occupancy.label + occupancy.blank)
-
-
-@pytest.mark.parametrize("kind", ["regular", "hat"])
-def test_nodes_on_an_antidiagonal_sum_to_one(kind):
-    node = LATTICES[kind](make_logits(30.0)).occupancy().node
-    for n, (num_frames, num_labels) in enumerate(zip(FRAMES, LABELS, strict=True)):
-        t, u = np.indices(node[n].shape)
-        sums = np.bincount((t + u).ravel(), node[n].numpy().ravel())
-        close(sums[: num_frames + num_labels], np.ones(num_frames + num_labels))
 
 
 def test_a_sequence_that_is_not_ok_has_no_occupancy():

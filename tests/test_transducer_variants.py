@@ -5,18 +5,14 @@ import math
 import pytest
 import tolerances
 import torch
-from rnnt_inputs import BLANK, losses_by_loops, make_logits, make_targets
+from rnnt_inputs import BLANK, close, make_logits, make_targets
 
-from fsachain import hat_lattice, hat_loss, multi_blank_loss, rnnt_loss, tdt_lattice, tdt_loss
+from fsachain import hat_lattice, hat_loss, multi_blank_loss, rnnt_loss, tdt_loss
 from fsachain.errors import ConfigError
 
 FRAMES, LABELS, WIDTH = [9, 6, 7, 4], [3, 5, 0, 1], 11
 BIG_BLANKS = {10: 2, 9: 4}
 DURATIONS = [0, 1, 2, 4]
-
-
-def close(left, right, limit=tolerances.FLOAT64):
-    torch.testing.assert_close(left.double(), right.double(), rtol=limit, atol=limit)
 
 
 def log_sum(terms):
@@ -121,25 +117,6 @@ def test_the_factorised_loss_is_that_of_its_distribution(blank, backend):
     compare(losses, expected, [logits])
 
 
-def test_durations_of_one_blank_and_no_time_are_the_regular_loss():
-    """Tokens of a regular transducer, and a duration that is certain: 0 for labels, 1 for blanks, cannot be told apart by
-    a softmax for both, so labels of one frame are shut out by scores of -inf where a blank must follow."""
-    logits, targets = make_logits(), make_targets()
-    own = tdt_lattice(
-        torch.cat([logits, torch.zeros(4, 9, 6, 2, dtype=torch.float64)], 3),
-        targets,
-        FRAMES,
-        LABELS,
-        [0, 1],
-        BLANK,
-    )
-    blank, at_once, later = own.scores.unbind(1)
-    half = math.log(2.0)
-    regular = torch.stack([blank + half, at_once + half, torch.full_like(later, -torch.inf)], 1)
-    losses = -type(own)(regular, own.arcs, own.sizes).log_prob()
-    close(losses, losses_by_loops(logits, targets, FRAMES, LABELS))
-
-
 TARGETS = make_targets()
 LOSSES = {
     "hat": lambda x, frames=FRAMES: hat_loss(x, TARGETS % BLANK, frames, LABELS, BLANK, "none"),
@@ -211,18 +188,6 @@ def test_a_node_without_tokens_has_no_label_arc(kind):
     losses.sum().backward()
     assert torch.isfinite(losses).all() and torch.isfinite(x.grad).all()
     assert (losses[1] > LOSSES[kind](make_logits())[1]).all()
-
-
-def test_a_blank_of_minus_infinity_leaves_all_to_the_labels():
-    x = make_logits().detach()
-    x[1, 0, 0, BLANK] = -torch.inf
-    x.requires_grad_()
-    losses = LOSSES["hat"](x)
-    losses.sum().backward()
-    lattice = hat_lattice(x, make_targets() % BLANK, FRAMES, LABELS, BLANK)
-    assert torch.isfinite(x.grad).all() and lattice.scores[1, 0, 0, 0] == -torch.inf
-    others = torch.cat([x[1, 0, 0, :BLANK], x[1, 0, 0, BLANK + 1 :]]).log_softmax(0)
-    close(lattice.scores[1, 1, 0, 0], others[make_targets()[1, 0] % BLANK])
 
 
 def test_a_target_that_is_the_blank_has_no_factorised_probability():

@@ -119,14 +119,6 @@ def test_limits_and_roots_are_kept():
     assert few.num_pdfs == NUM_PHONES
 
 
-def test_a_tree_can_be_saved_and_one_class_has_no_question(tmp_path):
-    one = Topology.chain_one_pdf()
-    tree = build_tied_tree(PHONES, one, statistics(one, 40), num_pdfs=20, min_frames=5)
-    tree.save(tmp_path / "tree.npz")
-    again = type(tree).load(tmp_path / "tree.npz")
-    assert again.equals(tree) and again.num_pdfs == 20
-
-
 def test_wrong_input_is_refused_by_name():
     stats = BiphoneStatistics(2, Topology.chain(), 3)
     with pytest.raises(ShapeError, match=r"shape \[4, 2\]; expected \[T, 3\]"):

@@ -14,10 +14,9 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.ctc import ctc_graph
 from fsachain.graph.denominator import ctc_denominator
-from fsachain.graph.grammar import estimate_arpa, ngram_acceptor, without_back_off
+from fsachain.graph.grammar import estimate_arpa, ngram_acceptor
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.transducer import product
-from fsachain.openfst import Transducer
 
 UNITS = ("_a", "b", "_c")
 SENTENCES = [["_a", "b", "_c"], ["_c", "b", "b"], ["_a", "_a"], ["b"], ["_c", "b"], ["_a", "b", "_c", "b"]]
@@ -65,20 +64,6 @@ def test_every_sentence_has_the_probability_of_the_arpa_file(order, tmp_path):
     assert len(set(zip(fsa.src.tolist(), fsa.pdf.tolist(), strict=True))) == fsa.num_arcs
     mass = np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
     np.testing.assert_allclose(mass, 1.0, rtol=0, atol=tolerances.FEW_FLOAT32_TERMS)
-
-
-@pytest.mark.parametrize(
-    ("src", "dst", "label", "message"),
-    [
-        ([0, 0], [1, 0], [1, 1], "two arcs of label 1"),
-        ([0, 1], [1, 0], [0, 0], "cycle of back-off arcs"),
-    ],
-)
-def test_what_is_no_back_off_model_is_refused(src, dst, label, message):
-    labels = np.array(label)
-    graph = Transducer(2, 0, np.array(src), np.array(dst), labels, labels, np.zeros(2), np.zeros(2))
-    with pytest.raises(GraphError, match=message):
-        without_back_off(graph)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tolerances import NETWORK_FLOAT32
 
 from fsachain.cli.config import Experiment
 from fsachain.decode.ctm import read_ctm
@@ -90,45 +89,6 @@ def test_transcribe_hears_the_words_that_decode_finds(fsachain, model, tmp_path)
     assert heard.split() == (tmp_path / "out" / "hyp.txt").read_text().split()
 
 
-@pytest.mark.parametrize("seconds", [4.0, 40.0])
-def test_a_network_that_sees_whole_utterances_hears_short_recordings_whole_and_long_ones_in_parts(
-    built, tmp_path, seconds: float
-) -> None:
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
-    from fsachain.cli.model import AcousticModel
-    from fsachain.cli.use import CONTEXT_SECONDS, stream_outputs
-    from fsachain.data.audio import Recording
-    from fsachain.data.cmvn import Cmvn
-    from fsachain.data.features import compute_features
-
-    sizes = {
-        "kind": "conformer",
-        "channels": 8,
-        "num_heads": 2,
-        "num_layers": 1,
-        "feed_forward": 8,
-        "filters": 2,
-    }
-    experiment = Experiment.from_dict({**SETTINGS, "network": sizes, "cmvn": {"scope": "none"}})
-    torch.manual_seed(0)
-    network = experiment.network_spec(4).build().eval()
-    seen: list[int] = []
-    network.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape[1]))
-    model = AcousticModel(experiment, network, Cmvn(experiment.cmvn))
-    path = record(tmp_path / "a.wav", seconds=seconds)
-    found = np.concatenate(list(stream_outputs(model, Recording(path, experiment.features.sample_rate))))
-    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-    features = torch.from_numpy(
-        compute_features(soundfile.read(path, dtype="float32")[0], experiment.features)
-    )
-    assert len(found) == -(-len(features) // 3)
-    if seconds <= CONTEXT_SECONDS:
-        whole = network(features[None], torch.tensor([len(features)])).nnet_output[0].detach().numpy()
-        np.testing.assert_allclose(found, whole, rtol=0, atol=NETWORK_FLOAT32 * max(1.0, np.abs(whole).max()))
-    else:
-        assert max(seen) < len(features)
-
-
 def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path) -> None:
     path = record(tmp_path / "long.wav", seconds=12.0)
     status, output, _ = fsachain("transcribe", model, path, "--format", "json", "--max-seconds", "2")
@@ -199,11 +159,7 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("yes perhaps no", "'perhaps'"),
-        ("", "has no words"),
-        ("yes " * 500, "no path through the"),
-    ],
+    [("yes perhaps no", "'perhaps'"), ("", "has no words"), ("yes " * 500, "no path through the")],
 )
 def test_align_long_names_what_is_wrong_with_the_text(fsachain, model, tmp_path, text, message) -> None:
     (tmp_path / "text.txt").write_text(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,7 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import Lang
-from fsachain.cli.resources import Resources
-from fsachain.cli.training import validate_data
+from fsachain.cli.validate import validate_data
 from fsachain.data import audio
 from fsachain.data.utterance import KINDS, Fault, fault_table
 from fsachain.errors import DataError
@@ -88,11 +86,6 @@ def samples(values: list[float], repeat: int = 2000) -> Callable[[Path], None]:
     return write
 
 
-def cut_short(folder: Path) -> None:
-    content = (folder / "u2.wav").read_bytes()
-    (folder / "u2.wav").write_bytes(content[:30])
-
-
 def another(make: Callable[[Path], object]) -> Callable[[Path], None]:
     """Something else under the name of a recording."""
 
@@ -136,15 +129,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "unreadable audio",
         r"cannot read .*u2\.wav",
     ),
-    "recording of no bytes": (sound(b""), "unreadable audio", r"cannot read .*u2\.wav"),
-    "header cut short": (cut_short, "unreadable audio", r"cannot read .*u2\.wav"),
-    "flac cut short": (
-        sound(b"fLaC\x00\x00\x00\x22" + bytes(34)),
-        "unreadable audio",
-        r"cannot read .*u2\.wav",
-    ),
     "folder in place of a recording": (another(Path.mkdir), "unreadable audio", "not a regular file"),
-    "pipe in place of a recording": (another(os.mkfifo), "unreadable audio", "not a regular file"),
     "recording without samples": (lambda f: speak(f / "u2.wav", 0.0), "empty audio", "gives no frame"),
     "another sampling rate": (
         lambda f: speak(f / "u2.wav", rate=16000),
@@ -152,11 +137,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "16000 Hz, expected 8000 Hz",
     ),
     "samples that are NaN": (samples([0.1, float("nan")]), "features not finite", "first in frame 0 of 50"),
-    "samples that are infinite": (
-        samples([0.1, float("inf")]),
-        "features not finite",
-        "not finite, first in frame",
-    ),
     "transcript without words": (edit("text", "u2 no\n", "u2\n"), "empty text", "transcript is empty"),
     "word that the lexicon lacks": (edit("text", "u2 no", "u2 maybe"), "unknown word", "'maybe'"),
     "recording too short for its words": (
@@ -174,11 +154,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "duplicate id",
         r"wav\.scp:3: key 'u2'",
     ),
-    "id twice in utt2spk": (
-        edit("utt2spk", "u2 anna\n", "u2 anna\nu2 bert\n"),
-        "duplicate id",
-        r"utt2spk:3: key 'u2'",
-    ),
     "recording without transcript": (
         edit("text", "u2 no\n", ""),
         "no transcript",
@@ -194,25 +169,10 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "no speaker",
         "no speaker for utterance 'u2'",
     ),
-    "utterance of two speakers": (
-        edit("utt2spk", "u2 anna\n", "u2 anna bert\n"),
-        "no speaker",
-        "expected 'utterance speaker'",
-    ),
-    "speaker without a name": (
-        edit("utt2spk", "u2 anna\n", "u2\n"),
-        "no speaker",
-        "expected 'utterance speaker'",
-    ),
     "shell command": (
         edit("wav.scp", "u2 u2.wav", "u2 cat u2.wav |"),
         "shell command",
         r"wav\.scp:2: 'u2' is a shell command",
-    ),
-    "recording without a path": (
-        edit("wav.scp", "u2 u2.wav", "u2"),
-        "no recording",
-        r"wav\.scp:2: 'u2' has no path",
     ),
     "zero byte in a path": (edit("wav.scp", "u2.wav", "u2\0.wav"), "table", r"wav.scp:2: a zero byte"),
     "line that is not UTF-8": (
@@ -220,32 +180,29 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "table",
         r"text:2: not a line of UTF-8",
     ),
-    "byte order mark": (edit("text", "u1 yes", "\ufeffu1 yes"), "table", r"text:1: a byte order mark"),
-    "segment of three fields": (segment("u2 0.5"), "segment", "expected 'utterance recording start end'"),
-    "segment with a word for a time": (
-        segment("u2 zero 1"),
-        "segment",
-        "expected 'utterance recording start end'",
+    "recording without a path": (
+        edit("wav.scp", "u2 u2.wav", "u2"),
+        "no recording",
+        r"wav\.scp:2: 'u2' has no path",
     ),
+    "utterance of two speakers": (
+        edit("utt2spk", "u2 anna\n", "u2 anna bert\n"),
+        "no speaker",
+        "expected 'utterance speaker'",
+    ),
+    "segment of three fields": (segment("u2 0.5"), "segment", "expected 'utterance recording start end'"),
     "segment of another recording": (
         segment("u9 0 1"),
         "no recording",
         "recording 'u9' of 'u2' is not in wav.scp",
     ),
     "segment that ends before it begins": (segment("u2 0.5 0.2"), "segment", "needs 0 <= start < end"),
-    "segment that begins before zero": (segment("u2 -0.5 0.2"), "segment", "needs 0 <= start < end"),
     "segment with a time that is NaN": (segment("u2 nan 1"), "segment", "needs 0 <= start < end"),
     "segment past the end": (segment("u2 0 3.5"), "segment", r"from 0\.0 to 3\.5 s .* has 1\.000 s"),
-    "segment behind the end": (segment("u2 5 -1"), "segment", r"from 5\.0 to None s .* has 1\.000 s"),
     "archive that is not there": (
         lambda f: (f / "feats.scp").write_text("u2 nowhere.ark:7\n") and None,
         "unreadable features",
         "cannot read .*nowhere",
-    ),
-    "archive cut short": (
-        matrix(b"\0B" + kb.matrix(np.zeros((9, WIDTH)))[:60]),
-        "unreadable features",
-        "cannot read",
     ),
     "matrix of another width": (
         matrix(np.zeros((50, 5))),
@@ -253,7 +210,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         r"shape \(50, 5\), expected \[frames, 8\]",
     ),
     "matrix with NaN": (matrix(NAN_ROW), "features not finite", "first in frame 50 of 51"),
-    "matrix without rows": (matrix(np.zeros((0, WIDTH))), "", r"gives no frame|shape \(0, 0\)|rows|expected"),
 }
 
 
@@ -294,18 +250,6 @@ def test_a_directory_without_its_tables_is_an_error(name: str, corpus: Path) -> 
         validate_data(corpus, EXPERIMENT)
     with pytest.raises(DataError, match="does not exist"):
         validate_data(corpus / "nowhere", EXPERIMENT)
-
-
-def test_two_faults_in_one_chunk_of_the_cache_leave_the_others_cached(corpus: Path) -> None:
-    (corpus / "u1.wav").unlink()
-    speak(corpus / "u3.wav", rate=16000)
-    for _ in range(2):
-        found = validate_data(corpus, EXPERIMENT, resources=Resources(cache=corpus / "cache"))
-        assert sorted((fault.id, fault.kind) for fault in found.faults) == [
-            ("u1", "missing file"),
-            ("u3", "sampling rate"),
-        ]
-    assert len(list((corpus / "cache").glob("*.npz"))) == 1
 
 
 def test_the_table_counts_by_kind_and_cannot_change_the_terminal() -> None:
@@ -440,17 +384,3 @@ def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, traini
         status, out, _ = fsachain(*words, numerators)
         assert status == EXIT_USER_ERROR
         assert "has changed since its numerator was made" in out
-
-
-def test_one_id_for_different_words_in_training_and_development_is_refused(
-    fsachain, training, corpus: Path
-) -> None:
-    other = corpus.parent / "dev"
-    other.mkdir()
-    (other / "wav.scp").write_text(f"u1 {corpus / 'u1.wav'}\n")
-    (other / "text").write_text("u1 no\n")
-    numerators = corpus.parent / "dev.npz"
-    assert fsachain("num-graphs", other, numerators, "--lang", corpus.parent / "lang")[0] == 0
-    status, _, err = fsachain(*training, "--dev", other, numerators)
-    assert status == EXIT_USER_ERROR
-    assert "utterance 'u1' is in the training and the development set with different words" in err

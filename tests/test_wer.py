@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("kaldialign", reason="the extra 'recipes' is not installed")
 
-from fsachain.decode.wer import ErrorCounts, read_text, score, write_text
-from fsachain.errors import DataError
+from fsachain.decode.wer import ErrorCounts, score
 
 
 def levenshtein(reference: list[str], hypothesis: list[str]) -> int:
@@ -73,16 +72,6 @@ def test_a_missing_hypothesis_is_all_deletions_and_named() -> None:
     assert "u1" in report.to_text()
 
 
-def test_a_hypothesis_without_reference_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match="'stray'"):
-        score({"u": ["a"]}, {"stray": ["a"]})
-
-
-def test_an_utterance_without_speaker_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match="'u2'"):
-        score({"u1": ["a"], "u2": ["b"]}, {}, speakers={"u1": "anna"})
-
-
 def test_no_reference_words_give_no_rate_rather_than_a_wrong_one() -> None:
     report = score({"u": []}, {"u": ["a"]})
     assert math.isnan(report.total.wer)
@@ -103,16 +92,3 @@ def test_the_text_marks_each_error_under_its_word(tmp_path: Path) -> None:
     assert marks[hypothesis.index("four")] == "I"
     saved = json.loads((tmp_path / "scores" / "wer.json").read_text())
     assert saved["speakers"]["anna"]["substitutions"] == 1
-
-
-def test_transcripts_survive_a_round_trip(tmp_path: Path) -> None:
-    transcripts = {"u2": ("zwei", "über"), "u1": ()}
-    write_text(tmp_path / "new" / "text", transcripts)
-    assert read_text(tmp_path / "new" / "text") == transcripts
-
-
-def test_a_doubled_utterance_is_refused_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_text("u1 a\nu1 b\n")
-    with pytest.raises(DataError, match=r"text:2.*'u1'"):
-        read_text(path)

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fsachain.data import DataDir, FeatureConfig
-from fsachain.data.features import load_features
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError
 from fsachain.graph.shards import TableShards
@@ -31,17 +28,6 @@ def scheduler() -> Iterator[str]:
 @pytest.fixture
 def graphs(recorded) -> tuple[object, ...]:
     return ("--lang", recorded / "lang", "--den", recorded / "den")
-
-
-def test_features_of_a_cluster_are_those_of_this_machine(scheduler, recorded, tmp_path) -> None:
-    utterances = DataDir.read(recorded / "data").utterances
-    config = FeatureConfig(num_mel_bins=8)
-    with distributed.Client(scheduler) as client:
-        found = load_features(
-            utterances, config, cache_dir=tmp_path / "cache", executor=client.get_executor()
-        )
-    for one, other in zip(found, load_features(utterances, config), strict=True):
-        assert np.array_equal(one, other)
 
 
 def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, recorded, graphs) -> None:
@@ -108,13 +94,3 @@ class Losing(ThreadPoolExecutor):
 def test_a_worker_of_a_cluster_that_dies_is_an_error_in_one_line() -> None:
     with Losing(1) as executor, pytest.raises(DataError, match=r"ended from outside \(KilledWorker"):
         list(Workers(str, executor=executor).ahead([[1]], depth=1))
-
-
-def test_a_scheduler_that_does_not_answer_is_named(
-    fsachain, recorded, graphs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("fsachain.cli.resources.CONNECT_SECONDS", 0.2)
-    address = ("--scheduler", "tcp://127.0.0.1:9")
-    status, _, told = fsachain("num-graphs", recorded / "data", tmp_path / "num.npz", *graphs, *address)
-    assert status == 1
-    assert "scheduler 'tcp://127.0.0.1:9': cannot be reached" in told

@@ -14,9 +14,6 @@ from pretend_device import needs_host_compiler, pretended
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import (
-    BackendUnavailable,
-    LFMMILoss,
-    ShapeError,
     TableBatch,
     best_path,
     compile_table,
@@ -87,21 +84,6 @@ def test_forward_backward_of_a_device_tensor_runs_its_kernels_and_equals_the_ora
     assert_like(found, exact, dtype)
     names = {launch.kernel.text for launch in device.launches}
     assert names == {"frames.cu", "forward_backward.cu"}
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_scores_of_a_device_go_to_a_backend_of_the_host_when_it_is_asked_for(device, backend):
-    batch, scores = make_batch("packed"), make_scores(dtype=torch.float64).requires_grad_()
-    found = forward_backward(batch, scores, LENGTHS, backend=backend)
-    exact = forward_backward(batch, scores.detach().numpy(), LENGTHS, backend="reference")
-    assert_like(found, exact, torch.float64)
-    total_log_prob(batch, scores, LENGTHS, backend=backend).sum().backward()
-    torch.testing.assert_close(
-        scores.grad, torch.from_numpy(exact.occupancy), rtol=0, atol=tolerances.FLOAT64
-    )
-    paths = best_path(batch, scores, LENGTHS, backend=backend)
-    assert isinstance(paths.score, torch.Tensor)
-    assert not device.launches
 
 
 def test_cupy_arrays_give_cupy_arrays(monkeypatch):
@@ -270,15 +252,6 @@ def test_each_sequence_has_its_denominator_on_a_device_too(monkeypatch, kind, wh
     assert_same_loss(ours, theirs)
 
 
-def test_without_a_gradient_no_backward_kernel_runs_on_a_device(device):
-    record = make_loss().objective(make_scores(), LENGTHS, make_graphs())
-    with torch.no_grad():
-        value = make_loss()(make_scores(), LENGTHS, make_graphs())
-    names = {launch.kernel.name for launch in device.launches}
-    assert not {"backward", "write_occupancies"} & names and "forward" in names
-    torch.testing.assert_close(-record.objf_ok / record.weight_ok, value)
-
-
 def test_the_loss_reads_nothing_on_the_host_of_what_lives_on_the_device(device, monkeypatch):
     """Only integers (keys, lengths, which denominator) and the weights, which are the caller's on the host, are read."""
     read, weights = [], torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
@@ -317,53 +290,3 @@ def test_the_loss_reads_nothing_on_the_host_of_what_lives_on_the_device(device, 
     assert read
     for name, dtype, pointer in read:
         assert dtype == torch.int64 or pointer == weights.data_ptr(), f"{name} of a tensor of {dtype}"
-
-
-def test_lengths_on_a_device_are_refused():
-    lengths = torch.tensor(LENGTHS).to("meta")
-    with pytest.raises(ShapeError, match="lengths are on meta; expected 3 integers on the host"):
-        forward_backward(make_batch("packed"), make_scores(), lengths)
-
-
-def test_a_branch_on_another_device_than_the_output_is_refused():
-    with pytest.raises(BackendUnavailable, match="xent_log_probs is on meta; expected cpu as nnet_output"):
-        make_loss()(make_scores(), LENGTHS, make_graphs(), xent_log_probs=make_scores().to("meta"))
-
-
-def test_scores_on_a_device_without_a_backend_are_refused():
-    with pytest.raises(BackendUnavailable, match="scores are on meta; expected a CPU or CUDA tensor"):
-        forward_backward(make_batch("packed"), make_scores().to("meta"), LENGTHS)
-
-
-@pytest.mark.parametrize("kind", ["shared", "packed"])
-def test_a_batch_is_placed_on_a_device_before_its_first_use(monkeypatch, kind):
-    batch, made, device = make_batch(kind), [], pretend_device.PretendDevice()
-    original = device.resident
-    monkeypatch.setattr(
-        device,
-        "resident",
-        lambda owner, key, make: original(owner, key, lambda: made.append(key) or make()),
-    )
-    monkeypatch.setattr(cuda_call.cuda_device, "device_of_index", lambda index: {1: device}[index])
-    assert batch.to("cuda:1") is batch and batch.to("cpu") is batch and batch.pin_memory() is batch
-    placed = len(made)
-    assert placed > 0
-    leaky = 0.1 if kind == "shared" else 0.0
-    with pretended(monkeypatch, device):
-        forward_backward(batch, make_scores(), LENGTHS, leaky_hmm_coefficient=leaky).occupancy  # noqa: B018
-    assert len(made) == placed
-
-
-def test_the_loss_compiles_to_one_graph_for_a_device(device):
-    torch._dynamo.reset()
-    loss, numerators = LFMMILoss(make_denominator()), make_batch("packed")
-    net = torch.nn.Linear(WIDTH, WIDTH)
-
-    def step(x):
-        return loss(net(x), torch.tensor(LENGTHS), numerators)
-
-    values = [
-        call(make_scores()).detach()
-        for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager"))
-    ]
-    torch.testing.assert_close(values[1], values[0], rtol=0, atol=tolerances.FEW_FLOAT32_TERMS)

@@ -102,17 +102,6 @@ def test_more_classes_than_a_warp_holds_at_once():
     assert_close(run(logits, labels, lengths), by_torch(logits, labels, lengths))
 
 
-def test_targets_in_a_row_and_32_bit_targets_give_the_same_bits():
-    logits = random_logits()
-    expected = run(logits)
-    for rows in (
-        np.concatenate([np.array(own, np.int64) for own in LABELS]),
-        padded(LABELS).astype(np.int32),
-    ):
-        for one, other in zip(run(logits, rows=rows), expected, strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
 def test_a_sequence_has_the_same_bits_alone_and_in_any_batch():
     """Beside a target of another length, whose acceptor is larger."""
     logits = random_logits()
@@ -143,14 +132,6 @@ def test_illegal_logits_and_labels_touch_only_their_own_sequence():
     loss, gradient = run(logits, labels, lengths)
     assert np.isnan(loss[:6]).all() and not gradient[:6].any()
     assert_close((loss[6:], gradient[6:]), by_torch(logits[6:], labels[6:], lengths[6:]))
-
-
-def test_a_sure_target_costs_nothing_and_never_less():
-    logits = np.full((1, 6, 4), -200.0, np.float32)
-    logits[0, np.arange(6), [0, 1, 0, 2, 2, 0]] = 200.0
-    loss, gradient = run(logits, [[1, 2]], [6])
-    assert 0.0 <= loss[0] <= tolerances.log_prob_tolerance(0.0)
-    np.testing.assert_allclose(gradient, 0.0, atol=tolerances.SURE_OCCUPANCY)
 
 
 TOPOLOGIES = get_args(CtcTopology)
@@ -195,10 +176,3 @@ def test_every_topology_prior_and_delay_is_that_of_the_reference(topology, norma
         atol = tolerances.log_prob_tolerance(0.0)
         np.testing.assert_allclose(found[0][finite], expected[0][finite], rtol=0, atol=atol)
         np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=tolerances.OCCUPANCY)
-
-
-def test_log_probabilities_that_sum_to_more_than_one_may_have_a_negative_loss():
-    loss, _ = run(np.ones((1, 4, 3), np.float32), [[1]], [4], normalizes=False)
-    assert loss[0] < -4.0
-    loss, gradient = run(np.full((1, 4, 3), 0.5, np.float32), [[1, 1, 1]], [4], normalizes=False)
-    assert np.isinf(loss[0]) and not gradient.any()

@@ -9,7 +9,6 @@ import tolerances
 import torch
 from pretend_device import PretendDevice, needs_host_compiler, pretended
 
-from fsachain.errors import DataError, ShapeError
 from fsachain.graph.ctc import CtcTopology
 from fsachain.loss.ctc import ctc, ctc_loss
 
@@ -62,38 +61,6 @@ def test_losses_and_gradients_are_those_of_the_reference(monkeypatch, inputs, to
     assert_equal(both(monkeypatch, scores, *arguments, **options))
     priors = torch.linspace(-1.0, 1.0, CLASSES)
     assert_equal(both(monkeypatch, scores, *arguments, log_priors=priors, delay_penalty=0.2, **options))
-
-
-def test_targets_in_a_row_and_batch_first_scores(monkeypatch):
-    scores = random_scores().detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    flat = torch.tensor([1, 2, 2, 3, 5, 5, 5])
-    options = {"inputs": "logits", "reduction": "none", "zero_infinity": True}
-    found = both(monkeypatch, scores, flat, LENGTHS, TARGET_LENGTHS, **options)
-    assert found[0][0][2] == 0.0, "the third target does not fit its frames"
-    assert_equal(found)
-
-
-def test_an_infinite_loss_has_no_gradient_even_where_an_infinite_one_comes_in(monkeypatch):
-    scores = random_scores()
-    with pretended(monkeypatch):
-        loss = ctc_loss(scores, TARGETS, LENGTHS, TARGET_LENGTHS, inputs="logits", reduction="none")
-        loss.backward(torch.tensor([1.0, 1.0, float("nan"), 1.0]))
-    assert torch.isinf(loss[2]) and not scores.grad[:, 2].any() and torch.isfinite(scores.grad).all()
-
-
-def test_bad_arguments_are_the_errors_of_the_host(monkeypatch):
-    scores = random_scores()
-    with pretended(monkeypatch):
-        with pytest.raises(DataError, match=r"b: targets\[1\]\[0\] = 9"):
-            ctc_loss(scores, [[1], [9], [1], [1]], [8] * 4, [1] * 4, inputs="logits", names=list("abcd"))
-        with pytest.raises(ShapeError, match=r"input_lengths\[2\] = 9"):
-            ctc_loss(scores, TARGETS, [8, 8, 9, 8], TARGET_LENGTHS, inputs="logits")
-        with pytest.raises(DataError, match=r"sequence \d: the probabilities of frame \d sum to"):
-            ctc_loss(scores, TARGETS, LENGTHS, TARGET_LENGTHS, unnormalized="error")
-    padded = scores.detach().log_softmax(2)
-    padded[2:, 3] = 7.0
-    with pretended(monkeypatch):
-        ctc_loss(padded, TARGETS, LENGTHS, TARGET_LENGTHS, unnormalized="error")
 
 
 def test_the_operator_keeps_its_promises_to_torch(monkeypatch):

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
-
 import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import on_device, read, strided, upper_halves
+from device_arrays import WithFarMemory, far_memory, on_device, read, strided, upper_halves
 from random_rows import (
     KINDS,
     LAYOUTS,
     alone,
     empty_scores,
-    grids_of,
     is_real,
     make_logits,
     make_rows,
-    sequence_of_rows,
 )
 
-from fsachain import grid
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.cuda.grid import RowPlan
@@ -169,12 +164,7 @@ def test_no_bit_depends_on_blocks_spans_or_strides(kind):
     rows = make_rows("padded", KINDS[kind], 70)
     logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
     expected = run(rows, logits, g)
-    for plan in (
-        RowPlan(32),
-        RowPlan(256, span=3),
-        RowPlan(64, span=1),
-        RowPlan(64, span=7),
-    ):
+    for plan in (RowPlan(32), RowPlan(256, span=3), RowPlan(64, span=1), RowPlan(64, span=7)):
         assert_same_bits(run(rows, logits, g, plan=plan), expected)
     device = HostDevice()
     spread, into = strided(device, logits), on_device(device, np.zeros_like(logits))
@@ -194,59 +184,6 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(layout, kind):
         assert_same_bits(found, (together[0][:, cells], together[1][where]))
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-@pytest.mark.parametrize("num_classes", [40, 700])
-def test_an_illegal_logit_makes_all_scores_of_its_row_nan(num_classes, wrong):
-    """First, last, or the class of an arc itself; the rows beside it do not change."""
-    rows = make_rows("packed", KINDS["regular"], num_classes)
-    logits = make_logits(rows).astype(np.float32)
-    clean, _ = run_scores(rows, logits, HostDevice())
-    for entry in (0, 4, num_classes - 1):
-        spoilt = logits.copy()
-        spoilt[7, entry] = wrong
-        found, _ = run_scores(rows, spoilt, HostDevice())
-        assert np.isnan(found[:, 7]).all()
-        assert_same_bits((np.delete(found, 7, axis=1),), (np.delete(clean, 7, axis=1),))
-
-
-@of_every_kind
-def test_what_cannot_happen_is_minus_infinity(kind):
-    """A class, the blank, and all classes of a row."""
-    rows = make_rows("packed", KINDS[kind], 40)
-    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
-    logits[3, 0] = logits[5, 4] = -np.inf
-    logits[8, :40] = -np.inf
-    expected, found = by_oracle(rows, logits, g)[0], run_scores(rows, logits, HostDevice())[0]
-    assert np.isneginf(expected[:, 8]).any() and np.isneginf(expected[:, 5]).any()
-    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(expected))
-    limit = tolerances.FEW_FLOAT32_TERMS
-    np.testing.assert_allclose(found, expected, rtol=limit, atol=limit)
-
-
-def test_hats_blank_needs_none_of_the_labels():
-    """Labels of NaN spoil labels alone; a blank of NaN spoils both."""
-    rows = make_rows("packed", KINDS["hat"], 40)
-    logits = make_logits(rows).astype(np.float32)
-    expected = run_scores(rows, logits, HostDevice())[0]
-    logits[2, 7] = np.nan
-    logits[3, 4] = np.inf
-    found = run_scores(rows, logits, HostDevice())[0]
-    assert found[0, 2] == expected[0, 2] and np.isnan(found[1, 2]) and np.isnan(found[:, 3]).all()
-
-
-def test_rows_without_occupancy_are_not_read_and_get_zeros():
-    rows = make_rows("padded", KINDS["regular"], 40)
-    g = occupancies(rows)
-    nobody = np.flatnonzero(~g.any(axis=0))  # cells are rows here
-    assert len(nobody) > 3
-    logits = make_logits(rows, padding=0.0).astype(np.float32)
-    expected = run(rows, logits, g)[1]
-    logits[nobody] = np.nan
-    found = run(rows, logits, g)[1]
-    np.testing.assert_array_equal(found, expected)
-    assert not found[nobody].any()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_log_probs_are_taken_as_they_are(layout):
     rows = make_rows(layout, KINDS["multi-blank"], 40)
@@ -264,103 +201,6 @@ def test_log_probs_are_taken_as_they_are(layout):
     np.testing.assert_allclose(read(there), gradient, rtol=0, atol=tolerances.FLOAT32_GRADIENT)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_targets_and_first_labels_may_live_on_the_device(dtype):
-    rows = make_rows("pruned", KINDS["regular"], 40)
-    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
-    expected, device = run(rows, logits, g), HostDevice()
-    wide = np.full((len(rows.targets), 2 * rows.targets.shape[1]), -7, dtype)
-    wide[:, ::2] = rows.targets
-    targets = on_device(device, wide)._replace(shape=rows.targets.shape, strides=(wide.shape[1], 2))
-    turned = on_device(device, np.ascontiguousarray(rows.first.T))
-    first = turned._replace(shape=rows.first.shape, strides=(1, len(rows.first)))
-    nothing = np.empty((len(rows.targets), 0), np.int64)
-    bare = rows._replace(targets=nothing, first=nothing)
-    assert_same_bits(run(bare, logits, g, device=device, targets=targets, first=first), expected)
-
-
-def test_a_target_of_the_device_that_is_no_class_makes_its_sequence_nan_and_no_other():
-    kind = KINDS["regular"]
-    rows = make_rows("padded", kind, 40)
-    logits = make_logits(rows).astype(np.float32)
-    for wrong in (-1, 40, 1 << 40):
-        device, targets = HostDevice(), rows.targets.copy()
-        targets[4, 2] = wrong
-        there = on_device(device, logits)
-        values = on_device(device, empty_scores(rows))
-        given = {"targets": on_device(device, targets), "plan": SMALL}
-        stats = cuda_grid.softmax_scores(device, rows, there, values, **given)
-        flat = values._replace(shape=(-1,), strides=(1,))
-        log_prob = cuda_grid.forward_backward(device, grids_of(rows, kind), flat).read(np.float64)
-        assert np.isnan(log_prob[4]) and np.isfinite(log_prob[[0, 2, 3]]).all()
-        (ones,) = device.upload([np.ones(5)])
-        cuda_grid.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, **given)
-        gradient, own = read(there), sequence_of_rows(rows)
-        assert not gradient[own == 4].any() and gradient[own == 0].any() and np.isfinite(gradient).all()
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_constrained_scores_and_occupancies_are_the_hosts(layout):
-    rows = make_rows(layout, KINDS["regular"], 40)
-    given = occupancies(rows) - 0.5
-    for ours, theirs in (
-        (cuda_grid.constrain, grid.constrain),
-        (cuda_grid.release, grid.release),
-    ):
-        device, expected = HostDevice(), given.copy()
-        values = on_device(device, given)
-        ours(device, rows, values)
-        theirs(rows, expected)
-        np.testing.assert_array_equal(read(values), expected)
-
-
-def test_kinds_are_scaled_one_by_one():
-    device = HostDevice()
-    given = np.random.default_rng(0).random((3, 700))
-    values = on_device(device, given)
-    cuda_grid.scale_kinds(device, values, (1.0, 1.5, 0.0))
-    np.testing.assert_array_equal(read(values), given * np.array([[1.0], [1.5], [0.0]]))
-    cuda_grid.scale_kinds(device, values, (1.0, 1.0, 1.0))
-    assert len(device.launches) == 1
-
-
-class Counting(HostDevice):
-    """Adds up what is asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.num_bytes = 0
-
-    def empty(self, num_bytes):
-        self.num_bytes += num_bytes
-        return super().empty(num_bytes)
-
-
-def test_memory_beside_logits_and_gradient_is_below_five_percent():
-    """At 500 classes, with all that a loss asks for: scores, statistics, alphas, and the host's arrays."""
-    kind, sizes = KINDS["regular"], np.array([[40, 9], [31, 6]])
-    rows = make_rows("padded", kind, 500, sizes)
-    logits = make_logits(rows).astype(np.float32)
-    device = Counting()
-    there = on_device(device, logits)
-    device.num_bytes = 0
-    values = on_device(device, empty_scores(rows))
-    stats = cuda_grid.softmax_scores(device, rows, there, values, plan=SMALL)
-    flat = values._replace(shape=(-1,), strides=(1,))
-    log_prob = cuda_grid.forward_backward(device, grids_of(rows, kind), flat)
-    (ones,) = device.upload([np.ones(2)])
-    cuda_grid.softmax_gradient(device, rows, there, stats, values, ones, np.inf, there, plan=SMALL)
-    assert np.isfinite(log_prob.read(np.float64)).all()
-    assert device.num_bytes <= 0.05 * logits.nbytes
-
-
-class WithFarMemory(HostDevice):
-    """Takes pointers to memory that the test has mapped, since filling so much would take minutes."""
-
-    def memory_at(self, pointer):
-        return super().memory_at(pointer) or pointer
-
-
 def test_rows_lie_beyond_31_bits():
     """The second sequence's first row begins at element 2^31 and more; float32 in place."""
     width, kind = 8192, KINDS["regular"]
@@ -370,8 +210,7 @@ def test_rows_lie_beyond_31_bits():
     far_row = (1 << 31) // width + 3
     rows = near._replace(sequences=near.sequences.copy())
     rows.sequences[1, 0] = far_row
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    memory = np.frombuffer(mmap.mmap(-1, 4 * width * (far_row + 4), flags=flags), np.float32)
+    memory = far_memory(width * (far_row + 4))
     there = memory.reshape(-1, width)
     there[:4], there[far_row:] = logits[:4], logits[4:]
     device = WithFarMemory()

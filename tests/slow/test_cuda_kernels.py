@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import on_device, read, strided, upper_halves
+from device_arrays import on_device, read, upper_halves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
@@ -155,18 +155,6 @@ def test_any_magnitude_of_scores(device, scale, leaky):
     assert_right(found, expected(batch, scores, [8, 8, 5], leaky))
 
 
-def test_scores_of_1e30_have_a_log_prob_and_an_occupancy(device):
-    """The oracle's own alphas have no digits left beside 1e30, so that only its log Z is compared."""
-    batch = TableBatch.share(denominator(), 3)
-    scores = random_scores(3, 8, 1e30)
-    with planned(*PLACES["one block"]):
-        log_prob, ok, occupancy = run(device, batch, on_device(device, scores), [8, 8, 8])
-    want = expected(batch, scores, [8, 8, 8])[0]
-    assert ok.all()
-    np.testing.assert_allclose(log_prob, want, rtol=tolerances.LOG_PROB_RELATIVE)
-    np.testing.assert_allclose(occupancy.sum(axis=2), 1.0, rtol=0.0, atol=tolerances.ROW_SUM)
-
-
 def test_scores_decide_the_kind_of_number_of_each_sequence(device):
     """One-hot frames of +-30 and of +-1e5, a frame that kills all but one pdf, mild ones: each right, in one batch."""
     batch = TableBatch.share(denominator(), 4)
@@ -238,19 +226,6 @@ def replace_infinite(scores):
     return np.where(np.isfinite(scores), scores, 0.0).astype(np.float32)
 
 
-def test_strides_change_nothing(device):
-    batch = TableBatch.share(denominator(), 3)
-    scores = random_scores(3, 8)
-    with planned(*PLACES["one block"]):
-        straight = run(device, batch, on_device(device, scores), [8, 7, 8], LEAK)
-        out = strided(device, np.zeros((3, 8, NUM_PDFS), dtype=np.float32))
-        (weights,) = device.upload([np.ones(3)])
-        cuda.add_occupancy(device, batch, strided(device, scores), np.array([8, 7, 8]), LEAK, weights, out)
-    spread = out.owner.read(np.float32, [2 * length + 1 for length in out.shape])
-    np.testing.assert_array_equal(spread[1::2, 1::2, 1::2][..., ::-1], straight[2])
-    assert np.isnan(spread[::2]).all()
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("four sequences a thread", PLAIN), ("four sequences a thread", WIDE), ("in memory", LOG)],
@@ -281,18 +256,6 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(device, name):
             one, there = TableBatch.share(table, 1), on_device(device, scores[n : n + 1])
             alone = run(device, one, there, LENGTHS[n : n + 1], LEAK)
             assert_same_bits(alone, [part[n : n + 1] for part in together])
-
-
-@pytest.mark.parametrize("leaky", [0.0, LEAK])
-def test_sequences_of_a_thread_change_no_bit(device, leaky):
-    results = []
-    scores = random_scores(len(LENGTHS), 8, scale=3.0)
-    for lanes in (1, 2, 4):
-        batch = TableBatch.share(fresh(denominator()), len(LENGTHS))
-        with planned(*on_chip(lanes=lanes)):
-            results.append(run(device, batch, on_device(device, scores), LENGTHS, leaky))
-    assert_same_bits(results[1], results[0])
-    assert_same_bits(results[2], results[0])
 
 
 def test_blocks_of_a_team_change_no_bit():
@@ -360,27 +323,6 @@ def test_packed_tables_too_large_for_a_block_have_the_same_bits_beside_small_one
         alone = TableBatch.pack([tables[n]])
         found = run(device, alone, on_device(device, scores[n : n + 1]), lengths[n : n + 1])
         assert_same_bits(found, [part[n : n + 1] for part in together])
-
-
-def test_a_table_is_laid_out_once_whatever_batches_it_comes_in(device):
-    """Also a batch that has a table twice is right, and a sequence's bits are those of its other batches."""
-    tables = [compile_table(left_to_right_graph(seed), NUM_PDFS) for seed in range(3)]
-    laid_out = []
-
-    def counted(some, division):
-        laid_out.append(len(some))
-        return lay_out(some, division)
-
-    scores = random_scores(4, 8)
-    results = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_launch, "lay_out", counted)
-        for order in ([0, 1, 0, 1], [1, 2, 0, 1], [2, 2, 1, 0]):
-            batch = TableBatch.pack([tables[number] for number in order])
-            results.append(run(device, batch, on_device(device, scores), [8, 7, 8, 5]))
-            assert_right(results[-1], expected(batch, scores, [8, 7, 8, 5]))
-    assert laid_out == [2, 1]
-    assert_same_bits([part[3] for part in results[0]], [part[3] for part in results[1]])
 
 
 def test_states_with_many_arcs_and_pdfs_are_split(device):

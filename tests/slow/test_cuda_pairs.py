@@ -87,27 +87,6 @@ def test_lost_pairs_are_summed_again(dtype, scale):
     np.testing.assert_allclose(found[2] - 1.0, by_lm, rtol=0, atol=limit)
 
 
-def test_pairs_that_the_product_keeps_are_not_touched():
-    am, lm = random_scores()
-    am[:, :, 3], lm[1, 2] = 0.0, 0.0
-    _, before = products(am, lm)
-    found = run(HostDevice(), am, lm)
-    np.testing.assert_array_equal(found[0], before)
-    assert (found[1] == 1.0).all() and (found[2] == 1.0).all()
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_illegal_scores_stay_in_their_row(wrong):
-    am, lm = random_scores(scale=80.0)
-    expected = run(HostDevice(), am, lm)[0]
-    am[0, 4, 40] = wrong
-    found = run(HostDevice(), am, lm)[0]
-    assert (np.isnan(found[0, :, 4]) | (found[0, :, 4] == np.inf)).all()
-    rest = np.ones(found.shape, bool)
-    rest[0, :, 4] = False
-    np.testing.assert_array_equal(found[rest], expected[rest])
-
-
 def test_no_bit_depends_on_blocks_or_on_the_batch():
     am, lm = random_scores(scale=80.0)
     first = run(HostDevice(), am, lm, threads=32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_arrays import on_device, strided, upper_halves
+from device_arrays import on_device, upper_halves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
@@ -115,17 +115,6 @@ def test_any_acceptor_gives_the_path_of_the_oracle(data, fsa, num_frames, lanes,
     assert_same(found, best_path(batch, scores, backend="cpu"), [num_frames])
 
 
-def test_a_shared_acceptor_serves_sequences_of_every_length():
-    table = compile_table(connected_graph(5, num_states=70, num_arcs=400), NUM_PDFS)
-    batch, lengths = TableBatch.share(table, 3), [9, 0, 4]
-    scores = random_scores(batch, 9)
-    device = HostDevice()
-    found = run(
-        device, batch, on_device(device, scores), lengths, changed(batch, lengths, threads=64, lanes=2)
-    )
-    assert_same(found, best_path(batch, scores, lengths, backend="cpu"), lengths)
-
-
 def test_more_active_pdfs_than_threads_hold_in_registers():
     rng = np.random.default_rng(8)
     ring = np.arange(150)
@@ -148,14 +137,6 @@ def test_every_type_of_scores_is_read(dtype):
     device = HostDevice()
     found = run(device, batch, on_device(device, given_scores), lengths, changed(batch, lengths))
     assert_same(found, best_path(batch, same, lengths, backend="cpu"), lengths)
-
-
-def test_strides_may_be_any_and_what_lies_between_is_not_read():
-    batch, lengths = mixed_batch()
-    scores = random_scores(batch, 12)
-    device = HostDevice()
-    found = run(device, batch, strided(device, scores), lengths, changed(batch, lengths, every=5))
-    assert_same(found, best_path(batch, scores, lengths, backend="cpu"), lengths)
 
 
 @pytest.mark.parametrize("every", [64, 4])
@@ -182,32 +163,6 @@ def limits(shared_bytes):
     return Limits((9, 0), 132, shared_bytes, 8)
 
 
-def test_the_plan_leaves_shared_memory_where_two_frames_do_not_fit():
-    batch = TableBatch.share(compile_table(connected_graph(0)), 1)
-    need = 2 * 32 * 8 + 32 * 12 + 8 * 2 * (12 + 9)
-    assert make_plan(limits(need), batch, np.array([5])).on_chip
-    assert not make_plan(limits(need - 1), batch, np.array([5])).on_chip
-
-
-@pytest.mark.parametrize("frames", [1, 100, 20_000])
-@pytest.mark.parametrize("budget", [0.0, 1e3, 1e5, 1e7, np.inf])
-def test_windows_keep_back_pointers_and_marks_within_the_budget(frames, budget):
-    """Where no window fits, about sqrt(8 T) frames are kept, which needs the least."""
-    batch = TableBatch.share(compile_table(connected_graph(0)), 2)
-    every = make_plan(limits(232_448), batch, np.array([frames, 1]), budget).every
-    states = 2 * 12
-    if frames * states <= budget:
-        assert every == frames
-        return
-
-    def need(window):
-        return states * (window + 8 * (frames // window + 1))
-
-    least = min(need(window) for window in range(1, frames + 1))
-    assert need(every) <= max(budget, 1.02 * least + 16 * states)
-    assert need(every + every // 20 + 2) > budget, "a larger window would have fitted"
-
-
 def test_states_with_many_arcs_have_wider_back_pointers():
     fsa = Fsa(1, [0] * 300, [0] * 300, [0] * 300, np.linspace(-3.0, 0.0, 300), [0.0])
     batch, lengths = TableBatch.share(compile_table(fsa), 1), [3]
@@ -217,18 +172,3 @@ def test_states_with_many_arcs_have_wider_back_pointers():
     scores = np.zeros((1, 3, 1), np.float32)
     _, arcs = run(device, batch, on_device(device, scores), lengths, replace(plan, threads=32))
     assert (arcs == 299).all()
-
-
-def test_a_million_states_run_in_global_memory():
-    states = 1_000_000
-    ring = np.arange(states)
-    fsa = Fsa(
-        states, ring, (ring + 1) % states, ring % NUM_PDFS, np.zeros(states), np.where(ring == 2, 0.5, -9.0)
-    )
-    batch, lengths = TableBatch.share(compile_table(fsa), 1), [2]
-    scores = random_scores(batch, 2)
-    device = HostDevice()
-    plan = make_plan(device.limits, batch, np.array(lengths))
-    assert not plan.on_chip
-    found = run(device, batch, on_device(device, scores), lengths, replace(plan, threads=64))
-    assert_same(found, best_path(batch, scores, backend="cpu"), lengths)

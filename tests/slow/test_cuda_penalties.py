@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import on_device, read, strided, upper_halves
+from device_arrays import on_device, read, upper_halves
 
 from fsachain.backends.cuda.backend import add_penalties
 from fsachain.backends.reference import sums as reference
@@ -44,19 +44,6 @@ def test_terms_and_derivatives_are_those_of_the_reference(dtype, factors):
     np.testing.assert_allclose(read(out), expected, rtol=tolerances.LOG_PROB_RELATIVE)
     assert (read(out)[1, 33:] == 1.0).all() and (read(out)[2] == 1.0).all(), "padding was touched"
     assert read(out)[0, 2, 1] == 1.0, "a score of -inf has no derivative"
-
-
-def test_strides_change_no_bit():
-    device, scores = HostDevice(), large_scores()
-    plain, spread = (on_device(device, np.zeros_like(scores)), strided(device, np.zeros_like(scores)))
-    found = [
-        run(device, on_device(device, scores), plain),
-        run(device, strided(device, scores), spread),
-    ]
-    np.testing.assert_array_equal(*found)
-    inside = spread.owner.read(np.float32, [2 * length + 1 for length in scores.shape])
-    np.testing.assert_array_equal(inside[1::2, 1::2, 1::2][..., ::-1], read(plain))
-    assert np.isnan(inside[::2]).all() and np.isnan(inside[:, :, ::2]).all()
 
 
 def test_a_sequence_costs_the_same_bits_alone_and_in_any_batch():

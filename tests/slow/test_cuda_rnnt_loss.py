@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from pretend_device import PretendDevice, needs_host_compiler, pretended
+from pretend_device import needs_host_compiler, pretended
 from rnnt_inputs import BLANK, FRAMES, LABELS, TYPES, WIDTH, make_logits, make_targets, pack
 
 from fsachain import (
@@ -15,7 +15,6 @@ from fsachain import (
     hat_lattice,
     hat_loss,
     multi_blank_loss,
-    mutual_information_recursion,
     rnnt_lattice,
     rnnt_loss,
     rnnt_loss_pruned,
@@ -26,10 +25,8 @@ from fsachain import (
     transducer_loss,
 )
 from fsachain.backends.dispatch import grid
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.grid import REGULAR, TOPOLOGIES
-from fsachain.loss.arguments import Given, check_beside, given, make_rows
-from fsachain.loss.rnnt import rnnt
+from fsachain.grid import REGULAR
+from fsachain.loss.arguments import Given, given, make_rows
 
 pytestmark = needs_host_compiler
 
@@ -120,21 +117,6 @@ def test_pruned_training_is_that_of_the_host(monkeypatch, loss, rnnt_type):
         return torch.where(torch.isfinite(simple), simple + pruned, 0.0)
 
     assert_equal(both(monkeypatch, both_losses, am, lm), tolerances.OCCUPANCY)
-
-
-@pytest.mark.parametrize("extra", [0, 1])
-def test_the_mutual_information_recursion(monkeypatch, extra):
-    generator = torch.Generator().manual_seed(5)
-    px = torch.randn(4, 5, 9 + extra, generator=generator)
-    py = torch.randn(4, 6, 9, generator=generator)
-
-    def call(px, py):
-        total, (of_px, of_py) = mutual_information_recursion(px, py, BOUNDARY, return_grad=True)
-        assert of_px.shape == px.shape and of_py.shape == py.shape
-        torch.testing.assert_close(of_px.sum((1, 2))[0], torch.tensor(3.0))  # labels of the first sequence
-        return total
-
-    assert_equal(both(monkeypatch, call, px, py), tolerances.OCCUPANCY)
 
 
 class Joiner(torch.nn.Module):
@@ -259,31 +241,3 @@ def test_ranges_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_
     found = place(monkeypatch, logits, TARGETS, ranges)
     assert torch.isnan(found[[0, 3]]).all()
     torch.testing.assert_close(found[1:3], expected[1:3], rtol=limit, atol=limit)
-
-
-def test_bad_arguments_are_the_errors_of_the_host(monkeypatch):
-    x = make_logits()
-    with pretended(monkeypatch):
-        with pytest.raises(ShapeError, match=r"targets\[0, 0\] = 101"):
-            rnnt_loss(x, TARGETS + 99, FRAMES, LABELS)
-        with pytest.raises(ShapeError, match=r"logit_lengths\[0\] = 10; expected 0 to 9"):
-            rnnt_loss(x, TARGETS, [10, 5, 7, 4], LABELS)
-        with pytest.raises(ConfigError, match=r"targets\[0, 0\] = 4 is the blank"):
-            hat_loss(x, torch.full_like(TARGETS, BLANK), FRAMES, LABELS, BLANK)
-        with pytest.raises(BackendUnavailable, match="'cpu' takes transducer scores of the host"):
-            rnnt_loss(x, *SIZES, backend="cpu")
-
-
-def test_tensors_of_two_devices_are_refused():
-    with pytest.raises(BackendUnavailable, match="predictor_out is on meta; expected cpu, as encoder_out"):
-        check_beside(torch.empty(1, device="meta"), "predictor_out", torch.empty(1), "encoder_out")
-
-
-def test_the_operator_keeps_its_promises_to_torch(monkeypatch):
-    x = make_logits()
-    call = given(x, *SIZES, [BLANK, -1])
-    options = torch.tensor(TOPOLOGIES["constrained"]), [WIDTH, -1], [0.0, 0.2], 0.0, 0.1, float("inf")
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    with pretended(monkeypatch, PretendDevice()):
-        arguments = (x, *call, *options, True, False, False, "auto", True)
-        torch.library.opcheck(rnnt.op, arguments, test_utils=tests)

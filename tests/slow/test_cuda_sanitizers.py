@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -44,25 +45,15 @@ def own() -> TableBatch:
     return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in (large, *graphs)])
 
 
-@dataclass(frozen=True)
-class Case:
-    """A call of the driver and what its kernels have to be.
-
-    Attributes:
-        make: the batch.
-        leaky: the leaky-HMM coefficient.
-        limits: of the device, small, so that small graphs go where large ones do.
-        used: values of macros which say that.
-        budget: bytes for the history.
-        is_own: each sequence has a table; else several blocks share the work on one.
-    """
+class Case(NamedTuple):
+    """A call of the driver and what its kernels have to be."""
 
     make: Callable[[], TableBatch]
     leaky: float
-    limits: dict[str, int]
-    used: dict[str, set[int]]
-    budget: float | None = None
-    is_own: bool = False
+    limits: dict[str, int]  # of the device, small, so that small graphs go where large ones do
+    used: dict[str, set[int]]  # values of macros which say that
+    budget: float | None = None  # bytes for the history
+    is_own: bool = False  # each sequence has a table; else several blocks share the work on one
 
 
 CASES = {
@@ -116,11 +107,7 @@ def run(device: HostDevice, case: Case) -> tuple[np.ndarray, np.ndarray]:
 def small_blocks() -> Iterator[None]:
     """Blocks of 64 threads, since a barrier of 256 threads that a sanitizer watches takes milliseconds."""
     with pytest.MonkeyPatch.context() as patch:
-        kinds = (
-            "cuda.plan.OWN_THREADS",
-            "cuda.plan.MEMORY_THREADS",
-            "cuda.launch.THREADS",
-        )
+        kinds = ("cuda.plan.OWN_THREADS", "cuda.plan.MEMORY_THREADS", "cuda.launch.THREADS")
         for where in kinds:
             patch.setattr(f"fsachain.backends.{where}", 64)
         yield

@@ -1,14 +1,12 @@
 """Sizes at which an index of 32 bits, a counter or a barrier would fail, run on the host against the float64 oracle."""
 
-import mmap
-
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import on_device, read
+from device_arrays import WithFarMemory, far_memory, on_device, read
 from random_graphs import connected_graph
 
-from fsachain import DenominatorGraph, Fsa, TableBatch
+from fsachain import DenominatorGraph, TableBatch
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.reference import sums as reference
@@ -27,13 +25,6 @@ def shared_batch(size):
 
 def random_scores(size, num_frames):
     return np.random.default_rng(1).normal(size=(size, num_frames, NUM_PDFS)).astype(np.float32)
-
-
-class WithFarMemory(HostDevice):
-    """Takes pointers to memory that the test has mapped, since filling so much would take minutes."""
-
-    def memory_at(self, pointer):
-        return super().memory_at(pointer) or pointer
 
 
 def run(batch, scores, out, lengths, leaky, device=None):
@@ -75,34 +66,10 @@ def test_elements_lie_beyond_31_bits():
     strides = BEYOND_31_BITS, NUM_PDFS, 1
     far = []
     for values in (scores, np.zeros_like(scores)):
-        size = 4 * (BEYOND_31_BITS + scores[0].size)
-        # Pages that nobody touches take no memory.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        memory = np.frombuffer(mmap.mmap(-1, size, flags=flags), np.float32)
+        memory = far_memory(BEYOND_31_BITS + scores[0].size)
         view = np.lib.stride_tricks.as_strided(memory, scores.shape, [4 * stride for stride in strides])
         view[:] = values
         far.append((DeviceArray(memory.ctypes.data, "float32", scores.shape, strides, memory), view))
     lengths = np.array([3, 2])
     log_prob = run(batch, lambda _: far[0][0], lambda _: far[1][0], lengths, LEAK, WithFarMemory())
     assert_right(batch, scores, lengths, LEAK, log_prob, far[1][1])
-
-
-def test_a_million_states_agree_with_the_oracle():
-    states = np.arange(1_000_000)
-    chain = Fsa(
-        num_states=1_000_000,
-        src=np.concatenate([states[:-1], states]),
-        dst=np.concatenate([states[1:], states // 7 * 3]),
-        pdf=np.concatenate([states[1:] % NUM_PDFS, states % NUM_PDFS]),
-        log_prob=np.full(1_999_999, -0.7),
-        final_log_prob=np.zeros(1_000_000),
-    )
-    batch = TableBatch.share(DenominatorGraph(chain, NUM_PDFS).table, 2)
-    scores, lengths, arrays = random_scores(2, 3), np.array([3, 2]), []
-
-    def out(device):
-        arrays.append(on_device(device, np.zeros(scores.shape, np.float32)))
-        return arrays[0]
-
-    log_prob = run(batch, lambda device: on_device(device, scores), out, lengths, LEAK)
-    assert_right(batch, scores, lengths, LEAK, log_prob, read(arrays[0]))

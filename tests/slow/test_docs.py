@@ -13,7 +13,6 @@ from pathlib import Path
 
 import docs_inputs
 import pytest
-import yaml
 
 for module in ("pywrapfst", "kaldi_decoder", "kaldi_native_io", "matplotlib", "yaml", "soundfile"):
     pytest.importorskip(module, reason="the programs of the documentation need fsachain[all]")
@@ -61,26 +60,6 @@ def test_programs_of_a_page_run_as_printed(
         code = compile(blank + program.code, str(page), "exec")
         if program.reason is None:
             exec(code, names)
-
-
-def test_no_page_is_left_unread() -> None:
-    """As many programs are found as there are fences that begin one."""
-    for page in PAGES:
-        fences = sum(line.startswith("```python") for line in page.read_text(encoding="utf-8").splitlines())
-        assert len(programs(page)) == fences, page
-
-
-def _pages_of(entry: object) -> list[str]:
-    if isinstance(entry, str):
-        return [entry]
-    values = entry.values() if isinstance(entry, dict) else entry
-    return [page for value in values for page in _pages_of(value)]
-
-
-def test_every_page_of_docs_is_in_the_navigation_once() -> None:
-    listed = _pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert len(set(listed)) == len(listed)
-    assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} <= set(listed)
 
 
 def test_every_public_name_is_on_one_page_of_the_api() -> None:

@@ -15,7 +15,6 @@ from test_use_commands import model as spoken_model  # noqa: F401
 from tolerances import NETWORK_FLOAT32
 
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.errors import ConfigError, FsachainError
 from fsachain.nn import export
 from fsachain.nn.export import ExportedModel, export_onnx
 
@@ -113,24 +112,6 @@ def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options
         check(run, model, cmvn, features_of(lengths), extra=len(lengths) - 1)
 
 
-def test_a_file_that_computes_something_else_is_not_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(export, "_onnx_bytes", lambda *_: b"")
-    monkeypatch.setattr(export, "_difference", lambda *_: 0.5)
-    with pytest.raises(
-        FsachainError, match=r"differs from PyTorch by 0\.5 of the largest output; expected at most"
-    ):
-        export_onnx(tmp_path / "model.onnx", *model_of("none", "mean", {}))
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_cannot_be_exported_is_named() -> None:
-    cmvn = Cmvn(CmvnConfig("none"))
-    with pytest.raises(ConfigError, match="Linear cannot be exported; expected a method scores"):
-        ExportedModel(torch.nn.Linear(2, 2), cmvn)
-    with pytest.raises(ConfigError, match="training mode"):
-        ExportedModel(network().train(), cmvn)
-
-
 def test_onnxruntime_computes_what_a_conformer_does(tmp_path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name, reason="export needs fsachain[onnx]")
@@ -149,16 +130,6 @@ def test_onnxruntime_computes_what_a_conformer_does(tmp_path) -> None:
 
     for lengths in ([31, 1, 8], [31, 31, 31]):
         check(run, model, cmvn, features_of(lengths))
-
-
-def test_the_compiler_takes_a_conformer_as_one_graph_for_all_lengths() -> None:
-    model = test_conformer.network(num_layers=1, chunk=3, norm="batch")
-    compiled = torch.compile(model.scores, fullgraph=True, dynamic=True, backend="eager")
-    for lengths in ([20, 11], [33, 7, 30]):
-        features, counts = test_conformer.batch(lengths)
-        torch.testing.assert_close(compiled(features, counts), model.scores(features, counts))
-        expected = model(features, counts).nnet_output
-        torch.testing.assert_close(model.scores(features, counts), expected)
 
 
 def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, spoken_model, tmp_path) -> None:  # noqa: F811

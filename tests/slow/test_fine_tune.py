@@ -17,7 +17,6 @@ from tolerances import NETWORK_FLOAT64
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.nn import StreamingModel
 from fsachain.train.checkpoint import load_tensors
-from fsachain.train.log import read_log
 from recipes.demo.prepare import prepare
 from recipes.fine_tune import compare
 from recipes.fine_tune.encoder import DilatedEncoder
@@ -55,20 +54,6 @@ def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = [f"--exp={folder}", "--one-in=2", *(f"--set={change}" for change in TINY)]
     assert compare.main(options, compare.Corpora(prepare_with_another_phone, prepare_tiny)) == 0
     return folder
-
-
-def test_the_table_has_both_starts(exp: Path) -> None:
-    lines = (exp / "table.md").read_text().splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == ["random weights", "pretrained"]
-
-
-def test_training_keeps_one_utterance_in_so_many_and_test_all(exp: Path) -> None:
-    whole, part = (DataDir.read(exp / name / "data" / "train") for name in ("pretrained", "random-1"))
-    assert [u.id for u in part] == sorted(u.id for u in whole)[::2]
-    for name in ("pretrained", "random-1"):
-        assert len(DataDir.read(exp / name / "data" / "test")) == len(
-            DataDir.read(exp / "pretrained" / "data" / "test")
-        )
 
 
 def test_the_encoder_begins_where_pretraining_ended_and_the_other_does_not(exp: Path) -> None:
@@ -119,34 +104,3 @@ def test_the_encoder_is_what_a_network_should_be(chunks: list[int], padding: int
         torch.testing.assert_close(found, whole, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
     before, after = network.context
     assert (before, after) == (10, 10)
-
-
-def test_what_was_taken_is_in_the_log_and_going_on_needs_the_file_no_more(
-    exp: Path, tmp_path: Path, fsachain
-) -> None:
-    (event,) = (e for e in read_log(exp / "pretrained-1" / "model" / "train.jsonl") if e["event"] == "init")
-    assert event["other_shape"] == ["head.bias", "head.weight"]
-    assert "encoder.0.convolution.weight" in event["taken"] and event["path"].endswith("model.safetensors")
-    folder = exp / "pretrained-1"
-    weights = tmp_path / "weights.safetensors"
-    weights.write_bytes((folder / "model" / "model.safetensors").read_bytes())
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        f"network: {{kind: '{KIND}', channels: 24, dilations: [1, 2], init_from: {weights}}}\n"
-        "train: {num_epochs: 1, average_last: 1, num_threads: 1}\ncmvn: {scope: utterance}\n"
-    )
-    graphs = folder / "graphs"
-    command = (
-        "train",
-        folder / "data" / "train",
-        graphs / "train.npz",
-        tmp_path / "model",
-        "--lang",
-        folder / "lang",
-    )
-    command += ("--den", graphs, "--config", config)
-    status, _, errors = fsachain(*command)
-    assert status == 0 and f"init_from {weights}: " in errors
-    weights.unlink()
-    assert fsachain(*command)[0] == 0
-    assert fsachain(*(part if part != tmp_path / "model" else tmp_path / "other" for part in command))[0] == 1

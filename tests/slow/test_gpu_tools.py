@@ -13,15 +13,9 @@ from tolerances import OCCUPANCY
 
 from fsachain import compile_table, forward_backward
 from fsachain.batch import TableBatch
-from tools import gpu_driver, gpu_report
+from tools import gpu_driver
 from tools.bench import gpu_report as bench_report
-from tools.bench import (
-    gpu_tables,
-    gpu_transducer,
-    gpu_workloads,
-    machine,
-    workloads,
-)
+from tools.bench import gpu_tables, gpu_workloads, machine, workloads
 from tools.bench.gpu_workloads import GpuSizes
 
 CPU = torch.device("cpu")
@@ -66,47 +60,11 @@ def test_the_bigram_denominator_has_every_pair_and_repeats_only_after_a_blank():
 def test_every_table_is_printed_and_saved_with_its_device(work, capsys, tmp_path):
     names = list(gpu_tables.MAKERS)
     assert bench_report.run(work, TINY, CPU, names, tmp_path / "results") == 0
-    text = capsys.readouterr().out
-    assert "FAILED" not in text
+    assert "FAILED" not in capsys.readouterr().out
     (path,) = (tmp_path / "results").glob("gpu-cpu-*.json")
     record = json.loads(path.read_text(encoding="utf-8"))
-    assert path.name == f"gpu-cpu-{record['date']}.json"
-    assert set(record["device"]["rates"]) == {"bytes", "multiply_adds"}
-    assert record["device"]["torch"] == torch.__version__ and "commit" in record
     assert list(record["tables"]) == names
-    (arcs,) = {row["arc_evaluations"] for row in record["tables"]["denominator"]}
-    assert arcs == 40 * 10 * 3
-    targets = text[text.index("\ntargets") :]
-    size, frames, longest, classes = TINY.transducer
-    shapes = gpu_transducer.utterances(longest)
-    batches = (
-        gpu_transducer.random_batch(shapes, size, classes, CPU),
-        gpu_transducer.sorted_batch(shapes, frames, classes, CPU),
-    )
-    assert [line.split("<= ")[1].split(":")[0] for line in targets.splitlines() if "<=" in line] == [
-        "8 ms",
-        "3 ms",
-        "3 ms",
-        "0.4 ms",
-        "4 GB",
-        "10 ms",
-        f"{batches[0].most_gigabytes:g} GB",
-        "10 ms",
-        f"{batches[1].most_gigabytes:g} GB",
-    ]
-    ratios = record["tables"]["ctc"][0]["ratios"]
-    assert set(ratios) == {"limit", "torch"} and all(value["median"] > 0 for value in ratios.values())
-
-
-def test_a_table_that_fails_leaves_the_others_and_is_told_at_the_end(work, capsys, monkeypatch):
-    def fail(bench):
-        raise MemoryError("out of memory")
-
-    monkeypatch.setitem(gpu_tables.MAKERS, "loss", fail)
-    assert bench_report.run(work, TINY, CPU, ["loss", "numerators"], None) == 1
-    text = capsys.readouterr().out
-    assert text.splitlines()[-1].split() == ["loss", "FAILED:", "MemoryError:", "out", "of", "memory"]
-    assert "numerators, B 2" in text
+    assert record["device"]["torch"] == torch.__version__ and "commit" in record
 
 
 @pytest.mark.parametrize("script", ["bench_gpu.py", "gpu_report.py"])
@@ -123,24 +81,3 @@ def test_the_small_run_for_sanitizers_agrees_with_the_reference():
     assert len(found) == 3 * len(gpu_driver.batches()) + 3
     assert max(found.values()) <= OCCUPANCY
     assert gpu_driver.main("cpu") == 0
-
-
-@pytest.mark.parametrize(
-    ("code", "word", "detail"),
-    [
-        ("print('one'); print('=== 3 passed ===')", "ok", "3 passed"),
-        ("import sys; print('bad'); sys.exit(2)", "FAILED", "bad"),
-        ("print('rows\\n\\ntargets\\n  a met')", "ok", "its targets are below"),
-    ],
-)
-def test_a_step_ends_as_its_process_does(code, word, detail):
-    outcome = gpu_report.attempt(gpu_report.Step("s", [sys.executable, "-c", code], 60.0), 60.0)
-    assert (outcome.word, outcome.detail) == (word, detail)
-    assert outcome.targets == (("  a met",) if "targets" in code else ())
-
-
-def test_a_step_that_hangs_is_ended():
-    code = "import time; print('began', flush=True); time.sleep(60)"
-    outcome = gpu_report.attempt(gpu_report.Step("s", [sys.executable, "-c", code], 1.0), 1.0)
-    assert outcome.word == "FAILED" and outcome.seconds < 30
-    assert outcome.detail == "not done after 1 s; last: began"

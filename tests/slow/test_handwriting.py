@@ -10,9 +10,8 @@ for module in ("sklearn", "pywrapfst", "kaldi_decoder", "kaldialign", "kaldi_nat
 
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.errors import ConfigError, DataError
 from recipes.ctc_vs_lfmmi import compare
-from recipes.handwriting.prepare import DISTORTED, NUM_FEATURES, PLAIN, ROWS, describe, prepare, write_line
+from recipes.handwriting.prepare import NUM_FEATURES, prepare
 
 LINES = {"train": 80, "dev": 3, "test": 4}
 TINY = [
@@ -56,36 +55,6 @@ def test_another_seed_writes_other_training_lines_and_the_same_test_lines(data: 
         assert (first.shape == second.shape and np.array_equal(first, second)) == same
 
 
-def test_a_plain_digit_keeps_its_ink_and_a_distorted_one_most_of_it() -> None:
-    digit = np.zeros((8, 8))
-    digit[1:7, 2:6] = 1.0
-    scale = ROWS / 8 * 24 / 8
-    for style, least in ((PLAIN, 0.85), (DISTORTED, 0.5)):
-        inks = [write_line([digit], style, np.random.default_rng(seed)).sum() / scale for seed in range(20)]
-        assert all(least * digit.sum() < ink < 1.6 * digit.sum() for ink in inks)
-
-
-def test_a_higher_stroke_changes_its_edges_less_than_its_pixels() -> None:
-    ink = np.zeros((ROWS, 30))
-    ink[6:9, 5:25] = 1.0
-    low, high = describe(ink), describe(np.roll(ink, -2, axis=0))
-
-    def likeness(part: slice) -> float:
-        a, b = low[:, part].ravel(), high[:, part].ravel()
-        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-
-    assert likeness(slice(ROWS, None)) > likeness(slice(ROWS)) + 0.2
-
-
-def test_a_recording_where_an_archive_is_meant_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "wav.scp").write_text("a a.wav\n")
-    (tmp_path / "text").write_text("a 1\n")
-    with pytest.raises(DataError, match=r"'a' has no features in feats\.scp"):
-        utterance_features(next(iter(DataDir.read(tmp_path))), COLUMNS)
-    with pytest.raises(ConfigError, match="num_columns is 0 and kind 'archive'"):
-        FeatureConfig(kind="archive")
-
-
 def test_the_comparison_trains_with_both_objectives_and_prints_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,8 +72,3 @@ def test_the_comparison_trains_with_both_objectives_and_prints_one_table(
         for name in ("lf-mmi", "ctc")
     ]
     assert rates == [round(result.wer, 2) for result in found]
-
-
-def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no finished run"):
-        compare.read_result(tmp_path, "digits", "CTC", 1)

@@ -14,12 +14,7 @@ from test_integration import LENGTHS, SIZE, WIDTH, make_loss, make_numerators, m
 from tolerances import FEW_FLOAT32_TERMS
 from torch.utils.data import DataLoader, Dataset
 
-from fsachain import (
-    DenominatorGraph,
-    forward_backward,
-    get_num_threads,
-    set_num_threads,
-)
+from fsachain import DenominatorGraph, forward_backward, get_num_threads, set_num_threads
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")

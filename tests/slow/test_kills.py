@@ -246,24 +246,6 @@ def test_a_feature_cache_killed_at_each_step_of_a_file_is_filled_by_the_next_run
         assert cached(recordings) == expected
 
 
-def test_shards_killed_at_each_step_of_a_file_are_completed_by_the_next_run(
-    server: Server, tmp_path: Path
-) -> None:
-    pytest.importorskip("pywrapfst", reason="graphs need fsachain[graph]")
-    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    ended = server.run("shards", tmp_path)
-    assert ended.status == 0, ended.message
-    shards = tmp_path / "shards"
-    expected = {path.name: path.read_bytes() for path in shards.iterdir()}
-    assert len(expected) == 3
-    for point in range(len(ended.points) // 3 + 2):
-        for path in shards.iterdir():
-            path.unlink()
-        assert server.run("shards", tmp_path, point=point, kind="kill").signal == signal.SIGKILL
-        assert server.run("shards", tmp_path).status == 0
-        assert {path.name: path.read_bytes() for path in shards.iterdir()} == expected
-
-
 def test_a_killed_run_of_many_numerators_goes_on_with_what_is_missing(fsachain, built):
     """The process is killed as soon as its first file is there; the second run makes the others, as one run would."""
     rng = np.random.default_rng(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,29 +12,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from process_group import Group
-from shared_work import (
-    BY_ID,
-    IMPOSSIBLE,
-    NUMERATORS,
-    Ended,
-    Gradient,
-    Trained,
-    gradient,
-    make_loss,
-    make_model,
-    plans,
-    train,
-)
+from shared_work import BY_ID, IMPOSSIBLE, Ended, Gradient, Trained, gradient, plans, train
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import DataError
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints
 from fsachain.train.config import OptimizerConfig
 from fsachain.train.log import read_log
-from fsachain.train.source import supervise
-from fsachain.train.stats import EpochSums
-from fsachain.train.step import GROW_AFTER, Pooling, Precision, Stepper
 from fsachain.train.world import World, WorldError
 
 NAMES = sorted(BY_ID)
@@ -156,21 +140,6 @@ def test_a_training_by_two_processes_is_that_by_one(
     assert sorted(first.seen + second.seen) == sorted(alone.seen)
 
 
-def test_the_first_process_alone_writes(pair: Group, tmp_path: Path) -> None:
-    first, second = pair.ask(train, plans(tmp_path, 2, kind="toy"))
-    assert {path.name for path in (tmp_path / "0").iterdir()} >= {
-        "checkpoints",
-        "train.jsonl",
-        "final.safetensors",
-    }
-    assert not (tmp_path / "1").exists()
-    for name, value in first.state.items():  # statistics of torch's own layers are averaged after each step
-        if not name.endswith("num_batches_tracked"):
-            assert torch.equal(value, second.state[name]), name
-    events = list(read_log(tmp_path / "0" / "train.jsonl"))
-    assert next(event for event in events if event["event"] == "start")["processes"] == 2
-
-
 def test_sigterm_to_one_process_stops_all_after_the_same_step_and_they_go_on_bit_for_bit(
     pair: Group, tmp_path: Path
 ) -> None:
@@ -228,31 +197,6 @@ def test_a_killed_process_ends_the_others_with_a_message(doomed: Group, tmp_path
     assert isinstance(second, WorldError)
 
 
-def test_a_process_that_hangs_ends_the_others_when_their_time_is_up(doomed: Group, tmp_path: Path) -> None:
-    jobs = plans(tmp_path, 2, options={"batch_size": 2})
-    jobs[1] = plans(tmp_path, 2, options={"batch_size": 2}, hang_at=1)[1]
-    started = time.monotonic()
-    doomed._connections[1].send((train, jobs[1]))
-    doomed._connections[0].send((train, jobs[0]))
-    error = doomed._answer(0, started + 60.0)
-    assert isinstance(error, WorldError)
-    assert "did not answer for 5 s" in str(error)
-
-
-def test_what_the_first_process_does_alone_the_others_wait_for(pair: Group, tmp_path: Path) -> None:
-    assert pair.ask(prepare, [tmp_path / "done"] * 2) == [False, True]
-
-
-def prepare(world: World, done: Path) -> bool:
-    """Whether the work is done when the block begins in this process."""
-    with world.first("the first process to prepare"):
-        was_done = done.exists()
-        if world.is_first:
-            time.sleep(0.3)
-            done.touch()
-    return was_done
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_sixteen_bits_give_the_loss_to_their_accuracy(precision: str) -> None:
     parts = [[name for name in NAMES if name not in IMPOSSIBLE]]
@@ -279,89 +223,6 @@ def test_a_training_in_micro_batches_is_that_in_batches(micro_batch: int, tmp_pa
     assert [entry["train"]["output_frames"] for entry in parts.epochs] == [
         entry["train"]["output_frames"] for entry in whole.epochs
     ]
-
-
-def test_two_processes_train_in_bfloat16_and_stay_equal(pair: Group, tmp_path: Path) -> None:
-    options = {"precision": "bfloat16", "num_epochs": 6, "optimizer": OptimizerConfig()}
-    first, second = pair.ask(train, plans(tmp_path, 2, options=options))
-    assert first.epochs[-1]["train"]["objf"] > first.epochs[0]["train"]["objf"] + 0.2
-    assert first.dev["objf"] == second.dev["objf"]
-    for name, value in first.state.items():
-        assert value.dtype in (torch.float32, torch.int64)
-        assert torch.equal(value, second.state[name]), name
-
-
-def test_what_float16_cannot_hold_in_one_process_lowers_the_gradients_of_all(pair: Group) -> None:
-    """The step is skipped by both, the next one is taken by both."""
-    found = pair.ask(overflowing, [1.0, 1e30])
-    assert found[0] == found[1]
-    (first_usable, first_overflow, factor), (second_usable, _, _) = found[0]
-    assert not first_usable
-    assert first_overflow
-    assert factor == 1.0
-    assert second_usable
-
-
-def overflowing(world: World, size: float) -> list[tuple[bool, bool, float]]:
-    """Two steps; the gradient of the first is multiplied by `size` in this process."""
-    model = make_model("linear").train()
-    precision = Precision("float16")
-    precision.factor = 2.0
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    stepper = Stepper(model, make_loss(), optimizer, 5.0, world=world, precision=precision)
-    item = supervise([BY_ID["utt00"], BY_ID["utt02"]], NUMERATORS)
-    handle = model.output.weight.register_hook(lambda grad: grad * size * 1e10)
-    steps = []
-    for _ in range(2):
-        outcome = stepper.step([item], EpochSums())
-        handle.remove()
-        steps.append((outcome.usable, outcome.overflow, precision.factor))
-    return steps
-
-
-@pytest.mark.parametrize(
-    ("gradients", "factors"),
-    [
-        ([False, False, True], [0.5, 0.25, 0.25]),
-        ([True] * GROW_AFTER, [1.0] * (GROW_AFTER - 1) + [2.0]),
-    ],
-)
-def test_the_factor_of_float16_is_halved_at_once_and_doubled_after_many_good_steps(
-    gradients: list[bool], factors: list[float]
-) -> None:
-    precision, found = Precision("float16"), []
-    for finite in gradients:
-        assert precision.note(finite) != finite
-        found.append(precision.factor)
-    assert found == factors
-
-
-def test_a_training_in_float16_that_has_diverged_is_not_held_for_an_overflow_for_ever() -> None:
-    precision = Precision("float16")
-    lowered = [precision.note(False) for _ in range(40)]
-    assert lowered == [True] * 24 + [False] * 16
-    assert not Precision("bfloat16").note(False)
-
-
-def test_a_network_with_torchs_synchronised_normalisation_is_refused() -> None:
-    model = torch.nn.Sequential(torch.nn.SyncBatchNorm(3))
-    with pytest.raises(ConfigError, match="MaskedBatchNorm"):
-        Pooling(model, World(rank=0, size=2))
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"), ({"WORLD_SIZE": "2"}, "RANK is ''")],
-)
-def test_an_environment_that_torchrun_did_not_make_is_refused(
-    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=message):
-        World.from_environment()
 
 
 def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path: Path) -> None:

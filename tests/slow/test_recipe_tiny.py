@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "click", "yaml", "soundfile"):
     pytest.importorskip(module, reason="the recipes need fsachain[all]")
@@ -22,9 +21,8 @@ from fsachain.cli.resources import Resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.graph.chunks import load_chunks
 from fsachain.report.collect import read_stages
-from fsachain.train.checkpoint import load_tensors
 from fsachain.train.log import read_log
-from recipes.demo.prepare import VARIANTS, prepare
+from recipes.demo.prepare import prepare
 from recipes.pipeline.main import run_recipe, run_second_pass
 from recipes.pipeline.stages import STAGES
 
@@ -53,14 +51,6 @@ def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, [f"--exp={folder}", *OPTIONS]) == 0
     return folder
-
-
-def test_objective_ends_higher_than_after_the_first_epoch(exp: Path) -> None:
-    epochs = [event for event in read_log(exp / "model" / "train.jsonl") if event["event"] == "epoch"]
-    objf = [event["train"]["objf"] for event in epochs]
-    assert len(objf) == 4
-    assert objf[-1] > objf[0]
-    assert epochs[-1]["dev"]["objf"] > epochs[0]["dev"]["objf"]
 
 
 def read_ctm(path: Path) -> dict[str, list[tuple[float, float, str]]]:
@@ -117,14 +107,6 @@ def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp: Path, tmp
     assert np.median(shifts) == pytest.approx(100.0, abs=tolerances.DELAY_MS)
 
 
-def test_report_names_the_results_and_the_files(exp: Path) -> None:
-    report = (exp / "report.txt").read_text()
-    assert "WER" in report
-    for part in ("model", "graphs", "hypotheses", "alignments"):
-        (line,) = (line for line in report.splitlines() if line.startswith(part))
-        assert Path(line.split()[1]).exists()
-
-
 def test_report_shows_utterances_with_recordings_and_lattices_and_what_each_stage_took(exp: Path) -> None:
     page = (exp / "report.html").read_text()
     shown = min(10, len(DataDir.read(exp / "data" / "test")))
@@ -142,20 +124,6 @@ def test_report_shows_utterances_with_recordings_and_lattices_and_what_each_stag
     assert all(stage.peak_rss > 1e7 and stage.seconds > 0 for stage in stages)
 
 
-def test_later_stage_runs_again_from_the_files_alone(exp: Path, capsys) -> None:
-    before = (exp / "decode" / "hyp.txt").read_text()
-    options = [f"--exp={exp}", *OPTIONS, "--stage=decode", "--stop-stage=decode"]
-    assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, options) == 0
-    assert (exp / "decode" / "hyp.txt").read_text() == before
-    assert "test  WER" in capsys.readouterr().out
-
-
-def test_training_refuses_a_folder_with_other_options(exp: Path, capsys) -> None:
-    options = [f"--exp={exp}", *OPTIONS, "--stage=train", "--set=loss.leaky_hmm_coefficient=0.2"]
-    assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, options) == 1
-    assert "other options in loss" in capsys.readouterr().err
-
-
 def test_commands_decode_and_align_as_the_stages_do(exp: Path, tmp_path: Path) -> None:
     model, test, lang = exp / "model" / "model.safetensors", exp / "data" / "test", exp / "lang"
     assert run_command("decode", model, test, tmp_path, "--lang", lang) == 0
@@ -163,25 +131,6 @@ def test_commands_decode_and_align_as_the_stages_do(exp: Path, tmp_path: Path) -
     assert run_command("align", model, test, tmp_path, "--lang", lang) == 0
     assert (tmp_path / "words.ctm").read_text() == (exp / "align" / "words.ctm").read_text()
     assert run_command("score", test / "text", tmp_path / "hyp.txt") == 0
-
-
-def test_command_trains_a_model_that_info_describes(exp: Path, tmp_path: Path, capsys) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        "network: {channels: 16, bottleneck: 8, prefinal: 16, time_strides: [1]}\n"
-        "train: {num_epochs: 1, average_last: 1, num_threads: 1}\n"
-    )
-    data, graphs = exp / "data", exp / "graphs"
-    sets = (data / "dev", graphs / "dev.npz")
-    options = ("--lang", exp / "lang", "--den", graphs, "--dev", *sets, "--config", config)
-    assert run_command("train", *sets, tmp_path / "model", *options) == 0
-    assert run_command("info", tmp_path / "model" / "model.safetensors") == 0
-    assert "one frame every 30 ms" in capsys.readouterr().out
-    assert run_command("report", tmp_path, "--base", exp) == 0
-    page = (tmp_path / "report.html").read_text()
-    assert '<strong class="state">training: finished</strong>' in page
-    assert "network.bottleneck" in page
-    assert "numpy" in page
 
 
 CHUNKS = [
@@ -220,23 +169,6 @@ def test_second_pass_trains_on_chunks_of_every_utterance(exp: Path, second: Path
     assert "WER" in (second / "report.txt").read_text()
 
 
-def test_times_of_a_chunk_are_those_of_the_alignment(exp: Path, second: Path) -> None:
-    """A first frame that no tolerance lets a phone reach is not in the graph: silence stands alone at the edge."""
-    lang = load_lang(exp / "lang")
-    silence = lang.lexicon.phone_id("SIL")
-    rows = read_ctm(second / "align-train" / "phones.ctm")
-    checked = 0
-    for name, lists in load_chunks(second / "chunks.npz").items():
-        start, duration, label = rows[name][0]
-        if label != "SIL" or start + duration < 0.1:
-            continue
-        first = lists[1][0].fsa
-        pdfs = first.pdf[first.src == first.start].tolist()
-        assert all(silence in lang.tree.describe(pdf).phones for pdf in pdfs)
-        checked += 1
-    assert checked
-
-
 def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path: Path, capsys):
     config = tmp_path / "config.yaml"
     recipe = (ROOT / "recipes/demo/config.yaml").read_text()
@@ -265,62 +197,6 @@ def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path:
     shutil.rmtree(tmp_path / "model")
     config.write_text("perturbation: {speeds: [0.9, 1.0]}\n" + small)
     assert run_command(*train) == 0
-
-
-def test_utterances_without_an_alignment_are_named(exp: Path, second: Path, tmp_path: Path, capsys):
-    lines = (second / "align-train" / "phones.ctm").read_text().splitlines(keepends=True)
-    name = lines[0].split()[0]
-    alignment = tmp_path / "phones.ctm"
-    alignment.write_text("".join(line for line in lines if line.split()[0] != name))
-    options = ("--lang", exp / "lang", "--den", exp / "graphs")
-    config = ("--config", ROOT / "recipes/demo/config.yaml")
-    step = ("supervise", exp / "data" / "train", alignment, tmp_path / "c.npz", *options, *config)
-    assert run_command(*step) == 0
-    told = capsys.readouterr().out
-    assert "1 utterances excluded" in told
-    assert f"utterance {name!r}: is not in the alignment" in told
-    alignment.write_text("other 1 0.0 0.1 SIL\n")
-    assert run_command(*step) == 1
-    assert "no utterance has a supervision; the first reason" in capsys.readouterr().err
-
-
-def test_second_pass_wants_a_folder_of_its_own(exp: Path, capsys) -> None:
-    places = [f"--first={exp}", f"--exp={exp}", f"--config={ROOT / 'recipes/demo/config.yaml'}"]
-    assert run_second_pass(ROOT / "recipes" / "demo", prepare_tiny, [*places, *OPTIONS]) == 1
-    assert "is the folder of the first pass" in capsys.readouterr().err
-
-
-def test_saved_model_holds_the_network_that_training_ended_with(exp: Path) -> None:
-    network = AcousticModel.load(exp / "model" / "model.safetensors").network
-    trained, _ = load_tensors(exp / "model" / "final.safetensors")
-    assert set(network.state_dict()) == set(trained)
-    assert all(torch.equal(value, trained[name]) for name, value in network.state_dict().items())
-    assert not network.training
-
-
-def test_outputs_of_an_utterance_do_not_depend_on_the_others_of_its_set(exp: Path) -> None:
-    model = AcousticModel.load(exp / "model" / "model.safetensors")
-    examples = model.examples(DataDir.read(exp / "data" / "dev"))
-    together = model.outputs(examples)
-    alone = model.outputs(examples[:1])
-    name = examples[0].id
-    assert together[name].shape == alone[name].shape
-    assert abs(together[name] - alone[name]).max() < tolerances.TRAINED_NETWORK
-
-
-def test_voices_of_train_dev_and_test_are_disjoint() -> None:
-    voices = [set(names) for names in VARIANTS.values()]
-    assert sum(map(len, voices)) == len(set.union(*voices))
-
-
-def test_wrong_option_ends_in_one_line(tmp_path: Path, capsys) -> None:
-    status = run_recipe(
-        ROOT / "recipes" / "demo", prepare_tiny, [f"--exp={tmp_path}", "--set=train.epochs=3"]
-    )
-    assert status == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "num_epochs" in error
 
 
 @pytest.mark.parametrize(

@@ -124,14 +124,6 @@ def test_page_opens_silently_and_fits_the_screen(
     page.close()
 
 
-def test_half_written_log_shows_what_there_is(browser, reports) -> None:
-    visited = visit(browser, reports["half"])
-    assert "Not there yet: decode/hyp.txt" in visited.page.locator("#errors").inner_text()
-    assert visited.page.locator("#training tbody tr").count() == report_inputs.EPOCHS
-    assert "lines cannot be read" in visited.page.locator("#training .note").first.inner_text()
-    visited.page.close()
-
-
 def test_table_sorts_by_numbers_and_by_words_and_back(plain: Visit) -> None:
     page = plain.page
     assert column(page, 0) == ["train", "decode", "align"]
@@ -149,18 +141,6 @@ def test_table_sorts_by_numbers_and_by_words_and_back(plain: Visit) -> None:
     assert stage_head.get_attribute("aria-sort") == "ascending"
     assert time_head.get_attribute("aria-sort") is None
     assert plain.noise == []
-
-
-def test_unknown_numbers_stay_last_and_the_total_stays_below(plain: Visit) -> None:
-    page = plain.page
-    memory = page.locator(HEADS, has_text="memory").locator("button")
-    for _ in range(2):
-        memory.click()
-        assert column(page, 0)[-1] == "align"
-    errors = page.locator("#errors table").first
-    errors.locator("thead button", has_text="utterances").click()
-    assert errors.locator("tbody tr > :first-child").all_inner_texts() == ["bob", "ann"]
-    assert errors.locator("tfoot tr > :first-child").all_inner_texts() == ["all"]
 
 
 @pytest.mark.parametrize("kind", ["plain", "hostile"])
@@ -240,11 +220,3 @@ def test_policy_of_the_page_stops_what_is_put_into_it(plain: Visit, browser, ask
     ]
     assert paths == ["/open"]
     without.page.close()
-
-
-def test_paper_shows_what_was_folded(plain: Visit, tmp_path: Path) -> None:
-    folded = plain.page.locator("details")
-    assert not folded.evaluate_all("all => all.some(one => one.open)")
-    plain.page.pdf(path=tmp_path / "report.pdf")
-    assert folded.evaluate_all("all => all.every(one => one.open)")
-    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")

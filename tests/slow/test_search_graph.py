@@ -63,13 +63,6 @@ def test_a_claim_of_a_header_is_refused_before_memory_is_taken(place, claim, tmp
     check(path, bytes(content), search)
 
 
-def test_arcs_to_states_that_are_not_there_are_refused():
-    content = bytearray(CONTENT)
-    content[FIRST_ARCS + 8 + 12 : FIRST_ARCS + 8 + 16] = (10**6).to_bytes(4, "little")
-    with pytest.raises(GraphError, match="arc 0 of an FST leads beyond the 9 states"):
-        Decoder(bytes(content), WORDS)
-
-
 def silent_cycle(costs):
     """States 0 and 1 joined by epsilons both ways, with a word at state 1."""
     ilabel = np.array([0, 0, 1], dtype=np.int32)

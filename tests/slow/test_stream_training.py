@@ -1,6 +1,5 @@
 """`fsachain train --stream`: the model of a training in memory, from any kind of data, within bounded memory."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -54,14 +53,6 @@ def test_a_streamed_training_gives_the_model_of_one_in_memory_bit_for_bit(train,
     status, told, compiled = train("-", "compiled", "--stream", "--cache", ready / "cache")
     assert status == 0, told
     assert_same(whole, compiled)
-
-
-def test_the_log_of_a_streamed_training_has_the_share_of_time_spent_waiting(train, ready) -> None:
-    train(ready / "tables", "out", "--stream")
-    events = [json.loads(line) for line in (ready / "out/train.jsonl").read_text().splitlines()]
-    shares = [event["train"]["data_share"] for event in events if event["event"] == "epoch"]
-    assert len(shares) == 2
-    assert all(0 < share < 1 for share in shares)
 
 
 def test_a_broken_recording_is_named_once_and_the_streamed_training_goes_on(train, ready) -> None:

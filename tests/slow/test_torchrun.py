@@ -9,21 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from process_group import Group
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
-from fsachain.cli.config import Experiment
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
 from fsachain.train.log import read_log
-from fsachain.train.world import World
-from recipes.pipeline.main import run_stages
-from recipes.pipeline.stages import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds that torchrun may take, on a machine that does other things too
@@ -142,34 +136,3 @@ def test_sigterm_to_torchrun_saves_once_and_one_process_goes_on(
     resumed = [event for event in read_log(out / "train.jsonl") if event["event"] == "resume"]
     assert [event["processes"] for event in resumed] == [1]
     assert (out / "model.safetensors").exists()
-
-
-def note(run: Run, stage: str) -> None:
-    with (run.exp / f"{stage}-{run.world.rank}").open("x") as file:
-        file.write(stage)
-
-
-def prepare(run: Run) -> None:
-    note(run, "prepare")
-    time.sleep(0.3)
-    (run.exp / "prepared").touch()
-
-
-def train(run: Run) -> None:
-    assert (run.exp / "prepared").exists()
-    note(run, "train")
-
-
-def both_stages(world: World, exp: Path) -> list[str]:
-    config = Experiment.from_dict({}, "none")
-    run = replace(Run(exp, config, print, None, 1, False, 1), world=world)
-    return list(run_stages(run, {"prepare": prepare, "train": train}))
-
-
-def test_of_a_recipe_all_processes_run_the_training_and_the_first_the_rest(tmp_path: Path) -> None:
-    group = Group(2)
-    try:
-        assert group.ask(both_stages, [tmp_path, tmp_path]) == [["prepare", "train"], []]
-    finally:
-        group.close()
-    assert {path.name for path in tmp_path.glob("*-[01]")} == {"prepare-0", "train-0", "train-1"}

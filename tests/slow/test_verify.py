@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools import verify
-from tools.verify import Found, Part
+from tools.verify import Found
 
 TESTS = """
 import numpy as np, pytest, torch
@@ -60,46 +60,6 @@ def test_a_run_gives_outcomes_examples_and_the_closest_comparisons(found: dict[s
     assert 'assert "a" == "b"' in found["test_words"].text
     assert found["test_left_out"].why == "nothing there"
     assert sum(one.outcome == "passed" for one in found.values()) == 5
-
-
-def test_a_run_that_cannot_begin_is_a_failure(tmp_path: Path) -> None:
-    (only,) = verify.run_tests([str(tmp_path / "absent.py")], 1)
-    assert (only.outcome, only.name) == ("failed", "pytest")
-    assert "absent.py" in only.why
-
-
-def test_a_file_that_cannot_be_collected_is_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
-    checks = list(verify.run_tests([str(tmp_path / "test_broken.py")], 1))
-    assert any(one.outcome == "failed" and "test_broken" in one.name for one in checks)
-
-
-@pytest.mark.parametrize(
-    ("checks", "status", "told"),
-    [
-        ([Found("a", "passed", ratio=0.5, difference=1e-6)], 0, "all is well"),
-        ([Found("a", "passed"), Found("b", "failed", "off by one")], 1, "b: off by one"),
-        ([Found("a", "skipped", "no ../shared")], 1, "golden: nothing passed"),
-    ],
-)
-def test_the_page_and_the_status_say_what_is_wrong(
-    checks: list[Found], status: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setitem(verify.PARTS, "golden", lambda workers: Part("golden", checks))
-    assert verify.main(["--part", "golden"]) == status
-    page = capsys.readouterr().out
-    assert told in page
-    assert ("NOT WELL" in page) == bool(status)
-    assert all(one.why in page for one in checks)
-
-
-def test_parts_take_the_tests_that_they_are_for() -> None:
-    for name, pattern in (
-        ("test_golden_kaldi.py", verify.GOLDEN),
-        ("test_cuda_sanitizers.py", verify.SANITIZED),
-        ("test_recipe_tiny.py", verify.RECIPES),
-    ):
-        assert name in {Path(file).name for file in verify.test_files(pattern)}
 
 
 def test_every_recipe_is_run_by_a_test() -> None:

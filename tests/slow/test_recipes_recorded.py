@@ -25,7 +25,7 @@ from recipes.pipeline.main import run_recipe
 from recipes.pipeline.stages import STAGES, Prepare
 from recipes.prompts.prepare import prepare as prepare_prompts
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KEPT = {"train": 40, "dev": 3, "test": 4}
 OPTIONS = [
     "phone_lm.ngram_order=2",  # so little text has few of the longer sequences

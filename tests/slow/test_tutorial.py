@@ -24,7 +24,7 @@ for module in (
 from fsachain.cli import main
 from fsachain.decode.wer import read_text
 
-TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
+TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 UTTERANCES = {"jackson": 9, "lucas": 9, "nicolas": 9, "theo": 3, "yweweler": 3}
 SMALLER = {
     "network": {"channels": 32, "bottleneck": 16},
