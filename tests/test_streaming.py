@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_tdnnf import SMALL, VARIANTS, network
 from tolerances import NETWORK_FLOAT64, NORMALISED_VARIANCE, RESAMPLED
 
+from fsachain.data.audio import BLOCK_SECONDS, Recording, Resampler
 from fsachain.data.cmvn import SlidingCmvn, Statistics
 from fsachain.data.features import FeatureConfig, FeatureStream, compute_features
 from fsachain.errors import ConfigError, DataError, ShapeError

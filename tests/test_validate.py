@@ -19,7 +19,7 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import Lang
-from fsachain.cli.validate import validate_data
+from fsachain.cli.training import validate_data
 from fsachain.data import audio
 from fsachain.data.utterance import KINDS, Fault, fault_table
 from fsachain.errors import DataError
