@@ -18,7 +18,7 @@ from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.shards import TableShards
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.model import read_context_tree
 from fsachain.kaldi.values import read_matrix, write_matrices
 
 

@@ -21,7 +21,7 @@ from fsachain.data.kaldi_examples import read_examples
 from fsachain.graph.chunks import load_chunks
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.lattice import phone_lattice, read_lattice
-from fsachain.kaldi.transitions import read_transition_model
+from fsachain.kaldi.model import read_transition_model
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
 from fsachain.openfst import read_fst
 

@@ -18,7 +18,7 @@ from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.model import read_context_tree
 from fsachain.openfst import Transducer
 
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]

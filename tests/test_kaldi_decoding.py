@@ -12,10 +12,8 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.topology import Topology
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.decoding import grammar_over, pdf_graph
-from fsachain.kaldi.symbols import read_symbols
-from fsachain.kaldi.transitions import read_transition_model
-from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.model import pdf_graph, read_context_tree, read_transition_model
+from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.openfst import Transducer, read_fst
 from fsachain.stream import Cursor
 

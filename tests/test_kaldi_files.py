@@ -16,9 +16,8 @@ from fsachain.graph.lexicon import read_phones
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
+from fsachain.kaldi.model import read_context_tree, read_topology, read_transition_model, read_tree
 from fsachain.kaldi.symbols import read_symbols
-from fsachain.kaldi.transitions import read_topology, read_transition_model
-from fsachain.kaldi.tree import read_context_tree, read_tree
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
 from fsachain.openfst import read_fst
 from fsachain.stream import open_file

@@ -19,7 +19,7 @@ from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator, transcript_acceptor
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.kaldi.transitions import parse_topology
+from fsachain.kaldi.model import parse_topology
 from fsachain.stream import Cursor
 from tools.golden.oracle import Job, lexicon_transducer, topology_text, training_graphs
 

@@ -16,8 +16,7 @@ from fsachain.graph.lexicon import read_phones
 from fsachain.graph.supervision import AlignedPhone, build_supervision
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import lattice_pdfs, phone_lattice, read_lattice
-from fsachain.kaldi.transitions import read_transition_model
-from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.model import read_context_tree, read_transition_model
 from fsachain.stream import Cursor
 
 

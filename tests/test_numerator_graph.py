@@ -16,7 +16,7 @@ from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.numerator import Segment, build_numerator, load_numerators, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import Topology
-from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.model import read_context_tree
 
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
 ENTRIES = [

@@ -41,8 +41,7 @@ from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
 from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_value
-from fsachain.kaldi.decoding import grammar_over
-from fsachain.kaldi.symbols import read_symbols
+from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.openfst import read_fst
 
 Outputs = Mapping[str, NDArray[np.float32]]

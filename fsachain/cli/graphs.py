@@ -46,9 +46,8 @@ from fsachain.graph.shards import NumeratorMaker, make_shards
 from fsachain.graph.transducer import product, remove_epsilons
 from fsachain.kaldi.archive import read_table as read_archive
 from fsachain.kaldi.archive import read_value
-from fsachain.kaldi.decoding import grammar_over, pdf_graph
-from fsachain.kaldi.symbols import read_symbols
-from fsachain.kaldi.transitions import TransitionModel, read_transition_model
+from fsachain.kaldi.model import TransitionModel, pdf_graph, read_transition_model
+from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.openfst import Transducer, read_fst
 
 DENOMINATOR = "den.fst"

@@ -42,13 +42,11 @@ from fsachain.graph.chunks import Chunk, save_chunks
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.decoding import pdf_graph
 from fsachain.kaldi.examples import ChainExample, read_example
 from fsachain.kaldi.lattice import CompactLattice, read_lattice
+from fsachain.kaldi.model import pdf_graph, read_context_tree, read_topology, read_transition_model, read_tree
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.training_log import read_objective
-from fsachain.kaldi.transitions import read_topology, read_transition_model
-from fsachain.kaldi.tree import read_context_tree, read_tree
 from fsachain.kaldi.values import (
     Floats,
     read_alignment,

@@ -29,7 +29,7 @@ from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervis
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import CompactLattice, phone_lattice, read_lattice
-from fsachain.kaldi.transitions import TransitionModel, read_transition_model
+from fsachain.kaldi.model import TransitionModel, read_transition_model
 
 DEFAULT_LM_SCALE = 0.5
 

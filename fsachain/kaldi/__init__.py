@@ -2,12 +2,10 @@
 
 archive         tables: ark, scp, one value at an address
 values          matrices, vectors, alignments, posteriors; matrices for Kaldi's decoders
-tree            decision tree and context
-transitions     topology and transition model (0.trans_mdl, the head of final.mdl)
+model           topology, transition model (0.trans_mdl, the head of final.mdl), decision tree; HCLG over pdfs
 examples        chain examples (cegs)
 lattice         lattices, as graphs over pdfs or as phones with times
-symbols         words.txt and phones.txt
-decoding        HCLG over pdfs, G over the words of a lexicon
+symbols         words.txt and phones.txt; G over the words of a lexicon
 training_log    the objective that a log of Kaldi ends with
 
 `fsachain.stream` reads the bytes of a file, `fsachain.openfst` FSTs.

@@ -19,7 +19,7 @@ from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import remove_epsilons
-from fsachain.kaldi.transitions import TransitionModel
+from fsachain.kaldi.model import TransitionModel
 from fsachain.openfst import MAGIC, NamedStates, Transducer, read_header
 from fsachain.stream import LONGEST_LINE, Cursor
 

@@ -1,12 +1,16 @@
-"""Kaldi's symbol tables: words.txt and phones.txt, lines of a name and its id."""
+"""Kaldi's symbol tables, words.txt and phones.txt: lines of a name and its id; and grammars over the ids of a `Lexicon`."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from fsachain.errors import DataError
+from fsachain.openfst import Transducer
 from fsachain.stream import open_file
 
 BACK_OFF = "#0"  # label of back-off arcs in a grammar
@@ -60,3 +64,27 @@ def in_id_order(names: Sequence[str], ids: Sequence[int], path: str | os.PathLik
             raise DataError(f"{path}: id {label} belongs to {by_id[label][:80]!r} and {name[:80]!r}")
         by_id[label] = name
     return tuple(by_id[label] for label in range(1, len(ids) + 1))
+
+
+def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[str]) -> Transducer:
+    """G.fst with the word ids of a lexicon in place of those of words.txt, and epsilon for `#0`.
+
+    `symbols` is `read_symbols("words.txt")`, `words` is `lexicon.words`; a word that the lexicon lacks is a DataError.
+    `grammar_over(...).to_openfst()` is the argument `grammar` of `build_decoding_graph`.
+    """
+    ids = {word: number for number, word in enumerate(words, 1)}
+    used = np.union1d(grammar.ilabel, grammar.olabel)
+    if used.size and (used[0] < 0 or used[-1] > len(symbols)):
+        raise DataError(
+            f"the grammar has labels {used[0]} to {used[-1]}; words.txt has ids 1 to {len(symbols)}"
+        )
+    table = np.zeros(len(symbols) + 1, dtype=np.int32)
+    for label in used[used > 0].tolist():
+        name = symbols[label - 1]
+        if name in ids:
+            table[label] = ids[name]
+        elif name != BACK_OFF:
+            raise DataError(
+                f"the grammar has the word {name!r}, which is not among the {len(ids)} words of the lexicon"
+            )
+    return replace(grammar, ilabel=table[grammar.ilabel], olabel=table[grammar.olabel])

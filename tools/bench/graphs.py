@@ -32,7 +32,7 @@ from fsachain.graph.numerator import build_numerator
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.shards import NumeratorMaker, make_shards
 from fsachain.graph.topology import Topology
-from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.model import read_context_tree
 from fsachain.table import compile_table
 from tools.bench.timing import Spread
 from tools.golden.graphs import cases

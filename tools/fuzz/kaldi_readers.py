@@ -13,10 +13,9 @@ from fsachain.data.kaldi_examples import read_examples
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.lattice import read_lattice
+from fsachain.kaldi.model import read_topology, read_transition_model, read_tree
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.training_log import read_objective
-from fsachain.kaldi.transitions import read_topology, read_transition_model
-from fsachain.kaldi.tree import read_tree
 from fsachain.kaldi.values import read_alignment, read_matrix, read_num_rows, read_posterior
 from fsachain.openfst import read_fst
 from fsachain.stream import Cursor

@@ -26,7 +26,7 @@ from fsachain.graph.denominator import build_denominator
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.kaldi.tree import read_context_tree
+from fsachain.kaldi.model import read_context_tree
 from tests import tolerances
 from tools.golden.table import SHARED
 
