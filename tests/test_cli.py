@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 click = pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
@@ -180,28 +179,6 @@ def test_language_folder_of_another_width_is_refused(fsachain, model: Path, step
     assert fsachain("lang", corpus / "lexicon.txt", other, "--config", corpus / "biphone.yaml").status == 0
     outcome = fsachain(step, model, corpus / "data", corpus / "out", "--lang", other)
     assert_one_line(outcome, "the model has 12 pdfs and the language folder 72")
-
-
-def test_absent_recording_is_named(fsachain, model: Path) -> None:
-    corpus = model.parent
-    outcome = fsachain("align", model, corpus / "data", corpus / "out", "--lang", corpus / "lang")
-    assert_one_line(outcome, "utterance 'u1': cannot read", "1.wav': no such file")
-
-
-def test_recording_without_samples_is_named_and_not_aligned(fsachain, model: Path) -> None:
-    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
-    corpus = model.parent
-    soundfile.write(corpus / "data" / "empty.wav", np.zeros(0), 8000)
-    soundfile.write(corpus / "data" / "second.wav", np.sin(np.arange(8000.0)), 8000)
-    (corpus / "data" / "wav.scp").write_text("u1 empty.wav\nu2 second.wav\nu3 second.wav\n")
-    (corpus / "data" / "text").write_text("".join(TEXT.splitlines(keepends=True)[:3]))
-    outcome = fsachain("align", model, corpus / "data", corpus / "out", "--lang", corpus / "lang")
-    assert outcome.status == 3, outcome.err
-    assert "2 utterances aligned, 0 left out" in outcome.out
-    assert "empty audio" in outcome.out
-    assert "u1" in outcome.out
-    assert "1 utterances are left out" in outcome.err
 
 
 def test_unreadable_notes_of_a_training_are_refused_by_file(fsachain, built: Path) -> None:

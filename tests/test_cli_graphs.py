@@ -12,7 +12,7 @@ pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]
 from cli_fixtures import TEXT
 from graph_paths import sample_paths
 
-from fsachain import DenominatorGraph, Fsa
+from fsachain import Fsa
 from fsachain.cli.lang import load_lang
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.numerator import build_numerator
@@ -141,44 +141,6 @@ class TestKaldi:
     def test_a_directory_without_its_files_is_refused_by_name(self, fsachain, case, tmp_path):
         status, _, err = fsachain("kaldi", "lang", case / "lexiconp.txt", tmp_path, tmp_path / "lang")
         assert status == 1 and "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl" in err
-
-    def test_objectives_of_examples_are_those_of_their_graphs(self, fsachain, case, tmp_path):
-        import torch
-
-        from fsachain import LFMMILoss, compile_table
-        from fsachain.data.kaldi_examples import read_examples
-
-        examples = list(read_examples(case / "egs/cegs.ark"))
-        rng = np.random.default_rng(0)
-        outputs = {
-            e.example.id: rng.normal(size=(e.example.window.length, e.num_pdfs)).astype(np.float32)
-            for e in examples
-        }
-        write_matrices(tmp_path / "out.ark", outputs)
-        status, out, err = fsachain(
-            "kaldi", "objf", case / "egs/cegs.ark", tmp_path / "out.ark", case / "den.fst"
-        )
-        assert status == 0, err
-        lines = [line.split("\t") for line in out.splitlines()]
-        assert [line[0] for line in lines[1:-1]] == [e.example.id for e in examples]
-        denominator = DenominatorGraph(Fsa.read(case / "den.fst"), examples[0].num_pdfs)
-        loss = LFMMILoss(denominator, leaky_hmm_coefficient=0.1, out_of_range_regularize=0.0)
-        for line, example in zip(lines[1:-1], examples, strict=True):
-            scores = outputs[example.example.id]
-            record = loss.objective(
-                torch.from_numpy(scores)[None],
-                [len(scores)],
-                [compile_table(example.numerator, example.num_pdfs)],
-            )
-            expected = float(record.objf) / len(scores)
-            assert float(line[5]) == pytest.approx(expected, abs=tolerances.FOUR_DECIMALS)
-            assert line[6] == "ok" and expected < 0
-        del outputs["t1"]
-        write_matrices(tmp_path / "out.ark", outputs)
-        status, _, err = fsachain(
-            "kaldi", "objf", case / "egs/cegs.ark", tmp_path / "out.ark", case / "den.fst"
-        )
-        assert status == 1 and "no outputs for the example 't1'" in err
 
     def test_outputs_are_decoded_with_a_graph_of_kaldi(self, fsachain, case, tmp_path):
         pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")

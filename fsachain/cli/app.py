@@ -56,11 +56,9 @@ MODULES = {
         "tensorboard": "Write a training's log as TensorBoard scalars.",
     },
     "plots": {
-        "plot": "Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.",
+        "plot": "Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each."
     },
-    "kaldi": {
-        "kaldi": "Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide.",
-    },
+    "kaldi": {"kaldi": "Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."},
 }
 COMMANDS = {name: (module, text) for module, names in MODULES.items() for name, text in names.items()}
 
@@ -87,11 +85,7 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 100,
-        "show_default": True,
-    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(package_name="fsachain")
 @click.option(

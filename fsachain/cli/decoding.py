@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -19,11 +18,11 @@ from fsachain.cli.options import (
     DATA,
     FILE,
     OUT,
-    Command,
-    arguments,
+    command,
     counter,
     make_folder,
     phones_per_loop_option,
+    search_options,
     with_reasons,
 )
 from fsachain.cli.resources import Resources, with_resources
@@ -70,56 +69,19 @@ class DecodingGraphs:
         else:
             self.grammar = word_loop(lang.spoken_words, lexicon)
 
+    @classmethod
+    def of(
+        cls, lang: Lang, lm_weight: float, word_insertion_penalty: float, **grammar: Any
+    ) -> tuple[DecodingGraphs, Weights]:
+        """From `search_options`."""
+        return cls(lang, **grammar), (lm_weight, word_insertion_penalty)
+
     def build(self, lm_weight: float, penalty: float) -> Any:
         """The graph as a pywrapfst object: input label pdf + 1, output label word id."""
         lexicon, tree = self.lang.lexicon, self.lang.tree
         return build_decoding_graph(
             lexicon, tree, self.grammar, lm_weight=lm_weight, word_insertion_penalty=penalty
         )
-
-
-class Search(NamedTuple):
-    """What the command line says of a search; the first two are as for `DecodingGraphs`."""
-
-    arpa: Path | None
-    grammar: tuple[Path, Path] | None
-    weights: Weights
-
-    def graphs(self, lang: Lang) -> DecodingGraphs:
-        return DecodingGraphs(lang, self.arpa, self.grammar)
-
-
-def search_options(command: Command) -> Command:
-    """Give a command the options of a search, as one argument, `search`."""
-
-    @wraps(command)
-    def run(
-        *, arpa: Path | None, grammar: Any, lm_weight: float, word_insertion_penalty: float, **others: Any
-    ) -> None:
-        command(search=Search(arpa, grammar, (lm_weight, word_insertion_penalty)), **others)
-
-    added: Command = run
-    for option in (
-        click.option(
-            "--word-insertion-penalty", type=float, default=0.0, help="Cost of each word, likewise."
-        ),
-        click.option(
-            "--lm-weight",
-            type=float,
-            default=1.0,
-            help="Factor on the grammar's costs; `decode --dev` finds one.",
-        ),
-        click.option(
-            "--grammar", type=(FILE, FILE), metavar="G WORDS", help="The same as G.fst, and its words.txt."
-        ),
-        click.option(
-            "--arpa",
-            type=FILE,
-            help="Word language model; without it any word of the lexicon may follow any.",
-        ),
-    ):
-        added = option(added)
-    return added
 
 
 def check_lang(model: AcousticModel, lang: Lang) -> None:
@@ -158,8 +120,7 @@ def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[st
     return report
 
 
-@click.command()
-@arguments(model=MODEL, data=DATA, out=OUT)
+@command(model=MODEL, data=DATA, out=OUT)
 @lang_option
 @search_options
 @click.option("--dev", type=DATA, help="Data set on which LM weight and insertion penalty are chosen.")
@@ -169,18 +130,17 @@ def decode(
     data: DataDir,
     out: Path,
     lang: Lang,
-    search: Search,
     dev: DataDir | None,
     resources: Resources,
+    **search: Any,
 ) -> None:
     """Recognise the words of a data directory, and score them against its transcripts.
 
     In: MODEL, made by `fsachain train`, and DATA, a data set as `fsachain train` takes it.
-
     Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
     utterances cannot be used, which are not scored.
     """
-    graphs, weights = search.graphs(lang), search.weights
+    graphs, weights = DecodingGraphs.of(lang, **search)
     if dev is not None:
         best = tune_data(model, graphs, dev, out, resources).best
         weights = best.lm_weight, best.word_insertion_penalty
@@ -245,24 +205,30 @@ def decode_data(
     return _write_scored(out, data, {name: hypothesis.words for name, hypothesis in found.items()})
 
 
-@click.command()
-@arguments(model=MODEL, data=DATA)
-@click.argument("second", metavar="ARPA", type=FILE)
-@arguments(out=OUT)
+@command(model=MODEL, data=DATA, second={"metavar": "ARPA", "type": FILE}, out=OUT)
 @lang_option
 @click.option("--dev", type=DATA, required=True, help="Data directory on which the weights are chosen.")
 @search_options
 @with_resources("cache", "workers", "bad_data")
-def rescore(out: Path, lang: Lang, search: Search, **options: Any) -> None:
+def rescore(
+    model: AcousticModel,
+    data: DataDir,
+    second: Path,
+    out: Path,
+    lang: Lang,
+    dev: DataDir,
+    resources: Resources,
+    **search: Any,
+) -> None:
     """Let a larger language model choose among the best word sequences.
 
     In: MODEL, made by `fsachain train`; DATA, a Kaldi data directory; ARPA, the larger model, which the
     search does not need to hold; --arpa, --grammar and the weights are those of the search. Section `rescoring` of the
     model's configuration says how many sequences, and what is tried.
-
     Out: folder OUT with hyp.txt, wer.txt, wer.json, tuning.txt and tuning.json.
     """
-    report = rescore_data(out=out, graphs=search.graphs(lang), weights=search.weights, **options)
+    graphs, weights = DecodingGraphs.of(lang, **search)
+    report = rescore_data(model, data, second, out, dev, graphs, weights, resources)
     click.echo(f"{report.total} -> {out}")
 
 
@@ -308,8 +274,7 @@ def rescore_data(
     return _write_scored(out, data, rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty))
 
 
-@click.command()
-@arguments(model=MODEL, data=DATA, out=OUT)
+@command(model=MODEL, data=DATA, out=OUT)
 @lang_option
 @normalization_option(": needed for supervise")
 @click.option("--textgrid", "textgrids", type=OUT, help="Folder for a TextGrid of each utterance, for Praat.")
@@ -319,7 +284,6 @@ def align(out: Path, **options: Any) -> None:
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
     the denominator has are looked for; `fsachain supervise` takes no others.
-
     Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds);
     faults.jsonl if utterances cannot be used.
     """
@@ -361,8 +325,7 @@ def align_data(
     return with_reasons(f"{len(found)} utterances aligned, {len(excluded)} left out", excluded)
 
 
-@click.command()
-@arguments(model=MODEL, data=DATA, words=str, out=OUT)
+@command(model=MODEL, data=DATA, words=str, out=OUT)
 @lang_option
 @normalization_option("; weighs both graphs by it")
 @click.option(
@@ -388,7 +351,6 @@ def keyword(
 
     In: MODEL, made by `fsachain train`; DATA, a Kaldi data directory with and without the keyword, whose transcripts tell;
     WORDS, the keyword, in quotes if it has several words.
-
     Out: the false-reject rate, printed; folder OUT with scores.txt (utterance, score per frame, 1 with the keyword or 0).
     """
     sought = tuple(words.split())

@@ -19,7 +19,7 @@ from fsachain.cli.options import (
     FOLDER,
     OUT,
     Command,
-    arguments,
+    command,
     counter,
     make_folder,
     merge_option,
@@ -56,15 +56,13 @@ NORMALIZATION = "normalization.fst"
 Merge = Literal["sum", "min"]
 
 
-@click.command("den-graph")
-@arguments(phone_lm=FILE, out=OUT)
+@command(phone_lm=FILE, out=OUT)
 @lang_option
 @merge_option
 def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
     """Build the denominator graph.
 
     In: PHONE_LM, made by `fsachain phone-lm`.
-
     Out: folder OUT with den.fst and normalization.fst, OpenFst acceptors whose labels are pdf + 1.
     """
     click.echo(f"{make_denominator(lang, phone_lm, out, merge)} -> {out}")
@@ -124,8 +122,7 @@ def normalization_option(use: str, *, required: bool = False) -> Callable[[Comma
 normalizing_option = normalization_option("; normalises the numerators")
 
 
-@click.command("num-graphs")
-@arguments(data=DATA, out=OUT)
+@command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
 @with_resources("jobs", "scheduler", "bad_data", beside=True)
@@ -133,7 +130,6 @@ def num_graphs(out: Path, **options: Any) -> None:
     """Build the numerator graph of every utterance.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
-
     Out: OUT, one npz file.
     """
     click.echo(f"{make_numerators(out=out, **options)} -> {out}")
@@ -179,8 +175,7 @@ def _numerator_of_transcript(lang: Lang, normalization: Fsa | None, said: Uttera
     return build_numerator(said.words, lang.lexicon, lang.tree, normalization=normalization, name=said.id)
 
 
-@click.command("num-tables")
-@arguments(data=DATA, out=OUT)
+@command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
 @click.option("--shard-size", type=COUNT, default=2000, help="Utterances per file.")
@@ -191,7 +186,6 @@ def num_tables(
     """Build and compile the numerators of a large corpus; continues where an earlier run stood.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
-
     Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
     """
     said = [(utterance.id, utterance.words) for utterance in data]
@@ -208,8 +202,7 @@ def num_tables(
     click.echo(f"{summary} -> {out}")
 
 
-@click.command("num-patterns")
-@arguments(patterns=FILE, out=OUT)
+@command(patterns=FILE, out=OUT)
 @lang_option
 @normalizing_option
 @click.option(
@@ -236,7 +229,6 @@ def num_patterns(
     In: PATTERNS, lines of an utterance and what it may say: words; `( 0.7 yes | 0.3 yes please )` for one of several;
     `[ please ]` for what may be missing; `<loop>` for any phones, one at least; `*` for a gap, any phones or none. A
     keyword among anything is `* hey robin *`, anything at all `<loop>`. `\*` is a word.
-
     Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
     """
     known = {pattern.LOOP: any_phones(lang, phones_per_loop)}
@@ -271,8 +263,7 @@ def _numerator_of_pattern(
     )
 
 
-@click.command("num-fsts")
-@arguments(table=str, out=OUT)
+@command(table=str, out=OUT)
 @lang_option
 @normalizing_option
 @click.option(
@@ -299,7 +290,6 @@ def num_fsts(
     In: TABLE, an archive of FSTs (ark:graphs.ark, .gz too) or an scp file that names a file for each utterance. Graphs of
     words and of phones are spelled out and expanded; graphs over pdfs or transition ids, such as those of
     compile-train-graphs, are taken as they are. Cycles are fine; output labels are ignored.
-
     Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
     """
     if (labels == "transition-ids") != (model is not None):

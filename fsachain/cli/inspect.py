@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, arguments, make_folder, seed_option
+from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, command, make_folder, seed_option
 from fsachain.decode.wer import read_text
 from fsachain.decode.wer import score as score_words
 from fsachain.errors import DataError, GraphError
@@ -52,15 +52,13 @@ semiring_option = click.option(
 mean_frames_option = click.option("--mean-frames", type=COUNT, default=50, help="Length of the paths.")
 
 
-@click.command()
-@arguments(reference=FILE, hypothesis=FILE)
+@command(reference=FILE, hypothesis=FILE)
 @speakers_option
 @click.option("--out", type=OUT, help="Folder for wer.txt and wer.json.")
 def score(reference: Path, hypothesis: Path, speakers: dict[str, str] | None, out: Path | None) -> None:
     """Compare two transcripts.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
-
     Out: the word error rate, the table of speakers and every wrong utterance, printed;
     with --out also as files.
     """
@@ -73,13 +71,11 @@ def score(reference: Path, hypothesis: Path, speakers: dict[str, str] | None, ou
     click.echo(report.to_text(), nl=False)
 
 
-@click.command()
-@arguments(path=PATH)
+@command(path=PATH)
 def info(path: Path) -> None:
     """Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.
 
     In: PATH.
-
     Out: a few lines, printed. Of a graph: states, arcs, pdfs, self-loops, cycles, final states, shortest path, sums
     of its states, memory and work per frame.
     """
@@ -170,8 +166,7 @@ def _describe_folder(path: Path) -> str:
     return f"{head}; {len(faults)} faults, see `fsachain validate`" if faults else head
 
 
-@click.command()
-@arguments(first=GRAPH, second=GRAPH)
+@command(first=GRAPH, second=GRAPH)
 @click.option("--count", type=COUNT, default=100, help="Paths drawn from each.")
 @mean_frames_option
 @click.option("--tolerance", type=float, default=1e-4, help="Relative to max(1, |score|).")
@@ -182,7 +177,6 @@ def equivalent(context: click.Context, first: Fsa, second: Fsa, **options: Any) 
     """Compare two graphs by the scores of random sequences that each accepts.
 
     In: FIRST and SECOND, OpenFst files or AT&T text: acceptors over pdfs.
-
     Out: the largest difference and where it was found, printed; exit status 1 if it is beyond the tolerance.
     """
     found = algorithms.equivalent(first, second, **options)
@@ -190,8 +184,7 @@ def equivalent(context: click.Context, first: Fsa, second: Fsa, **options: Any) 
     context.exit(0 if found else DIFFERENT)
 
 
-@click.command("random-paths")
-@arguments(graph=GRAPH)
+@command(graph=GRAPH)
 @click.option("--count", type=COUNT, default=10, help="Paths to draw.")
 @mean_frames_option
 @seed_option
@@ -199,7 +192,6 @@ def random_paths(graph: Fsa, count: int, mean_frames: int, seed: int) -> None:
     """Draw random accepted paths.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
-
     Out: one line for each path, printed: the score of its sequence over all paths, then its pdfs.
     """
     sequence_score = algorithms.SequenceScorer(graph)
@@ -208,39 +200,33 @@ def random_paths(graph: Fsa, count: int, mean_frames: int, seed: int) -> None:
         click.echo(f"{sequence_score(pdfs):.6g}\t{' '.join(map(str, pdfs.tolist()))}")
 
 
-@click.command()
-@arguments(graph=GRAPH)
+@command(graph=GRAPH)
 def dot(graph: Fsa) -> None:
     """Print a small graph for Graphviz: fsachain dot den.fst | dot -Tsvg > den.svg.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
-
     Out: Graphviz text, printed.
     """
     click.echo(algorithms.to_dot(graph), nl=False)
 
 
-@click.command()
-@arguments(graph=GRAPH, out=OUT)
+@command(graph=GRAPH, out=OUT)
 @semiring_option
 def determinize(graph: Fsa, out: Path, semiring: str) -> None:
     """Give each accepted sequence one path, with its score in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs, acyclic or deterministic already.
-
     Out: OUT, an OpenFst acceptor.
     """
     _write(algorithms.determinize(graph, semiring=semiring), out)
 
 
-@click.command()
-@arguments(graph=GRAPH, out=OUT)
+@command(graph=GRAPH, out=OUT)
 @semiring_option
 def minimize(graph: Fsa, out: Path, semiring: str) -> None:
     """Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
-
     Out: OUT, an OpenFst acceptor.
     """
     _write(algorithms.minimize(graph, semiring=semiring), out)

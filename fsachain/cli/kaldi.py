@@ -22,9 +22,10 @@ from fsachain.cli.options import (
     FILE,
     FOLDER,
     OUT,
-    arguments,
+    command,
     jobs_option,
     make_folder,
+    many,
     merge_option,
     track,
 )
@@ -76,8 +77,7 @@ def kaldi() -> None:
 kaldi.add_command(supervise_by_lattices)
 
 
-@kaldi.command("lang")
-@arguments(lexicon=FILE, model_dir=FOLDER, out=OUT)
+@command(kaldi, "lang", lexicon=FILE, model_dir=FOLDER, out=OUT)
 @click.option("--silence", default="SIL", help="Phone that may stand between words.")
 @click.option("--silence-prob", type=float, default=0.5, help="At each such place.")
 @click.option("--oov", help="Word that stands for all that the lexicon lacks.")
@@ -87,7 +87,6 @@ def import_lang(
     """Take over phones, tree and topology of a Kaldi model.
 
     In: LEXICON, lexicon.txt or lexiconp.txt, and MODEL_DIR with tree, 0.trans_mdl or final.mdl, and phones.txt.
-
     Out: language folder OUT, for all other commands.
     """
     for name in ("tree", "phones.txt"):
@@ -103,23 +102,20 @@ def import_lang(
     click.echo(f"{lang} -> {out}")
 
 
-@kaldi.command("den")
-@arguments(den=FILE, out=OUT)
+@command(kaldi, "den", den=FILE, out=OUT)
 @lang_option
 @merge_option
 def import_den(den: Path, out: Path, lang: Lang, merge: Merge) -> None:
     """Take over a denominator graph.
 
     In: DEN, den.fst of a Kaldi model.
-
     Out: folder OUT with den.fst and normalization.fst, as `fsachain den-graph` makes it.
     """
     # The normalization is computed, not read.
     click.echo(f"{write_denominator(lang, Fsa.read(den), out, merge)} -> {out}")
 
 
-@kaldi.command("phone-lm")
-@arguments(phones=str, out=OUT)
+@command(kaldi, "phone-lm", phones=str, out=OUT)
 @click.option("--ngram-order", type=click.IntRange(min=2), default=4, help="As in Kaldi.")
 @click.option("--num-extra-lm-states", type=click.IntRange(min=0), default=1000, help="As in Kaldi.")
 @click.option("--no-prune-ngram-order", type=COUNT, default=3, help="As in Kaldi.")
@@ -127,7 +123,6 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
     """Estimate a phone language model as chain-est-phone-lm does, arc for arc.
 
     In: PHONES, an archive of phone ids by utterance, such as ali-to-phones writes.
-
     Out: OUT, phone_lm.fst, for `fsachain den-graph`.
     """
     sequences = [ids.tolist() for _, ids in read_table(phones, read_alignment)]
@@ -136,9 +131,7 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
     click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options), {})} -> {out}")
 
 
-@kaldi.command()
-@arguments(model=FILE, phones=FILE, out=OUT)
-@click.argument("alignments", nargs=-1, required=True)
+@command(kaldi, None, model=FILE, phones=FILE, out=OUT, alignments=many(str))
 @click.option(
     "--frame-shift",
     type=float,
@@ -149,7 +142,6 @@ def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame
     """Write the phones of alignments with their times.
 
     In: MODEL, the 0.trans_mdl or final.mdl of the alignments; PHONES, its phones.txt; ALIGNMENTS, ali.*.gz.
-
     Out: OUT, a CTM file, which `fsachain supervise` and `fsachain tie-tree` take.
     """
     if not 0 < frame_shift < float("inf"):
@@ -176,14 +168,11 @@ def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame
     click.echo(f"{len(seen)} utterances -> {out}")
 
 
-@kaldi.command()
-@arguments(out=OUT)
-@click.argument("examples", nargs=-1, required=True)
+@command(kaldi, None, out=OUT, examples=many(str))
 def egs(out: Path, examples: tuple[str, ...]) -> None:
     """Take over chain examples, end-to-end or made from alignments, merged or not.
 
     In: EXAMPLES, cegs.*.ark.
-
     Out: folder OUT with data, a data directory of features, and chunks.npz: what `fsachain train` takes as data and
     numerators, with `features: {kind: archive, num_columns: ...}` in its configuration.
     """
@@ -227,14 +216,12 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
     click.echo(f"{text} -> {out}")
 
 
-@kaldi.command()
-@arguments(model=MODEL, data=DATA, out=OUT)
+@command(kaldi, None, model=MODEL, data=DATA, out=OUT)
 @with_resources("cache", "workers", "bad_data", beside=True)
 def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources) -> None:
     """Write network outputs for Kaldi's own decoders, such as latgen-faster-mapped.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
-
     Out: OUT, a matrix archive (.ark), and an scp file beside it.
     """
     _, found = network_outputs(model, data, resources)
@@ -242,8 +229,7 @@ def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources
     click.echo(f"{write_matrices(out, found)} utterances -> {out}")
 
 
-@kaldi.command("decode")
-@arguments(matrices=str, hclg=FILE, model=FILE, words=FILE, out=OUT)
+@command(kaldi, "decode", matrices=str, hclg=FILE, model=FILE, words=FILE, out=OUT)
 @click.option("--acoustic-scale", type=float, default=1.0, help="1.0 for chain models.")
 @jobs_option
 def decode_archive(
@@ -253,7 +239,6 @@ def decode_archive(
 
     In: MATRICES, an archive or scp file of network outputs; HCLG, HCLG.fst; MODEL, the 0.trans_mdl or final.mdl it was
     made with; WORDS, words.txt.
-
     Out: folder OUT with hyp.txt.
     """
     graph = pdf_graph(read_value(hclg, read_fst), read_transition_model(model)).to_openfst()
@@ -363,15 +348,13 @@ _FILES: dict[str, Callable[[str], Lines]] = {
 }
 
 
-@kaldi.command()
-@arguments(kind=click.Choice([*_TABLES, *_FILES]), source=str)
+@command(kaldi, None, kind=click.Choice([*_TABLES, *_FILES]), source=str)
 def show(kind: str, source: str) -> None:
     """Print a file of Kaldi as text.
 
     In: KIND and SOURCE: an archive or scp file of matrices, vectors, alignments, posteriors, FSTs, lattices or chain
     examples; or one FST, transition model, topo or tree. The lattices are those of lat.*.gz, the model 0.trans_mdl or
     final.mdl.
-
     Out: text, printed: archives as Kaldi's ark,t:- does, FSTs in AT&T form, of examples a line for each input and output.
     """
     if kind in _FILES:
@@ -441,8 +424,7 @@ def example_objfs(
         yield ExampleObjf(name, len(matrix), weight, log_prob, den_log_prob, clamped, squares, ok)
 
 
-@kaldi.command()
-@arguments(examples=str, matrices=str, den=FILE)
+@command(kaldi, None, examples=str, matrices=str, den=FILE)
 @click.option("--leaky-hmm-coefficient", type=float, default=0.1, help="As in training.")
 @click.option("--l2-regularize", type=float, default=0.0, help="As in training.")
 @click.option("--log", type=FILE, help="Log of nnet3-chain-compute-prob for these examples.")
@@ -464,7 +446,6 @@ def objf(
 
     In: EXAMPLES, cegs.*.ark or valid_diagnostic.cegs of an end-to-end recipe; MATRICES, the network's outputs for them;
     DEN, den.fst; --log compute_prob_valid.final.log, which Kaldi wrote for the same examples and network.
-
     Out: a line for each example and one for all, printed; with --log a table of ours and Kaldi's, counted as Kaldi does
     (docs/kaldi.md says how that differs). Exit status 1 if they differ by more than the tolerance.
     """

@@ -9,16 +9,7 @@ from pathlib import Path
 import click
 
 from fsachain.cli.config import TOPOLOGIES, Experiment, LangConfig, PhoneLmConfig, config_option
-from fsachain.cli.options import (
-    DATA,
-    FILE,
-    OUT,
-    Read,
-    arguments,
-    make_folder,
-    seed_option,
-    with_reasons,
-)
+from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, seed_option, with_reasons
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text
@@ -90,12 +81,9 @@ lang_option = click.option(
 )
 
 
-@click.command("lang")
-@arguments(lexicon=FILE, out=OUT)
+@command(lexicon=FILE, out=OUT)
 @click.option(
-    "--text",
-    type=DATA,
-    help="Transcripts or data set whose phones are counted for a tied-biphone context.",
+    "--text", type=DATA, help="Transcripts or data set whose phones are counted for a tied-biphone context."
 )
 @config_option
 @seed_option
@@ -103,7 +91,6 @@ def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, se
     """Number the words, phones and pdfs of a lexicon.
 
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
-
     Out: folder OUT with lexicon.json, tree.npz, words.txt and phones.txt.
     """
     said = () if text is None else read_transcripts(text).values()
@@ -162,13 +149,11 @@ def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
     return read_text(path)
 
 
-@click.command()
-@arguments(text=DATA, out=OUT)
+@command(text=DATA, out=OUT)
 def spell(text: Path, out: Path) -> None:
     """Make a lexicon of characters, where there is no dictionary.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
-
     Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
     """
     lexicon = Lexicon.characters(_usable(read_transcripts(text), {}, out), silence=None)
@@ -202,8 +187,7 @@ def _write(out: Path, text: str) -> None:
     out.write_text(text, encoding="utf-8")
 
 
-@click.command("phone-lm")
-@arguments(text=DATA, out=OUT)
+@command(text=DATA, out=OUT)
 @lang_option
 @config_option
 @seed_option
@@ -212,7 +196,6 @@ def phone_lm(text: Path, out: Path, lang: Lang, experiment: Experiment, seed: in
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
     Utterances with unknown words are named and left out.
-
     Out: OUT, an OpenFst acceptor over phone ids.
     """
     click.echo(f"{make_phone_lm(lang, read_transcripts(text), out, experiment.phone_lm, seed)} -> {out}")
@@ -250,8 +233,7 @@ def _drawn_phones(
     return lm_phones(transcripts, lang.lexicon, edge_silence=edge, between_silence=between, seed=seed)
 
 
-@click.command("word-lm")
-@arguments(text=DATA, out=OUT)
+@command(text=DATA, out=OUT)
 @lang_option
 @click.option("--order", type=click.IntRange(min=2), default=2, help="Words in an n-gram; none is pruned.")
 def word_lm(text: Path, out: Path, lang: Lang, order: int) -> None:
@@ -259,7 +241,6 @@ def word_lm(text: Path, out: Path, lang: Lang, order: int) -> None:
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
     are left, so the denominator is smaller and knows more than that of `fsachain phone-lm`.
-
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     """
     usable, excluded = _known(lang, read_transcripts(text), out)
@@ -285,8 +266,7 @@ units_option = click.option(
 )
 
 
-@click.command("estimate-arpa")
-@arguments(text=DATA, out=OUT)
+@command(text=DATA, out=OUT)
 @lang_option
 @units_option
 @click.option("--order", type=click.IntRange(min=1), default=3, help="Longest n-gram.")
@@ -298,7 +278,6 @@ def estimate_arpa(
     """Estimate an n-gram with modified Kneser-Ney smoothing.
 
     In: TEXT, transcripts in Kaldi's format; section `phone_lm` of the configuration says where silence stands among phones.
-
     Out: OUT, an ARPA file: of words for `fsachain decode --arpa`, of either for `fsachain arpa-lm`.
     """
     usable, excluded = _known(lang, read_transcripts(text), out)
@@ -318,8 +297,7 @@ def make_grammar(
     _write(out, grammar.estimate_arpa(list(transcripts), order, vocabulary=vocabulary))
 
 
-@click.command("arpa-lm")
-@arguments(arpa=FILE, out=OUT)
+@command(arpa=FILE, out=OUT)
 @lang_option
 @units_option
 def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
@@ -327,7 +305,6 @@ def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
 
     In: ARPA, an n-gram over words or phones, such as lmplz, SRILM or `fsachain estimate-arpa` make. Each history gets an arc
     for each unit, with the one probability that the model gives it: meant for phones and small vocabularies.
-
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     """
     if units == "phones":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,18 +32,34 @@ class Read(click.Path):
 
 
 Command = Callable[..., Any]
+Option = Callable[[Command], Any]
 Item = TypeVar("Item")
 
 
-def arguments(**kinds: click.ParamType | type) -> Callable[[Command], Command]:
-    """Give a command these arguments, in order."""
+def command(group: click.Group | None = None, name: str | None = None, /, **kinds: Any) -> Option:
+    """A command with these arguments, in order: the type of each, or what `click.argument` takes.
 
-    def decorate(command: Command) -> Command:
-        for name, kind in reversed(kinds.items()):
-            command = click.argument(name, type=kind)(command)
-        return command
+    The names are those of the function. In its help "Out:" begins a paragraph.
+    """
+
+    def decorate(function: Command) -> click.Command:
+        for argument, kind in reversed(kinds.items()):
+            settings = kind if isinstance(kind, dict) else {"type": kind}
+            function = click.argument(argument, **settings)(function)
+        function.__doc__ = (function.__doc__ or "").replace("\n    Out:", "\n\n    Out:")
+        return (click if group is None else group).command(name)(function)
 
     return decorate
+
+
+def many(kind: click.ParamType | type) -> dict[str, Any]:
+    """One or more arguments."""
+    return {"type": kind, "nargs": -1, "required": True}
+
+
+def together(*options: Option) -> Option:
+    """Several options as one, in the order of `--help`."""
+    return lambda function: reduce(lambda found, option: option(found), reversed(options), function)
 
 
 den_option = click.option("--den", type=FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
@@ -53,11 +70,17 @@ merge_option = click.option(
     help="Arcs out of the normalization's start that are alike: added up, or the best kept, as Kaldi does.",
 )
 seed_option = click.option("--seed", type=int, default=1, help="Of everything that is drawn.")
-grammar_option = click.option(
-    "--grammar",
-    type=(FILE, FILE),
-    metavar="G WORDS",
-    help="The same as G.fst, and its words.txt.",
+search_options = together(
+    click.option(
+        "--arpa", type=FILE, help="Word language model; without it any word of the lexicon may follow any."
+    ),
+    click.option(
+        "--grammar", type=(FILE, FILE), metavar="G WORDS", help="The same as G.fst, and its words.txt."
+    ),
+    click.option(
+        "--lm-weight", type=float, default=1.0, help="Factor on its costs; `decode --dev` finds one."
+    ),
+    click.option("--word-insertion-penalty", type=float, default=0.0, help="Cost of each word, likewise."),
 )
 phones_per_loop_option = click.option(
     "--phones-per-loop",
@@ -80,14 +103,15 @@ commands_option = click.option(
 )
 
 
-def bad_data_option(command: Command) -> Command:
-    """Both that say what happens to data which cannot be used."""
-    return click.option(
+bad_data_option = together(
+    click.option(
         "--bad-data",
         type=click.Choice(["exclude", "stop"]),
         default="exclude",
         help="exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
-    )(commands_option(command))
+    ),
+    commands_option,
+)
 
 
 def track(items: Sequence[Item], what: str) -> Iterator[Item]:

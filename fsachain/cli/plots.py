@@ -19,7 +19,18 @@ from fsachain.cli.graphs import load_denominator, load_normalization
 from fsachain.cli.inspect import speakers_option
 from fsachain.cli.lang import LANG, Lang, lang_option
 from fsachain.cli.model import MODEL, AcousticModel
-from fsachain.cli.options import COUNT, DATA, FILE, FOLDER, OUT, PATH, arguments, commands_option, den_option
+from fsachain.cli.options import (
+    COUNT,
+    DATA,
+    FILE,
+    FOLDER,
+    OUT,
+    PATH,
+    command,
+    commands_option,
+    den_option,
+    many,
+)
 from fsachain.data.audio import read_audio
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir, Utterance
@@ -58,9 +69,7 @@ def _save(figure: Figure, out: Path) -> None:
     click.echo(f"picture -> {out}")
 
 
-@plot.command("occupancy")
-@click.argument("files", type=FILE, nargs=-1, required=True)
-@arguments(out=OUT)
+@command(plot, "occupancy", files=many(FILE), out=OUT)
 @click.option("--utterances", type=COUNT, default=3, help="How many, from the first.")
 @click.option("--frame-seconds", type=float, help="Length of a frame, for an axis in seconds.")
 def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_seconds: float | None) -> None:
@@ -69,7 +78,6 @@ def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_se
     In: FILES, npz files (np.savez) with the inputs of `rnnt_loss`: logits, targets, logit_lengths, target_lengths, and if
     you like blank, symbols (names of the classes), names (of the utterances). Several files, such as of two checkpoints,
     are drawn side by side.
-
     Out: OUT, the picture.
     """
     names = [path.stem for path in files]
@@ -117,8 +125,7 @@ def _network_output(model: AcousticModel, data: DataDir, one: Utterance) -> NDAr
     return outputs[one.id]
 
 
-@plot.command("trellis")
-@arguments(model=MODEL, data=DATA, out=OUT)
+@command(plot, "trellis", model=MODEL, data=DATA, out=OUT)
 @utterance_option
 @lang_option
 @den_option
@@ -139,7 +146,6 @@ def draw_trellis(
     """Draw what numerator and denominator expect of an utterance, and the gradient.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory with the utterance.
-
     Out: OUT, the picture.
     """
     utterances, one = _with_utterance(data, utterance, allow_commands)
@@ -162,8 +168,7 @@ def draw_trellis(
     _save(occupancy.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)
 
 
-@plot.command("alignment")
-@arguments(data=DATA, aligned=FOLDER, out=OUT)
+@command(plot, "alignment", data=DATA, aligned=FOLDER, out=OUT)
 @utterance_option
 @config_option
 @commands_option
@@ -174,7 +179,6 @@ def draw_alignment(
 
     In: DATA, a Kaldi data directory, and ALIGNED, a folder that `fsachain align` made, or any with words.ctm or phones.ctm;
     section features of the configuration has the sample rate.
-
     Out: OUT, the picture.
     """
     _, one = _with_utterance(data, utterance, allow_commands)
@@ -199,9 +203,7 @@ def draw_alignment(
     _save(figure, out)
 
 
-@plot.command("graph")
-@click.argument("path", metavar="GRAPH", type=FILE)
-@arguments(out=OUT)
+@command(plot, "graph", path={"metavar": "GRAPH", "type": FILE}, out=OUT)
 @click.option("--lang", type=LANG, help="Folder made by `fsachain lang`: names the pdfs.")
 @click.option("--utterance", help="Whose numerator is drawn, or whose recording tells how arcs are used.")
 @click.option("--model", type=MODEL, help="With --data: lines are as wide as the utterance uses an arc.")
@@ -221,7 +223,6 @@ def draw_graph(
     """Draw an acceptor; of a large one the most used part, with a summary of the whole.
 
     In: GRAPH, an OpenFst acceptor over pdfs, or numerators made by `fsachain num-graphs`.
-
     Out: OUT, the picture.
     """
     if (model is None) != (data is None):
@@ -255,8 +256,7 @@ def _arc_use(fsa: Fsa, scores: NDArray[np.float32], *, is_denominator: bool) -> 
     return np.asarray(forward_backward(batch, scores[None]).arc_occupancy(0).sum(axis=0))
 
 
-@plot.command("training")
-@arguments(log=PATH, out=OUT)
+@command(plot, "training", log=PATH, out=OUT)
 @click.option(
     "--wer",
     "wers",
@@ -269,7 +269,6 @@ def draw_training(log: Path, out: Path, wers: tuple[tuple[int, Path], ...]) -> N
     """Draw the curves of a training, also of one that is running.
 
     In: LOG, train.jsonl or its folder.
-
     Out: OUT, the picture.
     """
     path = log / "train.jsonl" if log.is_dir() else log
@@ -286,14 +285,12 @@ def _total_wer(path: Path) -> float:
         raise DataError(f"{file}: expected a wer.json with a rate: {error!r}") from error
 
 
-@plot.command("wer")
-@arguments(reference=FILE, hypothesis=FILE, out=OUT)
+@command(plot, "wer", reference=FILE, hypothesis=FILE, out=OUT)
 @speakers_option
 def draw_wer(reference: Path, hypothesis: Path, out: Path, speakers: dict[str, str] | None) -> None:
     """Draw word error rates by speaker and by length.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
-
     Out: OUT, the picture.
     """
     report = score(read_text(reference), read_text(hypothesis), speakers=speakers)

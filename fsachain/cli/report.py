@@ -12,7 +12,7 @@ from fsachain.cli.decoding import check_lang
 from fsachain.cli.graphs import build_numerators, load_denominator
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import FINAL_MODEL, AcousticModel
-from fsachain.cli.options import DATA, FOLDER, OUT, PATH, arguments, commands_option
+from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.plot import phone_trellis
 from fsachain.report.collect import Layout
@@ -24,9 +24,7 @@ REPORT = "report.html"
 NUMBER = click.IntRange(min=0)
 
 
-@click.command()
-@arguments(exp=FOLDER)
-@click.argument("out", type=OUT, required=False)
+@command(exp=FOLDER, out={"type": OUT, "required": False})
 @click.option("--base", type=FOLDER, help="Folder with data, lang and graphs, if not EXP or its first pass.")
 @click.option("--test", type=DATA, help="Data directory that was decoded.  [default: data/test or test]")
 @click.option("--utterances", type=NUMBER, default=10, help="Of the worst and of the best, each.")
@@ -45,21 +43,18 @@ def report(
 
     In: EXP, the folder of a recipe, or one with model, lang, graphs, decoded, aligned and test as in docs/training.md. It
     may be running, or broken off: what is not there yet is said.
-
     Out: OUT, by default EXP/report.html.
     """
     options = ReportOptions(utterances, pictured, allow_commands)
     click.echo(f"report -> {make_report(exp, out, base=base, test=test, options=options)}")
 
 
-@click.command()
-@arguments(log=PATH, out=OUT)
+@command(log=PATH, out=OUT)
 @click.option("--follow", is_flag=True, help="Go on until the training ends.")
 def tensorboard(log: Path, out: Path, follow: bool) -> None:
     """Write a training's log as TensorBoard scalars.
 
     In: LOG, the train.jsonl that `fsachain train` writes, or its folder.
-
     Out: folder OUT with event files, for `tensorboard --logdir OUT`. Those of an earlier call are replaced.
     """
     count = write_scalars(log, out, wait_seconds=5.0 if follow else None)

@@ -168,10 +168,7 @@ def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Com
                             arguments[name] = resources.read(arguments[name])
                     command(resources=resources, **arguments)
 
-        added: Command = run
-        for name in reversed(names):
-            added = getattr(options, f"{name}_option")(added)
-        return added
+        return options.together(*(getattr(options, f"{name}_option") for name in names))(run)
 
     return decorate
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsachain.cli.config import Experiment, SupervisionConfig, config_option
 from fsachain.cli.graphs import normalization_option
 from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.options import COUNT, DATA, FILE, OUT, arguments, make_folder, track, with_reasons
+from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, many, track, with_reasons
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
@@ -130,8 +130,7 @@ def _write(
 normalizing_option = normalization_option("", required=True)
 
 
-@click.command()
-@arguments(data=DATA, alignment=FILE, out=OUT)
+@command(data=DATA, alignment=FILE, out=OUT)
 @lang_option
 @normalizing_option
 @config_option
@@ -143,7 +142,6 @@ def supervise(out: Path, **options: Any) -> None:
     another CTM of phones; `fsachain kaldi ctm` makes one of Kaldi's alignments); the sections supervision, perturbation,
     features and network of the configuration. Utterances that the alignment lacks or does not fit are named and left
     out. Lattices: `fsachain kaldi supervise`.
-
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
     click.echo(f"{make_supervision(out=out, **options)} -> {out}")
@@ -181,9 +179,7 @@ def _chunks_of_alignment(
     return how.cut(found)
 
 
-@click.command("supervise")
-@arguments(data=DATA, model=FILE, out=OUT)
-@click.argument("lattices", nargs=-1, required=True)
+@command(None, "supervise", data=DATA, model=FILE, out=OUT, lattices=many(str))
 @lang_option
 @normalizing_option
 @click.option("--phones", type=FILE, help="phones.txt of MODEL; without it its phones are those of --lang.")
@@ -218,7 +214,6 @@ def supervise_by_lattices(
     In: DATA, a Kaldi data directory, whose text may hold names alone; MODEL, the 0.trans_mdl or final.mdl that decoded;
     LATTICES, lat.*.gz; the sections supervision (tolerances, chunks), perturbation, features and network of the
     configuration. Utterances without lattice or path are named and left out.
-
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     """
     if lm_scale is not None and experiment.supervision.chunk_frames is not None:
@@ -284,8 +279,7 @@ def _chunks_of_lattice(
     return whole or how.cut(supervisions)
 
 
-@click.command("tie-tree")
-@arguments(data=DATA, alignment=FILE, out=OUT)
+@command(data=DATA, alignment=FILE, out=OUT)
 @lang_option
 @click.option("--num-pdfs", type=COUNT, required=True, help="Leaves of the tree, at most.")
 @click.option("--min-frames", type=float, default=100.0, help="Of each side of a split.")
@@ -305,7 +299,6 @@ def tie_tree(
 
     In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align` wrote for it; the sections
     features and network of the configuration.
-
     Out: language folder OUT, the lexicon of --lang with the new tree.
     """
     spoken = by_utterance(read_ctm(alignment))

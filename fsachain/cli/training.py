@@ -21,7 +21,7 @@ from fsachain.cli.options import (
     DATA,
     OUT,
     PATH,
-    arguments,
+    command,
     den_option,
     make_folder,
     scheduler_option,
@@ -29,13 +29,7 @@ from fsachain.cli.options import (
 )
 from fsachain.cli.record import recorded_command
 from fsachain.cli.resources import POLICIES, Resources, executor_at, with_resources
-from fsachain.cli.training_data import (
-    ChunkedSet,
-    Loader,
-    TrainingSet,
-    read_training_set,
-    transcript_faults,
-)
+from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set, transcript_faults
 from fsachain.data.dataset import Example, load_usable
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import Fault, fault_table, write_faults
@@ -56,8 +50,7 @@ COMPILED = Path("-")  # in place of numerators: they are compiled while the trai
 NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
-@click.command()
-@arguments(data=DATA, numerators=NUMERATORS, out=OUT)
+@command(data=DATA, numerators=NUMERATORS, out=OUT)
 @lang_option
 @den_option
 @click.option("--dev", type=(DATA, NUMERATORS), help="Data set and numerators evaluated each epoch.")
@@ -100,7 +93,6 @@ def train(
     NUMERATORS, made from it by `fsachain num-graphs` or `fsachain num-tables` (flat start) or `fsachain supervise` (chunks
     with times), or - to compile them from the transcripts while a corpus is streamed; the sections features, cmvn,
     perturbation, augment, network, loss and train of the configuration.
-
     Out: folder OUT with model.safetensors, checkpoints and the log train.jsonl. Utterances that cannot be trained on
     are listed as by `fsachain validate`. SIGTERM ends the training with a checkpoint and exit status 75.
 
@@ -253,8 +245,7 @@ def _claim_folder(experiment: Experiment, out: Path) -> None:
     write_text(path, json.dumps(options, indent=2) + "\n")
 
 
-@click.command()
-@arguments(data=DATA)
+@command(data=DATA)
 @click.option("--lang", type=LANG, help="Folder made by `fsachain lang`: words and lengths are checked too.")
 @click.option(
     "--numerators", type=PATH, help="File or shards made for DATA: checksums and transcripts are compared."
@@ -283,7 +274,6 @@ def validate(
     features are read as a training reads them: unreadable or empty audio, another sampling rate, missing files,
     duplicate ids, empty text, numbers that are not finite; with --lang unknown words and utterances too short for
     their words; with --numerators shards that are damaged, and utterances without numerator.
-
     Out: one table by kind of fault, printed; with --out all faults as a file. `fsachain train` prints the same
     table; its option `train: {bad_data: stop}` ends it there.
     """

@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.decoding import Search, check_lang, search_options
+from fsachain.cli.decoding import DecodingGraphs, check_lang
 from fsachain.cli.lang import Lang, load_lang
 from fsachain.cli.model import MODEL, AcousticModel
-from fsachain.cli.options import FILE, FOLDER, OUT, arguments, counter, make_folder
+from fsachain.cli.options import FILE, FOLDER, OUT, command, counter, make_folder, many, search_options
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
@@ -88,9 +89,7 @@ def _with_progress(model: AcousticModel, recording: Recording, what: str) -> Ite
             update(round(done * model.timing.frame_seconds), round(recording.seconds))
 
 
-@click.command()
-@arguments(model=FILE)
-@click.argument("files", type=click.Path(dir_okay=False, path_type=Path), nargs=-1, required=True)
+@command(model=FILE, files=many(click.Path(dir_okay=False, path_type=Path)))
 @optional_lang_option
 @search_options
 @click.option(
@@ -107,19 +106,19 @@ def _with_progress(model: AcousticModel, recording: Recording, what: str) -> Ite
     help="Longer recordings are cut at pauses into pieces of at most so many seconds.",
 )
 def transcribe(
-    model: Path, files: tuple[Path, ...], lang: Path | None, search: Search, form: str, max_seconds: float
+    model: Path, files: tuple[Path, ...], lang: Path | None, form: str, max_seconds: float, **search: Any
 ) -> None:
     """Recognise recordings, and print their words with times and confidences.
 
     In: MODEL, made by `fsachain train`, and FILES, recordings in any format, sampling rate and number of channels that
     soundfile reads (WAV, FLAC, Ogg, MP3, ...).
-
     Out: the words, printed. The confidence of a word is its posterior among the paths of the decoder's lattice. Files that
     cannot be read are named on the standard error, and the exit status is 1.
     """
     acoustic, language = _load(model, lang)
     lexicon, tree = language.lexicon, language.tree
-    graph = search.graphs(language).build(*search.weights)
+    graphs, weights = DecodingGraphs.of(language, **search)
+    graph = graphs.build(*weights)
     decoder = Decoder(graph, lexicon.words, acoustic.experiment.decoding.search)
     transcriber = Transcriber(decoder, lexicon, tree, acoustic.timing)
     refused = 0
@@ -192,8 +191,7 @@ def _utterance_name(path: Path) -> str:
     return "_".join(path.stem.split()) or "recording"
 
 
-@click.command("align-long")
-@arguments(model=FILE, recording=FILE, text=FILE, out=OUT)
+@command(model=FILE, recording=FILE, text=FILE, out=OUT)
 @optional_lang_option
 @click.option("--textgrid", type=OUT, help="File for Praat.")
 @click.option(
@@ -229,7 +227,6 @@ def align_long(
 
     In: MODEL, made by `fsachain train`; RECORDING, whatever soundfile reads; TEXT, its words in order, spelt as in the
     lexicon, separated by white space.
-
     Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), and fit.txt (start,
     fit and label of each word). The fit is how far the word's scores are below the best ones, per frame: where it is far
     below the others, recording and text differ.
@@ -274,13 +271,11 @@ def read_words(path: Path) -> list[str]:
     return words
 
 
-@click.command()
-@arguments(model=MODEL, out=OUT)
+@command(model=MODEL, out=OUT)
 def export(model: AcousticModel, out: Path) -> None:
     """Write a model as an ONNX file, checked against PyTorch.
 
     In: MODEL, made by `fsachain train`.
-
     Out: OUT. Inputs: `features` [N, T, F], Kaldi's features without normalisation, and `lengths` [N]; outputs: `nnet_output`
     [N, ceil(T / s), P] and `nnet_lengths` [N]. CMVN and subsampling are inside; the metadata says how the features are made.
     """
