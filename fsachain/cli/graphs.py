@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
 import numpy as np
@@ -166,13 +166,9 @@ def build_numerators(
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
     normalization does not accept.
     """
+    make = _Builder(lang, normalization).of_transcript
     items = [(utterance.id, utterance) for utterance in data.utterances]
-    make = partial(_numerator_of_transcript, lang, normalization)
     return (resources or Resources()).collect(make, items, "numerators")
-
-
-def _numerator_of_transcript(lang: Lang, normalization: Fsa | None, said: Utterance) -> Numerator:
-    return build_numerator(said.words, lang.lexicon, lang.tree, normalization=normalization, name=said.id)
 
 
 @command(data=DATA, out=OUT)
@@ -239,28 +235,14 @@ def num_patterns(
         except GraphError as error:
             raise DataError(f"{path}: no acceptor over phones: {error}") from error
     lines = [(name, (name, text)) for name, (_, text) in read_table(patterns).items()]
-    made = resources.collect(partial(_numerator_of_pattern, lang, known, normalization), lines, "numerators")
+    make = partial(_Builder(lang, normalization).of_pattern, known)
+    made = resources.collect(make, lines, "numerators")
     click.echo(f"{_write(out, *made, 'graphs')} -> {out}")
 
 
 def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
     """One phone or more, of any kind."""
     return pattern.phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)
-
-
-def _numerator_of_pattern(
-    lang: Lang, parts: Mapping[str, Fsa], normalization: Fsa | None, named: tuple[str, str]
-) -> Numerator:
-    name, text = named
-    try:
-        found = pattern.parse_pattern(text, parts)
-        if not found:
-            raise GraphError("the pattern is empty: a numerator needs at least one word")
-    except GraphError as error:
-        raise GraphError(f"utterance {name!r}: {error}") from error
-    return pattern.build_pattern_numerator(
-        found, lang.lexicon, lang.tree, normalization=normalization, name=name
-    )
 
 
 @command(table=str, out=OUT)
@@ -298,36 +280,56 @@ def num_fsts(
         )
     symbols = lang.lexicon.words if words is None else read_symbols(words)
     transitions = None if model is None else read_transition_model(model)
-    make = partial(_numerator_of_graph, lang, normalization, labels, symbols, transitions)
+    make = partial(_Builder(lang, normalization).of_graph, labels, symbols, transitions)
     items = [(name, (name, graph)) for name, graph in read_archive(table, read_fst)]
     click.echo(f"{_write(out, *resources.collect(make, items, 'numerators'), 'graphs')} -> {out}")
 
 
-def _numerator_of_graph(
-    lang: Lang,
-    normalization: Fsa | None,
-    labels: str,
-    words: Sequence[str],
-    model: TransitionModel | None,
-    named: tuple[str, Transducer],
-) -> Numerator:
-    name, graph = named
-    graph = replace(graph, olabel=graph.ilabel)
-    options: dict[str, Any] = {"normalization": normalization, "name": name}
-    try:
-        if labels == "words":
-            spoken = grammar_over(graph, words, lang.lexicon.words)
-            return pattern.numerator_of_words(spoken, lang.lexicon, lang.tree, **options)
-        if model is not None:
-            graph = pdf_graph(graph, model)
-        plain = remove_epsilons(graph, range(len(graph.src)))[0]
-        if labels == "phones":
-            no_words = [NO_WORD] * len(plain.src)
-            return numerator_of_phones(plain, no_words, (), lang.lexicon, lang.tree, **options)
-        return _numerator_of_pdfs(input_fsa(plain), lang.tree.num_pdfs, normalization)
-    except (DataError, GraphError) as error:
-        text = str(error)
-        raise GraphError(text if repr(name) in text else f"utterance {name!r}: {text}") from error
+class _Builder(NamedTuple):
+    """Makes a numerator of what is known of one utterance; can be pickled."""
+
+    lang: Lang
+    normalization: Fsa | None
+
+    def _how(self, name: str) -> dict[str, Any]:
+        return {
+            "lexicon": self.lang.lexicon,
+            "tree": self.lang.tree,
+            "normalization": self.normalization,
+            "name": name,
+        }
+
+    def of_transcript(self, said: Utterance) -> Numerator:
+        return build_numerator(said.words, **self._how(said.id))
+
+    def of_pattern(self, parts: Mapping[str, Fsa], named: tuple[str, str]) -> Numerator:
+        name, text = named
+        try:
+            found = pattern.parse_pattern(text, parts)
+            if not found:
+                raise GraphError("the pattern is empty: a numerator needs at least one word")
+        except GraphError as error:
+            raise GraphError(f"utterance {name!r}: {error}") from error
+        return pattern.build_pattern_numerator(found, **self._how(name))
+
+    def of_graph(
+        self, labels: str, words: Sequence[str], model: TransitionModel | None, named: tuple[str, Transducer]
+    ) -> Numerator:
+        name, graph = named
+        graph = replace(graph, olabel=graph.ilabel)
+        try:
+            if labels == "words":
+                spoken = grammar_over(graph, words, self.lang.lexicon.words)
+                return pattern.numerator_of_words(spoken, **self._how(name))
+            if model is not None:
+                graph = pdf_graph(graph, model)
+            plain = remove_epsilons(graph, range(len(graph.src)))[0]
+            if labels == "phones":
+                return numerator_of_phones(plain, [NO_WORD] * len(plain.src), (), **self._how(name))
+            return _numerator_of_pdfs(input_fsa(plain), self.lang.tree.num_pdfs, self.normalization)
+        except (DataError, GraphError) as error:
+            text = str(error)
+            raise GraphError(text if repr(name) in text else f"utterance {name!r}: {text}") from error
 
 
 def _numerator_of_pdfs(fsa: Fsa, num_pdfs: int, normalization: Fsa | None) -> Numerator:

@@ -42,20 +42,13 @@ from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, save_chunks
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.kaldi import values
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import ChainExample, read_example
 from fsachain.kaldi.lattice import CompactLattice, read_lattice
 from fsachain.kaldi.model import pdf_graph, read_context_tree, read_topology, read_transition_model, read_tree
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.training_log import read_objective
-from fsachain.kaldi.values import (
-    Floats,
-    read_alignment,
-    read_matrix,
-    read_posterior,
-    read_vector,
-    write_matrices,
-)
 from fsachain.openfst import Transducer, read_fst
 from fsachain.stream import Cursor
 from fsachain.table import compile_table
@@ -89,15 +82,15 @@ def import_lang(
     In: LEXICON, lexicon.txt or lexiconp.txt, and MODEL_DIR with tree, 0.trans_mdl or final.mdl, and phones.txt.
     Out: language folder OUT, for all other commands.
     """
+    models = [model_dir / name for name in MODELS if (model_dir / name).is_file()]
     for name in ("tree", "phones.txt"):
         if not (model_dir / name).is_file():
             raise DataError(f"{model_dir}: no {name}; expected tree, phones.txt and {' or '.join(MODELS)}")
-    model = next((model_dir / name for name in MODELS if (model_dir / name).is_file()), None)
-    if model is None:
+    if not models:
         raise DataError(f"{model_dir}: no {' or '.join(MODELS)}")
     phones = read_phones(model_dir / "phones.txt")
     words = Lexicon.read(lexicon, silence=silence, silence_prob=silence_prob, oov=oov, phones=phones)
-    lang = Lang(words, read_context_tree(model_dir / "tree", model, phones))
+    lang = Lang(words, read_context_tree(model_dir / "tree", models[0], phones))
     lang.save(out)
     click.echo(f"{lang} -> {out}")
 
@@ -125,7 +118,7 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
     In: PHONES, an archive of phone ids by utterance, such as ali-to-phones writes.
     Out: OUT, phone_lm.fst, for `fsachain den-graph`.
     """
-    sequences = [ids.tolist() for _, ids in read_table(phones, read_alignment)]
+    sequences = [ids.tolist() for _, ids in read_table(phones, values.read_alignment)]
     if not sequences:
         raise DataError(f"{phones}: no sequence of phones")
     click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options), {})} -> {out}")
@@ -152,7 +145,7 @@ def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame
     entries: list[CtmEntry] = []
     seen: set[str] = set()
     for table in alignments:
-        for name, alignment in read_table(table, read_alignment):
+        for name, alignment in read_table(table, values.read_alignment):
             if name in seen:
                 raise DataError(f"{table}: the alignment of {name!r} is in another table too")
             seen.add(name)
@@ -206,7 +199,7 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
     if not features:
         raise DataError(f"{', '.join(examples)}: no example")
     data = make_folder((out / "data").resolve())
-    write_matrices(data / "feats.ark", features)
+    values.write_matrices(data / "feats.ark", features)
     (data / "text").write_text("".join(f"{name}\n" for name in features), encoding="utf-8")
     save_chunks(out / "chunks.npz", chunks)
     width, num_pdfs, subsampling = kinds.pop()
@@ -226,7 +219,7 @@ def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources
     """
     _, found = network_outputs(model, data, resources)
     make_folder(out.parent)
-    click.echo(f"{write_matrices(out, found)} utterances -> {out}")
+    click.echo(f"{values.write_matrices(out, found)} utterances -> {out}")
 
 
 @command(kaldi, "decode", matrices=str, hclg=FILE, model=FILE, words=FILE, out=OUT)
@@ -242,7 +235,7 @@ def decode_archive(
     Out: folder OUT with hyp.txt.
     """
     graph = pdf_graph(read_value(hclg, read_fst), read_transition_model(model)).to_openfst()
-    scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, read_matrix)}
+    scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, values.read_matrix)}
     found = decode(scores, graph, read_symbols(words), num_workers=jobs)
     write_text(make_folder(out) / "hyp.txt", {name: result.words for name, result in found.items()})
     click.echo(f"{len(found)} utterances -> {out}")
@@ -259,7 +252,7 @@ def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _matrix(key: str, matrix: Floats) -> Lines:
+def _matrix(key: str, matrix: values.Floats) -> Lines:
     rows = ["  " + " ".join(map(_number, row)) for row in matrix.tolist()]
     return [f"{key}  [", *rows[:-1], f"{rows[-1] if rows else ''} ]"]
 
@@ -332,10 +325,13 @@ def _tree(path: str) -> Lines:
 
 
 _TABLES: dict[str, tuple[Callable[[Cursor], Any], Callable[[str, Any], Lines]]] = {
-    "matrix": (read_matrix, _matrix),
-    "vector": (read_vector, lambda key, values: [f"{key}  [ {' '.join(map(_number, values.tolist()))} ]"]),
-    "alignment": (read_alignment, lambda key, values: [f"{key} {' '.join(map(str, values.tolist()))}"]),
-    "posterior": (read_posterior, _posterior),
+    "matrix": (values.read_matrix, _matrix),
+    "vector": (
+        values.read_vector,
+        lambda key, found: [f"{key}  [ {' '.join(map(_number, found.tolist()))} ]"],
+    ),
+    "alignment": (values.read_alignment, lambda key, found: [f"{key} {' '.join(map(str, found.tolist()))}"]),
+    "posterior": (values.read_posterior, _posterior),
     "fst": (read_fst, lambda key, fst: [key, *_fst_lines(fst), ""]),
     "lattice": (read_lattice, _lattice),
     "example": (read_example, _example),
@@ -392,14 +388,14 @@ class ExampleObjf(NamedTuple):
 
     def __str__(self) -> str:
         objf = (self.num_log_prob - self.den_log_prob) / self.num_frames
-        values = "\t".join(f"{value:.6g}" for value in (*self[1:5], objf))
-        return f"{self.name}\t{values}\t{'ok' if self.ok else 'impossible'}"
+        numbers = "\t".join(f"{value:.6g}" for value in (*self[1:5], objf))
+        return f"{self.name}\t{numbers}\t{'ok' if self.ok else 'impossible'}"
 
 
 def example_objfs(
     examples: str, outputs: str, den: Path, leaky_hmm_coefficient: float
 ) -> Iterator[ExampleObjf]:
-    scores = dict(read_table(outputs, read_matrix))
+    scores = dict(read_table(outputs, values.read_matrix))
     graph: DenominatorGraph | None = None
     for example in track(list(read_examples(examples)), "examples"):
         name, window = example.example.id, example.example.window
