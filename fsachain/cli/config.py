@@ -63,21 +63,15 @@ class NetworkSpec:
     num_pdfs: int
     init_from: str | None = None
 
-    @classmethod
-    def of(cls, section: Mapping[str, Any], num_features: int, num_pdfs: int) -> NetworkSpec:
-        """Read section `network`; nothing is imported."""
-        options = dict(section)
-        kind, init_from = options.pop("kind", "tdnnf"), options.pop("init_from", None)
-        if not isinstance(kind, str) or not (kind in BUILT_IN or _IMPORT_PATH.fullmatch(kind)):
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or not (self.kind in BUILT_IN or _IMPORT_PATH.fullmatch(self.kind)):
             raise ConfigError(
-                f"network.kind: {kind!r:.80} is no network; expected {', '.join(BUILT_IN)} or package.module:Class"
+                f"network.kind: {self.kind!r:.80} is no network; expected {', '.join(BUILT_IN)} or package.module:Class"
             )
-        if not isinstance(init_from, str | None):
-            raise ConfigError(f"network.init_from: expected the path of a file, got {init_from!r}")
-        given = sorted(set(_DERIVED) & options.keys())
-        if given:
-            raise ConfigError(f"network.{given[0]}: is not an option, it follows from features and tree")
-        return cls(kind, options, num_features, num_pdfs, init_from)
+        if not isinstance(self.init_from, str | None):
+            raise ConfigError(f"network.init_from: expected the path of a file, got {self.init_from!r}")
+        for name in sorted(set(_DERIVED) & self.options.keys()):
+            raise ConfigError(f"network.{name}: is not an option, it follows from features and tree")
 
     @property
     def import_path(self) -> str | None:
@@ -367,7 +361,9 @@ class Experiment:
 
     def network_spec(self, num_pdfs: int) -> NetworkSpec:
         """The network for these features and so many pdfs; nothing is imported before it is asked for something."""
-        return NetworkSpec.of(self.network, self.features.num_features, num_pdfs)
+        options = dict(self.network)
+        kind, init_from = options.pop("kind", "tdnnf"), options.pop("init_from", None)
+        return NetworkSpec(kind, options, self.features.num_features, num_pdfs, init_from)
 
     def network_config(self, num_pdfs: int) -> Any:
         """The network's configuration for these features and so many pdfs: `TdnnfConfig`, `ConformerConfig` or yours."""

@@ -159,7 +159,7 @@ def tune_data(
     check_lang(model, graphs.lang)
     options = model.experiment.decoding
     data, outputs = network_outputs(model, data, resources)
-    with counter("tuning") as update:
+    with resources.searching("tuning") as how:
         result = tune(
             outputs,
             _references(data, outputs),
@@ -168,9 +168,7 @@ def tune_data(
             lm_weights=options.lm_weights,
             word_insertion_penalties=options.word_insertion_penalties,
             config=options.search,
-            num_workers=resources.workers,
-            executor=resources.executor,
-            progress=update,
+            **how,
         )
     _write_tuning(out, result)
     return result
@@ -191,17 +189,9 @@ def decode_data(
     """
     check_lang(model, graphs.lang)
     data, outputs = network_outputs(model, data, resources)
-    graph = graphs.build(*weights)
-    with counter("decoding") as update:
-        found = decode_outputs(
-            outputs,
-            graph,
-            graphs.lang.lexicon.words,
-            model.experiment.decoding.search,
-            num_workers=resources.workers,
-            executor=resources.executor,
-            progress=update,
-        )
+    graph, words = graphs.build(*weights), graphs.lang.lexicon.words
+    with resources.searching("decoding") as how:
+        found = decode_outputs(outputs, graph, words, model.experiment.decoding.search, **how)
     return _write_scored(out, data, {name: hypothesis.words for name, hypothesis in found.items()})
 
 
@@ -254,16 +244,9 @@ def rescore_data(
 
     def search(data: DataDir) -> tuple[DataDir, Rescorer]:
         usable, outputs = network_outputs(model, data, resources)
-        with counter("n-best") as update:
-            lists = n_best_lists(
-                outputs,
-                graph,
-                lexicon.words,
-                config.num_hypotheses,
-                model.experiment.decoding.search,
-                num_workers=resources.workers,
-                progress=update,
-            )
+        options = model.experiment.decoding.search
+        with resources.searching("n-best") as how:
+            lists = n_best_lists(outputs, graph, lexicon.words, config.num_hypotheses, options, **how)
         return usable, Rescorer(lists, lexicon, old, *weights, new)
 
     dev, rescorer = search(dev)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from fsachain.cli import options
-from fsachain.cli.options import Command, make_folder, track
+from fsachain.cli.options import Command, counter, make_folder, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import Example, load_examples, load_usable
 from fsachain.data.features import FeatureConfig
@@ -97,6 +97,12 @@ class Resources:
         make_folder(path.parent)
         write_faults(path, self.faults)
         raise LeftOutError(f"done, but {len(self.faults)} utterances are left out; all are in {path}")
+
+    @contextmanager
+    def searching(self, what: str) -> Iterator[dict[str, Any]]:
+        """Who searches, as `decode`, `tune` and `n_best_lists` take it, with a bar."""
+        with counter(what) as update:
+            yield {"num_workers": self.workers, "executor": self.executor, "progress": update}
 
     def collect(
         self, make: Callable[[Item], Result], items: Sequence[tuple[str, Item]], what: str

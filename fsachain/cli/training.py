@@ -338,7 +338,7 @@ def validate_data(
 def _numerator_faults(data: DataDir, numerators: Path) -> list[Fault]:
     """One fault for a file that cannot be used, or those of utterances that have no numerator."""
     try:
-        supervised = read_training_set(data, numerators).supervised
+        supervised = read_training_set(data, numerators).numerators or {}
     except FsachainError as error:
         return [Fault(str(numerators), str(error))]
     return [

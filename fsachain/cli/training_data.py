@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,13 +74,6 @@ class TrainingSet:
             )
         return found
 
-    @property
-    def supervised(self) -> Container[str]:
-        return () if self.numerators is None else self.numerators
-
-    def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
-        return copies
-
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
         """By the ids of the utterances and of their copies, whose ids have a prefix."""
         compiled = {name: self._table(name, one, num_pdfs) for name, one in (self.numerators or {}).items()}
@@ -111,18 +104,14 @@ class ChunkedSet:
     """Utterances and, for each that can be used, a list of chunks per copy; `path` is the file they came from."""
 
     data: DataDir
-    chunks: Mapping[str, list[list[Chunk]]]
+    numerators: Mapping[str, list[list[Chunk]]]
     path: Path
-
-    @property
-    def supervised(self) -> Container[str]:
-        return self.chunks
 
     def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
         """Chunks come with as much context as the network sees; utterances without are left out."""
         found: list[list[Example]] = [[] for _ in copies]
         for utterance, *examples in zip(self.data.utterances, *copies, strict=True):
-            lists = self.chunks.get(utterance.id)
+            lists = self.numerators.get(utterance.id)
             if lists is None:
                 continue
             names = [one[0].utterance for one in lists]
@@ -148,7 +137,7 @@ class ChunkedSet:
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
         """By the ids of the chunks, which have the prefix of their copy already."""
-        every = (chunk for lists in self.chunks.values() for one in lists for chunk in one)
+        every = (chunk for lists in self.numerators.values() for one in lists for chunk in one)
         return {chunk.id: compile_table(chunk.fsa, num_pdfs, name=chunk.id) for chunk in every}
 
 
@@ -172,7 +161,7 @@ def transcript_faults(utterances: Iterable[Utterance], lang: Lang | None) -> lis
 
 def _without_numerator(given: TrainingSet | ChunkedSet, lang: Lang) -> list[Fault]:
     """The fault of the transcript is the reason, where it has one."""
-    bare = [utterance for utterance in given.data if utterance.id not in given.supervised]
+    bare = [utterance for utterance in given.data if utterance.id not in (given.numerators or ())]
     why = {fault.id: fault for fault in transcript_faults(bare, lang)}
     return [why.get(one.id, Fault(one.id, f"utterance {one.id!r}: has no numerator")) for one in bare]
 
@@ -229,7 +218,7 @@ class Loader:
         ) -> tuple[DataDir, list[list[Example]]]:
             found = _without_numerator(given, self.lang)
             usable, variants, broken = load_usable(
-                given.data.select(lambda utterance: utterance.id in given.supervised),
+                given.data.select(lambda utterance: utterance.id in (given.numerators or ())),
                 self.experiment.features,
                 copies,
                 cache_dir=self.resources.cache,
@@ -246,7 +235,8 @@ class Loader:
         data, variants = load(train, self._copies)
         cmvn = estimate_cmvn(variants[0], self.experiment.cmvn)
         variants = [normalise_set(examples, cmvn) for examples in variants]
-        variants = replace(train, data=data).cut(variants, self.experiment.network_spec(num_pdfs))
+        if isinstance(train, ChunkedSet):
+            variants = replace(train, data=data).cut(variants, self.experiment.network_spec(num_pdfs))
         tables = train.tables(num_pdfs, [copy.prefix for copy in self._copies])
         augmentation = self.experiment.augment
         source = BatchSource(
