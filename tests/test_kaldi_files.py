@@ -10,7 +10,7 @@ import pytest
 import tolerances
 
 from fsachain.data.kaldi_examples import read_examples
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import DataError
 from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.topology import HmmState, Topology
@@ -323,22 +323,6 @@ def test_a_topology_that_skips_states_is_read_with_its_probabilities(tmp_path):
     topology = read_transition_model(tmp_path / "0.trans_mdl").topology()
     assert topology.states == (HmmState(0, 0, -math.inf, half, ((2, half),)), HmmState(1, 1, quarter, rest))
     assert Topology.from_dict(json.loads(json.dumps(topology.to_dict()))) == topology
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("<PdfClass> 1 ", "", "state 1 has pdf class -1"),
-        ("<Transition> 2 0.5", "<Transition> 0 0.5", r"state 0 has pdf class 0 and goes to \[0, 0\]"),
-    ],
-)
-def test_what_our_topology_cannot_be_is_refused_by_state(old, new, message, tmp_path):
-    topology = SILENCE_WITH_SKIPS.replace(old, new)
-    model = f"<TransitionModel> {topology}<Triples> 2 1 0 0 1 1 1 </Triples> <LogProbs> [ 0 -1 -1 -1 -1 ]\n"
-    (tmp_path / "0.trans_mdl").write_text(model + "</LogProbs> </TransitionModel> ")
-    found = read_transition_model(tmp_path / "0.trans_mdl")
-    with pytest.raises(GraphError, match=message):
-        found.topology()
 
 
 def test_a_split_tree_is_read_in_both_forms(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import DataError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.patterns import build_pattern_numerator, optional, phone_loop
@@ -62,12 +62,3 @@ def test_the_rate_is_that_of_the_lowest_threshold_that_keeps_to_the_alarms(posit
     assert point.false_reject_rate == sum(s <= point.threshold for s in positive) / len(positive)
     lower = [s for s in (*negative, -math.inf) if s < point.threshold]
     assert not lower or alarms(max(lower)) > rate * (1 - tolerances.ROUNDING)
-
-
-@pytest.mark.parametrize(
-    ("positive", "hours", "rate"),
-    [([], 1.0, 1.0), ([1.0], 0.0, 1.0), ([1.0], 1.0, -1.0), ([math.nan], 1.0, 1.0)],
-)
-def test_wrong_arguments_are_refused(positive, hours, rate):
-    with pytest.raises(ConfigError):
-        false_reject_rate(positive, [0.0], hours, false_alarms_per_hour=rate)

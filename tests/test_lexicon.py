@@ -64,13 +64,6 @@ def test_an_unknown_word_is_refused_by_name_or_mapped_by_choice(tmp_path):
     assert mapped.pronunciations_of("coffee") == mapped.pronunciations_of("tea")
 
 
-def test_characters_spell_each_word():
-    lexicon = Lexicon.characters(["ab ba", ["ça"]], silence=None)
-    assert lexicon.words == ("ab", "ba", "ça")
-    assert lexicon.phones == ("a", "b", "ç")
-    assert spelled(lexicon, "ça") == [["ç", "a"]]
-
-
 def test_positions_mark_begin_inside_end_and_alone(tmp_path):
     lexicon = Lexicon.read(write(tmp_path, "a A\nat A T\ncat K A T\ncats K A T S\n")).with_positions()
     assert spelled(lexicon, "a") == [["A_S"]]

@@ -240,18 +240,6 @@ def test_scores_of_minus_infinity_cost_no_penalty_and_have_no_gradient(loss_kind
 
 
 @of_every_loss
-def test_a_branch_of_minus_infinity_where_the_numerator_does_not_go_is_harmless(loss_kind):
-    loss, output = make_loss(loss_kind, xent_regularize=0.1), make_output()
-    branch = make_output(seed=1).detach()
-    num, _ = log_probs(output)
-    branch[num.occupancy == 0] = -torch.inf
-    branch.requires_grad_()
-    value = loss(output, LENGTHS, make_graphs(), xent_log_probs=branch)
-    value.backward()
-    assert value.isfinite() and branch.grad.isfinite().all()
-
-
-@of_every_loss
 def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(loss_kind):
     """pdf 8 is in the denominator alone."""
     narrow = Fsa(2, [0, 1], [1, 1], [0, 1], [0.0, 0.0], [-math.inf, 0.0])

@@ -17,7 +17,7 @@ from fsachain.cli.config import Experiment
 from fsachain.cli.model import AcousticModel, begin_network, permitted_imports, read_weights
 from fsachain.data.cmvn import Cmvn
 from fsachain.errors import ConfigError, DataError
-from fsachain.nn import Conformer, Tdnnf, TdnnfConfig, take_weights
+from fsachain.nn import Conformer, take_weights
 from fsachain.train.checkpoint import Checkpoint
 
 PLAIN = "own_networks:Plain"
@@ -35,16 +35,6 @@ def model_of(folder: Path, num_pdfs: int = 4, **network: object) -> Path:
     model = AcousticModel(experiment, experiment.network_spec(num_pdfs).build(), Cmvn(experiment.cmvn))
     model.save(folder / "model.safetensors")
     return folder / "model.safetensors"
-
-
-def test_a_section_without_a_kind_is_a_tdnnf_as_before() -> None:
-    spec = experiment_of(channels=16, bottleneck=0).network_spec(7)
-    assert spec.kind == "tdnnf" and spec.import_path is None
-    expected = TdnnfConfig(num_features=5, num_pdfs=7, channels=16, bottleneck=0)
-    assert spec.config == experiment_of(channels=16, bottleneck=0).network_config(7) == expected
-    network = spec.build()
-    assert isinstance(network, Tdnnf)
-    assert (spec.subsampling, spec.time_offset, spec.context) == (3, 1, expected.context)
 
 
 def test_a_conformer_is_named_by_its_kind() -> None:

@@ -30,7 +30,6 @@ from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
 from fsachain.data.cmvn import Cmvn
 from fsachain.decode.ctm import read_ctm, textgrid_name
-from fsachain.graph.numerator import load_numerators
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.plot import save_figure
 
@@ -118,17 +117,6 @@ def test_alignment_draws_the_segments_of_the_ctm_files(exp, drawn, tmp_path):
     phones = [entry for entry in read_ctm(exp / "aligned" / "phones.ctm") if entry.utterance == "u1"]
     assert [text.get_text() for text in figure.axes[2].texts] == [entry.label for entry in phones]
     assert figure.axes[0].get_xlim() == (0.0, 1.0)
-
-
-def test_graph_draws_a_numerator_as_an_utterance_uses_it(exp, drawn, tmp_path):
-    from matplotlib.patches import FancyArrowPatch
-
-    options = ("--lang", exp / "lang", "--utterance", "u2", "--max-arcs", "100")
-    scored = ("--model", exp / "model.safetensors", "--data", exp / "data")
-    figure = drawn("graph", exp / "graphs" / "num.npz", tmp_path / "g.svg", *options, *scored)
-    lines = figure.findobj(FancyArrowPatch)
-    fsa = load_numerators(exp / "graphs" / "num.npz")["u2"].fsa
-    assert len(lines) == fsa.num_arcs and len({line.get_linewidth() for line in lines}) > 1
 
 
 def test_training_and_wer_draw_the_files_of_a_run(exp, drawn, tmp_path):

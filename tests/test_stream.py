@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -236,10 +235,3 @@ def test_no_more_is_done_ahead_than_was_asked_for() -> None:
         assert len(recorder.begun) <= 8
         assert [next(results) for _ in range(4)][-1] == [80, 90]
         results.close()
-
-
-def test_a_broken_pool_of_the_caller_is_an_error_and_not_a_wait() -> None:
-    with ProcessPoolExecutor(1) as pool:
-        workers = Workers(os._exit, executor=pool)
-        with pytest.raises(DataError, match="BrokenProcessPool"):
-            list(workers.ahead([[1], [2], [3]], depth=1))

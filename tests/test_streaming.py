@@ -15,7 +15,7 @@ from tolerances import NETWORK_FLOAT64, NORMALISED_VARIANCE, RESAMPLED
 from fsachain.data.audio import BLOCK_SECONDS, Recording, Resampler
 from fsachain.data.cmvn import SlidingCmvn, Statistics
 from fsachain.data.features import FeatureConfig, FeatureStream, compute_features
-from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.errors import ConfigError, DataError
 from fsachain.nn.streaming import StreamingModel
 
 CHUNKS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
@@ -74,21 +74,6 @@ def test_the_network_is_given_a_chunk_and_its_context_however_long_the_utterance
     before, after = model.config.context
     assert max(seen) <= 30 + before + after + 2 * model.subsampling
     assert len(seen) == 100
-
-
-def test_wrong_use_of_a_stream_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"training mode; expected network\.eval"):
-        StreamingModel(network().train())
-    with pytest.raises(ConfigError, match="Linear does not say how far its outputs see"):
-        StreamingModel(torch.nn.Linear(2, 2).eval())
-    with pytest.raises(ConfigError, match=r"context is \(-1, 2\)"):
-        StreamingModel(network(), (-1, 2))
-    stream = StreamingModel(network())
-    with pytest.raises(ShapeError, match="finish"):
-        stream.finish()
-    stream.accept(torch.zeros(2, 5))
-    with pytest.raises(ShapeError, match=r"shape \[2, 4\], expected \[T, 5\]"):
-        stream.accept(torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("kind", ["fbank", "mfcc"])

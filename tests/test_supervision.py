@@ -251,13 +251,6 @@ def test_an_alignment_that_cannot_be_used_is_refused_with_the_utterance(phones, 
         build_supervision(phones, 30, TREES["chain"], name="u7", **options)
 
 
-@pytest.mark.parametrize("cut", [(-1, 3), (3, 3), (2, 11), (10, 12)])
-def test_a_chunk_outside_of_the_utterance_is_refused(cut):
-    found = build_supervision(spans((2, 0, 30)), 30, TREES["chain"], name="u7")
-    with pytest.raises(GraphError, match=r"utterance 'u7': chunk of .* 0 <= start < end <= 10"):
-        found.chunk(*cut)
-
-
 def test_a_chunk_that_the_denominator_never_saw_is_refused():
     model = estimate_phone_lm([[1, 2]], ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
     tree = TREES["chain"]

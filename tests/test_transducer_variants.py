@@ -193,11 +193,3 @@ def test_a_node_without_tokens_has_no_label_arc(kind):
 def test_a_target_that_is_the_blank_has_no_factorised_probability():
     with pytest.raises(ConfigError, match=r"targets\[0, 0\] = 4 is the blank"):
         hat_lattice(make_logits(), torch.full((4, 5), BLANK), FRAMES, LABELS, BLANK)
-
-
-@pytest.mark.parametrize("durations", [[], [1, 1], [-1, 2]])
-def test_durations_must_differ(durations):
-    with pytest.raises(ConfigError, match="expected different numbers of frames, each 0 or more"):
-        tdt_loss(make_logits(), make_targets() % 5, FRAMES, LABELS, durations)
-    with pytest.raises(ConfigError, match="each 2 or more"):
-        multi_blank_loss(make_logits(), make_targets(), FRAMES, LABELS, {9: 1})

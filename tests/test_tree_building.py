@@ -40,17 +40,6 @@ def statistics(topology=None, count=300):
     return found
 
 
-def test_statistics_put_first_frames_and_further_frames_where_the_topology_has_them():
-    found = BiphoneStatistics(2, Topology.chain(), 1)
-    found.accumulate([[1.0], [2.0], [4.0], [8.0]], [AlignedPhone(2, 0, 3), AlignedPhone(1, 3, 4)])
-    assert (found.count[2, 0].tolist(), found.sum[2, 0].ravel().tolist()) == ([1, 2], [1, 6])
-    assert (found.count[1, 2].tolist(), found.squares[1, 2].ravel().tolist()) == ([1, 0], [64, 0])
-    assert found.count.sum() == 4
-    three = BiphoneStatistics(1, Topology.left_to_right(3), 1)
-    three.accumulate(np.arange(7.0)[:, None], [AlignedPhone(1, 0, 7)])
-    assert three.sum[1, 0].ravel().tolist() == [0 + 1, 2 + 3, 4 + 5 + 6]
-
-
 def test_the_tree_separates_what_the_frames_separate():
     """Each phone has two classes and three kinds of left context: 8 x 2 x 3 pdfs, and no phone pair beside these."""
     tree = build_tied_tree(PHONES, Topology.chain(), statistics(), num_pdfs=48, min_frames=5)

@@ -10,7 +10,6 @@ import tolerances
 from graph_paths import Scorer, log_add, pdf_sequences
 
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.ctc import ctc_graph
 from fsachain.graph.denominator import ctc_denominator
@@ -102,10 +101,3 @@ def test_a_numerator_of_the_same_topology_lies_within_the_denominator(topology):
         assert score(frames) <= inside(frames) + tolerances.ENUMERATION
         seen += score(frames) > -math.inf
     assert seen
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ConfigError, match="topology = 'ctc'"):
-        ctc_denominator(MODEL, "ctc")
-    with pytest.raises(GraphError, match="accepts no sequence of units"):
-        ctc_denominator(Fsa(2, [0], [1], [0], [0.0], [-math.inf, -math.inf]))

@@ -98,15 +98,6 @@ def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tm
     assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
 
 
-def test_an_empty_recording_has_no_words(fsachain, model, tmp_path) -> None:
-    path = record(tmp_path / "empty.wav", seconds=0.0)
-    assert fsachain("transcribe", model, path) == (0, f"{path}: 0.00 s, 0 words\n", "")
-    (tmp_path / "text.txt").write_text("yes")
-    status, _, errors = fsachain("align-long", model, path, tmp_path / "text.txt", tmp_path / "out")
-    assert status == 1
-    assert "no path through the 0 frames" in errors
-
-
 def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain, model, tmp_path) -> None:
     good = record(tmp_path / "good.wav")
     (tmp_path / "bad.wav").write_text("not audio")
@@ -155,17 +146,3 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
     )
     for name in ("words.ctm", "phones.ctm"):
         assert read_ctm(tmp_path / "long" / name) == read_ctm(tmp_path / "short" / name)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("yes perhaps no", "'perhaps'"), ("", "has no words"), ("yes " * 500, "no path through the")],
-)
-def test_align_long_names_what_is_wrong_with_the_text(fsachain, model, tmp_path, text, message) -> None:
-    (tmp_path / "text.txt").write_text(text)
-    path = record(tmp_path / "speech.wav")
-    status, _, errors = fsachain("align-long", model, path, tmp_path / "text.txt", tmp_path / "out")
-    assert status == 1
-    assert errors.startswith("error: ")
-    assert message in errors
-    assert errors.count("\n") == 1

@@ -18,8 +18,6 @@ from fsachain import (
     best_path,
     compile_table,
     forward_backward,
-    n_best,
-    sample_paths,
     total_log_prob,
 )
 from fsachain.backends import arrays as kinds
@@ -125,20 +123,6 @@ def test_arrays_of_the_host_travel_to_the_device_and_results_back_when_cuda_is_a
         np.testing.assert_allclose(found.occupancy, exact.occupancy, rtol=0, atol=tolerances.OCCUPANCY)
         np.testing.assert_allclose(found.log_prob, exact.log_prob, rtol=tolerances.LOG_PROB_RELATIVE)
     assert any(device.launches for device in devices)
-
-
-def test_paths_of_a_device_equal_those_of_the_host(device):
-    batch, scores = make_batch("packed"), make_scores(scale=3.0)
-    scores[1, 2] = math.nan
-    host = best_path(batch, scores.numpy(), LENGTHS, backend="cpu")
-    found = best_path(batch, scores, LENGTHS)
-    assert found.score.tolist() == pytest.approx(host.score.tolist(), nan_ok=True)
-    for name in ("pdfs", "states", "arcs"):
-        for ours, theirs in zip(getattr(found, name), getattr(host, name), strict=True):
-            assert ours.dtype == theirs.dtype and (ours == theirs).all()
-    best, drawn = n_best(batch, scores, 2, LENGTHS), sample_paths(batch, scores, 4, LENGTHS, seed=1)
-    assert isinstance(best.score, torch.Tensor) and drawn.ok.tolist() == [True, False, True]
-    assert {launch.kernel.text for launch in device.launches} == {"best_path.cu"}
 
 
 @pytest.mark.parametrize("kind", ["shared", "packed"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import on_device, read, strided, upper_halves
+from device_arrays import on_device, read, upper_halves
 
 from fsachain.backends.ctc import Checks, Rows, make_problem
 from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
@@ -110,16 +110,6 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_batch():
         alone = run(logits[n : n + 1], LABELS[n : n + 1], LENGTHS[n : n + 1])
         np.testing.assert_array_equal(alone[0][0], together[0][n])
         np.testing.assert_array_equal(alone[1][0], together[1][n])
-
-
-def test_strides_and_what_lies_in_padding_change_no_bit():
-    device, logits = HostDevice(), random_logits()
-    expected = run(logits)
-    spread = strided(device, logits)
-    logits[np.arange(9) >= LENGTHS[:, None]] = np.nan
-    for found in (run(spread, device=device), run(logits)):
-        np.testing.assert_array_equal(found[0], expected[0])
-        np.testing.assert_array_equal(found[1], expected[1])
 
 
 def test_illegal_logits_and_labels_touch_only_their_own_sequence():

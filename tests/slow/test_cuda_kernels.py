@@ -135,26 +135,6 @@ def test_every_place_agrees_with_the_oracle(device, name, leaky):
     assert_right(found, expected(batch, scores, LENGTHS, leaky))
 
 
-@pytest.mark.parametrize("name", ["one block", "cluster of two, split states", "in memory"])
-def test_float64_scores_keep_their_digits(device, name):
-    batch = TableBatch.share(denominator(), len(LENGTHS))
-    scores = random_scores(batch.size, 8, scale=5.0).astype(np.float64)
-    with planned(*PLACES[name]):
-        found = run(device, batch, on_device(device, scores), LENGTHS, LEAK)
-    assert found[2].dtype == np.float64
-    assert_right(found, expected(batch, scores, LENGTHS, LEAK), float64=True)
-
-
-@pytest.mark.parametrize("scale", [30.0, 80.0, 1000.0, 1e6])
-@pytest.mark.parametrize("leaky", [0.0, LEAK])
-def test_any_magnitude_of_scores(device, scale, leaky):
-    batch = TableBatch.share(denominator(), 3)
-    scores = random_scores(3, 8, scale)
-    with planned(*PLACES["one block"]):
-        found = run(device, batch, on_device(device, scores), [8, 8, 5], leaky)
-    assert_right(found, expected(batch, scores, [8, 8, 5], leaky))
-
-
 def test_scores_decide_the_kind_of_number_of_each_sequence(device):
     """One-hot frames of +-30 and of +-1e5, a frame that kills all but one pdf, mild ones: each right, in one batch."""
     batch = TableBatch.share(denominator(), 4)

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-import test_conformer
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,26 +109,6 @@ def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options
 
     for lengths in ([1], [2], [3], [100], [31, 7, 32, 1], [33, 33]):
         check(run, model, cmvn, features_of(lengths), extra=len(lengths) - 1)
-
-
-def test_onnxruntime_computes_what_a_conformer_does(tmp_path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name, reason="export needs fsachain[onnx]")
-    import onnxruntime
-
-    model, cmvn = (
-        test_conformer.network(num_layers=1, chunk=4, left_chunks=1, norm="batch"),
-        Cmvn(CmvnConfig("utterance")),
-    )
-    path = tmp_path / "model.onnx"
-    assert export_onnx(path, model, cmvn) <= export.PARITY
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-    def run(features: np.ndarray, counts: np.ndarray):
-        return session.run(["nnet_output", "nnet_lengths"], {"features": features, "lengths": counts})
-
-    for lengths in ([31, 1, 8], [31, 31, 31]):
-        check(run, model, cmvn, features_of(lengths))
 
 
 def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, spoken_model, tmp_path) -> None:  # noqa: F811

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 for module in ("sklearn", "pywrapfst", "kaldi_decoder", "kaldialign", "kaldi_native_io", "yaml"):
@@ -44,15 +43,6 @@ def test_lines_have_their_digits_and_a_column_of_pixels_for_each_frame(data: Pat
             assert ink.shape[1] == NUM_FEATURES
             assert ink.min() >= 0.0
             assert 0.5 < ink.max() <= 1.0
-
-
-def test_another_seed_writes_other_training_lines_and_the_same_test_lines(data: Path, tmp_path: Path) -> None:
-    prepare(None, tmp_path, 2, LINES)
-    for split, same in (("train", False), ("dev", True), ("test", True)):
-        first, second = (
-            utterance_features(next(iter(DataDir.read(d / split))), COLUMNS) for d in (data, tmp_path)
-        )
-        assert (first.shape == second.shape and np.array_equal(first, second)) == same
 
 
 def test_the_comparison_trains_with_both_objectives_and_prints_one_table(

@@ -22,7 +22,7 @@ from kill_server import Ended, Server
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
-from fsachain.cli import EXIT_STOPPED, EXIT_USER_ERROR
+from fsachain.cli import EXIT_USER_ERROR
 from fsachain.files import PARTIAL
 from fsachain.graph.shards import TableShards
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
@@ -134,24 +134,6 @@ def test_trainings_killed_again_and_again_at_random_times_end_as_if_they_had_not
     assert kills == RANDOM_KILLS
     assert server.run("train", folder).status == 0
     assert_same(folder, whole[0])
-
-
-@pytest.mark.parametrize("batches", [3, 4, 8] if ALL else [3])
-def test_sigterm_saves_and_has_its_own_exit_status(
-    batches: int, server: Server, whole: tuple[Path, Ended], tmp_path: Path
-) -> None:
-    stopped = server.run("train", tmp_path, stop_at=batches)
-    assert (stopped.signal, stopped.status) == (0, EXIT_STOPPED)
-    assert "SIGTERM" in stopped.message
-    last = list(read_log(tmp_path / "model" / "train.jsonl"))[-1]
-    assert (last["event"], last["step"]) == ("stopped", batches)
-    newest = Checkpoint.load(list_checkpoints(tmp_path / "model" / "checkpoints")[-1])
-    assert newest.step == batches
-    assert server.run("train", tmp_path).status == 0
-    assert_same(tmp_path, whole[0])
-    assert all(len(seen) == 1 for seen in losses(tmp_path).values())
-    lines = (tmp_path / "losses.txt").read_text().splitlines()
-    assert len(lines) == len(set(lines)), "no step was taken twice"
 
 
 @pytest.mark.parametrize(

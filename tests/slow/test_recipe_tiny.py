@@ -76,12 +76,6 @@ def test_alignment_is_monotonic_and_inside_the_recording(exp: Path, name: str) -
         assert segments[-1][0] + segments[-1][1] <= length + tolerances.DELAY_MS / 1000
 
 
-def test_aligned_words_are_the_transcript(exp: Path) -> None:
-    rows = read_ctm(exp / "align" / "words.ctm")
-    for utterance in DataDir.read(exp / "data" / "test"):
-        assert tuple(label for _, _, label in rows[utterance.id]) == utterance.words
-
-
 def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp: Path, tmp_path: Path) -> None:
     """On recordings and through the whole path: features, network, best path, times."""
     soundfile = pytest.importorskip("soundfile")
