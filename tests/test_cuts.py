@@ -12,8 +12,7 @@ from tolerances import FLOAT32_ROUNDING
 
 from fsachain.data import DataDir, FeatureConfig, load_examples
 from fsachain.data.audio import audio_identity, read_audio
-from fsachain.data.features import utterance_features
-from fsachain.data.order import frame_counts
+from fsachain.data.features import frame_counts, utterance_features
 from fsachain.errors import DataError
 from fsachain.report.media import samples_of
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.data import DataDir, FeatureConfig, Perturbation
-from fsachain.data.features import compute_features, num_frames_of, utterance_features
-from fsachain.data.order import UNKNOWN, frame_counts
+from fsachain.data.features import UNKNOWN, compute_features, frame_counts, num_frames_of, utterance_features
 
 soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
 pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")

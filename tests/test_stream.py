@@ -14,7 +14,7 @@ from toy_training import NUM_FEATURES, ToyLoss, ToyModel, config, one_pdf_table
 
 from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
 from fsachain.data.cmvn import Cmvn
-from fsachain.data.order import frame_counts
+from fsachain.data.features import frame_counts
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
 from fsachain.train.reporting import Progress

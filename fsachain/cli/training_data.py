@@ -18,8 +18,8 @@ from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.dataset import Example, cut_example, estimate_cmvn, load_usable
+from fsachain.data.features import frame_counts
 from fsachain.data.kaldi_dir import DataDir, Utterance
-from fsachain.data.order import frame_counts
 from fsachain.data.utterance import Fault, Member
 from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError

@@ -9,29 +9,32 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.audio import Perturbation, audio_identity, read_audio
+from fsachain.data.audio import Perturbation, audio_identity, count_samples, read_audio
 from fsachain.data.cuts import cut_features
-from fsachain.data.utterance import Cut, Utterance, UtteranceError
+from fsachain.data.utterance import Cut, Fault, Utterance, UtteranceError
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.files import read_npz, remove_partials, replacing
 from fsachain.kaldi.archive import read_value
-from fsachain.kaldi.values import read_matrix
+from fsachain.kaldi.values import read_matrix, read_num_rows
 
 # Kaldi's features take samples as 16-bit integers; log energies shift by a constant otherwise.
 SAMPLE_SCALE = 32768.0
 FORMAT_VERSION = 1  # of cached features; raised when their meaning changes
 ABANDONED_SECONDS = 86_400.0  # after so long nobody writes to a half-written file any more
+UNKNOWN = -1  # number of frames
 CHUNK = 64  # utterances per cached file: few files, and still enough pieces of work for many processes
 
 Found = TypeVar("Found")
@@ -267,9 +270,10 @@ def load_chunk(
     if folder is not None and identities is not None:
         content = (FORMAT_VERSION, config.fingerprint(), sorted(asdict(perturbation).items()), identities)
         path = Path(folder, f"{hashlib.sha256(repr(content).encode()).hexdigest()[:32]}.npz")
-        cached = _read(path)
-        if cached is not None:
-            return cached
+        frames, lengths = _kept(path, "frames", "lengths") or (np.zeros(0), np.zeros(0))
+        fits = frames.ndim == 2 and lengths.ndim == 1 and lengths.sum() == len(frames)
+        if fits and (lengths >= 0).all():
+            return np.split(frames, np.cumsum(lengths)[:-1])
     features = [utterance_features(utterance, config, perturbation) for utterance in utterances]
     if path is not None:
         lengths = np.array([len(one) for one in features], np.int64)
@@ -285,13 +289,77 @@ def audio_identities(utterances: Sequence[Utterance], config: FeatureConfig) -> 
     return known if len(known) == len(found) else None
 
 
-def _read(path: Path) -> list[NDArray[np.float32]] | None:
-    """The chunk in this file; None if there is none or it is damaged."""
+def _kept(path: Path, *names: str) -> list[NDArray[Any]] | None:
+    """The arrays of these names in a file of the cache; None if it is not there, lacks one or is damaged."""
     try:
         content = read_npz(path)
-        frames, lengths = content["frames"], content["lengths"]
+        return [content[name] for name in names]
     except (DataError, KeyError):
         return None
-    if frames.ndim != 2 or lengths.ndim != 1 or lengths.sum() != len(frames) or np.any(lengths < 0):
-        return None
-    return np.split(frames, np.cumsum(lengths)[:-1])
+
+
+def frame_counts(
+    utterances: Sequence[Utterance],
+    config: FeatureConfig,
+    copies: Sequence[Perturbation] = (Perturbation(),),
+    *,
+    cache_dir: str | Path | None = None,
+    num_workers: int = 1,
+) -> tuple[NDArray[np.int32], list[Fault]]:
+    """Frames of each utterance for each change of speed, int32 [copies, utterances], and faults; no features are computed.
+
+    Segments and manifests that say where an utterance ends are believed; otherwise the header of the recording, or of the
+    stored matrix, is read (by `num_workers` threads). Only a recording that a command makes is read in full. A header that
+    cannot be read or another sampling rate is a fault, and its count is `UNKNOWN` (-1). `cache_dir` keeps the counts.
+    """
+    shape, path = (len(copies), len(utterances)), None
+    try:
+        identities = None if cache_dir is None else audio_identities(utterances, config)
+    except UtteranceError:
+        identities = None
+    if cache_dir is not None and identities is not None:
+        content = repr((config.fingerprint(), [copy.speed for copy in copies])) + "".join(identities)
+        path = Path(cache_dir, f"frames-{hashlib.sha256(content.encode()).hexdigest()[:32]}.npz")
+        (kept,) = _kept(path, "counts") or (None,)
+        if kept is not None and kept.shape == shape and kept.dtype == np.int32:
+            return kept, []
+    count = partial(_count_all, config=config, copies=copies)
+    parts = by_chunk(count, utterances, num_workers=num_workers, executor=None)
+    found = [pair for part in parts for pair in part]
+    counts = np.array([numbers for numbers, _ in found], np.int32).reshape(shape[::-1]).T
+    faults = [fault for _, fault in found if fault is not None]
+    if path is not None and not faults:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            np.savez(file, counts=counts)
+    return counts, faults
+
+
+def _count_all(
+    utterances: Sequence[Utterance], config: FeatureConfig, copies: Sequence[Perturbation]
+) -> list[tuple[list[int], Fault | None]]:
+    found: list[tuple[list[int], Fault | None]] = []
+    for utterance in utterances:
+        try:
+            if has_stored(utterance, config):
+                numbers = [_stored_frames(utterance, config)] * len(copies)
+            else:
+                samples = count_samples(utterance, config.sample_rate)
+                speeds = [Fraction(round(copy.speed * 100), 100) for copy in copies]  # as in `change_speed`
+                numbers = [num_frames_of(math.ceil(samples / speed), config) for speed in speeds]
+            found.append((numbers, None))
+        except UtteranceError as error:
+            found.append(([UNKNOWN] * len(copies), error.fault))
+    return found
+
+
+def _stored_frames(utterance: Utterance, config: FeatureConfig) -> int:
+    part, address = utterance.feats_part, utterance.feats or ""
+    if part is not None and part.num_frames is not None:
+        return part.num_frames
+    if part is not None or address.rstrip().endswith(("|", "]")):  # a command, or a range of rows
+        return len(utterance_features(utterance, config))
+    try:
+        return read_value(address, read_num_rows)
+    except (DataError, RuntimeError) as error:
+        raise unreadable_features(utterance, error) from error

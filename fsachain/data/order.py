@@ -6,34 +6,15 @@ and from any kind of source, takes the steps that it would have taken.
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fsachain.data.audio import Perturbation, count_samples, seeded_generator
-from fsachain.data.features import (
-    FeatureConfig,
-    audio_identities,
-    by_chunk,
-    has_stored,
-    num_frames_of,
-    unreadable_features,
-    utterance_features,
-)
-from fsachain.data.utterance import Fault, Utterance, UtteranceError
-from fsachain.errors import ConfigError, DataError
-from fsachain.files import read_npz, replacing
-from fsachain.kaldi.archive import read_value
-from fsachain.kaldi.values import read_num_rows
+from fsachain.data.audio import seeded_generator
+from fsachain.errors import ConfigError
 
 NOISE = 0.1  # of the lengths by which utterances are put together; see `length_buckets`
-UNKNOWN = -1
 _PROBES = 4  # epochs whose steps are counted
 _SPARE = 0.02  # share of steps added to the largest of these counts, so that few epochs need more
 _WIDENING = 1.02
@@ -185,88 +166,3 @@ def _split(buckets: list[list[int]], count: int) -> list[list[int]]:
                 parts[place][at : at + 1] = [largest[:middle], largest[middle:]]
                 missing -= 1
     return [part for inner in parts for part in inner]
-
-
-def frame_counts(
-    utterances: Sequence[Utterance],
-    config: FeatureConfig,
-    copies: Sequence[Perturbation] = (Perturbation(),),
-    *,
-    cache_dir: str | Path | None = None,
-    num_workers: int = 1,
-) -> tuple[NDArray[np.int32], list[Fault]]:
-    """Frames of each utterance for each change of speed, int32 [copies, utterances], and faults; no features are computed.
-
-    Segments and manifests that say where an utterance ends are believed; otherwise the header of the recording, or of the
-    stored matrix, is read (by `num_workers` threads). Only a recording that a command makes is read in full. A header that
-    cannot be read or another sampling rate is a fault, and its count is `UNKNOWN` (-1). `cache_dir` keeps the counts.
-    """
-    path = None if cache_dir is None else _cache_path(utterances, config, copies, cache_dir)
-    shape = (len(copies), len(utterances))
-    if path is not None and (kept := _kept(path, shape)) is not None:
-        return kept, []
-    count = partial(_count_all, config=config, copies=copies)
-    parts = by_chunk(count, utterances, num_workers=num_workers, executor=None)
-    found = [pair for part in parts for pair in part]
-    counts = np.array([numbers for numbers, _ in found], np.int32).reshape(shape[::-1]).T
-    faults = [fault for _, fault in found if fault is not None]
-    if path is not None and not faults:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            np.savez(file, counts=counts)
-    return counts, faults
-
-
-def _count_all(
-    utterances: Sequence[Utterance], config: FeatureConfig, copies: Sequence[Perturbation]
-) -> list[tuple[list[int], Fault | None]]:
-    found: list[tuple[list[int], Fault | None]] = []
-    for utterance in utterances:
-        try:
-            if has_stored(utterance, config):
-                numbers = [_stored_frames(utterance, config)] * len(copies)
-            else:
-                samples = count_samples(utterance, config.sample_rate)
-                speeds = [Fraction(round(copy.speed * 100), 100) for copy in copies]  # as in `change_speed`
-                numbers = [num_frames_of(math.ceil(samples / speed), config) for speed in speeds]
-            found.append((numbers, None))
-        except UtteranceError as error:
-            found.append(([UNKNOWN] * len(copies), error.fault))
-    return found
-
-
-def _stored_frames(utterance: Utterance, config: FeatureConfig) -> int:
-    part, address = utterance.feats_part, utterance.feats or ""
-    if part is not None and part.num_frames is not None:
-        return part.num_frames
-    if part is not None or address.rstrip().endswith(("|", "]")):  # a command, or a range of rows
-        return len(utterance_features(utterance, config))
-    try:
-        return read_value(address, read_num_rows)
-    except (DataError, RuntimeError) as error:
-        raise unreadable_features(utterance, error) from error
-
-
-def _cache_path(
-    utterances: Sequence[Utterance],
-    config: FeatureConfig,
-    copies: Sequence[Perturbation],
-    cache_dir: str | Path,
-) -> Path | None:
-    """A file named after a hash of all that the counts depend on; None if that is unknown."""
-    try:
-        identities = audio_identities(utterances, config)
-    except UtteranceError:
-        identities = None
-    if identities is None:
-        return None
-    content = repr((config.fingerprint(), [copy.speed for copy in copies])) + "".join(identities)
-    return Path(cache_dir) / f"frames-{hashlib.sha256(content.encode()).hexdigest()[:32]}.npz"
-
-
-def _kept(path: Path, shape: tuple[int, int]) -> NDArray[np.int32] | None:
-    try:
-        counts = read_npz(path)["counts"]
-    except (DataError, KeyError):
-        return None
-    return counts if counts.shape == shape and counts.dtype == np.int32 else None
