@@ -58,6 +58,7 @@ MODULES = {
     "plots": {
         "plot": "Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each."
     },
+    "configuration": {"config": "Explain every option of a configuration."},
     "kaldi": {"kaldi": "Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."},
 }
 COMMANDS = {name: (module, text) for module, names in MODULES.items() for name, text in names.items()}

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +18,14 @@ import click
 import torch
 from torch import nn
 
-from fsachain.cli.options import FILE
+from fsachain.cli.options import FILE, together
 from fsachain.data.audio import Perturbation
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
 from fsachain.data.features import FeatureConfig
 from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, require
 from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.graph.topology import Topology
 from fsachain.loss.base import check_factor
@@ -199,13 +199,14 @@ class LangConfig:
 
     Attributes:
         silence: phone that may stand between words and at the ends; None for a lexicon without.
-        silence_prob: probability of silence at each such place.
+        silence_prob (probability): probability of silence at each such place.
         oov: word of the lexicon that stands for all words it lacks; None refuses such words.
         topology: "chain", "chain-one-pdf", "left-to-right-3", or with a blank "ctc", "ctc-compact", "ctc-selfless" or
             "ctc-minimal" (see `fsachain.graph.ctc`).
-        context: "monophone"; "biphone": pdfs depend on the phone before; or "tied-biphone": rare pairs share pdfs.
-            Silence stays independent of the phone before.
-        min_biphone_count, min_monophone_count: for "tied-biphone"; see `ContextTree.tied_biphone`.
+        context: "monophone"; "biphone": pdfs depend on the phone before; or "tied-biphone": rare pairs share pdfs. Silence
+            stays independent of the phone before.
+        min_biphone_count, min_monophone_count (occurrences): for "tied-biphone": rarer pairs, and phones, share pdfs; see
+            `ContextTree.tied_biphone`.
     """
 
     silence: str | None = "SIL"
@@ -227,12 +228,12 @@ class PhoneLmConfig:
     """The phone language model of the denominator; see `estimate_phone_lm` and `lm_phones`.
 
     Attributes:
-        ngram_order: phones in an n-gram, the predicted one included. 0: no model, and a denominator that accepts every
+        ngram_order (phones): in an n-gram, the predicted one included. 0: no model, and a denominator that accepts every
             sequence of pdfs; with `lang.topology` "ctc" and no leak the objective is that of CTC.
-        num_extra_lm_states: states kept above those of the order that is never pruned.
-        no_prune_ngram_order: n-grams up to this order are never pruned.
-        edge_silence: probability of silence at each end of a training sentence.
-        between_silence: probability of silence between two words.
+        num_extra_lm_states (states): states kept above those of the order that is never pruned.
+        no_prune_ngram_order (phones): n-grams up to this order are never pruned.
+        edge_silence (probability): probability of silence at each end of a training sentence.
+        between_silence (probability): probability of silence between two words.
     """
 
     ngram_order: int = 4
@@ -244,7 +245,16 @@ class PhoneLmConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Options of `LFMMILoss`, which documents them: numbers, or schedules (see `fsachain.train.schedule`)."""
+    """Options of `LFMMILoss`: numbers, or schedules such as "0,0@0.2,0.5" (see `fsachain.train.schedule`).
+
+    Attributes:
+        leaky_hmm_coefficient (probability): of a jump to any state of the denominator after each frame; 1e-5 as in Kaldi,
+            0.1 in its end-to-end recipes, 0 exact.
+        l2_regularize (factor): of the squared scores, halved.
+        out_of_range_regularize (factor): of the squares, halved, of what scores exceed -30 to 30 by.
+        xent_regularize (factor): of the cross-entropy of the second head (`network.xent: branch`); 0.1 is usual.
+        denominator_scale (factor): of the denominator's log-probability.
+    """
 
     leaky_hmm_coefficient: Scheduled = 1e-5
     l2_regularize: Scheduled = 5e-5
@@ -275,8 +285,8 @@ class PerturbationConfig:
     """Copies of the training recordings at other speeds and volumes.
 
     Attributes:
-        speeds: one copy for each; 1.0 is the original.
-        volume: the gain of each utterance is drawn between these two.
+        speeds (factors): one copy for each; 1.0 is the original.
+        volume (factors): the gain of each utterance is drawn between these two.
     """
 
     speeds: tuple[float, ...] = (1.0,)
@@ -292,10 +302,10 @@ class SupervisionConfig:
     """Supervision from an alignment; see `build_supervision` and `fsachain.graph.chunks`. All in input frames.
 
     Attributes:
-        left_tolerance: how far before its aligned span a phone may begin.
-        right_tolerance: how far behind it a phone may last.
-        chunk_frames: length of a chunk, rounded up to output frames; None leaves utterances whole.
-        overlap_frames: the least that neighbouring chunks share, rounded up likewise.
+        left_tolerance (input frames): how far before its aligned span a phone may begin.
+        right_tolerance (input frames): how far behind it a phone may last.
+        chunk_frames (input frames): length of a chunk, rounded up to output frames; None leaves utterances whole.
+        overlap_frames (input frames): the least that neighbouring chunks share, rounded up likewise.
     """
 
     left_tolerance: int = DEFAULT_TOLERANCE
@@ -318,10 +328,9 @@ class DecodingConfig:
     """The grammar and how its weight is found.
 
     Attributes:
-        ngram_order: of the word language model of the training text; 0 is a loop over all words,
-            equally likely.
-        lm_weights: factors on the grammar's costs that are tried on the development set.
-        word_insertion_penalties: costs per word that are tried.
+        ngram_order (words): of the word language model of the training text; 0 is a loop over all words, equally likely.
+        lm_weights (factors): factors on the grammar's costs that are tried on the development set.
+        word_insertion_penalties (nats): costs per word that are tried.
         search: beams of the decoder.
     """
 
@@ -387,10 +396,52 @@ class Experiment:
         return to_dict(self)
 
 
-config_option = click.option(
-    "--config",
-    "experiment",
-    type=FILE,
-    callback=lambda _context, _option, path: Experiment() if path is None else Experiment.read(path),
-    help="YAML file of the experiment; without it every option has its default.",
+def read_experiment(path: Path | None, changes: Sequence[str] = ()) -> Experiment:
+    """The configuration in a YAML file, or the defaults, with `SECTION.OPTION=VALUE` changes; values are YAML."""
+    yaml = require("yaml", extra="recipes")
+    sections = {} if path is None else load_yaml(path)
+    for change in changes:
+        name, equals, value = change.partition("=")
+        *tables, key = name.split(".")
+        if not (equals and tables):
+            raise ConfigError(f"--set {change}: expected SECTION.OPTION=VALUE")
+        table = sections
+        for inner in tables:
+            table = table.setdefault(inner, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {change}: {inner} is {table!r}, not a section")
+        try:
+            table[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {change}: {value!r} is no YAML value") from error
+    where = [] if path is None else [str(path)]
+    return Experiment.from_dict(sections, " ".join([*where, *(f"--set {change}" for change in changes)]))
+
+
+def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> Experiment:
+    return read_experiment(path, context.meta.get(_CHANGES, ()))
+
+
+def _keep_changes(context: click.Context, _: click.Parameter, changes: tuple[str, ...]) -> None:
+    context.meta[_CHANGES] = changes
+
+
+_CHANGES = f"{__name__}.changes"
+config_option = together(
+    click.option(
+        "--config",
+        "experiment",
+        type=FILE,
+        callback=_read_config,
+        help="YAML file of the experiment; without it every option has its default, see `fsachain config`.",
+    ),
+    click.option(
+        "--set",
+        multiple=True,
+        metavar="SECTION.OPTION=VALUE",
+        is_eager=True,  # read before --config
+        expose_value=False,
+        callback=_keep_changes,
+        help="Change one option of the configuration; may be given several times.",
+    ),
 )

@@ -25,16 +25,17 @@ class AugmentConfig:
     SpecAugment (Park et al., Interspeech 2019) blanks bands of frames and of features with the utterance's mean.
 
     Attributes:
-        time_masks: blanked stretches of time per utterance.
-        time_mask_frames: each has 0 to this many frames, uniformly.
-        time_mask_fraction: and at most this share of the utterance, so that short words survive.
-        frequency_masks: blanked bands per utterance.
-        frequency_mask_bins: each has 0 to this many neighbouring features, uniformly; meaningful for "fbank".
-        frequency_warp: the frequency axis is stretched by a factor within 1 +- this much, which imitates other vocal tracts
-            (Jaitly and Hinton, 2013); 0.1 is usual, 0 off. Meaningful for "fbank".
-        frame_shift: features are delayed or advanced by up to this many frames, which moves the grid of subsampled frames;
-            subsampling - 1 covers every grid.
-        seed: seed of all draws.
+        time_masks (per utterance): blanked stretches of time per utterance.
+        time_mask_frames (input frames): each mask has 0 to this many frames, uniformly.
+        time_mask_fraction (share): each mask has at most this share of the utterance, so that short words survive.
+        frequency_masks (per utterance): blanked bands per utterance.
+        frequency_mask_bins (columns): each band has 0 to this many neighbouring features, uniformly; meaningful for
+            "fbank".
+        frequency_warp (share): the frequency axis is stretched by a factor within 1 +- this much, which imitates other
+            vocal tracts (Jaitly and Hinton, 2013); 0.1 is usual, 0 off. Meaningful for "fbank".
+        frame_shift (input frames): features are delayed or advanced by up to this many frames, which moves the grid of
+            subsampled frames; subsampling - 1 covers every grid.
+        seed (number): seed of all draws.
     """
 
     time_masks: int = 0

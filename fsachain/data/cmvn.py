@@ -23,10 +23,15 @@ VARIANCE_FLOOR = 1e-5  # of the variance: a constant feature, as in digital sile
 
 @dataclass(frozen=True)
 class CmvnConfig:
-    """What is normalised: over `scope` the mean, or ("mean-variance") also the standard deviation."""
+    """What is normalised of the features.
 
-    scope: str = "global"  # or "none", "speaker", "utterance"
-    moments: str = "mean-variance"  # or "mean"
+    Attributes:
+        scope: "global", "speaker" or "utterance": whose frames the statistics are taken over; or "none".
+        moments: "mean", or "mean-variance" for the standard deviation too.
+    """
+
+    scope: str = "global"
+    moments: str = "mean-variance"
 
     def __post_init__(self) -> None:
         for name, choices in (("scope", SCOPES), ("moments", MOMENTS)):

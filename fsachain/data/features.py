@@ -46,16 +46,16 @@ class FeatureConfig:
 
     Attributes:
         kind: "fbank" (log mel energies), "mfcc", or "archive": whatever the matrices of feats.scp hold.
-        num_columns: of these matrices, for "archive"; the options of other kinds do not matter then.
-        sample_rate: in Hz; recordings at another rate are refused.
-        num_mel_bins: filters of the bank.
-        num_ceps: coefficients kept for "mfcc"; Kaldi's "hires" features keep all, num_ceps = num_mel_bins.
-        low_freq: lower edge of the first filter, in Hz.
-        high_freq: upper edge of the last filter, in Hz; zero or negative counts down from half the sample rate.
-        frame_length_ms: analysis window.
-        frame_shift_ms: distance of frames; the unit of time of all frame counts.
+        num_columns (columns): of these matrices, for "archive"; the options of other kinds do not matter then.
+        sample_rate (Hz): recordings at another rate are refused.
+        num_mel_bins (filters): filters of the bank.
+        num_ceps (coefficients): coefficients kept for "mfcc"; Kaldi's "hires" features keep all, num_ceps = num_mel_bins.
+        low_freq (Hz): lower edge of the first filter.
+        high_freq (Hz): upper edge of the last filter; zero or negative counts down from half the sample rate.
+        frame_length_ms (ms): analysis window.
+        frame_shift_ms (ms): distance of frames; the unit of time of all frame counts.
         snip_edges: keep only frames whose window lies inside the signal. Off: ceil-like count, edges are mirrored.
-        dither: noise amplitude added to samples; 0 keeps features reproducible.
+        dither (amplitude of 16-bit samples): noise amplitude added to samples; 0 keeps features reproducible.
     """
 
     kind: str = "fbank"

@@ -96,12 +96,12 @@ class DecoderConfig:
     """Options of the search.
 
     Attributes:
-        beam: Paths worse than the best of their frame by more than this cost are dropped. 10 to 16.
-        lattice_beam: Paths of the lattice worse than the best one by more than this are pruned.
-        acoustic_scale: Factor on the network outputs; 1.0 is right for LF-MMI.
-        search: `lattice` keeps a lattice and reads its best path; `beam` keeps one path per state, which is several times
+        beam (nats): Paths worse than the best of their frame by more than this cost are dropped. 10 to 16.
+        lattice_beam (nats): Paths of the lattice worse than the best one by more than this are pruned.
+        acoustic_scale (factor): Factor on the network outputs; 1.0 is right for LF-MMI.
+        search: "lattice" keeps a lattice and reads its best path; "beam" keeps one path per state, which is several times
             faster and finds the same best path.
-        max_active: Most states alive per frame; `beam` search only.
+        max_active (states): Most that are alive per frame; "beam" search only.
     """
 
     beam: float = 13.0

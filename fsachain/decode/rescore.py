@@ -38,9 +38,9 @@ class RescoringConfig:
     """How many word sequences are judged by the second language model, and the weights that are tried.
 
     Attributes:
-        num_hypotheses: the most that are kept of an utterance.
-        lm_weights: factors on the second model's log-probabilities that are tried on the development set.
-        word_insertion_penalties: costs per word that are tried.
+        num_hypotheses (word sequences): the most that are kept of an utterance.
+        lm_weights (factors): factors on the second model's log-probabilities that are tried on the development set.
+        word_insertion_penalties (nats): costs per word that are tried.
     """
 
     num_hypotheses: int = 100

@@ -215,18 +215,18 @@ class ConformerConfig:
     Attributes:
         num_features: F.
         num_pdfs: P; `ContextTree.num_pdfs`.
-        channels: width of all blocks, C; a multiple of twice `num_heads`.
-        num_layers: blocks.
-        num_heads: of the attention.
-        feed_forward: width inside the feed-forward steps.
-        kernel: output frames that the convolution of a block sees, an odd number.
+        channels (channels): width of all blocks, C; a multiple of twice `num_heads`.
+        num_layers (blocks): one after the other.
+        num_heads (heads): of the attention.
+        feed_forward (channels): width inside the feed-forward steps.
+        kernel (output frames): that the convolution of a block sees, an odd number.
         norm: of the convolution: "layer"; or "batch", ReLU and the masked batch normalisation of the TDNN-F.
-        filters: of the two convolutions that thin out.
-        subsampling: input frames per output frame: 1, 2, 3, 4 or 6.
-        chunk: output frames of a chunk; 0: every frame sees the whole utterance, and convolutions see as much after a frame
-            as before it. With chunks they see what is before it.
-        left_chunks: chunks before its own that a frame sees in each block.
-        dropout: probability with which activations are dropped in training.
+        filters (filters): of the two convolutions that thin out.
+        subsampling (input frames): input frames per output frame: 1, 2, 3, 4 or 6.
+        chunk (output frames): of a chunk; 0: every frame sees the whole utterance, and convolutions see as much after a
+            frame as before it. With chunks they see what is before it.
+        left_chunks (chunks): chunks before its own that a frame sees in each block.
+        dropout (probability): probability with which activations are dropped in training.
         xent: "none", or "branch" for a second head whose log-softmax serves as a regulariser in training.
     """
 

@@ -31,20 +31,18 @@ class TdnnfConfig:
     Attributes:
         num_features: F.
         num_pdfs: P; `ContextTree.num_pdfs`.
-        channels: width of all hidden layers, C.
-        bottleneck: rows of the semi-orthogonal factor of each layer; 0 for plain time-delay layers.
-        time_strides: one time-delay layer each, its distance to the neighbouring frames in frames of its own
-            input: 1 is the next frame, which after subsampling by 3 is 30 ms away; 0 is a layer without
-            context.
-        input_kernel: frames seen by the input layer.
-        subsampling: input frames per output frame.
-        subsampling_layer: 0 thins out in the input layer, which is quickest; i > 0 in the i-th time-delay
-            layer.
-        bypass: share of a layer's input added to its output; 0.66 in Kaldi.
-        dropout: proportion p; 0 for none.
-        dropout_kind: "frame" drops single activations with probability p; "utterance" scales each channel of
-            an utterance by a factor in 1 +- 2p, as Kaldi does.
-        prefinal: width of the layer before each output; 0 for none.
+        channels (channels): width of all hidden layers, C.
+        bottleneck (rows): rows of the semi-orthogonal factor of each layer; 0 for plain time-delay layers.
+        time_strides (frames): one time-delay layer each, its distance to the neighbouring frames in frames of its own
+            input: 1 is the next frame, which after subsampling by 3 is 30 ms away; 0 is a layer without context.
+        input_kernel (input frames): frames seen by the input layer.
+        subsampling (input frames): input frames per output frame.
+        subsampling_layer (layer): 0 thins out in the input layer, which is quickest; i > 0 in the i-th time-delay layer.
+        bypass (share): share of a layer's input added to its output; 0.66 in Kaldi.
+        dropout (probability): proportion p; 0 for none.
+        dropout_kind: "frame" drops single activations with probability p; "utterance" scales each channel of an utterance
+            by a factor in 1 +- 2p, as Kaldi does.
+        prefinal (channels): width of the layer before each output; 0 for none.
         xent: "none", or "branch" for a second head whose log-softmax serves as a regulariser in training.
     """
 

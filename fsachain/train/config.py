@@ -29,19 +29,19 @@ class OptimizerConfig:
     """Optimiser and its constants.
 
     Attributes:
-        name: One of `OPTIMIZERS`.
-        betas: Decay of the first and second moment; not for `sgd`.
-        epsilon: Added to the root of the second moment; not for `sgd`.
-        momentum: SGD only.
-        weight_decay: Decoupled for `adamw`, an L2 gradient for the others.
-        decayed: What decays: "all" parameters, or only "weights": those of two dimensions or more, which leaves out
-            biases and the scales of normalisations.
-        max_grad_norm: Gradients with a larger Euclidean norm are scaled down to it; infinity switches it off.
-        max_change: Steps with a larger Euclidean norm are scaled down to it; 2 in Kaldi, None switches it off.
-        max_change_per_component: The same for each module's own parameters, before that; 0.75 in Kaldi.
-        factors: Factors on the learning rate by prefix of parameter names: "encoder" is for `encoder` and all that
-            begins with `encoder.`; the longest prefix that fits counts, 1 where none does.
-        freeze_epochs: Epochs at the start in which the parameters with a prefix do not move.
+        name: "adam", "adamw", "nadam", "radam", "adamax" or "sgd".
+        betas (factors per step): Decay of the first and second moment; not for `sgd`.
+        epsilon (as gradients): Added to the root of the second moment; not for `sgd`.
+        momentum (factor per step): SGD only.
+        weight_decay (factor): Decoupled for `adamw`, an L2 gradient for the others.
+        decayed: What decays: "all" parameters, or only "weights": those of two dimensions or more, which leaves out biases
+            and the scales of normalisations.
+        max_grad_norm (norm): Gradients with a larger Euclidean norm are scaled down to it; infinity switches it off.
+        max_change (norm): Steps with a larger Euclidean norm are scaled down to it; 2 in Kaldi, None switches it off.
+        max_change_per_component (norm): The same for each module's own parameters, before that; 0.75 in Kaldi.
+        factors (by prefix): Factors on the learning rate by prefix of parameter names: "encoder" is for `encoder` and all
+            that begins with `encoder.`; the longest prefix that fits counts, 1 where none does.
+        freeze_epochs (epochs, by prefix): Epochs at the start in which the parameters with a prefix do not move.
     """
 
     name: str = "adam"
@@ -76,35 +76,37 @@ class TrainConfig:
     """Options of `Trainer`.
 
     Attributes:
-        num_epochs: Passes over the training examples.
-        batch_size: Utterances per step, at most.
-        micro_batch: Utterances of a step that go through the network together, in each process, at most; their
+        num_epochs (epochs): Passes over the training examples.
+        batch_size (utterances): Utterances per step, at most.
+        micro_batch (utterances): Utterances of a step that go through the network together, in each process, at most; their
             gradients are added up. 0 for all.
-        batch_frames: Most frames of a step, padding included; None for no limit.
+        batch_frames (input frames): Most frames of a step, padding included; None for no limit.
         precision: Number format of the network's passes: "float32", "bfloat16" or "float16".
-        seed: Seed of batch order, dropout and augmentation.
+        seed (number): Seed of batch order, dropout and augmentation.
         schedule: Learning rate.
         optimizer: Optimiser.
-        dropout_schedule: Dropout proportion of the whole network while it trains, a number or a schedule such as
-            "0,0@0.20,0.5@0.50,0" (see `fsachain.train.schedule.Schedule`); None leaves it as the network has it.
-        orthonormal_every: Steps between calls of the model's `constrain_orthonormal()`; 0 for never.
-        average_last: Epochs at the end whose models the final one is made of.
+        dropout_schedule (probability): Dropout proportion of the whole network while it trains, a number or a schedule such
+            as "0,0@0.20,0.5@0.50,0" (see `fsachain.train.schedule.Schedule`); None leaves it as the network has it.
+        orthonormal_every (steps): Steps between calls of the model's `constrain_orthonormal()`; 0 for never.
+        average_last (epochs): Epochs at the end whose models the final one is made of.
         combine: How: "mean" of all; "best-average": the best of the means of the newest 1, 2, 3, ... and of the moving
             average, if there is one; "ema": the moving average; "none": the last model.
         combine_on: Where "best-average" is decided: "dev" set, or the `batch_norm_batches` "train" batches.
-        ema: Decay of an exponential moving average of the parameters over all steps, 0.999 say; 0 for none.
-        batch_norm_batches: Training batches over which batch-normalisation statistics of an averaged model
-            are taken anew; 0 averages the statistics like the parameters.
-        checkpoint_every: Batches between checkpoints within an epoch; 0 for the ends of epochs only.
-        keep_checkpoints: Ends of epochs kept on disk besides those to be averaged, for the case that one of these is
-            damaged. The best epoch on the development set and the newest checkpoint are kept too.
-        max_bad_batches: Training stops after this many batches in a row with a loss or gradient that is not
+        ema (factor per step): Decay of an exponential moving average of the parameters over all steps, 0.999 say; 0 for
+            none.
+        batch_norm_batches (batches): Training batches over which batch-normalisation statistics of an averaged model are
+            taken anew; 0 averages the statistics like the parameters.
+        checkpoint_every (batches): Batches between checkpoints within an epoch; 0 for the ends of epochs only.
+        keep_checkpoints (epochs): Ends of epochs kept on disk besides those to be averaged, for the case that one of these
+            is damaged. The best epoch on the development set and the newest checkpoint are kept too.
+        max_bad_batches (batches): Training stops after this many batches in a row with a loss or gradient that is not
             finite.
-        num_threads: Threads of torch; 0 leaves the setting alone, None takes every processor, or this process's share
-            where several run on a machine.
-        process_timeout: Seconds that a process waits for the others, where several train together, before it ends.
-        bad_data: "exclude" lists the utterances that cannot be trained on and goes on without them; "stop" lists
-            them and ends.
+        num_threads (threads): Threads of torch; 0 leaves the setting alone, None takes every processor, or this process's
+            share where several run on a machine.
+        process_timeout (seconds): Seconds that a process waits for the others, where several train together, before it
+            ends.
+        bad_data: "exclude" lists the utterances that cannot be trained on and goes on without them; "stop" lists them and
+            ends.
     """
 
     num_epochs: int = 16

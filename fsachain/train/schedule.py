@@ -28,11 +28,11 @@ class ScheduleConfig:
     """Shape of the learning rate.
 
     Attributes:
-        peak: Highest learning rate.
-        final: Learning rate at the last step; unused by `constant`.
-        warmup: Part of all steps, in [0, 1), over which the rate rises.
-        start: Learning rate of the first step where there is a warm-up.
-        decay: One of `DECAYS`.
+        peak (per step): Highest learning rate.
+        final (per step): Learning rate at the last step; unused by "constant".
+        warmup (share of steps): Part of all steps, in [0, 1), over which the rate rises.
+        start (per step): Learning rate of the first step where there is a warm-up.
+        decay: From the peak on: "constant", "linear", "exponential", "cosine" or "one-cycle" (both ways a half cosine).
     """
 
     peak: float = 4e-3

@@ -11,15 +11,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from fsachain.cli import EXIT_INTERRUPTED, describe, exit_status
-from fsachain.cli.config import Experiment
+from fsachain.cli.config import Experiment, read_experiment
 from fsachain.cli.model import permitted_imports
 from fsachain.cli.record import open_log, record_run, recorded_stage
 from fsachain.cli.report import REPORT
 from fsachain.errors import ConfigError, FsachainError
-from fsachain.train.config import load_yaml
 from fsachain.train.stopping import stoppable
 from fsachain.train.world import World
 from recipes.pipeline.stages import SECOND_PASS, STAGES, Prepare, Run, Stages
@@ -38,31 +35,11 @@ def _parser(program: str, stages: Stages) -> argparse.ArgumentParser:
         "--set",
         action="append",
         default=[],
-        metavar="SECTION.KEY=VALUE",
+        metavar="SECTION.OPTION=VALUE",
         help="change one value of the configuration; may be given several times",
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: all processors")
     return parser
-
-
-def read_config(path: Path, overrides: Sequence[str]) -> Experiment:
-    """The configuration with `SECTION.KEY=VALUE` overrides applied; values are YAML."""
-    sections = load_yaml(path)
-    for override in overrides:
-        name, equals, value = override.partition("=")
-        *tables, key = name.split(".")
-        if not (equals and tables):
-            raise ConfigError(f"--set {override}: expected SECTION.KEY=VALUE")
-        table = sections
-        for inner in tables:
-            table = table.setdefault(inner, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"--set {override}: {inner} is {table!r}, not a section")
-        try:
-            table[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {override}: {value!r} is no YAML value") from error
-    return Experiment.from_dict(sections, str(path))
 
 
 def run_recipe(
@@ -121,7 +98,7 @@ def _run(options: argparse.Namespace, stages: Stages, make_run: Callable[[Experi
     try:
         if not chosen:
             raise ConfigError(f"--stop-stage {options.stop_stage} comes before --stage {options.stage}")
-        run = make_run(read_config(options.config, options.set))
+        run = make_run(read_experiment(options.config, options.set))
         own = run.config.network_spec(num_pdfs=1).import_path  # what the run's configuration names, it trusts
         with (
             permitted_imports([own] if own else []),

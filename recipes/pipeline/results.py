@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
         "--set",
         action="append",
         default=[],
-        metavar="SECTION.KEY=VALUE",
+        metavar="SECTION.OPTION=VALUE",
         help="for all runs; may be given several times",
     )
 

@@ -196,7 +196,7 @@ def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--set=train"], "--set train: expected SECTION.KEY=VALUE"),
+        (["--set=train"], "--set train: expected SECTION.OPTION=VALUE"),
         (
             ["--set=features.sample_rate.x=3"],
             "--set features.sample_rate.x=3: sample_rate is 8000, not a section",

@@ -1,0 +1,110 @@
+"""`fsachain config` and `--set`: the page of the documentation is current, every option is explained and can be changed."""
+
+from pathlib import Path
+
+import pytest
+
+for module in ("click", "yaml"):
+    pytest.importorskip(module, reason="the command line needs fsachain[recipes]")
+
+from cli_fixtures import assert_one_line
+
+from fsachain.cli.config import Experiment, read_experiment
+from fsachain.cli.configuration import NETWORKS, SECTIONS, options_of
+from fsachain.train.config import load_yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def every_option():
+    sections = {name: getattr(Experiment(), name) for name in SECTIONS if name != "network"}
+    for name, section in [*sections.items(), *(("network", network) for network in NETWORKS.values())]:
+        yield from options_of(section, name)
+
+
+def test_page_of_the_documentation_is_what_the_command_prints(fsachain) -> None:
+    printed = fsachain("config").out
+    assert printed == (ROOT / "docs" / "configuration.md").read_text(), (
+        "make it anew: fsachain config > docs/configuration.md"
+    )
+    assert max(map(len, printed.splitlines())) <= 125
+
+
+def test_every_option_has_a_meaning_and_every_number_a_unit() -> None:
+    for option in every_option():
+        assert len(option.meaning) > 5, option.name
+        first = option.default[0] if isinstance(option.default, list) else option.default
+        if isinstance(first, int | float) and not isinstance(first, bool):
+            assert option.unit, option.name
+
+
+def test_section_is_a_part_of_the_page(fsachain) -> None:
+    part = fsachain("config", "--section", "decoding").out
+    assert part.startswith("## decoding\n") and "`decoding.search.beam` = `13.0` (nats)" in part
+    assert part in fsachain("config").out
+    assert fsachain("config", "--section", "decoding", "--defaults").status == 2
+
+
+def test_file_of_defaults_is_a_configuration_that_changes_nothing(fsachain, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(fsachain("config", "--defaults").out)
+    read = Experiment.read(path)
+    assert read.to_dict() == {**Experiment().to_dict(), "network": load_yaml(path)["network"]}
+    assert read.network_config(5) == Experiment().network_config(5)
+    assert fsachain("config", "--diff", path).out == f"{path}: every option has its default\n"
+
+
+def test_differences_name_option_value_and_default(fsachain, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "train: {num_epochs: 3, schedule: {peak: 1.0e-3}, optimizer: {factors: {encoder: 0.1}}}\n"
+        "network: {kind: conformer, chunk: 8}\n"
+    )
+    assert fsachain("config", "--diff", path).out.splitlines() == [
+        "network.kind: conformer (default tdnnf)",
+        "network.chunk: 8 (default 0)",
+        "train.num_epochs: 3 (default 16)",
+        "train.schedule.peak: 0.001 (default 0.004)",
+        "train.optimizer.factors.encoder: 0.1",
+    ]
+
+
+@pytest.mark.parametrize("option", [option for option in every_option() if option.default is not None])
+def test_every_option_can_be_set_from_the_command_line(option) -> None:
+    """Its default given again changes nothing: the name is known and the value is of its type."""
+    kind = (
+        "conformer"
+        if option.name.startswith("network.") and option.name.split(".")[1] not in vars(NETWORKS["tdnnf"])
+        else "tdnnf"
+    )
+    given = [f"network.kind={kind}", f"{option.name}={option.default}"]
+    made = read_experiment(None, given)
+    if option.name.startswith("network."):
+        made.network_config(5)
+    else:
+        assert made == read_experiment(None, given[:1])
+
+
+def test_set_changes_what_the_file_says(fsachain, built: Path) -> None:
+    config = built / "config.yaml"
+    config.write_text("lang: {topology: chain}\n")
+    given = ("lang", built / "lexicon.txt", built / "other", "--config", config)
+    assert fsachain(*given).out.startswith("2 words, 6 phones, 12 pdfs")
+    assert fsachain(*given, "--set", "lang.topology=chain-one-pdf").out.startswith(
+        "2 words, 6 phones, 6 pdfs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("train", "--set train: expected SECTION.OPTION=VALUE"),
+        ("lang.silence.x=3", "--set lang.silence.x=3: silence is 'SIL', not a section"),
+        ("train.num_epochs=[", "--set train.num_epochs=[: '[' is no YAML value"),
+        ("train.num_epoch=3", "train.num_epoch: unknown option; did you mean 'num_epochs'?"),
+    ],
+)
+def test_wrong_change_is_one_line(fsachain, built: Path, change: str, message: str) -> None:
+    (built / "config.yaml").write_text("lang: {silence: SIL}\n")
+    given = ("lang", built / "lexicon.txt", built / "other", "--config", built / "config.yaml")
+    assert_one_line(fsachain(*given, "--set", change), message)
