@@ -78,7 +78,9 @@ def _described(kind: type) -> dict[str, tuple[str, str]]:
     found = {}
     for entry in re.split(r"\n(?=    \S)", listed.rstrip()):
         match = _ENTRY.match(" ".join(entry.split()))
-        for name in match["names"].split(", ") if match else ():
+        if match is None:
+            continue
+        for name in match["names"].split(", "):
             found[name] = (match["unit"] or "", re.sub(r"\bNone\b", "null", match["meaning"]))
     return found
 
