@@ -61,10 +61,10 @@ docs: $(STAMP)  ## the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build $(ARGS)
 
 test: $(STAMP)  ## the tests that every change has to pass: a few minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q --ignore tests/slow --ignore tests/gpu $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -q --ignore tests/slow --ignore tests/gpu $(ARGS)
 
 test-all: $(STAMP)  ## everything else: sanitizers, emulated kernels, fuzz, kills, recipes, browsers, many processes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -q tests/slow tests/gpu $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -q tests/slow tests/gpu $(ARGS)
 
 $(ORACLE)/.installed:
 	@$(PYTHON) -m venv $(ORACLE)

@@ -190,6 +190,7 @@ def installed(monkeypatch: Any) -> Iterator[World]:
     """Cupy is the stand-in, and the library has not used any device yet."""
     world = World()
     WORLD.append(world)
+    gc.freeze()  # collections of what a test leaves need not walk through all of torch
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "cupy", world.module)
         patch.setitem(__import__("sys").modules, "cupy.cuda", world.module.cuda)
@@ -198,6 +199,7 @@ def installed(monkeypatch: Any) -> Iterator[World]:
         yield world
         _forget()
     gc.collect()
+    gc.unfreeze()
     WORLD.remove(world)
 
 

@@ -5,6 +5,7 @@ import configparser
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def _walk(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.Import | ast.I
             yield from _walk(child, inside)
 
 
+@cache
 def imports_of(path: Path) -> set[tuple[str, bool]]:
     """Pairs (imported module, whether inside a function); imports for type checkers alone are left out."""
     package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
