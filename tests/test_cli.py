@@ -10,11 +10,14 @@ click = pytest.importorskip("click", reason="the command line needs fsachain[rec
 pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
 
 from cli_fixtures import TEXT, assert_one_line
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from fsachain.cli.app import COMMANDS, app
 from fsachain.cli.config import Experiment
 from fsachain.errors import ConfigError
+from fsachain.train.config import changes
 
 
 def every_command():
@@ -229,3 +232,40 @@ def test_training_refuses_graphs_made_with_another_language_folder(fsachain, bui
     assert_one_line(outcome, "made with another language folder", "12 pdfs")
     outcome = fsachain("num-graphs", built / "data", built / "n.npz", "--lang", other, "--den", built / "den")
     assert_one_line(outcome, "made with another language folder", "12 pdfs")
+
+
+def test_the_configuration_travels_with_the_language_folder(fsachain, built: Path) -> None:
+    """`phone-lm` without --config makes the model of the configuration that `lang` was given, and says so."""
+    config, lang = built / "bigram.yaml", ("--lang", built / "lang")
+    config.write_text("phone_lm: {ngram_order: 2, no_prune_ngram_order: 2, num_extra_lm_states: 0}\n")
+    step = ("phone-lm", built / "data/text")
+    named = fsachain(*step, built / "named.fst", *lang, "--config", config)
+    assert f"changed from {built}/lang/config.yaml: phone_lm.ngram_order was 4, is 2, " in named.out
+    assert fsachain("lang", built / "lexicon.txt", built / "lang", "--config", config).status == 0
+    taken = fsachain(*step, built / "taken.fst", *lang)
+    assert f"configuration: {built}/lang/config.yaml" in taken.out
+    assert (built / "taken.fst").read_bytes() == (built / "named.fst").read_bytes()
+    assert (built / "taken.fst").read_bytes() != (built / "phone_lm.fst").read_bytes()
+    config.write_text("lang: {context: biphone}\n")
+    outcome = fsachain(*step, built / "refused.fst", *lang, "--config", config)
+    assert_one_line(outcome, "lang.context was 'monophone', is 'biphone'", "bigram.yaml")
+    outcome = fsachain(*step, built / "set.fst", *lang, "--set", "phone_lm.num_extra_lm_states=3")
+    assert "changed from" in outcome.out and outcome.out.count(" was ") == 1
+    (built / "lang/config.yaml").unlink()
+    assert "configuration: every option has its default" in fsachain(*step, built / "plain.fst", *lang).out
+    assert (built / "plain.fst").read_bytes() == (built / "phone_lm.fst").read_bytes()
+
+
+@given(
+    before=st.dictionaries(
+        st.sampled_from("abc"), st.integers(0, 2) | st.dictionaries(st.sampled_from("xy"), st.integers(0, 2))
+    ),
+    now=st.dictionaries(
+        st.sampled_from("abc"), st.integers(0, 2) | st.dictionaries(st.sampled_from("xy"), st.integers(0, 2))
+    ),
+)
+def test_tables_of_options_differ_where_something_is_named(before: dict, now: dict) -> None:
+    told = changes(before, now)
+    assert bool(told) == (before != now)
+    assert changes({"a": {"b": 1}}, {"a": {"b": 2, "c": None}}) == ["a.b was 1, is 2"]
+    assert len(set(told)) == len(told)

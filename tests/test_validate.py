@@ -61,7 +61,7 @@ def lang(tmp_path_factory: pytest.TempPathFactory) -> Lang:
 
     folder = tmp_path_factory.mktemp("lang")
     (folder / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    return make_lang(folder / "lexicon.txt", folder, EXPERIMENT.lang)
+    return make_lang(folder / "lexicon.txt", folder, EXPERIMENT)
 
 
 def edit(name: str, old: str, new: str) -> Callable[[Path], None]:

@@ -26,13 +26,14 @@ from fsachain.data.features import FeatureConfig
 from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError, require
+from fsachain.files import write_text
 from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.graph.topology import Topology
 from fsachain.loss.base import check_factor
 from fsachain.nn.conformer import Conformer
 from fsachain.nn.network import Network
 from fsachain.nn.tdnnf import Tdnnf
-from fsachain.train.config import TrainConfig, from_dict, load_yaml, to_dict
+from fsachain.train.config import TrainConfig, changes, from_dict, load_yaml, to_dict
 from fsachain.train.schedule import Schedule, Scheduled, value_at, values_of
 
 BUILT_IN: dict[str, type[nn.Module]] = {"tdnnf": Tdnnf, "conformer": Conformer}
@@ -395,45 +396,72 @@ class Experiment:
         """A plain table that `from_dict` reads; every option is in it."""
         return to_dict(self)
 
+    def write(self, path: Path) -> None:
+        """A YAML file that `read` reads."""
+        text = require("yaml", extra="recipes").safe_dump(
+            self.to_dict(), sort_keys=False, default_flow_style=None
+        )
+        write_text(path, text)
 
-def read_experiment(path: Path | None, changes: Sequence[str] = ()) -> Experiment:
-    """The configuration in a YAML file, or the defaults, with `SECTION.OPTION=VALUE` changes; values are YAML."""
+
+def read_experiment(
+    path: Path | None, settings: Sequence[str] = (), kept: Experiment | None = None
+) -> Experiment:
+    """The configuration in a YAML file, else `kept`, else the defaults; `SECTION.OPTION=VALUE` settings are YAML."""
     yaml = require("yaml", extra="recipes")
-    sections = {} if path is None else load_yaml(path)
-    for change in changes:
-        name, equals, value = change.partition("=")
+    sections = (kept.to_dict() if kept else {}) if path is None else load_yaml(path)
+    for setting in settings:
+        name, equals, value = setting.partition("=")
         *tables, key = name.split(".")
         if not (equals and tables):
-            raise ConfigError(f"--set {change}: expected SECTION.OPTION=VALUE")
+            raise ConfigError(f"--set {setting}: expected SECTION.OPTION=VALUE")
         table = sections
         for inner in tables:
             table = table.setdefault(inner, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"--set {change}: {inner} is {table!r}, not a section")
+                raise ConfigError(f"--set {setting}: {inner} is {table!r}, not a section")
         try:
             table[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--set {change}: {value!r} is no YAML value") from error
+            raise ConfigError(f"--set {setting}: {value!r} is no YAML value") from error
     where = [] if path is None else [str(path)]
-    return Experiment.from_dict(sections, " ".join([*where, *(f"--set {change}" for change in changes)]))
+    return Experiment.from_dict(sections, " ".join([*where, *(f"--set {setting}" for setting in settings)]))
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> Experiment:
-    return read_experiment(path, context.meta.get(_CHANGES, ()))
+    """Of the options, else of the language folder; says where it comes from, and what differs from that of the folder."""
+    lang: Any = context.params.get("lang")  # read before
+    kept: Experiment | None = lang and lang.experiment
+    settings = context.meta.get(_SETTINGS, ())
+    found = read_experiment(path, settings, kept)
+    if lang is None:
+        return found
+    file = lang.config_file or "every option has its default"
+    if kept is None or found == kept:
+        click.echo(f"configuration: {path or file}")
+        return found
+    before, now = kept.to_dict(), found.to_dict()
+    if told := changes(before["lang"], now["lang"], "lang"):
+        raise ConfigError(
+            f"{path or '--set'}: {', '.join(told)}; {file} tells what the language folder was made with: expected the "
+            "same, or a folder made anew with `fsachain lang`"
+        )
+    click.echo(f"configuration: {path or file}; changed from {file}: {', '.join(changes(before, now))}")
+    return found
 
 
-def _keep_changes(context: click.Context, _: click.Parameter, changes: tuple[str, ...]) -> None:
-    context.meta[_CHANGES] = changes
+def _keep_settings(context: click.Context, _: click.Parameter, settings: tuple[str, ...]) -> None:
+    context.meta[_SETTINGS] = settings
 
 
-_CHANGES = f"{__name__}.changes"
+_SETTINGS = f"{__name__}.settings"
 config_option = together(
     click.option(
         "--config",
         "experiment",
         type=FILE,
         callback=_read_config,
-        help="YAML file of the experiment; without it every option has its default, see `fsachain config`.",
+        help="YAML file of the experiment; without it that of the language folder, see `fsachain config`.",
     ),
     click.option(
         "--set",
@@ -441,7 +469,7 @@ config_option = together(
         metavar="SECTION.OPTION=VALUE",
         is_eager=True,  # read before --config
         expose_value=False,
-        callback=_keep_changes,
+        callback=_keep_settings,
         help="Change one option of the configuration; may be given several times.",
     ),
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
+from fsachain.cli.config import Experiment
 from fsachain.cli.decoding import network_outputs
 from fsachain.cli.graphs import Merge, write_denominator
 from fsachain.cli.lang import Lang, lang_option, write_phone_lm
@@ -74,8 +75,15 @@ kaldi.add_command(supervise_by_lattices)
 @click.option("--silence", default="SIL", help="Phone that may stand between words.")
 @click.option("--silence-prob", type=float, default=0.5, help="At each such place.")
 @click.option("--oov", help="Word that stands for all that the lexicon lacks.")
+@click.option("--config", type=FILE, help="YAML file of the experiment, for the commands that read OUT.")
 def import_lang(
-    lexicon: Path, model_dir: Path, out: Path, silence: str, silence_prob: float, oov: str | None
+    lexicon: Path,
+    model_dir: Path,
+    out: Path,
+    silence: str,
+    silence_prob: float,
+    oov: str | None,
+    config: Path | None,
 ) -> None:
     """Take over phones, tree and topology of a Kaldi model.
 
@@ -90,7 +98,8 @@ def import_lang(
         raise DataError(f"{model_dir}: no {' or '.join(MODELS)}")
     phones = read_phones(model_dir / "phones.txt")
     words = Lexicon.read(lexicon, silence=silence, silence_prob=silence_prob, oov=oov, phones=phones)
-    lang = Lang(words, read_context_tree(model_dir / "tree", models[0], phones))
+    experiment = None if config is None else Experiment.read(config)
+    lang = Lang(words, read_context_tree(model_dir / "tree", models[0], phones), experiment)
     lang.save(out)
     click.echo(f"{lang} -> {out}")
 

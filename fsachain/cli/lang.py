@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fsachain.cli.config import TOPOLOGIES, Experiment, LangConfig, PhoneLmConfig, config_option
+from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
 from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, seed_option, with_reasons
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
@@ -23,12 +23,24 @@ from fsachain.graph.phone_lm import estimate_phone_lm
 
 LEXICON = "lexicon.json"
 TREE = "tree.npz"
+CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
 class Lang:
+    """Words, phones and pdfs; `experiment` is the configuration they were made with, where that is known.
+
+    `folder` is where they were read.
+    """
+
     lexicon: Lexicon
     tree: ContextTree
+    experiment: Experiment | None = None
+    folder: Path | None = None
+
+    @property
+    def config_file(self) -> Path | None:
+        return None if self.experiment is None or self.folder is None else self.folder / CONFIG
 
     def __str__(self) -> str:
         words, phones = self.lexicon.words, self.lexicon.phones
@@ -62,6 +74,9 @@ class Lang:
         """Writes what `load_lang` reads, and words.txt and phones.txt for people."""
         self.lexicon.save(make_folder(out) / LEXICON)
         self.tree.save(out / TREE)
+        (out / CONFIG).unlink(missing_ok=True)
+        if self.experiment is not None:
+            self.experiment.write(out / CONFIG)
         for name, symbols in (("words.txt", self.lexicon.words), ("phones.txt", self.lexicon.phones)):
             lines = [f"{symbol} {number}\n" for number, symbol in enumerate(("<eps>", *symbols))]
             (out / name).write_text("".join(lines), encoding="utf-8")
@@ -71,7 +86,9 @@ def load_lang(folder: Path) -> Lang:
     for name in (LEXICON, TREE):
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}; make the folder with `fsachain lang`")
-    return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE))
+    config = folder / CONFIG
+    experiment = Experiment.read(config) if config.is_file() else None
+    return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE), experiment, folder)
 
 
 LANG = Read(load_lang, folder=True)
@@ -91,33 +108,36 @@ def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, se
     """Number the words, phones and pdfs of a lexicon.
 
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
-    Out: folder OUT with lexicon.json, tree.npz, words.txt and phones.txt.
+    Out: folder OUT with lexicon.json, tree.npz, words.txt, phones.txt, and config.yaml, the whole configuration, which
+    later commands take from there.
     """
     said = () if text is None else read_transcripts(text).values()
-    click.echo(f"{make_lang(lexicon, out, experiment.lang, transcripts=said, seed=seed)} -> {out}")
+    click.echo(f"{make_lang(lexicon, out, experiment, transcripts=said, seed=seed)} -> {out}")
 
 
 def make_lang(
     lexicon_path: Path,
     out: Path,
-    config: LangConfig,
+    experiment: Experiment,
     *,
     transcripts: Iterable[Sequence[str]] = (),
     seed: int = 1,
 ) -> Lang:
     """Read a lexicon (Kaldi's lexicon.txt or lexiconp.txt), number its pdfs, and write the language folder `out`.
 
-    The context "tied-biphone" counts phones in `transcripts`, those left out that have a word which the lexicon refuses;
-    `seed` is that of the pronunciations and silences drawn for the counts.
+    Section `lang` of the configuration says how; the folder keeps all of it. The context "tied-biphone" counts phones in
+    `transcripts`, those left out that have a word which the lexicon refuses; `seed` is that of the pronunciations and
+    silences drawn for the counts.
     """
+    config = experiment.lang
     lexicon = Lexicon.read(
         lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
     )
     phones, topology = lexicon.phones, TOPOLOGIES[config.topology]()
-    made = Lang(lexicon, ContextTree.monophone(phones, topology))
+    made = Lang(lexicon, ContextTree.monophone(phones, topology), experiment)
     alone = made.context_independent
     if config.context == "biphone":
-        made = Lang(lexicon, ContextTree.biphone(phones, topology, context_independent=alone))
+        made = replace(made, tree=ContextTree.biphone(phones, topology, context_independent=alone))
     elif config.context == "tied-biphone":
         known = set(lexicon.words)
         usable = [words for words in transcripts if words and (lexicon.oov or known.issuperset(words))]
@@ -133,7 +153,7 @@ def make_lang(
             min_monophone_count=config.min_monophone_count,
             context_independent=alone,
         )
-        made = Lang(lexicon, tree)
+        made = replace(made, tree=tree)
     made.save(out)
     return made
 

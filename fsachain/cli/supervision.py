@@ -324,7 +324,7 @@ def tie_tree(
         min_frames=min_frames,
         context_independent=lang.context_independent,
     )
-    made = Lang(lang.lexicon, tree)
+    made = replace(lang, tree=tree)
     made.save(out)
     click.echo(f"{made}, tied from {num_frames} output frames of {len(aligned)} utterances -> {out}")
 

@@ -246,7 +246,12 @@ def _claim_folder(experiment: Experiment, out: Path) -> None:
 
 
 @command(data=DATA)
-@click.option("--lang", type=LANG, help="Folder made by `fsachain lang`: words and lengths are checked too.")
+@click.option(
+    "--lang",
+    type=LANG,
+    is_eager=True,
+    help="Folder made by `fsachain lang`: words and lengths are checked too.",
+)
 @click.option(
     "--numerators", type=PATH, help="File or shards made for DATA: checksums and transcripts are compared."
 )

@@ -192,6 +192,20 @@ def from_dict(kind: type[Config], values: Mapping[str, Any], where: str = "") ->
     return kind(**arguments)
 
 
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
+    """The options in which two tables (`to_dict`) differ: "train.num_epochs was 16, is 20"; `where` is their place."""
+    told = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        place = f"{where}.{name}" if where else str(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            told += changes(old, new, place)
+        elif old != new:
+            was, is_ = (repr(table[name]) if name in table else "not given" for table in (before, now))
+            told.append(f"{place} was {was}, is {is_}")
+    return told
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     return {name: _plain(value) for name, value in dataclasses.asdict(config).items()}
 

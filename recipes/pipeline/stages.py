@@ -124,7 +124,7 @@ def prepare_corpus(run: Run) -> None:
 
 
 def prepare_lang(run: Run) -> None:
-    print(make_lang(run.exp / "data" / "lexicon.txt", run.exp / "lang", run.config.lang))
+    print(make_lang(run.exp / "data" / "lexicon.txt", run.exp / "lang", run.config))
 
 
 def prepare_features(run: Run) -> None:
