@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.table import TransitionTable
+from fsachain.fsa import Fsa
+from fsachain.table import TransitionTable, compile_table
 
 # By name, since backends import this file.
 _DEVICE_BACKEND = "fsachain.backends.cuda.backend"
 
 _numbers = count()
 _batches: WeakValueDictionary[int, TableBatch] = WeakValueDictionary()
+_compiled: WeakKeyDictionary[Fsa, TransitionTable] = WeakKeyDictionary()
+
+
+class HasFsa(Protocol):
+    """Such as `Numerator` and `Supervision`; of a `DenominatorGraph`, which has a `table` too, that is taken."""
+
+    @property
+    def fsa(self) -> Fsa: ...
+
+
+Graph = Fsa | TransitionTable | HasFsa
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,36 +64,25 @@ class TableBatch:
         return TableBatch, (self.tables, self.size, self._names, self.is_shared)
 
     @classmethod
-    def pack(cls, tables: Sequence[TransitionTable], names: Sequence[str] | None = None) -> TableBatch:
-        """One table for each sequence.
+    def pack(cls, tables: Iterable[Graph], names: Sequence[str] | None = None) -> TableBatch:
+        """One graph for each sequence: `Fsa`, `Numerator` or `TransitionTable`; an `Fsa` is compiled once in its life.
 
         Raises:
-            ShapeError: no tables, an element that is not a table, or another number of names than of tables.
+            ShapeError: no graphs, an element that is none, or another number of names than of graphs.
         """
-        tables = tuple(tables)
-        if not tables:
-            raise ShapeError("tables is empty; expected at least one TransitionTable")
-        for index, table in enumerate(tables):
-            if not isinstance(table, TransitionTable):
-                raise ShapeError(
-                    f"tables[{index}] is a {type(table).__name__}; expected a TransitionTable (see compile_table)"
-                )
-        return cls(tables, len(tables), _checked_names(names, len(tables)), is_shared=False)
+        return pack_graphs(tables, "tables", names)
 
     @classmethod
-    def share(cls, table: TransitionTable, batch_size: int, names: Sequence[str] | None = None) -> TableBatch:
-        """The same table for `batch_size` sequences.
+    def share(cls, table: Graph, batch_size: int, names: Sequence[str] | None = None) -> TableBatch:
+        """The same graph for `batch_size` sequences.
 
         Raises:
-            ShapeError: `batch_size` below 1 or a wrong number of names.
+            ShapeError: no graph, `batch_size` below 1 or a wrong number of names.
         """
-        if not isinstance(table, TransitionTable):
-            raise ShapeError(
-                f"table is a {type(table).__name__}; expected a TransitionTable (see compile_table)"
-            )
         if batch_size < 1:
             raise ShapeError(f"batch_size = {batch_size}; expected at least 1")
-        return cls((table,), batch_size, _checked_names(names, batch_size), is_shared=True)
+        shared = table if isinstance(table, TransitionTable) else _table_of(table, "table")
+        return cls((shared,), batch_size, _checked_names(names, batch_size), is_shared=True)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -118,6 +119,45 @@ class TableBatch:
     def pin_memory(self) -> TableBatch:
         """This batch: what travels to a device goes through pinned memory of the library's own anyway."""
         return self
+
+
+Graphs = TableBatch | Sequence[Graph]
+
+
+def pack_graphs(
+    graphs: Graphs | Iterable[Graph], argument: str, names: Sequence[str] | None = None
+) -> TableBatch:
+    """The batch of what a caller gave as `argument`: a list of graphs, or a batch, which is returned as it is."""
+    if isinstance(graphs, TableBatch):
+        return graphs
+    if not isinstance(graphs, Iterable):
+        raise ShapeError(
+            f"{argument} is one {type(graphs).__name__}; expected a TableBatch or a list of graphs, one for each sequence "
+            "(one for all: TableBatch.share)"
+        )
+    tables = tuple(
+        [
+            graph if isinstance(graph, TransitionTable) else _table_of(graph, f"{argument}[{n}]")
+            for n, graph in enumerate(graphs)
+        ]
+    )
+    if not tables:
+        raise ShapeError(f"{argument} is empty; expected at least one graph")
+    return TableBatch(tables, len(tables), _checked_names(names, len(tables)), is_shared=False)
+
+
+def _table_of(graph: Any, argument: str) -> TransitionTable:
+    table = getattr(graph, "table", None)
+    if isinstance(table, TransitionTable):
+        return table
+    fsa = graph if isinstance(graph, Fsa) else getattr(graph, "fsa", None)
+    if not isinstance(fsa, Fsa):
+        raise ShapeError(
+            f"{argument} is a {type(graph).__name__}; expected an Fsa, a Numerator or a TransitionTable"
+        )
+    if fsa not in _compiled:
+        _compiled[fsa] = compile_table(fsa)
+    return _compiled[fsa]
 
 
 def find_batch(key: int) -> TableBatch:

@@ -154,14 +154,14 @@ def table():
 def test_malformed_batches_are_refused():
     with refused(ShapeError, "tables is empty"):
         TableBatch.pack([])
-    with refused(ShapeError, r"tables\[1\] is a Fsa; expected a TransitionTable"):
-        TableBatch.pack([table(), connected_graph(0)])
+    with refused(ShapeError, r"tables\[1\] is a str; expected an Fsa, a Numerator or a TransitionTable"):
+        TableBatch.pack([table(), "den.fst"])
     with refused(ShapeError, "names has 1 entries; expected 2"):
         TableBatch.pack([table(), table()], ["only one"])
     with refused(ShapeError, "batch_size = 0; expected at least 1"):
         TableBatch.share(table(), 0)
-    with refused(ShapeError, "table is a Fsa; expected a TransitionTable"):
-        TableBatch.share(connected_graph(0), 2)
+    with refused(ShapeError, "table is a list; expected an Fsa, a Numerator or a TransitionTable"):
+        TableBatch.share([table()], 2)
     with refused(BackendUnavailable, "device 'mps': .*expected 'cpu' or 'cuda'"):
         TableBatch.share(table(), 2).to("mps")
     with refused(BackendUnavailable, "backend 'cuda' on device 99: "):
@@ -219,9 +219,17 @@ def test_malformed_arguments_of_the_recursions_are_refused(scores, options, erro
             total_log_prob(batch, scores)
 
 
-def test_what_is_no_batch_is_refused():
-    with refused(ShapeError, "batch is a list; expected a TableBatch"):
-        forward_backward([table()], SCORES)
+@pytest.mark.parametrize("argument", ["batch", "numerators"])
+def test_what_is_no_list_of_graphs_is_refused_by_the_arguments_name(argument):
+    def call(graphs):
+        return forward_backward(graphs, SCORES) if argument == "batch" else loss_call(numerators=graphs)
+
+    with refused(ShapeError, f"{argument} is one Fsa; expected a TableBatch or a list .*TableBatch.share"):
+        call(connected_graph(0))
+    with refused(ShapeError, f"{argument} is empty; expected at least one graph"):
+        call([])
+    with refused(ShapeError, rf"{argument}\[1\] is a int; expected an Fsa, a Numerator or a TransitionTable"):
+        call([connected_graph(0), 2])
 
 
 @pytest.mark.parametrize("coefficient", [-0.1, 1.5, NAN])
@@ -286,8 +294,6 @@ def loss_call(**changed):
         ({"nnet_output": torch.zeros(2, 5, 8)}, ShapeError, r"nnet_output has shape \[2, 5, 8\]; expected \[N, T, 9\]"),
         ({"nnet_output": SCORES}, ShapeError, "nnet_output is a ndarray; expected a torch tensor"),
         ({"numerators": [left_to_right_graph(0, 3, 9)]}, ShapeError, "numerators holds 1 graphs; expected 2"),
-        ({"numerators": [1, 2]}, ShapeError, r"numerators\[0\] is a int; expected an Fsa or a TransitionTable"),
-        ({"numerators": left_to_right_graph(0, 3, 9)}, ShapeError, "numerators is one Fsa; expected a list"),
         ({"lengths": None}, ShapeError, r"lengths is None; expected the frames of each sequence, \[2\] integers"),
         ({"lengths": [5]}, ShapeError, r"lengths has shape \[1\]; expected \[2\]"),
         ({"lengths": [5, 9]}, ShapeError, r"lengths\[1\] = 9 \(sequence 1\); expected 0 to 5"),
@@ -307,7 +313,7 @@ def test_malformed_arguments_of_the_loss_are_refused(changed, error, match):
 
 
 def test_a_numerator_with_a_pdf_that_the_network_lacks_is_named():
-    with refused(GraphError, r"numerators\[1\]: pdf 9 on arc 0 out of state 0; expected pdfs in \[0, 9\)"):
+    with refused(ShapeError, "scores has 9 pdfs .*; expected at least 10 for sequence 1"):
         loss_call(numerators=[left_to_right_graph(0, 3, 9), Fsa(2, [0], [1], [9], [0.0], [-INF, 0.0])])
 
 

@@ -3,9 +3,12 @@
 import pytest
 import torch
 from loss_calls import LOSSES, SCORES
+from random_graphs import connected_graph, left_to_right_graph
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from fsachain import DenominatorGraph, LFMMILoss, TableBatch, total_log_prob
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -49,3 +52,24 @@ def test_tracers_transforms_and_subclasses_meet_the_operator(name):
     assert type(found) is Other and torch.equal(found, loss(SCORES))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert isinstance(loss(mode.from_tensor(SCORES)), FakeTensor)
+
+
+def test_lists_of_graphs_are_to_be_packed_under_fullgraph_alone():
+    """Elsewhere the compiled call goes on outside of the compiled part."""
+    graphs, lengths = [left_to_right_graph(n, 3, 9) for n in range(2)], [12, 9]
+    scores = torch.randn(2, 12, 9, generator=torch.Generator().manual_seed(1))
+    loss = LFMMILoss(DenominatorGraph(connected_graph(0), 9))
+    calls = {
+        "numerators": lambda given: loss(scores, lengths, given),
+        "batch": lambda given: total_log_prob(given, scores, lengths),
+    }
+    for name, call in calls.items():
+        torch._dynamo.reset()
+        whole = torch.compile(call, fullgraph=True, backend="aot_eager")
+        assert torch.equal(whole(TableBatch.pack(graphs)), call(graphs))
+        with pytest.raises(
+            RuntimeError, match=f"{name} is a list; expected a TableBatch .*pack graphs first"
+        ):
+            whole(graphs)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(call, backend="aot_eager")(graphs), call(graphs))

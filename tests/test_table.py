@@ -2,10 +2,25 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
-from random_graphs import connected_graph, graphs
+from random_graphs import connected_graph, graphs, left_to_right_graph
 
-from fsachain import DenominatorGraph, Fsa, TableBatch, TransitionTable, compile_table, forward_backward
+from fsachain import (
+    DenominatorGraph,
+    Fsa,
+    LFMMILoss,
+    Numerator,
+    TableBatch,
+    TransitionTable,
+    best_path,
+    compile_table,
+    expected_accuracy,
+    forward_backward,
+    n_best,
+    sample_paths,
+    total_log_prob,
+)
 
 VIEWS = ("by_dst", "by_src", "by_column")
 
@@ -69,3 +84,32 @@ def test_a_table_compiled_for_fewer_pdfs_serves_a_wider_network():
     narrow = forward_backward(TableBatch.pack([table]), scores[:, :, :9])
     assert result.log_prob == narrow.log_prob
     assert result.occupancy.shape == (1, 20, 14) and not result.occupancy[:, :, 9:].any()
+
+
+SCORES = torch.randn(4, 20, 9, generator=torch.Generator().manual_seed(1))
+CALLS = {
+    "forward_backward": lambda graphs: forward_backward(graphs, SCORES).log_prob,
+    "best_path": lambda graphs: best_path(graphs, SCORES).score,
+    "n_best": lambda graphs: n_best(graphs, SCORES, 2).score,
+    "sample_paths": lambda graphs: torch.tensor(np.array(sample_paths(graphs, SCORES, 2, seed=1).arcs)),
+    "total_log_prob": lambda graphs: total_log_prob(graphs, SCORES),
+    "expected_accuracy": lambda graphs: expected_accuracy(graphs, SCORES, SCORES),
+    "LFMMILoss": lambda graphs: LFMMILoss(DenominatorGraph(connected_graph(1), 9))(SCORES, [20] * 4, graphs),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_graphs_of_any_kind_may_come_as_a_list(name):
+    """A denominator stands for its table, which begins and ends anywhere."""
+    fsa, denominator = left_to_right_graph(0, 5, 9), DenominatorGraph(connected_graph(0), 9)
+    arcs = np.zeros(fsa.num_arcs, np.int32)
+    given = [fsa, Numerator(fsa, ("a",), arcs, arcs, arcs > 0), compile_table(fsa, 9), denominator]
+    expected = CALLS[name](TableBatch.pack([compile_table(fsa)] * 3 + [denominator.table]))
+    assert torch.equal(CALLS[name](given), expected)
+    assert torch.equal(CALLS[name](iter(given)), expected)
+
+
+def test_an_acceptor_is_compiled_once_in_its_life():
+    fsa = connected_graph(0)
+    table = TableBatch.pack([fsa]).tables[0]
+    assert TableBatch.share(fsa, 2).tables[0] is TableBatch.pack([fsa, fsa]).tables[1] is table

@@ -18,11 +18,7 @@ from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def check_scores(batch: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(batch, TableBatch):
-        raise ShapeError(
-            f"batch is a {type(batch).__name__}; expected a TableBatch (see TableBatch.pack and TableBatch.share)"
-        )
+def check_scores(batch: TableBatch, shape: tuple[int, ...]) -> None:
     if len(shape) != 3:
         raise ShapeError(f"scores has shape {list(shape)}; expected [N, T, P]")
     if shape[0] != batch.size:

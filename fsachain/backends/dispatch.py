@@ -32,7 +32,7 @@ from fsachain.backends.reference import mbr as reference_mbr
 from fsachain.backends.reference import paths as reference_paths
 from fsachain.backends.reference import sums as reference
 from fsachain.backends.results import BestPath, ForwardBackward, NBest, SampledPaths, pdfs_along, states_along
-from fsachain.batch import TableBatch
+from fsachain.batch import Graphs, TableBatch, pack_graphs
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.fsa import Ints
 
@@ -157,7 +157,7 @@ def available_backends() -> dict[str, str]:
 
 
 def forward_backward(
-    batch: TableBatch,
+    batch: Graphs,
     scores: Any,
     lengths: Any = None,
     *,
@@ -168,7 +168,7 @@ def forward_backward(
     """log Z and occupancies of every sequence: equations (1)-(7) of `fsachain.recursion`.
 
     Args:
-        batch: the acceptors of N sequences.
+        batch: the acceptors of N sequences: a `TableBatch`, or a list of N `Fsa`, `Numerator` or `TransitionTable`.
         scores: [N, T, P] float16, bfloat16, float32 or float64; numpy, torch or cupy, on the host or on a CUDA device,
             contiguous or not; natural-log network outputs, any real numbers or -inf.
         lengths: [N] integers on the host, 0 <= lengths[n] <= T; None takes all T frames. What lies beyond is ignored.
@@ -189,6 +189,7 @@ def forward_backward(
         ConfigError: leaky_hmm_coefficient out of range, tables without init, or a memory_budget below 0.
         BackendUnavailable: the backend cannot run here.
     """
+    batch = pack_graphs(batch, "batch")
     call = bind(batch, scores, lengths, backend, memory_budget)
     check_leak(batch, leaky_hmm_coefficient)
     log_prob, ok = call.log_probs(batch, leaky_hmm_coefficient)
@@ -210,13 +211,12 @@ def forward_backward(
     )
 
 
-def best_path(
-    batch: TableBatch, scores: Any, lengths: Any = None, *, backend: BackendName = "auto"
-) -> BestPath:
+def best_path(batch: Graphs, scores: Any, lengths: Any = None, *, backend: BackendName = "auto") -> BestPath:
     """The best path of every sequence, equations (8) and (9); arguments and errors as for `forward_backward`.
 
     Paths come as numpy arrays: where the scores live on a device, the call waits for it.
     """
+    batch = pack_graphs(batch, "batch")
     score, arcs = bind(batch, scores, lengths, backend).best_paths(batch)
     found = np.isfinite(arrays.as_numpy(arrays.on_host(score)))
     return BestPath(
@@ -266,7 +266,7 @@ def _refuse(name: str, what: str) -> NoReturn:
 
 
 def n_best(
-    batch: TableBatch, scores: Any, n: int, lengths: Any = None, *, backend: BackendName = "auto"
+    batch: Graphs, scores: Any, n: int, lengths: Any = None, *, backend: BackendName = "auto"
 ) -> NBest:
     """The n best pdf sequences of every sequence, all different, by exact search: equation (15) of `fsachain.recursion`.
 
@@ -278,7 +278,7 @@ def n_best(
     O(n T (B + K)), memory O(T S + n T), in float64.
 
     Args:
-        batch: the acceptors of N sequences.
+        batch: the acceptors of N sequences: a `TableBatch`, or a list of N `Fsa`, `Numerator` or `TransitionTable`.
         scores: [N, T, P] as for `forward_backward`.
         n: how many, at least 1.
         lengths: [N] integers on the host; None takes all T frames.
@@ -292,6 +292,7 @@ def n_best(
         ConfigError: n is not an integer of at least 1.
     """
     count = _at_least(1, "n", n)
+    batch = pack_graphs(batch, "batch")
     call = bind(batch, scores, lengths, backend, on_host=True)
     score = np.full((batch.size, count), -np.inf)
     arcs: list[Ints] = [np.empty((0, 0), dtype=np.int32)] * batch.size
@@ -314,7 +315,7 @@ def n_best(
 
 
 def sample_paths(
-    batch: TableBatch,
+    batch: Graphs,
     scores: Any,
     num_samples: int,
     lengths: Any = None,
@@ -334,7 +335,7 @@ def sample_paths(
     sequences give N seeds.
 
     Args:
-        batch: the acceptors of N sequences.
+        batch: the acceptors of N sequences: a `TableBatch`, or a list of N `Fsa`, `Numerator` or `TransitionTable`.
         scores: [N, T, P] as for `forward_backward`.
         num_samples: M, at least 1.
         lengths: [N] integers on the host; None takes all T frames.
@@ -350,6 +351,7 @@ def sample_paths(
         ConfigError: num_samples, a seed or leaky_hmm_coefficient out of range, or tables without init.
     """
     size = _at_least(1, "num_samples", num_samples)
+    batch = pack_graphs(batch, "batch")
     call = bind(batch, scores, lengths, backend, on_host=True)
     check_leak(batch, leaky_hmm_coefficient)
     seeds = _seeds(seed, batch.size)

@@ -11,7 +11,6 @@ import click
 import numpy as np
 
 from fsachain.backends.dispatch import forward_backward
-from fsachain.batch import TableBatch
 from fsachain.cli.config import Experiment
 from fsachain.cli.decoding import network_outputs
 from fsachain.cli.graphs import Merge, write_denominator
@@ -52,7 +51,6 @@ from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.training_log import read_objective
 from fsachain.openfst import Transducer, read_fst
 from fsachain.stream import Cursor
-from fsachain.table import compile_table
 
 MODELS = ("0.trans_mdl", "final.mdl")
 DIFFERENT = 1  # exit status of `objf`
@@ -418,8 +416,7 @@ def example_objfs(
                 f"{outputs}: outputs of {name!r} are {list(matrix.shape)}; expected {list(expected)}"
             )
         graph = graph or DenominatorGraph(Fsa.read(den), example.num_pdfs)
-        numerator = TableBatch.pack([compile_table(example.numerator, example.num_pdfs)])
-        num = forward_backward(numerator, matrix[None])
+        num = forward_backward([example.numerator], matrix[None])
         pair = np.stack([matrix, matrix.clip(-CLAMP, CLAMP)])
         both = forward_backward(graph.batch(2), pair, leaky_hmm_coefficient=leaky_hmm_coefficient)
         log_prob, den_log_prob, clamped = map(float, (num.log_prob[0], *both.log_prob))

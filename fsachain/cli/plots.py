@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from fsachain.backends.dispatch import forward_backward
-from fsachain.batch import TableBatch
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator, load_normalization
 from fsachain.cli.inspect import speakers_option
@@ -45,7 +44,6 @@ from fsachain.loss.lattice import rnnt_lattice
 from fsachain.plot import alignment, graph, occupancy, results
 from fsachain.plot.canvas import save_figure
 from fsachain.plot.occupancy import OccupancyPanel
-from fsachain.table import compile_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -249,11 +247,8 @@ def draw_graph(
 
 def _arc_use(fsa: Fsa, scores: NDArray[np.float32], *, is_denominator: bool) -> NDArray[np.float64]:
     """Expected uses of each arc; a denominator may begin and end anywhere, as in training."""
-    if is_denominator:
-        batch = DenominatorGraph(fsa, scores.shape[1]).batch(1)
-    else:
-        batch = TableBatch.pack([compile_table(fsa, scores.shape[1], name="numerator")])
-    return np.asarray(forward_backward(batch, scores[None]).arc_occupancy(0).sum(axis=0))
+    graph = DenominatorGraph(fsa, scores.shape[1]) if is_denominator else fsa
+    return np.asarray(forward_backward([graph], scores[None]).arc_occupancy(0).sum(axis=0))
 
 
 @command(plot, "training", log=PATH, out=OUT)

@@ -17,7 +17,6 @@ from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
-from fsachain.table import compile_table
 
 
 class OperatingPoint(NamedTuple):
@@ -49,7 +48,7 @@ def keyword_scores(
     scores = np.asarray(nnet_outputs)
     totals = []
     for fsa in (keyword, filler):
-        batch = TableBatch.share(compile_table(fsa, scores.shape[2]), len(scores))
+        batch = TableBatch.share(fsa, len(scores))
         totals.append(np.asarray(forward_backward(batch, scores, lengths).log_prob, dtype=np.float64))
     bad = np.flatnonzero(~np.isfinite(totals[1]))
     if bad.size:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fsachain.batch import Graphs, TableBatch, pack_graphs
+
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Torch has no public names for these two; where it lacks the private ones, everything counts as traced.
 _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -168,6 +170,17 @@ def first_only(found: Any, *likes: Tensor) -> Any:
     if isinstance(found, tuple):
         return type(found)(*[_FirstOnly.apply(value, *likes) for value in found])
     return _FirstOnly.apply(found, *likes)
+
+
+def packed(graphs: Graphs, argument: str) -> TableBatch:
+    """What a caller gave, as a batch: `pack_graphs`, which a compiler cannot trace."""
+    if not isinstance(graphs, TableBatch) and torch.compiler.is_compiling():
+        # Without fullgraph=True the call goes on outside of the compiled part; with it, this is the error.
+        torch._dynamo.graph_break(
+            msg=f"{argument} is a {type(graphs).__name__}; expected a TableBatch under fullgraph=True: pack graphs first "
+            "(TableBatch.pack)"
+        )
+    return pack_graphs(graphs, argument)
 
 
 def by_host(operator: Callable[..., Any], device: torch.device, *arguments: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,12 +12,10 @@ from torch import Tensor, nn
 
 from fsachain.backends import arrays, dispatch
 from fsachain.backends.arrays import check_budget
-from fsachain.batch import TableBatch, find_batch
+from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.fsa import Fsa
-from fsachain.loss.autograd import Operator, new_buffer, scale_gradient
-from fsachain.table import TransitionTable, compile_table
+from fsachain.loss.autograd import Operator, new_buffer, packed, scale_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
@@ -86,35 +83,6 @@ class MBRRecord(LossRecord):
     """
 
     expected_accuracy: Tensor
-
-
-Numerators = TableBatch | Sequence[Fsa | TransitionTable]
-_compiled: WeakKeyDictionary[Fsa, TransitionTable] = WeakKeyDictionary()
-
-
-def pack_numerators(numerators: Sequence[Fsa | TransitionTable], num_pdfs: int) -> TableBatch:
-    """Each Fsa is compiled once in its life."""
-    if isinstance(numerators, Fsa | TransitionTable):
-        raise ShapeError(
-            f"numerators is one {type(numerators).__name__}; expected a list, one for each sequence"
-        )
-    for n, graph in enumerate(numerators):
-        if not isinstance(graph, Fsa | TransitionTable):
-            raise ShapeError(
-                f"numerators[{n}] is a {type(graph).__name__}; expected an Fsa or a TransitionTable"
-            )
-    return TableBatch.pack(
-        [
-            _compile(graph, num_pdfs, n) if isinstance(graph, Fsa) else graph
-            for n, graph in enumerate(numerators)
-        ]
-    )
-
-
-def _compile(fsa: Fsa, num_pdfs: int, n: int) -> TransitionTable:
-    if fsa not in _compiled or _compiled[fsa].num_pdfs != num_pdfs:
-        _compiled[fsa] = compile_table(fsa, num_pdfs, name=f"numerators[{n}]")
-    return _compiled[fsa]
 
 
 # In the operators of `LFMMILoss` and `MBRLoss` scores, frame weights and results live on one device, weights there or on the
@@ -356,7 +324,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         self,
         nnet_output: Tensor,
         lengths: Any,
-        numerators: Numerators,
+        numerators: Graphs,
         weights: Any = None,
         frame_weights: Tensor | None = None,
         xent_log_probs: Tensor | None = None,
@@ -367,7 +335,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         Args:
             nnet_output: [N, T, P], float16 to float64: the scores y, not normalised. Loss and record live on its device.
             lengths: [N] integers on the host: frames of each sequence.
-            numerators: a `TableBatch`, or N `Fsa` or `TransitionTable`, packed here.
+            numerators: a `TableBatch`, or a list of N `Fsa`, `Numerator` or `TransitionTable`, packed here.
             weights: [N] w_n >= 0; None: all one. Only weights on the host are checked: a device is not waited for.
             frame_weights: [N, T] factors of the derivatives only, as Kaldi's deriv_weights; no value changes.
             xent_log_probs: [N, T, P] log-softmax output of the cross-entropy branch, on the same device.
@@ -393,7 +361,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         self,
         nnet_output: Tensor,
         lengths: Any,
-        numerators: Numerators,
+        numerators: Graphs,
         weights: Any = None,
         frame_weights: Tensor | None = None,
         xent_log_probs: Tensor | None = None,
@@ -450,7 +418,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         self,
         nnet_output: Tensor,
         lengths: Any,
-        numerators: Numerators,
+        numerators: Graphs,
         weights: Any,
         frame_weights: Tensor | None,
         xent_log_probs: Tensor | None,
@@ -461,9 +429,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         shape = list(nnet_output.shape)
         if len(shape) != 3 or shape[2] != self.num_pdfs:
             raise ShapeError(f"nnet_output has shape {shape}; expected [N, T, {self.num_pdfs}]")
-        batch = (
-            numerators if isinstance(numerators, TableBatch) else pack_numerators(numerators, self.num_pdfs)
-        )
+        batch = packed(numerators, "numerators")
         if batch.size != shape[0]:
             raise ShapeError(
                 f"numerators holds {batch.size} graphs; expected {shape[0]} as in nnet_output {shape}"

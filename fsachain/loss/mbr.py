@@ -13,10 +13,10 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.backends.arrays import check_budget, check_leak
 from fsachain.backends.dispatch import BackendName
-from fsachain.batch import TableBatch, find_batch
+from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss.autograd import Operator, by_host, new_buffer, scale_rows
+from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows
 from fsachain.loss.base import (
     MBRRecord,
     SequenceLoss,
@@ -227,7 +227,7 @@ class MBRLoss(SequenceLoss[MBRRecord]):
 
 
 def expected_accuracy(
-    batch: TableBatch,
+    batch: Graphs,
     scores: Tensor,
     accuracy: Tensor,
     lengths: Any = None,
@@ -241,7 +241,7 @@ def expected_accuracy(
     Equations (M1)-(M6) of `fsachain.backends.reference.mbr`.
 
     Args:
-        batch: the acceptors of N sequences.
+        batch: the acceptors of N sequences, as for `forward_backward`.
         scores: [N, T, P] float16, bfloat16, float32 or float64; the gradient comes in the same dtype.
         accuracy: [N, T, P], float as well: any finite numbers; E[A] is linear in them, and its gradient by them is the
             occupancy, equation (7).
@@ -267,6 +267,7 @@ def expected_accuracy(
         )
     if accuracy.device != scores.device:
         raise BackendUnavailable(f"accuracy is on {accuracy.device}; expected {scores.device} as the scores")
+    batch = packed(batch, "batch")
     frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
     check_budget(memory_budget)
     with_gradient = torch.is_grad_enabled()

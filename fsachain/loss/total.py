@@ -11,9 +11,9 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.backends.arrays import check_budget, check_leak
 from fsachain.backends.dispatch import BackendName
-from fsachain.batch import TableBatch, find_batch
+from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss.autograd import Operator, by_host, new_buffer, scale_rows
+from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows
 
 
 class LogProb(NamedTuple):
@@ -155,7 +155,7 @@ weighted_log_prob = Operator(_weighted_log_prob, _fake_weighted, _weighted_gradi
 
 
 def total_log_prob(
-    batch: TableBatch,
+    batch: Graphs,
     scores: Tensor,
     lengths: Any = None,
     *,
@@ -167,7 +167,7 @@ def total_log_prob(
     """log Z of every sequence, equation (4); its derivative by the scores is the occupancy, equation (7).
 
     Args:
-        batch: the acceptors of N sequences.
+        batch: the acceptors of N sequences, as for `forward_backward`.
         scores: [N, T, P] float16, bfloat16, float32 or float64; the gradient comes in the same dtype.
         lengths: [N] integers on the host; None takes all T frames.
         leaky_hmm_coefficient: c in [0, 1]; above 0 the tables must carry `leaky_log_prob`.
@@ -189,6 +189,7 @@ def total_log_prob(
         raise ShapeError(
             f"scores is a {type(scores).__name__}; expected a torch tensor (numpy: use forward_backward)"
         )
+    batch = packed(batch, "batch")
     frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
     check_budget(memory_budget)
     key, with_gradient = torch.from_numpy(batch.key), torch.is_grad_enabled()

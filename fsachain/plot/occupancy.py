@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.dispatch import forward_backward
-from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, ShapeError, require
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.numerator import Numerator
 from fsachain.plot.canvas import AMOUNT_MAP, SIGNED_MAP, matrix, name_ticks, new_figure, plain_text, shortened
-from fsachain.table import compile_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -267,10 +265,8 @@ def pdf_trellis(
         raise ShapeError(
             f"nnet_output: {list(scores.shape)}, expected [T, {denominator.num_pdfs}] as the denominator has"
         )
-    fsa = numerator.fsa if isinstance(numerator, Numerator) else numerator
-    table = compile_table(fsa, scores.shape[1], name="numerator")
-    num = forward_backward(TableBatch.pack([table]), scores[None])
-    den = forward_backward(denominator.batch(1), scores[None], leaky_hmm_coefficient=leaky_hmm_coefficient)
+    num = forward_backward([numerator], scores[None])
+    den = forward_backward([denominator], scores[None], leaky_hmm_coefficient=leaky_hmm_coefficient)
     sums = (float(num.log_prob[0]), float(den.log_prob[0]))
     return TrellisPair(num.occupancy[0], den.occupancy[0], tuple(names), sums)
 
