@@ -17,6 +17,7 @@ _NAMES = {  # by module
     "backends.dispatch": "available_backends best_path forward_backward n_best sample_paths",
     "backends.results": "BestPath ForwardBackward NBest SampledPaths",
     "batch": "TableBatch",
+    "decode.forced": "AlignmentError TimedToken TokenSpan forced_align merge_tokens spans",
     "decode.keyword": "OperatingPoint false_reject_rate keyword_scores",
     "denominator": "DenominatorGraph",
     "errors": (

@@ -35,6 +35,24 @@ from fsachain.backends.results import (
     SampledPaths as SampledPaths,
 )
 from fsachain.batch import TableBatch as TableBatch
+from fsachain.decode.forced import (
+    AlignmentError as AlignmentError,
+)
+from fsachain.decode.forced import (
+    TimedToken as TimedToken,
+)
+from fsachain.decode.forced import (
+    TokenSpan as TokenSpan,
+)
+from fsachain.decode.forced import (
+    forced_align as forced_align,
+)
+from fsachain.decode.forced import (
+    merge_tokens as merge_tokens,
+)
+from fsachain.decode.forced import (
+    spans as spans,
+)
 from fsachain.decode.keyword import (
     OperatingPoint as OperatingPoint,
 )
