@@ -220,8 +220,8 @@ def test_spans_are_in_seconds_with_confidences():
 
 
 def test_on_a_device_the_kernels_find_the_same_paths(monkeypatch):
-    log_probs, targets = outputs(2, 30, 5, dtype=torch.float32), torch.tensor([[1, 2, 2, 4], [3, STAR, 1, -1]])
-    arguments = log_probs, targets, [30, 17], [4, 3]
+    targets = torch.tensor([[1, 2, 2, 4], [3, STAR, 1, -1]])
+    arguments = outputs(2, 30, 5, dtype=torch.float32), targets, [30, 17], [4, 3]
     for scores in ("path", "posterior"):
         expected = forced_align(*arguments, star=STAR, scores=scores)
         with pretended(monkeypatch):
