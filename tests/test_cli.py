@@ -1,5 +1,6 @@
 """The command `fsachain`: steps document themselves, mistakes cost one line, and the files fit together."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -58,20 +59,37 @@ def test_graph_commands_read_each_others_files(fsachain, built: Path) -> None:
     assert "acceptor: " in fsachain("info", built / "den" / "den.fst").out
 
 
-def test_utterance_with_unknown_word_is_named_and_left_out(fsachain, built: Path) -> None:
-    text, lang = built / "data" / "text", ("--lang", built / "lang")
-    text.write_text(TEXT.replace("u2 no", "u2 no maybe"))
-    for outcome in (
-        fsachain("num-graphs", built / "data", built / "n.npz", *lang),
-        fsachain("phone-lm", text, built / "with.fst", *lang),
-    ):
-        assert outcome.status == 0, outcome.err
-        for part in ("1 utterances excluded", "'u2'", "'maybe'"):
-            assert part in outcome.out
-    assert "4 numerators" in fsachain("num-graphs", built / "data", built / "n.npz", *lang).out
-    text.write_text(TEXT.replace("u2 no\n", ""))
-    assert fsachain("phone-lm", text, built / "without.fst", *lang).status == 0
-    assert (built / "with.fst").read_bytes() == (built / "without.fst").read_bytes()
+@pytest.mark.parametrize("name", ["num-graphs", "num-tables", "phone-lm", "word-lm", "estimate-arpa", "lang"])
+def test_transcripts_that_no_graph_can_hold_are_listed_by_every_command(
+    fsachain, built: Path, name: str
+) -> None:
+    """An unknown word, and no word: table of kinds, list, status 3; `--bad-data stop` stops before anything is written."""
+    data, lang = built / "data", ("--lang", built / "lang")
+    (built / "tied.yaml").write_text("lang: {context: tied-biphone}\n")
+    options = {
+        "estimate-arpa": (*lang, "--units", "words"),
+        "lang": ("--config", built / "tied.yaml", "--text", data),
+    }
+    folder = name in ("lang", "num-tables")
+    out = built / ("made" if folder else "made.xyz")
+    listed = out / "faults.jsonl" if folder else built / "made.faults.jsonl"
+    source = built / "lexicon.txt" if name == "lang" else data
+    step = (name, source, out, *options.get(name, lang))
+    (data / "text").write_text(TEXT.replace("u2 no", "u2 no maybe").replace("u5 yes yes", "u5"))
+    assert_one_line(fsachain(*step, "--bad-data", "stop"), "2 faults, bad_data is 'stop'", "'maybe'")
+    assert not out.exists()
+    outcome = fsachain(*step)
+    assert outcome.status == 3, outcome.err
+    assert "1  empty text" in outcome.out and "1  unknown word" in outcome.out and "'maybe'" in outcome.out
+    found = {fault["id"]: fault["kind"] for fault in map(json.loads, listed.read_text().splitlines())}
+    assert found == {"u2": "unknown word", "u5": "empty text"}
+    made = out.read_bytes() if out.is_file() else None
+    (data / "text").write_text(TEXT.replace("u2 no\n", "").replace("u5 yes yes\n", ""))
+    (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in (1, 3, 4)))
+    assert fsachain(*step).status == 0
+    assert not listed.exists()
+    if name in ("phone-lm", "word-lm", "estimate-arpa"):
+        assert out.read_bytes() == made
 
 
 def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
@@ -111,13 +129,13 @@ def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, built: Path)
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "0 utterances"), ("u1\n", "1 utterances, none with words"), ("u1 maybe\n", "'maybe'")],
+    [("", "0 faults"), ("u1\n", "the transcript is empty"), ("u1 maybe\n", "'maybe'")],
 )
 def test_phone_lm_without_a_usable_transcript_says_so(fsachain, built: Path, text: str, reason: str) -> None:
     (built / "data" / "text").write_text(text)
     out = built / "lm.fst"
     outcome = fsachain("phone-lm", built / "data" / "text", out, "--lang", built / "lang")
-    assert_one_line(outcome, "lm.fst: no transcript for a language model", reason)
+    assert_one_line(outcome, "lm.fst: transcripts", "no utterance is left", reason)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\xd6\xfd\xb2~ of another kind"])

@@ -104,7 +104,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain
     status, output, errors = fsachain(
         "transcribe", model, tmp_path / "absent.wav", tmp_path / "bad.wav", good, "--format", "text"
     )
-    assert status == 1
+    assert status == 3
     assert output.startswith("good ")
     assert "absent.wav': no such file" in errors
     assert "bad.wav': cannot be read" in errors

@@ -239,9 +239,13 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     (corpus / "wav.scp").write_text((corpus / "wav.scp").read_text() + "u6 new.wav\n")
     (corpus / "utt2spk").write_text((corpus / "utt2spk").read_text() + "u6 anna\n")
     (corpus / "text").write_text((corpus / "text").read_text() + "u6 maybe\n")
+    model = corpus.parent / "model"
+    status, _, err = fsachain(*training, "--bad-data", "stop")
+    assert status == EXIT_USER_ERROR and "train.bad_data is 'stop'" in err
+    assert not (model / "model.safetensors").exists()
     status, _, err = fsachain(*training)
-    assert status == 0, err
-    log = list(read_log(corpus.parent / "model" / "train.jsonl"))
+    assert status == 3, err
+    log = [event for event in read_log(model / "train.jsonl") if event["event"] == "start"][-1:]
     assert {entry["id"]: entry["kind"] for entry in log[0]["excluded"]} == {
         "u1": "missing file",
         "u2": "sampling rate",
@@ -249,6 +253,8 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
         "u5": "no recording",
         "u6": "unknown word",
     }
+    listed = [json.loads(line) for line in (model / "faults.jsonl").read_text().splitlines()]
+    assert listed == log[0]["excluded"]
     assert log[0]["utterances"] == 1
     assert "5 utterances are left out" in err
     assert "1  sampling rate" in err

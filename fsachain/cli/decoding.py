@@ -23,10 +23,10 @@ from fsachain.cli.options import (
     make_folder,
     phones_per_loop_option,
     search_options,
-    with_reasons,
 )
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.utterance import Fault
 from fsachain.decode.align import align as align_outputs
 from fsachain.decode.ctm import textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.decoder import decode as decode_outputs
@@ -124,7 +124,7 @@ def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[st
 @lang_option
 @search_options
 @click.option("--dev", type=DATA, help="Data set on which LM weight and insertion penalty are chosen.")
-@with_resources("scheduler", "cache", "workers", "bad_data")
+@with_resources("scheduler", "cache", "workers", "bad_data", "commands")
 def decode(
     model: AcousticModel,
     data: DataDir,
@@ -199,7 +199,7 @@ def decode_data(
 @lang_option
 @click.option("--dev", type=DATA, required=True, help="Data directory on which the weights are chosen.")
 @search_options
-@with_resources("cache", "workers", "bad_data")
+@with_resources("cache", "workers", "bad_data", "commands")
 def rescore(
     model: AcousticModel,
     data: DataDir,
@@ -261,7 +261,7 @@ def rescore_data(
 @lang_option
 @normalization_option(": needed for supervise")
 @click.option("--textgrid", "textgrids", type=OUT, help="Folder for a TextGrid of each utterance, for Praat.")
-@with_resources("cache", "workers", "bad_data")
+@with_resources("cache", "workers", "bad_data", "commands")
 def align(out: Path, **options: Any) -> None:
     """Find when each word and phone of the transcripts is said.
 
@@ -292,10 +292,13 @@ def align_data(
     """
     check_lang(model, lang)
     data, outputs = network_outputs(model, data, resources)
-    numerators, excluded = build_numerators(lang, data, normalization)
+    numerators, faults = build_numerators(lang, data, normalization)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
     with counter("aligning") as update:
         found, failed = align_outputs(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
+    failed |= {name: "has no frames" for name in numerators if name not in outputs}
+    faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
+    resources.leave_out(faults, len(found), f"{out}: alignments")
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
     if textgrids is not None:
@@ -303,9 +306,7 @@ def align_data(
             tiers = {"words": result.words, "phones": result.phones}
             seconds = model.timing.start_of(len(outputs[name]))
             write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
-    failed |= {name: "has no frames" for name in numerators if name not in outputs}
-    excluded |= {name: f"utterance {name!r}: {reason}" for name, reason in failed.items()}
-    return with_reasons(f"{len(found)} utterances aligned, {len(excluded)} left out", excluded)
+    return f"{len(found)} utterances aligned, {len(faults)} left out"
 
 
 @command(model=MODEL, data=DATA, words=str, out=OUT)
@@ -318,7 +319,7 @@ def align_data(
     help="At most so many, in the utterances without the keyword.",
 )
 @phones_per_loop_option
-@with_resources("cache", "workers", "bad_data")
+@with_resources("cache", "workers", "bad_data", "commands")
 def keyword(
     model: AcousticModel,
     data: DataDir,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import click
 import numpy as np
 
-from fsachain.cli.lang import TREE, Lang, lang_option
+from fsachain.cli.lang import TREE, Lang, lang_option, transcript_faults
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -24,10 +24,10 @@ from fsachain.cli.options import (
     make_folder,
     merge_option,
     phones_per_loop_option,
-    with_reasons,
 )
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir, Utterance, read_table
+from fsachain.data.utterance import Fault
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, input_fsa
@@ -125,7 +125,7 @@ normalizing_option = normalization_option("; normalises the numerators")
 @command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
-@with_resources("jobs", "scheduler", "bad_data", beside=True)
+@with_resources("jobs", "scheduler", "bad_data", "commands", beside=True)
 def num_graphs(out: Path, **options: Any) -> None:
     """Build the numerator graph of every utterance.
 
@@ -139,43 +139,50 @@ def make_numerators(
     lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, resources: Resources | None = None
 ) -> str:
     """Without `normalization` the numerators are unnormalised."""
-    return _write(out, *build_numerators(lang, data, normalization, resources))
+    resources = resources or Resources()
+    return _write(out, *build_numerators(lang, data, normalization, resources), "transcripts", resources)
 
 
 def _write(
     out: Path,
     numerators: Mapping[str, Numerator],
-    excluded: dict[str, str],
-    source: NumeratorSource = "transcripts",
+    faults: Sequence[Fault],
+    source: NumeratorSource,
+    resources: Resources,
 ) -> str:
-    if not numerators:
-        reason = next(iter(excluded.values()), "there are no utterances")
-        raise DataError(f"{out}: no numerator could be built; the first reason: {reason}")
+    resources.leave_out(faults, len(numerators), f"{out}: numerators")
     make_folder(out.parent)
     save_numerators(out, numerators, source)
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
-    head = f"{len(numerators)} numerators, {arcs} arcs, {len(excluded)} utterances excluded"
-    return with_reasons(head, excluded)
+    return f"{len(numerators)} numerators, {arcs} arcs, {len(faults)} utterances excluded"
 
 
 def build_numerators(
     lang: Lang, data: DataDir, normalization: Fsa | None, resources: Resources | None = None
-) -> tuple[dict[str, Numerator], dict[str, str]]:
-    """The numerators by utterance id, and for the utterances without one the reason.
+) -> tuple[dict[str, Numerator], list[Fault]]:
+    """The numerators by utterance id, and the faults of the utterances without one.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
     normalization does not accept.
     """
     make = _Builder(lang, normalization).of_transcript
-    items = [(utterance.id, utterance) for utterance in data.utterances]
-    return (resources or Resources()).collect(make, items, "numerators")
+    said = {utterance.id: utterance for utterance in data}
+    faults = {fault.id: fault for fault in transcript_faults(_words(data), lang.lexicon)}
+    items = [(name, utterance) for name, utterance in said.items() if name not in faults]
+    found, refused = (resources or Resources()).collect(make, items, "numerators")
+    faults |= {fault.id: replace(fault, kind="no path") for fault in refused}
+    return found, [faults[name] for name in said if name in faults]
+
+
+def _words(data: DataDir) -> Iterator[tuple[str, tuple[str, ...]]]:
+    return ((utterance.id, utterance.words) for utterance in data)
 
 
 @command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
 @click.option("--shard-size", type=COUNT, default=2000, help="Utterances per file.")
-@with_resources("jobs", "scheduler", "bad_data")
+@with_resources("jobs", "scheduler", "bad_data", "commands")
 def num_tables(
     data: DataDir, out: Path, lang: Lang, normalization: Fsa | None, shard_size: int, resources: Resources
 ) -> None:
@@ -184,7 +191,10 @@ def num_tables(
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
     Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
     """
-    said = [(utterance.id, utterance.words) for utterance in data]
+    faults = transcript_faults(_words(data), lang.lexicon)
+    wrong = {fault.id for fault in faults}
+    said = [(name, words) for name, words in _words(data) if name not in wrong]
+    resources.leave_out(faults, len(said), f"{out}: numerators")
     with counter("numerators") as update:
         summary = make_shards(
             said,
@@ -196,6 +206,8 @@ def num_tables(
             progress=update,
         )
     click.echo(f"{summary} -> {out}")
+    refused = [Fault(name, reason, "no path") for name, reason in summary.excluded.items()]
+    resources.leave_out(refused, summary.num_tables, f"{out}: numerators")
 
 
 @command(patterns=FILE, out=OUT)
@@ -210,7 +222,7 @@ def num_tables(
     help="Acceptor over phones that NAME stands for in the patterns, such as '<spell>' phone_lm.fst.",
 )
 @phones_per_loop_option
-@with_resources("jobs", "scheduler")
+@with_resources("jobs", "scheduler", "bad_data", beside=True)
 def num_patterns(
     patterns: Path,
     out: Path,
@@ -237,7 +249,7 @@ def num_patterns(
     lines = [(name, (name, text)) for name, (_, text) in read_table(patterns).items()]
     make = partial(_Builder(lang, normalization).of_pattern, known)
     made = resources.collect(make, lines, "numerators")
-    click.echo(f"{_write(out, *made, 'graphs')} -> {out}")
+    click.echo(f"{_write(out, *made, 'graphs', resources)} -> {out}")
 
 
 def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
@@ -256,7 +268,7 @@ def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
 )
 @click.option("--words", type=FILE, help="words.txt of the graphs; without it that of --lang.")
 @click.option("--model", type=FILE, help="0.trans_mdl or final.mdl, for transition ids.")
-@with_resources("jobs", "scheduler")
+@with_resources("jobs", "scheduler", "bad_data", beside=True)
 def num_fsts(
     table: str,
     out: Path,
@@ -282,7 +294,8 @@ def num_fsts(
     transitions = None if model is None else read_transition_model(model)
     make = partial(_Builder(lang, normalization).of_graph, labels, symbols, transitions)
     items = [(name, (name, graph)) for name, graph in read_archive(table, read_fst)]
-    click.echo(f"{_write(out, *resources.collect(make, items, 'numerators'), 'graphs')} -> {out}")
+    made = resources.collect(make, items, "numerators")
+    click.echo(f"{_write(out, *made, 'graphs', resources)} -> {out}")
 
 
 class _Builder(NamedTuple):

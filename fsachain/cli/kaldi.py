@@ -128,7 +128,7 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
     sequences = [ids.tolist() for _, ids in read_table(phones, values.read_alignment)]
     if not sequences:
         raise DataError(f"{phones}: no sequence of phones")
-    click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options), {})} -> {out}")
+    click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options))} -> {out}")
 
 
 @command(kaldi, None, model=FILE, phones=FILE, out=OUT, alignments=many(str))
@@ -217,7 +217,7 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
 
 
 @command(kaldi, None, model=MODEL, data=DATA, out=OUT)
-@with_resources("cache", "workers", "bad_data", beside=True)
+@with_resources("cache", "workers", "bad_data", "commands", beside=True)
 def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources) -> None:
     """Write network outputs for Kaldi's own decoders, such as latgen-faster-mapped.
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 
 from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
-from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, seed_option, with_reasons
+from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, seed_option
+from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.utterance import Fault
 from fsachain.decode.wer import read_text
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
@@ -56,15 +58,6 @@ class Lang:
             if any(set(entry.phones) - {silence} for entry in self.lexicon.pronunciations_of(word))
         )
 
-    def refusal(self, words: Iterable[str], name: str) -> str | None:
-        """Why the lexicon refuses one of the words of utterance `name`."""
-        try:
-            for word in words:
-                self.lexicon.pronunciations_of(word, name=name)
-        except GraphError as error:
-            return str(error)
-        return None
-
     @property
     def context_independent(self) -> tuple[str, ...]:
         """The phones whose pdfs do not depend on the phone before."""
@@ -98,21 +91,43 @@ lang_option = click.option(
 )
 
 
+def transcript_faults(
+    said: Iterable[tuple[str, Sequence[str]]], lexicon: Lexicon | None = None
+) -> list[Fault]:
+    """Of pairs (utterance, words) those without words and, where `lexicon` is given, with a word that it refuses."""
+    faults = []
+    for name, words in said:
+        if not words:
+            faults.append(Fault(name, f"utterance {name!r}: the transcript is empty", "empty text"))
+            continue
+        try:
+            for word in words:
+                if lexicon is not None:
+                    lexicon.word_id(word, name=name)
+        except GraphError as error:
+            faults.append(Fault(name, str(error), "unknown word"))
+    return faults
+
+
 @command(lexicon=FILE, out=OUT)
 @click.option(
     "--text", type=DATA, help="Transcripts or data set whose phones are counted for a tied-biphone context."
 )
 @config_option
 @seed_option
-def lang(lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int) -> None:
+@with_resources("bad_data")
+def lang(
+    lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int, resources: Resources
+) -> None:
     """Number the words, phones and pdfs of a lexicon.
 
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
     Out: folder OUT with lexicon.json, tree.npz, words.txt, phones.txt, and config.yaml, the whole configuration, which
     later commands take from there.
     """
-    said = () if text is None else read_transcripts(text).values()
-    click.echo(f"{make_lang(lexicon, out, experiment, transcripts=said, seed=seed)} -> {out}")
+    said = {} if text is None else read_transcripts(text, resources)
+    made = make_lang(lexicon, out, experiment, transcripts=said, seed=seed, resources=resources)
+    click.echo(f"{made} -> {out}")
 
 
 def make_lang(
@@ -120,8 +135,9 @@ def make_lang(
     out: Path,
     experiment: Experiment,
     *,
-    transcripts: Iterable[Sequence[str]] = (),
+    transcripts: Mapping[str, Sequence[str]] | None = None,
     seed: int = 1,
+    resources: Resources | None = None,
 ) -> Lang:
     """Read a lexicon (Kaldi's lexicon.txt or lexiconp.txt), number its pdfs, and write the language folder `out`.
 
@@ -139,12 +155,11 @@ def make_lang(
     if config.context == "biphone":
         made = replace(made, tree=ContextTree.biphone(phones, topology, context_independent=alone))
     elif config.context == "tied-biphone":
-        known = set(lexicon.words)
-        usable = [words for words in transcripts if words and (lexicon.oov or known.issuperset(words))]
-        if not usable:
+        if not transcripts:
             raise DataError(
                 "lang.context: tied-biphone counts phones; expected transcripts of known words (--text)"
             )
+        usable = _usable(transcripts, lexicon, out, resources)
         tree = ContextTree.tied_biphone(
             phones,
             topology,
@@ -158,48 +173,42 @@ def make_lang(
     return made
 
 
-def read_transcripts(path: Path) -> Mapping[str, tuple[str, ...]]:
+def read_transcripts(path: Path, resources: Resources) -> Mapping[str, tuple[str, ...]]:
     """What is said, by utterance, from a file in Kaldi's format (utterance word ...) or a data set.
 
     Utterances of the data set with a fault are left out. No recording is touched, so no command of wav.scp runs.
     """
     if path.is_dir() or holds_cuts(path):
-        data, _ = DataDir.check(path, allow_commands=True)
+        data, faults = DataDir.check(path, allow_commands=True)
+        resources.leave_out(faults, len(data), str(path))
         return {utterance.id: utterance.words for utterance in data}
     return read_text(path)
 
 
 @command(text=DATA, out=OUT)
-def spell(text: Path, out: Path) -> None:
+@with_resources("bad_data", beside=True)
+def spell(text: Path, out: Path, resources: Resources) -> None:
     """Make a lexicon of characters, where there is no dictionary.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
     Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
     """
-    lexicon = Lexicon.characters(_usable(read_transcripts(text), {}, out), silence=None)
+    usable = _usable(read_transcripts(text, resources), None, out, resources)
+    lexicon = Lexicon.characters(usable, silence=None)
     prob = ["1.0"] if "lexiconp" in out.name else []
     _write(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
     click.echo(f"{len(lexicon.words)} words, {len(lexicon.phones)} characters -> {out}")
 
 
 def _usable(
-    transcripts: Mapping[str, Sequence[str]], excluded: Mapping[str, str], out: Path
+    transcripts: Mapping[str, Sequence[str]], lexicon: Lexicon | None, out: Path, resources: Resources | None
 ) -> list[Sequence[str]]:
-    """The transcripts with words, without those in `excluded`."""
-    usable = [words for name, words in transcripts.items() if words and name not in excluded]
-    if not usable:
-        reason = next(iter(excluded.values()), f"{len(transcripts)} utterances, none with words")
-        raise DataError(f"{out}: no transcript for a language model; the first reason: {reason}")
+    """The transcripts with words, all of which the lexicon has; the others are left out."""
+    faults = transcript_faults(transcripts.items(), lexicon)
+    wrong = {fault.id for fault in faults}
+    usable = [words for name, words in transcripts.items() if name not in wrong]
+    (resources or Resources()).leave_out(faults, len(usable), f"{out}: transcripts")
     return usable
-
-
-def _known(
-    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path
-) -> tuple[list[Sequence[str]], dict[str, str]]:
-    """The transcripts with words that the lexicon has, and for those with others the reason."""
-    found = {name: lang.refusal(words, name) for name, words in transcripts.items()}
-    excluded = {name: reason for name, reason in found.items() if reason is not None}
-    return _usable(transcripts, excluded, out), excluded
 
 
 def _write(out: Path, text: str) -> None:
@@ -211,39 +220,47 @@ def _write(out: Path, text: str) -> None:
 @lang_option
 @config_option
 @seed_option
-def phone_lm(text: Path, out: Path, lang: Lang, experiment: Experiment, seed: int) -> None:
+@with_resources("bad_data", beside=True)
+def phone_lm(
+    text: Path, out: Path, lang: Lang, experiment: Experiment, seed: int, resources: Resources
+) -> None:
     """Estimate the phone language model of the denominator.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
     Utterances with unknown words are named and left out.
     Out: OUT, an OpenFst acceptor over phone ids.
     """
-    click.echo(f"{make_phone_lm(lang, read_transcripts(text), out, experiment.phone_lm, seed)} -> {out}")
+    said = read_transcripts(text, resources)
+    click.echo(f"{make_phone_lm(lang, said, out, experiment.phone_lm, seed, resources)} -> {out}")
 
 
 def make_phone_lm(
-    lang: Lang, transcripts: Mapping[str, Sequence[str]], out: Path, config: PhoneLmConfig, seed: int
+    lang: Lang,
+    transcripts: Mapping[str, Sequence[str]],
+    out: Path,
+    config: PhoneLmConfig,
+    seed: int,
+    resources: Resources | None = None,
 ) -> str:
     """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file, returns a summary.
 
     Transcripts with a word that the lexicon refuses are left out and named, as they have no numerator either. `seed` is that
     of the pronunciations and silences.
     """
-    usable, excluded = _known(lang, transcripts, out)
+    usable = _usable(transcripts, lang.lexicon, out, resources)
     fsa = estimate_phone_lm(
         _drawn_phones(lang, usable, config, seed),
         ngram_order=config.ngram_order,
         num_extra_lm_states=config.num_extra_lm_states,
         no_prune_ngram_order=config.no_prune_ngram_order,
     )
-    return write_phone_lm(out, fsa, excluded)
+    return write_phone_lm(out, fsa)
 
 
-def write_phone_lm(out: Path, fsa: Fsa, excluded: dict[str, str]) -> str:
+def write_phone_lm(out: Path, fsa: Fsa) -> str:
     make_folder(out.parent)
     fsa.write(out)
-    head = f"phone language model of {fsa.num_states} states, {fsa.num_arcs} arcs"
-    return with_reasons(f"{head}, {len(excluded)} utterances excluded" if excluded else head, excluded)
+    return f"phone language model of {fsa.num_states} states, {fsa.num_arcs} arcs"
 
 
 def _drawn_phones(
@@ -256,17 +273,18 @@ def _drawn_phones(
 @command(text=DATA, out=OUT)
 @lang_option
 @click.option("--order", type=click.IntRange(min=2), default=2, help="Words in an n-gram; none is pruned.")
-def word_lm(text: Path, out: Path, lang: Lang, order: int) -> None:
+@with_resources("bad_data", beside=True)
+def word_lm(text: Path, out: Path, lang: Lang, order: int, resources: Resources) -> None:
     """Estimate a word n-gram and spell it out in phones, for a denominator.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
     are left, so the denominator is smaller and knows more than that of `fsachain phone-lm`.
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     """
-    usable, excluded = _known(lang, read_transcripts(text), out)
+    usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
     ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
     model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
-    click.echo(f"{write_phone_lm(out, _spelled_out(model, lang), excluded)} -> {out}")
+    click.echo(f"{write_phone_lm(out, _spelled_out(model, lang))} -> {out}")
 
 
 def _spelled_out(words: Fsa, lang: Lang) -> Fsa:
@@ -292,23 +310,30 @@ units_option = click.option(
 @click.option("--order", type=click.IntRange(min=1), default=3, help="Longest n-gram.")
 @config_option
 @seed_option
+@with_resources("bad_data", beside=True)
 def estimate_arpa(
-    text: Path, out: Path, lang: Lang, units: str, order: int, experiment: Experiment, seed: int
+    text: Path,
+    out: Path,
+    lang: Lang,
+    units: str,
+    order: int,
+    experiment: Experiment,
+    seed: int,
+    resources: Resources,
 ) -> None:
     """Estimate an n-gram with modified Kneser-Ney smoothing.
 
     In: TEXT, transcripts in Kaldi's format; section `phone_lm` of the configuration says where silence stands among phones.
     Out: OUT, an ARPA file: of words for `fsachain decode --arpa`, of either for `fsachain arpa-lm`.
     """
-    usable, excluded = _known(lang, read_transcripts(text), out)
+    usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
     vocabulary: Sequence[str] = lang.spoken_words
     if units == "phones":
         vocabulary = tuple(lang.lexicon.phones)
         drawn = _drawn_phones(lang, usable, experiment.phone_lm, seed)
         usable = [[vocabulary[phone - 1] for phone in phones] for phones in drawn]
     make_grammar(usable, vocabulary, out, order)
-    head = f"{order}-gram of {units}, {len(excluded)} utterances excluded -> {out}"
-    click.echo(with_reasons(head, excluded))
+    click.echo(f"{order}-gram of {units} -> {out}")
 
 
 def make_grammar(
@@ -331,4 +356,4 @@ def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
         fsa = grammar.ngram_acceptor(arpa, lang.lexicon.phones)
     else:
         fsa = _spelled_out(grammar.ngram_acceptor(arpa, lang.lexicon.words), lang)
-    click.echo(f"{write_phone_lm(out, fsa, {})} -> {out}")
+    click.echo(f"{write_phone_lm(out, fsa)} -> {out}")

@@ -103,14 +103,11 @@ commands_option = click.option(
 )
 
 
-bad_data_option = together(
-    click.option(
-        "--bad-data",
-        type=click.Choice(["exclude", "stop"]),
-        default="exclude",
-        help="exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
-    ),
-    commands_option,
+bad_data_option = click.option(
+    "--bad-data",
+    type=click.Choice(["exclude", "stop"]),
+    default="exclude",
+    help="exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
 )
 
 
@@ -131,11 +128,6 @@ def counter(what: str) -> Iterator[Callable[[int, int], None]]:
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def with_reasons(head: str, excluded: dict[str, str]) -> str:
-    """A summary, and why each utterance was left out."""
-    return "\n  ".join([head, *excluded.values()])
 
 
 def make_folder(path: Path) -> Path:

@@ -88,7 +88,8 @@ def occupancies(
     check_lang(model, lang)
     denominator = load_denominator(lang, layout.graphs)
     data = DataDir(tuple(utterances))
-    numerators, reasons = build_numerators(lang, data, denominator.normalization_fsa())
+    numerators, faults = build_numerators(lang, data, denominator.normalization_fsa())
+    reasons = {fault.id: fault.reason for fault in faults}
     outputs = model.outputs(model.examples(data))
     leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     seen = {}

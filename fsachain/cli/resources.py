@@ -39,8 +39,9 @@ class Resources:
 
     `cache` is a folder that keeps features between runs, `workers` the threads that compute features or the processes that
     search, `jobs` the processes that make graphs; an `executor` does the work of all of them in their place. `bad_data`:
-    "exclude" goes on without utterances that cannot be used; "stop" refuses data sets that have any; None takes them as they
-    are, and the first that cannot be read is an error. `allow_commands` is as for `DataDir.read`.
+    "exclude" goes on without utterances that cannot be used, which `listing` lists; "stop" ends where there are any; None:
+    the first that cannot be read is an error, and those that the work itself leaves out are printed at once.
+    `allow_commands` is as for `DataDir.read`.
     """
 
     cache: Path | None = None
@@ -60,7 +61,8 @@ class Resources:
         if self.bad_data is None:
             return DataDir.read(path, allow_commands=self.allow_commands)
         data, faults = DataDir.check(path, allow_commands=self.allow_commands)
-        return self._without(data, faults, str(path))
+        self.leave_out(faults, len(data), str(path))
+        return data
 
     def load(
         self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
@@ -74,29 +76,29 @@ class Resources:
         if self.bad_data is None:
             return data, [load_examples(data, config, perturbation=copy, **how) for copy in copies]
         usable, variants, faults = load_usable(data, config, copies, **how)
-        return self._without(usable, faults, "the recordings"), variants
+        self.leave_out(faults, len(usable), "the recordings")
+        return usable, variants
 
-    def _without(self, usable: DataDir, faults: Sequence[Fault], where: str) -> DataDir:
+    def leave_out(self, faults: Sequence[Fault], num_left: int, where: str) -> None:
+        """Go on without these utterances, or end with a DataError: where none is left, or `bad_data` is "stop"."""
         self.faults.extend(faults)
-        if faults and (self.bad_data == "stop" or not len(usable)):
-            why = "bad_data is 'stop'" if len(usable) else "no utterance is left"
-            raise DataError(f"{where}: {len(faults)} faults, {why}; the first: {faults[0].reason}")
-        return usable
+        if self.bad_data is None and faults:
+            click.echo(f"{len(faults)} utterances are left out:\n{fault_table(faults)}")
+        if not num_left or (faults and self.bad_data == "stop"):
+            why = "bad_data is 'stop'" if num_left else "no utterance is left"
+            first = f"; the first: {faults[0].reason}" if faults else ""
+            raise DataError(f"{where}: {len(faults)} faults, {why}{first}")
 
     @contextmanager
     def listing(self, path: Path) -> Iterator[None]:
         """Print the faults that were met in the block, write them to `path`, or delete what an earlier run wrote there."""
+        path.unlink(missing_ok=True)
         try:
             yield
         finally:
             if self.faults:
                 click.echo(f"{len(self.faults)} utterances are left out:\n{fault_table(self.faults)}")
-        if not self.faults:
-            path.unlink(missing_ok=True)
-            return
-        make_folder(path.parent)
-        write_faults(path, self.faults)
-        raise LeftOutError(f"done, but {len(self.faults)} utterances are left out; all are in {path}")
+        end_without(self.faults, path)
 
     @contextmanager
     def searching(self, what: str) -> Iterator[dict[str, Any]]:
@@ -106,22 +108,22 @@ class Resources:
 
     def collect(
         self, make: Callable[[Item], Result], items: Sequence[tuple[str, Item]], what: str
-    ) -> tuple[dict[str, Result], dict[str, str]]:
+    ) -> tuple[dict[str, Result], list[Fault]]:
         """make(item) for each pair (name, item), in order, by `jobs` processes or the executor, with a bar.
 
-        Gives the results by name, and the messages of the items that raised an `FsachainError`. `make` can be
+        Gives the results by name, and a fault for each item that raised an `FsachainError`. `make` can be
         pickled, unless one job does everything.
         """
         found: dict[str, Result] = {}
-        excluded: dict[str, str] = {}
+        refused: list[Fault] = []
         names = [name for name, _ in items]
         results = self._results(partial(_attempt, make), [item for _, item in items])
         for name, (result, refusal) in zip(track(names, what), results, strict=True):
             if refusal is None:
                 found[name] = result
             else:
-                excluded[name] = refusal
-        return found, excluded
+                refused.append(Fault(name, refusal))
+        return found, refused
 
     def _results(self, attempt: Callable[[list[Any]], list[Any]], items: list[Any]) -> Iterator[Any]:
         jobs = min(self.jobs, len(items))
@@ -135,6 +137,14 @@ class Resources:
         with pool as executor:
             for (results,) in Workers(attempt, executor=executor).ahead(pieces, _PIECES_AHEAD):
                 yield from results
+
+
+def end_without(faults: Sequence[Fault], path: Path) -> None:
+    """Write the faults to `path` and end with LeftOutError, if there are any."""
+    if faults:
+        make_folder(path.parent)
+        write_faults(path, faults)
+        raise LeftOutError(f"done, but {len(faults)} utterances are left out; all are in {path}")
 
 
 def _attempt(make: Callable[[Any], Any], items: list[Any]) -> list[tuple[Any, str | None]]:
@@ -151,10 +161,9 @@ def _attempt(make: Callable[[Any], Any], items: list[Any]) -> list[tuple[Any, st
 def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Command]:
     """Give a command the options of these names, and what they say as one argument, `resources`.
 
-    Names are "scheduler", "cache", "workers", "jobs", "commands" and "bad_data" (which brings the commands), in the order
-    of `--help`. With "bad_data" the data sets `data` and `dev` come read, the faults are printed at the command's end and
-    written to `faults.jsonl` in the folder of its argument `out`, or beside that where it is a file (`beside`), and
-    `LeftOutError` is raised.
+    Names are "scheduler", "cache", "workers", "jobs", "bad_data" and "commands", in the order of `--help`. With "bad_data"
+    the data sets `data` and `dev` come read, the faults are printed at the command's end and written to `faults.jsonl` in
+    the folder of its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised.
     """
 
     def decorate(command: Command) -> Command:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsachain.cli.config import Experiment, SupervisionConfig, config_option
 from fsachain.cli.graphs import normalization_option
 from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, many, track, with_reasons
+from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, many, track
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
@@ -102,7 +102,7 @@ def _write(
     """
     wanted = experiment.perturbation.copies(experiment.train.seed)
     data, variants = resources.load(data, experiment.features, wanted)
-    items, excluded = [], {}
+    items, faults = [], []
     for utterance, *versions in zip(data, *variants, strict=True):
         name = utterance.id
         copies = tuple(
@@ -111,20 +111,17 @@ def _write(
         if name in spoken:
             items.append((name, (spoken[name], copies)))
         else:
-            excluded[name] = f"utterance {name!r}: is not in the alignment {where}"
+            faults.append(utterance.unusable("no alignment", f": is not in the alignment {where}").fault)
     chunks, refused = resources.collect(make, items, "supervision")
-    excluded |= refused
-    if not chunks:
-        reason = next(iter(excluded.values()), "there are no utterances")
-        raise DataError(f"{out}: no utterance has a supervision; the first reason: {reason}")
+    faults += refused
+    resources.leave_out(faults, len(chunks), f"{out}: supervisions")
     make_folder(out.parent)
     save_chunks(out, chunks)
     arcs = [chunk.fsa.num_arcs for lists in chunks.values() for one in lists for chunk in one]
-    head = (
+    return (
         f"{len(chunks)} utterances supervised, {len(arcs)} chunks of all copies, {sum(arcs)} arcs, "
-        f"{len(excluded)} utterances excluded"
+        f"{len(faults)} utterances excluded"
     )
-    return with_reasons(head, excluded)
 
 
 normalizing_option = normalization_option("", required=True)
@@ -134,7 +131,7 @@ normalizing_option = normalization_option("", required=True)
 @lang_option
 @normalizing_option
 @config_option
-@with_resources("cache", "workers", "jobs", "bad_data", beside=True)
+@with_resources("cache", "workers", "jobs", "bad_data", "commands", beside=True)
 def supervise(out: Path, **options: Any) -> None:
     """Make numerators whose times come from an alignment, in chunks: for a second training.
 
@@ -195,7 +192,7 @@ def _chunks_of_alignment(
     help="Input frames per frame of the lattices: 3 for chain models, 1 for GMMs.",
 )
 @config_option
-@with_resources("cache", "workers", "jobs", "bad_data", beside=True)
+@with_resources("cache", "workers", "jobs", "bad_data", "commands", beside=True)
 def supervise_by_lattices(
     data: DataDir,
     model: Path,
@@ -284,7 +281,7 @@ def _chunks_of_lattice(
 @click.option("--num-pdfs", type=COUNT, required=True, help="Leaves of the tree, at most.")
 @click.option("--min-frames", type=float, default=100.0, help="Of each side of a split.")
 @config_option
-@with_resources("cache", "workers", "bad_data")
+@with_resources("cache", "workers", "bad_data", "commands")
 def tie_tree(
     data: DataDir,
     alignment: Path,
@@ -305,10 +302,12 @@ def tie_tree(
     phones, topology = lang.lexicon.phones, lang.tree.topology
     network = experiment.network_spec(lang.tree.num_pdfs)
     statistics = BiphoneStatistics(len(phones), topology, experiment.features.num_features)
-    _, (examples,) = resources.load(data, experiment.features)
+    data, (examples,) = resources.load(data, experiment.features)
     aligned = [example for example in examples if example.id in spoken]
-    if not aligned:
-        raise DataError(f"{alignment}: has none of the {len(data)} utterances")
+    missing = [
+        one.unusable("no alignment", f": is not in {alignment}") for one in data if one.id not in spoken
+    ]
+    resources.leave_out([error.fault for error in missing], len(aligned), str(alignment))
     num_frames = 0
     for example in track(aligned, "statistics"):
         # The features at the centres of the output frames.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -14,7 +15,7 @@ from torch import nn
 
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator
-from fsachain.cli.lang import LANG, Lang, lang_option
+from fsachain.cli.lang import LANG, Lang, lang_option, transcript_faults
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, begin_network
 from fsachain.cli.options import (
     COUNT,
@@ -28,13 +29,13 @@ from fsachain.cli.options import (
     track,
 )
 from fsachain.cli.record import recorded_command
-from fsachain.cli.resources import POLICIES, Resources, executor_at, with_resources
-from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set, transcript_faults
+from fsachain.cli.resources import FAULTS_FILE, POLICIES, Resources, end_without, executor_at, with_resources
+from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set
 from fsachain.data.dataset import Example, load_usable
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, DataError, FsachainError, GraphError
+from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError
 from fsachain.files import parse_json, write_text
 from fsachain.graph.numerator import build_numerator
 from fsachain.loss.lfmmi import LFMMILoss
@@ -70,6 +71,9 @@ NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
     type=COUNT,
     help="With --stream: mix the utterances of so many Shar shards or Kaldi archives, not of the whole corpus.",
 )
+@click.option(
+    "--bad-data", type=click.Choice(POLICIES), help="In place of train.bad_data of the configuration."
+)
 @scheduler_option
 @config_option
 @with_resources("cache", "workers", "commands")
@@ -83,6 +87,7 @@ def train(
     stream: bool,
     jobs: int,
     shards_at_once: int | None,
+    bad_data: str | None,
     scheduler: str | None,
     experiment: Experiment,
     resources: Resources,
@@ -94,14 +99,18 @@ def train(
     with times), or - to compile them from the transcripts while a corpus is streamed; the sections features, cmvn,
     perturbation, augment, network, loss and train of the configuration.
     Out: folder OUT with model.safetensors, checkpoints and the log train.jsonl. Utterances that cannot be trained on
-    are listed as by `fsachain validate`. SIGTERM ends the training with a checkpoint and exit status 75.
+    are listed as by `fsachain validate`, and in faults.jsonl; the exit status is then 3, but 0 under torchrun, which takes
+    any other for a crash. SIGTERM ends the training with a checkpoint and exit status 75.
 
     Several processes train one model when torchrun starts them: torchrun --nproc-per-node 2 -m fsachain train ...
     """
+    (out / FAULTS_FILE).unlink(missing_ok=True)
     given = {"--jobs": jobs, "--shards-at-once": shards_at_once, "--scheduler": scheduler}
     for option, value in given.items():
         if value and not stream:
             raise click.UsageError(f"{option} goes with --stream")
+    if bad_data is not None:
+        experiment = replace(experiment, train=replace(experiment.train, bad_data=bad_data))
     faults: list[Fault] = []
 
     def read(path: Path) -> DataDir:
@@ -122,7 +131,7 @@ def train(
             dev_data = read(dev[0])
             compiled = dev[1] == COMPILED
             dev_set = TrainingSet(dev_data, None) if compiled else TrainingSet.read(dev_data, dev[1])
-        train_model(
+        result = train_model(
             experiment,
             lang,
             train_set,
@@ -135,8 +144,11 @@ def train(
             left_out=faults,
             world=world,
         )
-    if world.is_first:
-        click.echo(f"model -> {out / FINAL_MODEL}")
+    if not world.is_first:
+        return
+    click.echo(f"model -> {out / FINAL_MODEL}")
+    with nullcontext() if world.size == 1 else suppress(LeftOutError):
+        end_without(result.excluded, out / FAULTS_FILE)
 
 
 def train_model(
@@ -325,7 +337,8 @@ def validate_data(
         names = {fault.id for fault in unusable}
         return data.select(lambda utterance: utterance.id not in names)
 
-    data = without(transcript_faults(data, lang))
+    said = ((one.id, one.words) for one in data)
+    data = without(transcript_faults(said, None if lang is None else lang.lexicon))
     if numerators is not None:
         data = without(_numerator_faults(data, numerators))
     cache, threads = resources.cache, resources.workers

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.graphs import load_normalization
-from fsachain.cli.lang import Lang
+from fsachain.cli.lang import Lang, transcript_faults
 from fsachain.cli.model import normalise_set
 from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
@@ -148,22 +148,11 @@ def read_training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedS
     return TrainingSet.read(data, numerators)
 
 
-def transcript_faults(utterances: Iterable[Utterance], lang: Lang | None) -> list[Fault]:
-    """Utterances without words and, where `lang` is given, with a word that its lexicon refuses."""
-    faults = []
-    for one in utterances:
-        if not one.words:
-            faults.append(one.unusable("empty text", ": the transcript is empty").fault)
-        elif lang is not None and (refusal := lang.refusal(one.words, one.id)) is not None:
-            faults.append(Fault(one.id, refusal, "unknown word"))
-    return faults
-
-
 def _without_numerator(given: TrainingSet | ChunkedSet, lang: Lang) -> list[Fault]:
     """The fault of the transcript is the reason, where it has one."""
-    bare = [utterance for utterance in given.data if utterance.id not in (given.numerators or ())]
-    why = {fault.id: fault for fault in transcript_faults(bare, lang)}
-    return [why.get(one.id, Fault(one.id, f"utterance {one.id!r}: has no numerator")) for one in bare]
+    bare = [(one.id, one.words) for one in given.data if one.id not in (given.numerators or ())]
+    why = {fault.id: fault for fault in transcript_faults(bare, lang.lexicon)}
+    return [why.get(name, Fault(name, f"utterance {name!r}: has no numerator")) for name, _ in bare]
 
 
 @dataclass(frozen=True)
@@ -301,7 +290,7 @@ class Loader:
     ) -> tuple[Corpus, list[Fault]]:
         stored = None
         if given.numerators is None:
-            faults = transcript_faults(given.data, self.lang)
+            faults = transcript_faults(((one.id, one.words) for one in given.data), self.lang.lexicon)
         else:
             faults = _without_numerator(given, self.lang)
             stored = given.reader(self.lang.tree.num_pdfs)

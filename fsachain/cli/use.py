@@ -23,7 +23,7 @@ from fsachain.decode.align import LongAligner, alignment_of
 from fsachain.decode.ctm import write_ctm, write_textgrid
 from fsachain.decode.decoder import Decoder
 from fsachain.decode.transcribe import PauseCutter, Piece, RecognisedWord, Transcriber, silence_pdfs
-from fsachain.errors import DataError
+from fsachain.errors import DataError, LeftOutError
 from fsachain.files import text_lines
 from fsachain.graph.numerator import build_numerator
 from fsachain.nn.export import export_onnx
@@ -113,7 +113,7 @@ def transcribe(
     In: MODEL, made by `fsachain train`, and FILES, recordings in any format, sampling rate and number of channels that
     soundfile reads (WAV, FLAC, Ogg, MP3, ...).
     Out: the words, printed. The confidence of a word is its posterior among the paths of the decoder's lattice. Files that
-    cannot be read are named on the standard error, and the exit status is 1.
+    cannot be read are named on the standard error; the exit status is then 3, or 1 if there is no other.
     """
     acoustic, language = _load(model, lang)
     lexicon, tree = language.lexicon, language.tree
@@ -134,7 +134,8 @@ def transcribe(
         if text:
             click.echo(text)
     if refused:
-        raise DataError(f"{refused} of {len(files)} recordings could not be transcribed")
+        kind = LeftOutError if refused < len(files) else DataError
+        raise kind(f"{refused} of {len(files)} recordings could not be transcribed")
 
 
 def _recognise(

@@ -64,11 +64,10 @@ class ShardSummary:
     excluded: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        head = (
+        return (
             f"{self.num_tables} numerators in {self.num_shards} shards ({self.num_reused} were there), "
             f"{len(self.excluded)} utterances excluded"
         )
-        return "\n  ".join([head, *self.excluded.values()])
 
 
 def make_shards(
