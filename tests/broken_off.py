@@ -1,7 +1,6 @@
 """A training that breaks off, as a crash would break it."""
 
 import io
-from typing import Any
 
 from fsachain.train.reporting import LineProgress
 
@@ -13,11 +12,11 @@ class Interruption(Exception):
 class BreakAfter(LineProgress):
     """Breaks the training off after some batches."""
 
-    def __init__(self, batches: int) -> None:
+    def __init__(self, batches):
         super().__init__(io.StringIO())
         self.left = batches
 
-    def batch(self, sums: Any) -> None:
+    def batch(self, sums):
         self.left -= 1
         if self.left < 0:
             raise Interruption

@@ -1,7 +1,5 @@
 """Fixtures that all tests share, and hypothesis profiles: fixed seeds, failures printed so that they can be replayed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -31,14 +29,14 @@ sys.path.append(str(REPOSITORY))  # for tools/, which no wheel holds
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
+def shared():
     """The folder with golden values and recordings that stands beside the checkout."""
     if not (SHARED / "golden").is_dir():
         pytest.skip("the folder ../shared with golden values stands not beside this checkout")
     return SHARED
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """A profile alone changes no test that names its number of examples; here these get their multiple too."""
     own = {
         item.function

@@ -6,7 +6,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Split, Table
 
 
-def tree_of(phones, topology, width, centre, pdf_of) -> ContextTree:
+def tree_of(phones, topology, width, centre, pdf_of):
     """A context tree whose pdfs are `pdf_of(window, pdf_class)`, by one table after another."""
     nodes = []
 
@@ -31,13 +31,13 @@ def tree_of(phones, topology, width, centre, pdf_of) -> ContextTree:
     return ContextTree(tuple(phones), topology, width, alone, frozenset(), DecisionTree(tuple(nodes)), centre)
 
 
-def full_tree(phones, topology, width, centre) -> ContextTree:
+def full_tree(phones, topology, width, centre):
     """Every window and class has a pdf of its own."""
     numbers = itertools.count()
     return tree_of(phones, topology, width, centre, lambda window, pdf_class: next(numbers))
 
 
-def split_triphone(phones, topology) -> ContextTree:
+def split_triphone(phones, topology):
     """A triphone tree of three pdfs, one pdf class: is the right phone 1 or none? if so, is the left phone 1?"""
     nodes = (Split(2, frozenset({0, 1}), 1, 4), Split(0, frozenset({1}), 2, 3), Leaf(2), Leaf(0), Leaf(1))
     alone = tuple((phone,) for phone in range(1, len(phones) + 1))

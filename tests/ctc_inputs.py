@@ -1,9 +1,6 @@
 """Batches of CTC targets and scores for tests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,29 +20,27 @@ class CtcBatch:
     blank: int
 
     @property
-    def size(self) -> int:
+    def size(self):
         return len(self.targets)
 
-    def only(self, n: int) -> CtcBatch:
+    def only(self, n):
         """Sequence n alone, without padding."""
         frames, labels = self.input_lengths[n], self.target_lengths[n]
         scores = self.scores[:frames, n : n + 1]
         return CtcBatch(scores, self.targets[n : n + 1, :labels], [frames], [labels], self.blank)
 
-    def with_scores(self, scores: np.ndarray) -> CtcBatch:
+    def with_scores(self, scores):
         return replace(self, scores=scores)
 
-    def leaf(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    def leaf(self, dtype=torch.float64):
         return torch.from_numpy(self.scores).to(dtype).requires_grad_()
 
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self):
         """What follows the scores."""
         return torch.from_numpy(self.targets), self.input_lengths, self.target_lengths, self.blank
 
 
-def random_batch(
-    seed: int, size: int = 5, frames: int = 24, classes: int = 7, labels: int = 6, scale: float = 1.0
-) -> CtcBatch:
+def random_batch(seed, size=5, frames=24, classes=7, labels=6, scale=1.0):
     """Lengths differ; the first target has equal labels in a row, the last is empty; the blank is in the middle."""
     rng = np.random.default_rng(seed)
     blank = classes // 2
@@ -61,7 +56,7 @@ def random_batch(
 
 
 @st.composite
-def batches(draw) -> CtcBatch:
+def batches(draw):
     """Any small batch, sequences too short for their target among them."""
     size, frames, classes = draw(st.integers(1, 4)), draw(st.integers(1, 12)), draw(st.integers(2, 40))
     labels = draw(st.integers(0, 6))
@@ -76,9 +71,7 @@ def batches(draw) -> CtcBatch:
     return CtcBatch(scores, targets, input_lengths, target_lengths, blank)
 
 
-def losses_and_gradient(
-    batch: CtcBatch, dtype: torch.dtype = torch.float64, **options: Any
-) -> tuple[np.ndarray, np.ndarray]:
+def losses_and_gradient(batch, dtype=torch.float64, **options):
     """[N] and [T, N, C] of the sum, from logits unless options say otherwise."""
     leaf = batch.leaf(dtype)
     losses = ctc_loss(leaf, *batch.arguments(), "none", **{"inputs": "logits", **options})

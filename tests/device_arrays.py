@@ -1,9 +1,6 @@
 """Arrays on a pretended device, as the CUDA drivers are given them."""
 
-from __future__ import annotations
-
 import mmap
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +8,7 @@ from fsachain.backends.cuda.device import DeviceArray
 from tools.cuda_on_host import HostDevice
 
 
-def on_device(device: Any, array: np.ndarray) -> DeviceArray:
+def on_device(device, array):
     """A contiguous copy of the array; uint16 stands for bfloat16, the upper halves of float32."""
     (memory,) = device.upload([np.ascontiguousarray(array)])
     strides = tuple(step // array.itemsize for step in np.ascontiguousarray(array).strides)
@@ -19,7 +16,7 @@ def on_device(device: Any, array: np.ndarray) -> DeviceArray:
     return DeviceArray(memory.pointer, dtype, array.shape, strides, memory)
 
 
-def strided(device: Any, array: np.ndarray) -> DeviceArray:
+def strided(device, array):
     """The same values in an array of larger strides, of which the last is negative; what lies between is NaN."""
     spread = np.full([2 * length + 1 for length in array.shape], np.nan, array.dtype)
     view = spread[tuple(slice(1, None, 2) for _ in array.shape)][..., ::-1]
@@ -30,12 +27,12 @@ def strided(device: Any, array: np.ndarray) -> DeviceArray:
     return DeviceArray(memory.pointer + offset, str(array.dtype), array.shape, strides, memory)
 
 
-def read(array: DeviceArray) -> np.ndarray:
+def read(array):
     """What a contiguous array of `on_device` holds now; uint16 for bfloat16."""
     return array.owner.read("uint16" if array.dtype == "bfloat16" else array.dtype, array.shape)
 
 
-def upper_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def upper_halves(values):
     """float32 values cut to bfloat16: as uint16, and as float32 again."""
     halves = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return halves, (halves.astype(np.uint32) << 16).view(np.float32)
@@ -48,7 +45,7 @@ class WithFarMemory(HostDevice):
         return super().memory_at(pointer) or pointer
 
 
-def far_memory(count: int) -> np.ndarray:
+def far_memory(count):
     """So many float32, of which those that nobody touches take no memory."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return np.frombuffer(mmap.mmap(-1, 4 * count, flags=flags), np.float32)

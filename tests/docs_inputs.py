@@ -1,7 +1,5 @@
 """What the programs in docs/ take as given: names and files that a page says are the reader's own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +28,7 @@ TRANSCRIPTS = {
 }
 
 
-def phone_graphs(folder: Path) -> Names:
+def phone_graphs(folder):
     """Lexicon, tree, phone language model and normalization of a few sentences."""
     from fsachain import (
         ContextTree,
@@ -59,7 +57,7 @@ def phone_graphs(folder: Path) -> Names:
     }
 
 
-def readme(folder: Path) -> Names:
+def readme(folder):
     """A corpus of three sentences, and outputs of a network for two of them."""
     import torch
 
@@ -69,7 +67,7 @@ def readme(folder: Path) -> Names:
     return {"transcripts": texts, "batch": texts[:2], "nnet_output": outputs, "lengths": [40, 30]}
 
 
-def graphs(folder: Path) -> Names:
+def graphs(folder):
     """A graph of words in a file, a words.txt, and sequences of units."""
     from fsachain import DenominatorGraph, estimate_phone_lm
 
@@ -84,7 +82,7 @@ def graphs(folder: Path) -> Names:
     return {**names, **units, "DenominatorGraph": DenominatorGraph, "estimate_phone_lm": estimate_phone_lm}
 
 
-def kaldi(folder: Path) -> Names:
+def kaldi(folder):
     """Files as Kaldi writes them, and an executor."""
     import kaldi_native_io as native
 
@@ -102,7 +100,7 @@ def kaldi(folder: Path) -> Names:
     return {**names, "transcripts": list(names["transcripts"].items()), "client": client}
 
 
-def pychain(folder: Path) -> Names:
+def pychain(folder):
     """A denominator and two normalised numerators as files, and a network's output."""
     import torch
 
@@ -125,7 +123,7 @@ def pychain(folder: Path) -> Names:
     }
 
 
-def losses(folder: Path) -> Names:
+def losses(folder):
     """A network that gives ten frames of five classes for two utterances."""
     import torch
 
@@ -140,17 +138,17 @@ def losses(folder: Path) -> Names:
     }
 
 
-def transducer(folder: Path) -> Names:
+def transducer(folder):
     """Two utterances of 6 and 5 frames with 3 and 2 labels of 4 classes, in every form that the losses take."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
 
     class Joiner(torch.nn.Module):
-        def forward(self, encoder_out: torch.Tensor, predictor_out: torch.Tensor) -> torch.Tensor:
+        def forward(self, encoder_out, predictor_out):
             return torch.tanh(encoder_out + predictor_out)
 
-    def random(*shape: int) -> torch.Tensor:
+    def random(*shape):
         return torch.randn(*shape, generator=generator).requires_grad_()
 
     lengths = {
@@ -173,7 +171,7 @@ def transducer(folder: Path) -> Names:
     }
 
 
-def data_sets(folder: Path) -> Names:
+def data_sets(folder):
     """A manifest of three cuts, whose recordings are noise; graphs, and a network's output lengths."""
     import soundfile
 

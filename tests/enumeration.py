@@ -5,8 +5,6 @@ the first and after the last) that takes no frame: from any state to state k wit
 most once at each time.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import product
@@ -25,7 +23,7 @@ class Enumerated:
     best_score: float
 
 
-def log_sum(values) -> float:
+def log_sum(values):
     values = [value for value in values if value > -math.inf]
     if not values:
         return -math.inf
@@ -84,7 +82,7 @@ def ranked_pdf_sequences(fsa, scores, **options):
     return sorted(((score, pdfs) for pdfs, score in best.items()), key=lambda item: (-item[0], item[1]))
 
 
-def enumerate_paths(fsa, scores, num_pdfs, *, initial=None, final=None, init=None, leaky=0.0) -> Enumerated:
+def enumerate_paths(fsa, scores, num_pdfs, *, initial=None, final=None, init=None, leaky=0.0):
     scores = np.asarray(scores, dtype=np.float64)
     ends = {"initial": initial, "final": final}
     walks = all_walks(fsa, scores, init=init, leaky=leaky, **ends)

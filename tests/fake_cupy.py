@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,29 +21,29 @@ SHARED_BYTES = 232_448
 
 
 class Stream:
-    def __init__(self, world: World, ptr: int) -> None:
+    def __init__(self, world, ptr):
         self.world, self.ptr, self.capturing = world, ptr, False
 
-    def is_capturing(self) -> bool:
+    def is_capturing(self):
         return self.capturing
 
-    def record(self) -> Event:
+    def record(self):
         event = Event(self.world)
         event.record(self)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event):
         self.world.log.append(("wait", self.ptr, event.ptr))
 
 
 class Event:
     """Done when the test says so."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world):
         self.world, self.done, self.ptr = world, False, 1000 + len(world.events)
         world.events.append(self)
 
-    def record(self, stream: Any) -> None:
+    def record(self, stream):
         self.world.log.append(("record", self.ptr, stream.ptr))
 
 
@@ -52,48 +51,48 @@ class Pinned(np.ndarray):
     """Bytes of the host that transfers read."""
 
     @property
-    def ptr(self) -> int:
+    def ptr(self):
         return self.ctypes.data
 
-    def __add__(self, offset: int) -> Pinned:
+    def __add__(self, offset):
         return self[offset:]
 
 
 class Memory:
     """Bytes of the device, at an address that is a multiple of 512, as pools give them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         whole = np.full(size + 512, 0xFF, np.uint8)
         start = -whole.ctypes.data % 512
         self.bytes = whole[start : start + size]
         self.ptr = self.bytes.ctypes.data
 
-    def __add__(self, offset: int) -> np.ndarray:
+    def __add__(self, offset):
         return self.bytes[offset:]
 
 
 class Device:
     """One of the devices, and a context in which it is current."""
 
-    def __init__(self, world: World, index: int | None = None) -> None:
+    def __init__(self, world, index=None):
         self.world, self.id = world, world.current if index is None else index
         self.attributes = {"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": SHARED_BYTES}
         self.compute_capability = world.capability
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         self._before, self.world.current = self.world.current, self.id
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.world.current = self._before
 
 
 class Kernel:
-    def __init__(self, world: World, module: Module, name: str) -> None:
+    def __init__(self, world, module, name):
         self.world, self.module, self.name = world, module, name
         self.max_dynamic_shared_size_bytes = 0
         self.kernel = SimpleNamespace(ptr=77)
 
-    def __call__(self, grid: Any, block: Any, args: Any, **options: Any) -> None:
+    def __call__(self, grid, block, args, **options):
         entry = SimpleNamespace(kernel=self, grid=grid, block=block, args=args, device=self.world.current)
         entry.shared_mem, entry.stream = options["shared_mem"], options["stream"]
         assert options.keys() == {"shared_mem", "stream"}
@@ -101,13 +100,13 @@ class Kernel:
 
 
 class Module:
-    def __init__(self, world: World, options: dict[str, Any]) -> None:
+    def __init__(self, world, options):
         self.world, self.code, self.options = world, options["code"], options["options"]
         self.cooperative = options["enable_cooperative_groups"]
         assert options.keys() == {"code", "options", "enable_cooperative_groups"}
         world.modules.append(self)
 
-    def get_function(self, name: str) -> Kernel:
+    def get_function(self, name):
         return Kernel(self.world, self, name)
 
 
@@ -115,18 +114,18 @@ class ndarray(np.ndarray):
     """An array on the device, which is the host."""
 
     @property
-    def data(self) -> Any:
+    def data(self):
         return SimpleNamespace(ptr=self.ctypes.data)
 
     @property
-    def device(self) -> Any:
+    def device(self):
         return WORLD[-1].module.cuda.Device()
 
-    def get(self) -> np.ndarray:
+    def get(self):
         return np.array(self)
 
 
-def make_array(shape: tuple[int, ...], dtype: str, memptr: np.ndarray) -> ndarray:
+def make_array(shape, dtype, memptr):
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return memptr[:size].view(dtype).reshape(shape).view(ndarray)
 
@@ -138,7 +137,7 @@ WORLD: list[World] = []
 class World:
     """What has happened: compilations, launches, transfers; and the module that stands for cupy."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.modules: list[Module] = []
         self.launches: list[SimpleNamespace] = []
         self.copies: list[tuple[int, int, int, int]] = []
@@ -149,7 +148,7 @@ class World:
         self.stream = Stream(self, 5)
         self.module = self._make()
 
-    def _make(self) -> ModuleType:
+    def _make(self):
         cupy: Any = ModuleType("cupy")
         cuda: Any = ModuleType("cupy.cuda")
         runtime = SimpleNamespace(
@@ -175,18 +174,18 @@ class World:
         cupy.isfinite, cupy.zeros = np.isfinite, lambda shape, dtype: np.zeros(shape, dtype).view(ndarray)
         return cupy
 
-    def _copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
+    def _copy(self, target, source, size, kind, stream):
         ctypes.memmove(target, source, size)
         assert kind == 1
         self.copies.append((target, source, size, stream))
 
-    def _pin(self, size: int) -> Pinned:
+    def _pin(self, size):
         self.pinned.append(np.zeros(size, np.uint8).view(Pinned))
         return self.pinned[-1]
 
 
 @contextlib.contextmanager
-def installed(monkeypatch: Any) -> Iterator[World]:
+def installed(monkeypatch):
     """Cupy is the stand-in, and the library has not used any device yet."""
     world = World()
     WORLD.append(world)
@@ -203,7 +202,7 @@ def installed(monkeypatch: Any) -> Iterator[World]:
     WORLD.remove(world)
 
 
-def _forget() -> None:
+def _forget():
     for function in (
         cuda_device._limits,
         cuda_device._function,

@@ -6,23 +6,21 @@ from collections import defaultdict
 
 import numpy as np
 
-from fsachain.fsa import Fsa
 
-
-def log_add(a: float, b: float) -> float:
+def log_add(a, b):
     return float(np.logaddexp(a, b))
 
 
 class Scorer:
     """Score of a pdf sequence: the best path (`max`) or the log-sum of all (`log_add`); -inf without any."""
 
-    def __init__(self, fsa: Fsa, combine=max) -> None:
+    def __init__(self, fsa, combine=max):
         self.fsa, self.combine = fsa, combine
         self.arcs = defaultdict(list)
         for src, dst, pdf, log_prob in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True):
             self.arcs[int(src), int(pdf)].append((int(dst), float(log_prob)))
 
-    def __call__(self, pdfs) -> float:
+    def __call__(self, pdfs):
         scores = {self.fsa.start: 0.0}
         for pdf in pdfs:
             reached = {}
@@ -37,7 +35,7 @@ class Scorer:
         return total
 
 
-def sample_paths(fsa: Fsa, count: int, *, seed: int, max_frames: int = 1000, stop_prob: float = 0.2):
+def sample_paths(fsa, count, *, seed, max_frames=1000, stop_prob=0.2):
     """`count` random accepted paths, as lists of arc numbers."""
     rng = np.random.default_rng(seed)
     leaving = defaultdict(list)
@@ -58,5 +56,5 @@ def sample_paths(fsa: Fsa, count: int, *, seed: int, max_frames: int = 1000, sto
     return paths
 
 
-def pdf_sequences(num_pdfs: int, num_frames: int):
+def pdf_sequences(num_pdfs, num_frames):
     return itertools.product(range(num_pdfs), repeat=num_frames)

@@ -3,9 +3,7 @@
 import re
 import struct
 import tracemalloc
-from pathlib import Path
 
-import numpy as np
 from hypothesis import strategies as st
 
 from fsachain.errors import DataError
@@ -15,20 +13,20 @@ MEMORY_FLOOR = 8_000_000
 HUGE = [b"\xff\xff\xff\x7f", b"\xff" * 8, b"\x00\x00\x00\x40", b"\x7f" * 8, b"\xff" * 4]
 
 
-def i4(value: int) -> bytes:
+def i4(value):
     return b"\4" + struct.pack("<i", value)
 
 
-def f4(value: float) -> bytes:
+def f4(value):
     return b"\4" + struct.pack("<f", value)
 
 
-def matrix(values: np.ndarray) -> bytes:
+def matrix(values):
     rows, columns = values.shape
     return b"FM " + i4(rows) + i4(columns) + values.astype("<f4").tobytes()
 
 
-def const_fst(arcs, finals, start: int = 0, *, aligned: bool = False) -> bytes:
+def const_fst(arcs, finals, start=0, *, aligned=False):
     """A const FST; arcs: for each state a list of (ilabel, olabel, cost, dst); finals: costs."""
     flags, num_arcs = (4 if aligned else 0), sum(map(len, arcs))
     head = struct.pack("<i", 2125659606)
@@ -50,17 +48,17 @@ def chain_example(
     features,
     indexes,
     output_indexes,
-    sequences: int,
-    fsts: bytes,
-    weights: bytes = b"",
+    sequences,
+    fsts,
+    weights=b"",
     *,
-    num_pdfs: int = 4,
-    weight: float = 0.5,
-    end_to_end: bool = True,
-) -> bytes:
+    num_pdfs=4,
+    weight=0.5,
+    end_to_end=True,
+):
     """A chain example; indexes (n, t, x) are written in full."""
 
-    def vector(rows) -> bytes:
+    def vector(rows):
         escaped = b"".join(b"\x7f" + i4(n) + i4(t) + i4(x) for n, t, x in rows)
         return b"<I1V> " + i4(len(rows)) + escaped
 
@@ -73,7 +71,7 @@ def chain_example(
     return data + b"</NnetChainSup> </Nnet3ChainEg> "
 
 
-def check(path: Path, content: bytes, read) -> None:
+def check(path, content, read):
     """As `is_refused`, and within memory in proportion to the content."""
     tracemalloc.start()
     try:
@@ -84,7 +82,7 @@ def check(path: Path, content: bytes, read) -> None:
     assert peak <= MEMORY_FLOOR + MEMORY_PER_BYTE * len(content)
 
 
-def is_refused(path: Path, content: bytes, read) -> bool:
+def is_refused(path, content, read):
     """`read` gives a value, False, or a DataError that names the file and a place in it, True."""
     path.write_bytes(content)
     try:
@@ -98,7 +96,7 @@ def is_refused(path: Path, content: bytes, read) -> bool:
     return False
 
 
-def damage(draw, content: bytes) -> bytes:
+def damage(draw, content):
     """Cut, change bytes, put a huge count somewhere, or repeat a part."""
     data = bytearray(content)
     for _ in range(draw(st.integers(1, 3))):

@@ -6,8 +6,6 @@ points where it touches a file, counted from the start of its work, or after a t
 error of the system instead.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -16,10 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ERRORS = {"full": errno.ENOSPC, "read-only": errno.EROFS}
 
@@ -38,7 +34,7 @@ class Ended:
 class Server:
     """The driver's side."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -49,7 +45,7 @@ class Server:
             cwd=Path(__file__).resolve().parents[1],
         )
 
-    def run(self, work: str, folder: Path, **fault: Any) -> Ended:
+    def run(self, work, folder, **fault):
         """Do `work` in `folder`.
 
         Args:
@@ -67,7 +63,7 @@ class Server:
         assert answer, f"the server ended at {request}"
         return Ended(**json.loads(answer))
 
-    def close(self) -> None:
+    def close(self):
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=30)
@@ -76,11 +72,11 @@ class Server:
 class Points:
     """Counts the places where files are touched, writes their names down, and strikes at one of them."""
 
-    def __init__(self, trace: Path, strike_at: int | None, kind: str) -> None:
+    def __init__(self, trace, strike_at, kind):
         self.trace = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         self.count, self.strike_at, self.kind = 0, strike_at, kind
 
-    def __call__(self, name: str) -> None:
+    def __call__(self, name):
         number, self.count = self.count, self.count + 1
         os.write(self.trace, f"{name}\n".encode())
         if number != self.strike_at:
@@ -89,7 +85,7 @@ class Points:
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(ERRORS[self.kind], os.strerror(ERRORS[self.kind]))
 
-    def install(self) -> None:
+    def install(self):
         """Put a point before and after each call of the system by which files are written here."""
         import fsachain.files as files
         from fsachain.train.log import JsonLinesLog
@@ -100,10 +96,10 @@ class Points:
         class Halving:
             """A file whose writes can end in the middle."""
 
-            def __init__(self, file: Any) -> None:
+            def __init__(self, file):
                 self.file = file
 
-            def write(wrapper, data: Any) -> int:
+            def write(wrapper, data):
                 half = len(data) // 2
                 wrapper.file.write(data[:half])
                 wrapper.file.flush()
@@ -111,17 +107,17 @@ class Points:
                 wrapper.file.write(data[half:])
                 return len(data)
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name):
                 return getattr(self.file, name)
 
-            def __enter__(self) -> Halving:
+            def __enter__(self):
                 return self
 
-            def __exit__(self, *error: object) -> None:
+            def __exit__(self, *error):
                 self.file.close()
 
-        def around(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*arguments: Any, **options: Any) -> Any:
+        def around(name, call):
+            def wrapped(*arguments, **options):
                 self(f"before {name}")
                 result = call(*arguments, **options)
                 self(f"after {name}")
@@ -129,14 +125,14 @@ class Points:
 
             return wrapped
 
-        def half_a_line(log: JsonLinesLog, event: str, **values: Any) -> None:
+        def half_a_line(log, event, **values):
             if self.count == self.strike_at:
                 with log.path.open("a") as file:
                     file.write('{"event": "' + event)
             self("half a line of the log")
             write_line(log, event, **values)
 
-        def opened(descriptor: int, mode: str, *rest: Any) -> Any:
+        def opened(descriptor, mode, *rest):
             file = fdopen(descriptor, mode, *rest)
             return Halving(file) if mode == "wb" else file
 
@@ -151,15 +147,15 @@ class Points:
 class Recorder:
     """Progress that writes down the objective after each batch, bit for bit, and may ask the training to stop."""
 
-    def __init__(self, folder: Path, stop_at: int | None) -> None:
+    def __init__(self, folder, stop_at):
         self.file = (folder / "losses.txt").open("a")
         self.messages = (folder / "messages.txt").open("a")
         self.epoch, self.left = 0, stop_at
 
-    def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
+    def start_epoch(self, epoch, num_epochs, num_batches, done):
         self.epoch = epoch
 
-    def batch(self, sums: Any) -> None:
+    def batch(self, sums):
         self.file.write(f"{self.epoch} {sums.batches} {sums.objf.hex()}\n")
         self.file.flush()
         if self.left is not None:
@@ -167,16 +163,16 @@ class Recorder:
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def end_epoch(self, *figures: Any) -> None: ...
+    def end_epoch(self, *figures): ...
 
-    def message(self, text: str) -> None:
+    def message(self, text):
         self.messages.write(text + "\n")
         self.messages.flush()
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
-def train(folder: Path, stop_at: int | None = None) -> None:
+def train(folder, stop_at=None):
     """The whole training, or what is left of it."""
     from toy_training import corpus, lfmmi_trainer
 
@@ -186,7 +182,7 @@ def train(folder: Path, stop_at: int | None = None) -> None:
     trainer.fit(examples, examples[:4])
 
 
-def fill_cache(folder: Path, stop_at: int | None = None) -> None:
+def fill_cache(folder, stop_at=None):
     """Features of two chunks of recordings, which the driver has written."""
     from fsachain.data.features import FeatureConfig, load_features
     from fsachain.data.kaldi_dir import Utterance
@@ -195,7 +191,7 @@ def fill_cache(folder: Path, stop_at: int | None = None) -> None:
     load_features(utterances, FeatureConfig(num_mel_bins=4), cache_dir=folder / "cache")
 
 
-def compile_shards(folder: Path, stop_at: int | None = None) -> None:
+def compile_shards(folder, stop_at=None):
     """Numerators of five transcripts in three shards."""
     from fsachain.graph.context import ContextTree
     from fsachain.graph.lexicon import Lexicon
@@ -211,7 +207,7 @@ def compile_shards(folder: Path, stop_at: int | None = None) -> None:
 WORK = {"train": train, "cache": fill_cache, "shards": compile_shards}
 
 
-def child(request: dict[str, Any]) -> None:
+def child(request):
     """Do the work; the exit status is that of the command line."""
     from fsachain.cli import describe, exit_status
     from fsachain.errors import FsachainError
@@ -228,7 +224,7 @@ def child(request: dict[str, Any]) -> None:
         os._exit(status)
 
 
-def serve() -> None:
+def serve():
     """Answer requests until the end of the input."""
     import tempfile
 

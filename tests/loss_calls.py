@@ -1,7 +1,5 @@
 """Every public loss as a function of scores [2, 4, 5] alone, for claims that hold of all of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Networks' outputs and graphs for the tests of the losses, and ways to spoil them."""
 
-from __future__ import annotations
-
 import math
 
 import tolerances

@@ -1,7 +1,5 @@
 """Small lattices, logs and graphs for the tests of pictures. PyTorch is imported by those that need it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fsachain import Fsa

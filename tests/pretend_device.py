@@ -1,10 +1,6 @@
 """The whole CUDA route on the host: tensors of the host count as tensors of a device whose kernels g++ compiled."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import fake_cupy
 import numpy as np
@@ -13,7 +9,6 @@ import torch
 
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import backend as cuda_call
-from fsachain.backends.cuda.device import KernelSpec
 from tools.cuda_on_host import HostDevice, HostMemory, skip_reason
 
 needs_host_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -22,7 +17,7 @@ needs_host_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(s
 class TorchMemory(HostMemory):
     """As memory of torch's pool: the results of the recursions are views of it."""
 
-    def array(self, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def array(self, dtype, shape):
         of_type = getattr(torch, dtype)
         size = int(np.prod(shape)) * of_type.itemsize
         return torch.from_numpy(self.bytes)[:size].view(of_type).view(shape)
@@ -31,7 +26,7 @@ class TorchMemory(HostMemory):
 class CupyMemory(HostMemory):
     """As memory of cupy's pool."""
 
-    def array(self, dtype: str, shape: tuple[int, ...]) -> fake_cupy.ndarray:
+    def array(self, dtype, shape):
         return fake_cupy.make_array(shape, dtype, self.bytes)
 
 
@@ -40,22 +35,22 @@ class PretendDevice(HostDevice):
 
     memory_type: type[HostMemory] = TorchMemory
 
-    def empty(self, num_bytes: int) -> HostMemory:
+    def empty(self, num_bytes):
         memory = self.memory_type(num_bytes, self.fill)
         self._memories.add(memory)
         return memory
 
-    def memory_at(self, pointer: int) -> Any:
+    def memory_at(self, pointer):
         return super().memory_at(pointer) or "the caller's"
 
     def launch(
         self,
-        kernel: KernelSpec,
-        grid: int | tuple[int, int],
-        block: int,
-        shared_bytes: int,
-        arguments: Sequence[Any],
-    ) -> None:
+        kernel,
+        grid,
+        block,
+        shared_bytes,
+        arguments,
+    ):
         known = (np.generic, HostMemory)
         packed = [value if isinstance(value, known) else np.uint64(value.pointer) for value in arguments]
         super().launch(kernel, grid, block, shared_bytes, packed)
@@ -66,9 +61,7 @@ class PretendCupyDevice(PretendDevice):
 
 
 @contextlib.contextmanager
-def pretended(
-    monkeypatch: pytest.MonkeyPatch, device: PretendDevice | None = None
-) -> Iterator[PretendDevice]:
+def pretended(monkeypatch, device=None):
     """Torch tensors live on a device of the kind "cuda", which is the host."""
     device = device or PretendDevice()
     real = kinds.home_of

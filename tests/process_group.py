@@ -4,16 +4,12 @@ A function that a group runs gets the world and this process's own argument, and
 waits for ever: a group that does not answer within `PATIENCE` seconds is ended and the test fails.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Any
 from unittest.mock import patch
 
 import torch.distributed as dist
@@ -33,7 +29,7 @@ class Group:
         timeout: of their world, in seconds.
     """
 
-    def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
+    def __init__(self, size, timeout=TIMEOUT):
         modules = os.pathsep.join(sys.path)  # where the fork server finds those of the tests
         with patch.dict(os.environ, PYTHONPATH=modules):
             forkserver.ensure_running()
@@ -60,14 +56,14 @@ class Group:
             self._connections.append(here)
             self.processes.append(process)
 
-    def ask(self, work: Callable[[Any, Any], Any], arguments: Sequence[Any]) -> list[Any]:
+    def ask(self, work, arguments):
         """work(world, argument) in every process; the results, by rank. What is raised comes back as a result too."""
         for connection, argument in zip(self._connections, arguments, strict=True):
             connection.send((work, argument))
         until = time.monotonic() + PATIENCE
         return [self._answer(rank, until) for rank in range(len(arguments))]
 
-    def _answer(self, rank: int, until: float) -> Any:
+    def _answer(self, rank, until):
         connection = self._connections[rank]
         if not connection.poll(max(0.0, until - time.monotonic())):
             self.close()
@@ -77,7 +73,7 @@ class Group:
         except EOFError:
             return None  # it was killed
 
-    def close(self) -> None:
+    def close(self):
         """End all processes."""
         for process in self.processes:
             process.kill()
@@ -85,7 +81,7 @@ class Group:
             process.join(timeout=10)
 
 
-def _serve(connection: Connection, environment: dict[str, str], timeout: float) -> None:
+def _serve(connection, environment, timeout):
     os.environ.update(environment)
     import torch
 

@@ -1,7 +1,5 @@
 """Random acceptors and scores, for hypothesis and for plain seeds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -13,7 +11,7 @@ weights = st.one_of(st.floats(-3.0, 3.0), st.sampled_from([0.0, -math.inf, -20.0
 
 
 @st.composite
-def graphs(draw, max_states: int = 4, max_arcs: int = 7, num_pdfs: int = 3) -> Fsa:
+def graphs(draw, max_states=4, max_arcs=7, num_pdfs=3):
     """Any acceptor: cycles, self-loops, parallel arcs, several finals or none, any start, no arcs, dead states."""
     states = draw(st.integers(1, max_states))
     state = st.integers(0, states - 1)
@@ -26,13 +24,13 @@ def graphs(draw, max_states: int = 4, max_arcs: int = 7, num_pdfs: int = 3) -> F
 
 
 @st.composite
-def score_matrices(draw, num_frames: int, num_pdfs: int = 3) -> np.ndarray:
+def score_matrices(draw, num_frames, num_pdfs=3):
     values = st.one_of(st.floats(-5.0, 5.0), st.sampled_from([0.0, -math.inf, 30.0, -30.0]))
     flat = draw(st.lists(values, min_size=num_frames * num_pdfs, max_size=num_frames * num_pdfs))
     return np.array(flat, dtype=np.float64).reshape(num_frames, num_pdfs)
 
 
-def connected_graph(seed: int, num_states: int = 12, num_arcs: int = 40, num_pdfs: int = 9) -> Fsa:
+def connected_graph(seed, num_states=12, num_arcs=40, num_pdfs=9):
     """A cycle through all states and random arcs beside it; start 0 with a self-loop; every third state is final."""
     rng = np.random.default_rng(seed)
     ring = np.arange(num_states)
@@ -44,7 +42,7 @@ def connected_graph(seed: int, num_states: int = 12, num_arcs: int = 40, num_pdf
     return Fsa(num_states, src, dst, rng.permutation(pdf), rng.normal(size=num_arcs) - 1.5, final, 0)
 
 
-def left_to_right_graph(seed: int, num_states: int = 6, num_pdfs: int = 9) -> Fsa:
+def left_to_right_graph(seed, num_states=6, num_pdfs=9):
     """A numerator: each state but the last has a self-loop and an arc forward; the last is final."""
     rng = np.random.default_rng(seed)
     stay, step = np.arange(1, num_states), np.arange(num_states - 1)

@@ -1,7 +1,5 @@
 """Random grids, and the sum over their paths one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fsachain.grid import FREE, MODIFIED, REGULAR, GridArc, GridBatch, dense_boxes, grid_sizes

@@ -1,7 +1,5 @@
 """Random rows of transducer logits: padded, packed or pruned, for losses of every kind."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +30,7 @@ KINDS = {
 }
 
 
-def make_rows(layout: str, kind: Kind, num_classes: int, sizes: np.ndarray = SIZES, seed: int = 0) -> Rows:
+def make_rows(layout, kind, num_classes, sizes=SIZES, seed=0):
     """Rows of these sequences; targets are classes below the blank, 4."""
     count, (most_frames, most_labels) = len(sizes), sizes.max(axis=0)
     sequences = np.zeros((count, 8), np.int64)
@@ -55,7 +53,7 @@ def make_rows(layout: str, kind: Kind, num_classes: int, sizes: np.ndarray = SIZ
     return Rows(sequences, first, targets, np.array(kind.classes), charges, heads, np.array(entries))
 
 
-def make_logits(rows: Rows, scale: float = 1.0, seed: int = 0, padding: float = np.nan) -> np.ndarray:
+def make_logits(rows, scale=1.0, seed=0, padding=np.nan):
     """Float64 [R, width] of magnitude `scale`; rows of no node hold `padding`."""
     count = int((rows.sequences[:, 2] * rows.sequences[:, 3]).sum())
     width = int(max(rows.heads[0], rows.durations.max() + 1))
@@ -64,7 +62,7 @@ def make_logits(rows: Rows, scale: float = 1.0, seed: int = 0, padding: float = 
     return logits
 
 
-def is_real(rows: Rows) -> np.ndarray:
+def is_real(rows):
     """Which rows are of a node [R]."""
     found = []
     for n, (_, _, frames, per_frame, num_frames, num_labels, _, _) in enumerate(rows.sequences.tolist()):
@@ -73,24 +71,24 @@ def is_real(rows: Rows) -> np.ndarray:
     return np.concatenate(found)
 
 
-def sequence_of_rows(rows: Rows) -> np.ndarray:
+def sequence_of_rows(rows):
     """The sequence that each row belongs to [R]."""
     return np.repeat(np.arange(len(rows.sequences)), rows.sequences[:, 2] * rows.sequences[:, 3])
 
 
-def empty_scores(rows: Rows) -> np.ndarray:
+def empty_scores(rows):
     """Scores [K, cells] before any row is read."""
     return np.full((len(rows.classes), num_cells(rows)), -np.inf)
 
 
-def grids_of(rows: Rows, kind: Kind) -> GridBatch:
+def grids_of(rows, kind):
     """The grids of these rows."""
     sizes = np.zeros((len(rows.sequences), 4), np.int64)
     sizes[:, 2:] = rows.sequences[:, 4:6]
     return GridBatch(np.array(kind.arcs, np.int64), sizes, row_boxes(rows))
 
 
-def alone(rows: Rows, n: int) -> tuple[Rows, slice]:
+def alone(rows, n):
     """Rows of one sequence by itself, and where they stand among all."""
     own = rows.sequences[n : n + 1].copy()
     begin = int(own[0, 0])

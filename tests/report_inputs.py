@@ -1,14 +1,11 @@
 """A small experiment as files, made in a moment: what `fsachain report` reads, without a training."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from fsachain import Fsa
-from fsachain.data.kaldi_dir import Utterance
 from fsachain.plot import TrellisPair
 from fsachain.report.heard import Seen
 
@@ -42,7 +39,7 @@ HOSTILE = Names(
 )
 
 
-def write_experiment(folder: Path, names: Names = Names()) -> Path:
+def write_experiment(folder, names=Names()):
     """A complete experiment of three utterances: one correct, one with an error of each kind, one correct and short."""
     import soundfile  # which not everyone has installed
 
@@ -76,12 +73,12 @@ def write_experiment(folder: Path, names: Names = Names()) -> Path:
     return folder
 
 
-def tone(hertz: float, seconds: float = SECONDS, rate: int = RATE) -> np.ndarray:
+def tone(hertz, seconds=SECONDS, rate=RATE):
     """A tone that can be told from silence, [L] in -0.5..0.5."""
     return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
 
 
-def training_events(names: Names = Names()) -> list[dict]:
+def training_events(names=Names()):
     """A finished training."""
     excluded = [{"id": names.utterances[0], "reason": names.error}]
     config = {"num_epochs": EPOCHS, "note": names.option}
@@ -102,7 +99,7 @@ def training_events(names: Names = Names()) -> list[dict]:
     return [*events, {"event": "end", "time": 1.7e9 + 9, "dev": {"objf": -0.5}, "averaged": 2}]
 
 
-def stage_events(names: Names = Names()) -> list[dict]:
+def stage_events(names=Names()):
     """A run whose align stage failed at first, then was run again."""
     run = {
         "event": "run",
@@ -126,10 +123,10 @@ def stage_events(names: Names = Names()) -> list[dict]:
     ]
 
 
-def look(names: Names = Names()):
+def look(names=Names()):
     """What a network might make of each utterance: it knows the phone half of the time."""
 
-    def seen(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
+    def seen(utterances):
         numerator = np.tile([1.0, 0.0], (30, 1))
         pair = TrellisPair(numerator, np.full((30, 2), 0.5), (names.phone, "SIL"), (-1.0, -2.0))
         return {utterance.id: Seen(pair, 0.04) for utterance in utterances}, {}
@@ -137,7 +134,7 @@ def look(names: Names = Names()):
     return seen
 
 
-def _write_alignment(folder: Path, transcripts: dict[str, list[str]], phone: str) -> None:
+def _write_alignment(folder, transcripts, phone):
     folder.mkdir()
     words, phones = [], []
     for name, said in transcripts.items():
@@ -148,9 +145,9 @@ def _write_alignment(folder: Path, transcripts: dict[str, list[str]], phone: str
     _write(folder / "phones.ctm", phones)
 
 
-def _line(event: dict) -> str:
+def _line(event):
     return json.dumps(event) + "\n"
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
+def _write(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

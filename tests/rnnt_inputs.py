@@ -1,7 +1,5 @@
 """Logits and targets for the tests of the transducer losses, and the loss written as plain loops in torch."""
 
-from __future__ import annotations
-
 import tolerances
 import torch
 

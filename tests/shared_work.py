@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from fsachain.fsa import Fsa
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.config import OptimizerConfig
-from fsachain.train.source import BatchSource, SupervisedBatch, supervise
+from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Precision, Stepper
 from fsachain.train.stopping import StoppedError
 from fsachain.train.trainer import Trainer
-from fsachain.train.world import WHOLE, Share, World
+from fsachain.train.world import WHOLE
 
 EXAMPLES, NUMERATORS = corpus(12)
 IMPOSSIBLE = ("utt01", "utt06", "utt07")
@@ -36,16 +35,16 @@ BY_ID = {example.id: example for example in EXAMPLES}
 class Linear(torch.nn.Module):
     """A map of every third frame, without statistics of the batch and without dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.hidden = torch.nn.Linear(NUM_FEATURES, 8)
         self.output = torch.nn.Linear(8, NUM_PDFS)
         self.second = torch.nn.Linear(8, NUM_PDFS)
 
-    def output_lengths(self, lengths: torch.Tensor) -> torch.Tensor:
+    def output_lengths(self, lengths):
         return (lengths + 2) // 3
 
-    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Output:
+    def forward(self, features, lengths):
         hidden = torch.tanh(self.hidden(features[:, ::3]))
         return Output(
             40.0 * self.output(hidden), self.output_lengths(lengths), self.second(hidden).log_softmax(dim=-1)
@@ -55,16 +54,16 @@ class Linear(torch.nn.Module):
 class NotingLoss(LFMMILoss):
     """Remembers which utterances it has seen in training."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.seen: list[str] = []
 
-    def forward(self, nnet_output: Any, lengths: Any, numerators: Any, *rest: Any, **options: Any) -> Any:
+    def forward(self, nnet_output, lengths, numerators, *rest, **options):
         self.seen += numerators.names
         return super().forward(nnet_output, lengths, numerators, *rest, **options)
 
 
-def make_loss() -> NotingLoss:
+def make_loss():
     """All terms of the loss; the denominator takes any pdf at any time."""
     zeros = np.zeros(NUM_PDFS, dtype=np.int32)
     anything = Fsa(1, zeros, zeros, np.arange(NUM_PDFS), np.full(NUM_PDFS, -np.log(NUM_PDFS)), [0.0])
@@ -76,7 +75,7 @@ def make_loss() -> NotingLoss:
     )
 
 
-def make_model(kind: str, dropout: float = 0.0) -> torch.nn.Module:
+def make_model(kind, dropout=0.0):
     """ "linear", "tdnnf" with a batch normalisation over all processes, or "toy" with torch's own and dropout."""
     torch.manual_seed(5)
     if kind == "toy":
@@ -100,7 +99,7 @@ class Gradient:
     sums: EpochSums
 
 
-def gradient(world: World, request: tuple[str, Sequence[Sequence[str]], str]) -> Gradient:
+def gradient(world, request):
     """A step with the micro-batches given by the ids of their utterances."""
     kind, parts, precision = request
     model = make_model(kind).train()
@@ -153,9 +152,7 @@ class Faulty(BatchSource):
 
     plan: Plan
 
-    def batches(
-        self, epoch: int, start: int = 0, share: Share = WHOLE
-    ) -> Iterator[tuple[SupervisedBatch, ...]]:
+    def batches(self, epoch, start=0, share=WHOLE):
         plan = self.plan
         for number, parts in enumerate(super().batches(epoch, start, share), start=start):
             if number == plan.stop_at:
@@ -188,7 +185,7 @@ class Ended:
     seen: list[str]
 
 
-def train(world: World, plan: Plan) -> Trained | Ended:
+def train(world, plan):
     """A training of some epochs; all utterances are usable, as far as the source can tell."""
     numerators = NUMERATORS | {name: one_pdf_table(1) for name in IMPOSSIBLE}
     optimizer = OptimizerConfig(name="sgd", momentum=0.5)
@@ -213,6 +210,6 @@ def train(world: World, plan: Plan) -> Trained | Ended:
     )
 
 
-def plans(folder: Path, size: int, **options: Any) -> list[Plan]:
+def plans(folder, size, **options):
     """One plan for each process, in folders of their own."""
     return [replace(Plan(folder / str(rank)), **options) for rank in range(size)]

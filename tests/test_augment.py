@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from fsachain.data.augment import AugmentConfig, augment, augment_all, shift_frames, warp_frequencies
 from fsachain.data.dataset import Example
@@ -19,12 +18,12 @@ ALL = AugmentConfig(
 )
 
 
-def example(num_frames: int = 100, name: str = "u1") -> Example:
+def example(num_frames=100, name="u1"):
     features = np.random.default_rng(num_frames).standard_normal((num_frames, 40)).astype(np.float32)
     return Example(name, "s", ("one",), features)
 
 
-def test_draws_depend_on_seed_epoch_and_utterance_alone() -> None:
+def test_draws_depend_on_seed_epoch_and_utterance_alone():
     """Not on order or number of calls: a resumed run continues with the features it would have seen."""
     batch = [example(80, "a"), example(90, "b")]
     forward = augment_all(batch, ALL, epoch=3)
@@ -37,12 +36,12 @@ def test_draws_depend_on_seed_epoch_and_utterance_alone() -> None:
     ("config", "epoch", "name"),
     [(ALL, 1, "u1"), (ALL, 0, "u2"), (AugmentConfig(2, 20, 0.2, 2, 8, 0.1, 2, seed=6), 0, "u1")],
 )
-def test_another_seed_epoch_or_utterance_draws_anew(config: AugmentConfig, epoch: int, name: str) -> None:
+def test_another_seed_epoch_or_utterance_draws_anew(config, epoch, name):
     changed = augment(example(name=name), config, epoch).features
     assert not np.array_equal(changed, augment(example(), ALL, 0).features)
 
 
-def test_the_original_is_left_alone_and_shape_stays() -> None:
+def test_the_original_is_left_alone_and_shape_stays():
     original = example()
     before = original.features.copy()
     changed = augment(original, ALL, 0)
@@ -52,16 +51,16 @@ def test_the_original_is_left_alone_and_shape_stays() -> None:
     assert changed.id == original.id
 
 
-def test_default_configuration_changes_nothing() -> None:
+def test_default_configuration_changes_nothing():
     original = example()
     assert augment(original, AugmentConfig(seed=9), 4) is original
 
 
-def blanked(changed: NDArray[np.float32], mean: NDArray[np.float32]) -> NDArray[np.bool_]:
+def blanked(changed, mean):
     return changed == mean
 
 
-def test_masks_hold_the_mean_and_stay_within_their_sizes() -> None:
+def test_masks_hold_the_mean_and_stay_within_their_sizes():
     original = example(200)
     mean = original.features.mean(axis=0)
     widest_time = widest_band = 0
@@ -77,7 +76,7 @@ def test_masks_hold_the_mean_and_stay_within_their_sizes() -> None:
     assert (widest_time, widest_band) == (20, 8)
 
 
-def test_time_masks_spare_short_utterances() -> None:
+def test_time_masks_spare_short_utterances():
     original = example(20)
     config = AugmentConfig(time_masks=1, time_mask_frames=50, time_mask_fraction=0.2)
     changed = [augment(original, config, epoch).features for epoch in range(40)]
@@ -85,18 +84,18 @@ def test_time_masks_spare_short_utterances() -> None:
 
 
 @pytest.mark.parametrize("num_frames", [0, 1, 2])
-def test_tiny_utterances_survive(num_frames: int) -> None:
+def test_tiny_utterances_survive(num_frames):
     assert augment(example(num_frames), ALL, 0).num_frames == num_frames
 
 
-def test_shift_moves_frames_and_repeats_the_edge() -> None:
+def test_shift_moves_frames_and_repeats_the_edge():
     features = np.arange(5, dtype=np.float32)[:, None]
     assert shift_frames(features, 2)[:, 0].tolist() == [0, 0, 0, 1, 2]
     assert shift_frames(features, -2)[:, 0].tolist() == [2, 3, 4, 4, 4]
     assert shift_frames(features, 9)[:, 0].tolist() == [0] * 5
 
 
-def test_frame_shifts_reach_every_offset() -> None:
+def test_frame_shifts_reach_every_offset():
     features = np.tile(np.arange(50, dtype=np.float32)[:, None], (1, 3))
     middles = {
         float(augment(Example("u", "s", (), features), AugmentConfig(frame_shift=1), epoch).features[25, 0])
@@ -105,7 +104,7 @@ def test_frame_shifts_reach_every_offset() -> None:
     assert middles == {24.0, 25.0, 26.0}
 
 
-def test_warp_moves_a_peak_by_its_factor() -> None:
+def test_warp_moves_a_peak_by_its_factor():
     bins = np.arange(40)
     peak = np.exp(-0.5 * ((bins - 20) / 2.0) ** 2).astype(np.float32)[None]
     assert warp_frequencies(peak, 1.2)[0].argmax() == 24
@@ -117,6 +116,6 @@ def test_warp_moves_a_peak_by_its_factor() -> None:
     ("option", "value"),
     [("time_masks", -1), ("frame_shift", -2), ("time_mask_fraction", 1.5), ("frequency_warp", 0.5)],
 )
-def test_illegal_option_is_refused_by_name(option: str, value: float) -> None:
+def test_illegal_option_is_refused_by_name(option, value):
     with pytest.raises(ConfigError, match=f"{option} is {value}"):
         AugmentConfig(**{option: value})

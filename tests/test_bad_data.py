@@ -1,9 +1,6 @@
 """Commands on data of which some utterances cannot be used: the others are done, and the rest is listed and counted."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +31,7 @@ BROKEN = {"u2": "unreadable audio", "u3": "sampling rate", "u5": "no recording"}
 
 
 @pytest.fixture
-def broken(recorded: Path) -> Path:
+def broken(recorded):
     """Two sound utterances, and three that are each broken in another way; a model that was not trained."""
     data = recorded / "data"
     (data / "2.wav").write_bytes(b"RIFF, and nothing more")
@@ -49,7 +46,7 @@ def broken(recorded: Path) -> Path:
     return recorded
 
 
-def command(name: str, corpus: Path) -> tuple[list[object], Path, Path]:
+def command(name, corpus):
     """The words of a command on the corpus, its first output, and its list of faults."""
     data, out = corpus / "data", corpus / "out"
     lang, den = ["--lang", corpus / "lang"], ["--den", corpus / "den"]
@@ -96,9 +93,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(
-    fsachain, broken: Path, name: str
-) -> None:
+def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(fsachain, broken, name):
     words, made, listed = command(name, broken)
     status, out, err = fsachain(*words)
     assert status == 3, err
@@ -114,7 +109,7 @@ def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_policy_stop_ends_a_command_before_it_writes(fsachain, broken: Path, name: str) -> None:
+def test_the_policy_stop_ends_a_command_before_it_writes(fsachain, broken, name):
     words, made, _ = command(name, broken)
     status, out, err = fsachain(*words, "--bad-data", "stop")
     assert status == 1
@@ -123,7 +118,7 @@ def test_the_policy_stop_ends_a_command_before_it_writes(fsachain, broken: Path,
     assert "u5" in out
 
 
-def test_what_is_left_out_is_not_scored(fsachain, broken: Path) -> None:
+def test_what_is_left_out_is_not_scored(fsachain, broken):
     words, _, _ = command("decode", broken)
     assert fsachain(*words)[0] == 3
     report = json.loads((broken / "out" / "wer.json").read_text())
@@ -132,7 +127,7 @@ def test_what_is_left_out_is_not_scored(fsachain, broken: Path) -> None:
     assert [line.split()[0] for line in (broken / "out" / "hyp.txt").read_text().splitlines()] == list(USABLE)
 
 
-def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken: Path) -> None:
+def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken):
     words, _, listed = command("align", broken)
     assert fsachain(*words)[0] == 3
     assert listed.exists()
@@ -143,7 +138,7 @@ def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken: Path) -> Non
     assert not listed.exists()
 
 
-def test_a_data_set_of_which_nothing_is_left_is_an_error(fsachain, broken: Path) -> None:
+def test_a_data_set_of_which_nothing_is_left_is_an_error(fsachain, broken):
     words, made, _ = command("align", broken)
     for number in (1, 4):
         (broken / "data" / f"{number}.wav").unlink()
@@ -153,7 +148,7 @@ def test_a_data_set_of_which_nothing_is_left_is_an_error(fsachain, broken: Path)
     assert not made.exists()
 
 
-def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broken: Path) -> None:
+def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broken):
     pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
     words = ["plot", "trellis", broken / "model.safetensors", broken / "data", broken / "one.png"]
     words += ["--lang", broken / "lang", "--den", broken / "den", "--utterance"]
@@ -164,12 +159,12 @@ def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broke
     assert "u5" in err
 
 
-def test_another_policy_is_refused() -> None:
+def test_another_policy_is_refused():
     with pytest.raises(ConfigError, match="exclude, stop"):
         Resources(bad_data="ignore")
 
 
-def test_faults_of_several_data_sets_add_up(broken: Path) -> None:
+def test_faults_of_several_data_sets_add_up(broken):
     bad = Resources(bad_data="exclude")
     bad.read(broken / "data")
     bad.read(broken / "data")

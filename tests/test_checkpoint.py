@@ -1,9 +1,5 @@
 """Checkpoints: what goes in comes out, nothing half-written counts, averages are means."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -27,14 +23,12 @@ from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.step import refresh_batch_norm
 
 
-def small_model() -> torch.nn.Module:
+def small_model():
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
 
 
-def trained(
-    kind: type[torch.optim.Optimizer], **options: float
-) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def trained(kind, **options):
     model = small_model()
     optimizer = kind(model.parameters(), lr=0.1, **options)
     for _ in range(3):
@@ -53,9 +47,7 @@ def trained(
         (torch.optim.SGD, {}),
     ],
 )
-def test_model_optimizer_and_random_state_come_back_bit_for_bit(
-    kind: type[torch.optim.Optimizer], options: dict[str, float], tmp_path: Path
-) -> None:
+def test_model_optimizer_and_random_state_come_back_bit_for_bit(kind, options, tmp_path):
     model, optimizer = trained(kind, **options)
     rng = {"cpu": torch.get_rng_state()}
     written = Checkpoint(2, 7, 39, model.state_dict(), optimizer.state_dict(), rng, {"objf": [-0.5]})
@@ -78,7 +70,7 @@ def test_model_optimizer_and_random_state_come_back_bit_for_bit(
     )
 
 
-def test_a_file_cut_short_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_cut_short_is_refused_by_name(tmp_path):
     path = Checkpoint(1, 0, 1, {"weight": torch.ones(100)}).save(tmp_path)
     content = path.read_bytes()
     for length in (0, 5, len(content) // 2, len(content) - 1):
@@ -87,7 +79,7 @@ def test_a_file_cut_short_is_refused_by_name(tmp_path: Path) -> None:
             Checkpoint.load(path)
 
 
-def test_tensors_of_another_kind_are_no_checkpoint(tmp_path: Path) -> None:
+def test_tensors_of_another_kind_are_no_checkpoint(tmp_path):
     save_tensors(tmp_path / "final.safetensors", {"weight": torch.ones(2)}, {"note": 1})
     assert load_tensors(tmp_path / "final.safetensors")[1] == {"note": 1}
     with pytest.raises(DataError, match=r"final\.safetensors"):
@@ -96,7 +88,7 @@ def test_tensors_of_another_kind_are_no_checkpoint(tmp_path: Path) -> None:
         load_tensors(tmp_path / "absent.safetensors")
 
 
-def test_views_and_shared_tensors_are_stored_whole(tmp_path: Path) -> None:
+def test_views_and_shared_tensors_are_stored_whole(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"columns": base.t(), "same": base, "scalar": torch.tensor(3), "empty": torch.zeros(0, 2)}
     save_tensors(tmp_path / "t.safetensors", tensors, {})
@@ -104,7 +96,7 @@ def test_views_and_shared_tensors_are_stored_whole(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], value) for name, value in tensors.items())
 
 
-def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path: Path) -> None:
+def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path):
     for epoch, batch in ((1, 0), (1, 5), (2, 0), (3, 0), (3, 4), (3, 8)):
         Checkpoint(epoch, batch, 0, {"weight": torch.ones(1)}).save(tmp_path)
     (tmp_path / "epoch-0009-batch-000000.safetensors.old").write_text("not ours")
@@ -121,7 +113,7 @@ def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path: Path) -
     assert list_checkpoints(tmp_path / "absent") == []
 
 
-def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path: Path) -> None:
+def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path):
     models = [
         {"weight": torch.tensor([value, 0.0]), "count": torch.tensor(int(value))} for value in (1.0, 2.0, 6.0)
     ]
@@ -132,14 +124,14 @@ def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path: Path) -> Non
     assert mean["count"].item() == 6
 
 
-def test_models_of_different_shape_are_not_averaged() -> None:
+def test_models_of_different_shape_are_not_averaged():
     with pytest.raises(DataError, match="'weight'"):
         average_states([{"weight": torch.ones(2)}, {"weight": torch.ones(3)}])
     with pytest.raises(DataError, match="nothing"):
         average_states([])
 
 
-def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay() -> None:
+def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay():
     model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(3))
     model.eval()
     weights = [parameter.clone() for parameter in model.parameters()]
@@ -170,13 +162,11 @@ def test_a_checkpoint_with_padding_as_older_versions_wrote_it_is_read(tmp_path):
     assert load_tensors(tmp_path / "a.safetensors")[0].keys() == {"weight"}
 
 
-def test_a_write_that_fails_anywhere_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_anywhere_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_text("old")
 
-    def disk_full(descriptor: int) -> None:
+    def disk_full(descriptor):
         raise OSError("no space left on device")
 
     with pytest.raises(ZeroDivisionError), replacing(path) as file:
@@ -192,7 +182,7 @@ def test_a_write_that_fails_anywhere_leaves_the_old_file_and_nothing_else(
     assert path.read_text() == "new"
 
 
-def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("precious")
     (tmp_path / "link").symlink_to(outside)
@@ -202,7 +192,7 @@ def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path: Path) -> N
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless(tmp_path: Path) -> None:
+def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless(tmp_path):
     written = Checkpoint(
         1, 0, 3, {"weight": torch.arange(300.0)}, {}, {"cpu": torch.get_rng_state()[:900]}, {"a": 1}
     )
@@ -222,7 +212,7 @@ def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless(tmp_path: Path) 
                 assert (read.step, read.state) == (3, {"a": 1})
 
 
-def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_two_trainings_in_one_folder_are_refused(tmp_path):
     examples, numerators = corpus(6)
     with (
         locked(tmp_path, "a training"),
@@ -232,7 +222,7 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
     new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
 
 
-def test_the_best_epoch_is_kept_beside_the_last(tmp_path: Path) -> None:
+def test_the_best_epoch_is_kept_beside_the_last(tmp_path):
     examples, numerators = corpus(12)
     trainer = new_trainer(tmp_path, numerators, num_epochs=5, average_last=1)
     figures = iter([-3.0, -1.0, -2.0, -4.0, -5.0, 0.0])
@@ -246,7 +236,7 @@ def test_the_best_epoch_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
 
 
-def test_half_a_line_of_the_log_is_cut_and_the_rest_stays(tmp_path: Path) -> None:
+def test_half_a_line_of_the_log_is_cut_and_the_rest_stays(tmp_path):
     log = JsonLinesLog(tmp_path / "train.jsonl")
     log.write("start")
     log.write("epoch", epoch=1)
@@ -258,7 +248,7 @@ def test_half_a_line_of_the_log_is_cut_and_the_rest_stays(tmp_path: Path) -> Non
     assert [event["event"] for event in read_log(log.path)] == ["start"]
 
 
-def test_a_full_disk_under_the_log_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_log_is_an_error_with_its_name(tmp_path):
     log = JsonLinesLog(tmp_path / "train.jsonl")
     log.path.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*train\.jsonl'"):

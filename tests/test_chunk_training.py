@@ -38,7 +38,7 @@ TREE = ContextTree.monophone(LEXICON.phones, Topology.chain())
 
 
 @st.composite
-def networks(draw) -> TdnnfConfig:
+def networks(draw):
     strides = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
     subsampling = draw(st.integers(1, 4))
     return TdnnfConfig(
@@ -54,17 +54,17 @@ def networks(draw) -> TdnnfConfig:
     )
 
 
-def example_of(num_frames: int, seed: int, name: str = "u1") -> Example:
+def example_of(num_frames, seed, name="u1"):
     features = np.random.default_rng(seed).normal(size=(num_frames, NUM_FEATURES)).astype(np.float32)
     return Example(name, "anna", ("no",), features)
 
 
-def network_of(config: TdnnfConfig, seed: int) -> Tdnnf:
+def network_of(config, seed):
     torch.manual_seed(seed)
     return Tdnnf(config).double().eval()
 
 
-def cut(example: Example, config: TdnnfConfig, start: int, end: int) -> Example:
+def cut(example, config, start, end):
     weights = np.ones(end - start, np.float32)
     return cut_example(
         example, start, weights, subsampling=config.subsampling, context=config.context, name="chunk"
@@ -142,7 +142,7 @@ def test_a_batch_of_chunks_and_whole_utterances_is_refused():
 
 
 @pytest.fixture(scope="module")
-def denominator() -> DenominatorGraph:
+def denominator():
     ids = [[LEXICON.phone_id(name) for name in names] for names in (["SIL", "N", "OW"], ["OW", "N", "SIL"])]
     model = estimate_phone_lm(ids * 3, ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
     return DenominatorGraph(build_denominator(model, TREE), TREE.num_pdfs)
@@ -153,7 +153,7 @@ CONFIG = TdnnfConfig(
 )
 
 
-def aligned_utterance(num_frames: int, seed: int, normalization, width: int):
+def aligned_utterance(num_frames, seed, normalization, width):
     """An example, and its chunks with their numerators."""
     example = example_of(num_frames, seed)
     silence, n, ow = (LEXICON.phone_id(name) for name in ("SIL", "N", "OW"))
@@ -174,12 +174,12 @@ def cut_all(example, chunks):
     ]
 
 
-def step_of(denominator, network) -> tuple[Stepper, LFMMILoss]:
+def step_of(denominator, network):
     loss = LFMMILoss(denominator, leaky_hmm_coefficient=0.0)
     return Stepper(network, loss, torch.optim.SGD(network.parameters(), lr=0.0), 1e9), loss
 
 
-def gradients(network) -> list[torch.Tensor]:
+def gradients(network):
     return [parameter.grad.clone() for parameter in network.parameters()]
 
 

@@ -1,7 +1,5 @@
 """Confidences of words: posteriors of the lattice, counted over all paths."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -19,7 +17,7 @@ from fsachain.kaldi.lattice import Lattice
 YES, NO = 1, 2
 
 
-def lattice(arcs: list[tuple[int, int, int, int, float]], num_states: int) -> Lattice:
+def lattice(arcs, num_states):
     """From (src, dst, transition, word, probability); the last state is final."""
     src, dst, transition, word, probability = zip(*arcs, strict=True)
     ints = [np.array(column, dtype=np.int32) for column in (src, dst, transition, word)]
@@ -29,13 +27,13 @@ def lattice(arcs: list[tuple[int, int, int, int, float]], num_states: int) -> La
     return Lattice(num_states, 0, *ints, 0.25 * cost, 0.75 * cost, final, np.where(final == 0, 0.0, np.inf))
 
 
-def test_a_word_has_the_share_of_the_paths_that_say_it() -> None:
+def test_a_word_has_the_share_of_the_paths_that_say_it():
     found = word_posteriors(lattice([(0, 1, 1, YES, 0.6), (0, 1, 2, NO, 0.2)], 2))
     assert [(w.word, w.frame) for w in found] == [(YES, 0)]
     assert found[0].confidence == pytest.approx(0.75)
 
 
-def test_other_times_of_a_word_count_for_it() -> None:
+def test_other_times_of_a_word_count_for_it():
     """The word is said at frame 0 with 0.5, at frame 1 with 0.3; another one with 0.2."""
     arcs = [(0, 1, 1, YES, 0.5), (0, 2, 3, 0, 0.3), (0, 3, 3, NO, 0.2)]
     arcs += [(1, 4, 1, 0, 1.0), (2, 4, 1, YES, 1.0), (3, 4, 1, 0, 1.0)]
@@ -43,7 +41,7 @@ def test_other_times_of_a_word_count_for_it() -> None:
     assert found.confidence == pytest.approx(0.8)
 
 
-def test_a_word_said_once_or_twice_is_sure_once() -> None:
+def test_a_word_said_once_or_twice_is_sure_once():
     """Twice with 0.6, at frames 0 and 3; once, at frame 0, with 0.4: the second is as sure as its paths."""
     arcs = [(0, 1, 1, YES, 1.0), (1, 2, 1, 0, 1.0), (2, 3, 1, 0, 1.0), (3, 4, 1, YES, 0.6), (3, 4, 1, 0, 0.4)]
     first, second = word_posteriors(lattice(arcs, 5))
@@ -52,14 +50,14 @@ def test_a_word_said_once_or_twice_is_sure_once() -> None:
     assert second.confidence == pytest.approx(0.6)
 
 
-def test_words_on_arcs_that_spend_no_frame_count_too() -> None:
+def test_words_on_arcs_that_spend_no_frame_count_too():
     arcs = [(0, 1, 1, 0, 1.0), (1, 2, 0, YES, 0.9), (1, 2, 0, NO, 0.1), (2, 3, 1, 0, 1.0)]
     (found,) = word_posteriors(lattice(arcs, 4))
     assert (found.word, found.frame) == (YES, 1)
     assert found.confidence == pytest.approx(0.9)
 
 
-def test_a_lattice_without_words_has_none_and_a_broken_one_is_refused() -> None:
+def test_a_lattice_without_words_has_none_and_a_broken_one_is_refused():
     assert word_posteriors(lattice([(0, 1, 1, 0, 1.0)], 2)) == []
     with pytest.raises(DataError, match=r"the states \[(0, 1, 0|1, 0, 1)\] are a cycle"):
         word_posteriors(lattice([(0, 1, 1, 0, 1.0), (1, 0, 1, 0, 1.0)], 2))
@@ -68,7 +66,7 @@ def test_a_lattice_without_words_has_none_and_a_broken_one_is_refused() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-def test_confidences_are_those_of_all_paths_of_the_decoding_graph(seed: int) -> None:
+def test_confidences_are_those_of_all_paths_of_the_decoding_graph(seed):
     """With beams that drop nothing: every path of the graph, one by one."""
     test_decoder = pytest.importorskip("test_decoder", reason="decoding needs fsachain[recipes]")
     graph, num_frames = test_decoder.word_loop((0.7, 0.3, 1.1)), 6
@@ -107,7 +105,7 @@ def _paths(graph, scores):
     yield from walk(graph.start(), 0, 0.0, [])
 
 
-def test_no_frames_and_no_path_give_no_lattice() -> None:
+def test_no_frames_and_no_path_give_no_lattice():
     test_decoder = pytest.importorskip("test_decoder", reason="decoding needs fsachain[recipes]")
     decoder = Decoder(test_decoder.word_loop(), test_decoder.WORDS)
     assert decoder.lattice(np.zeros((0, 7), np.float32)) is None
@@ -115,7 +113,7 @@ def test_no_frames_and_no_path_give_no_lattice() -> None:
 
 
 @given(blocks=st.lists(st.integers(0, 300), min_size=1, max_size=6), max_frames=st.integers(2, 120))
-def test_pieces_are_the_whole_in_order_and_none_is_too_long(blocks: list[int], max_frames: int) -> None:
+def test_pieces_are_the_whole_in_order_and_none_is_too_long(blocks, max_frames):
     scores = np.random.default_rng(0).normal(size=(sum(blocks), 4)).astype(np.float32)
     cutter = PauseCutter([0], max_frames)
     pieces = []
@@ -130,7 +128,7 @@ def test_pieces_are_the_whole_in_order_and_none_is_too_long(blocks: list[int], m
     np.testing.assert_array_equal(whole, scores)
 
 
-def test_a_long_recording_is_cut_where_silence_is_likeliest() -> None:
+def test_a_long_recording_is_cut_where_silence_is_likeliest():
     scores = np.zeros((100, 3), np.float32)
     scores[:, 1] = 1.0
     scores[70:85, 2] = 4.0  # a pause of fifteen frames

@@ -22,7 +22,7 @@ def every_option():
         yield from options_of(section, name)
 
 
-def test_page_of_the_documentation_is_what_the_command_prints(fsachain) -> None:
+def test_page_of_the_documentation_is_what_the_command_prints(fsachain):
     printed = fsachain("config").out
     assert printed == (ROOT / "docs" / "configuration.md").read_text(), (
         "make it anew: fsachain config > docs/configuration.md"
@@ -30,7 +30,7 @@ def test_page_of_the_documentation_is_what_the_command_prints(fsachain) -> None:
     assert max(map(len, printed.splitlines())) <= 125
 
 
-def test_every_option_has_a_meaning_and_every_number_a_unit() -> None:
+def test_every_option_has_a_meaning_and_every_number_a_unit():
     for option in every_option():
         assert len(option.meaning) > 5, option.name
         first = option.default[0] if isinstance(option.default, list) else option.default
@@ -38,14 +38,14 @@ def test_every_option_has_a_meaning_and_every_number_a_unit() -> None:
             assert option.unit, option.name
 
 
-def test_section_is_a_part_of_the_page(fsachain) -> None:
+def test_section_is_a_part_of_the_page(fsachain):
     part = fsachain("config", "--section", "decoding").out
     assert part.startswith("## decoding\n") and "`decoding.search.beam` = `13.0` (nats)" in part
     assert part in fsachain("config").out
     assert fsachain("config", "--section", "decoding", "--defaults").status == 2
 
 
-def test_file_of_defaults_is_a_configuration_that_changes_nothing(fsachain, tmp_path: Path) -> None:
+def test_file_of_defaults_is_a_configuration_that_changes_nothing(fsachain, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(fsachain("config", "--defaults").out)
     read = Experiment.read(path)
@@ -54,7 +54,7 @@ def test_file_of_defaults_is_a_configuration_that_changes_nothing(fsachain, tmp_
     assert fsachain("config", "--diff", path).out == f"{path}: every option has its default\n"
 
 
-def test_differences_name_option_value_and_default(fsachain, tmp_path: Path) -> None:
+def test_differences_name_option_value_and_default(fsachain, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "train: {num_epochs: 3, schedule: {peak: 1.0e-3}, optimizer: {factors: {encoder: 0.1}}}\n"
@@ -70,7 +70,7 @@ def test_differences_name_option_value_and_default(fsachain, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("option", [option for option in every_option() if option.default is not None])
-def test_every_option_can_be_set_from_the_command_line(option) -> None:
+def test_every_option_can_be_set_from_the_command_line(option):
     """Its default given again changes nothing: the name is known and the value is of its type."""
     kind = (
         "conformer"
@@ -85,7 +85,7 @@ def test_every_option_can_be_set_from_the_command_line(option) -> None:
         assert made == read_experiment(None, given[:1])
 
 
-def test_set_changes_what_the_file_says(fsachain, built: Path) -> None:
+def test_set_changes_what_the_file_says(fsachain, built):
     config = built / "config.yaml"
     config.write_text("lang: {topology: chain}\n")
     given = ("lang", built / "lexicon.txt", built / "other", "--config", config)
@@ -104,7 +104,7 @@ def test_set_changes_what_the_file_says(fsachain, built: Path) -> None:
         ("train.num_epoch=3", "train.num_epoch: unknown option; did you mean 'num_epochs'?"),
     ],
 )
-def test_wrong_change_is_one_line(fsachain, built: Path, change: str, message: str) -> None:
+def test_wrong_change_is_one_line(fsachain, built, change, message):
     (built / "config.yaml").write_text("lang: {silence: SIL}\n")
     given = ("lang", built / "lexicon.txt", built / "other", "--config", built / "config.yaml")
     assert_one_line(fsachain(*given, "--set", change), message)

@@ -1,7 +1,5 @@
 """The Conformer: shapes, independence of batch and padding, chunks, streams, ONNX, derivatives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -36,7 +34,7 @@ every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIAN
 every_chunk = pytest.mark.parametrize("options", CHUNKED.values(), ids=CHUNKED.keys())
 
 
-def network(**options: object) -> Conformer:
+def network(**options):
     """A small network whose weights and running averages are as far from those of a new one as training gets."""
     torch.manual_seed(1)
     made = Conformer(ConformerConfig(**{**SMALL, **options}))
@@ -53,7 +51,7 @@ def network(**options: object) -> Conformer:
     return made.eval()
 
 
-def batch(lengths: list[int], padding: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(lengths, padding=0.0):
     features = torch.randn(
         len(lengths), max(lengths), 5, generator=torch.Generator().manual_seed(len(lengths))
     )
@@ -65,9 +63,7 @@ def batch(lengths: list[int], padding: float = 0.0) -> tuple[torch.Tensor, torch
 @every_variant
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4), extra=st.integers(0, 7))
 @settings(max_examples=5)
-def test_result_for_an_utterance_does_not_depend_on_its_batch_or_what_padding_holds(
-    options: dict[str, object], lengths: list[int], extra: int
-) -> None:
+def test_result_for_an_utterance_does_not_depend_on_its_batch_or_what_padding_holds(options, lengths, extra):
     """Rows of no frames among them; float64, so that only true influence shows."""
     model = network(**options).double()
     features, counts = batch([*lengths, max(lengths) + 1 + extra], torch.nan)
@@ -83,7 +79,7 @@ def test_result_for_an_utterance_does_not_depend_on_its_batch_or_what_padding_ho
             torch.testing.assert_close(found, alone, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
 
 
-def test_float32_result_for_an_utterance_hardly_depends_on_its_batch() -> None:
+def test_float32_result_for_an_utterance_hardly_depends_on_its_batch():
     torch.manual_seed(8)
     model = Conformer(ConformerConfig(num_features=40, num_pdfs=80)).eval()
     assert 850_000 <= num_parameters(model) <= 950_000
@@ -98,11 +94,11 @@ def test_float32_result_for_an_utterance_hardly_depends_on_its_batch() -> None:
 
 
 @every_variant
-def test_padding_changes_no_gradient_and_every_weight_has_one(options: dict[str, object]) -> None:
+def test_padding_changes_no_gradient_and_every_weight_has_one(options):
     model = network(**{**options, "dropout": 0.0, "xent": "branch"}).double().train()
     # A bias of the keys moves all scores of a query alike but for the rotation; nothing else may be without effect.
 
-    def gradients(padding: float) -> dict[str, torch.Tensor]:
+    def gradients(padding):
         model.zero_grad()
         features, lengths = batch([30, 12, 21, 0], padding)
         output = model(features.double(), lengths)
@@ -121,7 +117,7 @@ def test_padding_changes_no_gradient_and_every_weight_has_one(options: dict[str,
 
 
 @pytest.mark.parametrize("subsampling", [1, 2, 3, 4, 6])
-def test_subsampling_sees_as_far_as_its_context_says_to_both_sides_of_its_centre(subsampling: int) -> None:
+def test_subsampling_sees_as_far_as_its_context_says_to_both_sides_of_its_centre(subsampling):
     torch.manual_seed(2)
     layer = ConvSubsampling(8, 4, filters=3, subsampling=subsampling)
     for convolution in layer.convolutions:  # so that no ReLU hides a dependence
@@ -143,8 +139,8 @@ def test_subsampling_sees_as_far_as_its_context_says_to_both_sides_of_its_centre
 )
 @settings(max_examples=20)
 def test_attention_in_chunks_is_attention_to_the_chunk_and_those_before_it(
-    chunk: int, left_chunks: int, length: int, padding: int
-) -> None:
+    chunk, left_chunks, length, padding
+):
     """Masked attention to everything against one attention for each chunk, with the keys cut out."""
     torch.manual_seed(3)
     attention = RotaryAttention(8, 2).double()
@@ -164,7 +160,7 @@ def test_attention_in_chunks_is_attention_to_the_chunk_and_those_before_it(
 
 
 @every_chunk
-def test_an_output_sees_its_context_and_nothing_else(options: dict[str, object]) -> None:
+def test_an_output_sees_its_context_and_nothing_else(options):
     model = network(**options).double()
     before, after = model.context
     step, middle = model.subsampling, -(-(before + 1) // model.subsampling) // model.period + 1
@@ -182,7 +178,7 @@ def test_an_output_sees_its_context_and_nothing_else(options: dict[str, object])
 @every_chunk
 @given(chunks=st.lists(st.integers(0, 40), min_size=1, max_size=8))
 @settings(max_examples=8)
-def test_a_stream_gives_the_outputs_of_the_whole(options: dict[str, object], chunks: list[int]) -> None:
+def test_a_stream_gives_the_outputs_of_the_whole(options, chunks):
     model = network(**options).double()
     stream = StreamingModel(model)
     features = torch.randn(sum(chunks), 5, generator=torch.Generator().manual_seed(5)).double()
@@ -195,7 +191,7 @@ def test_a_stream_gives_the_outputs_of_the_whole(options: dict[str, object], chu
     torch.testing.assert_close(found, expected, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
 
 
-def test_a_stream_works_on_a_chunk_and_its_context_and_waits_no_longer_than_it_says() -> None:
+def test_a_stream_works_on_a_chunk_and_its_context_and_waits_no_longer_than_it_says():
     model = network(chunk=4, left_chunks=1)
     seen: list[int] = []
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape[1]))
@@ -208,7 +204,7 @@ def test_a_stream_works_on_a_chunk_and_its_context_and_waits_no_longer_than_it_s
 
 
 @pytest.mark.parametrize(("norm", "dtype"), [("layer", torch.float16), ("batch", torch.bfloat16)])
-def test_half_precision_is_near_and_its_gradients_are_finite(norm: str, dtype: torch.dtype) -> None:
+def test_half_precision_is_near_and_its_gradients_are_finite(norm, dtype):
     torch.manual_seed(4)
     model = Conformer(ConformerConfig(**{**SMALL, "norm": norm, "dropout": 0.0})).train()
     features, lengths = batch([40, 23])
@@ -221,7 +217,7 @@ def test_half_precision_is_near_and_its_gradients_are_finite(norm: str, dtype: t
     assert all(torch.isfinite(grad).all() for grad in grads)
 
 
-def test_new_network_starts_from_small_scores_and_can_learn() -> None:
+def test_new_network_starts_from_small_scores_and_can_learn():
     torch.manual_seed(7)
     model = Conformer(ConformerConfig(**SMALL)).train()
     features, lengths = batch([30, 24])
@@ -236,7 +232,7 @@ def test_new_network_starts_from_small_scores_and_can_learn() -> None:
     assert loss.item() < 0.2 * target.square().mean().item()
 
 
-def test_order_of_frames_matters_to_attention() -> None:
+def test_order_of_frames_matters_to_attention():
     """Without positions, attention gives the same for frames in any order."""
     torch.manual_seed(9)
     attention = RotaryAttention(8, 2).double()
@@ -264,12 +260,12 @@ def test_order_of_frames_matters_to_attention() -> None:
         ({"xent": "shared"}, "xent is 'shared'"),
     ],
 )
-def test_illegal_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
+def test_illegal_option_is_refused_by_name(options, message):
     with pytest.raises(ConfigError, match=message):
         network(**options)
 
 
-def test_inputs_that_do_not_fit_are_refused() -> None:
+def test_inputs_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match=r"features have shape \[2, 9, 4\], expected \[N, T, 5\]"):
         network()(torch.zeros(2, 9, 4), torch.tensor([9, 9]))
     with pytest.raises(ShapeError, match=r"lengths\[1\] = 10 is not within the 9 frames"):

@@ -1,7 +1,5 @@
 """Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tolerances

@@ -24,11 +24,11 @@ FEATURES = FeatureConfig(num_mel_bins=8)
 ARCHIVE = FeatureConfig(kind="archive", num_columns=5)
 
 
-def recording_of(path: Path) -> object:
+def recording_of(path):
     return lhotse.Recording.from_file(path, recording_id=path.stem)
 
 
-def cut_of(path: Path, name: str, start: float, duration: float, text: str = "yes  no", **options: object):
+def cut_of(path, name, start, duration, text="yes  no", **options):
     supervision = lhotse.SupervisionSegment(name, path.stem, 0.0, duration, text=text, speaker="anna")
     recording = recording_of(path)
     return lhotse.MonoCut(
@@ -37,7 +37,7 @@ def cut_of(path: Path, name: str, start: float, duration: float, text: str = "ye
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     """Two recordings, three utterances in them, as a Kaldi directory; the second has two channels."""
     rng = np.random.default_rng(1)
     soundfile.write(tmp_path / "a.wav", 0.1 * rng.normal(size=16000), 8000)
@@ -51,33 +51,31 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cuts(corpus: Path) -> object:
+def cuts(corpus):
     first = cut_of(corpus / "a.wav", "a-1", 0.25, 1.25)
     return lhotse.CutSet.from_cuts([first, cut_of(corpus / "a.wav", "a-2", 1.0, 1.0, "no")])
 
 
-def write_lines(path: Path, *contents: object) -> Path:
+def write_lines(path, *contents):
     path.write_text("".join(json.dumps(content) + "\n" for content in contents))
     return path
 
 
-def assert_same_speech(one: DataDir, other: DataDir, atol: float = 0.0) -> None:
+def assert_same_speech(one, other, atol=0.0):
     assert [(u.id, u.speaker, u.words) for u in one] == [(u.id, u.speaker, u.words) for u in other]
     for first, second in zip(load_examples(one, FEATURES), load_examples(other, FEATURES), strict=True):
         np.testing.assert_allclose(first.features, second.features, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["cuts.jsonl", "cuts.jsonl.gz"])
-def test_a_manifest_gives_the_utterances_of_the_kaldi_directory(corpus, cuts, name) -> None:
+def test_a_manifest_gives_the_utterances_of_the_kaldi_directory(corpus, cuts, name):
     cuts.to_file(corpus / name)
     data = DataDir.read(corpus / name)
     assert_same_speech(data, DataDir.read(corpus / "kaldi"))
     assert [one.audio_part for one in data] == [None, None]  # read by soundfile, without lhotse
 
 
-def test_relative_paths_are_beside_the_manifest_or_in_the_working_directory(
-    corpus, cuts, monkeypatch
-) -> None:
+def test_relative_paths_are_beside_the_manifest_or_in_the_working_directory(corpus, cuts, monkeypatch):
     contents = [cut.to_dict() for cut in cuts]
     for content in contents:
         content["recording"]["sources"][0]["source"] = "a.wav"
@@ -89,7 +87,7 @@ def test_relative_paths_are_beside_the_manifest_or_in_the_working_directory(
 
 
 @pytest.mark.parametrize("shard_size", [1, 2])
-def test_shar_shards_are_read_where_they_lie(corpus, cuts, shard_size) -> None:
+def test_shar_shards_are_read_where_they_lie(corpus, cuts, shard_size):
     (corpus / "shar").mkdir()
     cuts.to_shar(corpus / "shar", fields={"recording": "wav"}, shard_size=shard_size)
     data = DataDir.read(corpus / "shar")
@@ -101,7 +99,7 @@ def test_shar_shards_are_read_where_they_lie(corpus, cuts, shard_size) -> None:
     assert counts[0].tolist() == [len(one.features) for one in load_examples(data, FEATURES)]
 
 
-def test_other_cuts_are_read_as_lhotse_reads_them(corpus) -> None:
+def test_other_cuts_are_read_as_lhotse_reads_them(corpus):
     plain = cut_of(corpus / "a.wav", "plain", 0.0, 1.0)
     noise = cut_of(corpus / "a.wav", "noise", 1.0, 0.5)
     noise.supervisions = []
@@ -124,7 +122,7 @@ def test_other_cuts_are_read_as_lhotse_reads_them(corpus) -> None:
         assert audio_identity(one) is not None
 
 
-def test_the_channel_of_a_cut_is_read_and_no_other(corpus) -> None:
+def test_the_channel_of_a_cut_is_read_and_no_other(corpus):
     cut = cut_of(corpus / "b.flac", "b", 0.5, 1.0)
     cut.channel = 1
     lhotse.CutSet.from_cuts([cut]).to_file(corpus / "cuts.jsonl")
@@ -134,7 +132,7 @@ def test_the_channel_of_a_cut_is_read_and_no_other(corpus) -> None:
 
 
 @pytest.mark.parametrize("storage", ["numpy", "lilcom"])
-def test_stored_features_are_taken_for_kind_archive(corpus, storage) -> None:
+def test_stored_features_are_taken_for_kind_archive(corpus, storage):
     if storage == "lilcom":
         pytest.importorskip("lilcom", reason="lilcom features need fsachain[lhotse]")
     cut = cut_of(corpus / "a.wav", "a", 0.0, 0.5)
@@ -158,11 +156,11 @@ def test_stored_features_are_taken_for_kind_archive(corpus, storage) -> None:
         assert computed.shape == (50, 8)  # of the recording, where other features are asked for
 
 
-def plain_content(corpus: Path, name: str = "a-1") -> dict:
+def plain_content(corpus, name="a-1"):
     return cut_of(corpus / "a.wav", name, 0.25, 1.25).to_dict()
 
 
-def with_source(corpus: Path, kind: str, source: object) -> dict:
+def with_source(corpus, kind, source):
     content = plain_content(corpus)
     content["recording"]["sources"] = [{"type": kind, "channels": [0], "source": source}]
     return content
@@ -170,7 +168,7 @@ def with_source(corpus: Path, kind: str, source: object) -> dict:
 
 @pytest.mark.filterwarnings("ignore:You requested a subset")  # lhotse, of a command
 @pytest.mark.parametrize("kind", ["command", "url"])
-def test_a_command_or_url_is_refused_unless_it_is_allowed(corpus, kind) -> None:
+def test_a_command_or_url_is_refused_unless_it_is_allowed(corpus, kind):
     manifest = write_lines(corpus / "cuts.jsonl", with_source(corpus, kind, f"cat {corpus / 'a.wav'}"))
     with pytest.raises(DataError, match=rf"its audio is a {kind} .*--allow-commands"):
         DataDir.read(manifest)
@@ -184,7 +182,7 @@ def test_a_command_or_url_is_refused_unless_it_is_allowed(corpus, kind) -> None:
         )
 
 
-def test_a_command_inside_a_mixed_cut_is_refused(corpus) -> None:
+def test_a_command_inside_a_mixed_cut_is_refused(corpus):
     mixed = cut_of(corpus / "a.wav", "one", 0.0, 1.0).pad(1.5).to_dict()
     mixed["tracks"][0]["cut"]["recording"]["sources"][0] |= {"type": "command", "source": "true"}
     with pytest.raises(DataError, match="its audio is a command"):
@@ -192,7 +190,7 @@ def test_a_command_inside_a_mixed_cut_is_refused(corpus) -> None:
 
 
 @pytest.mark.parametrize("name", ["touch pwned |", "a'; touch pwned; '.opus", "x; touch pwned .sph"])
-def test_a_file_name_never_becomes_a_command(corpus, monkeypatch, name) -> None:
+def test_a_file_name_never_becomes_a_command(corpus, monkeypatch, name):
     monkeypatch.chdir(corpus)
     (corpus / name).write_bytes((corpus / "a.wav").read_bytes())
     content = with_source(corpus, "file", name)
@@ -211,7 +209,7 @@ def test_a_file_name_never_becomes_a_command(corpus, monkeypatch, name) -> None:
         ({"storage_type": "numpy_files", "storage_key": "../../secret.npy"}, "leaves its folder"),
     ],
 )
-def test_stored_features_come_from_files_alone(corpus, monkeypatch, change, message) -> None:
+def test_stored_features_come_from_files_alone(corpus, monkeypatch, change, message):
     monkeypatch.chdir(corpus)
     content = plain_content(corpus)
     content["features"] = {
@@ -223,14 +221,14 @@ def test_stored_features_come_from_files_alone(corpus, monkeypatch, change, mess
         DataDir.read(write_lines(corpus / "cuts.jsonl", content))
 
 
-def write_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> None:
+def write_tar(path, *members):
     with tarfile.open(path, "w") as tar:
         for info, content in members:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
 
 
-def shar_of(corpus: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+def shar_of(corpus, *members):
     folder = corpus / "shar"
     folder.mkdir()
     content = with_source(corpus, "shar", "") | {"start": 0.0}
@@ -241,14 +239,14 @@ def shar_of(corpus: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
-def test_a_member_of_a_tar_that_is_no_plain_file_is_refused(corpus, kind) -> None:
+def test_a_member_of_a_tar_that_is_no_plain_file_is_refused(corpus, kind):
     info = tarfile.TarInfo("a-1.wav")
     info.type, info.linkname = kind, "/etc/passwd"
     with pytest.raises(DataError, match="no plain file; links and folders are refused"):
         DataDir.read(shar_of(corpus, (info, b"")))
 
 
-def test_names_in_a_tar_lead_nowhere(corpus) -> None:
+def test_names_in_a_tar_lead_nowhere(corpus):
     content = (corpus / "a.wav").read_bytes()
     folder = shar_of(corpus, (tarfile.TarInfo("../../a-1.wav"), content))
     with pytest.raises(DataError, match="is in no tar of this shard"):
@@ -256,7 +254,7 @@ def test_names_in_a_tar_lead_nowhere(corpus) -> None:
     assert sorted(path.name for path in corpus.iterdir()) == ["a.wav", "b.flac", "kaldi", "shar"]
 
 
-def test_a_tar_that_is_cut_short_or_no_tar_is_named(corpus) -> None:
+def test_a_tar_that_is_cut_short_or_no_tar_is_named(corpus):
     folder = shar_of(corpus, (tarfile.TarInfo("a-1.wav"), (corpus / "a.wav").read_bytes()))
     tar = folder / "recording.000000.tar"
     for size in (20_000, 700, 100):
@@ -265,7 +263,7 @@ def test_a_tar_that_is_cut_short_or_no_tar_is_named(corpus) -> None:
             DataDir.read(folder)
 
 
-def test_every_fault_of_a_manifest_is_named_and_the_others_are_read(corpus) -> None:
+def test_every_fault_of_a_manifest_is_named_and_the_others_are_read(corpus):
     good = plain_content(corpus, "good")
     without = plain_content(corpus, "without")
     without["supervisions"] = []
@@ -298,7 +296,7 @@ def test_every_fault_of_a_manifest_is_named_and_the_others_are_read(corpus) -> N
     ]
 
 
-def test_a_file_that_goes_missing_is_named_when_it_is_read(corpus) -> None:
+def test_a_file_that_goes_missing_is_named_when_it_is_read(corpus):
     lhotse.CutSet.from_cuts([cut_of(corpus / "a.wav", "a", 0.0, 1.0).perturb_volume(2.0)]).to_file(
         corpus / "cuts.jsonl"
     )
@@ -316,13 +314,13 @@ def test_a_file_that_goes_missing_is_named_when_it_is_read(corpus) -> None:
         ({"custom": "\ud800"}, "text that is no Unicode"),
     ],
 )
-def test_a_cut_that_would_take_much_memory_or_is_no_text_is_refused(corpus, change, message) -> None:
+def test_a_cut_that_would_take_much_memory_or_is_no_text_is_refused(corpus, change, message):
     path = write_lines(corpus / "cuts.jsonl", plain_content(corpus, "a") | change)
     with pytest.raises(DataError, match=message):
         DataDir.read(path)
 
 
-def test_headers_of_a_tar_are_bounded(corpus) -> None:
+def test_headers_of_a_tar_are_bounded(corpus):
     info = tarfile.TarInfo("a-1.wav")
     info.pax_headers = {"comment": "x" * 100_000}
     with pytest.raises(DataError, match="a header of more than 16384 bytes"):

@@ -1,7 +1,5 @@
 """Examples, batches and the order of an epoch."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -24,11 +22,11 @@ from fsachain.errors import ConfigError, DataError
 LENGTHS = np.random.default_rng(4).integers(20, 600, 203).tolist()
 
 
-def example(name: str, num_frames: int, width: int = 3) -> Example:
+def example(name, num_frames, width=3):
     return Example(name, "s", ("one",), np.full((num_frames, width), num_frames, np.float32))
 
 
-def test_batch_pads_with_zeros_and_keeps_order() -> None:
+def test_batch_pads_with_zeros_and_keeps_order():
     batch = collate([example("a", 2), example("b", 4), example("c", 1)])
     assert batch.ids == ("a", "b", "c")
     assert batch.words == (("one",),) * 3
@@ -39,14 +37,14 @@ def test_batch_pads_with_zeros_and_keeps_order() -> None:
     assert torch.equal(batch.features, expected[:, :, None].expand(3, 4, 3))
 
 
-def test_batch_of_nothing_or_of_unequal_widths_is_refused() -> None:
+def test_batch_of_nothing_or_of_unequal_widths_is_refused():
     with pytest.raises(DataError, match="at least one"):
         collate([])
     with pytest.raises(DataError, match="'b' has 5 features per frame, others 3"):
         collate([example("a", 2), example("b", 2, width=5)])
 
 
-def test_buckets_keep_padding_small_and_batches_mixed() -> None:
+def test_buckets_keep_padding_small_and_batches_mixed():
     """Random batches of 16 would pad these lengths by 80 %."""
     batches = length_buckets(LENGTHS, batch_size=16, seed=1, epoch=0)
     padded = sum(len(batch) * max(LENGTHS[i] for i in batch) for batch in batches)
@@ -55,25 +53,25 @@ def test_buckets_keep_padding_small_and_batches_mixed() -> None:
     assert longest != sorted(longest)
 
 
-def test_frame_limit_holds_for_padded_batches() -> None:
+def test_frame_limit_holds_for_padded_batches():
     batches = length_buckets([*LENGTHS, 5000], batch_size=16, seed=1, epoch=0, max_batch_frames=2000)
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max([*LENGTHS, 5000][i] for i in batch) <= 2000
     assert [203] in batches
 
 
-def test_an_empty_epoch_has_no_batches() -> None:
+def test_an_empty_epoch_has_no_batches():
     assert length_buckets([], batch_size=4, seed=1, epoch=0) == []
 
 
 @pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("max_batch_frames", 0), ("noise", 1.0)])
-def test_illegal_option_is_refused_by_name(option: str, value: float) -> None:
+def test_illegal_option_is_refused_by_name(option, value):
     options = {"batch_size": 4, "seed": 1, "epoch": 0, option: value}
     with pytest.raises(ConfigError, match=f"{option} is {value}"):
         length_buckets(LENGTHS, **options)
 
 
-def test_recorded_speech_becomes_normalised_examples(shared: Path, tmp_path: Path) -> None:
+def test_recorded_speech_becomes_normalised_examples(shared, tmp_path):
     pytest.importorskip("kaldi_native_fbank")
     pytest.importorskip("soundfile")
     data = DataDir.read(shared / "data" / "digits" / "isolated" / "dev").select(lambda u: u.id < "k")
@@ -86,7 +84,7 @@ def test_recorded_speech_becomes_normalised_examples(shared: Path, tmp_path: Pat
     np.testing.assert_allclose(frames.std(axis=0), 1.0, atol=NORMALISED_VARIANCE)
 
 
-def test_copies_at_another_speed_have_their_own_ids_and_lengths(shared: Path) -> None:
+def test_copies_at_another_speed_have_their_own_ids_and_lengths(shared):
     pytest.importorskip("kaldi_native_fbank")
     pytest.importorskip("soundfile")
     data = DataDir(DataDir.read(shared / "data" / "digits" / "isolated" / "dev").utterances[::50])

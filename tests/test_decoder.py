@@ -1,11 +1,6 @@
 """Decoding graph and network outputs in, words out; the scan for the LM weight."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +19,7 @@ WORD_COST = 0.75
 SELF_LOOP_COST = 0.25
 
 
-def word_loop(word_costs: Sequence[float] = (WORD_COST,) * 3) -> Any:
+def word_loop(word_costs=(WORD_COST,) * 3):
     """Any sequence of one or more words; each pdf of a word lasts one frame or more."""
     fst = pywrapfst.VectorFst()
     start = fst.add_state()
@@ -45,7 +40,7 @@ def word_loop(word_costs: Sequence[float] = (WORD_COST,) * 3) -> Any:
     return fst
 
 
-def spell(words: Sequence[str], frames_per_pdf: int = 2, gain: float = 5.0, noise: float = 0.0) -> np.ndarray:
+def spell(words, frames_per_pdf=2, gain=5.0, noise=0.0):
     """Scores under which the pdfs of these words are the likely ones."""
     rng = np.random.default_rng(len(words))
     pdfs = [pdf for word in words for pdf in PDFS[WORDS.index(word)] for _ in range(frames_per_pdf)]
@@ -56,14 +51,14 @@ def spell(words: Sequence[str], frames_per_pdf: int = 2, gain: float = 5.0, nois
 
 @pytest.mark.parametrize("search", ["lattice", "beam"])
 @pytest.mark.parametrize("words", [("yes",), ("no", "no", "maybe"), ("maybe", "yes", "no", "yes")])
-def test_scores_that_spell_words_give_these_words(search: str, words: tuple[str, ...]) -> None:
+def test_scores_that_spell_words_give_these_words(search, words):
     found = Decoder(word_loop(), WORDS, DecoderConfig(search=search)).decode(spell(words, noise=0.5))
     assert found.words == words
     assert found.complete
 
 
 @pytest.mark.parametrize("search", ["lattice", "beam"])
-def test_the_two_scores_are_those_of_the_path_counted_by_hand(search: str) -> None:
+def test_the_two_scores_are_those_of_the_path_counted_by_hand(search):
     found = Decoder(word_loop(), WORDS, DecoderConfig(search=search, acoustic_scale=0.5)).decode(
         spell(("yes", "no"))
     )
@@ -74,7 +69,7 @@ def test_the_two_scores_are_those_of_the_path_counted_by_hand(search: str) -> No
     assert found.acoustic_log_prob == pytest.approx(8 * 5.0 * 0.5, abs=tolerances.FEW_FLOAT32_TERMS)
 
 
-def test_a_graph_comes_as_object_bytes_or_path(tmp_path: Path) -> None:
+def test_a_graph_comes_as_object_bytes_or_path(tmp_path):
     graph = word_loop()
     graph.write(str(tmp_path / "graph.fst"))
     found = [
@@ -84,7 +79,7 @@ def test_a_graph_comes_as_object_bytes_or_path(tmp_path: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_a_graph_file_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_graph_file_written_anew_is_read_anew(tmp_path):
     path = tmp_path / "graph.fst"
     word_loop().write(str(path))
     before = Decoder(path, WORDS).decode(spell(("no",)))
@@ -95,7 +90,7 @@ def test_a_graph_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     )
 
 
-def test_workers_do_not_change_results_nor_their_order() -> None:
+def test_workers_do_not_change_results_nor_their_order():
     outputs = {f"u{count}": spell(("yes", "no", "maybe")[:count] * count, noise=1.0) for count in (3, 1, 2)}
     calls: list[tuple[int, int]] = []
     alone = decode(outputs, word_loop(), WORDS, num_workers=1)
@@ -109,7 +104,7 @@ def test_workers_do_not_change_results_nor_their_order() -> None:
 
 
 @pytest.mark.parametrize("search", ["lattice", "beam"])
-def test_an_impossible_utterance_has_no_words_and_is_not_complete(search: str) -> None:
+def test_an_impossible_utterance_has_no_words_and_is_not_complete(search):
     decoder = Decoder(word_loop(), WORDS, DecoderConfig(search=search))
     for scores in (np.full((4, 7), -np.inf), np.zeros((0, 7))):
         found = decoder.decode(scores)
@@ -117,7 +112,7 @@ def test_an_impossible_utterance_has_no_words_and_is_not_complete(search: str) -
 
 
 @pytest.mark.parametrize("search", ["lattice", "beam"])
-def test_a_path_cut_short_is_reported_as_incomplete(search: str) -> None:
+def test_a_path_cut_short_is_reported_as_incomplete(search):
     scores = np.full((2, 7), -np.inf)
     scores[[0, 1], [4, 5]] = 0.0
     found = Decoder(word_loop(), WORDS, DecoderConfig(search=search)).decode(scores)
@@ -125,7 +120,7 @@ def test_a_path_cut_short_is_reported_as_incomplete(search: str) -> None:
     assert not found.complete
 
 
-def test_minus_infinity_forbids_a_word() -> None:
+def test_minus_infinity_forbids_a_word():
     scores = spell(("no",))
     scores[:, 2] = -np.inf
     found = Decoder(word_loop(), WORDS).decode(scores)
@@ -134,24 +129,24 @@ def test_minus_infinity_forbids_a_word() -> None:
     assert "no" not in found.words
 
 
-def test_too_few_columns_are_refused_by_utterance_name() -> None:
+def test_too_few_columns_are_refused_by_utterance_name():
     with pytest.raises(ShapeError, match=r"'utt7'.*6 columns.*up to 6"):
         decode({"utt7": np.zeros((5, 6))}, word_loop(), WORDS, num_workers=1)
 
 
-def test_not_a_number_is_refused_by_utterance_name() -> None:
+def test_not_a_number_is_refused_by_utterance_name():
     scores = spell(("no",))
     scores[1, 1] = np.nan
     with pytest.raises(DataError, match=r"'utt7'.*NaN"):
         decode({"utt7": scores, "utt8": spell(("no",))}, word_loop(), WORDS, num_workers=2)
 
 
-def test_a_word_list_too_short_for_the_graph_is_refused() -> None:
+def test_a_word_list_too_short_for_the_graph_is_refused():
     with pytest.raises(GraphError, match=r"word id 3.*only 2"):
         Decoder(word_loop(), WORDS[:2])
 
 
-def test_a_file_that_is_no_graph_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_no_graph_is_refused_by_name(tmp_path):
     (tmp_path / "bad.fst").write_bytes(b"no graph")
     with pytest.raises(GraphError, match=r"bad\.fst"):
         Decoder(tmp_path / "bad.fst", WORDS)
@@ -160,16 +155,16 @@ def test_a_file_that_is_no_graph_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"search": "exhaustive"}, {"beam": 0.0}, {"beam": float("nan")}])
-def test_illegal_search_options_are_refused_by_name(options: dict[str, Any]) -> None:
+def test_illegal_search_options_are_refused_by_name(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         DecoderConfig(**options)
 
 
-def test_tuning_finds_the_only_weight_without_errors() -> None:
+def test_tuning_finds_the_only_weight_without_errors():
     outputs = {f"u{n}": spell(("yes", "no"), gain=1.0 + 0.1 * n) for n in range(3)}
     references = dict.fromkeys(outputs, ("yes", "no"))
 
-    def build(weight: float, penalty: float) -> Any:
+    def build(weight, penalty):
         return word_loop((20.0 * abs(weight - 0.5) + penalty, penalty, penalty))
 
     result = tune(
@@ -188,10 +183,10 @@ def test_tuning_finds_the_only_weight_without_errors() -> None:
     assert result.to_text().count("*") == 1
 
 
-def test_tuning_takes_the_middle_of_a_plateau() -> None:
+def test_tuning_takes_the_middle_of_a_plateau():
     outputs = {"u": spell(("yes",))}
 
-    def build(weight: float, penalty: float) -> Any:
+    def build(weight, penalty):
         return word_loop((0.0, 0.0, 0.0)) if 1.0 < weight < 5.0 else word_loop((50.0, 0.0, 0.0))
 
     weights = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -207,7 +202,7 @@ def test_tuning_takes_the_middle_of_a_plateau() -> None:
     assert result.best.lm_weight == 3.0
 
 
-def test_an_empty_scan_is_refused() -> None:
+def test_an_empty_scan_is_refused():
     with pytest.raises(ConfigError, match="lm_weights"):
         tune(
             {"u": spell(("yes",))}, {"u": ("yes",)}, lambda weight, penalty: word_loop(), WORDS, lm_weights=()

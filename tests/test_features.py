@@ -3,7 +3,6 @@
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,11 +26,11 @@ soundfile = pytest.importorskip("soundfile")
 pytest.importorskip("kaldi_native_fbank")
 
 
-def noise(seconds: float, rate: int, seed: int = 1) -> NDArray[np.float32]:
+def noise(seconds, rate, seed=1):
     return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * rate))).astype(np.float32)
 
 
-def kaldi_fbank_frame(samples: NDArray[np.float32], first: int, config: FeatureConfig) -> NDArray[np.float64]:
+def kaldi_fbank_frame(samples, first, config):
     """Log mel energies of one frame from their definition, float64; `first` is the frame's first sample."""
     length = round(config.frame_length_ms * config.sample_rate / 1000)
     frame = samples[first : first + length].astype(np.float64) * 32768.0
@@ -43,7 +42,7 @@ def kaldi_fbank_frame(samples: NDArray[np.float32], first: int, config: FeatureC
     nyquist = config.sample_rate / 2
     high = config.high_freq if config.high_freq > 0 else nyquist + config.high_freq
 
-    def mel(hertz: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    def mel(hertz):
         return 1127.0 * np.log1p(np.asarray(hertz) / 700.0)
 
     edges = np.linspace(mel(config.low_freq), mel(high), config.num_mel_bins + 2)
@@ -56,7 +55,7 @@ def kaldi_fbank_frame(samples: NDArray[np.float32], first: int, config: FeatureC
 @pytest.mark.parametrize(
     "config", [FeatureConfig(), FeatureConfig(sample_rate=16000, num_mel_bins=80, high_freq=-400.0)]
 )
-def test_fbank_is_the_log_of_mel_filtered_power(config: FeatureConfig) -> None:
+def test_fbank_is_the_log_of_mel_filtered_power(config):
     """Frame t of `snip_edges` off is centred on sample (t + 1/2) * shift; float32 FFT against float64."""
     samples = noise(0.5, config.sample_rate)
     features = compute_features(samples, config)
@@ -70,36 +69,36 @@ def test_fbank_is_the_log_of_mel_filtered_power(config: FeatureConfig) -> None:
 @pytest.mark.parametrize(
     ("rate", "samples", "frames"), [(8000, 8000, 100), (8000, 8041, 101), (16000, 16000, 100)]
 )
-def test_one_frame_per_shift_without_snipping(rate: int, samples: int, frames: int) -> None:
+def test_one_frame_per_shift_without_snipping(rate, samples, frames):
     features = compute_features(np.zeros(samples, np.float32), FeatureConfig(sample_rate=rate))
     assert features.shape == (frames, 40)
     assert features.dtype == np.float32
     assert np.isfinite(features).all()
 
 
-def test_snipped_edges_lose_the_last_window() -> None:
+def test_snipped_edges_lose_the_last_window():
     assert len(compute_features(noise(1, 8000), FeatureConfig(snip_edges=True))) == 98
 
 
-def test_mfcc_keeps_the_asked_number_of_coefficients() -> None:
+def test_mfcc_keeps_the_asked_number_of_coefficients():
     config = FeatureConfig(kind="mfcc", num_mel_bins=40, num_ceps=13)
     assert compute_features(noise(1, 8000), config).shape == (100, 13)
 
 
-def test_empty_signal_has_no_frames() -> None:
+def test_empty_signal_has_no_frames():
     assert compute_features(np.zeros(0, np.float32), FeatureConfig()).shape == (0, 40)
 
 
 @pytest.mark.parametrize(
     ("option", "value"), [("kind", "plp"), ("sample_rate", 0), ("num_mel_bins", -1), ("frame_shift_ms", 0.0)]
 )
-def test_illegal_option_is_refused_by_name(option: str, value: object) -> None:
+def test_illegal_option_is_refused_by_name(option, value):
     with pytest.raises(ConfigError, match=f"{option} is {value!r}"):
         FeatureConfig(**{option: value})
 
 
 @pytest.mark.parametrize("speed", [0.9, 1.1])
-def test_speed_changes_length_and_pitch_by_its_factor(speed: float) -> None:
+def test_speed_changes_length_and_pitch_by_its_factor(speed):
     tone = np.sin(2 * np.pi * 500 * np.arange(8000) / 8000).astype(np.float32)
     changed = change_speed(tone, speed)
     assert len(changed) == pytest.approx(8000 / speed, abs=SPEED_SAMPLES)
@@ -107,7 +106,7 @@ def test_speed_changes_length_and_pitch_by_its_factor(speed: float) -> None:
     assert peak == pytest.approx(500 * speed, abs=SPEED_HERTZ)
 
 
-def test_volume_is_drawn_once_per_utterance_within_its_range() -> None:
+def test_volume_is_drawn_once_per_utterance_within_its_range():
     samples = noise(0.1, 8000)
     perturbation = Perturbation(volume=(0.5, 2.0), seed=3)
     gains = np.stack([perturbation.apply(samples, f"u{i}") / samples for i in range(50)])
@@ -118,7 +117,7 @@ def test_volume_is_drawn_once_per_utterance_within_its_range() -> None:
 
 
 @pytest.mark.parametrize("perturbation", [{"speed": 3.0}, {"volume": (0.0, 1.0)}, {"volume": (2.0, 1.0)}])
-def test_illegal_perturbation_is_refused(perturbation: dict[str, object]) -> None:
+def test_illegal_perturbation_is_refused(perturbation):
     with pytest.raises(ConfigError):
         Perturbation(**perturbation)
 
@@ -126,7 +125,7 @@ def test_illegal_perturbation_is_refused(perturbation: dict[str, object]) -> Non
 # Normalisation
 
 
-def matrices() -> list[tuple[str, NDArray[np.float32]]]:
+def matrices():
     generator = np.random.default_rng(2)
     return [
         (f"s{i % 2}", (generator.standard_normal((30 + i, 4)) * (1 + i) + 5 * i).astype(np.float32))
@@ -135,7 +134,7 @@ def matrices() -> list[tuple[str, NDArray[np.float32]]]:
 
 
 @pytest.mark.parametrize("scope", ["global", "speaker", "utterance"])
-def test_normalised_features_have_mean_zero_and_variance_one_over_their_scope(scope: str) -> None:
+def test_normalised_features_have_mean_zero_and_variance_one_over_their_scope(scope):
     data = matrices()
     cmvn = Cmvn.estimate(CmvnConfig(scope), data)
     normalised = [(speaker, cmvn.apply(features, speaker)) for speaker, features in data]
@@ -148,19 +147,19 @@ def test_normalised_features_have_mean_zero_and_variance_one_over_their_scope(sc
         np.testing.assert_allclose(frames.var(axis=0), 1.0, atol=NORMALISED_VARIANCE)
 
 
-def test_mean_normalisation_keeps_the_variance() -> None:
+def test_mean_normalisation_keeps_the_variance():
     speaker, features = matrices()[1]
     normalised = Cmvn(CmvnConfig("utterance", "mean")).apply(features, speaker)
     np.testing.assert_allclose(normalised.mean(axis=0), 0.0, atol=NORMALISED_MEAN)
     np.testing.assert_allclose(normalised.var(axis=0), features.var(axis=0), rtol=NORMALISED_VARIANCE)
 
 
-def test_constant_feature_stays_finite() -> None:
+def test_constant_feature_stays_finite():
     features = np.full((10, 4), 7.0, np.float32)
     assert np.isfinite(Cmvn(CmvnConfig("utterance")).apply(features, "s")).all()
 
 
-def test_saved_global_statistics_normalise_identically() -> None:
+def test_saved_global_statistics_normalise_identically():
     data = matrices()
     config = CmvnConfig("global")
     cmvn = Cmvn.estimate(config, data)
@@ -168,7 +167,7 @@ def test_saved_global_statistics_normalise_identically() -> None:
     np.testing.assert_array_equal(restored.apply(data[0][1], "x"), cmvn.apply(data[0][1], "y"))
 
 
-def test_cmvn_errors_name_what_is_wrong() -> None:
+def test_cmvn_errors_name_what_is_wrong():
     cmvn = Cmvn.estimate(CmvnConfig("speaker"), matrices())
     with pytest.raises(DataError, match="speaker 'stranger'"):
         cmvn.apply(matrices()[0][1], "stranger")
@@ -186,7 +185,7 @@ def test_cmvn_errors_name_what_is_wrong() -> None:
 
 
 @pytest.fixture
-def utterances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Utterance]:
+def utterances(tmp_path, monkeypatch):
     """Five utterances in chunks of two."""
     monkeypatch.setattr("fsachain.data.features.CHUNK", 2)
     made = []
@@ -197,15 +196,13 @@ def utterances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Utteranc
     return made
 
 
-def assert_equal(left: list[NDArray[np.float32]], right: list[NDArray[np.float32]]) -> None:
+def assert_equal(left, right):
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_cached_features_equal_computed_ones_and_are_not_computed_again(
-    utterances: list[Utterance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_features_equal_computed_ones_and_are_not_computed_again(utterances, tmp_path, monkeypatch):
     plain = load_features(utterances, FeatureConfig())
     folder = tmp_path / "cache"
     assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder), plain)
@@ -217,9 +214,7 @@ def test_cached_features_equal_computed_ones_and_are_not_computed_again(
     assert sorted(path.suffix for path in folder.iterdir()) == [".npz"] * 3
 
 
-def test_threads_and_processes_give_the_same_features_and_share_a_cache(
-    utterances: list[Utterance], tmp_path: Path
-) -> None:
+def test_threads_and_processes_give_the_same_features_and_share_a_cache(utterances, tmp_path):
     plain = load_features(utterances, FeatureConfig())
     assert_equal(load_features(utterances, FeatureConfig(), num_workers=3), plain)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
@@ -228,9 +223,7 @@ def test_threads_and_processes_give_the_same_features_and_share_a_cache(
     assert_equal(load_features(utterances, FeatureConfig(), cache_dir=tmp_path / "cache"), plain)
 
 
-def test_another_configuration_speed_or_recording_is_another_entry(
-    utterances: list[Utterance], tmp_path: Path
-) -> None:
+def test_another_configuration_speed_or_recording_is_another_entry(utterances, tmp_path):
     folder = tmp_path / "cache"
     before = load_features(utterances, FeatureConfig(), cache_dir=folder)
     assert load_features(utterances, FeatureConfig(num_mel_bins=23), cache_dir=folder)[0].shape[1] == 23
@@ -240,7 +233,7 @@ def test_another_configuration_speed_or_recording_is_another_entry(
     assert len(load_features(utterances, FeatureConfig(), cache_dir=folder)[0]) == 60
 
 
-def test_damaged_cache_file_is_made_again(utterances: list[Utterance], tmp_path: Path) -> None:
+def test_damaged_cache_file_is_made_again(utterances, tmp_path):
     folder = tmp_path / "cache"
     plain = load_features(utterances, FeatureConfig(), cache_dir=folder)
     for path in folder.iterdir():
@@ -248,7 +241,7 @@ def test_damaged_cache_file_is_made_again(utterances: list[Utterance], tmp_path:
     assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder), plain)
 
 
-def test_failure_leaves_no_half_written_file(utterances: list[Utterance], tmp_path: Path) -> None:
+def test_failure_leaves_no_half_written_file(utterances, tmp_path):
     broken = [*utterances[:3], replace(utterances[3], audio=str(tmp_path / "gone.wav")), utterances[4]]
     with pytest.raises(DataError, match=r"'u3': cannot read .*gone\.wav"):
         load_features(broken, FeatureConfig(), cache_dir=tmp_path / "cache")

@@ -15,7 +15,7 @@ from tests import tolerances
 FRAMES = 9
 
 
-def test_log_z_is_the_sum_of_the_log_sums_of_all_frames() -> None:
+def test_log_z_is_the_sum_of_the_log_sums_of_all_frames():
     scores = torch.randn(2, FRAMES, 5, generator=torch.manual_seed(1), dtype=torch.float64) * 30
     graph = DenominatorGraph(free_denominator(5), 5)
     found = fsachain.forward_backward(graph.batch(2), scores, [FRAMES, 4], leaky_hmm_coefficient=0.0)
@@ -23,7 +23,7 @@ def test_log_z_is_the_sum_of_the_log_sums_of_all_frames() -> None:
     np.testing.assert_allclose(found.log_prob, expected, rtol=tolerances.LOG_PROB_RELATIVE)
 
 
-def test_lfmmi_with_ctc_numerators_and_the_free_denominator_is_ctc() -> None:
+def test_lfmmi_with_ctc_numerators_and_the_free_denominator_is_ctc():
     lexicon = Lexicon.characters(["abba", "ab"], silence=None)
     tree = ContextTree.monophone(lexicon.phones, Topology.ctc())
     words = [["abba"], ["ab"]]
@@ -43,6 +43,6 @@ def test_lfmmi_with_ctc_numerators_and_the_free_denominator_is_ctc() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad, atol=tolerances.OCCUPANCY, rtol=0.0)
 
 
-def test_a_denominator_over_no_pdfs_is_refused() -> None:
+def test_a_denominator_over_no_pdfs_is_refused():
     with pytest.raises(GraphError, match="num_pdfs = 0; expected at least 1"):
         free_denominator(0)

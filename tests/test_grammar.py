@@ -18,7 +18,7 @@ LEXICON = Lexicon.from_entries([(word, 1.0, ["P"]) for word in ("a", "b", "c", "
 SENTENCES = st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=8)
 
 
-def parse_arpa(text: str) -> dict[tuple[str, ...], tuple[float, float]]:
+def parse_arpa(text):
     """Natural log of probability and back-off weight of every n-gram; checks the header's counts."""
     ngrams, header, sizes = {}, {}, Counter()
     for line in text.splitlines():

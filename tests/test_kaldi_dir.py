@@ -1,7 +1,5 @@
 """Kaldi data directories: what is read, what is refused and with which message."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tolerances
@@ -18,7 +16,7 @@ RAMP = (np.arange(2 * RATE, dtype=np.float32) / (4 * RATE)).astype(np.float32)
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     """Two recordings of 2 s by one speaker, paths relative to the folder."""
     (tmp_path / "audio").mkdir()
     for name in ("a", "b"):
@@ -29,18 +27,18 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, name: str, content: str) -> None:
+def write(folder, name, content):
     (folder / name).write_text(content, encoding="utf-8")
 
 
-def test_tables_give_words_speakers_and_paths_beside_the_table(corpus: Path) -> None:
+def test_tables_give_words_speakers_and_paths_beside_the_table(corpus):
     first, second = DataDir.read(corpus)
     assert (first.id, first.speaker, first.words) == ("a", "anna", ("one", "two"))
     assert first.audio == str(corpus / "audio" / "a.wav")
     assert second.words == ()
 
 
-def test_segments_cut_exactly_the_samples_between_start_and_end(corpus: Path) -> None:
+def test_segments_cut_exactly_the_samples_between_start_and_end(corpus):
     write(corpus, "segments", "a1 a 0.5 1.25\na2 a 1.5 -1\n")
     write(corpus, "text", "a1 one\na2 two\n")
     write(corpus, "utt2spk", "a1 anna\na2 anna\n")
@@ -49,14 +47,14 @@ def test_segments_cut_exactly_the_samples_between_start_and_end(corpus: Path) ->
     np.testing.assert_array_equal(second, RAMP[12000:])
 
 
-def test_refused_command_never_runs(corpus: Path) -> None:
+def test_refused_command_never_runs(corpus):
     write(corpus, "wav.scp", f"a touch {corpus}/ran; cat {corpus}/audio/a.wav |\nb audio/b.wav\n")
     first, _ = DataDir.read(corpus, allow_commands=True)
     read_audio(first, RATE)
     assert (corpus / "ran").exists()
 
 
-def test_feats_scp_is_read_through_a_kaldi_reader(corpus: Path) -> None:
+def test_feats_scp_is_read_through_a_kaldi_reader(corpus):
     kaldi_native_io = pytest.importorskip("kaldi_native_io")
     matrix = np.random.default_rng(1).standard_normal((7, 40)).astype(np.float32)
     with kaldi_native_io.FloatMatrixWriter(f"ark,scp:{corpus}/f.ark,{corpus}/f.scp") as writer:
@@ -73,7 +71,7 @@ def test_feats_scp_is_read_through_a_kaldi_reader(corpus: Path) -> None:
         utterance_features(first, FeatureConfig(num_mel_bins=23))
 
 
-def test_joined_directories_keep_order_and_refuse_equal_ids(corpus: Path, tmp_path: Path) -> None:
+def test_joined_directories_keep_order_and_refuse_equal_ids(corpus, tmp_path):
     data = DataDir.read(corpus)
     only_a, only_b = data.select(lambda u: u.id == "a"), data.select(lambda u: u.id == "b")
     assert [u.id for u in DataDir.join([only_b, only_a])] == ["b", "a"]
@@ -81,7 +79,7 @@ def test_joined_directories_keep_order_and_refuse_equal_ids(corpus: Path, tmp_pa
         DataDir.join([data, only_a])
 
 
-def test_recorded_corpus_has_the_durations_its_table_says(shared: Path) -> None:
+def test_recorded_corpus_has_the_durations_its_table_says(shared):
     folder = shared / "data" / "digits" / "connected" / "dev"
     durations = dict(line.split() for line in (folder / "utt2dur").read_text().splitlines())
     for utterance in DataDir.read(folder).utterances[::10]:
@@ -91,15 +89,13 @@ def test_recorded_corpus_has_the_durations_its_table_says(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["touch ran|/", "x; touch ran|/.", "./touch ran|//"])
-def test_a_path_that_becomes_a_command_is_refused_even_if_commands_are_allowed(
-    corpus: Path, value: str
-) -> None:
+def test_a_path_that_becomes_a_command_is_refused_even_if_commands_are_allowed(corpus, value):
     write(corpus, "wav.scp", f"a {value}\nb audio/b.wav\n")
     with pytest.raises(DataError, match="would be taken for a command"):
         DataDir.read(corpus, allow_commands=True)
 
 
-def test_a_fault_is_named_by_file_and_line(corpus: Path) -> None:
+def test_a_fault_is_named_by_file_and_line(corpus):
     """Every other kind: tests/test_validate.py."""
     write(corpus, "segments", "a a 0.5\n")
     with pytest.raises(
@@ -111,7 +107,7 @@ def test_a_fault_is_named_by_file_and_line(corpus: Path) -> None:
         DataDir.read(corpus)
 
 
-def test_the_first_fault_of_each_utterance_is_kept(corpus: Path) -> None:
+def test_the_first_fault_of_each_utterance_is_kept(corpus):
     write(corpus, "wav.scp", "a audio/a.wav\nb\nb audio/b.wav\nc x|\nd d.wav\n")
     write(corpus, "text", "e one\nd two\nd two\na three\n\n")
     data, faults = DataDir.check(corpus)
@@ -125,7 +121,7 @@ def test_the_first_fault_of_each_utterance_is_kept(corpus: Path) -> None:
     assert faults[3].reason == f"{corpus / 'text'}:3: key 'd' occurs twice, first on line 2"
 
 
-def test_segments_of_a_recording_that_occurs_twice_are_left_out(corpus: Path) -> None:
+def test_segments_of_a_recording_that_occurs_twice_are_left_out(corpus):
     write(corpus, "wav.scp", "a audio/a.wav\nb audio/b.wav\na audio/b.wav\n")
     write(corpus, "segments", "a1 a 0.5 1.25\nb1 b 0 1\n")
     write(corpus, "text", "a1 one\nb1 two\n")
@@ -135,7 +131,7 @@ def test_segments_of_a_recording_that_occurs_twice_are_left_out(corpus: Path) ->
     assert [fault.id for fault in faults] == ["a", "a1"]
 
 
-def test_a_file_that_is_no_table_is_given_up(corpus: Path) -> None:
+def test_a_file_that_is_no_table_is_given_up(corpus):
     (corpus / "text").write_bytes(b"\xff\n" * 1000)
     with pytest.raises(
         DataError, match=r"more than 500 lines are none of such a file; the last: .*text:501: "

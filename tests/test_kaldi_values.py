@@ -1,10 +1,7 @@
 """Values of Kaldi's archives: what their arrays hold, and what they cannot."""
 
-from __future__ import annotations
-
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior
 from fsachain.stream import Cursor
 
 
-def test_an_alignment_has_32_bits_a_frame() -> None:
+def test_an_alignment_has_32_bits_a_frame():
     found = read_alignment(Cursor(b"1 2147483647 -3\n", "ali"))
     assert found.dtype == np.int32 and found.tolist() == [1, 2147483647, -3]
     with pytest.raises(DataError, match=r"ali, byte 0: .*found 2147483648, which is beyond 32 bits"):
@@ -26,7 +23,7 @@ def test_an_alignment_has_32_bits_a_frame() -> None:
         read_posterior(Cursor(b"[ 1 0.5 ] [ 4294967296 1 ]\n", "ali"))
 
 
-def test_a_long_line_and_a_long_field() -> None:
+def test_a_long_line_and_a_long_field():
     numbers = [10**digits for digits in range(9)] * 2_000
     text = "  ".join(map(str, numbers)).encode() + b" \r\n7\n"
     cursor = Cursor(text, "ali")
@@ -36,7 +33,7 @@ def test_a_long_line_and_a_long_field() -> None:
         read_alignment(Cursor(b"1 " + b"2" * 9_000 + b" 3\n", "ali"))
 
 
-def test_the_codes_of_a_large_compressed_matrix_lie_between_their_columns_quartiles() -> None:
+def test_the_codes_of_a_large_compressed_matrix_lie_between_their_columns_quartiles():
     rows, columns = 3_001, 7
     generator = np.random.default_rng(1)
     quartiles = np.sort(generator.integers(0, 65536, (columns, 4)), axis=1).astype("<u2")
@@ -53,7 +50,7 @@ def test_the_codes_of_a_large_compressed_matrix_lie_between_their_columns_quarti
         )
 
 
-def test_a_packed_archive_is_read_as_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_archive_is_read_as_it_is_unpacked(tmp_path, monkeypatch):
     content = b"".join(b"u%d 1 2 3\n" % number for number in range(20_000))
     for name, data in (
         ("a.ark", content),

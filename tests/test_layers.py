@@ -4,7 +4,6 @@ import ast
 import configparser
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -45,7 +44,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 FILES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
 
 
-def module_name(path: Path) -> str:
+def module_name(path):
     relative = path.relative_to(ROOT).with_suffix("")
     parts = relative.parts[:-1] if relative.name == "__init__" else relative.parts
     return ".".join(("fsachain", *parts) if parts[0] == "kernels" else parts)
@@ -54,7 +53,7 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in FILES}
 
 
-def layer_of(module: str) -> str:
+def layer_of(module):
     parts = module.split(".")
     if len(parts) == 1:
         return "facade"
@@ -62,15 +61,15 @@ def layer_of(module: str) -> str:
     return parts[1] if parts[1] in known else "core"
 
 
-def rank(layer: str) -> int:
+def rank(layer):
     return next(i for i, names in enumerate(LAYERS) if layer in names)
 
 
-def _is_type_checking(node: ast.If) -> bool:
+def _is_type_checking(node):
     return "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def _walk(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+def _walk(node, in_function):
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, in_function
@@ -82,7 +81,7 @@ def _walk(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.Import | ast.I
 
 
 @cache
-def imports_of(path: Path) -> set[tuple[str, bool]]:
+def imports_of(path):
     """Pairs (imported module, whether inside a function); imports for type checkers alone are left out."""
     package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
     found: set[tuple[str, bool]] = set()
@@ -100,7 +99,7 @@ def imports_of(path: Path) -> set[tuple[str, bool]]:
     return found
 
 
-def test_imports_point_down_only() -> None:
+def test_imports_point_down_only():
     for module, path in MODULES.items():
         for target, _ in imports_of(path) if layer_of(module) != "facade" else ():
             if target.split(".")[0] != "fsachain":
@@ -112,7 +111,7 @@ def test_imports_point_down_only() -> None:
             )
 
 
-def test_third_party_packages_begin_at_their_layer() -> None:
+def test_third_party_packages_begin_at_their_layer():
     for module, path in MODULES.items():
         for target, inside in imports_of(path) if layer_of(module) != "facade" else ():
             top = target.split(".")[0]
@@ -124,7 +123,7 @@ def test_third_party_packages_begin_at_their_layer() -> None:
             )
 
 
-def test_module_imports_are_acyclic() -> None:
+def test_module_imports_are_acyclic():
     """Imports inside functions count too."""
     graph = {
         module: {target for target, _ in imports_of(path) if target in MODULES and target != module}
@@ -134,7 +133,7 @@ def test_module_imports_are_acyclic() -> None:
     TopologicalSorter(graph).prepare()
 
 
-def test_setup_lists_every_package() -> None:
+def test_setup_lists_every_package():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     listed = set(config["options"]["packages"].split())
@@ -142,7 +141,7 @@ def test_setup_lists_every_package() -> None:
     assert listed == on_disk
 
 
-def test_import_of_the_facade_loads_no_optional_package() -> None:
+def test_import_of_the_facade_loads_no_optional_package():
     optional = {
         "pywrapfst",
         "pynini",

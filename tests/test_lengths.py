@@ -1,7 +1,6 @@
 """Frames that utterances will have are known beforehand, and are those of their features."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ COPIES = (Perturbation(), Perturbation(speed=0.9), Perturbation(speed=1.1, volum
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> DataDir:
+def data(tmp_path):
     rng = np.random.default_rng(0)
     for name, size in (("a", 8123), ("b", 4000), ("c", 1)):
         soundfile.write(tmp_path / f"{name}.wav", 0.1 * rng.normal(size=size), 8000)
@@ -33,7 +32,7 @@ def data(tmp_path: Path) -> DataDir:
     st.booleans(),
     st.sampled_from([(25.0, 10.0), (20.0, 12.5), (21.7, 7.3)]),
 )
-def test_frames_of_so_many_samples_are_those_that_are_computed(size, rate, snip, window) -> None:
+def test_frames_of_so_many_samples_are_those_that_are_computed(size, rate, snip, window):
     config = FeatureConfig(
         sample_rate=rate, snip_edges=snip, frame_length_ms=window[0], frame_shift_ms=window[1], num_mel_bins=8
     )
@@ -41,7 +40,7 @@ def test_frames_of_so_many_samples_are_those_that_are_computed(size, rate, snip,
     assert len(compute_features(samples, config)) == num_frames_of(size, config)
 
 
-def test_counts_are_those_of_the_features_at_every_speed(data: DataDir) -> None:
+def test_counts_are_those_of_the_features_at_every_speed(data):
     config = FeatureConfig(num_mel_bins=8)
     counts, faults = frame_counts(data.utterances, config, COPIES, num_workers=2)
     assert faults == []
@@ -49,13 +48,13 @@ def test_counts_are_those_of_the_features_at_every_speed(data: DataDir) -> None:
         assert found == [len(utterance_features(one, config, copy)) for one in data]
 
 
-def test_a_segment_is_counted_without_opening_its_recording(data: DataDir) -> None:
+def test_a_segment_is_counted_without_opening_its_recording(data):
     cut = replace(data.utterances[0], audio="/nowhere.wav", start=0.25, end=0.75)
     counts, faults = frame_counts([cut], FeatureConfig())
     assert (counts.tolist(), faults) == ([[50]], [])
 
 
-def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data: DataDir, tmp_path: Path) -> None:
+def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data, tmp_path):
     first, second = data.utterances[:2]
     soundfile.write(tmp_path / "fast.wav", np.zeros(100), 16000)
     broken = [
@@ -72,7 +71,7 @@ def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data: DataDi
     ]
 
 
-def test_rows_of_an_archive_are_counted_by_their_headers(tmp_path: Path) -> None:
+def test_rows_of_an_archive_are_counted_by_their_headers(tmp_path):
     kaldi_native_io = pytest.importorskip("kaldi_native_io", reason="needs fsachain[recipes]")
     rng = np.random.default_rng(0)
     sizes = {"a": 7, "b": 12, "c": 1}

@@ -1,9 +1,5 @@
 """Section `network` of a configuration: kinds, import paths, what a class lacks, weights to begin with."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import own_networks
 import pytest
 import torch
@@ -23,13 +19,13 @@ from fsachain.train.checkpoint import Checkpoint
 PLAIN = "own_networks:Plain"
 
 
-def experiment_of(**network: object) -> Experiment:
+def experiment_of(**network):
     return Experiment.from_dict(
         {"features": {"num_mel_bins": 5}, "cmvn": {"scope": "none"}, "network": network}
     )
 
 
-def model_of(folder: Path, num_pdfs: int = 4, **network: object) -> Path:
+def model_of(folder, num_pdfs=4, **network):
     experiment = experiment_of(**network)
     torch.manual_seed(num_pdfs)
     model = AcousticModel(experiment, experiment.network_spec(num_pdfs).build(), Cmvn(experiment.cmvn))
@@ -37,7 +33,7 @@ def model_of(folder: Path, num_pdfs: int = 4, **network: object) -> Path:
     return folder / "model.safetensors"
 
 
-def test_a_conformer_is_named_by_its_kind() -> None:
+def test_a_conformer_is_named_by_its_kind():
     spec = experiment_of(kind="conformer", channels=16, subsampling=4, chunk=5).network_spec(7)
     network = spec.build()
     assert isinstance(network, Conformer)
@@ -47,13 +43,13 @@ def test_a_conformer_is_named_by_its_kind() -> None:
 
 
 @pytest.mark.parametrize("name", ["Plain", "Configured"])
-def test_a_class_of_ones_own_gets_its_options_from_the_section(name: str) -> None:
+def test_a_class_of_ones_own_gets_its_options_from_the_section(name):
     network = experiment_of(kind=f"own_networks:{name}", width=6).network_spec(7).build()
     assert type(network).__name__ == name
     assert network.encoder.weight.shape == (6, 5) and network.head.weight.shape == (7, 6)
 
 
-def test_reading_a_configuration_imports_nothing() -> None:
+def test_reading_a_configuration_imports_nothing():
     spec = experiment_of(kind="there.is.no:Such", depth=3).network_spec(7)
     with pytest.raises(ConfigError, match=r"cannot import there\.is\.no .*installed or on PYTHONPATH"):
         spec.build()
@@ -73,7 +69,7 @@ def test_reading_a_configuration_imports_nothing() -> None:
         ({"init_from": 5}, "network.init_from: expected the path of a file, got 5"),
     ],
 )
-def test_a_section_that_names_no_network_is_refused_at_once(section: dict[str, object], message: str) -> None:
+def test_a_section_that_names_no_network_is_refused_at_once(section, message):
     with pytest.raises(ConfigError, match=message):
         experiment_of(**section)
 
@@ -93,13 +89,13 @@ def test_a_section_that_names_no_network_is_refused_at_once(section: dict[str, o
         ({"kind": "own_networks:Silent"}, r"has no 'output_lengths'; expected output_lengths\(lengths"),
     ],
 )
-def test_what_a_class_lacks_is_said_by_name(section: dict[str, object], message: str) -> None:
+def test_what_a_class_lacks_is_said_by_name(section, message):
     spec = experiment_of(**section).network_spec(7)
     with pytest.raises(ConfigError, match=message):
         spec.build()
 
 
-def test_a_model_of_a_class_of_ones_own_is_loaded_on_the_users_word_alone(tmp_path: Path) -> None:
+def test_a_model_of_a_class_of_ones_own_is_loaded_on_the_users_word_alone(tmp_path):
     path = model_of(tmp_path, kind=PLAIN, width=6)
     own_networks.CALLED.clear()
     with pytest.raises(
@@ -121,7 +117,7 @@ def test_a_model_of_a_class_of_ones_own_is_loaded_on_the_users_word_alone(tmp_pa
         AcousticModel.load(path)
 
 
-def test_weights_that_fit_are_taken_and_the_head_of_another_tree_begins_anew(tmp_path: Path) -> None:
+def test_weights_that_fit_are_taken_and_the_head_of_another_tree_begins_anew(tmp_path):
     path = model_of(tmp_path, num_pdfs=4, kind=PLAIN)
     other, _ = read_weights(path)
     experiment = experiment_of(kind=PLAIN, init_from=str(path))
@@ -138,7 +134,7 @@ def test_weights_that_fit_are_taken_and_the_head_of_another_tree_begins_anew(tmp
     assert told[1].endswith("2 weights taken; 2 of another shape (head.bias, head.weight)")
 
 
-def test_weights_come_from_checkpoints_and_from_any_safetensors_file(tmp_path: Path) -> None:
+def test_weights_come_from_checkpoints_and_from_any_safetensors_file(tmp_path):
     from safetensors.torch import save_file
 
     network = experiment_of(kind=PLAIN).network_spec(4).build()
@@ -151,7 +147,7 @@ def test_weights_come_from_checkpoints_and_from_any_safetensors_file(tmp_path: P
         assert all(torch.equal(found[name], state[name]) for name in state)
 
 
-def test_a_file_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_which_nothing_fits_is_refused(tmp_path):
     path = model_of(tmp_path, channels=16)
     experiment = experiment_of(kind=PLAIN, init_from=str(path))
     with pytest.raises(DataError, match=r"model\.safetensors: no weight .* expected such as encoder\.bias"):
@@ -165,7 +161,7 @@ def test_a_file_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
     widths=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     pdfs=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-def test_every_weight_is_either_taken_or_as_it_was(widths: tuple[int, int], pdfs: tuple[int, int]) -> None:
+def test_every_weight_is_either_taken_or_as_it_was(widths, pdfs):
     one, other = (own_networks.Plain(2, p, width=w) for w, p in zip(widths, pdfs, strict=True))
     before = {name: value.clone() for name, value in one.state_dict().items()}
     given = other.state_dict()

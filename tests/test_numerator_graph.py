@@ -42,7 +42,7 @@ def read_case(shared, case):
     return folder, lexicon, read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones), lines
 
 
-def assert_same_scores(ours: Fsa, theirs: Fsa, count=25):
+def assert_same_scores(ours, theirs, count=25):
     """Best path of each pdf sequence: Kaldi's graphs are determinised in the tropical semiring."""
     score, expected = Scorer(ours), Scorer(theirs)
     for graph in (ours, theirs):

@@ -13,7 +13,7 @@ from fsachain.openfst import Transducer, write_fst
 pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 
 
-def small_fsa() -> Fsa:
+def small_fsa():
     """Start other than 0, a self-loop on it, parallel arcs, an arc of weight -inf, two finals."""
     return Fsa(
         4,
@@ -40,7 +40,7 @@ def vector(arcs, *, finals=((1, 0.0),), start=0, states=2):
     ).to_openfst()
 
 
-def arc_set(fsa: Fsa) -> list[tuple]:
+def arc_set(fsa):
     return sorted(zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True))
 
 

@@ -1,8 +1,5 @@
 """Schedules, limits, moving averages and combination within whole trainings: what they do, and that they resume."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,16 +35,16 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def end_of(directory: Path) -> dict[str, Any]:
+def end_of(directory):
     return [event for event in read_log(directory / "train.jsonl") if event["event"] == "end"][-1]
 
 
-def assert_equal_models(trainer: Trainer, other: Trainer) -> None:
+def assert_equal_models(trainer, other):
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, other.model.state_dict()[name]), name
 
 
-def test_a_training_with_everything_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_a_training_with_everything_resumes_bit_for_bit(tmp_path):
     examples, numerators = corpus()
     whole = new_trainer(tmp_path / "whole", numerators, **EVERYTHING)
     expected = whole.fit(examples, examples[:4])
@@ -63,16 +60,14 @@ def test_a_training_with_everything_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert ends[0]["candidates"] == ends[1]["candidates"]
 
 
-def test_a_training_broken_off_while_it_combines_makes_the_same_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_broken_off_while_it_combines_makes_the_same_model(tmp_path, monkeypatch):
     examples, numerators = corpus()
     whole = new_trainer(tmp_path / "whole", numerators, **EVERYTHING)
     whole.fit(examples, examples[:4])
     broken = new_trainer(tmp_path / "broken", numerators, **EVERYTHING)
     evaluate, left = broken._stepper.evaluate, [broken.config.num_epochs + 2]
 
-    def breaks(*arguments: Any) -> Any:
+    def breaks(*arguments):
         left[0] -= 1
         if not left[0]:
             raise Interruption
@@ -88,7 +83,7 @@ def test_a_training_broken_off_while_it_combines_makes_the_same_model(
 
 
 @pytest.mark.parametrize("combine_on", ["dev", "train"])
-def test_the_final_model_is_the_candidate_with_the_best_objective(combine_on: str, tmp_path: Path) -> None:
+def test_the_final_model_is_the_candidate_with_the_best_objective(combine_on, tmp_path):
     examples, numerators = corpus()
     options = {"combine": "best-average", "combine_on": combine_on, "average_last": 3, "ema": 0.9}
     trainer = new_trainer(tmp_path, numerators, **options)
@@ -109,7 +104,7 @@ def test_the_final_model_is_the_candidate_with_the_best_objective(combine_on: st
     assert len(header["averaged"]) == (0 if best == "ema" else int(best))
 
 
-def test_the_kinds_of_ending_give_the_models_they_name(tmp_path: Path) -> None:
+def test_the_kinds_of_ending_give_the_models_they_name(tmp_path):
     """All of them from one training: how it ends does not change its course."""
     examples, numerators = corpus()
     weights, newest = {}, {}
@@ -127,7 +122,7 @@ def test_the_kinds_of_ending_give_the_models_they_name(tmp_path: Path) -> None:
     assert end_of(tmp_path / "ema")["averaged"] == 0
 
 
-def test_best_average_without_a_development_set_is_refused_before_the_training(tmp_path: Path) -> None:
+def test_best_average_without_a_development_set_is_refused_before_the_training(tmp_path):
     examples, numerators = corpus(10)
     with pytest.raises(ConfigError, match="chosen on a development set, and there is none"):
         new_trainer(tmp_path, numerators, combine="best-average").fit(examples)

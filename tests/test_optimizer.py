@@ -1,7 +1,5 @@
 """The optimiser of a training: groups of parameters, freezing, limits on a step's change, means of models at the end."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -29,17 +27,17 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 Tensors = dict[str, torch.Tensor]
 
 
-def copied(model: nn.Module) -> Tensors:
+def copied(model):
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def by_name(model: nn.Module, optimizer: torch.optim.Optimizer, field: str) -> dict[str, float]:
+def by_name(model, optimizer, field):
     """A field of the parameter groups, such as "lr", for each parameter."""
     found = {id(p): group[field] for group in optimizer.param_groups for p in group["params"]}
     return {name: found[id(value)] for name, value in model.named_parameters()}
 
 
-def moved_by_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, bool]:
+def moved_by_a_step(model, optimizer):
     before = copied(model)
     optimizer.zero_grad(set_to_none=True)
     model(torch.randn(4, 9, 4), torch.full((4,), 9)).nnet_output.square().sum().backward()
@@ -47,16 +45,14 @@ def moved_by_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     return {name: not torch.equal(value, before[name]) for name, value in model.named_parameters()}
 
 
-def with_schedules(
-    model: nn.Module, options: OptimizerConfig, num_epochs: int
-) -> tuple[torch.optim.Optimizer, Schedules]:
+def with_schedules(model, options, num_epochs):
     optimizer = make_optimizer(model, options)
     return optimizer, Schedules(
         model, None, optimizer, TrainConfig(num_epochs=num_epochs, optimizer=options), {}
     )
 
 
-def test_factors_scale_the_learning_rate_by_the_longest_prefix() -> None:
+def test_factors_scale_the_learning_rate_by_the_longest_prefix():
     factors = {"hidden": 0.1, "hidden.bias": 0.0, "norm": 2.0}
     optimizer = make_optimizer(model := ToyModel(), OptimizerConfig(factors=factors))
     set_learning_rate(optimizer, 0.5)
@@ -75,7 +71,7 @@ def test_factors_scale_the_learning_rate_by_the_longest_prefix() -> None:
 
 
 @pytest.mark.parametrize("option", ["factors", "freeze_epochs"])
-def test_a_prefix_of_no_parameter_is_refused_by_name(option: str) -> None:
+def test_a_prefix_of_no_parameter_is_refused_by_name(option):
     for prefix, message in {
         "hiden": rf"{option}: 'hiden' begins no parameter's name; did you mean 'hidden'",
         "zzz": "they begin with hidden, norm, output",
@@ -84,7 +80,7 @@ def test_a_prefix_of_no_parameter_is_refused_by_name(option: str) -> None:
             make_optimizer(ToyModel(), OptimizerConfig(**{option: {prefix: 1.0}}))
 
 
-def test_weights_alone_decay_where_that_is_asked_for() -> None:
+def test_weights_alone_decay_where_that_is_asked_for():
     optimizer = make_optimizer(model := ToyModel(), OptimizerConfig(weight_decay=0.1, decayed="weights"))
     assert {name for name, decay in by_name(model, optimizer, "weight_decay").items() if decay == 0.1} == {
         "hidden.weight",
@@ -95,7 +91,7 @@ def test_weights_alone_decay_where_that_is_asked_for() -> None:
 
 
 @every_optimizer
-def test_frozen_parameters_stay_to_the_bit_until_their_epoch(name: str) -> None:
+def test_frozen_parameters_stay_to_the_bit_until_their_epoch(name):
     """Weight decay and moments do not move them either."""
     options = OptimizerConfig(name=name, weight_decay=0.1, freeze_epochs={"hidden": 2, "norm.bias": 0.5})
     model = ToyModel()
@@ -114,22 +110,20 @@ def test_frozen_parameters_stay_to_the_bit_until_their_epoch(name: str) -> None:
 class Net(nn.Module):
     """Three components: a layer with weight and bias, one within a container, a parameter of the network's own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = nn.Linear(3, 4)
         self.rest = nn.Sequential(nn.ReLU(), nn.Linear(4, 2, bias=False))
         self.scale = nn.Parameter(torch.ones(2))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.rest(self.first(x)) * self.scale
 
 
 COMPONENTS = [("scale",), ("first.weight", "first.bias"), ("rest.1.weight",)]
 
 
-def after_steps(
-    name: str, rate: float, steps: int, per_component: float | None, total: float | None
-) -> tuple[list[Tensors], MaxChange]:
+def after_steps(name, rate, steps, per_component, total):
     """The parameters before and after each of some steps; the counts of the limit are those of all steps."""
     torch.manual_seed(3)
     model = Net()
@@ -148,7 +142,7 @@ def after_steps(
     return seen, limit
 
 
-def component_changes(before: Tensors, after: Tensors) -> list[float]:
+def component_changes(before, after):
     return [
         math.sqrt(sum(float((after[name].double() - before[name].double()).square().sum()) for name in names))
         for names in COMPONENTS
@@ -156,9 +150,7 @@ def component_changes(before: Tensors, after: Tensors) -> list[float]:
 
 
 @given(st.sampled_from(OPTIMIZERS), st.floats(1e-4, 1.0), st.floats(1e-2, 1.0), st.floats(1e-2, 1.0))
-def test_one_step_is_the_free_step_scaled_as_the_formula_says(
-    name: str, rate: float, per_component: float, total: float
-) -> None:
+def test_one_step_is_the_free_step_scaled_as_the_formula_says(name, rate, per_component, total):
     free, _ = after_steps(name, rate, 1, None, None)
     bound, limit = after_steps(name, rate, 1, per_component, total)
     changes = component_changes(*free)
@@ -179,15 +171,13 @@ def test_one_step_is_the_free_step_scaled_as_the_formula_says(
 numbers = st.floats(-2.0, 2.0)
 
 
-def state(value: float) -> Tensors:
+def state(value):
     return {"weight": torch.tensor([value, 1.0]), "count": torch.tensor(int(10 * value))}
 
 
 @given(st.lists(numbers, min_size=1, max_size=6), numbers, st.none() | numbers)
-def test_the_final_model_is_the_best_of_all_prefix_means_and_the_moving_average(
-    newest_first: list[float], target: float, ema: float | None
-) -> None:
-    def nearness(tensors: Tensors) -> float:
+def test_the_final_model_is_the_best_of_all_prefix_means_and_the_moving_average(newest_first, target, ema):
+    def nearness(tensors):
         return -abs(float(tensors["weight"][0]) - target)
 
     states = [state(value) for value in newest_first]
@@ -204,7 +194,7 @@ def test_the_final_model_is_the_best_of_all_prefix_means_and_the_moving_average(
         assert torch.equal(found.state["count"], states[0]["count"])  # integers are the newest model's
 
 
-def test_the_moving_average_is_its_recursion_and_goes_on_from_its_state() -> None:
+def test_the_moving_average_is_its_recursion_and_goes_on_from_its_state():
     torch.manual_seed(1)
     model = nn.Linear(3, 2)
     average = ParameterEma(model, 0.9)

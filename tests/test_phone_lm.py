@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.errors import ConfigError, GraphError
-from fsachain.fsa import Fsa
 from fsachain.graph.phone_lm import estimate_phone_lm
 
 GOLDEN = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
@@ -62,7 +61,7 @@ def test_it_is_stochastic_deterministic_trim_and_accepts_what_it_saw(sentences, 
     assert all(score(fsa, sentence) > -math.inf for sentence in sentences)
 
 
-def score(fsa: Fsa, sentence: list[int]) -> float:
+def score(fsa, sentence):
     arcs = {(s, p): (d, w) for s, d, p, w in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True)}
     state, total = fsa.start, 0.0
     for phone in sentence:

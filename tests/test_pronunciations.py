@@ -1,9 +1,6 @@
 """Pronunciations in little memory are what lists of tuples are, however their entries are ordered and saved."""
 
-from __future__ import annotations
-
 import pickle
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,14 +19,14 @@ ENTRIES = st.lists(
 )
 
 
-def grouped(entries: list[tuple[str, float, list[str]]]) -> dict[str, list[tuple[list[str], float]]]:
+def grouped(entries):
     found: dict[str, list[tuple[list[str], float]]] = {}
     for word, prob, names in entries:
         found.setdefault(word, []).append((names, prob))
     return found
 
 
-def spelled(lexicon: Lexicon) -> dict[str, list[tuple[list[str], float]]]:
+def spelled(lexicon):
     return {
         word: [([lexicon.phones[phone - 1] for phone in phones], prob) for phones, prob in ways]
         for word, ways in zip(lexicon.words, lexicon.pronunciations, strict=True)
@@ -38,9 +35,7 @@ def spelled(lexicon: Lexicon) -> dict[str, list[tuple[list[str], float]]]:
 
 @settings(deadline=None)
 @given(ENTRIES)
-def test_entries_in_any_order_are_grouped_by_word(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[str, float, list[str]]]
-) -> None:
+def test_entries_in_any_order_are_grouped_by_word(tmp_path_factory, entries):
     lexicon = Lexicon.from_entries(entries)
     spoken = {name for _, _, names in entries for name in names}
     assert list(lexicon.phones) == ["SIL", *sorted(spoken - {"SIL"})]
@@ -71,7 +66,7 @@ SAVED = """{"format": "fsachain-lexicon-2", "silence": null, "silence_prob": 0.5
 """
 
 
-def test_the_saved_form_may_be_written_by_others(tmp_path: Path) -> None:
+def test_the_saved_form_may_be_written_by_others(tmp_path):
     path = tmp_path / "lexicon.json"
     path.write_text(SAVED)
     assert spelled(Lexicon.load(path)) == {"yes": [(["A", "B"], 1.0), (["A"], 0.25)], "no": [(["B"], 1.0)]}
@@ -92,7 +87,7 @@ def test_the_saved_form_may_be_written_by_others(tmp_path: Path) -> None:
         ('"oov": null', '"oov": "what"', "lexicon.json: oov = 'what' is not a word"),
     ],
 )
-def test_a_saved_lexicon_is_refused_by_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_saved_lexicon_is_refused_by_line(tmp_path, old, new, message):
     path = tmp_path / "lexicon.json"
     path.write_text(SAVED.replace(old, new))
     with pytest.raises(GraphError, match=message):

@@ -8,7 +8,7 @@ import tolerances
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-def test_quick_start_runs_and_prints_what_it_says(capsys) -> None:
+def test_quick_start_runs_and_prints_what_it_says(capsys):
     program = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert program is not None
     assert len(program[1].splitlines()) <= 30

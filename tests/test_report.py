@@ -7,9 +7,7 @@ import re
 import shutil
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from xml.etree.ElementTree import Element
 
 import numpy as np
 import pytest
@@ -38,26 +36,26 @@ DRAWN = "svg metadata defs style g path use clipPath rect pattern rdf cc dc imag
 SECTIONS = ("errors", "utterances", "training", "graphs", "data", "stages", "run")
 
 
-def parse(page: str) -> Element:
+def parse(page):
     """The page as browsers parse it; markup that is not valid is an error."""
     return html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
 
 
-def words_of(element: Element) -> str:
+def words_of(element):
     return " ".join("".join(element.itertext()).split())
 
 
-def element(tree: Element, tag: str, **attributes: str) -> Element:
+def element(tree, tag, **attributes):
     return next(found for found in tree.iter(tag) if attributes.items() <= found.attrib.items())
 
 
 @pytest.fixture(scope="module", params=["plain", "hostile"])
-def names(request: pytest.FixtureRequest) -> report_inputs.Names:
+def names(request):
     return report_inputs.Names() if request.param == "plain" else report_inputs.HOSTILE
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[report_inputs.Names, str]:
+def pages(tmp_path_factory):
     made = {}
     for given_names in (report_inputs.Names(), report_inputs.HOSTILE):
         exp = report_inputs.write_experiment(tmp_path_factory.mktemp("report") / "exp", given_names)
@@ -67,11 +65,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[report_inputs.Names,
 
 
 @pytest.fixture
-def exp(tmp_path: Path) -> Path:
+def exp(tmp_path):
     return report_inputs.write_experiment(tmp_path / "exp")
 
 
-def test_page_is_valid_and_needs_nothing_but_itself(pages, names) -> None:
+def test_page_is_valid_and_needs_nothing_but_itself(pages, names):
     tree = parse(pages[names])
     for found in tree.iter():
         for attribute in ("src", "href", "srcset", "poster", "data", "action", "background"):
@@ -88,7 +86,7 @@ def test_page_is_valid_and_needs_nothing_but_itself(pages, names) -> None:
     assert "@import" not in words_of(element(tree, "style"))
 
 
-def test_hostile_names_change_no_element_of_the_page(pages) -> None:
+def test_hostile_names_change_no_element_of_the_page(pages):
     plain, hostile = (list(parse(page).iter()) for page in pages.values())
     assert [found.tag for found in plain] == [found.tag for found in hostile]
     assert [sorted(found.attrib) for found in plain] == [sorted(found.attrib) for found in hostile]
@@ -104,14 +102,14 @@ def test_hostile_names_change_no_element_of_the_page(pages) -> None:
     assert report_inputs.HOSTILE.option in shown
 
 
-def test_drawings_hold_no_markup_of_hostile_names(pages) -> None:
+def test_drawings_hold_no_markup_of_hostile_names(pages):
     for uri in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", pages[report_inputs.HOSTILE]):
         drawing = base64.b64decode(uri).decode()
         tags = set(re.findall(r"<([a-zA-Z]+)", drawing))
         assert tags <= set(DRAWN.split()), tags
 
 
-def test_policy_allows_the_pages_own_style_and_script_alone(pages, names) -> None:
+def test_policy_allows_the_pages_own_style_and_script_alone(pages, names):
     tree = parse(pages[names])
     policy = element(tree, "meta", **{"http-equiv": "Content-Security-Policy"}).attrib["content"]
     assert policy.startswith("default-src 'none'")
@@ -121,7 +119,7 @@ def test_policy_allows_the_pages_own_style_and_script_alone(pages, names) -> Non
         assert f"{kind}-src 'sha256-{digest}'" in policy.split("; ")
 
 
-def test_errors_are_marked_where_the_alignment_has_them(pages, names) -> None:
+def test_errors_are_marked_where_the_alignment_has_them(pages, names):
     one, two, three = names.words
     tree = parse(pages[names])
     article = next(found for found in tree.iter("article") if words_of(found[0]) == names.utterances[1])
@@ -140,7 +138,7 @@ def test_errors_are_marked_where_the_alignment_has_them(pages, names) -> None:
     assert [words_of(found) for found in pairs[2:4]] == [three, one]
 
 
-def test_tables_have_the_numbers_of_the_files(exp: Path) -> None:
+def test_tables_have_the_numbers_of_the_files(exp):
     tables = all_tables(collect(Layout.find(exp)))
     speakers = {row[0].text: [cell.key for cell in row[1:]] for row in tables["speakers"].rows}
     assert speakers["bob"] == [1, 1, 0, 0, 0, 0, 0.0]
@@ -175,7 +173,7 @@ MISSING = {
 }
 
 
-def test_what_is_missing_is_said_in_its_section_and_the_rest_is_there(exp: Path) -> None:
+def test_what_is_missing_is_said_in_its_section_and_the_rest_is_there(exp):
     for missing, section in MISSING.items():
         (exp / missing).rename(exp / "away")
         found = collect(Layout.find(exp))
@@ -207,7 +205,7 @@ DAMAGED = (
 @example(name="decode/hyp.txt", share=0.5, flip=96)  # a control character in a word
 @settings(max_examples=8)
 @given(name=st.sampled_from(DAMAGED), share=st.floats(0, 1), flip=st.integers(1, 255))
-def test_report_of_cut_or_damaged_files_is_made(tmp_path_factory, name: str, share: float, flip: int) -> None:
+def test_report_of_cut_or_damaged_files_is_made(tmp_path_factory, name, share, flip):
     exp = report_inputs.write_experiment(tmp_path_factory.mktemp("cut") / "exp")
     whole = (exp / name).read_bytes()
     place = int(share * (len(whole) - 1))
@@ -225,7 +223,7 @@ def test_report_of_cut_or_damaged_files_is_made(tmp_path_factory, name: str, sha
 words = st.lists(st.sampled_from("abc"), max_size=4).map(tuple)
 
 
-def test_commands_of_a_data_directory_run_only_when_allowed(exp: Path) -> None:
+def test_commands_of_a_data_directory_run_only_when_allowed(exp):
     marker = exp / "it ran"
     data = exp / "data" / "test"
     lines = (data / "wav.scp").read_text().splitlines()
@@ -245,14 +243,14 @@ def test_commands_of_a_data_directory_run_only_when_allowed(exp: Path) -> None:
     assert len(list(parse((exp / "report.html").read_text()).iter("audio"))) == 3
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+def run_command(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
         main()
     return int(stop.value.code or 0)
 
 
-def test_command_writes_the_report_beside_the_experiment_and_names_it(exp: Path, monkeypatch, capsys) -> None:
+def test_command_writes_the_report_beside_the_experiment_and_names_it(exp, monkeypatch, capsys):
     assert run_command(monkeypatch, "report", exp, "--pictured", 0, "--utterances", 1) == 0
     assert str(exp / "report.html") in capsys.readouterr().out
     assert len(list(parse((exp / "report.html").read_text()).iter("article"))) == 2
@@ -261,7 +259,7 @@ def test_command_writes_the_report_beside_the_experiment_and_names_it(exp: Path,
     assert elsewhere.is_file()
 
 
-def test_stage_log_has_what_each_stage_took(tmp_path: Path) -> None:
+def test_stage_log_has_what_each_stage_took(tmp_path):
     log = JsonLinesLog(tmp_path / "stages.jsonl")
     record_run(log, ["large", "small", "broken", "ended", "later"], seed=3)
     with recorded_stage(log, "large"):
@@ -282,7 +280,7 @@ def test_stage_log_has_what_each_stage_took(tmp_path: Path) -> None:
     assert large.peak_rss - small.peak_rss > 250e6
 
 
-def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
+def scalars(folder):
     """The scalars of event files: length, two checksums and a protocol buffer each, as TensorFlow writes records."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2", reason="needs fsachain[tensorboard]")
     for path in sorted(folder.iterdir()):
@@ -296,7 +294,7 @@ def scalars(folder: Path) -> Iterator[tuple[str, int, float]]:
                     yield value.tag, event.step, value.simple_value
 
 
-def test_tensorboard_gets_every_number_of_every_epoch(exp: Path, tmp_path: Path) -> None:
+def test_tensorboard_gets_every_number_of_every_epoch(exp, tmp_path):
     pytest.importorskip("tensorboardX", reason="needs fsachain[tensorboard]")
     for _ in range(2):  # the second call replaces what the first one wrote
         assert write_scalars(exp / "model", tmp_path / "tb") == report_inputs.EPOCHS

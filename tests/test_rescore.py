@@ -1,10 +1,7 @@
 """Best word sequences of a lattice, word sequences scored by an n-gram, and a second language model over both."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,25 +47,25 @@ ngram 3=1
 
 
 @pytest.fixture(scope="module")
-def lexicon(tmp_path_factory: pytest.TempPathFactory) -> Lexicon:
+def lexicon(tmp_path_factory):
     path = tmp_path_factory.mktemp("lexicon") / "lexicon.txt"
     path.write_text("ba b a\nda d a\nbad b a d\n")
     return Lexicon.read(path)
 
 
 @pytest.fixture(scope="module")
-def tree(lexicon: Lexicon) -> ContextTree:
+def tree(lexicon):
     return ContextTree.monophone(lexicon.phones, Topology.chain_one_pdf())
 
 
 @pytest.fixture(scope="module")
-def trigram(lexicon: Lexicon, tmp_path_factory: pytest.TempPathFactory):
+def trigram(lexicon, tmp_path_factory):
     path = tmp_path_factory.mktemp("lm") / "trigram.arpa"
     path.write_text(ARPA)
     return grammar_from_arpa(path, lexicon)
 
 
-def scores_of(tree: ContextTree, frames: int, seed: int) -> np.ndarray:
+def scores_of(tree, frames, seed):
     return np.random.default_rng(seed).normal(scale=1.5, size=(frames, tree.num_pdfs)).astype(np.float32)
 
 
@@ -103,7 +100,7 @@ def test_the_best_path_of_a_sentence_is_openfsts(lexicon, trigram):
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), frames=st.integers(4, 12))
-def test_each_sequence_has_the_score_of_decoding_it_alone(lexicon, tree, trigram, seed: int, frames: int):
+def test_each_sequence_has_the_score_of_decoding_it_alone(lexicon, tree, trigram, seed, frames):
     scores = scores_of(tree, frames, seed)
     decoder = Decoder(build_decoding_graph(lexicon, tree, trigram, lm_weight=0.7), lexicon.words, WIDE)
     sequences = best_word_sequences(decoder, scores, count=12)
@@ -139,16 +136,14 @@ def test_the_lattice_beam_leaves_out_what_is_worse_and_nothing_else(lexicon, tre
     assert left_out
 
 
-def make_rescorer(lexicon, tree, old, new, seeds, workers: int = 1) -> tuple[Rescorer, dict[str, np.ndarray]]:
+def make_rescorer(lexicon, tree, old, new, seeds, workers=1):
     outputs = {f"utt{seed}": scores_of(tree, 9, seed) for seed in seeds}
     graph = build_decoding_graph(lexicon, tree, old, lm_weight=0.8, word_insertion_penalty=0.3)
     lists = n_best_lists(outputs, graph, lexicon.words, 10_000, WIDE, num_workers=workers)
     return Rescorer(lists, lexicon, NgramScores(old), 0.8, 0.3, NgramScores(new)), outputs
 
 
-def test_rescoring_all_sequences_finds_what_a_search_with_the_second_model_finds(
-    lexicon, tree, tmp_path: Path
-):
+def test_rescoring_all_sequences_finds_what_a_search_with_the_second_model_finds(lexicon, tree, tmp_path):
     """Where the second model is a bigram that has seen all pairs, so that backing off never pays."""
     path = tmp_path / "bigram.arpa"
     text = [["ba", "da"], ["da", "bad"], ["bad", "ba"], ["ba", "ba"], ["da", "da"], ["bad", "bad"]]

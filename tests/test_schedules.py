@@ -1,9 +1,6 @@
 """Schedules: learning rate, piecewise linear values, and all that is set before each step of a training."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import tolerances
@@ -20,18 +17,18 @@ from fsachain.fsa import Fsa
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.train.config import TrainConfig
 from fsachain.train.optimizer import Schedules, dropout_setters, make_optimizer
-from fsachain.train.schedule import DECAYS, Schedule, ScheduleConfig, Scheduled, learning_rate
+from fsachain.train.schedule import DECAYS, Schedule, ScheduleConfig, learning_rate
 
 STEPS = 101
 
 
-def rates(**options: Any) -> list[float]:
+def rates(**options):
     config = ScheduleConfig(**{"peak": 1.0, "final": 0.01, "start": 0.1, "warmup": 0.2} | options)
     return [learning_rate(config, step, STEPS) for step in range(STEPS)]
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-def test_the_rate_rises_to_its_peak_and_falls_to_its_final_value(decay: str) -> None:
+def test_the_rate_rises_to_its_peak_and_falls_to_its_final_value(decay):
     curve = rates(decay=decay)
     assert curve[0] == pytest.approx(0.1)
     assert curve[20] == pytest.approx(1.0)
@@ -48,12 +45,12 @@ values = st.floats(-1e3, 1e3)
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
+def schedules(draw):
     between = sorted(draw(st.lists(st.floats(0.0, 1.0), max_size=5)))
     return Schedule([(draw(values), progress) for progress in (0.0, *between, 1.0)])
 
 
-def test_kaldis_notation_is_lines_between_the_points() -> None:
+def test_kaldis_notation_is_lines_between_the_points():
     found = [Schedule.parse(KALDI).at(progress) for progress in (-1, 0, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2)]
     assert found == pytest.approx([0, 0, 0, 0, 0.25, 0.5, 0.25, 0, 0], abs=tolerances.ROUNDING)
 
@@ -66,14 +63,12 @@ def test_kaldis_notation_is_lines_between_the_points() -> None:
         ("0.0,0.3,0.0@0.75,1.0", [(0, 0), (0.3, 0.5), (0, 0.75), (1, 1)]),
     ],
 )
-def test_a_value_between_the_ends_without_progress_is_at_one_half_as_in_kaldi(
-    text: str, points: list[tuple[float, float]]
-) -> None:
+def test_a_value_between_the_ends_without_progress_is_at_one_half_as_in_kaldi(text, points):
     assert Schedule.parse(text) == Schedule(points)
 
 
 @given(schedules())
-def test_its_text_is_the_same_schedule(schedule: Schedule) -> None:
+def test_its_text_is_the_same_schedule(schedule):
     assert Schedule.parse(str(schedule)) == schedule
 
 
@@ -88,7 +83,7 @@ def test_its_text_is_the_same_schedule(schedule: Schedule) -> None:
         ([], "is no schedule"),
     ],
 )
-def test_what_is_no_schedule_is_refused_with_the_option(value: Any, message: str) -> None:
+def test_what_is_no_schedule_is_refused_with_the_option(value, message):
     with pytest.raises(ConfigError, match=f"train.dropout: .*{message}"):
         Schedule.parse(value, "train.dropout")
 
@@ -109,7 +104,7 @@ def test_what_is_no_schedule_is_refused_with_the_option(value: Any, message: str
         ({"train": {"optimizer": {"decayed": "bias"}}}, "decayed: 'bias' is not one of all, weights"),
     ],
 )
-def test_options_out_of_range_are_refused_by_name(sections: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused_by_name(sections, message):
     with pytest.raises(ConfigError, match=message):
         Experiment.from_dict(sections)
 
@@ -117,31 +112,31 @@ def test_options_out_of_range_are_refused_by_name(sections: dict[str, Any], mess
 class Skipping(nn.Module):
     """Says itself what dropout means; the module within is its own affair."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Dropout(0.3)
         self.proportion = 0.0
 
-    def set_dropout(self, proportion: float) -> None:
+    def set_dropout(self, proportion):
         self.proportion = proportion
 
 
-def schedules_for(model: nn.Module, loss: Any, options: dict[str, Scheduled], **training: Any) -> Schedules:
+def schedules_for(model, loss, options, **training):
     config = TrainConfig(**training)
     return Schedules(model, loss, make_optimizer(model, config.optimizer), config, options)
 
 
-def denominator(leaky: float = 0.1) -> LFMMILoss:
+def denominator(leaky=0.1):
     """Two states that follow each other, two pdfs."""
     arcs = Fsa(2, [0, 0, 1, 1], [0, 1, 1, 0], [0, 1, 1, 0], [-0.5, -1.0, -0.7, -0.6], [0.0, 0.0])
     return LFMMILoss(DenominatorGraph(arcs, 2), leaky_hmm_coefficient=leaky)
 
 
-def numerator() -> Fsa:
+def numerator():
     return Fsa(2, [0, 0, 1], [0, 1, 1], [0, 1, 1], [0.0, 0.0, 0.0], [-float("inf"), 0.0])
 
 
-def test_all_that_drops_in_a_network_is_set() -> None:
+def test_all_that_drops_in_a_network_is_set():
     attention = nn.MultiheadAttention(4, 2, dropout=0.1)
     network = nn.ModuleList(
         [
@@ -163,12 +158,12 @@ def test_all_that_drops_in_a_network_is_set() -> None:
     assert (network[5].proportion, network[5].inner.p) == (0.4, 0.3)
 
 
-def test_a_dropout_schedule_for_a_network_that_drops_nothing_is_refused() -> None:
+def test_a_dropout_schedule_for_a_network_that_drops_nothing_is_refused():
     with pytest.raises(ConfigError, match="nothing in Linear drops anything"):
         schedules_for(nn.Linear(2, 2), denominator(), {}, dropout_schedule=0.1)
 
 
-def test_everything_is_set_by_the_step_alone() -> None:
+def test_everything_is_set_by_the_step_alone():
     model, loss = ToyModel(), denominator()
     options = {
         "denominator_scale": Schedule.parse("0.5,1@0.5,1"),
@@ -187,7 +182,7 @@ def test_everything_is_set_by_the_step_alone() -> None:
     assert schedules.values["denominator_scale"] == 0.5
 
 
-def test_an_adjusted_loss_is_the_loss_that_was_made_so() -> None:
+def test_an_adjusted_loss_is_the_loss_that_was_made_so():
     torch.manual_seed(2)
     scores, lengths, numerators = torch.randn(2, 7, 2, requires_grad=True), [7, 5], [numerator(), numerator()]
     graph = next(iter(denominator().denominators.values()))

@@ -15,7 +15,7 @@ PDFS, FRAMES = 23, 6
 LEAKS = ("none", "to all states", "to some states")
 
 
-def uneven_graph(num_states: int, seed: int) -> Fsa:
+def uneven_graph(num_states, seed):
     """Arcs between any two states; many of them into the first, out of the second, and with one of the pdfs."""
     rng = np.random.default_rng(seed)
     count = 8 * num_states
@@ -28,7 +28,7 @@ def uneven_graph(num_states: int, seed: int) -> Fsa:
     return Fsa(num_states, src, dst, pdf, rng.normal(size=count) - 2.0, final, 0)
 
 
-def compiled(fsa: Fsa, leak: str, num_pdfs: int):
+def compiled(fsa, leak, num_pdfs):
     """The table and the leak's coefficient."""
     if leak == "none":
         return compile_table(fsa, num_pdfs), 0.0
@@ -38,7 +38,7 @@ def compiled(fsa: Fsa, leak: str, num_pdfs: int):
     return replace(compile_table(fsa, num_pdfs), leaky_log_prob=target), 0.01
 
 
-def assert_alone_as_in_a_batch(fsa: Fsa, leak: str, scores: np.ndarray) -> None:
+def assert_alone_as_in_a_batch(fsa, leak, scores):
     (table, leaky), lengths = compiled(fsa, leak, scores.shape[2]), np.full(len(scores), scores.shape[1])
     options = {"leaky_hmm_coefficient": leaky}
     batch = forward_backward(TableBatch.share(table, len(scores)), scores, lengths, **options)

@@ -3,9 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from fsachain.data.features import frame_counts
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
 from fsachain.train.reporting import Progress
-from fsachain.train.source import BatchSource, Corpus, Preparation, StreamSource, SupervisedBatch
+from fsachain.train.source import BatchSource, Corpus, Preparation, StreamSource
 from fsachain.train.stopping import StoppedError
 from fsachain.train.trainer import Trainer
 from fsachain.train.world import Share
@@ -31,12 +29,12 @@ COUNT = 23
 COPIES = (Perturbation(), Perturbation(speed=0.9, volume=(0.5, 2.0), seed=4))
 
 
-def output_lengths(lengths: torch.Tensor) -> torch.Tensor:
+def output_lengths(lengths):
     return (lengths + 2) // 3
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> DataDir:
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     for n in range(COUNT):
@@ -52,10 +50,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataDir:
 class ToyMaker:
     """Numerators that depend on the name; refuses and kills where it is told to."""
 
-    def __init__(self, refused: str = "", killed: str = "") -> None:
+    def __init__(self, refused="", killed=""):
         self.refused, self.killed = refused, killed
 
-    def table(self, name: str, words: object) -> object:
+    def table(self, name, words):
         if name == self.killed:
             os._exit(3)
         if name == self.refused:
@@ -63,11 +61,11 @@ class ToyMaker:
         return one_pdf_table(int(name[1:]) % 6)
 
 
-def stored(utterance: object) -> object:
+def stored(utterance):
     return ToyMaker().table(utterance.id, ())
 
 
-def stream(data: DataDir, copies: tuple[Perturbation, ...] = COPIES[:1], **options: object) -> StreamSource:
+def stream(data, copies=COPIES[:1], **options):
     maker, augmentation = options.pop("maker", None), options.pop("augmentation", None)
     counts, faults = frame_counts(data.utterances, FEATURES, copies)
     assert not faults
@@ -76,14 +74,14 @@ def stream(data: DataDir, copies: tuple[Perturbation, ...] = COPIES[:1], **optio
     return StreamSource(corpus, preparation, output_lengths, **({"batch_size": 4, "seed": 1} | options))
 
 
-def in_memory(data: DataDir, copies: tuple[Perturbation, ...] = COPIES[:1], **options: object) -> BatchSource:
+def in_memory(data, copies=COPIES[:1], **options):
     cmvn = Cmvn(CmvnConfig("utterance"))
     variants = [load_examples(data, FEATURES, cmvn=cmvn, perturbation=copy) for copy in copies]
     tables = {copy.prefix + one.id: stored(one) for copy in copies for one in data}
     return BatchSource(variants, tables, output_lengths, **({"batch_size": 4, "seed": 1} | options))
 
 
-def contents(steps: Iterator[tuple[SupervisedBatch, ...]]) -> list[list[tuple[object, ...]]]:
+def contents(steps):
     """Names, speakers, bits of the features, and active pdfs of all micro-batches."""
     return [
         [
@@ -100,7 +98,7 @@ def contents(steps: Iterator[tuple[SupervisedBatch, ...]]) -> list[list[tuple[ob
 
 
 @pytest.mark.parametrize("batch_frames", [None, 200])
-def test_streamed_steps_are_those_of_the_corpus_in_memory_bit_for_bit(data: DataDir, batch_frames) -> None:
+def test_streamed_steps_are_those_of_the_corpus_in_memory_bit_for_bit(data, batch_frames):
     options = {
         "batch_frames": batch_frames,
         "augmentation": AugmentConfig(time_masks=1, time_mask_frames=5, frame_shift=2, seed=3),
@@ -116,13 +114,13 @@ def test_streamed_steps_are_those_of_the_corpus_in_memory_bit_for_bit(data: Data
 
 
 @pytest.mark.parametrize("share", [Share(0, 2), Share(1, 2, micro_batch=1), Share(3, 5)])
-def test_a_share_of_streamed_steps_is_that_of_the_corpus_in_memory(data: DataDir, share: Share) -> None:
+def test_a_share_of_streamed_steps_is_that_of_the_corpus_in_memory(data, share):
     with_share = contents(stream(data).batches(1, 2, share))
     assert with_share == contents(in_memory(data).batches(1, 2, share))
     assert with_share
 
 
-def test_resuming_reads_nothing_of_the_steps_before(data: DataDir, tmp_path: Path) -> None:
+def test_resuming_reads_nothing_of_the_steps_before(data, tmp_path):
     source = stream(data)
     whole = contents(source.batches(2))
     late = {name for step in whole[4:] for part in step for name in part[0]}
@@ -133,9 +131,7 @@ def test_resuming_reads_nothing_of_the_steps_before(data: DataDir, tmp_path: Pat
     assert resumed.excluded == ()
 
 
-def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(
-    data: DataDir, tmp_path: Path
-) -> None:
+def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(data, tmp_path):
     source = stream(data)
     names = [one.id for one in data]
     broken = [replace(one, audio=str(tmp_path / "gone.wav")) if one.id == "u05" else one for one in data]
@@ -154,7 +150,7 @@ def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(
         ]
 
 
-def test_numerators_are_compiled_by_processes_and_refused_ones_are_named(data: DataDir) -> None:
+def test_numerators_are_compiled_by_processes_and_refused_ones_are_named(data):
     source = stream(data, maker=ToyMaker(refused="u03"), num_processes=1)
     try:
         found = contents(source.batches(0))
@@ -166,7 +162,7 @@ def test_numerators_are_compiled_by_processes_and_refused_ones_are_named(data: D
     assert names == [name for step in expected for part in step for name in part[0] if name != "u03"]
 
 
-def test_a_worker_that_dies_ends_the_epoch_with_an_error(data: DataDir) -> None:
+def test_a_worker_that_dies_ends_the_epoch_with_an_error(data):
     source = stream(data, maker=ToyMaker(killed="u11"), num_processes=1)
     try:
         with pytest.raises(DataError, match="a worker that prepares data was ended from outside"):
@@ -178,23 +174,21 @@ def test_a_worker_that_dies_ends_the_epoch_with_an_error(data: DataDir) -> None:
 class StopAfter(Progress):
     """Asks the training to stop after so many steps."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps):
         self.left = steps
 
-    def batch(self, sums: object) -> None:
+    def batch(self, sums):
         self.left -= 1
         if not self.left:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_streamed_training_that_was_stopped_in_an_epoch_ends_as_if_it_had_not_been(
-    data: DataDir, tmp_path: Path
-) -> None:
+def test_a_streamed_training_that_was_stopped_in_an_epoch_ends_as_if_it_had_not_been(data, tmp_path):
     narrow = FeatureConfig(num_mel_bins=NUM_FEATURES)
     counts, _ = frame_counts(data.utterances, narrow, COPIES)
     corpus = Corpus(data.utterances, counts, COPIES, stored)
 
-    def run(folder: str, progress: Progress) -> dict[str, torch.Tensor]:
+    def run(folder, progress):
         torch.manual_seed(5)
         model = ToyModel()
         preparation = Preparation(narrow, Cmvn(CmvnConfig("utterance")))
@@ -216,17 +210,17 @@ def test_a_streamed_training_that_was_stopped_in_an_epoch_ends_as_if_it_had_not_
 class Recorder:
     """Remembers what was begun."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.begun: list[int] = []
 
-    def __call__(self, task: int) -> int:
+    def __call__(self, task):
         self.begun.append(task)
         if task == 13:
             raise DataError("13 is refused")
         return 10 * task
 
 
-def test_no_more_is_done_ahead_than_was_asked_for() -> None:
+def test_no_more_is_done_ahead_than_was_asked_for():
     recorder = Recorder()
     with Workers(recorder, num_threads=2) as workers:
         results = workers.ahead(([n, n + 1] for n in range(0, 1000, 2)), depth=3)

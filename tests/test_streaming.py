@@ -1,7 +1,5 @@
 """Chunk by chunk equals at once: networks, features, resampling."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -21,20 +19,18 @@ from fsachain.nn.streaming import StreamingModel
 CHUNKS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
 
-def features_of(num_frames: int, seed: int = 0) -> torch.Tensor:
+def features_of(num_frames, seed=0):
     return torch.randn(num_frames, SMALL["num_features"], generator=torch.Generator().manual_seed(seed))
 
 
-def streamed(stream: StreamingModel, features: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+def streamed(stream, features, chunks):
     parts = [stream.accept(part) for part in features.split(chunks)]
     return torch.cat([*parts, stream.finish()])
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 @given(chunks=CHUNKS)
-def test_chunks_of_any_length_give_the_outputs_of_the_whole(
-    options: dict[str, object], chunks: list[int]
-) -> None:
+def test_chunks_of_any_length_give_the_outputs_of_the_whole(options, chunks):
     model = network(**options).double()
     features = features_of(sum(chunks)).double()
     found = streamed(StreamingModel(model), features, chunks)
@@ -46,7 +42,7 @@ def test_chunks_of_any_length_give_the_outputs_of_the_whole(
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
-def test_an_output_comes_with_the_last_frame_that_it_sees(options: dict[str, object]) -> None:
+def test_an_output_comes_with_the_last_frame_that_it_sees(options):
     """It does not depend on what follows, and it does on that frame: so it could come no earlier."""
     model = network(**options).double()
     stream, step = StreamingModel(model), model.subsampling
@@ -64,7 +60,7 @@ def test_an_output_comes_with_the_last_frame_that_it_sees(options: dict[str, obj
     assert (before != after).any()
 
 
-def test_the_network_is_given_a_chunk_and_its_context_however_long_the_utterance() -> None:
+def test_the_network_is_given_a_chunk_and_its_context_however_long_the_utterance():
     model = network()
     seen: list[int] = []
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape[1]))
@@ -78,7 +74,7 @@ def test_the_network_is_given_a_chunk_and_its_context_however_long_the_utterance
 
 @pytest.mark.parametrize("kind", ["fbank", "mfcc"])
 @pytest.mark.parametrize("snip_edges", [False, True])
-def test_features_of_blocks_are_those_of_the_whole_signal(kind: str, snip_edges: bool) -> None:
+def test_features_of_blocks_are_those_of_the_whole_signal(kind, snip_edges):
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     samples = (0.1 * np.random.default_rng(0).normal(size=9001)).astype(np.float32)
     config = FeatureConfig(kind=kind, snip_edges=snip_edges)
@@ -91,9 +87,7 @@ def test_features_of_blocks_are_those_of_the_whole_signal(kind: str, snip_edges:
 
 @pytest.mark.parametrize("moments", ["mean", "mean-variance"])
 @given(blocks=CHUNKS, window=st.integers(1, 60))
-def test_sliding_cmvn_normalises_each_frame_by_the_window_around_it(
-    moments: str, blocks: list[int], window: int
-) -> None:
+def test_sliding_cmvn_normalises_each_frame_by_the_window_around_it(moments, blocks, window):
     features = 5.0 + 3.0 * np.random.default_rng(2).normal(size=(sum(blocks), 3)).astype(np.float32)
     features[:, 2] = 1.5  # digital silence
     sliding = SlidingCmvn(moments, window)
@@ -113,7 +107,7 @@ def test_sliding_cmvn_normalises_each_frame_by_the_window_around_it(
     ),
     lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
 )
-def test_resampling_in_blocks_is_that_of_the_whole(rates: tuple[int, int], lengths: list[int]) -> None:
+def test_resampling_in_blocks_is_that_of_the_whole(rates, lengths):
     from scipy.signal import resample_poly
 
     samples = np.random.default_rng(1).uniform(-1, 1, sum(lengths)).astype(np.float32)
@@ -124,7 +118,7 @@ def test_resampling_in_blocks_is_that_of_the_whole(rates: tuple[int, int], lengt
     np.testing.assert_allclose(found, expected, atol=RESAMPLED)
 
 
-def test_a_tone_keeps_its_pitch_and_level_whatever_the_rate_and_channels(tmp_path) -> None:
+def test_a_tone_keeps_its_pitch_and_level_whatever_the_rate_and_channels(tmp_path):
     soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     seconds = 1.5 * BLOCK_SECONDS
     for rate, ending in ((44100, "wav"), (16000, "flac"), (8000, "wav"), (48000, "ogg")):
@@ -147,7 +141,7 @@ def test_a_tone_keeps_its_pitch_and_level_whatever_the_rate_and_channels(tmp_pat
         assert np.abs(samples - expected)[inner].max() < level
 
 
-def test_what_is_no_recording_is_named(tmp_path) -> None:
+def test_what_is_no_recording_is_named(tmp_path):
     soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     with pytest.raises(DataError, match=r"absent\.wav': no such file"):
         Recording(tmp_path / "absent.wav", 8000)

@@ -3,7 +3,6 @@
 import struct
 import zlib
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,7 +182,7 @@ def test_fewer_utterances_leave_no_old_shard_behind(tmp_path):
     assert list(TableShards(tmp_path)) == [name for name, _ in transcripts(4)]
 
 
-def damage_last_table(folder: Path, shard: str) -> None:
+def damage_last_table(folder, shard):
     """One bit inside the body of the last table of a shard; its index stays sound."""
     path = folder / shard
     content = bytearray(path.read_bytes())

@@ -18,7 +18,7 @@ VARIANTS = {
 every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def network(**options: object) -> Tdnnf:
+def network(**options):
     """A small network with random weights and running averages, as far from those of a new network as training gets."""
     torch.manual_seed(1)
     made = Tdnnf(TdnnfConfig(**{**SMALL, "time_strides": (1, 2, 3), **options}))
@@ -31,13 +31,13 @@ def network(**options: object) -> Tdnnf:
     return made.eval()
 
 
-def batch(lengths: list[int], seed: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(lengths, seed=2):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(len(lengths), max(lengths), 5, generator=generator), torch.tensor(lengths)
 
 
 @every_variant
-def test_result_for_an_utterance_does_not_depend_on_its_batch(options: dict[str, object]) -> None:
+def test_result_for_an_utterance_does_not_depend_on_its_batch(options):
     """Alone or padded among longer ones, with NaN as padding; float64, so that only true influence shows."""
     model = network(**options).double()
     lengths = [40, 17, 1, 2, 3, 4, 31, 32, 33]
@@ -56,10 +56,10 @@ def test_result_for_an_utterance_does_not_depend_on_its_batch(options: dict[str,
 
 
 @every_variant
-def test_padding_changes_no_gradient_in_training(options: dict[str, object]) -> None:
+def test_padding_changes_no_gradient_in_training(options):
     model = network(**{**options, "dropout": 0.0, "xent": "branch"}).train()
 
-    def gradients(padding: float) -> list[torch.Tensor]:
+    def gradients(padding):
         features, lengths = batch([30, 12, 21])
         for n, length in enumerate(lengths.tolist()):
             features[n, length:] = padding
@@ -76,7 +76,7 @@ def test_padding_changes_no_gradient_in_training(options: dict[str, object]) -> 
 
 
 @every_variant
-def test_outputs_are_centred_where_time_offset_says(options: dict[str, object]) -> None:
+def test_outputs_are_centred_where_time_offset_says(options):
     """Output frame t depends on input frames equally far to both sides of that centre."""
     model = network(**options)
     features, lengths = batch([120])
@@ -88,7 +88,7 @@ def test_outputs_are_centred_where_time_offset_says(options: dict[str, object]) 
     assert centre == model.subsampling * t + model.time_offset
 
 
-def test_batch_norm_derivative_is_that_of_its_formula() -> None:
+def test_batch_norm_derivative_is_that_of_its_formula():
     norm = MaskedBatchNorm(3).double().train()
     x = torch.randn(
         4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True
@@ -103,7 +103,7 @@ def test_batch_norm_derivative_is_that_of_its_formula() -> None:
     torch.testing.assert_close(frames, reference)
 
 
-def test_statistics_of_a_large_batch_are_exact_to_a_few_roundings() -> None:
+def test_statistics_of_a_large_batch_are_exact_to_a_few_roundings():
     """An error of 1e-5 here turns rectifiers of the next layer on and off."""
     x = torch.randn(16, 8, 150, generator=torch.Generator().manual_seed(5))
     norm = MaskedBatchNorm(8).train()
@@ -115,7 +115,7 @@ def test_statistics_of_a_large_batch_are_exact_to_a_few_roundings() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6), (8, 8)])
-def test_constraint_converges_to_orthogonal_rows_of_equal_norm(shape: tuple[int, int]) -> None:
+def test_constraint_converges_to_orthogonal_rows_of_equal_norm(shape):
     torch.manual_seed(4)
     matrix = torch.randn(shape) / 3
     for _ in range(60):
@@ -127,7 +127,7 @@ def test_constraint_converges_to_orthogonal_rows_of_equal_norm(shape: tuple[int,
 
 
 @pytest.mark.parametrize("frozen", [None, 1])
-def test_constrain_orthonormal_changes_first_factors_that_are_not_frozen(frozen: int | None) -> None:
+def test_constrain_orthonormal_changes_first_factors_that_are_not_frozen(frozen):
     model = network()
     if frozen is not None:
         model.layers[frozen].requires_grad_(False)
@@ -137,7 +137,7 @@ def test_constrain_orthonormal_changes_first_factors_that_are_not_frozen(frozen:
     assert changed == {f"layers.{i}.linear.weight" for i in range(3) if i != frozen}
 
 
-def test_xent_branch_exists_in_training_only_and_is_normalised() -> None:
+def test_xent_branch_exists_in_training_only_and_is_normalised():
     model = network(xent="branch")
     assert model(*batch([9])).xent_log_probs is None
     output = model.train()(*batch([9, 6]))
@@ -155,12 +155,12 @@ def test_xent_branch_exists_in_training_only_and_is_normalised() -> None:
         ({"input_kernel": 2}, "skips frames"),
     ],
 )
-def test_illegal_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
+def test_illegal_option_is_refused_by_name(options, message):
     with pytest.raises(ConfigError, match=message):
         network(**options)
 
 
-def test_inputs_that_do_not_fit_are_refused() -> None:
+def test_inputs_that_do_not_fit_are_refused():
     model = network()
     with pytest.raises(ShapeError, match=r"features have shape \[2, 9, 4\], expected \[N, T, 5\]"):
         model(torch.zeros(2, 9, 4), torch.tensor([9, 9]))

@@ -1,7 +1,5 @@
 """Text as editors of other systems leave it: ends of lines of Windows change nothing, marks and zero bytes are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,20 +22,20 @@ from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.values import read_alignment, read_posterior
 
 
-def acceptor(path: Path) -> str:
+def acceptor(path):
     return Fsa.from_text(path).to_text()
 
 
-def lexicon(path: Path) -> tuple[object, ...]:
+def lexicon(path):
     found = Lexicon.read(path)
     return found.words, found.phones, found.pronunciations
 
 
-def alignments(path: Path) -> list[tuple[str, list[int]]]:
+def alignments(path):
     return [(name, values.tolist()) for name, values in read_table(path, read_alignment)]
 
 
-def posteriors(path: Path) -> list[tuple[str, list[object]]]:
+def posteriors(path):
     return [(name, list(frames)) for name, frames in read_table(path, read_posterior)]
 
 
@@ -60,7 +58,7 @@ of_every_reader = pytest.mark.parametrize("name", READERS)
 
 
 @of_every_reader
-def test_how_lines_and_the_last_line_end_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_how_lines_and_the_last_line_end_changes_nothing(name, tmp_path):
     read, content = READERS[name]
     path = tmp_path / "a.txt"
     path.write_text(content)
@@ -71,7 +69,7 @@ def test_how_lines_and_the_last_line_end_changes_nothing(name: str, tmp_path: Pa
 
 
 @of_every_reader
-def test_a_byte_order_mark_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_refused_by_name(name, tmp_path):
     """But before YAML, which allows it."""
     read, content = READERS[name]
     (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + content.encode())
@@ -84,7 +82,7 @@ def test_a_byte_order_mark_is_refused_by_name(name: str, tmp_path: Path) -> None
 
 
 @of_every_reader
-def test_what_is_no_text_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_what_is_no_text_is_refused_by_name(name, tmp_path):
     read, text = READERS[name]
     zero_inside = text.encode().replace(b"\n", b"\0\n", 1)
     for content in (zero_inside, np.random.default_rng(1).bytes(1000), text.encode("utf-16")):

@@ -1,13 +1,9 @@
 """The training loop, on a toy corpus and with a stand-in for the loss where the loss is not the point."""
 
-from __future__ import annotations
-
 import io
 import math
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +37,7 @@ from fsachain.train.step import Stepper
 from fsachain.train.trainer import Trainer, prefetch
 
 
-def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path: Path) -> None:
+def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path):
     examples, numerators = corpus()
     dev, dev_numerators = corpus(6, seed=9)
     dev = [Example(f"dev-{e.id}", e.speaker, e.words, e.features) for e in dev]
@@ -59,7 +55,7 @@ def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("broken_after", [5, 17])
-def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after: int, tmp_path: Path) -> None:
+def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after, tmp_path):
     examples, numerators = corpus()
     augmentation = AugmentConfig(time_masks=1, time_mask_frames=4, frame_shift=2)
     whole = new_trainer(tmp_path / "whole", numerators, checkpoint_every=2)
@@ -81,7 +77,7 @@ def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after: int,
     assert "resume" in events
 
 
-def test_with_lf_mmi_and_tdnnf_the_objective_rises_and_resuming_is_exact(tmp_path: Path) -> None:
+def test_with_lf_mmi_and_tdnnf_the_objective_rises_and_resuming_is_exact(tmp_path):
     examples, numerators = corpus()
     whole = lfmmi_trainer(tmp_path / "whole", numerators)
     expected = whole.fit(examples, examples[:4])
@@ -98,7 +94,7 @@ def test_with_lf_mmi_and_tdnnf_the_objective_rises_and_resuming_is_exact(tmp_pat
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
-def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path: Path) -> None:
+def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path):
     examples, numerators = corpus(6)
     trainer = lfmmi_trainer(tmp_path, numerators)
     model, loss = trainer.model.eval(), trainer.loss  # no dropout, so that both passes see the same network
@@ -117,7 +113,7 @@ def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path: 
             )
 
 
-def test_another_training_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_another_training_in_the_same_folder_is_refused(tmp_path):
     examples, numerators = corpus(10)
     new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
     with pytest.raises(ConfigError, match="other options"):
@@ -126,7 +122,7 @@ def test_another_training_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         new_trainer(tmp_path, numerators, num_epochs=1).fit(examples[:-1])
 
 
-def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path: Path) -> None:
+def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path):
     examples, numerators = corpus(10)
     trainer = new_trainer(tmp_path, numerators, average_last=3)
     result = trainer.fit(examples)
@@ -142,7 +138,7 @@ def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path: Path) -> None:
     assert header["averaged"] == [path.name for path in paths]
 
 
-def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_path: Path) -> None:
+def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_path):
     examples, numerators = corpus(10)
     numerators["utt01"] = one_pdf_table(0, least_frames=50)
     del numerators["utt02"], numerators["utt03"]
@@ -163,7 +159,7 @@ def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_pa
     assert start["utterances"] == 6
 
 
-def test_features_that_are_not_finite_are_left_out_from_the_start(tmp_path: Path) -> None:
+def test_features_that_are_not_finite_are_left_out_from_the_start(tmp_path):
     examples, numerators = corpus(10)
     examples[7].features[3, 1] = np.nan
     examples[8].features[0, 0] = np.inf
@@ -175,7 +171,7 @@ def test_features_that_are_not_finite_are_left_out_from_the_start(tmp_path: Path
     assert result.epochs[0]["train"]["skipped_batches"] == 0
 
 
-def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_path):
     """Statistics of batch normalisation included: one infinity would stay in them."""
     examples, numerators = corpus(10)
     examples[7].features[3] = 3e38  # finite, but the first layer overflows
@@ -189,7 +185,7 @@ def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_pat
         assert torch.isfinite(value).all(), name
 
 
-def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path: Path) -> None:
+def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path):
     examples, numerators = corpus(10)
     for example in examples:
         example.features[:] = 3e38
@@ -197,7 +193,7 @@ def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path: Pa
         new_trainer(tmp_path, numerators, max_bad_batches=3, batch_size=2).fit(examples)
 
 
-def test_each_epoch_draws_one_version_of_each_utterance() -> None:
+def test_each_epoch_draws_one_version_of_each_utterance():
     examples, numerators = corpus(12)
     slow = [Example(f"slow-{e.id}", e.speaker, e.words, e.features.repeat(2, axis=0)) for e in examples]
     numerators |= {example.id: numerators[example.id[5:]] for example in slow}
@@ -212,10 +208,10 @@ def test_each_epoch_draws_one_version_of_each_utterance() -> None:
     assert [name for (item,) in source.batches(2, start=1) for name in item.batch.ids] == epochs[2][5:]
 
 
-def test_prefetching_keeps_order_raises_errors_and_ends_its_thread() -> None:
+def test_prefetching_keeps_order_raises_errors_and_ends_its_thread():
     assert [item for _, item in prefetch(range(50))] == list(range(50))
 
-    def broken() -> Any:
+    def broken():
         yield 1
         raise DataError("utterance 'u2' is broken")
 
@@ -232,7 +228,7 @@ def test_prefetching_keeps_order_raises_errors_and_ends_its_thread() -> None:
         time.sleep(0.01)
 
 
-def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path: Path) -> None:
+def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path):
     log = JsonLinesLog(tmp_path / "logs" / "train.jsonl")
     log.write("epoch", objf=float("nan"), parts=[1.0, float("inf")])
     with log.path.open("a") as file:
@@ -253,6 +249,6 @@ def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path: Pat
         ({"batch_size": 0}, "batch_size"),
     ],
 )
-def test_wrong_options_are_refused_by_name(values: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused_by_name(values, message):
     with pytest.raises(ConfigError, match=message):
         from_dict(TrainConfig, values, "train")

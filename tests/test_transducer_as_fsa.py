@@ -10,7 +10,7 @@ from fsachain import Fsa, TableBatch, compile_table, rnnt_lattice, rnnt_loss, to
 from tests import tolerances
 
 
-def lattice(frames: int, targets: list[int], blank: int) -> tuple[Fsa, list[tuple[int, int, int]]]:
+def lattice(frames, targets, blank):
     """The acceptor of one sequence, whose pdfs count its arcs, and (frame, labels so far, class) of each arc."""
     rows = len(targets) + 1
     src, dst, arcs = [], [], []
@@ -29,7 +29,7 @@ def lattice(frames: int, targets: list[int], blank: int) -> tuple[Fsa, list[tupl
     return Fsa(len(final), src, dst, range(len(arcs)), np.zeros(len(arcs)), final), arcs
 
 
-def scores_of(log_probs: torch.Tensor, arcs: list[tuple[int, int, int]], num_labels: int) -> torch.Tensor:
+def scores_of(log_probs, arcs, num_labels):
     """[1, T + U, arcs]: an arc from (t, u) is the arc number t + u of its path."""
     t, u, v = (torch.tensor(column) for column in zip(*arcs, strict=True))
     steps = torch.arange(len(log_probs) + num_labels).unsqueeze(1)

@@ -1,10 +1,7 @@
 """The commands that use a model: recordings in, words, times and files out."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ SETTINGS = {
 
 
 @pytest.fixture
-def model(built) -> Path:
+def model(built):
     """A network that nobody trained, beside the language folder that it fits: PATH/model/model.safetensors, PATH/lang."""
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
@@ -41,7 +38,7 @@ def model(built) -> Path:
     return path
 
 
-def record(path: Path, rate: int = RATE, channels: int = 1, seconds: float = SECONDS) -> Path:
+def record(path, rate=RATE, channels=1, seconds=SECONDS):
     """Noise that changes its colour four times a second."""
     soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     rng = np.random.default_rng(0)
@@ -51,11 +48,11 @@ def record(path: Path, rate: int = RATE, channels: int = 1, seconds: float = SEC
     return path
 
 
-def words_of(line: str) -> list[dict[str, object]]:
+def words_of(line):
     return json.loads(line)["words"]
 
 
-def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, model, tmp_path) -> None:
+def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, model, tmp_path):
     path = record(tmp_path / "a b.wav")
     status, output, errors = fsachain("transcribe", model, path, "--format", "json")
     assert (status, errors) == (0, "")
@@ -78,7 +75,7 @@ def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, m
     assert [entry.start for entry in entries] == [word["start"] for word in found]
 
 
-def test_transcribe_hears_the_words_that_decode_finds(fsachain, model, tmp_path) -> None:
+def test_transcribe_hears_the_words_that_decode_finds(fsachain, model, tmp_path):
     data = tmp_path / "decoded"
     data.mkdir()
     record(data / "a.wav")
@@ -89,7 +86,7 @@ def test_transcribe_hears_the_words_that_decode_finds(fsachain, model, tmp_path)
     assert heard.split() == (tmp_path / "out" / "hyp.txt").read_text().split()
 
 
-def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path) -> None:
+def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path):
     path = record(tmp_path / "long.wav", seconds=12.0)
     status, output, _ = fsachain("transcribe", model, path, "--format", "json", "--max-seconds", "2")
     found = words_of(output)
@@ -98,7 +95,7 @@ def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tm
     assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
 
 
-def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain, model, tmp_path) -> None:
+def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain, model, tmp_path):
     good = record(tmp_path / "good.wav")
     (tmp_path / "bad.wav").write_text("not audio")
     status, output, errors = fsachain(
@@ -111,7 +108,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain
     assert "2 of 3 recordings could not be transcribed" in errors
 
 
-def test_align_long_gives_each_word_of_the_text_its_time(fsachain, model, tmp_path) -> None:
+def test_align_long_gives_each_word_of_the_text_its_time(fsachain, model, tmp_path):
     words = ["yes", "no", "no", "yes"] * 8
     (tmp_path / "text.txt").write_text("\n".join(words))
     path = record(tmp_path / "speech.wav", 16000, 2, seconds=20.0)
@@ -132,7 +129,7 @@ def test_align_long_gives_each_word_of_the_text_its_time(fsachain, model, tmp_pa
     assert "speech" not in (tmp_path / "speech.TextGrid").read_text()
 
 
-def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, tmp_path) -> None:
+def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, tmp_path):
     words = "yes no " * 5
     (tmp_path / "text.txt").write_text(words)
     data = tmp_path / "corpus"

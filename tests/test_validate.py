@@ -1,7 +1,5 @@
 """Bad data: each kind is found before a training begins, is named in one table, and never ends in a traceback."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -18,7 +16,6 @@ pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 
 from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
-from fsachain.cli.lang import Lang
 from fsachain.cli.training import validate_data
 from fsachain.data import audio
 from fsachain.data.utterance import Fault, fault_table
@@ -36,13 +33,13 @@ EXPERIMENT = Experiment.from_dict(CONFIG)
 WORDS = {"u1": "yes no", "u2": "no", "u3": "no no yes", "u4": "yes"}
 
 
-def speak(path: Path, seconds: float = 1.0, rate: int = RATE, **options: str) -> None:
+def speak(path, seconds=1.0, rate=RATE, **options):
     samples = 0.1 * np.sin(np.arange(round(seconds * rate)) * 0.3)
     soundfile.write(path, samples, rate, **options)
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     """Four utterances without fault."""
     folder = tmp_path / "data"
     folder.mkdir()
@@ -56,7 +53,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lang(tmp_path_factory: pytest.TempPathFactory) -> Lang:
+def lang(tmp_path_factory):
     from fsachain.cli.lang import make_lang
 
     folder = tmp_path_factory.mktemp("lang")
@@ -64,10 +61,10 @@ def lang(tmp_path_factory: pytest.TempPathFactory) -> Lang:
     return make_lang(folder / "lexicon.txt", folder, EXPERIMENT)
 
 
-def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
+def edit(name, old, new):
     """Replace text in one of the tables."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         content = (folder / name).read_text()
         assert old in content
         (folder / name).write_bytes(content.replace(old, new).encode("utf-8", "surrogateescape"))
@@ -75,27 +72,27 @@ def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
-def samples(values: list[float], repeat: int = 2000) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
+def samples(values, repeat=2000):
+    def write(folder):
         soundfile.write(folder / "u2.wav", np.tile(values, repeat), RATE, subtype="FLOAT")
 
     return write
 
 
-def segment(line: str) -> Callable[[Path], None]:
+def segment(line):
     """All utterances as segments of their recordings; that of u2 is `line`."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         lines = [f"{name} {name} 0 1" for name in WORDS if name != "u2"] + [f"u2 {line}"]
         (folder / "segments").write_text("\n".join(lines) + "\n")
 
     return change
 
 
-def matrix(value: np.ndarray | bytes) -> Callable[[Path], None]:
+def matrix(value):
     """Features of u2 in an archive."""
 
-    def change(folder: Path) -> None:
+    def change(folder):
         content = value if isinstance(value, bytes) else b"\0B" + kb.matrix(value)
         (folder / "u2.ark").write_bytes(content)
         (folder / "feats.scp").write_text(f"u2 {'u2.ark'}:0\n")
@@ -141,7 +138,7 @@ CASES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_a_corpus_without_fault_has_none(corpus: Path, lang: Lang) -> None:
+def test_a_corpus_without_fault_has_none(corpus, lang):
     found = validate_data(corpus, EXPERIMENT, lang)
     assert (found.num_utterances, found.faults) == (4, ())
     for name in ("text", "wav.scp", "utt2spk"):
@@ -150,7 +147,7 @@ def test_a_corpus_without_fault_has_none(corpus: Path, lang: Lang) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_data_is_named_by_kind_and_the_rest_is_usable(case: str, corpus: Path, lang: Lang) -> None:
+def test_bad_data_is_named_by_kind_and_the_rest_is_usable(case, corpus, lang):
     kind, _, message = case.partition(": ")
     CASES[case](corpus)
     found = validate_data(corpus, EXPERIMENT, lang)
@@ -161,9 +158,7 @@ def test_bad_data_is_named_by_kind_and_the_rest_is_usable(case: str, corpus: Pat
     assert f"{kind}\n" in str(found)
 
 
-def test_a_recording_longer_than_any_utterance_is_refused(
-    corpus: Path, lang: Lang, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_longer_than_any_utterance_is_refused(corpus, lang, monkeypatch):
     monkeypatch.setattr(audio, "MAX_SECONDS", 2.0)
     speak(corpus / "u2.wav", 3.0)
     (fault,) = validate_data(corpus, EXPERIMENT, lang).faults
@@ -171,7 +166,7 @@ def test_a_recording_longer_than_any_utterance_is_refused(
 
 
 @pytest.mark.parametrize("name", ["text", "wav.scp"])
-def test_a_directory_without_its_tables_is_an_error(name: str, corpus: Path) -> None:
+def test_a_directory_without_its_tables_is_an_error(name, corpus):
     (corpus / name).unlink()
     with pytest.raises(DataError, match=re.escape(name)):
         validate_data(corpus, EXPERIMENT)
@@ -179,7 +174,7 @@ def test_a_directory_without_its_tables_is_an_error(name: str, corpus: Path) -> 
         validate_data(corpus / "nowhere", EXPERIMENT)
 
 
-def test_the_table_counts_by_kind_and_cannot_change_the_terminal() -> None:
+def test_the_table_counts_by_kind_and_cannot_change_the_terminal():
     faults = [Fault(f"u{n}", "is not there", "missing file") for n in range(8)]
     faults.append(Fault("\x1b[2J", "title\x07", "no recording"))
     table = fault_table(faults, shown=2)
@@ -192,12 +187,12 @@ def test_the_table_counts_by_kind_and_cannot_change_the_terminal() -> None:
         Fault("u1", "reason", "odd")
 
 
-def break_two(corpus: Path) -> None:
+def break_two(corpus):
     (corpus / "u1.wav").unlink()
     speak(corpus / "u2.wav", rate=16000)
 
 
-def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, corpus: Path) -> None:
+def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, corpus):
     config = corpus.parent / "config.yaml"
     config.write_text(json.dumps(CONFIG))
     step = ("validate", corpus, "--config", config)
@@ -217,7 +212,7 @@ def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, co
 
 
 @pytest.fixture
-def training(fsachain, corpus: Path) -> tuple[object, ...]:
+def training(fsachain, corpus):
     """Arguments of a training on the corpus, for which all graphs have been made."""
     top = corpus.parent
     (top / "config.yaml").write_text(json.dumps(CONFIG))
@@ -232,7 +227,7 @@ def training(fsachain, corpus: Path) -> tuple[object, ...]:
     return ("train", corpus, top / "num.npz", top / "model", *lang, *den, *config)
 
 
-def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training, corpus: Path) -> None:
+def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training, corpus):
     break_two(corpus)
     (corpus / "text").write_text((corpus / "text").read_text() + "u5 yes\nu3 yes\n")
     speak(corpus / "new.wav")
@@ -260,7 +255,7 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     assert "1  sampling rate" in err
 
 
-def test_a_training_stops_at_bad_data_where_it_is_told_to(fsachain, training, corpus: Path) -> None:
+def test_a_training_stops_at_bad_data_where_it_is_told_to(fsachain, training, corpus):
     break_two(corpus)
     strict = {**CONFIG, "train": {**CONFIG["train"], "bad_data": "stop"}}
     (corpus.parent / "config.yaml").write_text(json.dumps(strict))
@@ -270,7 +265,7 @@ def test_a_training_stops_at_bad_data_where_it_is_told_to(fsachain, training, co
     assert "2 utterances cannot be trained on and train.bad_data is 'stop'" in err
 
 
-def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, training, corpus: Path) -> None:
+def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, training, corpus):
     for name in WORDS:
         (corpus / f"{name}.wav").unlink()
     status, _, err = fsachain(*training)
@@ -280,7 +275,7 @@ def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, train
     assert err.count("error: ") == 1
 
 
-def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus: Path) -> None:
+def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus):
     top = corpus.parent
     lang = ("--lang", top / "lang")
     assert fsachain("num-tables", corpus, top / "tables", *lang)[0] == 0

@@ -18,7 +18,7 @@ WORDS = {"low": ("A", "B"), "high": ("C", "D"), "mid": ("E", "A")}
 TONES = {"A": 400, "B": 900, "C": 1700, "D": 2600, "E": 3400}  # Hz
 
 
-def write_corpus(folder: Path, rng: np.random.Generator) -> None:
+def write_corpus(folder, rng):
     (folder / "lang").mkdir(parents=True)
     (folder / "lang" / "lexicon.txt").write_text(
         "".join(f"{word} {' '.join(phones)}\n" for word, phones in WORDS.items())
@@ -45,7 +45,7 @@ def write_corpus(folder: Path, rng: np.random.Generator) -> None:
             (data / file).write_text("".join(content))
 
 
-def test_from_recordings_to_a_low_word_error_rate(tmp_path, monkeypatch, capsys) -> None:
+def test_from_recordings_to_a_low_word_error_rate(tmp_path, monkeypatch, capsys):
     write_corpus(tmp_path / "corpus", np.random.default_rng(0))
     options = ["--epochs", "12", "--channels", "32", "--workers", "1", "--out", str(tmp_path / "model.pt")]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(tmp_path / "corpus"), *options])

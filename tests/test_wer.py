@@ -1,9 +1,6 @@
 """Word error rate: counts, tables and files."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ pytest.importorskip("kaldialign", reason="the extra 'recipes' is not installed")
 from fsachain.decode.wer import ErrorCounts, score
 
 
-def levenshtein(reference: list[str], hypothesis: list[str]) -> int:
+def levenshtein(reference, hypothesis):
     """Fewest single-word edits, by the textbook table."""
     row = list(range(len(hypothesis) + 1))
     for i, ref in enumerate(reference, start=1):
@@ -35,15 +32,13 @@ def levenshtein(reference: list[str], hypothesis: list[str]) -> int:
         ("", "", (0, 0, 0)),
     ],
 )
-def test_each_kind_of_error_is_counted_as_itself(
-    reference: str, hypothesis: str, counts: tuple[int, ...]
-) -> None:
+def test_each_kind_of_error_is_counted_as_itself(reference, hypothesis, counts):
     total = score({"u": reference.split()}, {"u": hypothesis.split()}).total
     assert (total.insertions, total.deletions, total.substitutions) == counts
     assert total.num_words == len(reference.split())
 
 
-def test_the_number_of_errors_is_the_levenshtein_distance() -> None:
+def test_the_number_of_errors_is_the_levenshtein_distance():
     rng = np.random.default_rng(7)
     for _ in range(50):
         reference = [str(word) for word in rng.integers(0, 4, rng.integers(0, 9))]
@@ -52,7 +47,7 @@ def test_the_number_of_errors_is_the_levenshtein_distance() -> None:
         assert total.errors == levenshtein(reference, hypothesis)
 
 
-def test_speakers_add_up_to_the_total() -> None:
+def test_speakers_add_up_to_the_total():
     references = {"u1": ["a", "b"], "u2": ["c"], "u3": ["d", "e", "f"]}
     hypotheses = {"u1": ["a"], "u2": ["c"], "u3": ["d", "x", "f", "g"]}
     report = score(references, hypotheses, speakers={"u1": "anna", "u2": "bert", "u3": "anna"})
@@ -64,14 +59,14 @@ def test_speakers_add_up_to_the_total() -> None:
     assert report.total.num_wrong_utterances == 2
 
 
-def test_a_missing_hypothesis_is_all_deletions_and_named() -> None:
+def test_a_missing_hypothesis_is_all_deletions_and_named():
     report = score({"u1": ["a", "b"], "u2": ["c"]}, {"u2": ["c"]})
     assert report.missing == ("u1",)
     assert report.total.deletions == 2
     assert "u1" in report.to_text()
 
 
-def test_the_text_marks_each_error_under_its_word(tmp_path: Path) -> None:
+def test_the_text_marks_each_error_under_its_word(tmp_path):
     report = score(
         {"u": ["one", "two", "three"]}, {"u": ["one", "too", "three", "four"]}, speakers={"u": "anna"}
     )

@@ -4,10 +4,6 @@ The first group is the contract for all backends against the float64 oracle; the
 programs computed allow, most of which are in float32.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 ENUMERATION = 1e-10  # reference against path enumeration, absolute
@@ -85,11 +81,11 @@ DELAY_MS = 30.0  # one output frame: how far aligned words may be from where a d
 TIME_ROUNDING = 1e-6  # seconds; times in CTM files are sums of decimals in binary
 
 
-def log_prob_tolerance(log_prob: float) -> float:
+def log_prob_tolerance(log_prob):
     """The contract's bound on |d log Z|."""
     return LOG_PROB_RELATIVE * max(LOG_PROB_FLOOR, abs(log_prob))
 
 
-def drawn_share(probability: Any, draws: int) -> Any:
+def drawn_share(probability, draws):
     """Six standard deviations of the share of `draws` that an event takes, and ten draws more for the rare ones."""
     return 6.0 * np.sqrt(probability * (1.0 - probability) / draws) + 10.0 / draws

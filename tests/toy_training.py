@@ -1,8 +1,5 @@
 """A corpus, a network, a loss and options so small that a whole training takes a fraction of a second."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,7 +11,7 @@ from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
-from fsachain.table import TransitionTable, compile_table
+from fsachain.table import compile_table
 from fsachain.train.config import TrainConfig
 from fsachain.train.schedule import ScheduleConfig
 from fsachain.train.trainer import Trainer
@@ -32,7 +29,7 @@ class Output(NamedTuple):
 class ToyModel(torch.nn.Module):
     """A linear map of every third frame, with dropout so that random state matters."""
 
-    def __init__(self, xent: str = "none") -> None:
+    def __init__(self, xent="none"):
         super().__init__()
         self.hidden = torch.nn.Linear(NUM_FEATURES, 8)
         self.dropout = torch.nn.Dropout(0.2)
@@ -41,37 +38,35 @@ class ToyModel(torch.nn.Module):
         self.second = torch.nn.Linear(8, NUM_PDFS) if xent == "branch" else None
         self.constrained = 0
 
-    def output_lengths(self, lengths: torch.Tensor) -> torch.Tensor:
+    def output_lengths(self, lengths):
         return (lengths + 2) // 3
 
-    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Output:
+    def forward(self, features, lengths):
         hidden = self.dropout(torch.relu(self.hidden(features[:, ::3])))
         hidden = self.norm(hidden.transpose(1, 2)).transpose(1, 2)
         xent = None if self.second is None else self.second(hidden).log_softmax(dim=-1)
         return Output(self.output(hidden), self.output_lengths(lengths), xent)
 
-    def constrain_orthonormal(self) -> None:
+    def constrain_orthonormal(self):
         self.constrained += 1
 
 
 class ToyLoss(torch.nn.Module):
     """Every frame may take any active pdf of its numerator; the denominator is the sum over all pdfs."""
 
-    def __init__(self, xent_scale: float = 0.0) -> None:
+    def __init__(self, xent_scale=0.0):
         super().__init__()
         self.last_record: Any = None
         self.xent_scale = xent_scale
 
-    def objective(self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None) -> Any:
+    def objective(self, nnet_output, lengths, numerators, xent_log_probs=None):
         return self._compute(nnet_output, lengths, numerators, xent_log_probs)[1]
 
-    def forward(
-        self, nnet_output: Any, lengths: Any, numerators: Any, xent_log_probs: Any = None
-    ) -> torch.Tensor:
+    def forward(self, nnet_output, lengths, numerators, xent_log_probs=None):
         loss, self.last_record = self._compute(nnet_output, lengths, numerators, xent_log_probs)
         return loss
 
-    def _compute(self, scores: Any, lengths: Any, numerators: Any, xent: Any) -> tuple[torch.Tensor, Any]:
+    def _compute(self, scores, lengths, numerators, xent):
         num, den, extra = [], [], scores.sum() * 0.0
         for n, length in enumerate(lengths.tolist()):
             active = torch.as_tensor(numerators.table(n).active_pdfs.astype(np.int64))
@@ -99,7 +94,7 @@ class ToyLoss(torch.nn.Module):
         return -(objf + extra) / max(weight, 1.0), record
 
 
-def one_pdf_table(pdf: int, least_frames: int = 1) -> TransitionTable:
+def one_pdf_table(pdf, least_frames=1):
     """`least_frames` or more frames of one pdf."""
     states = np.arange(least_frames)
     src = np.append(states, least_frames)
@@ -110,7 +105,7 @@ def one_pdf_table(pdf: int, least_frames: int = 1) -> TransitionTable:
     return compile_table(Fsa(least_frames + 1, src, dst, arcs, np.zeros(least_frames + 1), final), NUM_PDFS)
 
 
-def corpus(count: int = 24, seed: int = 3) -> tuple[list[Example], dict[str, TransitionTable]]:
+def corpus(count=24, seed=3):
     """Utterances whose features say which pdf is right."""
     rng = np.random.default_rng(seed)
     examples, numerators = [], {}
@@ -125,7 +120,7 @@ def corpus(count: int = 24, seed: int = 3) -> tuple[list[Example], dict[str, Tra
     return examples, numerators
 
 
-def config(**options: Any) -> TrainConfig:
+def config(**options):
     defaults = {
         "num_epochs": 4,
         "batch_size": 5,
@@ -137,12 +132,12 @@ def config(**options: Any) -> TrainConfig:
     return TrainConfig(**(defaults | options))
 
 
-def new_trainer(directory: Path, numerators: dict[str, TransitionTable], **options: Any) -> Trainer:
+def new_trainer(directory, numerators, **options):
     torch.manual_seed(5)
     return Trainer(ToyModel(), ToyLoss(), config(**options), directory, numerators=numerators)
 
 
-def lfmmi_trainer(directory: Path, numerators: dict[str, TransitionTable]) -> Trainer:
+def lfmmi_trainer(directory, numerators):
     """The real network and the real loss; the denominator takes any pdf at any time."""
     pdfs = np.arange(NUM_PDFS)
     zeros = np.zeros(NUM_PDFS, dtype=np.int32)

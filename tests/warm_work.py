@@ -1,7 +1,5 @@
 """Imported by the fork server of `process_group` alone: loads and compiles what is needed before the children come."""
 
-from __future__ import annotations
-
 import torch
 
 from fsachain.backends.cpu.threads import set_num_threads

@@ -3,14 +3,10 @@
 `make fuzz` does the same for as long as it is let, guided by coverage.
 """
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 import warnings
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,16 +17,16 @@ for module in ("safetensors", "yaml", "soundfile", "pywrapfst"):
 
 from fsachain.errors import FsachainError
 from tools.fuzz.damage import damaged
-from tools.fuzz.reader import Reader, most_memory
+from tools.fuzz.reader import most_memory
 from tools.fuzz.readers import READERS
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("damaged")
 
 
-def check(reader: Reader, path: Path, content: bytes) -> None:
+def check(reader, path, content):
     """The reader gives a value or one of our errors, in one line, within its memory."""
     path.write_bytes(content)
     most = most_memory(path)
@@ -47,7 +43,7 @@ def check(reader: Reader, path: Path, content: bytes) -> None:
     assert peak <= most
 
 
-def sound(reader: Reader, scratch: Path) -> tuple[Path, bytes]:
+def sound(reader, scratch):
     path = scratch / f"{reader.name.replace(' ', '-')}{reader.suffix}"
     kept = path.with_suffix(".sound")
     if not kept.exists():
@@ -58,7 +54,7 @@ def sound(reader: Reader, scratch: Path) -> tuple[Path, bytes]:
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 @given(seed=st.integers(0, 2**32))
-def test_a_damaged_file_is_an_error_or_a_value(reader: Reader, seed: int, scratch: Path) -> None:
+def test_a_damaged_file_is_an_error_or_a_value(reader, seed, scratch):
     path, content = sound(reader, scratch)
     check(reader, path, damaged(content, random.Random(seed)))
 
@@ -70,15 +66,13 @@ RESEALED = [(reader, seal) for reader in READERS for seal in reader.reseal]
     ("reader", "seal"), RESEALED, ids=lambda part: getattr(part, "name", None) or part.__name__
 )
 @given(seed=st.integers(0, 2**32))
-def test_a_hostile_file_with_good_checksums_is_an_error_or_a_value(
-    reader: Reader, seal: Callable[..., bytes], seed: int, scratch: Path
-) -> None:
+def test_a_hostile_file_with_good_checksums_is_an_error_or_a_value(reader, seal, seed, scratch):
     path, content = sound(reader, scratch)
     check(reader, path, seal(content, partial(damaged, generator=random.Random(seed))))
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
-def test_the_sound_file_is_read(reader: Reader, scratch: Path) -> None:
+def test_the_sound_file_is_read(reader, scratch):
     path, content = sound(reader, scratch)
     path.write_bytes(content)
     assert reader.read(path) is not None

@@ -1,12 +1,9 @@
 """npz files and files of tables: no objects, no bombs, no index that leaves its array."""
 
-from __future__ import annotations
-
 import io
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,16 +16,16 @@ from fsachain.table import TransitionTable, compile_table
 SMALL = 20_000_000  # bytes; what is claimed below is gigabytes
 
 
-def npy(header: str, data: bytes = b"", version: bytes = b"\1\0") -> bytes:
+def npy(header, data=b"", version=b"\1\0"):
     text = header.encode() + b"\n"
     return b"\x93NUMPY" + version + len(text).to_bytes(2 if version == b"\1\0" else 4, "little") + text + data
 
 
-def plain(shape: str = "(2,)", kind: str = "<i4") -> str:
+def plain(shape="(2,)", kind="<i4"):
     return f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
 
 
-def zipped(members: dict[str, bytes], **options: int) -> bytes:
+def zipped(members, **options):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", **options) as archive:
         for name, data in members.items():
@@ -36,13 +33,13 @@ def zipped(members: dict[str, bytes], **options: int) -> bytes:
     return out.getvalue()
 
 
-def objects() -> bytes:
+def objects():
     out = io.BytesIO()
     np.savez(out, a=np.array([print], dtype=object))
     return out.getvalue()
 
 
-def lying_size() -> bytes:
+def lying_size():
     """An archive whose directory says that a member has four gigabytes."""
     content = bytearray(zipped({"a.npy": npy(plain("(1000000000,)"), bytes(64))}))
     place = content.index(b"PK\1\2") + 24
@@ -50,7 +47,7 @@ def lying_size() -> bytes:
     return bytes(content)
 
 
-def twice() -> bytes:
+def twice():
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
         for _ in range(2):
@@ -99,7 +96,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_archive_that_lies_is_refused_within_little_memory(attack: str, tmp_path: Path) -> None:
+def test_an_archive_that_lies_is_refused_within_little_memory(attack, tmp_path):
     make, message = ATTACKS[attack]
     path = tmp_path / "lie.npz"
     path.write_bytes(make())
@@ -115,7 +112,7 @@ def test_an_archive_that_lies_is_refused_within_little_memory(attack: str, tmp_p
 
 
 @pytest.mark.parametrize("name", ["../outside.npy", "/tmp/outside.npy", "a/../../outside.npy"])
-def test_members_never_become_files(name: str, tmp_path: Path) -> None:
+def test_members_never_become_files(name, tmp_path):
     folder = tmp_path / "inside"
     folder.mkdir()
     (folder / "a.npz").write_bytes(zipped({name: npy(plain(), bytes(8))}))
@@ -123,7 +120,7 @@ def test_members_never_become_files(name: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.npz", "inside"]
 
 
-def test_sound_arrays_of_every_kind_come_back(tmp_path: Path) -> None:
+def test_sound_arrays_of_every_kind_come_back(tmp_path):
     arrays = {
         "scalar": np.array(3.5),
         "text": np.array("words"),
@@ -155,7 +152,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_table_with_an_index_out_of_its_arrays_reaches_no_kernel(field: str, tmp_path: Path) -> None:
+def test_a_table_with_an_index_out_of_its_arrays_reaches_no_kernel(field, tmp_path):
     fsa = Fsa(3, [0, 0, 1, 1], [0, 1, 1, 2], [0, 1, 1, 2], [0.0] * 4, [-np.inf, -np.inf, 0.0])
     compile_table(fsa, 3).save(tmp_path / "t.npz")
     arrays = read_npz(tmp_path / "t.npz")
@@ -167,7 +164,7 @@ def test_a_table_with_an_index_out_of_its_arrays_reaches_no_kernel(field: str, t
 
 
 @pytest.mark.parametrize("field", ["by_src.log_prob", "initial_log_prob", "by_dst.offsets"])
-def test_a_table_with_an_array_too_short_reaches_no_kernel(field: str, tmp_path: Path) -> None:
+def test_a_table_with_an_array_too_short_reaches_no_kernel(field, tmp_path):
     fsa = Fsa(2, [0, 0], [0, 1], [0, 1], [0.0] * 2, [-np.inf, 0.0])
     compile_table(fsa, 2).save(tmp_path / "t.npz")
     arrays = read_npz(tmp_path / "t.npz")

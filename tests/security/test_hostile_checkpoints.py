@@ -1,12 +1,9 @@
 """Checkpoints and models: no code in them is run, no size in them is believed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
 import struct
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,15 +21,15 @@ MODEL = next(reader for reader in READERS if reader.name == "model")
 class Trap:
     """What runs a command when it is unpickled."""
 
-    def __init__(self, ran: Path) -> None:
+    def __init__(self, ran):
         self.ran = ran
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return os.system, (f"touch {self.ran}",)
 
 
 @pytest.mark.parametrize("form", ["pickle", "torch", "torch, as torch 1.5 wrote it"])
-def test_a_pickle_under_the_name_of_a_checkpoint_is_refused_and_never_run(form: str, tmp_path: Path) -> None:
+def test_a_pickle_under_the_name_of_a_checkpoint_is_refused_and_never_run(form, tmp_path):
     path, ran = tmp_path / "epoch-0001-batch-000000.safetensors", tmp_path / "ran"
     if form == "pickle":
         path.write_bytes(pickle.dumps(Trap(ran)))
@@ -44,7 +41,7 @@ def test_a_pickle_under_the_name_of_a_checkpoint_is_refused_and_never_run(form: 
     assert not ran.exists()
 
 
-def packed(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+def packed(header, data=b"", length=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
@@ -68,14 +65,14 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("attack", HEADERS)
-def test_a_header_that_lies_is_refused(attack: str, tmp_path: Path) -> None:
+def test_a_header_that_lies_is_refused(attack, tmp_path):
     path = tmp_path / "lie.safetensors"
     path.write_bytes(HEADERS[attack])
     with pytest.raises(DataError, match=r"lie\.safetensors"):
         Checkpoint.load(path)
 
 
-def with_state(path: Path, header: str, checksum: str | None) -> None:
+def with_state(path, header, checksum):
     """A safetensors file that says what it likes about itself."""
     from safetensors.torch import save
 
@@ -99,13 +96,13 @@ STATES = {
 
 
 @pytest.mark.parametrize("attack", STATES)
-def test_a_state_that_is_none_is_refused(attack: str, tmp_path: Path) -> None:
+def test_a_state_that_is_none_is_refused(attack, tmp_path):
     with_state(tmp_path / "state.safetensors", STATES[attack], None)
     with pytest.raises(DataError, match=r"state\.safetensors"):
         Checkpoint.load(tmp_path / "state.safetensors")
 
 
-def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_refused(tmp_path):
     with_state(tmp_path / "sum.safetensors", "{}", "0" * 64)
     with pytest.raises(DataError, match="checksum is wrong"):
         load_tensors(tmp_path / "sum.safetensors")
@@ -121,9 +118,7 @@ def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
         ("channels", "many"),
     ],
 )
-def test_a_model_that_claims_other_sizes_than_its_weights_takes_no_memory(
-    option: str, value: object, tmp_path: Path
-) -> None:
+def test_a_model_that_claims_other_sizes_than_its_weights_takes_no_memory(option, value, tmp_path):
     path = tmp_path / "model.safetensors"
     MODEL.write(path)
     tensors, header = load_tensors(path)
@@ -133,7 +128,7 @@ def test_a_model_that_claims_other_sizes_than_its_weights_takes_no_memory(
         AcousticModel.load(path)
 
 
-def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path: Path) -> None:
+def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     outside = tmp_path / "outside"

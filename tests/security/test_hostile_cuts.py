@@ -1,11 +1,7 @@
 """Manifests of cuts whose numbers lie: nothing that they claim takes memory or time, and nothing escapes the check."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ SMALL = 30_000_000  # bytes; what manifests claim below is gigabytes
 HUGE = 8_000_000_000
 
 
-def cut(**changes: Any) -> dict[str, Any]:
+def cut(**changes):
     recording = {
         "id": "r",
         "sources": [{"type": "file", "channels": [0], "source": "a.wav"}],
@@ -37,7 +33,7 @@ def cut(**changes: Any) -> dict[str, Any]:
     return {**sound, "supervisions": [{**supervision, "speaker": "anna"}], **changes}
 
 
-def mixed(**second: Any) -> dict[str, Any]:
+def mixed(**second):
     """A cut of a second by its own account, and what is mixed into it."""
     other = {
         "id": "p",
@@ -54,7 +50,7 @@ def mixed(**second: Any) -> dict[str, Any]:
     return {"id": "m", "type": "MixedCut", "duration": 1.0, "tracks": tracks}
 
 
-def transformed(name: str, **options: Any) -> dict[str, Any]:
+def transformed(name, **options):
     return cut(recording={"transforms": [{"name": name, "kwargs": options}]})
 
 
@@ -81,7 +77,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_cut_that_lies_is_a_fault_and_takes_no_memory(attack: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_cut_that_lies_is_a_fault_and_takes_no_memory(attack, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     soundfile.write(tmp_path / "a.wav", np.zeros(RATE), RATE)
     content = json.dumps(cut(id="sound")) + "\n"

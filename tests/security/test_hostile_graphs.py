@@ -1,10 +1,5 @@
 """Language folders, numerators and chunks: their readers believe no size and load no object."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -30,14 +25,14 @@ JSON = {
 
 @pytest.mark.parametrize("attack", JSON)
 @pytest.mark.parametrize("load", [Lexicon.load, ContextTree.load])
-def test_hostile_json_is_refused_by_name(load: Callable[[Path], object], attack: str, tmp_path: Path) -> None:
+def test_hostile_json_is_refused_by_name(load, attack, tmp_path):
     (tmp_path / "bad.json").write_bytes(JSON[attack])
     with pytest.raises(GraphError, match=r"bad\.json"):
         load(tmp_path / "bad.json")
 
 
 @pytest.mark.parametrize("kind", ["numerators", "chunks"])
-def test_objects_and_wrong_counts_in_graph_archives_are_refused(kind: str, tmp_path: Path) -> None:
+def test_objects_and_wrong_counts_in_graph_archives_are_refused(kind, tmp_path):
     reader = next(one for one in READERS if one.name == kind)
     path = tmp_path / "graphs.npz"
     reader.write(path)
@@ -53,7 +48,7 @@ def test_objects_and_wrong_counts_in_graph_archives_are_refused(kind: str, tmp_p
                 assert "graphs.npz" in str(error)
 
 
-def test_what_is_no_archive_holds_no_chunks(tmp_path: Path) -> None:
+def test_what_is_no_archive_holds_no_chunks(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\3\4")
     assert not holds_chunks(tmp_path / "a.npz")
     for load in (load_chunks, load_numerators):
@@ -73,7 +68,7 @@ ARPA_ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ARPA_ATTACKS)
-def test_claims_of_an_arpa_file_are_refused_before_memory_is_taken(attack: str, tmp_path: Path) -> None:
+def test_claims_of_an_arpa_file_are_refused_before_memory_is_taken(attack, tmp_path):
     pytest.importorskip("kaldilm", reason="n-grams need fsachain[recipes]")
     content, message = ARPA_ATTACKS[attack]
     (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")

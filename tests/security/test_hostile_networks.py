@@ -1,9 +1,6 @@
 """A model file that names code: nothing is imported, nothing is called."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ MODEL = next(reader for reader in READERS if reader.name == "model")
 LOUD = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Network: pass\n"
 
 
-def claim(path: Path, **network: object) -> Path:
+def claim(path, **network):
     """A sound model whose header says that its network is another."""
     MODEL.write(path)
     tensors, header = load_tensors(path)
@@ -33,7 +30,7 @@ def claim(path: Path, **network: object) -> Path:
 @pytest.mark.parametrize(
     "kind", ["os:system", "subprocess:Popen", "builtins:eval", "loud:Network", "torch.nn:Linear"]
 )
-def test_a_class_or_function_in_a_header_is_not_imported(kind: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_class_or_function_in_a_header_is_not_imported(kind, tmp_path, monkeypatch):
     (tmp_path / "loud.py").write_text(LOUD)
     monkeypatch.syspath_prepend(tmp_path)
     path = claim(tmp_path / "model.safetensors", kind=kind, command=f"touch {tmp_path / 'ran'}")
@@ -43,7 +40,7 @@ def test_a_class_or_function_in_a_header_is_not_imported(kind: str, tmp_path: Pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_is_no_network_is_refused_even_on_the_users_word(tmp_path: Path) -> None:
+def test_what_is_no_network_is_refused_even_on_the_users_word(tmp_path):
     ran = tmp_path / "ran"
     path = claim(tmp_path / "model.safetensors", kind="os:system", command=f"touch {ran}")
     with (
@@ -57,13 +54,13 @@ def test_what_is_no_network_is_refused_even_on_the_users_word(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "kind", ["../../evil:Network", "a;b:C", "os:system()", "", None, ["os:system"], "x" * 10**6]
 )
-def test_a_kind_that_is_no_import_path_is_refused(kind: object, tmp_path: Path) -> None:
+def test_a_kind_that_is_no_import_path_is_refused(kind, tmp_path):
     path = claim(tmp_path / "model.safetensors", kind=kind)
     with pytest.raises(DataError, match=r"model\.safetensors: .*network\.kind"):
         AcousticModel.load(path)
 
 
-def test_weights_to_begin_with_are_not_read_when_a_model_is_loaded(tmp_path: Path) -> None:
+def test_weights_to_begin_with_are_not_read_when_a_model_is_loaded(tmp_path):
     path = tmp_path / "model.safetensors"
     MODEL.write(path)
     tensors, header = load_tensors(path)
@@ -73,9 +70,7 @@ def test_weights_to_begin_with_are_not_read_when_a_model_is_loaded(tmp_path: Pat
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 100, -1])
-def test_weights_to_begin_with_that_are_cut_short_or_no_such_file_are_refused(
-    length: int, tmp_path: Path
-) -> None:
+def test_weights_to_begin_with_that_are_cut_short_or_no_such_file_are_refused(length, tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file({"w": torch.ones(30)}, path)
     path.write_bytes(path.read_bytes()[:length])
@@ -97,8 +92,8 @@ def test_weights_to_begin_with_that_are_cut_short_or_no_such_file_are_refused(
     ],
 )
 def test_a_conformer_that_claims_other_sizes_than_its_weights_takes_neither_memory_nor_time(
-    option: str, value: int, tmp_path: Path
-) -> None:
+    option, value, tmp_path
+):
     """10**9 layers would be built for hours."""
     path = claim(tmp_path / "model.safetensors", kind="conformer", **{option: value})
     with pytest.raises(DataError, match=r"model\.safetensors: the acoustic model is not complete"):

@@ -1,9 +1,6 @@
 """YAML and JSON: plain data alone, of bounded size and depth, read in bounded time."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -42,14 +39,14 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_hostile_configuration_is_refused_by_name(attack: str, tmp_path: Path) -> None:
+def test_a_hostile_configuration_is_refused_by_name(attack, tmp_path):
     text, message = ATTACKS[attack]
     (tmp_path / "bad.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=message):
         load_yaml(tmp_path / "bad.yaml")
 
 
-def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+def test_a_folder_is_no_configuration(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the options"):
         load_yaml(tmp_path)
 
@@ -64,18 +61,18 @@ JSON = {
 
 
 @pytest.mark.parametrize("attack", JSON)
-def test_hostile_json_is_refused_by_name(attack: str) -> None:
+def test_hostile_json_is_refused_by_name(attack):
     with pytest.raises(DataError, match=r"^some file: "):
         parse_json(JSON[attack], "some file")
 
 
-def test_long_json_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_json_is_refused_unread(monkeypatch):
     monkeypatch.setattr("fsachain.files.MAX_JSON_BYTES", 10)
     with pytest.raises(DataError, match="11 bytes of JSON; expected at most 10"):
         parse_json(b'"123456789"', "some file")
 
 
-def test_a_log_with_hostile_lines_is_repaired(tmp_path: Path) -> None:
+def test_a_log_with_hostile_lines_is_repaired(tmp_path):
     log = JsonLinesLog(tmp_path / "train.jsonl")
     log.write("start")
     with log.path.open("ab") as file:
@@ -85,7 +82,7 @@ def test_a_log_with_hostile_lines_is_repaired(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes in folders")
-def test_the_names_of_keys_are_shown_as_text(tmp_path: Path) -> None:
+def test_the_names_of_keys_are_shown_as_text(tmp_path):
     (tmp_path / "bad.yaml").write_text('"\\e[2J": 1\n"\\e[2J": 2\n')
     with pytest.raises(ConfigError) as caught:
         load_yaml(tmp_path / "bad.yaml")

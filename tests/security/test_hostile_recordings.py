@@ -1,7 +1,5 @@
 """Recordings and data directories: no header is believed, nothing is waited for, no command is run unasked."""
 
-from __future__ import annotations
-
 import os
 import struct
 import tracemalloc
@@ -23,11 +21,11 @@ RATE = 8000
 SMALL = 30_000_000  # bytes; what headers claim below is gigabytes
 
 
-def utterance(path: Path, **options: float) -> Utterance:
+def utterance(path, **options):
     return Utterance("u1", "a", (), str(path), **options)
 
 
-def flac(path: Path, samples: int, claimed: int) -> None:
+def flac(path, samples, claimed):
     """A FLAC file whose stream header claims another number of samples."""
     soundfile.write(path, np.sin(np.arange(samples) / 9.0) / 2, RATE, format="FLAC", subtype="PCM_16")
     content = bytearray(path.read_bytes())
@@ -38,7 +36,7 @@ def flac(path: Path, samples: int, claimed: int) -> None:
 
 
 @pytest.mark.parametrize("claimed", [int(MAX_SECONDS * RATE), 2**36 - 1])
-def test_a_flac_header_that_claims_hours_takes_no_memory(claimed: int, tmp_path: Path) -> None:
+def test_a_flac_header_that_claims_hours_takes_no_memory(claimed, tmp_path):
     flac(tmp_path / "a.flac", 800, claimed)
     tracemalloc.start()
     try:
@@ -53,7 +51,7 @@ def test_a_flac_header_that_claims_hours_takes_no_memory(claimed: int, tmp_path:
 
 
 @pytest.mark.parametrize("size", [2**31 - 2, 2**32 - 2])
-def test_a_wav_header_that_claims_gigabytes_gives_what_is_there(size: int, tmp_path: Path) -> None:
+def test_a_wav_header_that_claims_gigabytes_gives_what_is_there(size, tmp_path):
     path = tmp_path / "a.wav"
     soundfile.write(path, np.zeros(100), RATE)
     content = bytearray(path.read_bytes())
@@ -71,27 +69,27 @@ def test_a_wav_header_that_claims_gigabytes_gives_what_is_there(size: int, tmp_p
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/random", "/dev/stdin", "/proc/self/mem"])
-def test_devices_are_no_recordings(device: str) -> None:
+def test_devices_are_no_recordings(device):
     if not Path(device).exists():
         pytest.skip(f"no {device} here")
     with pytest.raises(UtteranceError, match="'u1': cannot read"):
         read_audio(utterance(Path(device)), RATE)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.wav")
     with pytest.raises(UtteranceError, match="not a regular file"):
         read_audio(utterance(tmp_path / "a.wav"), RATE)
 
 
-def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+def test_links_in_a_circle_are_an_error(tmp_path):
     (tmp_path / "a.wav").symlink_to(tmp_path / "b.wav")
     (tmp_path / "b.wav").symlink_to(tmp_path / "a.wav")
     with pytest.raises(UtteranceError, match="'u1': cannot read"):
         read_audio(utterance(tmp_path / "a.wav"), RATE)
 
 
-def data_dir(folder: Path, **tables: str) -> Path:
+def data_dir(folder, **tables):
     for name, content in {"text": "u1 yes\n", "wav.scp": "u1 a.wav\n", **tables}.items():
         (folder / name.replace("_", ".")).write_text(content)
     return folder
@@ -115,7 +113,7 @@ NOT_COMMANDS = [
 
 @pytest.mark.parametrize("table", ["wav.scp", "feats.scp"])
 @pytest.mark.parametrize("entry", COMMANDS)
-def test_a_command_in_a_table_is_refused_and_never_run(entry: str, table: str, tmp_path: Path) -> None:
+def test_a_command_in_a_table_is_refused_and_never_run(entry, table, tmp_path):
     ran = tmp_path / "ran"
     folder = data_dir(tmp_path, **{table: f"u1 {entry.format(ran=ran)}\n"})
     with pytest.raises(DataError, match="is a shell command"):
@@ -128,7 +126,7 @@ def test_a_command_in_a_table_is_refused_and_never_run(entry: str, table: str, t
 
 @pytest.mark.parametrize("allow", [False, True])
 @pytest.mark.parametrize("entry", NOT_COMMANDS)
-def test_what_only_looks_like_a_command_is_a_path(entry: str, allow: bool, tmp_path: Path) -> None:
+def test_what_only_looks_like_a_command_is_a_path(entry, allow, tmp_path):
     ran = tmp_path / "ran"
     folder = data_dir(tmp_path, **{"wav.scp": f"u1 {entry.format(ran=ran)}\n"})
     (one,) = DataDir.read(folder, allow_commands=allow)
@@ -137,14 +135,14 @@ def test_what_only_looks_like_a_command_is_a_path(entry: str, allow: bool, tmp_p
     assert not ran.exists()
 
 
-def test_a_command_that_fails_is_a_fault_of_its_utterance(tmp_path: Path) -> None:
+def test_a_command_that_fails_is_a_fault_of_its_utterance(tmp_path):
     folder = data_dir(tmp_path, **{"wav.scp": "u1 false |\n"})
     (one,) = DataDir.read(folder, allow_commands=True)
     with pytest.raises(UtteranceError, match="failed with status 1"):
         read_audio(one, RATE)
 
 
-def test_a_cache_that_somebody_else_filled_is_checked(tmp_path: Path) -> None:
+def test_a_cache_that_somebody_else_filled_is_checked(tmp_path):
     """A wrong file in the cache is computed anew; a pickle in it is never loaded."""
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     soundfile.write(tmp_path / "a.wav", np.sin(np.arange(4000.0)), RATE)

@@ -1,7 +1,5 @@
 """Reading files of every kind unpickles nothing, starts no process, opens no connection, writes nothing elsewhere."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -53,7 +51,7 @@ print(len(sound))
 """
 
 
-def test_reading_runs_nothing_and_connects_to_nothing(tmp_path: Path) -> None:
+def test_reading_runs_nothing_and_connects_to_nothing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         cwd=ROOT,
@@ -92,7 +90,7 @@ ALLOWED = {
 }
 
 
-def uses(path: Path) -> set[str]:
+def uses(path):
     """Imports and calls of a module that could run code or reach the network."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -106,7 +104,7 @@ def uses(path: Path) -> set[str]:
     return found
 
 
-def test_what_could_run_code_or_reach_the_network_is_a_short_list() -> None:
+def test_what_could_run_code_or_reach_the_network_is_a_short_list():
     found = {
         (path.relative_to(ROOT).as_posix(), word)
         for path in sorted((ROOT / "fsachain").rglob("*.py"))

@@ -1,6 +1,5 @@
 """Features, graphs, streamed training and decoding by the workers of a Dask cluster: the results of this machine alone."""
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ distributed = pytest.importorskip("distributed", reason="a cluster needs fsachai
 
 
 @pytest.fixture(scope="module")
-def scheduler() -> Iterator[str]:
+def scheduler():
     """The address of a cluster whose workers are threads of this process."""
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", dashboard_address=None
@@ -26,11 +25,11 @@ def scheduler() -> Iterator[str]:
 
 
 @pytest.fixture
-def graphs(recorded) -> tuple[object, ...]:
+def graphs(recorded):
     return ("--lang", recorded / "lang", "--den", recorded / "den")
 
 
-def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, recorded, graphs) -> None:
+def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, recorded, graphs):
     (recorded / "data/text").write_text("u1 yes no\nu2 what\nu3 no no yes\nu4 yes no no\nu5\n")
     for name, options in (("here", ()), ("there", ("--scheduler", scheduler))):
         for command, place in (("num-graphs", f"{name}.npz"), ("num-tables", name)):
@@ -54,7 +53,7 @@ def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, reco
 
 def test_training_and_decoding_with_a_cluster_give_the_results_of_this_machine(
     fsachain, scheduler, recorded, graphs
-) -> None:
+):
     pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
     data = recorded / "data"
     assert fsachain("num-graphs", data, recorded / "num.npz", *graphs)[0] == 0
@@ -83,7 +82,7 @@ def test_training_and_decoding_with_a_cluster_give_the_results_of_this_machine(
 class Losing(ThreadPoolExecutor):
     """An executor that loses its worker, as Dask tells it."""
 
-    def submit(self, *_: object) -> Future[object]:
+    def submit(self, *_):
         future: Future[object] = Future()
         future.set_exception(
             distributed.scheduler.KilledWorker("task", SimpleNamespace(address="tcp://somewhere"), 3)
@@ -91,6 +90,6 @@ class Losing(ThreadPoolExecutor):
         return future
 
 
-def test_a_worker_of_a_cluster_that_dies_is_an_error_in_one_line() -> None:
+def test_a_worker_of_a_cluster_that_dies_is_an_error_in_one_line():
     with Losing(1) as executor, pytest.raises(DataError, match=r"ended from outside \(KilledWorker"):
         list(Workers(str, executor=executor).ahead([[1]], depth=1))

@@ -1,7 +1,5 @@
 """Every kernel compiles for every generation of GPUs, in the configurations that the drivers ask for, without spills."""
 
-from __future__ import annotations
-
 import pytest
 
 from fsachain.backends.cuda import plan as cuda_plan

@@ -1,7 +1,5 @@
 """CTC on a device, its kernels run on the host: loss and gradient are torch's, and no bit depends on the rest of a batch."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np

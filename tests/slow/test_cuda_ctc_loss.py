@@ -1,7 +1,5 @@
 """`ctc_loss` of scores on a device, its kernels run on the host: values, gradients and errors are those of the host."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """The grid's kernels, run on the host: the oracle's sums and occupancies, the CPU's paths, and no bit from the batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tolerances

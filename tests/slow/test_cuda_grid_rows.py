@@ -1,7 +1,5 @@
 """Logits and the grid on a device, the kernels run on the host: the oracle's scores and gradients, whatever lies beside."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tolerances

@@ -4,8 +4,6 @@ The bits of a result must depend on table, kind and place alone: not on the batc
 team, the windows of frames, or on what fresh memory holds.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The host runs kernels as a GPU would, and sees what they do wrong: each fault is planted and found."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -19,19 +17,19 @@ PATIENCE = 2.0
 both_threads = pytest.mark.parametrize("threads", list(Threads))
 
 
-def host(threads: Threads = Threads.IN_TURN, **options) -> HostDevice:
+def host(threads=Threads.IN_TURN, **options):
     return HostDevice(folder=FOLDER, threads=threads, patience=PATIENCE, **options)
 
 
-def sound(name: str, cluster: int = 1, cooperative: bool = False) -> KernelSpec:
+def sound(name, cluster=1, cooperative=False):
     return KernelSpec("sound.cu", name, (("CLUSTER", cluster),), cluster, cooperative)
 
 
-def planted(name: str, cluster: int = 1, cooperative: bool = False) -> KernelSpec:
+def planted(name, cluster=1, cooperative=False):
     return KernelSpec("planted.cu", name, (), cluster, cooperative)
 
 
-def upload(device: HostDevice, array) -> object:
+def upload(device, array):
     (memory,) = device.upload([np.asarray(array)])
     return memory
 
@@ -79,7 +77,7 @@ def test_a_fault_ends_the_launch_and_the_message_says_where(threads, kernel, mes
 # Faults that a sanitizer finds in a replay.
 
 
-def recorded(kernel: KernelSpec, grid: int, shared: int, arguments) -> object:
+def recorded(kernel, grid, shared, arguments):
     """The recording of one launch with blocks of 64 threads; `arguments` makes them on the device."""
     device = host()
     with record(device) as recordings:
@@ -176,7 +174,7 @@ def test_wrong_accesses_and_undefined_behaviour_are_found(kernel, grid, argument
     ],
 )
 def test_reads_of_unwritten_memory_are_found(kernel, arguments):
-    def run(device: HostDevice) -> None:
+    def run(device):
         device.launch(kernel, 1, 64, 256, arguments(device))
 
     (found,) = uninitialised_reads(run, lambda fill: host(fill=fill))

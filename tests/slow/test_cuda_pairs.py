@@ -1,7 +1,5 @@
 """The kernels of pair normalizers, run on the host: log-sums and derivatives are those of float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tolerances

@@ -1,7 +1,5 @@
 """The kernels of best paths, run on the host: the same bits as the CPU backend, however they run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

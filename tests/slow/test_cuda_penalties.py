@@ -1,7 +1,5 @@
 """The kernels of the penalties, run on the host: terms and derivatives are those of the reference, in a fixed order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tolerances

@@ -1,7 +1,5 @@
 """Transducer losses of tensors on a device, its kernels run on the host: values, gradients, errors are those of the host."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tolerances

@@ -3,9 +3,7 @@
 The kernels of best paths, penalties and CTC have their turn in `test_cuda_watched`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -22,7 +20,7 @@ from fsachain.backends.cuda import backend as cuda
 from fsachain.denominator import DenominatorGraph
 from tools.bench.workloads import connected
 from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason
-from tools.cuda_on_host.replay import Recording, one_of_each, record, replay, uninitialised_reads
+from tools.cuda_on_host.replay import one_of_each, record, replay, uninitialised_reads
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 
@@ -33,12 +31,12 @@ SCALES = np.array([1.0, 200.0, 1e7, 1.0, 1.0])
 FRAMES = 4
 
 
-def shared(states: int, arcs: int) -> TableBatch:
+def shared(states, arcs):
     fsa = connected(states, arcs, NUM_PDFS)
     return DenominatorGraph(replace(fsa, pdf=fsa.dst % NUM_PDFS), NUM_PDFS).batch(len(LENGTHS))
 
 
-def own() -> TableBatch:
+def own():
     """Numerators of which some fit a block and one does not."""
     large = connected(300, 700, NUM_PDFS)
     graphs = [left_to_right_graph(n, 3, NUM_PDFS) for n in range(1, len(LENGTHS))]
@@ -88,12 +86,12 @@ CASES = {
 each_case = pytest.mark.parametrize("name", CASES)
 
 
-def make_scores() -> np.ndarray:
+def make_scores():
     normal = np.random.default_rng(11).normal(size=(len(LENGTHS), FRAMES, NUM_PDFS))
     return (normal * SCALES[:, None, None]).astype(np.float32)
 
 
-def run(device: HostDevice, case: Case) -> tuple[np.ndarray, np.ndarray]:
+def run(device, case):
     """log Z and occupancies."""
     batch, scores = case.make(), make_scores()
     out = on_device(device, np.zeros_like(scores))
@@ -104,7 +102,7 @@ def run(device: HostDevice, case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def small_blocks() -> Iterator[None]:
+def small_blocks():
     """Blocks of 64 threads, since a barrier of 256 threads that a sanitizer watches takes milliseconds."""
     with pytest.MonkeyPatch.context() as patch:
         kinds = ("cuda.plan.OWN_THREADS", "cuda.plan.MEMORY_THREADS", "cuda.launch.THREADS")
@@ -114,7 +112,7 @@ def small_blocks() -> Iterator[None]:
 
 
 @cache
-def recordings_of(name: str) -> list[Recording]:
+def recordings_of(name):
     """The launches of a case, of which one of each kernel; its results are right."""
     case = CASES[name]
     device = HostDevice(**case.limits)

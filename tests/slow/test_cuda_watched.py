@@ -1,7 +1,5 @@
 """Kernels of paths, penalties, CTC and transducers under sanitizers: no race, no wrong access, nothing read unwritten."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import test_cuda_ctc as of_ctc
@@ -41,7 +39,7 @@ OURS = {
 KERNELS = [(text, name) for text, names in OURS.items() for name in sorted(names)]
 
 
-def run_all(device: HostDevice) -> None:
+def run_all(device):
     """Every kernel once or more, several warps in a block, few frames."""
     batch, lengths = of_paths.mixed_batch()
     scores = on_device(device, of_paths.random_scores(batch, 12))
@@ -56,7 +54,7 @@ def run_all(device: HostDevice) -> None:
     run_rows(device)
 
 
-def run_grids(device: HostDevice) -> None:
+def run_grids(device):
     """Arcs that reach back over several steps, more labels than threads, steps on chip and in memory."""
     for labels, shared_bytes in ((40, None), (70, 0)):
         batch, values = make_grids(TOPOLOGIES["durations"], [6, 5], [labels, 9], 3.0, 1, np.float32)
@@ -65,7 +63,7 @@ def run_grids(device: HostDevice) -> None:
         cuda_grid.best_paths(device, batch, on_device(device, values), plan)
 
 
-def run_rows(device: HostDevice) -> None:
+def run_rows(device):
     """Several rows in a warp, rows longer than a warp holds, two softmaxes in a row; gradients in place."""
     for kind, num_classes in (("tdt", 40), ("regular", 600)):
         rows = make_rows("padded", KINDS[kind], num_classes)
@@ -83,7 +81,7 @@ def run_rows(device: HostDevice) -> None:
 
 
 @pytest.fixture(scope="module")
-def recordings() -> dict[tuple[str, str], list[Recording]]:
+def recordings():
     device = HostDevice()
     with record(device) as all_recordings:
         run_all(device)

@@ -4,8 +4,6 @@ The programs of a page run in order, in one namespace and in an empty folder. Wh
 docs_inputs.py. A program that cannot run here has a comment `<!-- not run: why -->` on the line above it.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class Program:
     reason: str | None
 
 
-def programs(page: Path) -> list[Program]:
+def programs(page):
     text = page.read_text(encoding="utf-8")
     return [
         Program(match["code"], text.count("\n", 0, match.start("code")) + 1, match["reason"])
@@ -49,9 +47,7 @@ def programs(page: Path) -> list[Program]:
     [page for page in PAGES if programs(page) and page.name != "tutorial.md"],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_programs_of_a_page_run_as_printed(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_of_a_page_run_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = docs_inputs.GIVEN.get(page.name)
     names = {} if given is None else given(tmp_path)
@@ -62,7 +58,7 @@ def test_programs_of_a_page_run_as_printed(
             exec(code, names)
 
 
-def test_every_public_name_is_on_one_page_of_the_api() -> None:
+def test_every_public_name_is_on_one_page_of_the_api():
     text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     found = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
     for package in ("fsachain", "fsachain.data", "fsachain.nn", "fsachain.plot"):

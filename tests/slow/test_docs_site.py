@@ -1,10 +1,7 @@
 """The documentation as a site: it builds without a warning, has every public name, and asks no other machine for a thing."""
 
-from __future__ import annotations
-
 import re
 import threading
-from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,7 +27,7 @@ FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "sour
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -43,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_page_of_docs_and_every_readme_is_there(site: Path) -> None:
+def test_every_page_of_docs_and_every_readme_is_there(site):
     places = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     places += [place_of(path) for path in pages_outside()]
     assert "recipes/digits/RESULTS.md" in places
@@ -52,7 +49,7 @@ def test_every_page_of_docs_and_every_readme_is_there(site: Path) -> None:
         assert (site / html).is_file(), place
 
 
-def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
+def test_no_page_fetches_anything_from_elsewhere(site):
     for page in site.rglob("*.html"):
         tree = html5lib.parse(page.read_bytes())
         for tag, attribute in FETCHED.items():
@@ -64,9 +61,9 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
 
 
 @pytest.fixture
-def address(site: Path) -> Iterator[str]:
+def address(site):
     class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
@@ -77,7 +74,7 @@ def address(site: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_a_browser_that_reads_and_searches_asks_this_machine_alone(browser, site: Path, address: str) -> None:
+def test_a_browser_that_reads_and_searches_asks_this_machine_alone(browser, site, address):
     for start in ((site / "index.html").as_uri(), f"{address}/index.html"):
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         asked: list[str] = []

@@ -1,7 +1,5 @@
 """Models as ONNX files: what onnxruntime computes from raw features is what the package computes."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -31,7 +29,7 @@ EAGER = MODELS | {
 }
 
 
-def features_of(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
+def features_of(lengths, seed=0):
     rng = np.random.default_rng(seed)
     return [
         (8.0 + 3.0 * rng.normal(size=(length, SMALL["num_features"]))).astype(np.float32)
@@ -39,13 +37,13 @@ def features_of(lengths: list[int], seed: int = 0) -> list[np.ndarray]:
     ]
 
 
-def model_of(scope: str, moments: str, options: dict[str, object]) -> tuple[torch.nn.Module, Cmvn]:
+def model_of(scope, moments, options):
     config = CmvnConfig(scope, moments)
     training = [("all", matrix) for matrix in features_of([50, 60], seed=7)]
     return network(**options), Cmvn(config) if scope == "speaker" else Cmvn.estimate(config, training)
 
 
-def expected_of(model: torch.nn.Module, cmvn: Cmvn, matrix: np.ndarray) -> np.ndarray:
+def expected_of(model, cmvn, matrix):
     """One utterance by the package's own CMVN and network."""
     own = cmvn
     if cmvn.config.scope == "speaker":
@@ -55,7 +53,7 @@ def expected_of(model: torch.nn.Module, cmvn: Cmvn, matrix: np.ndarray) -> np.nd
         return model(normal[None], torch.tensor([len(matrix)])).nnet_output[0].numpy()
 
 
-def padded(matrices: list[np.ndarray], extra: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def padded(matrices, extra=0):
     """A batch whose padding would poison every sum that it came into."""
     lengths = np.array([len(matrix) for matrix in matrices], dtype=np.int64)
     batch = np.full((len(matrices), int(lengths.max()) + extra, SMALL["num_features"]), np.nan, np.float32)
@@ -64,7 +62,7 @@ def padded(matrices: list[np.ndarray], extra: int = 0) -> tuple[np.ndarray, np.n
     return batch, lengths
 
 
-def check(run, model: torch.nn.Module, cmvn: Cmvn, matrices: list[np.ndarray], extra: int = 0) -> None:
+def check(run, model, cmvn, matrices, extra=0):
     outputs, counts = run(*padded(matrices, extra))
     for row, count, matrix in zip(outputs, counts, matrices, strict=True):
         expected = expected_of(model, cmvn, matrix)
@@ -75,13 +73,11 @@ def check(run, model: torch.nn.Module, cmvn: Cmvn, matrices: list[np.ndarray], e
 
 @pytest.mark.parametrize("options", EAGER.values(), ids=EAGER.keys())
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), extra=st.integers(0, 5))
-def test_the_module_that_is_exported_is_cmvn_and_network(
-    options: tuple, lengths: list[int], extra: int
-) -> None:
+def test_the_module_that_is_exported_is_cmvn_and_network(options, lengths, extra):
     model, cmvn = model_of(*options)
     module = ExportedModel(model, cmvn)
 
-    def run(features: np.ndarray, counts: np.ndarray):
+    def run(features, counts):
         with torch.inference_mode():
             return (part.numpy() for part in module(torch.from_numpy(features), torch.from_numpy(counts)))
 
@@ -89,7 +85,7 @@ def test_the_module_that_is_exported_is_cmvn_and_network(
 
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS.keys())
-def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options: tuple, tmp_path) -> None:
+def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options, tmp_path):
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name, reason="export needs fsachain[onnx]")
     import onnxruntime
@@ -104,14 +100,14 @@ def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options
     assert json.loads(metadata["subsampling"]) == model.subsampling
     assert json.loads(metadata["names"]) == ["a", "ß"]
 
-    def run(features: np.ndarray, counts: np.ndarray):
+    def run(features, counts):
         return session.run(["nnet_output", "nnet_lengths"], {"features": features, "lengths": counts})
 
     for lengths in ([1], [2], [3], [100], [31, 7, 32, 1], [33, 33]):
         check(run, model, cmvn, features_of(lengths), extra=len(lengths) - 1)
 
 
-def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, spoken_model, tmp_path) -> None:  # noqa: F811
+def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, spoken_model, tmp_path):  # noqa: F811
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name, reason="export needs fsachain[onnx]")
     onnxruntime = pytest.importorskip("onnxruntime", reason="export needs fsachain[onnx]")

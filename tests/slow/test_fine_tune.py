@@ -1,9 +1,5 @@
 """The fine-tuning recipe in small, and a network of one's own through all commands."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -37,11 +33,11 @@ TINY = [
 STRINGS = {"train": 3, "dev": 1, "test": 1}
 
 
-def prepare_tiny(corpus: Path | None, out: Path, seed: int) -> None:
+def prepare_tiny(corpus, out, seed):
     prepare(corpus, out, seed, STRINGS)
 
 
-def prepare_with_another_phone(corpus: Path | None, out: Path, seed: int) -> None:
+def prepare_with_another_phone(corpus, out, seed):
     """Another lexicon: more pdfs, so that the output layer is another one."""
     prepare_tiny(corpus, out, seed)
     with (out / "lexicon.txt").open("a") as lexicon:
@@ -49,14 +45,14 @@ def prepare_with_another_phone(corpus: Path | None, out: Path, seed: int) -> Non
 
 
 @pytest.fixture(scope="module")
-def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exp(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fine_tune")
     options = [f"--exp={folder}", "--one-in=2", *(f"--set={change}" for change in TINY)]
     assert compare.main(options, compare.Corpora(prepare_with_another_phone, prepare_tiny)) == 0
     return folder
 
 
-def test_the_encoder_begins_where_pretraining_ended_and_the_other_does_not(exp: Path) -> None:
+def test_the_encoder_begins_where_pretraining_ended_and_the_other_does_not(exp):
     """It is frozen in the first epoch, so that the checkpoint at its end has it as it came."""
     first = "checkpoints/epoch-0001-batch-000000.safetensors"
     source, _ = load_tensors(exp / "pretrained" / "model" / "final.safetensors")
@@ -69,7 +65,7 @@ def test_the_encoder_begins_where_pretraining_ended_and_the_other_does_not(exp: 
     assert "init_from" in (exp / "pretrained-1" / "model" / "experiment.json").read_text()
 
 
-def test_commands_use_the_model_on_the_users_word(exp: Path, tmp_path: Path, fsachain) -> None:
+def test_commands_use_the_model_on_the_users_word(exp, tmp_path, fsachain):
     model, lang = exp / "pretrained-1" / "model" / "model.safetensors", exp / "pretrained-1" / "lang"
     test = exp / "pretrained-1" / "data" / "test"
     status, _, errors = fsachain("decode", model, test, tmp_path / "no", "--lang", lang)
@@ -86,7 +82,7 @@ def test_commands_use_the_model_on_the_users_word(exp: Path, tmp_path: Path, fsa
 
 
 @given(chunks=st.lists(st.integers(0, 40), min_size=1, max_size=6), padding=st.integers(0, 9))
-def test_the_encoder_is_what_a_network_should_be(chunks: list[int], padding: int) -> None:
+def test_the_encoder_is_what_a_network_should_be(chunks, padding):
     """Alone, padded and in chunks alike."""
     torch.manual_seed(1)
     network = DilatedEncoder(5, 7, channels=8, dilations=(1, 2)).double().eval()

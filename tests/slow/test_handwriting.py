@@ -1,7 +1,5 @@
 """The handwriting recipe and the comparison of objectives, in small."""
 
-from pathlib import Path
-
 import pytest
 
 for module in ("sklearn", "pywrapfst", "kaldi_decoder", "kaldialign", "kaldi_native_io", "yaml"):
@@ -27,13 +25,13 @@ COLUMNS = FeatureConfig(kind="archive", num_columns=NUM_FEATURES)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     out = tmp_path_factory.mktemp("lines")
     prepare(None, out, 1, LINES)
     return out
 
 
-def test_lines_have_their_digits_and_a_column_of_pixels_for_each_frame(data: Path) -> None:
+def test_lines_have_their_digits_and_a_column_of_pixels_for_each_frame(data):
     for split, count in LINES.items():
         lines = DataDir.read(data / split)
         assert len(lines) == count
@@ -45,9 +43,7 @@ def test_lines_have_their_digits_and_a_column_of_pixels_for_each_frame(data: Pat
             assert 0.5 < ink.max() <= 1.0
 
 
-def test_the_comparison_trains_with_both_objectives_and_prints_one_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_comparison_trains_with_both_objectives_and_prints_one_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(
         compare.RECIPES, "handwriting", lambda corpus, out, seed: prepare(corpus, out, seed, LINES)
     )

@@ -1,11 +1,8 @@
 """Texts made to become as many or as large objects as they can: a reader stays within 64 MB and twenty times the file."""
 
-from __future__ import annotations
-
 import gc
 import json
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -21,12 +18,12 @@ SIZE = 300_000  # bytes, or more
 BY_NAME = {reader.name: reader for reader in READERS}
 
 
-def _filled(entry: bytes, begin: bytes = b"", end: bytes = b"") -> bytes:
+def _filled(entry, begin=b"", end=b""):
     """The same entry until the text has its size."""
     return begin + entry * (SIZE // len(entry)) + end
 
 
-def _numbered(pattern: bytes, begin: bytes = b"", end: bytes = b"") -> bytes:
+def _numbered(pattern, begin=b"", end=b""):
     """Entries with a number, which rises, until the text has its size."""
     entries, size, number = [begin], 0, 0
     while size < SIZE:
@@ -36,16 +33,16 @@ def _numbered(pattern: bytes, begin: bytes = b"", end: bytes = b"") -> bytes:
     return b"".join((*entries, end))
 
 
-def _mixed_cut(tracks: int) -> bytes:
+def _mixed_cut(tracks):
     cut = {"id": "u1", "type": "MixedCut", "tracks": [{"cut": {}} for _ in range(tracks)]}
     return json.dumps(cut).encode() + b"\n"
 
 
-def _tree(nodes: bytes) -> bytes:
+def _tree(nodes):
     return b"ContextDependency 3 1 ToPdf " + nodes + b"EndContextDependency "
 
 
-def _topology(phones: bytes, transitions: bytes = b"") -> bytes:
+def _topology(phones, transitions=b""):
     state = b"<State> 0 " + transitions + b"</State> <State> 1 </State> "
     head = b"<Topology> <TopologyEntry> <ForPhones> " + phones + b"</ForPhones> "
     return head + state + b"</TopologyEntry> </Topology> "
@@ -122,7 +119,7 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
-def test_text_that_becomes_many_objects_stays_in_bounds(attack: str, tmp_path: Path) -> None:
+def test_text_that_becomes_many_objects_stays_in_bounds(attack, tmp_path):
     name, content = HOSTILE[attack]
     reader = BY_NAME[name]
     path = tmp_path / f"hostile{reader.suffix}"

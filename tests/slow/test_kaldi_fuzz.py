@@ -3,9 +3,6 @@
 import gzip
 import os
 import struct
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import kaldi_bytes as kb
 import numpy as np
@@ -174,12 +171,12 @@ MOST_CUTS, MOST_CLAIMS = 600, 150  # in longer files not every place is tried
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory) -> Path:
+def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
 @pytest.fixture(scope="module")
-def good(request, scratch) -> Callable[[str], tuple[bytes, Any, Path]]:
+def good(request, scratch):
     """Of a kind of file: its content, its reader, and where to write it damaged, beside what it refers to."""
     for name, content in BESIDE.items():
         (scratch / name).write_bytes(content)
@@ -195,7 +192,7 @@ def good(request, scratch) -> Callable[[str], tuple[bytes, Any, Path]]:
     return find
 
 
-def places(content: bytes, most: int, first: int = 0) -> range:
+def places(content, most, first=0):
     """All places from the first on; in longer files every second, every third and so on."""
     return range(first, len(content), 1 + len(content) // most)
 

@@ -4,21 +4,18 @@ The normal suite kills at every step of one checkpoint and a few random times; `
 a training touches a file, and at twenty random times.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from kill_server import Ended, Server
+from kill_server import Server
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
@@ -35,14 +32,14 @@ TRAINING = range(97) if ALL else SECOND_CHECKPOINT
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server():
     running = Server()
     yield running
     running.close()
 
 
 @pytest.fixture(scope="module")
-def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+def whole(server, tmp_path_factory):
     """A training that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
     ended = server.run("train", folder)
@@ -50,7 +47,7 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder, ended
 
 
-def losses(folder: Path) -> dict[tuple[str, str], set[str]]:
+def losses(folder):
     """The objectives that were seen after each batch, in hexadecimal."""
     found: dict[tuple[str, str], set[str]] = {}
     for line in (folder / "losses.txt").read_text().splitlines():
@@ -59,7 +56,7 @@ def losses(folder: Path) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def assert_same(folder: Path, whole: Path) -> None:
+def assert_same(folder, whole):
     """Losses of all steps, final model, figures of all epochs and the log are those of the whole training."""
     assert losses(folder) == losses(whole)
     model, header = load_tensors(folder / "model" / "final.safetensors")
@@ -83,7 +80,7 @@ def assert_same(folder: Path, whole: Path) -> None:
     assert not list(folder.rglob(f"*{PARTIAL}"))
 
 
-def test_the_points_of_the_normal_suite_are_every_step_of_one_checkpoint(whole: tuple[Path, Ended]) -> None:
+def test_the_points_of_the_normal_suite_are_every_step_of_one_checkpoint(whole):
     points = whole[1].points
     assert points[SECOND_CHECKPOINT.start : SECOND_CHECKPOINT.stop] == [
         "half a line of the log",
@@ -105,9 +102,7 @@ def test_the_points_of_the_normal_suite_are_every_step_of_one_checkpoint(whole: 
 
 
 @pytest.mark.parametrize("point", TRAINING)
-def test_a_training_killed_at_a_point_ends_as_if_it_had_not_been(
-    point: int, server: Server, whole: tuple[Path, Ended], tmp_path: Path
-) -> None:
+def test_a_training_killed_at_a_point_ends_as_if_it_had_not_been(point, server, whole, tmp_path):
     killed = server.run("train", tmp_path, point=point, kind="kill")
     assert killed.signal == signal.SIGKILL
     assert server.run("train", tmp_path).status == 0
@@ -115,8 +110,8 @@ def test_a_training_killed_at_a_point_ends_as_if_it_had_not_been(
 
 
 def test_trainings_killed_again_and_again_at_random_times_end_as_if_they_had_not_been(
-    server: Server, whole: tuple[Path, Ended], tmp_path: Path
-) -> None:
+    server, whole, tmp_path
+):
     """A kill that comes after the end counts not; then the next training begins."""
     generator = random.Random(7)
     kills, folder = 0, tmp_path
@@ -141,8 +136,8 @@ def test_trainings_killed_again_and_again_at_random_times_end_as_if_they_had_not
 )
 @pytest.mark.parametrize("point", [23, 24, 26, 28] if ALL else [22, 26])
 def test_a_disk_that_takes_no_more_is_a_clear_error_and_the_old_checkpoint_stays(
-    kind: str, reason: str, point: int, server: Server, whole: tuple[Path, Ended], tmp_path: Path
-) -> None:
+    kind, reason, point, server, whole, tmp_path
+):
     failed = server.run("train", tmp_path, point=point, kind=kind)
     assert failed.status == EXIT_USER_ERROR
     assert reason in failed.message
@@ -155,16 +150,14 @@ def test_a_disk_that_takes_no_more_is_a_clear_error_and_the_old_checkpoint_stays
     assert_same(tmp_path, whole[0])
 
 
-def damage(path: Path) -> None:
+def damage(path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
 
 @pytest.mark.parametrize("which", ["newest", "averaged", "spare"])
-def test_a_damaged_checkpoint_is_said_loudly_and_an_earlier_one_is_used(
-    which: str, server: Server, whole: tuple[Path, Ended], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_said_loudly_and_an_earlier_one_is_used(which, server, whole, tmp_path):
     """Also one that is not the newest: the final model is an average, which needs it."""
     points = whole[1].points
     last = len(points) - 1 - points[::-1].index("before rename")  # of the final model
@@ -185,9 +178,7 @@ def test_a_damaged_checkpoint_is_said_loudly_and_an_earlier_one_is_used(
     assert any(broken.name in event["text"] for event in warnings)
 
 
-def test_where_no_checkpoint_is_sound_training_does_not_silently_begin_anew(
-    server: Server, tmp_path: Path
-) -> None:
+def test_where_no_checkpoint_is_sound_training_does_not_silently_begin_anew(server, tmp_path):
     server.run("train", tmp_path, point=60, kind="kill")
     paths = list_checkpoints(tmp_path / "model" / "checkpoints")
     for path in paths:
@@ -199,7 +190,7 @@ def test_where_no_checkpoint_is_sound_training_does_not_silently_begin_anew(
 
 
 @pytest.fixture
-def recordings(tmp_path: Path) -> Path:
+def recordings(tmp_path):
     soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     for n in range(3):
@@ -207,16 +198,14 @@ def recordings(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def cached(folder: Path) -> dict[str, list[bytes]]:
+def cached(folder):
     return {
         path.name: [np.load(path)[name].tobytes() for name in ("frames", "lengths")]
         for path in sorted((folder / "cache").glob("*.npz"))
     }
 
 
-def test_a_feature_cache_killed_at_each_step_of_a_file_is_filled_by_the_next_run(
-    server: Server, recordings: Path
-) -> None:
+def test_a_feature_cache_killed_at_each_step_of_a_file_is_filled_by_the_next_run(server, recordings):
     ended = server.run("cache", recordings)
     expected = cached(recordings)
     assert len(expected) == 2

@@ -1,10 +1,5 @@
 """One training by several processes: the same numbers as by one, no hang, one set of files. By gloo, on this machine."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tolerances
@@ -12,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from process_group import Group
-from shared_work import BY_ID, IMPOSSIBLE, Ended, Gradient, Trained, gradient, plans, train
+from shared_work import BY_ID, IMPOSSIBLE, Ended, Trained, gradient, plans, train
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
@@ -26,21 +21,21 @@ NAMES = sorted(BY_ID)
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Group]:
+def pair():
     group = Group(2)
     yield group
     group.close()
 
 
 @pytest.fixture
-def doomed() -> Iterator[Group]:
+def doomed():
     """Two processes that one test may break; they wait for each other for a few seconds only."""
     group = Group(2, timeout=5.0)
     yield group
     group.close()
 
 
-def assert_same_step(shared: list[Gradient], alone: Gradient) -> None:
+def assert_same_step(shared, alone):
     for found in shared:
         assert found.usable == alone.usable
         assert found.loss == pytest.approx(alone.loss, rel=tolerances.SHARED_GRADIENT)
@@ -59,13 +54,13 @@ def assert_same_step(shared: list[Gradient], alone: Gradient) -> None:
 
 
 @st.composite
-def assignments(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+def assignments(draw):
     """Utterances, each with a process and one of three micro-batches in it."""
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=7, unique=True))
     return [(name, draw(st.integers(0, 1)), draw(st.integers(0, 2))) for name in names]
 
 
-def parts_of(assignment: list[tuple[str, int, int]], rank: int) -> list[list[str]]:
+def parts_of(assignment, rank):
     parts = [[name for name, r, k in assignment if (r, k) == (rank, part)] for part in range(3)]
     return [part for part in parts if part]
 
@@ -74,9 +69,7 @@ def parts_of(assignment: list[tuple[str, int, int]], rank: int) -> list[list[str
 @example(assignment=[("utt00", 0, 0), ("utt01", 1, 0)])  # the second process has an impossible one only
 @example(assignment=[(name, 1, 0) for name in IMPOSSIBLE])  # nothing is left
 @settings(max_examples=25)
-def test_any_split_of_any_batch_gives_the_loss_and_gradient_of_one_process(
-    pair: Group, assignment: list[tuple[str, int, int]]
-) -> None:
+def test_any_split_of_any_batch_gives_the_loss_and_gradient_of_one_process(pair, assignment):
     """Over processes and, in each, over micro-batches: gradients are sums over frames, divided by the frames of all."""
     alone = gradient(World.alone(), ("linear", [[name for name, _, _ in assignment]], "float32"))
     assert alone.usable == any(name not in IMPOSSIBLE for name, _, _ in assignment)
@@ -87,16 +80,14 @@ def test_any_split_of_any_batch_gives_the_loss_and_gradient_of_one_process(
 @given(assignment=assignments())
 @example(assignment=[(name, 0, 0) for name in NAMES[:3]])  # the second process has none at all
 @settings(max_examples=15)
-def test_batch_normalisation_is_over_the_utterances_of_all_processes(
-    pair: Group, assignment: list[tuple[str, int, int]]
-) -> None:
+def test_batch_normalisation_is_over_the_utterances_of_all_processes(pair, assignment):
     alone = gradient(World.alone(), ("tdnnf", [[name for name, _, _ in assignment]], "float32"))
     parts = [[name for name, r, _ in assignment if r == rank] for rank in range(2)]
     shared = pair.ask(gradient, [("tdnnf", [part] if part else [], "float32") for part in parts])
     assert_same_step(shared, alone)
 
 
-def test_a_process_with_fewer_micro_batches_makes_the_passes_of_the_other(pair: Group) -> None:
+def test_a_process_with_fewer_micro_batches_makes_the_passes_of_the_other(pair):
     """Their k-th micro-batches are normalised together: here the first two together, then the third alone."""
     shared = pair.ask(
         gradient, [("tdnnf", [["utt00"], ["utt02"]], "float32"), ("tdnnf", [["utt03"]], "float32")]
@@ -105,7 +96,7 @@ def test_a_process_with_fewer_micro_batches_makes_the_passes_of_the_other(pair: 
     assert_same_step(shared, alone)
 
 
-def test_four_processes_give_what_one_gives(tmp_path: Path) -> None:
+def test_four_processes_give_what_one_gives(tmp_path):
     group = Group(4)
     try:
         parts = [[["utt00", "utt05"]], [["utt01"]], [], [["utt02"], ["utt03", "utt04"]]]
@@ -119,9 +110,7 @@ def test_four_processes_give_what_one_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "batch_size"), [("tdnnf", 5), ("linear", 5), ("tdnnf", 1)])
-def test_a_training_by_two_processes_is_that_by_one(
-    pair: Group, kind: str, batch_size: int, tmp_path: Path
-) -> None:
+def test_a_training_by_two_processes_is_that_by_one(pair, kind, batch_size, tmp_path):
     """Uneven last batches (12 = 5 + 5 + 2), and with batches of one a process that never has an utterance."""
     options = {"batch_size": batch_size, "num_epochs": 1 if batch_size == 1 else 3, "average_last": 1}
     (alone_plan,) = plans(tmp_path / "alone", 1, kind=kind, options=options)
@@ -140,9 +129,7 @@ def test_a_training_by_two_processes_is_that_by_one(
     assert sorted(first.seen + second.seen) == sorted(alone.seen)
 
 
-def test_sigterm_to_one_process_stops_all_after_the_same_step_and_they_go_on_bit_for_bit(
-    pair: Group, tmp_path: Path
-) -> None:
+def test_sigterm_to_one_process_stops_all_after_the_same_step_and_they_go_on_bit_for_bit(pair, tmp_path):
     """With dropout: each process takes up its own random numbers."""
     common = {"options": {"batch_size": 2}, "dropout": 0.3}
     whole = pair.ask(train, plans(tmp_path / "whole", 2, **common))
@@ -161,11 +148,11 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step_and_they_go_on_bit
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
 def test_a_training_goes_on_with_another_number_of_processes_and_no_utterance_comes_twice(
-    pair: Group, sizes: tuple[int, int], tmp_path: Path
-) -> None:
+    pair, sizes, tmp_path
+):
     common = {"options": {"batch_size": 2, "num_epochs": 1, "average_last": 1}}
 
-    def run(size: int, **fault: int) -> list[Trained | Ended]:
+    def run(size, **fault):
         jobs = plans(tmp_path, size, **common, **fault)
         return pair.ask(train, jobs) if size == 2 else [train(World.alone(), jobs[0])]
 
@@ -178,7 +165,7 @@ def test_a_training_goes_on_with_another_number_of_processes_and_no_utterance_co
     assert sorted(before + after) == NAMES
 
 
-def test_a_process_with_bad_data_ends_the_others_with_a_message(doomed: Group, tmp_path: Path) -> None:
+def test_a_process_with_bad_data_ends_the_others_with_a_message(doomed, tmp_path):
     jobs = plans(tmp_path, 2, options={"batch_size": 2})
     jobs[1] = plans(tmp_path, 2, options={"batch_size": 2}, raise_at=3)[1]
     first, second = doomed.ask(train, jobs)
@@ -189,7 +176,7 @@ def test_a_process_with_bad_data_ends_the_others_with_a_message(doomed: Group, t
     assert "another process has ended" in str(first)
 
 
-def test_a_killed_process_ends_the_others_with_a_message(doomed: Group, tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_others_with_a_message(doomed, tmp_path):
     jobs = plans(tmp_path, 2, options={"batch_size": 2})
     jobs[0] = plans(tmp_path, 2, options={"batch_size": 2}, kill_at=2)[0]
     first, second = doomed.ask(train, jobs)
@@ -198,7 +185,7 @@ def test_a_killed_process_ends_the_others_with_a_message(doomed: Group, tmp_path
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_sixteen_bits_give_the_loss_to_their_accuracy(precision: str) -> None:
+def test_sixteen_bits_give_the_loss_to_their_accuracy(precision):
     parts = [[name for name in NAMES if name not in IMPOSSIBLE]]
     exact = gradient(World.alone(), ("tdnnf", parts, "float32"))
     rough = gradient(World.alone(), ("tdnnf", parts, precision))
@@ -209,7 +196,7 @@ def test_sixteen_bits_give_the_loss_to_their_accuracy(precision: str) -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
-def test_a_training_in_micro_batches_is_that_in_batches(micro_batch: int, tmp_path: Path) -> None:
+def test_a_training_in_micro_batches_is_that_in_batches(micro_batch, tmp_path):
     """For a network without statistics of the batch."""
     common = {"batch_size": 5, "average_last": 1}
     (plan,) = plans(tmp_path / "whole", 1, kind="linear", options=common)
@@ -225,7 +212,7 @@ def test_a_training_in_micro_batches_is_that_in_batches(micro_batch: int, tmp_pa
     ]
 
 
-def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path: Path) -> None:
+def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path):
     """The second has no checkpoint to read, and all the same makes every average and evaluation with the first."""
     options = {
         "optimizer": OptimizerConfig(

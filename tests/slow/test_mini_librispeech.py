@@ -8,7 +8,6 @@ import re
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -59,12 +58,12 @@ OPTIONS = [
 ]
 
 
-def text_of(folder: Path) -> dict[str, list[str]]:
+def text_of(folder):
     return {name: [word.upper() for word in words] for name, words in read_text(folder / "text").items()}
 
 
 @pytest.fixture(scope="module")
-def corpus(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(shared, tmp_path_factory):
     """Recorded digits in the folders and under the names of LibriSpeech."""
     digits = shared / "data" / "digits"
     out = tmp_path_factory.mktemp("corpus")
@@ -93,7 +92,7 @@ def corpus(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exp(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exp(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mini")
     arguments = [f"--exp={folder}", f"--corpus={corpus}", *OPTIONS]
     recipe = ROOT / "recipes" / "mini_librispeech"
@@ -101,7 +100,7 @@ def exp(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_last_two_speakers_of_the_training_set_are_held_out(exp: Path) -> None:
+def test_the_last_two_speakers_of_the_training_set_are_held_out(exp):
     sets = {split: DataDir.read(exp / "data" / split) for split in ("train", "dev", "test")}
     speakers = {split: {one.speaker for one in data} for split, data in sets.items()}
     assert speakers == {"train": {"19", "26", "27"}, "dev": {"32", "39"}, "test": set(SPEAKERS.values())}
@@ -109,7 +108,7 @@ def test_the_last_two_speakers_of_the_training_set_are_held_out(exp: Path) -> No
     assert next(iter(sets["train"])).words == ("QUUX",)
 
 
-def test_the_whole_path_ends_in_two_word_error_rates(exp: Path) -> None:
+def test_the_whole_path_ends_in_two_word_error_rates(exp):
     lines = (exp / "report.txt").read_text().splitlines()
     assert re.match(r"test +%?WER", lines[0])
     assert re.match(r"rescored +%?WER", lines[1])
@@ -120,9 +119,7 @@ def test_the_whole_path_ends_in_two_word_error_rates(exp: Path) -> None:
     assert (exp / "report.html").is_file()
 
 
-def test_the_command_rescores_as_the_stage_does(
-    exp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_rescores_as_the_stage_does(exp, tmp_path, monkeypatch):
     data = exp / "data"
     options = ["--lang", exp / "lang", "--arpa", data / "grammar.arpa", "--dev", data / "dev", "--workers", 1]
     command = [
@@ -141,7 +138,7 @@ def test_the_command_rescores_as_the_stage_does(
         assert (tmp_path / name).read_text() == (exp / "rescore" / name).read_text()
 
 
-def test_what_a_corpus_lacks_is_named(corpus: Path, tmp_path: Path) -> None:
+def test_what_a_corpus_lacks_is_named(corpus, tmp_path):
     with pytest.raises(DataError, match="needs --corpus FOLDER"):
         prepare(None, tmp_path, 1)
     with pytest.raises(DataError, match=r"train-clean-5: no SPEAKER/CHAPTER/\*\.trans\.txt"):
@@ -165,19 +162,19 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         content = self.server.files[self.path]
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     with Server(("127.0.0.1", 0), Handler) as found:
         found.files = {}
         thread = threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True)
@@ -188,7 +185,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def resources(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def resources(server, tmp_path, monkeypatch):
     """A small archive and a small text in place of the real ones; the address of the server that has them."""
     chapter = tmp_path / "source" / "LibriSpeech" / "part" / "1" / "2"
     chapter.mkdir(parents=True)
@@ -208,9 +205,7 @@ def resources(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
-def test_downloads_are_unpacked_and_one_of_another_checksum_is_deleted(
-    server: Server, resources: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_downloads_are_unpacked_and_one_of_another_checksum_is_deleted(server, resources, tmp_path, capsys):
     assert download.main([str(tmp_path / "good"), f"--server={resources}"]) == 0
     assert (tmp_path / "good/LibriSpeech/part/1/2/1-2.trans.txt").read_text() == "1-2-0000 ONE\n"
     server.files["/11/lexicon.txt"] = b"<html>moved</html>"
@@ -219,7 +214,7 @@ def test_downloads_are_unpacked_and_one_of_another_checksum_is_deleted(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_archive_that_leads_out_of_its_folder_is_refused(server: Server, tmp_path: Path) -> None:
+def test_an_archive_that_leads_out_of_its_folder_is_refused(server, tmp_path):
     (tmp_path / "evil").write_text("x")
     with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "evil", "../outside")

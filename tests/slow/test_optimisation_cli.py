@@ -1,10 +1,5 @@
 """Schedules, groups and the choice of the final model, from a configuration file through the command `train`."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from cli_fixtures import built, fsachain, recorded
 
@@ -33,7 +28,7 @@ train:
 """
 
 
-def trained(fsachain: Any, place: Path, text: str) -> tuple[int, str]:
+def trained(fsachain, place, text):
     (place / "config.yaml").write_text(text)
     lang, den = ("--lang", place / "lang"), ("--den", place / "den")
     numerators = place / "numerators.npz"
@@ -44,7 +39,7 @@ def trained(fsachain: Any, place: Path, text: str) -> tuple[int, str]:
     return status, errors
 
 
-def test_a_configuration_with_schedules_trains_as_it_says(fsachain: Any, recorded: Path) -> None:
+def test_a_configuration_with_schedules_trains_as_it_says(fsachain, recorded):
     status, errors = trained(fsachain, recorded, SECTIONS)
     assert status == 0, errors
     events = list(read_log(recorded / "model" / "train.jsonl"))

@@ -17,7 +17,7 @@ NUM_TAKES = 14
 
 
 @pytest.fixture(scope="module")
-def download(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def download(tmp_path_factory):
     """A download in small: two speakers, whose recording number n of any digit is a tone of its own."""
     folder = tmp_path_factory.mktemp("fsdd")
     (folder / "recordings").mkdir()
@@ -30,7 +30,7 @@ def download(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_prepared_download_is_a_corpus(download: Path, tmp_path: Path) -> None:
+def test_prepared_download_is_a_corpus(download, tmp_path):
     prepare(download, tmp_path, seed=1)
     assert "seven S EH V AH N" in (tmp_path / "lexicon.txt").read_text()
     sets = {split: DataDir.read(tmp_path / split) for split in ("train", "dev", "test")}
@@ -45,7 +45,7 @@ def test_prepared_download_is_a_corpus(download: Path, tmp_path: Path) -> None:
     assert info.duration > 0.2 * len(longest.words)
 
 
-def test_same_seed_gives_the_same_strings(download: Path, tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_strings(download, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         prepare(download, tmp_path / name, seed)
     texts = [(tmp_path / name / "dev" / "text").read_text() for name in "abc"]
@@ -55,7 +55,7 @@ def test_same_seed_gives_the_same_strings(download: Path, tmp_path: Path) -> Non
     assert [path.read_bytes() for path in audio[0]] == [path.read_bytes() for path in audio[1]]
 
 
-def test_synthetic_speech_is_the_same_in_every_process(tmp_path: Path) -> None:
+def test_synthetic_speech_is_the_same_in_every_process(tmp_path):
     pytest.importorskip("espeakng_loader", reason="the demo needs fsachain[recipes]")
     program = (
         "import sys; from pathlib import Path; from recipes.demo.prepare import prepare;"

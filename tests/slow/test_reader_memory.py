@@ -1,7 +1,5 @@
 """Memory: of readers, at most 64 MB and twenty times the file; of a long alignment, none by its length."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
@@ -35,7 +33,7 @@ FILES: dict[str, tuple[Callable[[Path], object], bytes]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_large_or_hostile_file_takes_memory_in_proportion(name: str, tmp_path: Path) -> None:
+def test_a_large_or_hostile_file_takes_memory_in_proportion(name, tmp_path):
     read, content = FILES[name]
     path = tmp_path / "file.txt"
     path.write_bytes(content)
@@ -78,7 +76,7 @@ print(align(2), align(20))
 """
 
 
-def test_memory_of_an_alignment_does_not_grow_with_the_recording() -> None:
+def test_memory_of_an_alignment_does_not_grow_with_the_recording():
     """Ten times the recording, 24,000 frames of 500 outputs: 48 MB of scores, and a trellis of 260 million steps."""
     done = subprocess.run(
         [sys.executable, "-c", LONG_ALIGNMENT],

@@ -42,18 +42,18 @@ OPTIONS = [
 ]
 
 
-def prepare_tiny(corpus: Path | None, out: Path, seed: int) -> None:
+def prepare_tiny(corpus, out, seed):
     prepare(corpus, out, seed, STRINGS)
 
 
 @pytest.fixture(scope="module")
-def exp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exp(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, [f"--exp={folder}", *OPTIONS]) == 0
     return folder
 
 
-def read_ctm(path: Path) -> dict[str, list[tuple[float, float, str]]]:
+def read_ctm(path):
     rows = defaultdict(list)
     for line in path.read_text().splitlines():
         utterance, _, start, duration, label = line.split()[:5]
@@ -62,7 +62,7 @@ def read_ctm(path: Path) -> dict[str, list[tuple[float, float, str]]]:
 
 
 @pytest.mark.parametrize("name", ["words.ctm", "phones.ctm"])
-def test_alignment_is_monotonic_and_inside_the_recording(exp: Path, name: str) -> None:
+def test_alignment_is_monotonic_and_inside_the_recording(exp, name):
     soundfile = pytest.importorskip("soundfile")
     rows = read_ctm(exp / "align" / name)
     utterances = {utterance.id: utterance for utterance in DataDir.read(exp / "data" / "test")}
@@ -76,7 +76,7 @@ def test_alignment_is_monotonic_and_inside_the_recording(exp: Path, name: str) -
         assert segments[-1][0] + segments[-1][1] <= length + tolerances.DELAY_MS / 1000
 
 
-def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp: Path, tmp_path: Path) -> None:
+def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp, tmp_path):
     """On recordings and through the whole path: features, network, best path, times."""
     soundfile = pytest.importorskip("soundfile")
     source = DataDir.read(exp / "data" / "test")
@@ -101,7 +101,7 @@ def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp: Path, tmp
     assert np.median(shifts) == pytest.approx(100.0, abs=tolerances.DELAY_MS)
 
 
-def test_report_shows_utterances_with_recordings_and_lattices_and_what_each_stage_took(exp: Path) -> None:
+def test_report_shows_utterances_with_recordings_and_lattices_and_what_each_stage_took(exp):
     page = (exp / "report.html").read_text()
     shown = min(10, len(DataDir.read(exp / "data" / "test")))
     assert page.count("<audio") >= shown
@@ -118,7 +118,7 @@ def test_report_shows_utterances_with_recordings_and_lattices_and_what_each_stag
     assert all(stage.peak_rss > 1e7 and stage.seconds > 0 for stage in stages)
 
 
-def test_commands_decode_and_align_as_the_stages_do(exp: Path, tmp_path: Path) -> None:
+def test_commands_decode_and_align_as_the_stages_do(exp, tmp_path):
     model, test, lang = exp / "model" / "model.safetensors", exp / "data" / "test", exp / "lang"
     assert run_command("decode", model, test, tmp_path, "--lang", lang) == 0
     assert (tmp_path / "hyp.txt").read_text() == (exp / "decode" / "hyp.txt").read_text()
@@ -135,14 +135,14 @@ CHUNKS = [
 
 
 @pytest.fixture(scope="module")
-def second(exp: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def second(exp, tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunks")
     places = [f"--first={exp}", f"--exp={folder}", f"--config={ROOT / 'recipes/demo/config.yaml'}"]
     assert run_second_pass(ROOT / "recipes" / "demo", prepare_tiny, [*places, *OPTIONS, *CHUNKS]) == 0
     return folder
 
 
-def test_second_pass_trains_on_chunks_of_every_utterance(exp: Path, second: Path) -> None:
+def test_second_pass_trains_on_chunks_of_every_utterance(exp, second):
     chunks = load_chunks(second / "chunks.npz")
     train = DataDir.read(exp / "data" / "train")
     assert set(chunks) == {utterance.id for utterance in train}
@@ -163,7 +163,7 @@ def test_second_pass_trains_on_chunks_of_every_utterance(exp: Path, second: Path
     assert "WER" in (second / "report.txt").read_text()
 
 
-def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path: Path, capsys):
+def test_command_supervises_as_the_stage_does(exp, second, tmp_path, capsys):
     config = tmp_path / "config.yaml"
     recipe = (ROOT / "recipes/demo/config.yaml").read_text()
     config.write_text(recipe + "supervision: {chunk_frames: 90}\nperturbation: {speeds: [0.9, 1.0]}\n")
@@ -205,8 +205,6 @@ def test_command_supervises_as_the_stage_does(exp: Path, second: Path, tmp_path:
         (["--stage=align", "--stop-stage=lang"], "--stop-stage lang comes before --stage align"),
     ],
 )
-def test_wrong_option_of_a_recipe_is_one_line(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_option_of_a_recipe_is_one_line(options, message, tmp_path, capsys):
     assert run_recipe(ROOT / "recipes" / "demo", prepare_tiny, [f"--exp={tmp_path}", *options]) == 1
     assert capsys.readouterr().err == f"error: {message}\n"

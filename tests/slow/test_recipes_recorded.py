@@ -1,7 +1,5 @@
 """The recipes of recordings in small: a few recordings, a narrow network, one epoch, all stages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,7 @@ from fsachain.report.collect import read_stages
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import read_data_dirs, write_data_dir
 from recipes.pipeline.main import run_recipe
-from recipes.pipeline.stages import STAGES, Prepare
+from recipes.pipeline.stages import STAGES
 from recipes.prompts.prepare import prepare as prepare_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,10 +42,10 @@ OPTIONS = [
 RECIPES = {"digits": ("digits", prepare_digits), "prompts": ("prompts_en", prepare_prompts)}
 
 
-def few_of(prepare: Prepare) -> Prepare:
+def few_of(prepare):
     """Prepares the corpus and keeps a few recordings of each set, from all parts of it."""
 
-    def prepare_few(corpus: Path | None, out: Path, seed: int) -> None:
+    def prepare_few(corpus, out, seed):
         prepare(corpus, out, seed)
         for split, count in KEPT.items():
             recordings = read_data_dirs([out / split])
@@ -57,7 +55,7 @@ def few_of(prepare: Prepare) -> Prepare:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_stage_of_a_recipe_of_recordings_runs(name: str, shared: Path, tmp_path: Path) -> None:
+def test_every_stage_of_a_recipe_of_recordings_runs(name, shared, tmp_path):
     folder, prepare = RECIPES[name]
     corpus = shared / "data" / folder
     if not corpus.is_dir():

@@ -6,7 +6,6 @@ The browser is the one that FSACHAIN_BROWSER names, or Chromium or Chrome on the
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -39,7 +38,7 @@ class Visit:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with playwright.sync_playwright() as driver:
         own = driver.chromium.executable_path
         named = os.environ.get("FSACHAIN_BROWSER")
@@ -58,7 +57,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def reports(tmp_path_factory):
     made = {}
     for kind, names in (("plain", report_inputs.Names()), ("hostile", report_inputs.HOSTILE)):
         exp = report_inputs.write_experiment(tmp_path_factory.mktemp(kind) / "exp", names)
@@ -73,7 +72,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def visit(browser: Any, path: Path, **options: Any) -> Visit:
+def visit(browser, path, **options):
     page = browser.new_page(**{"viewport": {"width": WIDTHS["desktop"], "height": 900}, **options})
     visited = Visit(page)
     page.on("console", lambda message: visited.noise.append(f"console {message.type}: {message.text}"))
@@ -84,28 +83,26 @@ def visit(browser: Any, path: Path, **options: Any) -> Visit:
     return visited
 
 
-def _note_request(visited: Visit, url: str) -> None:
+def _note_request(visited, url):
     if not url.startswith(("file:", "data:")):
         visited.noise.append(f"request: {url}")
 
 
 @pytest.fixture
-def plain(browser: Any, reports: dict[str, Path]) -> Iterator[Visit]:
+def plain(browser, reports):
     visited = visit(browser, reports["plain"])
     yield visited
     visited.page.close()
 
 
-def column(page: Any, place: int) -> list[str]:
+def column(page, place):
     return page.locator(f"#stages tbody tr > :nth-child({place + 1})").all_inner_texts()
 
 
 @pytest.mark.parametrize("kind", ["plain", "hostile", "half"])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_opens_silently_and_fits_the_screen(
-    browser, reports, kind: str, width: str, scheme: str
-) -> None:
+def test_page_opens_silently_and_fits_the_screen(browser, reports, kind, width, scheme):
     size = {"width": WIDTHS[width], "height": 800}
     visited = visit(browser, reports[kind], viewport=size, color_scheme=scheme)
     page = visited.page
@@ -124,7 +121,7 @@ def test_page_opens_silently_and_fits_the_screen(
     page.close()
 
 
-def test_table_sorts_by_numbers_and_by_words_and_back(plain: Visit) -> None:
+def test_table_sorts_by_numbers_and_by_words_and_back(plain):
     page = plain.page
     assert column(page, 0) == ["train", "decode", "align"]
     time_head = page.locator(HEADS, has_text="time").first
@@ -144,7 +141,7 @@ def test_table_sorts_by_numbers_and_by_words_and_back(plain: Visit) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "hostile"])
-def test_every_recording_is_understood_and_plays(browser, reports, kind: str) -> None:
+def test_every_recording_is_understood_and_plays(browser, reports, kind):
     visited = visit(browser, reports[kind])
     page = visited.page
     recordings = page.locator("audio")
@@ -161,7 +158,7 @@ def test_every_recording_is_understood_and_plays(browser, reports, kind: str) ->
     page.close()
 
 
-def test_click_on_a_word_plays_that_word_and_stops_behind_it(plain: Visit) -> None:
+def test_click_on_a_word_plays_that_word_and_stops_behind_it(plain):
     page = plain.page
     article = page.locator("article.utterance").first
     article.locator("details").first.evaluate("one => { one.open = true; }")
@@ -174,17 +171,17 @@ def test_click_on_a_word_plays_that_word_and_stops_behind_it(plain: Visit) -> No
 
 
 @pytest.fixture
-def asked() -> Iterator[tuple[str, list[str]]]:
+def asked():
     """The address of a server on this machine, and the paths that it was asked for."""
     paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             paths.append(self.path)
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, *arguments: object) -> None:
+        def log_message(self, *arguments):
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -193,7 +190,7 @@ def asked() -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
-def test_policy_of_the_page_stops_what_is_put_into_it(plain: Visit, browser, asked, tmp_path: Path) -> None:
+def test_policy_of_the_page_stops_what_is_put_into_it(plain, browser, asked, tmp_path):
     """If some name did become markup, it could neither run nor ask for anything; a page without the policy does both."""
     address, paths = asked
     (tmp_path / "open.html").write_text("<!doctype html><title>open</title><body>")

@@ -1,7 +1,6 @@
 """A decoding graph from elsewhere is searched or refused: no crash of the process, no search without end."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ HEADER = 4 + 4 + len("vector") + 4 + len("standard") + 16  # start, states and a
 FIRST_ARCS = HEADER + 24 + 4  # count of arcs of state 0
 
 
-def search(path: Path) -> None:
+def search(path):
     """What a user does with a graph; refusals are DataError for `check`."""
     try:
         for kind in ("lattice", "beam"):

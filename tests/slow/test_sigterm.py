@@ -1,13 +1,10 @@
 """SIGTERM on the whole command `fsachain train`, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,14 +26,14 @@ CONFIG = (
 
 
 @pytest.fixture
-def command(fsachain, recorded: Path) -> Callable[..., list[str]]:
+def command(fsachain, recorded):
     """The command line of a training whose epochs take a fraction of a second."""
     numerators, lang = recorded / "num.npz", ("--lang", recorded / "lang")
     made = fsachain("num-graphs", recorded / "data", numerators, *lang, "--den", recorded / "den")
     assert made[0] == 0, made[2]
     (recorded / "config.yaml").write_text(CONFIG)
 
-    def line(out: Path, *more: str) -> list[str]:
+    def line(out, *more):
         start = [sys.executable, "-c", "from fsachain.cli import main; main()", "train"]
         places = [recorded / "data", numerators, out, *lang, "--den", recorded / "den"]
         return [*start, *map(str, places), "--config", str(recorded / "config.yaml"), *more]
@@ -44,7 +41,7 @@ def command(fsachain, recorded: Path) -> Callable[..., list[str]]:
     return line
 
 
-def stop(line: list[str], ready: Callable[[], bool]) -> tuple[int, str]:
+def stop(line, ready):
     """Start it, send SIGTERM once it is `ready`; status and errors."""
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -60,11 +57,11 @@ def stop(line: list[str], ready: Callable[[], bool]) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def last_line(path: Path) -> dict:
+def last_line(path):
     return json.loads(path.read_text().splitlines()[-1])
 
 
-def test_sigterm_in_a_training_saves_and_the_command_goes_on_from_there(command, tmp_path: Path) -> None:
+def test_sigterm_in_a_training_saves_and_the_command_goes_on_from_there(command, tmp_path):
     out, whole = tmp_path / "stopped", tmp_path / "whole"
     log = out / "train.jsonl"
     status, errors = stop(command(out), lambda: log.exists() and '"epoch"' in log.read_text())
@@ -84,9 +81,7 @@ def test_sigterm_in_a_training_saves_and_the_command_goes_on_from_there(command,
     assert all(torch.equal(model[name], value) for name, value in expected.items())
 
 
-def test_sigterm_while_recordings_are_read_ends_the_command_with_the_same_status(
-    command, recorded: Path, tmp_path: Path
-) -> None:
+def test_sigterm_while_recordings_are_read_ends_the_command_with_the_same_status(command, recorded, tmp_path):
     """At the latest when the recordings that are being read are there: 64 of them, here five."""
     begun, out = tmp_path / "begun", tmp_path / "model"
     slow = "".join(

@@ -1,7 +1,5 @@
 """`fsachain train --stream`: the model of a training in memory, from any kind of data, within bounded memory."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ BASE = "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, t
 
 
 @pytest.fixture
-def ready(fsachain, recorded) -> Path:
+def ready(fsachain, recorded):
     """The corpus with numerators in both forms, and a configuration."""
     (recorded / "small.yaml").write_text(BASE + OPTIONS + "cmvn: {scope: speaker}\n")
     graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
@@ -25,7 +23,7 @@ def ready(fsachain, recorded) -> Path:
 def train(fsachain, ready):
     """Train on some numerators; returns status, what was written, and the model's tensors."""
 
-    def run(numerators: object, out: str, *options: object) -> tuple[int, str, dict[str, torch.Tensor]]:
+    def run(numerators, out, *options):
         graphs = ("--lang", ready / "lang", "--den", ready / "den", "--config", ready / "small.yaml")
         dev = ("--dev", ready / "data", numerators)
         status, _, told = fsachain("train", ready / "data", numerators, ready / out, *graphs, *dev, *options)
@@ -35,7 +33,7 @@ def train(fsachain, ready):
     return run
 
 
-def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+def assert_same(one, other):
     assert one.keys() == other.keys()
     assert one
     for name in one:
@@ -43,7 +41,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("scope", ["global", "speaker"])
-def test_a_streamed_training_gives_the_model_of_one_in_memory_bit_for_bit(train, ready, scope) -> None:
+def test_a_streamed_training_gives_the_model_of_one_in_memory_bit_for_bit(train, ready, scope):
     (ready / "small.yaml").write_text(BASE + OPTIONS + f"cmvn: {{scope: {scope}}}\n")
     status, told, whole = train(ready / "num.npz", "whole")
     assert status == 0, told
@@ -55,7 +53,7 @@ def test_a_streamed_training_gives_the_model_of_one_in_memory_bit_for_bit(train,
     assert_same(whole, compiled)
 
 
-def test_a_broken_recording_is_named_once_and_the_streamed_training_goes_on(train, ready) -> None:
+def test_a_broken_recording_is_named_once_and_the_streamed_training_goes_on(train, ready):
     path = ready / "data/3.wav"
     path.write_bytes(path.read_bytes()[:44] + b"\xff" * 100)  # its header still promises a second
     status, told, model = train(ready / "tables", "out", "--stream")
@@ -64,7 +62,7 @@ def test_a_broken_recording_is_named_once_and_the_streamed_training_goes_on(trai
     assert "u3" in told
 
 
-def test_chunks_and_options_of_streaming_without_it_are_refused(fsachain, train, ready) -> None:
+def test_chunks_and_options_of_streaming_without_it_are_refused(fsachain, train, ready):
     status, told, _ = train("-", "out")
     assert status == 1
     assert "--stream" in told
@@ -76,7 +74,7 @@ def test_chunks_and_options_of_streaming_without_it_are_refused(fsachain, train,
     assert "several shards" in told
 
 
-def test_cuts_and_shards_train_the_model_of_the_kaldi_directory(fsachain, ready) -> None:
+def test_cuts_and_shards_train_the_model_of_the_kaldi_directory(fsachain, ready):
     lhotse = pytest.importorskip("lhotse", reason="manifests of cuts need fsachain[lhotse]")
     cuts = []
     for line in (ready / "data/text").read_text().splitlines():

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def arguments(fsachain, recorded: Path) -> Callable[[Path], list[str]]:
+def arguments(fsachain, recorded):
     """The arguments of a training of five utterances, in batches of two, two and one."""
     numerators, lang = recorded / "num.npz", ("--lang", recorded / "lang")
     made = fsachain("num-graphs", recorded / "data", numerators, *lang, "--den", recorded / "den")
@@ -47,7 +46,7 @@ def arguments(fsachain, recorded: Path) -> Callable[[Path], list[str]]:
 class Run2:
     """torchrun with two processes."""
 
-    def __init__(self, arguments: list[str], *options: str) -> None:
+    def __init__(self, arguments, *options):
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         self.process = subprocess.Popen(
             [*start, *options, "-m", "fsachain", *arguments],
@@ -58,7 +57,7 @@ class Run2:
             text=True,
         )
 
-    def worker(self, rank: int) -> int:
+    def worker(self, rank):
         """The process number of a worker that runs."""
         parent = self.process.pid
         for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
@@ -66,24 +65,24 @@ class Run2:
                 return int(child)
         raise AssertionError(f"torchrun has no worker {rank}")
 
-    def wait_for(self, ready: Callable[[], bool]) -> None:
+    def wait_for(self, ready):
         until = time.monotonic() + PATIENCE
         while not ready():
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < until, "torchrun takes too long"
             time.sleep(0.01)
 
-    def end(self) -> tuple[int, str]:
+    def end(self):
         """Status and output."""
         output = self.process.communicate(timeout=PATIENCE)[0]
         return self.process.returncode, output
 
 
 @pytest.fixture
-def torchrun() -> Iterator[Callable[..., Run2]]:
+def torchrun():
     runs: list[Run2] = []
 
-    def start(arguments: list[str], *options: str) -> Run2:
+    def start(arguments, *options):
         runs.append(Run2(arguments, *options))
         return runs[-1]
 
@@ -92,13 +91,13 @@ def torchrun() -> Iterator[Callable[..., Run2]]:
         run.process.kill()
 
 
-def has_epochs(log: Path, count: int = 1) -> bool:
+def has_epochs(log, count=1):
     return log.exists() and log.read_text().count('"event": "epoch"') >= count
 
 
 def test_torchrun_restarts_a_training_whose_process_was_killed_and_no_bit_of_the_result_changes(
-    arguments, torchrun, tmp_path: Path
-) -> None:
+    arguments, torchrun, tmp_path
+):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     status, output = torchrun(arguments(whole)).end()
     assert status == 0, output
@@ -115,9 +114,7 @@ def test_torchrun_restarts_a_training_whose_process_was_killed_and_no_bit_of_the
     assert output.count("model -> ") == 1
 
 
-def test_sigterm_to_torchrun_saves_once_and_one_process_goes_on(
-    arguments, torchrun, fsachain, tmp_path: Path
-) -> None:
+def test_sigterm_to_torchrun_saves_once_and_one_process_goes_on(arguments, torchrun, fsachain, tmp_path):
     """With a corpus that is streamed: each process prepares its own utterances."""
     out = tmp_path / "model"
     run = torchrun([*arguments(out), "--stream"])

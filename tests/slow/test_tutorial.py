@@ -1,7 +1,5 @@
 """The tutorial's commands and programs, in their order, on a few recorded digits: a reader who copies them gets a report."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -33,14 +31,14 @@ SMALLER = {
 _BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 
 
-def run_command(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def run_command(line, monkeypatch):
     monkeypatch.setattr(sys, "argv", shlex.split(line))
     with pytest.raises(SystemExit) as stop:
         main()
     return int(stop.value.code or 0)
 
 
-def write_table(digits: Path, folder: Path) -> None:
+def write_table(digits, folder):
     """Recordings and transcripts as a reader has them."""
     source = digits / "connected" / "train"
     (folder / "audio").mkdir()
@@ -55,9 +53,7 @@ def write_table(digits: Path, folder: Path) -> None:
     (folder / "transcripts.tsv").write_text("".join(rows))
 
 
-def test_ten_steps_lead_from_recordings_to_a_report(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ten_steps_lead_from_recordings_to_a_report(shared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_table(shared / "data" / "digits", tmp_path)
     commands = []

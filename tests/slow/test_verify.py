@@ -1,13 +1,8 @@
 """`make verify` counts what ran, shows the worst differences and does not pass over failures."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tools import verify
-from tools.verify import Found
 
 TESTS = """
 import numpy as np, pytest, torch
@@ -43,14 +38,14 @@ def test_left_out():
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Found]:
+def found(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(verify.TESTS))
     (tmp_path / "test_made.py").write_text(TESTS)
     checks = verify.run_tests([str(tmp_path / "test_made.py"), "-p", "conftest"], 1, "thorough")
     return {one.name.partition("::")[2]: one for one in checks}
 
 
-def test_a_run_gives_outcomes_examples_and_the_closest_comparisons(found: dict[str, Found]) -> None:
+def test_a_run_gives_outcomes_examples_and_the_closest_comparisons(found):
     assert found["test_with_the_number_of_the_profile"].examples == 300
     assert found["test_with_a_number_of_its_own"].examples == 200
     closest = {name: (one.ratio, one.difference) for name, one in found.items() if one.ratio}
@@ -62,5 +57,5 @@ def test_a_run_gives_outcomes_examples_and_the_closest_comparisons(found: dict[s
     assert sum(one.outcome == "passed" for one in found.values()) == 5
 
 
-def test_every_recipe_is_run_by_a_test() -> None:
+def test_every_recipe_is_run_by_a_test():
     assert verify.recipes_not_run() == []

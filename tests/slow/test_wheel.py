@@ -37,12 +37,12 @@ print(*{name.partition(".")[0] for name in set(sys.modules) - before})
 """
 
 
-def clean_environment() -> dict[str, str]:
+def clean_environment():
     return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 @pytest.fixture(scope="module")
-def installed_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_python(tmp_path_factory):
     """A new environment with the wheel in it; numpy, scipy, numba and torch are borrowed."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -76,7 +76,7 @@ def installed_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def run_installed(python: Path, program: str) -> str:
+def run_installed(python, program):
     done = subprocess.run(
         [python, "-c", program],
         cwd=python.parent,
@@ -89,13 +89,13 @@ def run_installed(python: Path, program: str) -> str:
     return done.stdout
 
 
-def test_wheel_carries_the_kernels_and_runs_a_loss(installed_python: Path) -> None:
+def test_wheel_carries_the_kernels_and_runs_a_loss(installed_python):
     loss, gradient = map(float, run_installed(installed_python, LOSS_PROGRAM).split())
     assert loss > 0.0  # the numerator is a subset of what the denominator allows
     assert gradient > 0.0
 
 
-def test_wheel_carries_the_templates_of_the_report(installed_python: Path) -> None:
+def test_wheel_carries_the_templates_of_the_report(installed_python):
     program = (
         "from importlib import resources\n"
         "print(*sorted(file.name for file in (resources.files('fsachain.report') / 'templates').iterdir()))"
@@ -108,11 +108,11 @@ def test_wheel_carries_the_templates_of_the_report(installed_python: Path) -> No
     ]
 
 
-def test_importing_loads_no_other_package_beside_torch(installed_python: Path) -> None:
+def test_importing_loads_no_other_package_beside_torch(installed_python):
     """Compilers, graph libraries and optional packages come with the first name that needs them."""
     assert run_installed(installed_python, IMPORT_PROGRAM).split() == ["fsachain"]
 
 
-def test_missing_extra_is_named_with_its_install_command() -> None:
+def test_missing_extra_is_named_with_its_install_command():
     with pytest.raises(MissingExtraError, match=r"fsachain\[graph\]"):
         require("a_package_that_nobody_has", extra="graph")
