@@ -1,16 +1,18 @@
 """Networks of a user, named by their import path in the tests of `network.kind`; some lack something."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fsachain.nn import NetworkOutput
 
 CALLED: list[str] = []  # what ran because a file asked for it
 
 
-def record(name):
+def record(name: str) -> None:
     """Not a network."""
     CALLED.append(name)
 
@@ -21,17 +23,17 @@ class Plain(nn.Module):
     context = (0, 0)
     time_offset = 0
 
-    def __init__(self, num_features, num_pdfs, width=8, subsampling=3):
+    def __init__(self, num_features: int, num_pdfs: int, width: int = 8, subsampling: int = 3) -> None:
         super().__init__()
         CALLED.append("Plain")
         self.num_features, self.num_pdfs, self.subsampling = num_features, num_pdfs, subsampling
         self.encoder = nn.Linear(num_features, width)
         self.head = nn.Linear(width, num_pdfs)
 
-    def output_lengths(self, lengths):
+    def output_lengths(self, lengths: Tensor) -> Tensor:
         return torch.div(lengths + self.subsampling - 1, self.subsampling, rounding_mode="floor")
 
-    def forward(self, features, lengths):
+    def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
         scores = self.head(torch.relu(self.encoder(features[:, :: self.subsampling])))
         return NetworkOutput(scores, self.output_lengths(lengths), None)
 
@@ -46,7 +48,7 @@ class WidthConfig:
 class Configured(Plain):
     """The same from a dataclass."""
 
-    def __init__(self, config):
+    def __init__(self, config: WidthConfig) -> None:
         super().__init__(config.num_features, config.num_pdfs, config.width)
 
 
@@ -57,17 +59,17 @@ class NarrowConfig:
 
 
 class WithoutPdfs(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config: NarrowConfig) -> None:
         super().__init__()
 
 
 class WithoutFeatures(nn.Module):
-    def __init__(self, num_pdfs):
+    def __init__(self, num_pdfs: int) -> None:
         super().__init__()
 
 
 class Demanding(Plain):
-    def __init__(self, num_features, num_pdfs, path):
+    def __init__(self, num_features: int, num_pdfs: int, path: str) -> None:
         super().__init__(num_features, num_pdfs)
         self.path = path
 
@@ -75,11 +77,11 @@ class Demanding(Plain):
 class Silent(nn.Module):
     """An ordinary module that knows nothing of frames."""
 
-    def __init__(self, **options):
+    def __init__(self, **options: int) -> None:
         super().__init__()
         self.num_features, self.num_pdfs = options["num_features"], options["num_pdfs"]
 
-    def forward(self, features, lengths):
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         return features
 
 
