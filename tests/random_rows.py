@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsachain.grid import REGULAR, GridArc, GridBatch, Rows, num_cells, row_boxes
+from fsachain.grid import REGULAR, GridArc, Rows, num_cells
 
 SIZES = np.array([[6, 4], [3, 2], [1, 0], [5, 0], [4, 4]])  # frames and labels
 LAYOUTS = ("padded", "packed", "pruned")
@@ -71,21 +71,9 @@ def is_real(rows):
     return np.concatenate(found)
 
 
-def sequence_of_rows(rows):
-    """The sequence that each row belongs to [R]."""
-    return np.repeat(np.arange(len(rows.sequences)), rows.sequences[:, 2] * rows.sequences[:, 3])
-
-
 def empty_scores(rows):
     """Scores [K, cells] before any row is read."""
     return np.full((len(rows.classes), num_cells(rows)), -np.inf)
-
-
-def grids_of(rows, kind):
-    """The grids of these rows."""
-    sizes = np.zeros((len(rows.sequences), 4), np.int64)
-    sizes[:, 2:] = rows.sequences[:, 4:6]
-    return GridBatch(np.array(kind.arcs, np.int64), sizes, row_boxes(rows))
 
 
 def alone(rows, n):

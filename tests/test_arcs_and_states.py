@@ -145,25 +145,6 @@ def test_a_leak_that_collects_next_to_nothing_is_not_lost(gap, leaky):
     assert_agrees(table, scores, leaky)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_sums_of_the_occupancies_are_the_other_occupancies(kind, backend):
-    """Arcs by pdf give equation (7), arcs by source the state before a frame, and by destination the next without leaks."""
-    table, leaky = table_and_leak(kind)
-    scores = 3 * np.random.default_rng(2).normal(size=(1, 30, NUM_PDFS))
-    result = forward_backward(TableBatch.pack([table]), scores, leaky_hmm_coefficient=leaky, backend=backend)
-    arcs, states, view = result.arc_occupancy(0), result.state_occupancy(0), table.by_src
-    by_pdf, by_src, by_dst = np.zeros((30, NUM_PDFS)), np.zeros((30, table.num_states)), np.zeros_like(states)
-    for e, arc in enumerate(view.arc):
-        by_pdf[:, table.active_pdfs[view.column[e]]] += arcs[:, arc]
-        by_src[:, view.src[e]] += arcs[:, arc]
-        by_dst[1:, view.dst[e]] += arcs[:, arc]
-    np.testing.assert_allclose(by_pdf, result.occupancy[0], rtol=0.0, atol=tolerances.FLOAT64)
-    np.testing.assert_allclose(by_src, states[:-1], rtol=0.0, atol=tolerances.ROUNDING)
-    if leaky == 0.0:
-        np.testing.assert_allclose(by_dst[1:], states[1:], rtol=0.0, atol=tolerances.FLOAT64)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("spoiled", [np.nan, np.inf, "frame of -inf", "too short"])
 def test_impossible_sequences_have_no_occupancy(backend, spoiled):

@@ -13,24 +13,12 @@ from tools.bench import graphs
 from tools.golden.oracle import Job, compile_jobs
 
 
-def test_drawn_transcripts_keep_to_their_length_and_prefer_the_first_words():
-    said = graphs.drawn(["a", "b", "c"], 500, 4, skew=1.0)
-    assert {len(words) for words in said} == {1, 2, 3, 4}
-    counts = [sum(words.count(word) for words in said) for word in "abc"]
-    assert counts == sorted(counts, reverse=True) and counts[2]
-
-
 def test_a_row_of_models_has_their_sizes(shared):
     folder = shared / "golden/kaldi/lm/lm6_biphone_tied"
     sentences, phones, states, _, arcs, *_ = graphs.model_row(folder, 20).replace(",", "").split()
     said = graphs.drawn(graphs.read_lexicon(folder).words, 20, graphs.LONGEST + 1, skew=1.0)
     assert int(sentences) == 20 and int(phones) >= sum(map(len, said))
     assert 1 < int(states) <= int(arcs)
-
-
-def test_the_table_says_when_there_are_no_lexicons(tmp_path, capsys):
-    assert graphs.main(["--shared", str(tmp_path)]) == 2
-    assert "no lexicons found" in capsys.readouterr().err
 
 
 def test_costs_of_kaldi_are_of_the_graphs_that_it_wrote(tmp_path):

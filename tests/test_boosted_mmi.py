@@ -15,7 +15,7 @@ from loss_inputs import (
     real_frames,
 )
 
-from fsachain import TableBatch, compile_table, forward_backward, total_log_prob
+from fsachain import TableBatch, compile_table, forward_backward
 from fsachain.errors import ConfigError
 
 BOOST = 0.4
@@ -55,18 +55,6 @@ def test_value_and_gradient_are_those_of_the_boosted_scores(leaky):
     close(-output.grad * record.weight_ok, weights.view(-1, 1, 1) * expected)
 
 
-def test_the_gradient_is_that_of_the_composition_with_a_detached_occupancy():
-    loss, output = make_loss("boosted", out_of_range_regularize=0.0), make_output()
-    loss(output, LENGTHS, make_graphs()).backward()
-    y = output.detach().clone().requires_grad_()
-    numerators, denominator = make_numerators(), make_denominator().batch(SIZE)
-    occupancy = forward_backward(numerators, y.detach(), LENGTHS).occupancy
-    num = total_log_prob(numerators, y, LENGTHS)
-    den = total_log_prob(denominator, y - BOOST * occupancy, LENGTHS, leaky_hmm_coefficient=0.1)
-    (-(num - den).sum() / sum(LENGTHS)).backward()
-    close(output.grad, y.grad, tolerances.FLOAT64)
-
-
 def test_without_boost_not_a_bit_differs_from_the_plain_loss():
     results = []
     for options in ({}, {"boost": 0.0}):
@@ -75,24 +63,6 @@ def test_without_boost_not_a_bit_differs_from_the_plain_loss():
         value.backward()
         results.append((value.detach(), output.grad))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
-
-
-def test_a_vanishing_boost_tends_to_the_plain_loss():
-    """To first order objf grows by boost times the frames that the denominator is expected to have right."""
-    accuracy = make_loss("MBR").objective(make_output(), LENGTHS, make_graphs()).objf_ok
-    plain = make_loss().objective(make_output(), LENGTHS, make_graphs()).objf_ok
-    assert accuracy > 5.0
-    for boost in (1e-3, 1e-4):
-        boosted = make_loss("boosted", boost=boost).objective(make_output(), LENGTHS, make_graphs()).objf_ok
-        close((boosted - plain) / boost, accuracy, tolerances.SECOND_ORDER * boost)
-
-
-def test_objf_lies_between_plain_and_plain_plus_boost_times_frames():
-    plain = make_loss().objective(make_output(scale=3.0), LENGTHS, make_graphs())
-    boosted = make_loss("boosted").objective(make_output(scale=3.0), LENGTHS, make_graphs())
-    gain = plain.den_log_prob - boosted.den_log_prob
-    assert (gain > 0.0).all() and (gain < BOOST * torch.tensor(LENGTHS)).all()
-    assert torch.equal(plain.num_log_prob, boosted.num_log_prob)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -118,13 +88,6 @@ def test_the_branch_gets_the_numerators_occupancy_whatever_the_boost():
         grads.append((branch.grad, loss.last_record.xent_objf))
     for plain, boosted in zip(*grads, strict=True):
         close(plain, boosted, tolerances.FLOAT64)
-
-
-def test_the_network_output_is_left_alone():
-    output = make_output(dtype=torch.float32)
-    kept = output.detach().clone()
-    make_loss("boosted")(output, LENGTHS, make_graphs()).backward()
-    assert torch.equal(output.detach(), kept)
 
 
 def test_a_boost_must_not_be_negative():

@@ -8,10 +8,7 @@ import torch
 from ctc_inputs import random_batch
 
 from fsachain import BackendUnavailable, ConfigError, CTCLoss, DataError, ShapeError, ctc_loss
-from fsachain.backends.cpu import ctc as cpu_ctc
-from fsachain.backends.ctc import Checks, Rows, make_problem
-from fsachain.backends.reference import ctc as reference_ctc
-from fsachain.loss.ctc import NormalizationWarning, ctc
+from fsachain.loss.ctc import NormalizationWarning
 
 SCORES = torch.zeros(6, 2, 5).log_softmax(-1)
 GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": [2, 1]}
@@ -108,28 +105,6 @@ def test_three_calls_look_at_every_frame_to_warn_and_one_to_raise(frame, backend
         ctc_loss(scores, **GOOD, backend=backend, unnormalized="error")
 
 
-def test_frames_take_turns_from_call_to_call():
-    seen = []
-    for _ in range(6):
-        scores, frames = SCORES.clone(), []
-        for frame in range(5):
-            scores = SCORES.clone()
-            scores[frame, 1] += 0.5
-            checks = Checks(3, len(seen) % 3)
-            batch = {**GOOD, "targets": np.array(GOOD["targets"])}
-            counts = np.array(batch["input_lengths"]), np.array(batch["target_lengths"])
-            problem = make_problem(batch["targets"], *counts, (2, 6, 5), 0, "standard", np.empty(0), 0.0)
-            rows = Rows(scores.numpy().reshape(-1), (5, 10), (2, 6, 5))
-            sums = [np.ones((2, 6)) for _ in range(2)]
-            for module, found in zip((cpu_ctc, reference_ctc), sums, strict=True):
-                module.log_probs(problem, rows, np.empty((0, 2, 6)), found, checks, rows.flat[:0], None)
-            np.testing.assert_allclose(*sums, rtol=1e-3)
-            if abs(sums[0][1, frame] - 1.0) > 0.1:
-                frames.append(frame)
-        seen.append(frames)
-    assert seen == 2 * [[0, 3], [2], [1, 4]]
-
-
 @pytest.mark.parametrize(
     ("scores", "options"),
     [
@@ -160,25 +135,6 @@ def test_one_wrong_row_is_found_whatever_its_size(dtype, classes, value):
     else:
         with pytest.raises(DataError, match="sequence 0: the probabilities of frame 4"):
             ctc_loss(scores, **arguments)
-
-
-def operator_arguments(dtype=torch.float32, inputs="logits"):
-    batch = random_batch(0)
-    lengths = torch.tensor(batch.input_lengths), torch.tensor(batch.target_lengths)
-    options = batch.blank, inputs, "standard", 0.0, "ignore", "", "auto", True, None
-    return (batch.leaf(dtype), torch.from_numpy(batch.targets), *lengths, torch.empty(0), *options)
-
-
-@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_with_and_without_the_operator_the_bits_are_the_same(inputs, dtype):
-    arguments = operator_arguments(dtype, inputs)
-    leaf, found = arguments[0], []
-    for losses in (ctc(*arguments).losses, ctc.op(*arguments)[0]):
-        weights = torch.arange(1.0, len(losses) + 1, dtype=torch.float64)
-        found.append((losses.detach(), *torch.autograd.grad(losses, leaf, weights)))
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
 def test_what_the_caller_changes_before_backward():

@@ -18,11 +18,9 @@ from tolerances import (
     PEER_COST_RELATIVE,
     PEER_CTC_GRADIENT,
     ROUNDING,
-    ROW_SUM,
 )
 
-from fsachain import CTCLoss, TableBatch, compile_table, ctc_graph, ctc_loss, set_num_threads, total_log_prob
-from fsachain.backends.cpu.threads import get_num_threads
+from fsachain import CTCLoss, TableBatch, compile_table, ctc_graph, ctc_loss, total_log_prob
 
 TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 BACKENDS = ["cpu", "reference"]
@@ -157,35 +155,6 @@ def test_gradients_are_derivatives_also_where_rows_are_not_normalized(inputs, op
     assert torch.autograd.gradcheck(losses, batch.leaf())
 
 
-def test_the_gradient_of_log_probs_is_minus_the_occupancy_and_that_of_logits_sums_to_zero():
-    batch = random_batch(4)
-    real = np.arange(len(batch.scores))[:, None] < np.array(batch.input_lengths)
-    by_log_probs = losses_and_gradient(batch, torch.float32, inputs="log_probs", unnormalized="ignore")[1]
-    by_logits = losses_and_gradient(batch, torch.float32)[1]
-    np.testing.assert_allclose(by_log_probs.sum(axis=2), np.where(real, -1.0, 0.0), atol=ROW_SUM)
-    np.testing.assert_allclose(by_logits.sum(axis=2), 0.0, atol=ROW_SUM)
-    assert not by_logits[~real].any()
-    assert not by_log_probs[~real].any()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "scale"),
-    [
-        *[(torch.float32, scale) for scale in (1.0, 30.0, 80.0, 1000.0)],
-        *[(torch.float16, 80.0), (torch.bfloat16, 1000.0), (torch.float64, 1000.0)],
-    ],
-)
-def test_any_magnitude_gives_what_the_reference_gives(dtype, scale):
-    batch = random_batch(5, frames=60, labels=12, scale=scale)
-    losses, gradient = losses_and_gradient(batch, dtype)
-    expected, expected_gradient = losses_and_gradient(batch, dtype, backend="reference")
-    np.testing.assert_allclose(
-        losses / relative(expected), expected / relative(expected), atol=LOG_PROB_RELATIVE
-    )
-    unit = torch.finfo(dtype).eps if dtype.itemsize == 2 else 0.0
-    np.testing.assert_allclose(gradient, expected_gradient, atol=OCCUPANCY + unit)
-
-
 def test_one_hot_scores_rows_of_minus_infinity_and_huge_ones_give_what_the_reference_gives():
     batch = random_batch(6, frames=40)
     rng = np.random.default_rng(0)
@@ -224,52 +193,6 @@ def test_a_certain_target_costs_exactly_nothing(inputs):
         scores = scores.log_softmax(-1)
     target = torch.arange(labels)[None] % 7 + 1
     assert ctc_loss(scores, target, [frames], [labels], reduction="sum", inputs=inputs) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("dtype", "scale", "options"),
-    [
-        (torch.float32, 1.0, {}),
-        (torch.float32, 40.0, {"delay_penalty": 0.1}),
-        (torch.float64, 40.0, {}),
-    ],
-)
-def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(dtype, scale, options):
-    batch = random_batch(7, size=21, frames=50, labels=13, scale=scale)
-    losses, gradient = losses_and_gradient(batch, dtype, **options)
-    for n in range(batch.size):
-        alone, own = losses_and_gradient(batch.only(n), dtype, **options)
-        assert alone[0] == losses[n]
-        np.testing.assert_array_equal(own[:, 0], gradient[: len(own), n])
-
-
-@pytest.mark.parametrize("options", [{"memory_budget": 0.0}, {"memory_budget": math.inf}])
-def test_no_bit_depends_on_memory_or_on_threads(options):
-    batch = random_batch(8, size=9, frames=70, labels=13)
-    expected = losses_and_gradient(batch)
-    before = get_num_threads()
-    try:
-        for threads in (1, 3):
-            set_num_threads(threads)
-            for got, wanted in zip(losses_and_gradient(batch, **options), expected, strict=True):
-                np.testing.assert_array_equal(got, wanted)
-    finally:
-        set_num_threads(before)
-
-
-@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
-def test_padding_of_scores_and_targets_changes_no_bit(inputs):
-    batch = random_batch(9)
-    options = {"inputs": inputs, "unnormalized": "ignore"}
-    expected = losses_and_gradient(batch, torch.float32, **options)
-    padded, targets = batch.scores.copy(), batch.targets.copy()
-    for n in range(batch.size):
-        padded[batch.input_lengths[n] :, n] = np.nan
-        targets[n, batch.target_lengths[n] :] = -7
-    filled = CtcBatch(padded, targets, batch.input_lengths, batch.target_lengths, batch.blank)
-    got = losses_and_gradient(filled, torch.float32, **options)
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_any_order_of_the_scores_in_memory_gives_the_same_bits():

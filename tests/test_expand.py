@@ -150,9 +150,7 @@ TREES = {
     "two states in biphones": ContextTree.biphone(
         PHONES, Topology.left_to_right(2), context_independent=("B",)
     ),
-    "no self-loop": ContextTree.monophone(
-        PHONES, Topology((HmmState(0, None, -0.1), HmmState(1, 1, -0.9, -0.4)))
-    ),
+    "no self-loop": ContextTree.monophone(PHONES, HALF_STUCK),
     "skip": ContextTree.monophone(PHONES, SKIP),
     "skip to the end, in biphones": ContextTree.biphone(PHONES, SHORT_CUT),
     "back and forth": ContextTree.monophone(PHONES, BACK_AND_FORTH),

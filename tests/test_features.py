@@ -66,27 +66,9 @@ def test_fbank_is_the_log_of_mel_filtered_power(config):
         np.testing.assert_allclose(features[t], kaldi_fbank_frame(samples, first, config), atol=FBANK)
 
 
-@pytest.mark.parametrize(
-    ("rate", "samples", "frames"), [(8000, 8000, 100), (8000, 8041, 101), (16000, 16000, 100)]
-)
-def test_one_frame_per_shift_without_snipping(rate, samples, frames):
-    features = compute_features(np.zeros(samples, np.float32), FeatureConfig(sample_rate=rate))
-    assert features.shape == (frames, 40)
-    assert features.dtype == np.float32
-    assert np.isfinite(features).all()
-
-
-def test_snipped_edges_lose_the_last_window():
-    assert len(compute_features(noise(1, 8000), FeatureConfig(snip_edges=True))) == 98
-
-
 def test_mfcc_keeps_the_asked_number_of_coefficients():
     config = FeatureConfig(kind="mfcc", num_mel_bins=40, num_ceps=13)
     assert compute_features(noise(1, 8000), config).shape == (100, 13)
-
-
-def test_empty_signal_has_no_frames():
-    assert compute_features(np.zeros(0, np.float32), FeatureConfig()).shape == (0, 40)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import tolerances
-import torch
 from conftest import SHARED
 from enumeration import all_paths, log_sum
 
-from fsachain import GraphError, LFMMILoss, TableBatch, compile_table, forward_backward
+from fsachain import GraphError, TableBatch, compile_table, forward_backward
 from fsachain.denominator import DenominatorGraph
 from tools.golden import kaldi
 from tools.golden.rows import kaldi_fsa
@@ -87,12 +86,3 @@ def test_a_denominator_without_a_cycle_is_refused_by_name(shared):
         DenominatorGraph(kaldi_fsa(values, "den_"), 2)
     as_it_stands = DenominatorGraph(kaldi_fsa(values, "den_"), 2, initial="start", final="fsa")
     assert forward_backward(as_it_stands.batch(1), kaldi.sequences(values, "nnet_output")[:, :3]).ok[0]
-
-
-def test_the_loss_accepts_golden_graphs_as_fsa_or_as_table(shared):
-    values = np.load(shared / "golden/kaldi/objf/o01_default.npz")
-    loss = LFMMILoss(DenominatorGraph(kaldi_fsa(values, "den_"), int(values["num_pdfs"])))
-    output = torch.from_numpy(kaldi.sequences(values, "nnet_output"))
-    graphs = [kaldi_fsa(values, f"fst{n}_") for n in range(2)]
-    tables = [compile_table(graph, int(values["num_pdfs"])) for graph in graphs]
-    assert loss(output, [60, 60], graphs) == loss(output, [60, 60], TableBatch.pack(tables))

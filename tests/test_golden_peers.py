@@ -5,7 +5,6 @@ from conftest import SHARED
 
 from tools.golden import peers
 from tools.golden.rows import compare
-from tools.golden.table import main
 
 CASES = peers.cases(SHARED)
 
@@ -43,8 +42,3 @@ def test_all_acceptor_files_are_compared(shared):
 )
 def test_a_row_agrees_only_within_its_allowance(ours, theirs, agrees):
     assert compare("case", "quantity", ours, theirs, 0.1).agrees is agrees
-
-
-def test_the_table_says_when_there_is_nothing_to_compare(tmp_path, capsys):
-    assert main(["--shared", str(tmp_path)]) == 2
-    assert "no golden values found" in capsys.readouterr().err

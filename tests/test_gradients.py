@@ -50,32 +50,6 @@ def test_gradcheck_of_total_log_prob_in_the_scores(kind, leaky):
     )
 
 
-@pytest.mark.parametrize("kind", ["shared", "packed"])
-@pytest.mark.parametrize("leaky", [0.0, 0.1])
-def test_gradcheck_of_total_log_prob_in_the_arc_weights(kind, leaky):
-    tables = [DenominatorGraph(graph(n), WIDTH).table for n in range(3)]
-    batch = TableBatch.share(tables[0], 3) if kind == "shared" else TableBatch.pack(tables)
-    weights = torch.cat(
-        [torch.from_numpy(graph(n).log_prob.copy()) for n in range(len(batch.tables))]
-    ).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda y, w: total_log_prob(batch, y, LENGTHS, arc_log_probs=w, leaky_hmm_coefficient=leaky),
-        (make_scores(), weights),
-    )
-
-
-def test_arc_gradients_are_expected_counts_of_graphs_of_different_size():
-    """A numerator of 4 arcs beside graphs of 9: each gets its own gradient, an arc of weight -inf gets 0."""
-    fsas = [graph(0), left_to_right_graph(1, 3, WIDTH), graph(2)]
-    batch = TableBatch.pack([compile_table(fsa, WIDTH) for fsa in fsas])
-    weights = torch.cat([torch.from_numpy(fsa.log_prob.copy()) for fsa in fsas]).requires_grad_()
-    scores = make_scores()
-    total_log_prob(batch, scores, LENGTHS, arc_log_probs=weights).sum().backward()
-    result = forward_backward(batch, scores, LENGTHS, backend="reference")
-    counts = torch.cat([result.arc_occupancy(n).sum(dim=0) for n in range(3)])
-    torch.testing.assert_close(weights.grad, counts, rtol=0.0, atol=tolerances.FLOAT64)
-
-
 LOSS_OPTIONS = [
     {"out_of_range_regularize": 0.0},
     {"l2_regularize": 0.1},
@@ -200,17 +174,6 @@ def test_the_directional_derivative_is_met_in_float32():
     assert (occupancy * direction).sum(dtype=np.float64) == pytest.approx(
         expected, abs=tolerances.DIRECTIONAL_DERIVATIVE
     )
-
-
-def test_impossible_sequences_have_zero_gradient_whatever_comes_in():
-    batch, scores = make_batch("packed"), make_scores()
-    with torch.no_grad():
-        scores[1, 0] = -torch.inf
-        scores[2, 0] = torch.nan
-    values = total_log_prob(batch, scores, LENGTHS)
-    assert values[1] == -torch.inf and values[2].isnan()
-    values.backward(torch.tensor([1.0, torch.inf, torch.nan], dtype=torch.float64))
-    assert scores.grad[0].any() and not scores.grad[1:].any()
 
 
 def test_a_batch_may_be_forgotten_between_forward_and_backward():

@@ -35,25 +35,6 @@ def run(fsa, scores, num_pdfs=NUM_PDFS, backend="cpu"):
 @given(
     data=st.data(),
     fsa=graphs(),
-    num_frames=st.integers(0, 8),
-    dtype=st.sampled_from([np.float32, np.float64]),
-)
-def test_occupancy_rows_sum_to_one_or_are_exactly_zero(backend, data, fsa, num_frames, dtype):
-    scores = data.draw(score_matrices(num_frames)).astype(dtype)
-    result = run(fsa, scores, backend=backend)
-    rows = result.occupancy[0].sum(axis=1)
-    assert (result.occupancy >= 0.0).all()
-    if result.ok[0]:
-        np.testing.assert_allclose(rows, 1.0, rtol=0.0, atol=tolerances.ROW_SUM)
-    else:
-        assert not result.occupancy.any()
-
-
-@BACKENDS
-@FEW
-@given(
-    data=st.data(),
-    fsa=graphs(),
     constants=st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=5),
     leaky=st.sampled_from([0.0, 0.1]),
 )
@@ -169,29 +150,6 @@ def test_padding_changes_no_bit(kind, filling):
     assert not found[1][padding].any()
 
 
-@pytest.mark.parametrize("kind", ["shared", "packed"])
-def test_frames_added_behind_the_longest_sequence_change_no_bit(kind):
-    batch, scores, lengths, leaky = many(kind)
-    log_prob, occupancy = evaluate(batch, scores, lengths, leaky)
-    longer = np.concatenate([scores, np.full((SIZE, 11, WIDTH), np.nan, np.float32)], axis=1)
-    log_prob_longer, occupancy_longer = evaluate(batch, longer, lengths, leaky)
-    assert same_bits(log_prob, log_prob_longer) and same_bits(occupancy, occupancy_longer[:, :FRAMES])
-
-
-@pytest.mark.parametrize("kind", ["shared", "packed"])
-@pytest.mark.parametrize("spoiled", ["no path", "NaN", "+inf"])
-def test_an_impossible_sequence_leaves_the_others_untouched(kind, spoiled):
-    batch, scores, lengths, leaky = many(kind)
-    lengths[5] = FRAMES
-    log_prob, occupancy = evaluate(batch, scores, lengths, leaky)
-    scores[5, 3] = {"no path": -np.inf, "NaN": np.nan, "+inf": np.inf}[spoiled]
-    log_prob_spoiled, occupancy_spoiled = evaluate(batch, scores, lengths, leaky)
-    others = np.arange(SIZE) != 5
-    assert same_bits(log_prob[others], log_prob_spoiled[others])
-    assert same_bits(occupancy[others], occupancy_spoiled[others])
-    assert not np.isfinite(log_prob_spoiled[5]) and not occupancy_spoiled[5].any()
-
-
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("seed", range(3))
@@ -242,12 +200,3 @@ def test_trimming_keeps_every_path(data, fsa, num_frames):
     plain, trimmed = run(fsa, scores), run(fsa.trim(), scores)
     np.testing.assert_allclose(trimmed.log_prob, plain.log_prob, rtol=0.0, atol=tolerances.FLOAT64)
     np.testing.assert_allclose(trimmed.occupancy, plain.occupancy, rtol=0.0, atol=tolerances.FLOAT64)
-
-
-def test_the_smallest_leak_is_nearly_none():
-    graph = DenominatorGraph(connected_graph(3), 9)
-    scores = np.random.default_rng(0).normal(size=(1, 20, 9))
-    exact, leaky = (
-        forward_backward(graph.batch(1), scores, leaky_hmm_coefficient=c).log_prob[0] for c in (0.0, 1e-12)
-    )
-    assert exact < leaky < exact + tolerances.FLOAT64

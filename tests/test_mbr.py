@@ -19,7 +19,6 @@ from loss_inputs import (
     make_graphs,
     make_loss,
     make_output,
-    real_frames,
 )
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
 
@@ -29,8 +28,6 @@ from fsachain import (
     TableBatch,
     compile_table,
     forward_backward,
-    get_num_threads,
-    set_num_threads,
 )
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.loss.mbr import expected_accuracy
@@ -110,23 +107,6 @@ def case(scale=1.0, dtype=torch.float64):
     return scores.to(dtype), torch.rand(scores.shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize(("backend", "leaky"), [("reference", 0.5), ("cpu", 0.0), ("cpu", 0.5)])
-def test_the_gradient_is_the_change_of_the_occupancy_towards_the_accuracy(backend, leaky):
-    """d E[A] / d y = d occupancy(y + e a) / d e at e = 0, since both are second derivatives of log Z(y + e a)."""
-    batch, (scores, accuracy), step = make_denominator().batch(SIZE), case(), 1e-4
-    ends = [
-        forward_backward(
-            batch, scores + e * accuracy, LENGTHS, leaky_hmm_coefficient=leaky, backend="reference"
-        )
-        for e in (step, -step)
-    ]
-    values, gradient, occupancy = differentiated(batch, scores, accuracy, LENGTHS, leaky, backend)
-    close(gradient, (ends[0].occupancy - ends[1].occupancy) / (2 * step), tolerances.DIFFERENCE)
-    close(values, (ends[0].log_prob - ends[1].log_prob) / (2 * step), tolerances.DIFFERENCE)
-    close(values, (occupancy * accuracy).sum(dim=(1, 2)), tolerances.FLOAT64)
-    assert gradient.abs().max() > 0.05
-
-
 @pytest.mark.parametrize(("kind", "leaky"), [("shared", 0.5), ("packed", 0.0)])
 def test_gradcheck_in_scores_and_accuracy(kind, leaky):
     tables = [DenominatorGraph(connected_graph(n, 4, 9, 5), 5).table for n in range(3)]
@@ -136,13 +116,6 @@ def test_gradcheck_in_scores_and_accuracy(kind, leaky):
         lambda y, a: expected_accuracy(batch, y, a, [6, 3, 5], leaky_hmm_coefficient=leaky),
         (scores.requires_grad_(), accuracy.requires_grad_()),
     )
-
-
-def test_the_gradient_of_each_frame_sums_to_zero():
-    """A constant added to all scores of a frame changes no path's share."""
-    _, gradient, occupancy = differentiated(make_denominator().batch(SIZE), *case(30.0), LENGTHS, 0.1)
-    close(gradient.sum(dim=2), 0 * gradient[:, :, 0], tolerances.ROUNDING)
-    close(occupancy.sum(dim=2), real_frames()[:, :, 0], tolerances.ROUNDING)
 
 
 @pytest.mark.parametrize(("leaky", "scale"), [(0.5, 1.0), (1e-5, 80.0), (0.0, 1000.0)])
@@ -195,34 +168,6 @@ def test_a_part_that_wins_after_falling_far_behind_is_not_lost(swing):
         close(ours, theirs, tolerances.FLOAT64)
 
 
-def test_the_oracle_is_met_over_300_frames():
-    generator = torch.Generator().manual_seed(0)
-    scores, accuracy = torch.rand(2, 1, 300, WIDTH, generator=generator, dtype=torch.float64)
-    got, want = (
-        differentiated(make_denominator().batch(1), 1000.0 * scores, accuracy, None, 0.0, backend)[:2]
-        for backend in ("cpu", "reference")
-    )
-    assert 120.0 < got[0] < 180.0
-    for ours, theirs in zip(got, want, strict=True):
-        close(ours, theirs, tolerances.FLOAT64)
-
-
-@pytest.mark.parametrize(("scale", "leaky"), [(1.0, 0.1), (1000.0, 0.0)], ids=["probabilities", "logs"])
-def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(scale, leaky):
-    graph, (scores, accuracy) = make_denominator(), case(scale)
-    together = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, leaky)
-    before = get_num_threads()
-    for threads in (1, 3):
-        set_num_threads(threads)
-        again = differentiated(graph.batch(SIZE), scores, accuracy, LENGTHS, leaky)
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, again, strict=True))
-    set_num_threads(before)
-    for n in range(SIZE):
-        one = slice(n, n + 1)
-        alone = differentiated(graph.batch(1), scores[one], accuracy[one], LENGTHS[one], leaky)
-        assert all(torch.equal(ours[one], theirs) for ours, theirs in zip(together, alone, strict=True))
-
-
 @pytest.mark.parametrize("kind", ["too short", "no finals", "score NaN", "score -inf", "accuracy inf"])
 def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind):
     lengths, (scores, accuracy) = list(LENGTHS), case()
@@ -245,17 +190,6 @@ def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind):
     assert not spoilt[1][1].any() and not spoilt[2][1].any()
     others = [0, 2, 3]
     assert all(torch.equal(ours[others], theirs[others]) for ours, theirs in zip(spoilt, clean, strict=True))
-
-
-def test_padding_has_no_say_and_no_gradient():
-    scores, accuracy = case()
-    clean = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
-    for filling in (math.nan, 1e30):
-        for tensor in (scores, accuracy):
-            tensor.masked_fill_(~real_frames(), filling)
-        filled = differentiated(make_denominator().batch(SIZE), scores, accuracy, LENGTHS, 0.1)
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(filled, clean, strict=True))
-        assert not filled[1][~real_frames().expand_as(scores)].any()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from fsachain.train.optimizer import (
 )
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
-Tensors = dict[str, torch.Tensor]
 
 
 def copied(model):

@@ -91,23 +91,6 @@ def test_named_shapes_equal_path_enumeration(name, num_frames):
     check_against_paths(compile_table(NAMED[name], NUM_PDFS), NAMED[name], scores, 0.0)
 
 
-@given(st.data(), graphs(), st.integers(1, 4))
-def test_the_best_path_is_a_path_and_scores_what_it_says(data, fsa, num_frames):
-    scores = data.draw(score_matrices(num_frames))
-    batch = TableBatch.pack([compile_table(fsa, NUM_PDFS)])
-    for backend in ("reference", "cpu"):
-        found = best_path(batch, scores[None], backend=backend)
-        arcs, states = found.arcs[0], found.states[0]
-        if found.score[0] == -math.inf:
-            assert not len(arcs) and not len(states) and not len(found.pdfs[0])
-            continue
-        by_arcs = {path: score for score, path in all_paths(fsa, scores)}
-        assert by_arcs[tuple(arcs.tolist())] == pytest.approx(found.score[0], abs=tolerances.ENUMERATION)
-        assert states[0] == fsa.start
-        assert (states[:-1] == fsa.src[arcs]).all() and (states[1:] == fsa.dst[arcs]).all()
-        assert (found.pdfs[0] == fsa.pdf[arcs]).all()
-
-
 def test_the_enumerator_counts_paths():
     """All scores 0 on a complete graph of 2 states with 2 pdfs: 4 paths leave each state in each frame."""
     arcs = [(i, j, p, 0.0) for i in range(2) for j in range(2) for p in range(2)]

@@ -55,14 +55,6 @@ def test_callers_in_several_threads_do_not_disturb_each_other():
     assert found == [expected] * 9
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_any_number_of_threads_gives_the_same_bits(count):
-    expected = compute()
-    set_num_threads(count)
-    assert get_num_threads() == count
-    assert compute() == expected
-
-
 def test_an_error_in_a_job_reaches_the_caller():
     def fail():
         raise ZeroDivisionError("job")

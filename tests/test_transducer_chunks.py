@@ -88,20 +88,6 @@ def test_dropout_is_repeated_in_backward():
     close((values[0] - values[1]) / (2 * step), (gradients[2] * direction).sum(), tolerances.DIFFERENCE)
 
 
-def test_padding_changes_no_bit_and_has_no_gradient():
-    joiner, results = Joiner(), []
-    for filler in (0.0, torch.nan):
-        encoder, predictor = (x.detach() for x in inputs(torch.float32))
-        for n, (t, u) in enumerate(zip(FRAMES, LABELS, strict=True)):
-            encoder[n, t:], predictor[n, u + 1 :] = filler, filler
-        given = [encoder.requires_grad_(), predictor.requires_grad_()]
-        loss, gradients = run(joiner, given)
-        results.append([loss.detach(), *gradients])
-    for first, second in zip(*results, strict=True):
-        assert torch.equal(first, second)
-    assert not results[0][1][1, 6:].any()
-
-
 def test_an_illegal_sequence_harms_neither_the_others_nor_the_parameters():
     joiner, given = Joiner().double(), inputs()
     with torch.no_grad():

@@ -63,7 +63,6 @@ DRAWN_SHARE = 0.05  # six standard deviations of a share of 4000 draws
 FBANK = 2e-3  # log mel energies: a float32 FFT against float64, natural log, absolute
 NORMALISED_MEAN = 1e-5  # of float32 features, in standard deviations
 NORMALISED_VARIANCE = 1e-4
-SAMPLE_16_BIT = 2.0**-15  # a sample in -1..1, rounded to 16 bits
 SPEED_SAMPLES = 1  # the length of a resampled signal is rounded to samples
 SPEED_HERTZ = 2.0  # two bins of the spectrum of one second
 SPEED_FRAMES = 1.5  # both lengths are rounded to frames
@@ -73,10 +72,7 @@ LATTICE_POSTERIOR = 2e-5  # of a lattice whose float32 scores reach 30, against 
 NETWORK_FLOAT64 = 1e-10  # an utterance alone against the same in a batch
 NETWORK_FLOAT32 = 1e-5
 NETWORK_BFLOAT16 = 0.05  # outputs under autocast, a few layers of 8-bit roundings, relative to the largest
-TRAINED_NETWORK = 1e-4  # the same for a trained network, whose float32 outputs reach magnitude ten, absolute
 ORTHONORMAL = 1e-4  # entries of M M^T after convergence, relative to its diagonal
-CLIPPED_NORM = 1e-3  # a step of length 1e-3 read off float32 parameters of magnitude one, relative
-
 DELAY_MS = 30.0  # one output frame: how far aligned words may be from where a delay of the audio puts them
 TIME_ROUNDING = 1e-6  # seconds; times in CTM files are sums of decimals in binary
 

@@ -1,18 +1,13 @@
 """CTC on a device, its kernels run on the host: loss and gradient are torch's, and no bit depends on the rest of a batch."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 import tolerances
 import torch
 from device_arrays import on_device, read, upper_halves
 
-from fsachain.backends.ctc import Checks, Rows, make_problem
 from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
 from fsachain.backends.cuda.device import DeviceArray
-from fsachain.backends.reference import ctc as reference_ctc
-from fsachain.graph.ctc import CtcTopology
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -120,47 +115,3 @@ def test_illegal_logits_and_labels_touch_only_their_own_sequence():
     loss, gradient = run(logits, labels, lengths)
     assert np.isnan(loss[:6]).all() and not gradient[:6].any()
     assert_close((loss[6:], gradient[6:]), by_torch(logits[6:], labels[6:], lengths[6:]))
-
-
-TOPOLOGIES = get_args(CtcTopology)
-
-
-def by_reference(scores, labels, lengths, blank, normalizes, topology, priors=None, delay=0.0):
-    """The same by the CTC of the reference backend."""
-    size, num_frames, num_classes = scores.shape
-    problem = make_problem(
-        np.where(padded(labels) == 99, 0, padded(labels)),
-        np.asarray(lengths),
-        np.array([len(own) for own in labels]),
-        scores.shape,
-        blank,
-        topology,
-        np.empty(0) if priors is None else priors,
-        delay,
-    )
-    rows = Rows(scores.astype(np.float64).reshape(-1), (num_frames * num_classes, num_classes), scores.shape)
-    statistics = np.zeros((2 if normalizes else 0, size, num_frames))
-    gradient = np.zeros(scores.size)
-    log_z = reference_ctc.log_probs(problem, rows, statistics, np.empty((0, 0)), Checks(), gradient, None)
-    losses = -log_z
-    if normalizes:
-        real = np.arange(num_frames) < np.asarray(lengths)[:, None]
-        sums = statistics[0] + np.log(np.where(real, statistics[1], 1.0))
-        losses = losses + np.where(real, sums, 0.0).sum(axis=1)
-    return losses, gradient.reshape(scores.shape)
-
-
-@pytest.mark.parametrize("normalizes", [True, False])
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_every_topology_prior_and_delay_is_that_of_the_reference(topology, normalizes):
-    scores = random_logits()
-    priors = np.random.default_rng(4).normal(size=CLASSES)
-    for log_priors, delay in ((None, 0.0), (priors, 0.0), (None, 0.3), (priors, -0.2)):
-        options = {"normalizes": normalizes, "topology": topology}
-        found = run(scores, log_priors=log_priors, delay_penalty=delay, **options)
-        expected = by_reference(scores, LABELS, LENGTHS, BLANK, normalizes, topology, log_priors, delay)
-        finite = np.isfinite(expected[0])
-        np.testing.assert_array_equal(np.isfinite(found[0]), finite)
-        atol = tolerances.log_prob_tolerance(0.0)
-        np.testing.assert_allclose(found[0][finite], expected[0][finite], rtol=0, atol=atol)
-        np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=tolerances.OCCUPANCY)

@@ -7,7 +7,6 @@ import torch
 from device_arrays import WithFarMemory, far_memory, on_device, read, strided, upper_halves
 from random_rows import (
     KINDS,
-    LAYOUTS,
     alone,
     empty_scores,
     is_real,
@@ -149,15 +148,6 @@ def test_half_gradients_are_the_nearest_numbers(dtype):
 
 
 @of_every_kind
-def test_the_gradient_in_the_place_of_the_logits_is_the_same_bits(kind):
-    rows = make_rows("packed", KINDS[kind], 300)
-    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
-    device = HostDevice()
-    beside = on_device(device, np.full(logits.shape, np.nan, np.float32))
-    assert_same_bits(run(rows, logits, g, LIMIT, out=beside, device=device), run(rows, logits, g, LIMIT))
-
-
-@of_every_kind
 def test_no_bit_depends_on_blocks_spans_or_strides(kind):
     rows = make_rows("padded", KINDS[kind], 70)
     logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
@@ -180,23 +170,6 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(layout, kind):
         cells = slice(begin, begin + count)
         found = run(single, logits[where], g[:, cells], weights=WEIGHTS[n : n + 1])
         assert_same_bits(found, (together[0][:, cells], together[1][where]))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_log_probs_are_taken_as_they_are(layout):
-    rows = make_rows(layout, KINDS["multi-blank"], 40)
-    values, g = make_logits(rows).astype(np.float32), occupancies(rows)
-    values[1, 4] = -np.inf
-    expected, gradient = empty_scores(rows), np.zeros(values.shape)
-    reference_grid.plain_scores(rows, values, expected)
-    reference_grid.plain_gradient(rows, values, g, WEIGHTS, LIMIT, gradient)
-    device = HostDevice()
-    there, scores = on_device(device, values), on_device(device, empty_scores(rows))
-    cuda_grid.plain_scores(device, rows, there, scores, plan=SMALL)
-    np.testing.assert_allclose(read(scores), expected, rtol=tolerances.ROUNDING)
-    (weights,) = device.upload([WEIGHTS])
-    cuda_grid.plain_gradient(device, rows, there, on_device(device, g), weights, LIMIT, there, plan=SMALL)
-    np.testing.assert_allclose(read(there), gradient, rtol=0, atol=tolerances.FLOAT32_GRADIENT)
 
 
 def test_rows_lie_beyond_31_bits():

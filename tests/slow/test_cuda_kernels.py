@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import on_device, read, upper_halves
+from device_arrays import on_device, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
@@ -178,30 +178,6 @@ def test_illegal_scores_and_impossible_sequences_are_data(device):
         for illegal in (0, 3):
             want[0][illegal], want[1][illegal], want[2][illegal] = np.nan, False, 0.0
         assert_right(found, want)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_scores_are_read_exactly(device, dtype):
-    batch = TableBatch.share(denominator(), 3)
-    scores = random_scores(3, 8, scale=3.0)
-    scores[2, 3, 4] = 1e6  # no float16
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            halves = scores.astype(np.float16)
-        exact = halves.astype(np.float32)
-    else:
-        halves, exact = upper_halves(scores)
-    with planned(*PLACES["one block"]):
-        found = run(device, batch, on_device(device, halves), [8, 7, 8], LEAK)
-    legal = replace_infinite(exact)
-    want = expected(batch, legal, [8, 7, 8], LEAK)
-    if dtype == "float16":
-        want[0][2], want[1][2], want[2][2] = np.nan, False, 0.0
-    assert_right(found, want)
-
-
-def replace_infinite(scores):
-    return np.where(np.isfinite(scores), scores, 0.0).astype(np.float32)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
 
 from fsachain import Fsa, TableBatch, best_path, compile_table
-from fsachain.backends.cuda.device import Limits
 from fsachain.backends.cuda.paths import best_paths, make_plan
 from tools.cuda_on_host import HostDevice, skip_reason
 
@@ -155,10 +154,6 @@ def test_impossible_and_illegal_sequences_are_data(every):
     assert np.isneginf(expected.score[1]) and np.isnan(expected.score[2:4]).all()
     assert np.isfinite(expected.score[[0, 4, 5]]).all()
     assert_same(found, expected, lengths)
-
-
-def limits(shared_bytes):
-    return Limits((9, 0), 132, shared_bytes, 8)
 
 
 def test_states_with_many_arcs_have_wider_back_pointers():

@@ -1,0 +1,190 @@
+"""What holds of every loss, sequence by sequence: nobody else in the batch, no padding and no thread changes a bit."""
+
+import pytest
+import tolerances
+import torch
+from random_graphs import connected_graph, left_to_right_graph
+
+from fsachain import (
+    DenominatorGraph,
+    TableBatch,
+    compile_table,
+    ctc_loss,
+    expected_accuracy,
+    get_num_threads,
+    hat_loss,
+    multi_blank_loss,
+    rnnt_loss,
+    rnnt_loss_simple,
+    set_num_threads,
+    tdt_loss,
+    total_log_prob,
+    transducer_loss,
+)
+
+FRAMES, LABELS, WIDTH, BLANK = [9, 6, 7, 4], [3, 5, 0, 1], 11, 4
+TARGETS = torch.tensor([[1, 1, 2, 0, 0], [0, 1, 2, 3, 0], [0, 0, 0, 0, 0], [3, 0, 0, 0, 0]])
+EVERY = [0, 1, 2, 3]
+SIZES = {"grid": (9, 6), "frames": (9,), "labels": (6,)}  # of an input, between its sequences and its classes
+REAL_FRAMES = torch.arange(9) < torch.tensor(FRAMES)[:, None]
+REAL_LABELS = torch.arange(6) <= torch.tensor(LABELS)[:, None]
+REAL = {"grid": REAL_FRAMES[:, :, None] & REAL_LABELS[:, None], "frames": REAL_FRAMES, "labels": REAL_LABELS}
+TABLES = [compile_table(left_to_right_graph(n, 4, WIDTH), WIDTH) for n in EVERY]
+DENOMINATOR = DenominatorGraph(connected_graph(5, num_pdfs=WIDTH), WIDTH)
+
+
+def of(which):
+    """Targets without anything in their padding, frames and labels of these sequences."""
+    targets = TARGETS.clone()
+    targets[torch.arange(5) >= torch.tensor(LABELS)[:, None]] = -100
+    return targets[which], [FRAMES[n] for n in which], [LABELS[n] for n in which]
+
+
+def boundary(which):
+    return [[0, 0, LABELS[n], FRAMES[n]] for n in which]
+
+
+def rnnt(**options):
+    return ["grid"], lambda which, x, **more: rnnt_loss(
+        x, *of(which), BLANK, reduction="none", **options, **more
+    )
+
+
+def ctc(inputs):
+    options = {"reduction": "none", "inputs": inputs, "unnormalized": "ignore"}
+    return ["frames"], lambda which, x, **more: ctc_loss(
+        x.transpose(0, 1), *of(which), BLANK, **options, **more
+    )
+
+
+def total(batch, leaky):
+    return (
+        ["frames"],
+        lambda which, x, **more: (
+            -total_log_prob(batch(which), x, of(which)[1], leaky_hmm_coefficient=leaky, **more)
+        ),
+    )
+
+
+# Inputs and a function of sequences and inputs, which gives a loss for each.
+LOSSES = {
+    "own graphs": total(lambda which: TableBatch.pack([TABLES[n] for n in which]), 0.0),
+    "one graph, leaky": total(lambda which: DENOMINATOR.batch(len(which)), 0.1),
+    "accuracy": (
+        ["frames", "frames"],
+        lambda which, x, a: (
+            -expected_accuracy(DENOMINATOR.batch(len(which)), x, a, of(which)[1], leaky_hmm_coefficient=0.1)
+        ),
+    ),
+    "ctc": ctc("logits"),
+    "ctc of log-probs": ctc("log_probs"),
+    **{kind: rnnt(rnnt_type=kind) for kind in ("regular", "modified", "constrained")},
+    "hat": (["grid"], lambda which, x, **more: hat_loss(x, *of(which), BLANK, "none", **more)),
+    "tdt": (["grid"], lambda which, x, **more: tdt_loss(x, *of(which), [0, 1, 2], BLANK, "none", **more)),
+    "multi-blank": (
+        ["grid"],
+        lambda which, x, **more: multi_blank_loss(
+            x, *of(which), {10: 2, 9: 4}, BLANK, reduction="none", **more
+        ),
+    ),
+    "simple": (
+        ["frames", "labels"],
+        lambda which, am, lm: rnnt_loss_simple(
+            lm, am, of(which)[0], BLANK, boundary(which), reduction="none"
+        ),
+    ),
+    "chunks": (
+        ["frames", "labels"],
+        lambda which, am, lm: transducer_loss(
+            am, lm, torch.add, *of(which), BLANK, reduction="none", chunk_frames=2
+        ),
+    ),
+}
+of_every_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+def make_inputs(name, scale=1.0, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(4, *SIZES[kind], WIDTH) for kind in LOSSES[name][0]]
+    return [(scale * torch.randn(s, generator=generator, dtype=torch.float64)).to(dtype) for s in shapes]
+
+
+def run(name, inputs, which=EVERY, **options):
+    """Losses [N] and the gradients of their sum."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    losses = LOSSES[name][1](which, *leaves, **options)
+    return losses.detach(), *torch.autograd.grad(losses.sum(), leaves)
+
+
+def assert_same_bits(found, expected, rows=EVERY):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours[rows], theirs[rows])
+
+
+@of_every_loss
+def test_padding_changes_no_bit_and_has_no_gradient(name):
+    inputs = make_inputs(name)
+    expected = run(name, inputs)
+    assert expected[0].isfinite().all()
+    for filler in (torch.nan, torch.inf, -torch.inf, 1e30):
+        padded = inputs
+        for kind in set(LOSSES[name][0]):
+            padded = [
+                x.masked_fill(~REAL[kind].unsqueeze(-1), filler) if of_x == kind else x
+                for x, of_x in zip(padded, LOSSES[name][0], strict=True)
+            ]
+        found = run(name, padded)
+        assert_same_bits(found, expected)
+        for gradient, kind in zip(found[1:], LOSSES[name][0], strict=True):
+            assert not gradient[~REAL[kind]].any()
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"simple"}))  # whose products are torch's
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads(name, dtype):
+    inputs = make_inputs(name, 5.0, dtype)
+    expected, before = run(name, inputs), get_num_threads()
+    try:
+        for threads in (1, 3):
+            set_num_threads(threads)
+            assert_same_bits(run(name, inputs), expected)
+    finally:
+        set_num_threads(before)
+    for n in EVERY:
+        alone = run(name, [x[n : n + 1] for x in inputs], [n])
+        assert_same_bits(alone, [part[n : n + 1] for part in expected], [0])
+
+
+@of_every_loss
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_an_illegal_or_impossible_sequence_has_no_gradient_and_harms_no_other(name, wrong):
+    inputs = make_inputs(name)
+    expected = run(name, inputs)
+    inputs[0][1, 3] = wrong
+    found = run(name, inputs)
+    assert_same_bits(found, expected, [0, 2, 3])
+    if wrong == -torch.inf and name in ("tdt", "multi-blank"):  # which may pass over a frame
+        assert all(part[1].isfinite().all() for part in found)
+        return
+    # A softmax of a row of -inf is no distribution: NaN, where the scores themselves would say that nothing is possible.
+    assert not found[0][1].isfinite() if wrong == -torch.inf else found[0][1].isnan()
+    assert not any(gradient[1].any() for gradient in found[1:])
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"accuracy", "simple", "chunks"}))
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        *((torch.float32, scale) for scale in (1.0, 30.0, 1000.0)),
+        (torch.float16, 30.0),
+        (torch.bfloat16, 1000.0),
+    ],
+)
+def test_narrow_types_keep_the_contract_at_any_magnitude(name, dtype, scale):
+    inputs = make_inputs(name, scale, dtype)
+    found = run(name, inputs)
+    expected = run(name, [x.double() for x in inputs], backend="reference")
+    for ours, theirs in zip(found[0].tolist(), expected[0].tolist(), strict=True):
+        assert abs(ours - theirs) <= tolerances.log_prob_tolerance(theirs)
+    limit = tolerances.OCCUPANCY + (torch.finfo(dtype).eps if dtype.itemsize == 2 else 0.0)
+    torch.testing.assert_close(found[1].double(), expected[1], rtol=0, atol=limit)
