@@ -27,8 +27,9 @@ _NAMES = {  # by module
     "graph.algorithms": "GraphFacts determinize equivalent graph_facts minimize random_paths",
     "graph.context": "BiphoneCounts ContextTree",
     "graph.ctc": "ctc_graph",
+    "graph.decoding": "build_decoding_graph",
     "graph.denominator": "build_denominator ctc_denominator",
-    "graph.grammar": "ngram_acceptor",
+    "graph.grammar": "estimate_arpa grammar_from_arpa ngram_acceptor word_loop",
     "graph.lexicon": "Lexicon lm_phones",
     "graph.numerator": "Numerator build_numerator",
     "graph.patterns": (
@@ -75,4 +76,4 @@ def _graph_svg(fsa: Any) -> str | None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

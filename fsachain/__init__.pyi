@@ -110,13 +110,25 @@ from fsachain.graph.context import (
     ContextTree as ContextTree,
 )
 from fsachain.graph.ctc import ctc_graph as ctc_graph
+from fsachain.graph.decoding import build_decoding_graph as build_decoding_graph
 from fsachain.graph.denominator import (
     build_denominator as build_denominator,
 )
 from fsachain.graph.denominator import (
     ctc_denominator as ctc_denominator,
 )
-from fsachain.graph.grammar import ngram_acceptor as ngram_acceptor
+from fsachain.graph.grammar import (
+    estimate_arpa as estimate_arpa,
+)
+from fsachain.graph.grammar import (
+    grammar_from_arpa as grammar_from_arpa,
+)
+from fsachain.graph.grammar import (
+    ngram_acceptor as ngram_acceptor,
+)
+from fsachain.graph.grammar import (
+    word_loop as word_loop,
+)
 from fsachain.graph.lexicon import (
     Lexicon as Lexicon,
 )

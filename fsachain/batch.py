@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import BackendUnavailable, ShapeError
 from fsachain.fsa import Fsa
 from fsachain.table import TransitionTable, compile_table
@@ -53,6 +54,8 @@ class TableBatch:
     _names: tuple[str, ...] | None
     is_shared: bool
     key: npt.NDArray[np.int64] = field(init=False, repr=False)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         number = next(_numbers)

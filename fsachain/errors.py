@@ -6,6 +6,8 @@ Each class also derives from the builtin that a caller would expect, so that `ex
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from typing import Any
 
 
@@ -50,6 +52,14 @@ def require(module: str, *, extra: str) -> Any:
             f"{module!r} is needed here and could not be imported ({error}); "
             f"install it with: pip install 'fsachain[{extra}]'"
         ) from error
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """`warnings.warn` for the line of the first caller who is neither here nor in torch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("fsachain", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def printable(text: str) -> str:

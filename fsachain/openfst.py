@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import DataError, GraphError, require
 from fsachain.stream import Cursor, open_file
 
@@ -47,6 +48,8 @@ class Transducer:
     olabel: npt.NDArray[np.integer]
     log_prob: npt.NDArray[np.float64]
     final_log_prob: npt.NDArray[np.float64]
+
+    __repr__ = brief
 
     def leaving(self, tags: Sequence[int] | None) -> list[list[tuple[int, int, int, float, int]]]:
         """The arcs that leave each state: dst, ilabel, olabel, log_prob, and the arc's tag, -1 where there are no tags."""

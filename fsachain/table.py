@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import DataError, GraphError, ShapeError
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Floats, Fsa, Ints
@@ -36,6 +37,8 @@ class ArcView:
     column: Ints
     log_prob: Floats
     arc: Ints
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,10 +27,13 @@ from fsachain import (
     LFMMILoss,
     Topology,
     TransitionTable,
+    build_decoding_graph,
     build_denominator,
     build_numerator,
     compile_table,
+    estimate_arpa,
     estimate_phone_lm,
+    grammar_from_arpa,
     lm_phones,
 )
 from fsachain.data import (
@@ -50,8 +53,6 @@ from fsachain.data import (
 from fsachain.decode.decoder import decode
 from fsachain.decode.tune import tune
 from fsachain.decode.wer import score
-from fsachain.graph.decoding import build_decoding_graph
-from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa
 from fsachain.nn import Tdnnf, TdnnfConfig, num_parameters
 
 SPEEDS = (0.9, 1.0, 1.1)  # one of them is drawn for each utterance and epoch
@@ -81,8 +82,6 @@ def build_graphs(
     phone_lm = estimate_phone_lm(
         lm_phones(texts, lexicon, seed=seed),
         ngram_order=phone_order,
-        no_prune_ngram_order=phone_order,
-        num_extra_lm_states=0 if phone_order == 2 else 1000,
     )
     denominator = DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs)
     spoken = [  # words that training never heard may be said all the same

@@ -45,7 +45,7 @@ def phone_graphs(folder):
     tree = ContextTree.monophone(lexicon.phones, Topology.chain())
     transcripts = {name: text.split() for name, text in TRANSCRIPTS.items()}
     phones = lm_phones(list(transcripts.values()) * 5, lexicon, seed=1)
-    phone_lm = estimate_phone_lm(phones, ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    phone_lm = estimate_phone_lm(phones, ngram_order=2)
     denominator = DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs)
     return {
         "lexicon": lexicon,

@@ -144,7 +144,7 @@ def test_a_batch_of_chunks_and_whole_utterances_is_refused():
 @pytest.fixture(scope="module")
 def denominator():
     ids = [[LEXICON.phone_id(name) for name in names] for names in (["SIL", "N", "OW"], ["OW", "N", "SIL"])]
-    model = estimate_phone_lm(ids * 3, ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    model = estimate_phone_lm(ids * 3, ngram_order=2)
     return DenominatorGraph(build_denominator(model, TREE), TREE.num_pdfs)
 
 

@@ -255,7 +255,7 @@ def test_training_refuses_graphs_made_with_another_language_folder(fsachain, bui
 def test_the_configuration_travels_with_the_language_folder(fsachain, built: Path) -> None:
     """`phone-lm` without --config makes the model of the configuration that `lang` was given, and says so."""
     config, lang = built / "bigram.yaml", ("--lang", built / "lang")
-    config.write_text("phone_lm: {ngram_order: 2, no_prune_ngram_order: 2, num_extra_lm_states: 0}\n")
+    config.write_text("phone_lm: {ngram_order: 2}\n")
     step = ("phone-lm", built / "data/text")
     named = fsachain(*step, built / "named.fst", *lang, "--config", config)
     assert f"changed from {built}/lang/config.yaml: phone_lm.ngram_order was 4, is 2, " in named.out

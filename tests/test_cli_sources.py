@@ -249,8 +249,7 @@ def test_units_with_a_blank_go_through_the_usual_commands(fsachain, tmp_path, to
     (tmp_path / "text").write_text("u1 hello halo\nu2 loll\nu3 halo loll hello\n")
     name = "ctc" if topology == "standard" else f"ctc-{topology}"
     (tmp_path / "units.yaml").write_text(
-        f"lang: {{silence: null, topology: {name}}}\n"
-        "phone_lm: {ngram_order: 2, num_extra_lm_states: 0, no_prune_ngram_order: 2}\n"
+        f"lang: {{silence: null, topology: {name}}}\nphone_lm: {{ngram_order: 2}}\n"
     )
     config, lang = ("--config", tmp_path / "units.yaml"), ("--lang", tmp_path / "lang")
     assert fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang", *config)[0] == 0

@@ -104,9 +104,7 @@ def covered(request):
     """A denominator that has seen every order of phones, and its exact normalization."""
     tree = TREES[request.param]
     text = ["at tat o five", "five o tat at", "o o five five tat at at", "tat tat five at o"] * 10
-    phone_lm = estimate_phone_lm(
-        lm_phones(text, LEXICON, seed=2), ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2
-    )
+    phone_lm = estimate_phone_lm(lm_phones(text, LEXICON, seed=2), ngram_order=2)
     return tree, DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs)
 
 

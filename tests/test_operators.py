@@ -28,6 +28,12 @@ def test_backward_twice_gives_the_same_and_differentiating_twice_raises(name):
         torch.autograd.grad(second.square().sum(), scores)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_float64_but_ctc_of_float32_as_in_torch(name):
+    expected = torch.float32 if name.startswith("ctc") else torch.float64
+    assert LOSSES[name](SCORES.clone()).dtype == expected
+
+
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"chunks"}))
 def test_forward_mode_is_refused_and_not_taken_for_zero(name):
     with pytest.raises(RuntimeError, match="reverse mode only"):

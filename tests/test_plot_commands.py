@@ -33,9 +33,7 @@ from fsachain.decode.ctm import read_ctm, textgrid_name
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.plot import save_figure
 
-CONFIG = (
-    "phone_lm: {ngram_order: 2, no_prune_ngram_order: 2}\nfeatures: {sample_rate: 8000, num_mel_bins: 8}\n"
-)
+CONFIG = "phone_lm: {ngram_order: 2}\nfeatures: {sample_rate: 8000, num_mel_bins: 8}\n"
 TEXT = {"u1": "yes no", "u2": "no", "a/../b": "no no yes"}
 
 

@@ -192,7 +192,7 @@ def test_a_chunk_spells_every_cut_path_once_and_nothing_else(tree, aligned, cut)
 
 def denominator_of(tree):
     sequences = [[1, 2, 3, 1], [2, 2, 3, 3], [1, 3, 3, 2, 2, 1, 1], [3, 1, 2], [3, 2, 1, 3]]
-    model = estimate_phone_lm(sequences, ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    model = estimate_phone_lm(sequences, ngram_order=2)
     return DenominatorGraph(build_denominator(model, tree), tree.num_pdfs)
 
 
@@ -252,7 +252,7 @@ def test_an_alignment_that_cannot_be_used_is_refused_with_the_utterance(phones, 
 
 
 def test_a_chunk_that_the_denominator_never_saw_is_refused():
-    model = estimate_phone_lm([[1, 2]], ngram_order=2, num_extra_lm_states=0, no_prune_ngram_order=2)
+    model = estimate_phone_lm([[1, 2]], ngram_order=2)
     tree = TREES["chain"]
     normalization = DenominatorGraph(build_denominator(model, tree), tree.num_pdfs).normalization_fsa()
     found = build_supervision(spans((3, 0, 30)), 30, tree, name="u7")

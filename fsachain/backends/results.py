@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.fsa import Ints
 from fsachain.table import TransitionTable
 
@@ -29,6 +30,8 @@ class ForwardBackward:
     _occupancy: Callable[[], Any] = field(repr=False)
     _arc_occupancy: Callable[[int], Any] = field(repr=False)
     _state_occupancy: Callable[[int], Any] = field(repr=False)
+
+    __repr__ = brief
 
     @cached_property
     def occupancy(self) -> Any:
@@ -67,6 +70,8 @@ class BestPath:
     states: list[Ints]
     arcs: list[Ints]
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True)
 class NBest:
@@ -84,6 +89,8 @@ class NBest:
     pdfs: list[Ints]
     states: list[Ints]
     arcs: list[Ints]
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,8 @@ class SampledPaths:
     states: list[Ints]
     arcs: list[Ints]
     jumps: list[npt.NDArray[np.bool_]]
+
+    __repr__ = brief
 
 
 def pdfs_along(table: TransitionTable, arcs: Ints) -> Ints:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
+from fsachain.brief import brief
 from fsachain.data.audio import Perturbation
 from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.features import FeatureConfig, by_chunk, load_chunk, load_features
@@ -68,9 +69,12 @@ def _padded(arrays: Sequence[NDArray[np.float32]]) -> tuple[torch.Tensor, torch.
 
 @dataclass(frozen=True)
 class Example:
-    """One utterance, or a chunk of one, with its features, float32 [T, F].
+    """One utterance, or a chunk of one, with its features.
 
-    `window` says which of its network outputs are trained on; None: all.
+    Attributes:
+        id, speaker, words: of the utterance, as in `Utterance`.
+        features: float32 [T, F].
+        window: which of its network outputs are trained on; None: all.
     """
 
     id: str
@@ -78,6 +82,8 @@ class Example:
     words: tuple[str, ...]
     features: NDArray[np.float32]
     window: OutputWindow | None = None
+
+    __repr__ = brief
 
     @property
     def num_frames(self) -> int:
@@ -87,14 +93,23 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """N utterances, padded with zeros to the longest."""
+    """N utterances, padded with zeros to the longest.
+
+    Attributes:
+        ids, speakers, words: N each.
+        features: float32 [N, T, F].
+        lengths: int64 [N] on the host: input frames before padding.
+        windows: the outputs that count; None: all.
+    """
 
     ids: tuple[str, ...]
     speakers: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
-    features: torch.Tensor  # float32 [N, T, F]
-    lengths: torch.Tensor  # int64 [N] on the host: frames before padding
-    windows: WindowBatch | None = None  # the outputs that count; None: all
+    features: torch.Tensor
+    lengths: torch.Tensor
+    windows: WindowBatch | None = None
+
+    __repr__ = brief
 
 
 def load_examples(

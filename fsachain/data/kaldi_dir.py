@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from fsachain.brief import brief
 from fsachain.data.cuts import holds_cuts, read_cuts
 from fsachain.data.utterance import Fault, Faults, Utterance, UtteranceError, is_command, shortened
 from fsachain.errors import DataError
@@ -165,9 +166,15 @@ def _speaker(ids: dict[str, None], key: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class DataDir:
-    """Utterances with unique ids, in the order of their recordings' table."""
+    """A data directory, read.
+
+    Attributes:
+        utterances: with unique ids, in the order of their recordings' table.
+    """
 
     utterances: Sequence[Utterance]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         seen = set[str]()

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import GraphError
 from fsachain.files import parse_json, replacing
 from fsachain.graph.archive import Arrays, numbers, offsets, read_archive, unique_names
@@ -152,6 +153,8 @@ class BiphoneCounts:
 
     biphones: Mapping[tuple[int, int], int]
     monophones: Mapping[int, int]
+
+    __repr__ = brief
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]]) -> BiphoneCounts:
@@ -288,6 +291,8 @@ class ContextTree:
     _hmm_pdfs: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = field(
         init=False, repr=False, default_factory=dict
     )
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         phones, independent = tuple(self.phones), frozenset(self.context_independent)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from fsachain.brief import brief
 from fsachain.errors import GraphError
 
 PDF_CLASS = -1
@@ -54,6 +55,8 @@ class DecisionTree:
     """Nodes, the root first; a branch leads to a node further on, so that every walk ends."""
 
     nodes: Sequence[Node]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         nodes = tuple(self.nodes)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fsachain.brief import brief
 from fsachain.errors import DataError, GraphError
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines
 from fsachain.kaldi.symbols import in_id_order, symbol_and_id
@@ -66,6 +67,8 @@ class Lexicon:
     oov: str | None = None
     _word_ids: dict[str, int] = field(init=False, repr=False)
     _phone_ids: dict[str, int] = field(init=False, repr=False)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         words, phones = tuple(self.words), tuple(self.phones)

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import GraphError
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa, input_fsa
@@ -69,6 +70,8 @@ class Numerator:
     arc_phone: npt.NDArray[np.int32]
     arc_word: npt.NDArray[np.int32]
     arc_is_start: npt.NDArray[np.bool_]
+
+    __repr__ = brief
 
     @property
     def required_frames(self) -> float:

@@ -72,8 +72,8 @@ def estimate_phone_lm(
             counts as one end directly after the start.
         ngram_order: longest n-gram; histories have up to `ngram_order - 1` phones. At least 2.
         num_extra_lm_states: states to keep beyond those that cannot be merged. At least 0.
-        no_prune_ngram_order: n-grams up to this order keep their states; usually the width of the phone
-            context or one more. From 1 to `ngram_order`.
+        no_prune_ngram_order: n-grams up to this order keep their states, at least 1; usually the width of the
+            phone context or one more. From `ngram_order` on nothing is pruned.
 
     Returns:
         Acceptor over phones, `pdf` = phone id - 1, deterministic; each state's arcs and final weight sum to
@@ -86,9 +86,8 @@ def estimate_phone_lm(
     """
     if ngram_order < 2:
         raise ConfigError(f"ngram_order = {ngram_order}: expected at least 2 (one phone of history)")
-    if not 1 <= no_prune_ngram_order <= ngram_order:
-        expected = f"expected 1 to ngram_order = {ngram_order}"
-        raise ConfigError(f"no_prune_ngram_order = {no_prune_ngram_order}: {expected}")
+    if no_prune_ngram_order < 1:
+        raise ConfigError(f"no_prune_ngram_order = {no_prune_ngram_order}: expected at least 1")
     if num_extra_lm_states < 0:
         raise ConfigError(f"num_extra_lm_states = {num_extra_lm_states}: expected at least 0")
     estimator = _Estimator(ngram_order, no_prune_ngram_order)

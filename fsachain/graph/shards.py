@@ -131,6 +131,10 @@ def make_shards(
 class TableShards(Mapping[str, TransitionTable]):
     """The tables of all shards in a folder, by utterance.
 
+    Attributes:
+        folder: where they are.
+        files: the shards, opened, in the order of their names.
+
     Raises:
         DataError: there is no shard, one is damaged, or an utterance is in two of them.
     """

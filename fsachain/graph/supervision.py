@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
@@ -61,6 +62,8 @@ class Supervision:
     arc_is_start: npt.NDArray[np.bool_]
     num_frames: int
     name: str
+
+    __repr__ = brief
 
     @cached_property
     def _leaving(self) -> list[list[tuple[int, int]]]:
@@ -271,6 +274,8 @@ class PhoneLattice:
     phones: Transducer
     spans: npt.NDArray[np.int64]
     name: str
+
+    __repr__ = brief
 
     def supervision(
         self,

@@ -36,6 +36,11 @@ class BiphoneStatistics:
         topology: says which pdf class a frame has: the frames of a phone are shared out evenly over its HMM
             states, the first frame of each is of its entry class, the others of its loop class.
         num_features: F, width of the frames.
+
+    Attributes:
+        topology: as given.
+        count: float64 [phones + 1, phones + 1, pdf classes], frames; indexed by phone id, left phone id (0: none), class.
+        sum, squares: float64, `count`'s shape and then [F].
     """
 
     def __init__(self, num_phones: int, topology: Topology, num_features: int) -> None:

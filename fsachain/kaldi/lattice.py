@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
@@ -41,38 +42,56 @@ _End = tuple[int, int, bool]  # of a phone: its id, the state after it, whether 
 class Lattice:
     """A lattice of S states and A arcs, with at most one transition id on an arc.
 
-    Costs are -log, as in the file: acoustic costs without acoustic scale.
+    Attributes:
+        num_states: S.
+        start: the start state.
+        src, dst: int32 [A], state that each arc leaves and enters.
+        transition: int32 [A], transition id; 0 spends no frame.
+        word: int32 [A], word id; 0: none.
+        graph_cost, acoustic_cost: float64 [A], -log as in the file, the second without acoustic scale.
+        final_graph_cost, final_acoustic_cost: float64 [S], the same of the ends; both inf: not final.
     """
 
     num_states: int
     start: int
-    src: Ints  # [A]
-    dst: Ints  # [A]
-    transition: Ints  # [A], transition id; 0 spends no frame
-    word: Ints  # [A], word id; 0: none
-    graph_cost: Floats  # [A]
-    acoustic_cost: Floats  # [A]
-    final_graph_cost: Floats  # [S]; inf: not final
-    final_acoustic_cost: Floats  # [S]
+    src: Ints
+    dst: Ints
+    transition: Ints
+    word: Ints
+    graph_cost: Floats
+    acoustic_cost: Floats
+    final_graph_cost: Floats
+    final_acoustic_cost: Floats
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, eq=False)
 class CompactLattice:
     """A lattice as its file has it; in a plain one no string has more than one transition id.
 
-    The weights of the A arcs come first, then the final weights of the S states: `costs`, of the graph and of the acoustics
-    as in the file (both inf: not final), and `ends`, where the string of each ends in `transitions`; it begins where the one
-    before ends.
+    Weights are those of the A arcs, then the final ones of the S states.
+
+    Attributes:
+        num_states: S.
+        start: the start state.
+        src, dst: int32 [A], state that each arc leaves and enters.
+        word: int32 [A], word id; 0: none.
+        costs: float64 [A + S, 2], -log, of the graph and of the acoustics as in the file; both inf: not final.
+        ends: int64 [A + S], where the string of each weight ends in `transitions`; it begins where the one before ends.
+        transitions: int32, transition ids of all strings.
     """
 
     num_states: int
     start: int
-    src: Ints  # [A]
-    dst: Ints  # [A]
-    word: Ints  # [A], word id; 0: none
-    costs: Floats  # [A + S, 2]
-    ends: npt.NDArray[np.int64]  # [A + S]
+    src: Ints
+    dst: Ints
+    word: Ints
+    costs: Floats
+    ends: npt.NDArray[np.int64]
     transitions: Ints
+
+    __repr__ = brief
 
     def expanded(self) -> Lattice:
         """Each string as a chain of arcs, the first of which has the word and the costs.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fsachain.backends import arrays, dispatch
 from fsachain.backends.arrays import check_budget
 from fsachain.batch import Graphs, TableBatch, find_batch
+from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.loss.autograd import Operator, new_buffer, packed, scale_gradient
@@ -23,15 +24,15 @@ EXCLUDED_OBJF = -10.0
 
 @dataclass(frozen=True, kw_only=True)
 class LossRecord:
-    """Detached float64 results of one batch; scalars are 0-dimensional tensors.
+    """Detached float64 results of one batch, where the scores live; sums over the batch are 0-dimensional tensors.
 
     Attributes:
-        objf: the objective, larger is better, with a value for each excluded sequence.
+        objf: the objective in nats (`MBRRecord`: in frames), larger is better, with a value for each excluded sequence.
         objf_ok: the same over ok sequences only: what the loss uses.
         num_log_prob, den_log_prob: [N] log Z of numerator and denominator; -inf: impossible, NaN: illegal score.
         l2_term, out_of_range_term: the penalties, <= 0, already times their factors.
         xent_objf: sum_n w_n sum_t,p occupancy_num xent_log_probs, before `xent_regularize`; 0 without that branch.
-        weight: sum_n w_n T_n in frames; weight_ok: over ok sequences.
+        weight: sum_n w_n T_n in output frames, so that objf / weight is per frame; weight_ok: over ok sequences.
         ok: bool [N].
         batch: the numerators; their names are the utterances'.
     """
@@ -48,6 +49,8 @@ class LossRecord:
     ok: Tensor
     batch: TableBatch
 
+    __repr__ = brief
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the N utterances."""
@@ -62,18 +65,18 @@ class LossRecord:
         return tuple(name for name, ok in zip(self.names, self.ok.tolist(), strict=True) if not ok)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LFMMIRecord(LossRecord):
-    """What `LFMMILoss` found; fields as in `LossRecord`.
+    """What `LFMMILoss` found; fields as in `fsachain.loss.base.LossRecord`.
 
     objf is sum_n w_n (num - s den) over ok sequences, and -10 w_n T_n for each excluded one. Where the loss boosts,
     `den_log_prob` is log Z of the boosted scores, so that objf may reach boost times the frames.
     """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MBRRecord(LossRecord):
-    """What `MBRLoss` found; fields as in `LossRecord`.
+    """What `MBRLoss` found; fields as in `fsachain.loss.base.LossRecord`.
 
     objf is sum_n w_n E_n[A]; an excluded sequence adds 0, as if it had no frame right.
 

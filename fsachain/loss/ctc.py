@@ -19,7 +19,7 @@ from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
 from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.backends.dispatch import BackendName, computes_ctc_on_device, ctc_backend
-from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology
 from fsachain.loss.autograd import Operator, scale_gradient, scale_rows
 
@@ -223,7 +223,7 @@ def _refuse_sums(sums: Floats, scores: Tensor, mode: str, names: str) -> None:
     if mode == "error":
         raise DataError(message)
     _warned_under = warnings.filters  # once, and again where someone set filters anew
-    warnings.warn(message, NormalizationWarning, stacklevel=2)
+    warn(message, NormalizationWarning)
 
 
 def _check_sums_there(scores: Tensor, lengths: Tensor, names: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
+from fsachain.brief import brief
 from fsachain.fsa import Ints
 from fsachain.grid import TOPOLOGIES, GridArc, RnntType
 from fsachain.loss import arguments
@@ -34,6 +35,9 @@ class TransducerOccupancy(NamedTuple):
     blank: Tensor
     node: Tensor
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class TransducerAlignment(NamedTuple):
     """The best path (23) of one sequence.
@@ -47,6 +51,9 @@ class TransducerAlignment(NamedTuple):
     score: float
     frames: Ints
     arcs: Ints
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ class TransducerLattice:
     arcs: tuple[GridArc, ...]
     sizes: Tensor
     backend: BackendName = "auto"
+
+    __repr__ = brief
 
     def log_prob(self) -> Tensor:
         """log Z [N] (21), float64, differentiable in the scores: the gradient is the occupancy."""

@@ -113,6 +113,10 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
 
     Attributes:
         last_record: `LFMMIRecord` of the last call, None before the first.
+        denominators: the graphs by name; a single one is called "denominator".
+        num_pdfs: P.
+        leaky_hmm_coefficient, l2_regularize, out_of_range_regularize, xent_regularize, denominator_scale, boost,
+        memory_budget: the options; `adjust` changes all but the last.
     """
 
     _operator = lfmmi

@@ -177,6 +177,10 @@ class MBRLoss(SequenceLoss[MBRRecord]):
 
     Attributes:
         last_record: `MBRRecord` of the last call, None before the first.
+        denominators: the graphs by name; a single one is called "denominator".
+        num_pdfs: P.
+        leaky_hmm_coefficient, l2_regularize, out_of_range_regularize, xent_regularize, memory_budget: the options; `adjust`
+        changes all but the last.
     """
 
     _operator = mbr

@@ -271,7 +271,12 @@ class ConformerConfig:
 
 
 class Conformer(ConfiguredNetwork[ConformerConfig]):
-    """A Conformer. In evaluation the result for an utterance does not depend on its batch."""
+    """A Conformer. In evaluation the result for an utterance does not depend on its batch.
+
+    Attributes:
+        config: its sizes, a `ConformerConfig`.
+        thinning, layers, chain_head, xent_head: the parts, in order; the last is None without a branch.
+    """
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__(config)

@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from fsachain.brief import brief
 from fsachain.errors import DataError, ShapeError
 
 
@@ -25,6 +26,9 @@ class NetworkOutput(NamedTuple):
     nnet_output: Tensor
     lengths: Tensor
     xent_log_probs: Tensor | None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Sizes(Protocol):
@@ -49,6 +53,9 @@ class Network(Sizes, Protocol):
     Output frame t *owns* the input frames s t to s t + s - 1, where s is the subsampling. Two members are optional:
     `period`, output frames (1 where it is missing), on whose multiples an utterance may be cut without another result; and
     `scores(features, lengths)`, `nnet_output` alone without a decision that depends on data, which is what ONNX holds.
+
+    Attributes:
+        training: as of every `nn.Module`.
     """
 
     training: bool

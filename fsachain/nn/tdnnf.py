@@ -105,7 +105,12 @@ class TdnnfConfig:
 
 
 class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
-    """A TDNN-F. In evaluation the result for an utterance does not depend on its batch."""
+    """A TDNN-F. In evaluation the result for an utterance does not depend on its batch.
+
+    Attributes:
+        config: its sizes, a `TdnnfConfig`.
+        input_layer, layers, chain_head, xent_head: the parts, in order; the last is None without a branch.
+    """
 
     def __init__(self, config: TdnnfConfig) -> None:
         super().__init__(config)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import signal
 
+from fsachain.brief import brief
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.plot.canvas import matrix, new_figure, nothing_to_show, plain_text, shortened
 
@@ -37,6 +38,8 @@ class Spectrogram:
     values: npt.NDArray[np.float64]
     frame_shift: float
     max_frequency: float
+
+    __repr__ = brief
 
 
 def spectrogram(

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.dispatch import forward_backward
+from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, ShapeError, require
 from fsachain.fsa import Fsa
@@ -49,6 +50,8 @@ class OccupancyPanel:
     labels: Sequence[str] = ()
     path: npt.ArrayLike | None = None
     title: str = ""
+
+    __repr__ = brief
 
 
 def occupancy_panels(
@@ -208,6 +211,8 @@ class TrellisPair:
     denominator: npt.ArrayLike
     names: Sequence[str] = ()
     log_probs: tuple[float, float] | None = None
+
+    __repr__ = brief
 
     @property
     def gradient(self) -> npt.NDArray[np.float64]:
