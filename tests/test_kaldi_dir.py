@@ -47,13 +47,6 @@ def test_segments_cut_exactly_the_samples_between_start_and_end(corpus):
     np.testing.assert_array_equal(second, RAMP[12000:])
 
 
-def test_refused_command_never_runs(corpus):
-    write(corpus, "wav.scp", f"a touch {corpus}/ran; cat {corpus}/audio/a.wav |\nb audio/b.wav\n")
-    first, _ = DataDir.read(corpus, allow_commands=True)
-    read_audio(first, RATE)
-    assert (corpus / "ran").exists()
-
-
 def test_feats_scp_is_read_through_a_kaldi_reader(corpus):
     kaldi_native_io = pytest.importorskip("kaldi_native_io")
     matrix = np.random.default_rng(1).standard_normal((7, 40)).astype(np.float32)

@@ -27,7 +27,6 @@ from broken_off import BreakAfter, Interruption
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
-from fsachain.train.checkpoint import list_checkpoints, load_tensors
 from fsachain.train.config import TrainConfig, from_dict
 from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.reporting import DivergedError, LineProgress
@@ -77,23 +76,6 @@ def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after, tmp_
     assert "resume" in events
 
 
-def test_with_lf_mmi_and_tdnnf_the_objective_rises_and_resuming_is_exact(tmp_path):
-    examples, numerators = corpus()
-    whole = lfmmi_trainer(tmp_path / "whole", numerators)
-    expected = whole.fit(examples, examples[:4])
-    assert expected.epochs[-1]["dev"]["objf"] > expected.epochs[0]["dev"]["objf"]
-    assert expected.epochs[-1]["train"]["objf"] > expected.epochs[0]["train"]["objf"] + 0.2
-    broken = lfmmi_trainer(tmp_path / "broken", numerators)
-    broken.progress = BreakAfter(8)
-    with pytest.raises(Interruption):
-        broken.fit(examples, examples[:4])
-    resumed = lfmmi_trainer(tmp_path / "broken", numerators)
-    result = resumed.fit(examples, examples[:4])
-    assert result.dev["objf"] == expected.dev["objf"]
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name]), name
-
-
 def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path):
     examples, numerators = corpus(6)
     trainer = lfmmi_trainer(tmp_path, numerators)
@@ -120,22 +102,6 @@ def test_another_training_in_the_same_folder_is_refused(tmp_path):
         new_trainer(tmp_path, numerators, num_epochs=2).fit(examples)
     with pytest.raises(ConfigError, match="utterances"):
         new_trainer(tmp_path, numerators, num_epochs=1).fit(examples[:-1])
-
-
-def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path):
-    examples, numerators = corpus(10)
-    trainer = new_trainer(tmp_path, numerators, average_last=3)
-    result = trainer.fit(examples)
-    paths = list_checkpoints(tmp_path / "checkpoints")
-    assert [path.stem for path in paths] == [f"epoch-000{n}-batch-000000" for n in (1, 2, 3, 4)]
-    paths = paths[1:]
-    mean = sum(load_tensors(path)[0]["model.output.weight"].double() for path in paths) / 3
-    final, header = load_tensors(result.model_path)
-    torch.testing.assert_close(
-        final["output.weight"].double(), mean, atol=tolerances.FLOAT32_ROUNDING, rtol=0
-    )
-    assert torch.equal(final["output.weight"], trainer.model.state_dict()["output.weight"])
-    assert header["averaged"] == [path.name for path in paths]
 
 
 def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_path):

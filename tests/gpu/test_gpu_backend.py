@@ -22,8 +22,6 @@ from fsachain import (
     forward_backward,
     total_log_prob,
 )
-from fsachain.loss.lfmmi import lfmmi
-from fsachain.loss.total import log_prob
 from tools.bench.workloads import connected
 from tools.golden import kaldi, peers
 
@@ -96,16 +94,6 @@ def test_impossible_and_illegal_sequences_stay_alone_and_padding_may_hold_anythi
         scores[n, lengths[n] :] = math.nan
     found = assert_like_the_oracle(make_batch(kind), scores, lengths, 0.1 if kind == "shared" else 0.0)
     assert not found.ok[3:6].any() and torch.isfinite(found.occupancy).all()
-
-
-@pytest.mark.parametrize("kind", ["shared", "packed"])
-def test_no_frames_at_all(kind):
-    assert_like_the_oracle(make_batch(kind), make_scores(shape=(SIZE, 0, WIDTH)))
-
-
-def test_scores_need_not_be_contiguous():
-    scores = make_scores(shape=(FRAMES, 2 * WIDTH, SIZE)).permute(2, 0, 1)[:, :, ::2]
-    assert_like_the_oracle(make_batch("packed"), scores, make_lengths())
 
 
 @pytest.mark.parametrize("kind", ["shared", "packed"])
@@ -281,36 +269,6 @@ def test_a_training_step_is_captured_and_replayed_on_new_scores():
         fresh = scores.detach().clone().requires_grad_()
         assert torch.equal(make_step(loss, numerators, lengths, fresh)(), replayed)
         assert torch.equal(fresh.grad, gradient)
-
-
-def test_a_capture_of_what_never_ran_is_refused():
-    scores, batch = make_scores().cuda(), make_batch("packed")
-    graph = torch.cuda.CUDAGraph()
-    refused = pytest.raises(Exception, match="being captured and a TableBatch is not on the device yet")
-    with refused, torch.cuda.graph(graph):
-        forward_backward(batch, scores)
-    torch.cuda.synchronize()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-def test_operators_keep_the_rules_of_torch(dtype):
-    scores, lengths = make_scores(dtype=dtype).cuda().requires_grad_(), torch.from_numpy(make_lengths())
-    numerators, loss = make_batch("packed"), make_loss()
-    key = torch.from_numpy(numerators.key)
-    torch.library.opcheck(log_prob.op, (scores, lengths, key, 0.0, "auto", True, None))
-    arguments = (
-        scores,
-        lengths,
-        torch.ones(SIZE, dtype=torch.float64),
-        torch.ones(SIZE, FRAMES, device="cuda"),
-        key,
-        torch.from_numpy(loss._batches[0].key),
-        torch.zeros(SIZE, dtype=torch.int64),
-        *(0.1, 1.0, 0.1, 0.1, 0.5, None),
-        True,
-        True,
-    )
-    torch.library.opcheck(lfmmi.op, arguments)
 
 
 def test_network_and_loss_compile_to_one_graph():

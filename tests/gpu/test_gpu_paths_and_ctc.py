@@ -128,16 +128,3 @@ def test_ctc_waits_for_nothing():
         ctc_loss(logits, targets, lengths, counts, inputs="logits").backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_ctc_gives_the_same_bits_from_run_to_run():
-    logits, targets, lengths, counts = ctc_inputs()
-    found = []
-    for _ in range(3):
-        logits.grad = None
-        loss = ctc_loss(logits, targets, lengths, counts, reduction="none", inputs="logits")
-        loss.sum().backward()
-        found.append((loss.detach(), logits.grad.clone()))
-    assert all(
-        torch.equal(one, other) for again in found[1:] for one, other in zip(again, found[0], strict=True)
-    )

@@ -83,18 +83,6 @@ def test_every_type_of_logits_has_the_gradient_of_float64(dtype):
         torch.testing.assert_close(gradient.double().cpu(), expected[1], rtol=0, atol=atol)
 
 
-def test_packed_logits_give_the_gradients_of_padded_ones():
-    logits, targets, frames, labels = make_inputs()
-    sizes = list(zip(frames.tolist(), labels.tolist(), strict=True))
-    packed = torch.cat([logits[n, :t, : u + 1].reshape(-1, CLASSES) for n, (t, u) in enumerate(sizes)])
-    rest = targets.cuda(), frames, labels
-    expected = with_gradient(LOSSES["regular"], logits.cuda(), *rest)
-    found = with_gradient(LOSSES["regular"], packed.cuda(), *rest)
-    assert torch.equal(found[0], expected[0])
-    parts = [expected[1][n, :t, : u + 1].reshape(-1, CLASSES) for n, (t, u) in enumerate(sizes)]
-    assert torch.equal(found[1], torch.cat(parts))
-
-
 def test_nothing_waits_for_the_device():
     logits, targets, frames, labels = make_inputs()
     call = logits.cuda(), targets.cuda(), frames, labels

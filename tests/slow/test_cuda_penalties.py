@@ -42,15 +42,3 @@ def test_terms_and_derivatives_are_those_of_the_reference(dtype, factors):
     np.testing.assert_allclose(read(out), expected, rtol=tolerances.LOG_PROB_RELATIVE)
     assert (read(out)[1, 33:] == 1.0).all() and (read(out)[2] == 1.0).all(), "padding was touched"
     assert read(out)[0, 2, 1] == 1.0, "a score of -inf has no derivative"
-
-
-def test_a_sequence_costs_the_same_bits_alone_and_in_any_batch():
-    device, scores = HostDevice(), large_scores()
-    together = np.zeros_like(scores)
-    out = on_device(device, together)
-    only_first = np.array([1.0, 0.0, 0.0, 0.0])
-    in_batch = run(device, on_device(device, scores), out, weights=only_first)
-    single = on_device(device, np.zeros_like(scores[:1]))
-    alone = run(device, on_device(device, scores[:1]), single, LENGTHS[:1], np.ones(1))
-    np.testing.assert_array_equal(in_batch, alone)
-    np.testing.assert_array_equal(read(out)[:1], read(single))
