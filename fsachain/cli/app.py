@@ -8,6 +8,7 @@ import click
 
 # By module the commands in it (functions of their names, with "_" for "-") and the first lines of their helps.
 MODULES = {
+    "run": {"run": "Go the whole way from data sets and a lexicon to a word error rate."},
     "lang": {
         "lang": "Number the words, phones and pdfs of a lexicon.",
         "spell": "Make a lexicon of characters, where there is no dictionary.",

@@ -431,11 +431,14 @@ def read_experiment(
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> Experiment:
     """Of the options, else of the language folder; says where it comes from, and what differs from that of the folder."""
     lang: Any = context.params.get("lang")  # read before
-    kept: Experiment | None = lang and lang.experiment
     settings = context.meta.get(_SETTINGS, ())
-    found = read_experiment(path, settings, kept)
     if lang is None:
-        return found
+        file = None if path else context.meta.get(KEPT)
+        if file is not None:
+            click.echo(f"configuration: {file}")
+        return read_experiment(path or file, settings)
+    kept: Experiment | None = lang.experiment
+    found = read_experiment(path, settings, kept)
     file = lang.config_file or "every option has its default"
     if kept is None or found == kept:
         click.echo(f"configuration: {path or file}")
@@ -455,6 +458,7 @@ def _keep_settings(context: click.Context, _: click.Parameter, settings: tuple[s
 
 
 _SETTINGS = f"{__name__}.settings"
+KEPT = f"{__name__}.kept"  # the file that stands in for --config, in the meta of a context
 config_option = together(
     click.option(
         "--config",

@@ -23,6 +23,7 @@ from fsachain.graph.numerator import load_numerators
 from fsachain.report.media import Picture, drawing, picture_file, seconds_of
 
 STAGE_LOG = "stages.jsonl"
+RUN = "run.json"  # of `fsachain run`: its inputs, among others
 MOST_RECORDINGS = 20_000  # whose headers are read for the length of a data set
 MOST_NUMERATOR_BYTES = 20_000_000
 MOST_PICTURES = 20
@@ -127,7 +128,7 @@ class Layout:
         """The files of an experiment, as a recipe leaves them or as in docs/training.md.
 
         `base` has data, lang and graphs: by default the folder of the first pass, where `exp` is a second one, else `exp`.
-        `test` is the data directory that was decoded: by default `data/test` or `test` of `base`.
+        `test` is the data directory that was decoded: by default that of `fsachain run`, or `data/test` or `test` of `base`.
         """
         if not exp.is_dir():
             raise DataError(f"{exp}: no such folder; expected that of an experiment")
@@ -140,6 +141,9 @@ class Layout:
             base = next((Path(text(run, "first")) for run in reversed(runs) if text(run, "first")), None)
         base = base or exp
         data = {name: either(base / "data" / name, base / name) for name in ("train", "dev", "test")}
+        with suppress(DataError, *FAULTS):
+            inputs = read_table(exp / RUN)["inputs"]
+            data = {name: Path(inputs[name]) for name in data}
         return cls(
             exp=exp,
             stage_log=either(exp / STAGE_LOG, exp / "model" / STAGE_LOG),

@@ -1,0 +1,479 @@
+"""From data directories and a lexicon to a word error rate in one command: `fsachain run`.
+
+Stages, in order. Each reads what those before it wrote to the folder EXP, so that a run can begin at any of them.
+
+lang       lexicon -> lang/
+features   recordings -> cache/ (features of all sets and speeds)
+graphs     transcripts -> graphs/ (phone language model, denominator, numerators)
+train      -> model/ (checkpoints, train.jsonl, model.safetensors)
+decode     LM weight tuned on dev, test scored -> decode/
+rescore    with --rescore: a larger model than the search can use chooses among the best word sequences, with weights of
+           dev -> rescore/
+align      test transcripts -> align/ (word and phone CTM)
+report     -> report.txt: word error rates, sizes, wall time of each stage; report.html: all there is to see
+
+A second pass (--first) trains anew on what the first one found; it has a folder of its own, and reads language, graphs and
+features in that of the first.
+
+align-train   first model, training transcripts -> align-train/ (word and phone CTM)
+supervise     these times -> chunks.npz (numerators of chunks)
+train, decode, rescore, align, report   as above, on the chunks
+
+config.yaml is the configuration; run.json has the inputs, and for each stage that is done a digest of what it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsachain.cli.config import KEPT, Experiment, config_option
+from fsachain.cli.decoding import DecodingGraphs, align_data, decode_data, rescore_data, tune_data
+from fsachain.cli.graphs import load_normalization, make_denominator, make_numerators
+from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar, make_lang, make_phone_lm
+from fsachain.cli.model import FINAL_MODEL, AcousticModel, permitted_imports
+from fsachain.cli.options import (
+    COUNT,
+    DATA,
+    FILE,
+    FOLDER,
+    OUT,
+    bad_data_option,
+    command,
+)
+from fsachain.cli.record import open_log, record_run, recorded_stage
+from fsachain.cli.report import REPORT, make_report
+from fsachain.cli.resources import FAULTS_FILE, Resources
+from fsachain.cli.supervision import make_supervision
+from fsachain.cli.training import train_model
+from fsachain.cli.training_data import TrainingSet, read_training_set
+from fsachain.data.audio import Perturbation
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.errors import ConfigError
+from fsachain.files import parse_json, write_text
+from fsachain.nn.network import num_parameters
+from fsachain.report.collect import RUN, STAGE_LOG, read_stages
+from fsachain.train.log import read_log
+from fsachain.train.stopping import stoppable
+from fsachain.train.world import World
+
+SPLITS = ("train", "dev", "test")
+INPUTS = (*SPLITS, "lexicon", "arpa", "rescore")
+TOGETHER = frozenset({"train"})  # the stages in which several processes work
+CHUNKS = "chunks.npz"
+GRAMMAR = "grammar.arpa"
+_TABLES = ("text", "wav.scp", "segments", "utt2spk", "feats.scp")  # of a data directory
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: `exp` gets all outputs; `first` is the folder of the first pass, if this is a second.
+
+    `inputs` are the paths of `INPUTS` that are given: data sets, lexicon, ARPA models of the search and for rescoring.
+    """
+
+    exp: Path
+    config: Experiment
+    inputs: Mapping[str, Path]
+    resources: Resources = field(default_factory=Resources)
+    first: Path | None = None
+    world: World = field(default_factory=World.alone)
+
+    @property
+    def base(self) -> Path:
+        """The folder that has lang, graphs and cache."""
+        return self.first or self.exp
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """By name, in order."""
+        begin = FIRST_PASS if self.first is None else SECOND_PASS
+        return {
+            name: stage
+            for name, stage in {**begin, **BOTH_PASSES}.items()
+            if name != "rescore" or "rescore" in self.inputs
+        }
+
+    def data(self, split: str) -> DataDir:
+        return self.resources.read(self.inputs[split])
+
+    @property
+    def lang(self) -> Lang:
+        return load_lang(self.base / "lang")
+
+    def model(self, exp: Path) -> AcousticModel:
+        """The trained model of a pass, by its folder."""
+        return AcousticModel.load(exp / "model" / FINAL_MODEL)
+
+    @property
+    def decoding_model(self) -> AcousticModel:
+        """The model with this run's options of decoding and rescoring, which may differ from those it was trained with."""
+        model = self.model(self.exp)
+        decoding, rescoring = self.config.decoding, self.config.rescoring
+        return replace(model, experiment=replace(model.experiment, decoding=decoding, rescoring=rescoring))
+
+    @property
+    def decoding_graphs(self) -> DecodingGraphs:
+        """With the ARPA model that is given, else an n-gram of the training text, or a loop of words."""
+        arpa = self.inputs.get("arpa")
+        if arpa is None and self.config.decoding.ngram_order:
+            arpa = self.exp / "decode" / GRAMMAR
+        return DecodingGraphs(self.lang, arpa)
+
+
+def _lang(run: Run) -> None:
+    transcripts = (one.words for one in run.data("train"))
+    seed = run.config.train.seed
+    lexicon, out = run.inputs["lexicon"], run.exp / "lang"
+    print(make_lang(lexicon, out, run.config, transcripts=transcripts, seed=seed))
+
+
+def _features(run: Run) -> None:
+    config = run.config
+    for split in SPLITS:
+        data = run.data(split)
+        copies = config.perturbation.copies(config.train.seed) if split == "train" else [Perturbation()]
+        frames = 0
+        for copy in copies:
+            _, (examples,) = run.resources.load(data, config.features, [copy])
+            frames += sum(example.num_frames for example in examples)
+        print(
+            f"{split}: {len(data)} utterances, {frames * config.features.frame_shift_ms / 60000:.1f} minutes"
+        )
+
+
+def _graphs(run: Run) -> None:
+    lang, graphs, config = run.lang, run.exp / "graphs", run.config
+    train = run.data("train")
+    phone_lm = None
+    if config.phone_lm.ngram_order:
+        phone_lm = graphs / "phone_lm.fst"
+        transcripts = {utterance.id: utterance.words for utterance in train}
+        print(make_phone_lm(lang, transcripts, phone_lm, config.phone_lm, config.train.seed))
+    print(make_denominator(lang, phone_lm, graphs))
+    normalization = load_normalization(lang, graphs)
+    for split, data in (("train", train), ("dev", run.data("dev"))):
+        print(f"{split}: {make_numerators(lang, data, graphs / f'{split}.npz', normalization)}")
+
+
+def _train(run: Run) -> None:
+    """Train, or continue a training that was broken off."""
+    graphs = run.base / "graphs"
+    numerators = graphs / "train.npz" if run.first is None else run.exp / CHUNKS
+    train_model(
+        run.config,
+        run.lang,
+        read_training_set(run.data("train"), numerators),
+        graphs,
+        run.exp / "model",
+        run.resources,
+        dev=TrainingSet.read(run.data("dev"), graphs / "dev.npz"),
+        world=run.world,
+    )
+
+
+def _align_train(run: Run) -> None:
+    lang = run.lang
+    normalization = load_normalization(lang, run.base / "graphs")
+    model, data, out = run.model(run.base), run.data("train"), run.exp / "align-train"
+    print(align_data(model, lang, data, out, run.resources, normalization=normalization))
+
+
+def _supervise(run: Run) -> None:
+    lang = run.lang
+    normalization = load_normalization(lang, run.base / "graphs")
+    alignment, out = run.exp / "align-train" / "phones.ctm", run.exp / CHUNKS
+    data = run.data("train")
+    print(make_supervision(run.config, lang, data, alignment, out, normalization, run.resources))
+
+
+def _decode(run: Run) -> None:
+    out, order = run.exp / "decode", run.config.decoding.ngram_order
+    if order and "arpa" not in run.inputs:
+        transcripts = (one.words for one in run.data("train"))
+        make_grammar(transcripts, run.lang.spoken_words, out / GRAMMAR, order)
+    model, graphs = run.decoding_model, run.decoding_graphs
+    best = tune_data(model, graphs, run.data("dev"), out, run.resources).best
+    print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
+    point = (best.lm_weight, best.word_insertion_penalty)
+    print(f"test  {decode_data(model, graphs, run.data('test'), out, point, run.resources).total}")
+
+
+def _rescore(run: Run) -> None:
+    tuned = _tuned(run)
+    point = (tuned["lm_weight"], tuned["word_insertion_penalty"])
+    second, out = run.inputs["rescore"], run.exp / "rescore"
+    test, dev = run.data("test"), run.data("dev")
+    graphs = run.decoding_graphs
+    done = rescore_data(run.decoding_model, test, second, out, dev, graphs, point, run.resources)
+    print(f"test  {done.total}")
+
+
+def _tuned(run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run.exp / "decode" / "tuning.json").read_text())["best"]
+    return found
+
+
+def _align(run: Run) -> None:
+    print(align_data(run.model(run.exp), run.lang, run.data("test"), run.exp / "align", run.resources))
+
+
+def _report(run: Run) -> None:
+    decoded, dev = run.exp / "decode", _tuned(run)
+    stages = read_stages(run.exp / STAGE_LOG).stages
+    log = read_log(run.exp / "model" / "train.jsonl")
+    epochs = [event["train"] for event in log if event["event"] == "epoch"]
+    trained = sum(epoch["seconds"] for epoch in epochs)
+    share = sum(epoch["loss_share"] * epoch["seconds"] for epoch in epochs) / trained
+    parameters, seed = num_parameters(run.model(run.exp).network), run.config.train.seed
+    lines = [
+        f"test         {(decoded / 'wer.txt').read_text().splitlines()[0]}",
+        f"dev          WER {dev['wer']:.2f} %, LM weight {dev['lm_weight']:g}, "
+        f"word insertion penalty {dev['word_insertion_penalty']:g}",
+        f"size         {parameters} parameters, seed {seed}",
+        f"training     {len(epochs)} epochs, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
+        f"time         {'  '.join(f'{one.name} {one.seconds:.1f} s' for one in stages if one.seconds is not None)}",
+        f"model        {run.exp / 'model' / FINAL_MODEL}",
+        f"graphs       {run.base / 'graphs'}",
+        f"hypotheses   {decoded / 'hyp.txt'}",
+        f"alignments   {run.exp / 'align'}",
+        f"report       {make_report(run.exp, base=run.base)}",
+    ]
+    if "rescore" in run.inputs:
+        rescored = (run.exp / "rescore" / "wer.txt").read_text().splitlines()[0]
+        lines.insert(1, f"rescored     {rescored}")
+    (run.exp / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Its work, and the sections of the configuration and the inputs (--train) that it reads and no stage before it did."""
+
+    work: Callable[[Run], None]
+    reads: tuple[str, ...] = ()
+
+
+FIRST_PASS = {
+    "lang": Stage(_lang, ("lang", "--lexicon", "--train")),
+    "features": Stage(_features, ("features", "perturbation", "--dev", "--test")),
+    "graphs": Stage(_graphs, ("phone_lm",)),
+}
+SECOND_PASS = {
+    "align-train": Stage(_align_train),
+    "supervise": Stage(_supervise, ("features", "perturbation", "supervision")),
+}
+BOTH_PASSES = {
+    "train": Stage(_train, ("cmvn", "augment", "network", "loss", "train")),
+    "decode": Stage(_decode, ("decoding", "--arpa")),
+    "rescore": Stage(_rescore, ("rescoring", "--rescore")),
+    "align": Stage(_align),
+    "report": Stage(_report),
+}
+NAMES = (*FIRST_PASS, *SECOND_PASS, *BOTH_PASSES)
+
+
+def _digests(run: Run) -> dict[str, str]:
+    """What a stage and all before it depend on, by stage: seed, options, tables of the data sets."""
+    config = run.config.to_dict()
+    before = [config["train"]["seed"], _kept(run.base).get("done", {}).get("train") if run.first else None]
+    found = {}
+    for name, stage in run.stages.items():
+        reads = [
+            _content(run.inputs.get(one[2:])) if one.startswith("--") else config[one] for one in stage.reads
+        ]
+        text = json.dumps([*before, name, reads], sort_keys=True)
+        found[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        before = [found[name]]
+    return found
+
+
+def _content(path: Path | None) -> Any:
+    """Of a file its digest; of a data directory those of its tables, of another folder names and sizes."""
+    if path is None:
+        return None
+    if path.is_file():
+        return [_digest(path)]
+    tables = [path / table for table in _TABLES if (path / table).is_file()]
+    if tables:
+        return [[table.name, _digest(table)] for table in tables]
+    return sorted([str(file.relative_to(path)), file.stat().st_size] for file in path.rglob("*"))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _kept(exp: Path) -> dict[str, Any]:
+    """What run.json holds; empty where there is none."""
+    path = exp / RUN
+    return dict(parse_json(path.read_bytes(), str(path))) if path.is_file() else {}
+
+
+def perform(run: Run, begin: str | None = None, end: str | None = None) -> dict[str, float]:
+    """Run the stages from `begin` (default: the first that is not done) to `end`; returns the wall time of each in seconds.
+
+    Under torchrun all processes run those of `TOGETHER`; the first runs the others, and the rest wait for it. What each
+    stage takes is noted in stages.jsonl.
+    """
+    stages, digests = run.stages, _digests(run)
+    names = run.world.from_first(_chosen(run, digests, begin, end))
+    if not run.world.is_first:
+        for name in names:
+            with stoppable(), run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext():
+                if name in TOGETHER:
+                    stages[name].work(run)
+        return {}
+    if not names:
+        return {}
+    skipped = list(stages)[: list(stages).index(names[0])]
+    if skipped and begin is None:
+        print(f"done before: {', '.join(skipped)}")
+    log = open_log(run.exp)
+    record_run(
+        log,
+        names,
+        seed=run.config.train.seed,
+        workers=run.resources.workers,
+        first=None if run.first is None else str(run.first.resolve()),
+        config=run.config.to_dict(),
+    )
+    done = {name: digest for name, digest in _kept(run.exp).get("done", {}).items() if name not in names}
+    seconds = {}
+    for name in names:
+        _keep(run, done)
+        print(f"--- {name}", flush=True)
+        started = time.perf_counter()
+        alone = run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext()
+        with recorded_stage(log, name), alone:
+            stages[name].work(run)
+        seconds[name] = time.perf_counter() - started
+        done[name] = digests[name]
+    _keep(run, done)
+    return seconds
+
+
+def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | None) -> list[str]:
+    names, done = list(digests), _kept(run.exp).get("done", {})
+    for option, name in (("--from", begin), ("--to", end)):
+        if name is not None and name not in names:
+            raise ConfigError(f"{option} {name}: this run has the stages {', '.join(names)}")
+    last = len(names) if end is None else names.index(end) + 1
+    if begin is None:
+        start = next((place for place, name in enumerate(names) if done.get(name) != digests[name]), last)
+        return names[start:last]
+    start = names.index(begin)
+    for name in names[:start]:
+        if name not in done:
+            raise ConfigError(f"--from {begin}: {run.exp} has no stage {name} that is done; begin there")
+    if start >= last:
+        raise ConfigError(f"--to {end}: comes before --from {begin}")
+    return names[start:last]
+
+
+def _keep(run: Run, done: Mapping[str, str]) -> None:
+    run.exp.mkdir(parents=True, exist_ok=True)
+    inputs = {name: os.path.abspath(path) for name, path in run.inputs.items()}  # noqa: PTH100 (links stay)
+    run.config.write(run.exp / CONFIG)
+    kept = {"inputs": inputs, "done": dict(done)}
+    write_text(run.exp / RUN, json.dumps(kept, indent=1) + "\n")
+
+
+def _keep_config(context: click.Context, parameter: click.Parameter, folder: Path | None) -> Path | None:
+    """Take the configuration of the last run in EXP, or else of the first pass, where none is given."""
+    if folder is not None and (folder / CONFIG).is_file():
+        known = context.meta.get(KEPT) if parameter.name == "first" else None
+        context.meta[KEPT] = known or folder / CONFIG
+    return folder
+
+
+@command(exp={"type": OUT, "is_eager": True, "callback": _keep_config})
+@click.option("--train", type=DATA, help="Training set, as `fsachain train` takes it.")
+@click.option("--dev", type=DATA, help="Data set on which weights are chosen.")
+@click.option("--test", type=DATA, help="Data set that is scored.")
+@click.option("--lexicon", type=FILE, help="Words and their phones, Kaldi's lexicon.txt or lexiconp.txt.")
+@click.option(
+    "--arpa",
+    type=FILE,
+    help="Word language model of the search, in place of one of the training text (decoding.ngram_order).",
+)
+@click.option(
+    "--rescore", type=FILE, help="Larger word language model that chooses among the best word sequences."
+)
+@click.option(
+    "--first",
+    type=FOLDER,
+    is_eager=True,
+    callback=_keep_config,
+    help="Folder of another run, whose model says when phones are spoken: trains anew, on chunks.",
+)
+@config_option
+@click.option("--from", "begin", type=click.Choice(NAMES), help="First stage.  [default: what is not done]")
+@click.option("--to", "end", type=click.Choice(NAMES), help="Last stage.  [default: report]")
+@click.option("--seed", type=int, help="Of everything that is drawn; the same as --set train.seed=SEED.")
+@click.option(
+    "--workers",
+    type=COUNT,
+    default=lambda: os.cpu_count() or 1,
+    show_default="all processors",
+    help="Threads or processes.",
+)
+@bad_data_option
+def run(
+    exp: Path,
+    first: Path | None,
+    experiment: Experiment,
+    begin: str | None,
+    end: str | None,
+    seed: int | None,
+    workers: int,
+    bad_data: str,
+    allow_commands: bool,
+    **given: Path | None,
+) -> None:
+    """Go the whole way from data sets and a lexicon to a word error rate.
+
+    In: data sets and a lexicon; the configuration. What is not given is as in the last run in EXP, or in the first pass. The
+    stages are lang, features, graphs, train, decode, rescore (with --rescore), align and report; with --first align-train,
+    supervise, train and the rest. Given again, the command goes on with what is not done, or whose options or data changed.
+    Out: folder EXP with lang, cache, graphs, model, decode, rescore, align, report.txt and report.html.
+
+    Several processes train one model when torchrun starts them: torchrun --nproc-per-node 2 -m fsachain run ...
+    """
+    if first is not None and first.resolve() == exp.resolve():
+        raise ConfigError(f"--first {first}: is EXP itself; expected another folder")
+    kept = {**(_kept(first) if first else {}).get("inputs", {}), **_kept(exp).get("inputs", {})}
+    inputs = {name: given.get(name) or Path(kept[name]) for name in INPUTS if given.get(name) or name in kept}
+    for name in (*SPLITS, "lexicon"):
+        if name not in inputs:
+            raise click.UsageError(f"Missing option '--{name}'.")
+    train = replace(experiment.train, bad_data=bad_data)
+    experiment = replace(experiment, train=train if seed is None else replace(train, seed=seed))
+    own = experiment.network_spec(
+        num_pdfs=1
+    ).import_path  # what the run's configuration names, the user trusts
+    resources = Resources(
+        cache=(first or exp) / "cache", workers=workers, bad_data=bad_data, allow_commands=allow_commands
+    )
+    with (
+        permitted_imports([own] if own else []),
+        World.from_environment(experiment.train.process_timeout) as world,
+        resources.listing(exp / FAULTS_FILE) if world.is_first else nullcontext(),
+    ):
+        made = Run(exp, experiment, inputs, resources, first, world)
+        seconds = perform(made, begin, end)
+        if world.is_first:
+            each = "  ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
+            print(f"{each}\nall stages {sum(seconds.values()):.1f} s" if each else f"{exp}: all is done")
+            if (exp / REPORT).is_file():
+                print(f"to look at: {exp / REPORT}")
