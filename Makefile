@@ -37,19 +37,19 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## synthetic connected digits: train, decode and score, without a download
-	@$(BIN)/python recipes/demo/run.py $(ARGS)
+	@$(BIN)/python -m recipes demo $(ARGS)
 
 digits: $(STAMP)  ## recorded connected digits: make digits CORPUS=folder
-	@$(BIN)/python recipes/digits/run.py --corpus "$(CORPUS)" $(ARGS)
+	@$(BIN)/python -m recipes digits --corpus "$(CORPUS)" $(ARGS)
 
 prompts: $(STAMP)  ## recorded telephone prompts, 606 words: make prompts CORPUS=folder
-	@$(BIN)/python recipes/prompts/run.py --corpus "$(CORPUS)" $(ARGS)
+	@$(BIN)/python -m recipes prompts --corpus "$(CORPUS)" $(ARGS)
 
 mini-librispeech: $(STAMP)  ## five hours of read English: make mini-librispeech CORPUS=folder; see its README for the download
-	@$(BIN)/python recipes/mini_librispeech/run.py --corpus "$(CORPUS)" $(ARGS)
+	@$(BIN)/python -m recipes mini_librispeech --corpus "$(CORPUS)" $(ARGS)
 
 handwriting: $(STAMP)  ## lines of handwritten digits, whose images come with scikit-learn
-	@$(BIN)/python recipes/handwriting/run.py $(ARGS)
+	@$(BIN)/python -m recipes handwriting $(ARGS)
 
 ctc-vs-lfmmi: $(STAMP)  ## both objectives on the same data: make ctc-vs-lfmmi DIGITS=folder PROMPTS=folder
 	@$(BIN)/python recipes/ctc_vs_lfmmi/run.py $(if $(DIGITS),--digits "$(DIGITS)") $(if $(PROMPTS),--prompts "$(PROMPTS)") $(ARGS)

@@ -9,6 +9,7 @@ others      one file for each group of commands: the command and what it does; r
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from fsachain.errors import FsachainError, LeftOutError, printable, require
 from fsachain.train.stopping import StoppedError
@@ -24,11 +25,16 @@ def main() -> None:
 
     0 done, 1 an error in one line, 2 wrong usage, 3 done without some utterances, 75 stopped, 130 interrupted.
     """
+    sys.exit(call())
+
+
+def call(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of the command line, or of `fsachain ARGUMENTS...`; errors are printed."""
     try:
-        sys.exit(_run())
+        return _run(arguments)
     except (FsachainError, OSError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
-        sys.exit(exit_status(error))
+        return exit_status(error)
 
 
 def exit_status(error: FsachainError | OSError) -> int:
@@ -37,12 +43,12 @@ def exit_status(error: FsachainError | OSError) -> int:
     return EXIT_STOPPED if isinstance(error, StoppedError) else EXIT_USER_ERROR
 
 
-def _run() -> int:
+def _run(arguments: Sequence[str] | None) -> int:
     click = require("click", extra="recipes")
     from fsachain.cli.app import app
 
     try:
-        return int(app(standalone_mode=False) or 0)
+        return int(app(arguments, standalone_mode=False) or 0)
     except click.Abort:  # what click makes of Ctrl-C
         return EXIT_INTERRUPTED
     except click.ClickException as error:

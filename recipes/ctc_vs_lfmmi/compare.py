@@ -16,9 +16,8 @@ from typing import Any
 from fsachain.train.config import load_yaml
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.handwriting.prepare import prepare as prepare_handwriting
-from recipes.pipeline.main import REPOSITORY, run_recipe
+from recipes.pipeline.main import REPOSITORY, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
-from recipes.pipeline.stages import Prepare
 from recipes.prompts.prepare import prepare as prepare_prompts
 
 RECIPES: dict[str, Prepare] = {

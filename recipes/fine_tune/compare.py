@@ -14,13 +14,12 @@ from pathlib import Path
 from fsachain.cli.model import FINAL_MODEL
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import read_data_dirs, write_data_dir
-from recipes.pipeline.main import run_recipe
+from recipes.pipeline.main import Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
-from recipes.pipeline.stages import Prepare
 from recipes.prompts.prepare import prepare as prepare_prompts
 
 FOLDER = Path(__file__).resolve().parent
-LAST = "--stop-stage=decode"  # the table needs no more
+LAST = "--to=decode"  # the table needs no more
 RANDOM, TUNED = "random weights", "pretrained"
 # The encoder waits until the new output layer has learnt something, then moves more slowly than that.
 TUNING = ("train.optimizer.freeze_epochs={encoder: 4}", "train.optimizer.factors={encoder: 0.5}")
@@ -70,6 +69,7 @@ def main(arguments: Sequence[str] | None = None, corpora: Corpora | None = None)
                     f"--corpus={options.digits or ''}",
                     *(f"--set={change}" for change in (*changes, *options.set)),
                 ],
+                {"one_in": options.one_in},
             )
             if not status:
                 results.append(read_result(exp, "digits", start, seed))

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fsachain.errors import DataError
-from recipes.pipeline.corpus import Recording, write_data_dir
-from recipes.pipeline.stages import GRAMMAR, RESCORING
+from recipes.pipeline.corpus import GRAMMAR, RESCORING, Recording, write_data_dir
 
 LEXICON = "librispeech-lexicon.txt"
 SMALL = "3-gram.pruned.3e-7.arpa"

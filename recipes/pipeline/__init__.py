@@ -1,5 +1,6 @@
-"""What all recipes share: stages from a corpus to a word error rate, and writers of data directories.
+"""What all recipes share.
 
-main        command line of a recipe: stages, seed, folders, wall time of each stage
+main        a prepared corpus, then `fsachain run`: `python -m recipes RECIPE`
 corpus      a prepared corpus on disk: data directories and a lexicon
+results     what several runs left, in one table
 """

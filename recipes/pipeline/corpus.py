@@ -1,4 +1,4 @@
-"""A prepared corpus: a folder with Kaldi data directories train, dev and test, and lexicon.txt."""
+"""A prepared corpus: a folder with data directories train, dev and test, lexicon.txt, and, if there are, word n-grams."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fsachain.errors import DataError, require
 from fsachain.kaldi.values import write_matrices
 
 SPLITS = ("train", "dev", "test")
+GRAMMAR = "grammar.arpa"  # of the search
+RESCORING = "rescoring.arpa"  # a larger one
 
 
 @dataclass(frozen=True)

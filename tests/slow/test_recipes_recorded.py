@@ -20,10 +20,10 @@ from fsachain.report.collect import read_stages
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import read_data_dirs, write_data_dir
 from recipes.pipeline.main import run_recipe
-from recipes.pipeline.stages import STAGES
 from recipes.prompts.prepare import prepare as prepare_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
+STAGES = ["lang", "features", "graphs", "train", "decode", "align", "report"]
 KEPT = {"train": 40, "dev": 3, "test": 4}
 OPTIONS = [
     "phone_lm.ngram_order=2",  # so little text has few of the longer sequences
@@ -63,6 +63,6 @@ def test_every_stage_of_a_recipe_of_recordings_runs(name, shared, tmp_path):
     arguments = [f"--corpus={corpus}", f"--exp={tmp_path}", "--workers=1"]
     options = [f"--set={change}" for change in OPTIONS]
     assert run_recipe(ROOT / "recipes" / name, few_of(prepare), [*arguments, *options]) == 0
-    assert [stage.name for stage in read_stages(tmp_path / "stages.jsonl").stages] == list(STAGES)
+    assert [stage.name for stage in read_stages(tmp_path / "stages.jsonl").stages] == STAGES
     assert len(read_text(tmp_path / "decode" / "hyp.txt")) == KEPT["test"]
     assert "WER" in (tmp_path / "report.txt").read_text()
