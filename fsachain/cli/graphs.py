@@ -68,11 +68,11 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
     click.echo(f"{make_denominator(lang, phone_lm, out, merge)} -> {out}")
 
 
-def make_denominator(lang: Lang, phone_lm: Path | None, out: Path, merge: Merge = "sum") -> DenominatorGraph:
-    """Without a phone language model the denominator accepts every sequence of pdfs."""
-    if phone_lm is None:
-        return write_denominator(lang, free_denominator(lang.tree.num_pdfs), out, merge)
+def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> DenominatorGraph:
+    """That of a phone language model of order 0 accepts every sequence of pdfs."""
     fsa = Fsa.read(phone_lm)
+    if fsa.num_states == 1 and not fsa.log_prob.any():  # no distribution: a loop of weight one
+        return write_denominator(lang, free_denominator(lang.tree.num_pdfs), out, merge)
     try:
         return write_denominator(lang, build_denominator(fsa, lang.tree), out, merge)
     except GraphError as error:

@@ -19,6 +19,7 @@ from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph import grammar
 from fsachain.graph.context import BiphoneCounts, ContextTree
+from fsachain.graph.denominator import free_denominator
 from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.patterns import phone_model_of_words
 from fsachain.graph.phone_lm import estimate_phone_lm
@@ -228,7 +229,8 @@ def phone_lm(
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
     Utterances with unknown words are named and left out.
-    Out: OUT, an OpenFst acceptor over phone ids.
+    Out: OUT, an OpenFst acceptor over phone ids. With phone_lm.ngram_order 0 it is a loop of weight one over all phones, by
+    which `fsachain den-graph` makes a denominator that accepts every sequence of pdfs: that of CTC.
     """
     said = read_transcripts(text, resources)
     click.echo(f"{make_phone_lm(lang, said, out, experiment.phone_lm, seed, resources)} -> {out}")
@@ -245,9 +247,11 @@ def make_phone_lm(
     """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file, returns a summary.
 
     Transcripts with a word that the lexicon refuses are left out and named, as they have no numerator either. `seed` is that
-    of the pronunciations and silences.
+    of the pronunciations and silences. Order 0 is a loop over all phones, each of weight one.
     """
     usable = _usable(transcripts, lang.lexicon, out, resources)
+    if not config.ngram_order:
+        return write_phone_lm(out, free_denominator(len(lang.lexicon.phones)))
     fsa = estimate_phone_lm(
         _drawn_phones(lang, usable, config, seed),
         ngram_order=config.ngram_order,

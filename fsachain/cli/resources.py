@@ -96,9 +96,10 @@ class Resources:
         try:
             yield
         finally:
-            if self.faults:
-                click.echo(f"{len(self.faults)} utterances are left out:\n{fault_table(self.faults)}")
-        end_without(self.faults, path)
+            faults = tuple(dict.fromkeys(self.faults))  # several stages may meet one
+            if faults:
+                click.echo(f"{len(faults)} utterances are left out:\n{fault_table(faults)}")
+        end_without(faults, path)
 
     @contextmanager
     def searching(self, what: str) -> Iterator[dict[str, Any]]:

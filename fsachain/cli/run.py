@@ -29,7 +29,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from fsachain.cli.options import (
     OUT,
     bad_data_option,
     command,
+    commands_option,
 )
 from fsachain.cli.record import open_log, record_run, recorded_stage
 from fsachain.cli.report import REPORT, make_report
@@ -58,7 +59,7 @@ from fsachain.cli.training import train_model
 from fsachain.cli.training_data import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, LeftOutError
 from fsachain.files import parse_json, write_text
 from fsachain.nn.network import num_parameters
 from fsachain.report.collect import RUN, STAGE_LOG, read_stages
@@ -131,10 +132,9 @@ class Run:
 
 
 def _lang(run: Run) -> None:
-    transcripts = (one.words for one in run.data("train"))
-    seed = run.config.train.seed
-    lexicon, out = run.inputs["lexicon"], run.exp / "lang"
-    print(make_lang(lexicon, out, run.config, transcripts=transcripts, seed=seed))
+    said = {utterance.id: utterance.words for utterance in run.data("train")}
+    lexicon, out, seed = run.inputs["lexicon"], run.exp / "lang", run.config.train.seed
+    print(make_lang(lexicon, out, run.config, transcripts=said, seed=seed, resources=run.resources))
 
 
 def _features(run: Run) -> None:
@@ -153,23 +153,21 @@ def _features(run: Run) -> None:
 
 def _graphs(run: Run) -> None:
     lang, graphs, config = run.lang, run.exp / "graphs", run.config
-    train = run.data("train")
-    phone_lm = None
-    if config.phone_lm.ngram_order:
-        phone_lm = graphs / "phone_lm.fst"
-        transcripts = {utterance.id: utterance.words for utterance in train}
-        print(make_phone_lm(lang, transcripts, phone_lm, config.phone_lm, config.train.seed))
+    train, phone_lm, seed = run.data("train"), graphs / "phone_lm.fst", config.train.seed
+    said = {utterance.id: utterance.words for utterance in train}
+    print(make_phone_lm(lang, said, phone_lm, config.phone_lm, seed, run.resources))
     print(make_denominator(lang, phone_lm, graphs))
     normalization = load_normalization(lang, graphs)
     for split, data in (("train", train), ("dev", run.data("dev"))):
-        print(f"{split}: {make_numerators(lang, data, graphs / f'{split}.npz', normalization)}")
+        made = make_numerators(lang, data, graphs / f"{split}.npz", normalization, run.resources)
+        print(f"{split}: {made}")
 
 
 def _train(run: Run) -> None:
     """Train, or continue a training that was broken off."""
     graphs = run.base / "graphs"
     numerators = graphs / "train.npz" if run.first is None else run.exp / CHUNKS
-    train_model(
+    result = train_model(
         run.config,
         run.lang,
         read_training_set(run.data("train"), numerators),
@@ -179,6 +177,7 @@ def _train(run: Run) -> None:
         dev=TrainingSet.read(run.data("dev"), graphs / "dev.npz"),
         world=run.world,
     )
+    run.resources.faults.extend(result.excluded)
 
 
 def _align_train(run: Run) -> None:
@@ -320,11 +319,11 @@ def _kept(exp: Path) -> dict[str, Any]:
     return dict(parse_json(path.read_bytes(), str(path))) if path.is_file() else {}
 
 
-def perform(run: Run, begin: str | None = None, end: str | None = None) -> dict[str, float]:
-    """Run the stages from `begin` (default: the first that is not done) to `end`; returns the wall time of each in seconds.
+def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
+    """Run the stages from `begin` (default: the first that is not done) to `end`, and print what each takes.
 
-    Under torchrun all processes run those of `TOGETHER`; the first runs the others, and the rest wait for it. What each
-    stage takes is noted in stages.jsonl.
+    Under torchrun all processes run those of `TOGETHER`; the first runs the others, and the rest wait for it. Utterances
+    that are left out end in a LeftOutError, but not under torchrun, which takes it for a crash.
     """
     stages, digests = run.stages, _digests(run)
     names = run.world.from_first(_chosen(run, digests, begin, end))
@@ -333,9 +332,10 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> dict[
             with stoppable(), run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext():
                 if name in TOGETHER:
                     stages[name].work(run)
-        return {}
+        return
     if not names:
-        return {}
+        print(f"{run.exp}: all is done")
+        return
     skipped = list(stages)[: list(stages).index(names[0])]
     if skipped and begin is None:
         print(f"done before: {', '.join(skipped)}")
@@ -349,18 +349,25 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> dict[
         config=run.config.to_dict(),
     )
     done = {name: digest for name, digest in _kept(run.exp).get("done", {}).items() if name not in names}
-    seconds = {}
-    for name in names:
+    taken = {}
+    with (
+        nullcontext() if run.world.size == 1 else suppress(LeftOutError),
+        run.resources.listing(run.exp / FAULTS_FILE),
+    ):
+        for name in names:
+            _keep(run, done)
+            print(f"--- {name}", flush=True)
+            started = time.perf_counter()
+            alone = run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext()
+            with recorded_stage(log, name), alone:
+                stages[name].work(run)
+            taken[name] = time.perf_counter() - started
+            done[name] = digests[name]
         _keep(run, done)
-        print(f"--- {name}", flush=True)
-        started = time.perf_counter()
-        alone = run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext()
-        with recorded_stage(log, name), alone:
-            stages[name].work(run)
-        seconds[name] = time.perf_counter() - started
-        done[name] = digests[name]
-    _keep(run, done)
-    return seconds
+        print("  ".join(f"{name} {seconds:.1f} s" for name, seconds in taken.items()))
+        print(f"all stages {sum(taken.values()):.1f} s")
+        if "report" in taken:
+            print(f"to look at: {run.exp / REPORT}")
 
 
 def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | None) -> list[str]:
@@ -429,6 +436,7 @@ def _keep_config(context: click.Context, parameter: click.Parameter, folder: Pat
     help="Threads or processes.",
 )
 @bad_data_option
+@commands_option
 def run(
     exp: Path,
     first: Path | None,
@@ -459,21 +467,13 @@ def run(
             raise click.UsageError(f"Missing option '--{name}'.")
     train = replace(experiment.train, bad_data=bad_data)
     experiment = replace(experiment, train=train if seed is None else replace(train, seed=seed))
-    own = experiment.network_spec(
-        num_pdfs=1
-    ).import_path  # what the run's configuration names, the user trusts
+    # What the configuration names, the user trusts.
+    own = experiment.network_spec(num_pdfs=1).import_path
     resources = Resources(
         cache=(first or exp) / "cache", workers=workers, bad_data=bad_data, allow_commands=allow_commands
     )
     with (
         permitted_imports([own] if own else []),
         World.from_environment(experiment.train.process_timeout) as world,
-        resources.listing(exp / FAULTS_FILE) if world.is_first else nullcontext(),
     ):
-        made = Run(exp, experiment, inputs, resources, first, world)
-        seconds = perform(made, begin, end)
-        if world.is_first:
-            each = "  ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
-            print(f"{each}\nall stages {sum(seconds.values()):.1f} s" if each else f"{exp}: all is done")
-            if (exp / REPORT).is_file():
-                print(f"to look at: {exp / REPORT}")
+        perform(Run(exp, experiment, inputs, resources, first, world), begin, end)

@@ -1,0 +1,142 @@
+"""`fsachain run`: one command from data sets and a lexicon to a report, which goes on where it stood."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+for module in ("pywrapfst", "click", "kaldi_decoder", "kaldialign", "kaldi_native_fbank", "matplotlib"):
+    pytest.importorskip(module, reason="the whole way needs fsachain[all]")
+
+from cli_fixtures import TEXT, assert_one_line
+
+from fsachain.cli import EXIT_INTERRUPTED, EXIT_LEFT_OUT
+from fsachain.cli.config import Experiment
+from fsachain.fsa import Fsa
+
+FIRST = ["lang", "features", "graphs", "train", "decode", "align", "report"]
+SMALL = [
+    *("--set", "train.num_threads=1", "--set", "train.average_last=1", "--workers", 1),
+    *("--set", "decoding.lm_weights=[1.0]", "--set", "decoding.word_insertion_penalties=[0.0]"),
+]
+CTC = [
+    *("--set", "lang.topology=ctc", "--set", "phone_lm.ngram_order=0"),
+    *("--set", "loss.leaky_hmm_coefficient=0.0"),
+]
+
+
+@pytest.fixture
+def inputs(recorded: Path) -> list[object]:
+    """The same five recordings thrice, as a training takes them where their words agree."""
+    data = recorded / "data"
+    lexicon = ("--lexicon", recorded / "lexicon.txt", "--config", recorded / "small.yaml")
+    return ["--train", data, "--dev", data, "--test", data, *lexicon, *SMALL]
+
+
+@pytest.fixture
+def exp(recorded: Path) -> Path:
+    return recorded / "exp"
+
+
+def stages_of(out: str) -> list[str]:
+    return [line[4:] for line in out.splitlines() if line.startswith("--- ")]
+
+
+def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp: Path, inputs) -> None:
+    outcome = fsachain("run", exp, *inputs, "--seed", 3)
+    assert outcome.status == 0, outcome.err
+    assert stages_of(outcome.out) == FIRST
+    assert (exp / "report.txt").read_text().startswith("test         WER ")
+    assert "<audio" in (exp / "report.html").read_text()  # the test set is found without data/test
+    assert Experiment.read(exp / "config.yaml").train.seed == 3
+    again = fsachain("run", exp)  # inputs and configuration are those of before
+    assert again.status == 0, again.err
+    assert f"configuration: {exp / 'config.yaml'}" in again.out and "all is done" in again.out
+    assert stages_of(again.out) == []
+
+
+def test_changed_options_and_data_are_noticed(fsachain, exp: Path, inputs, recorded: Path) -> None:
+    assert fsachain("run", exp, *inputs).status == 0
+    outcome = fsachain("run", exp, "--set", "decoding.ngram_order=2", "--to", "decode")
+    assert outcome.status == 0, outcome.err
+    assert "done before: lang, features, graphs, train" in outcome.out
+    assert stages_of(outcome.out) == ["decode"]
+    assert (exp / "decode" / "grammar.arpa").is_file()
+    assert stages_of(fsachain("run", exp).out) == ["align", "report"]
+    other = fsachain("run", exp, "--set", "network.channels=4")
+    assert_one_line(other, "holds a training with other options")
+    (recorded / "data" / "text").write_text(TEXT.replace("u2 no", "u2 yes"))
+    assert stages_of(fsachain("run", exp, "--to", "graphs").out) == ["lang", "features", "graphs"]
+
+
+def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(
+    fsachain, exp: Path, inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fsachain.cli.run.decode_data", interrupt)
+        assert fsachain("run", exp, *inputs).status == EXIT_INTERRUPTED
+    assert stages_of(fsachain("run", exp, *inputs).out) == ["decode", "align", "report"]
+
+
+def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp: Path, inputs) -> None:
+    first = [*inputs, "--set", "phone_lm.ngram_order=2", "--set", "phone_lm.no_prune_ngram_order=2"]
+    assert fsachain("run", exp, *first, "--to", "train").status == 0
+    second = exp.with_name("second")
+    outcome = fsachain("run", second, "--first", exp, "--set", "supervision.chunk_frames=60")
+    assert outcome.status == 0, outcome.err
+    assert stages_of(outcome.out) == ["align-train", "supervise", *FIRST[3:]]
+    assert Experiment.read(second / "config.yaml").phone_lm.ngram_order == 2
+    assert (second / "report.html").is_file() and not (second / "lang").exists()
+    assert_one_line(fsachain("run", exp, "--first", exp), "is EXP itself")
+
+
+def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp: Path, inputs, recorded: Path):
+    outcome = fsachain("run", exp, *inputs, *CTC, "--to", "train")
+    assert outcome.status == 0, outcome.err
+    lang, graph = ("--lang", recorded / "ctc-lang"), ("--den", recorded / "ctc-den")
+    data, numerators = recorded / "data", recorded / "ctc.npz"
+    for step in (
+        ("lang", recorded / "lexicon.txt", lang[1], "--config", recorded / "small.yaml", *CTC),
+        ("phone-lm", data / "text", recorded / "ctc.fst", *lang),
+        ("den-graph", recorded / "ctc.fst", graph[1], *lang),
+        ("num-graphs", data, numerators, *lang, *graph),
+        ("train", data, numerators, recorded / "model", *lang, *graph),
+    ):
+        outcome = fsachain(*step)
+        assert outcome.status == 0, outcome.err
+    free = Fsa.read(graph[1] / "den.fst")
+    assert free.num_states == 1 and free.pdf.tolist() == list(range(7)) and not free.log_prob.any()
+    for name in ("den.fst", "normalization.fst"):
+        assert (recorded / "ctc-den" / name).read_bytes() == (exp / "graphs" / name).read_bytes()
+
+
+def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp: Path, inputs, recorded: Path):
+    (recorded / "data" / "text").write_text(TEXT.replace("u2 no", "u2 maybe"))
+    outcome = fsachain("run", exp, *inputs)
+    assert outcome.status == EXIT_LEFT_OUT, outcome.err
+    assert stages_of(outcome.out) == FIRST
+    faults = [json.loads(line) for line in (exp / "faults.jsonl").read_text().splitlines()]
+    assert len(faults) == len({(fault["id"], fault["kind"]) for fault in faults})
+    assert {fault["id"] for fault in faults if fault["kind"] == "unknown word"} == {"u2"}
+    stopped = fsachain("run", exp, *inputs, "--bad-data", "stop", "--from", "graphs")
+    assert_one_line(stopped, "bad_data is 'stop'", "u2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--from", "decode"], "--from decode: EXP has no stage lang that is done"),
+        (["--from", "graphs", "--to", "lang"], "--from graphs: EXP has no stage lang"),
+        (["--to", "supervise"], "--to supervise: this run has the stages lang, features, graphs"),
+    ],
+)
+def test_stages_that_cannot_be_are_named(fsachain, exp: Path, inputs, options, message: str) -> None:
+    assert_one_line(fsachain("run", exp, *inputs, *options), message.replace("EXP", str(exp)))
+
+
+def test_missing_input_is_named(fsachain, exp: Path, inputs) -> None:
+    outcome = fsachain("run", exp, *inputs[2:])
+    assert outcome.status == 2 and "Missing option '--train'" in outcome.err
