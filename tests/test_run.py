@@ -26,7 +26,7 @@ CTC = [
 
 
 @pytest.fixture
-def inputs(recorded: Path) -> list[object]:
+def inputs(recorded):
     """The same five recordings thrice, as a training takes them where their words agree."""
     data = recorded / "data"
     lexicon = ("--lexicon", recorded / "lexicon.txt", "--config", recorded / "small.yaml")
@@ -34,15 +34,15 @@ def inputs(recorded: Path) -> list[object]:
 
 
 @pytest.fixture
-def exp(recorded: Path) -> Path:
+def exp(recorded):
     return recorded / "exp"
 
 
-def stages_of(out: str) -> list[str]:
+def stages_of(out):
     return [line[4:] for line in out.splitlines() if line.startswith("--- ")]
 
 
-def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp: Path, inputs) -> None:
+def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inputs):
     outcome = fsachain("run", exp, *inputs, "--seed", 3)
     assert outcome.status == 0, outcome.err
     assert stages_of(outcome.out) == FIRST
@@ -55,7 +55,7 @@ def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp: Pat
     assert stages_of(again.out) == []
 
 
-def test_changed_options_and_data_are_noticed(fsachain, exp: Path, inputs, recorded: Path) -> None:
+def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
     assert fsachain("run", exp, *inputs).status == 0
     outcome = fsachain("run", exp, "--set", "decoding.ngram_order=2", "--to", "decode")
     assert outcome.status == 0, outcome.err
@@ -70,8 +70,8 @@ def test_changed_options_and_data_are_noticed(fsachain, exp: Path, inputs, recor
 
 
 def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(
-    fsachain, exp: Path, inputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fsachain, exp, inputs, monkeypatch
+):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -81,7 +81,7 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(
     assert stages_of(fsachain("run", exp, *inputs).out) == ["decode", "align", "report"]
 
 
-def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp: Path, inputs) -> None:
+def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs):
     first = [*inputs, "--set", "phone_lm.ngram_order=2", "--set", "phone_lm.no_prune_ngram_order=2"]
     assert fsachain("run", exp, *first, "--to", "train").status == 0
     second = exp.with_name("second")
@@ -93,7 +93,7 @@ def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp: Path
     assert_one_line(fsachain("run", exp, "--first", exp), "is EXP itself")
 
 
-def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp: Path, inputs, recorded: Path):
+def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, inputs, recorded):
     outcome = fsachain("run", exp, *inputs, *CTC, "--to", "train")
     assert outcome.status == 0, outcome.err
     lang, graph = ("--lang", recorded / "ctc-lang"), ("--den", recorded / "ctc-den")
@@ -113,7 +113,7 @@ def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp: Pa
         assert (recorded / "ctc-den" / name).read_bytes() == (exp / "graphs" / name).read_bytes()
 
 
-def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp: Path, inputs, recorded: Path):
+def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp, inputs, recorded):
     (recorded / "data" / "text").write_text(TEXT.replace("u2 no", "u2 maybe"))
     outcome = fsachain("run", exp, *inputs)
     assert outcome.status == EXIT_LEFT_OUT, outcome.err
@@ -133,10 +133,10 @@ def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp: 
         (["--to", "supervise"], "--to supervise: this run has the stages lang, features, graphs"),
     ],
 )
-def test_stages_that_cannot_be_are_named(fsachain, exp: Path, inputs, options, message: str) -> None:
+def test_stages_that_cannot_be_are_named(fsachain, exp, inputs, options, message):
     assert_one_line(fsachain("run", exp, *inputs, *options), message.replace("EXP", str(exp)))
 
 
-def test_missing_input_is_named(fsachain, exp: Path, inputs) -> None:
+def test_missing_input_is_named(fsachain, exp, inputs):
     outcome = fsachain("run", exp, *inputs[2:])
     assert outcome.status == 2 and "Missing option '--train'" in outcome.err

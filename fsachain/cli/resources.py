@@ -96,7 +96,8 @@ class Resources:
         try:
             yield
         finally:
-            faults = tuple(dict.fromkeys(self.faults))  # several stages may meet one
+            # Several stages may meet an utterance: the first tells why.
+            faults = list({fault.id: fault for fault in reversed(self.faults)}.values())[::-1]
             if faults:
                 click.echo(f"{len(faults)} utterances are left out:\n{fault_table(faults)}")
         end_without(faults, path)

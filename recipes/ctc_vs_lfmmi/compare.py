@@ -16,7 +16,7 @@ from typing import Any
 from fsachain.train.config import load_yaml
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.handwriting.prepare import prepare as prepare_handwriting
-from recipes.pipeline.main import REPOSITORY, Prepare, run_recipe
+from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
 from recipes.prompts.prepare import prepare as prepare_prompts
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     RECIPES[corpus],
                     _arguments(exp, corpora[corpus], objective, seed, options),
                 )
-                if status:
+                if status not in DONE:
                     return status
                 results.append(read_result(exp, corpus, objective, seed))
     publish(table_lines(results), options.exp)

@@ -14,7 +14,7 @@ from pathlib import Path
 from fsachain.cli.model import FINAL_MODEL
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import read_data_dirs, write_data_dir
-from recipes.pipeline.main import Prepare, run_recipe
+from recipes.pipeline.main import DONE, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
 from recipes.prompts.prepare import prepare as prepare_prompts
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, corpora: Corpora | None = None)
     results = []
     for seed in options.seeds:
         for start in (RANDOM, TUNED):
-            if status:
+            if status not in DONE:
                 return status
             print(f"=== one utterance in {options.one_in}, {start}, seed {seed}", flush=True)
             exp = options.exp / f"{start.split()[0]}-{seed}"
@@ -71,9 +71,9 @@ def main(arguments: Sequence[str] | None = None, corpora: Corpora | None = None)
                 ],
                 {"one_in": options.one_in},
             )
-            if not status:
+            if status in DONE:
                 results.append(read_result(exp, "digits", start, seed))
-    if status:
+    if status not in DONE:
         return status
     publish(table_lines(results), options.exp)
     return 0

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.cli import call, describe, exit_status
+from fsachain.cli import EXIT_LEFT_OUT, call, describe, exit_status
 from fsachain.decode.wer import read_text, write_text
 from fsachain.errors import FsachainError
 from recipes.pipeline.corpus import GRAMMAR, RESCORING, SPLITS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PREPARED = "prepared.json"  # what the data in this folder was made of
+DONE = (0, EXIT_LEFT_OUT)  # exit statuses
 Prepare = Callable[[Path | None, Path, int], None]
 
 

@@ -31,7 +31,7 @@ from fsachain.errors import DataError
 from fsachain.graph.grammar import estimate_arpa
 from recipes.mini_librispeech import download
 from recipes.mini_librispeech.prepare import prepare
-from recipes.pipeline.main import run_recipe
+from recipes.pipeline.main import DONE, run_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEAKERS = {"jackson": "19", "lucas": "26", "nicolas": "27", "theo": "32", "yweweler": "39"}
@@ -95,7 +95,7 @@ def exp(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mini")
     arguments = [f"--exp={folder}", f"--corpus={corpus}", *OPTIONS]
     recipe = ROOT / "recipes" / "mini_librispeech"
-    assert run_recipe(recipe, prepare, arguments) == 0
+    assert run_recipe(recipe, prepare, arguments) in DONE
     return folder
 
 
