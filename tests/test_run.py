@@ -1,7 +1,6 @@
 """`fsachain run`: one command from data sets and a lexicon to a report, which goes on where it stood."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -69,9 +68,7 @@ def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
     assert stages_of(fsachain("run", exp, "--to", "graphs").out) == ["lang", "features", "graphs"]
 
 
-def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(
-    fsachain, exp, inputs, monkeypatch
-):
+def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, exp, inputs, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
