@@ -29,14 +29,16 @@ _NAMES = {  # by module
     "graph.ctc": "ctc_graph",
     "graph.decoding": "build_decoding_graph",
     "graph.denominator": "build_denominator ctc_denominator",
+    "graph.forgive": "Forgiveness forgive",
     "graph.grammar": "estimate_arpa grammar_from_arpa ngram_acceptor word_loop",
     "graph.lexicon": "Lexicon lm_phones",
     "graph.numerator": "Numerator build_numerator",
     "graph.patterns": (
-        "OneOf build_pattern_numerator numerator_of_words optional parse_pattern phone_loop phone_model_of_words"
+        "OneOf build_pattern_numerator numerator_of_words optional parse_pattern phone_model_of_words"
     ),
     "graph.phone_lm": "estimate_phone_lm",
     "graph.shards": "NumeratorMaker TableShards make_shards",
+    "graph.spelling": "phone_loop",
     "graph.supervision": "AlignedPhone PhoneLattice Supervision build_supervision",
     "graph.tied_tree": "BiphoneStatistics build_tied_tree",
     "graph.topology": "HmmState Topology",

@@ -129,6 +129,9 @@ from fsachain.graph.grammar import (
 from fsachain.graph.grammar import (
     word_loop as word_loop,
 )
+from fsachain.graph.forgive import Forgiveness as Forgiveness
+from fsachain.graph.forgive import forgive as forgive
+from fsachain.graph.grammar import ngram_acceptor as ngram_acceptor
 from fsachain.graph.lexicon import (
     Lexicon as Lexicon,
 )
@@ -156,9 +159,6 @@ from fsachain.graph.patterns import (
 from fsachain.graph.patterns import (
     parse_pattern as parse_pattern,
 )
-from fsachain.graph.patterns import (
-    phone_loop as phone_loop,
-)
 from fsachain.graph.patterns import phone_model_of_words as phone_model_of_words
 from fsachain.graph.phone_lm import estimate_phone_lm as estimate_phone_lm
 from fsachain.graph.shards import (
@@ -170,6 +170,7 @@ from fsachain.graph.shards import (
 from fsachain.graph.shards import (
     make_shards as make_shards,
 )
+from fsachain.graph.spelling import phone_loop as phone_loop
 from fsachain.graph.supervision import (
     AlignedPhone as AlignedPhone,
 )

@@ -25,7 +25,8 @@ from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.denominator import ctc_denominator
 from fsachain.graph.grammar import grammar_from_arpa, word_loop
 from fsachain.graph.numerator import load_numerators, source_of
-from fsachain.graph.patterns import OneOf, build_pattern_numerator, optional, phone_loop
+from fsachain.graph.patterns import OneOf, build_pattern_numerator, optional
+from fsachain.graph.spelling import phone_loop
 from fsachain.openfst import Transducer, write_fst
 
 PATTERNS = {

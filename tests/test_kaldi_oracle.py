@@ -17,7 +17,8 @@ from fsachain.fsa import input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import build_numerator, transcript_acceptor
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.spelling import transcript_acceptor
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.model import parse_topology
 from fsachain.stream import Cursor

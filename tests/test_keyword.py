@@ -13,7 +13,8 @@ from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.errors import DataError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.patterns import build_pattern_numerator, optional, phone_loop
+from fsachain.graph.patterns import build_pattern_numerator, optional
+from fsachain.graph.spelling import phone_loop
 from fsachain.graph.topology import Topology
 
 LEXICON = Lexicon.from_entries([("hey", 1.0, ["A", "B"])], silence=None)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.errors import GraphError
-from fsachain.graph.patterns import OneOf, optional, parse_pattern, phone_loop
+from fsachain.graph.patterns import OneOf, optional, parse_pattern
+from fsachain.graph.spelling import phone_loop
 
 LOOP = phone_loop([1, 2])
 SPELL = phone_loop([1])

@@ -24,11 +24,10 @@ from fsachain.graph.patterns import (
     build_pattern_numerator,
     numerator_of_words,
     optional,
-    phone_loop,
     phone_model_of_words,
-    spell,
 )
 from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.spelling import phone_loop, spell
 from fsachain.graph.topology import Topology
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.kaldi.archive import read_value

@@ -35,7 +35,6 @@ from fsachain.graph import patterns as pattern
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator, free_denominator
 from fsachain.graph.numerator import (
-    NO_WORD,
     Numerator,
     NumeratorSource,
     build_numerator,
@@ -43,6 +42,7 @@ from fsachain.graph.numerator import (
     save_numerators,
 )
 from fsachain.graph.shards import NumeratorMaker, make_shards
+from fsachain.graph.spelling import NO_WORD, phone_loop
 from fsachain.graph.transducer import product, remove_epsilons
 from fsachain.kaldi.archive import read_table as read_archive
 from fsachain.kaldi.archive import read_value
@@ -254,7 +254,7 @@ def num_patterns(
 
 def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
     """One phone or more, of any kind."""
-    return pattern.phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)
+    return phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)
 
 
 @command(table=str, out=OUT)

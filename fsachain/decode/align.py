@@ -24,7 +24,8 @@ from fsachain.batch import TableBatch
 from fsachain.decode.ctm import CtmEntry
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.fsa import Fsa
-from fsachain.graph.numerator import NO_WORD, Numerator, Segment
+from fsachain.graph.numerator import Numerator, Segment
+from fsachain.graph.spelling import NO_WORD
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.table import compile_table
 

@@ -4,11 +4,13 @@ Between words and at the ends silence is optional; words keep all their pronunci
 weights are left out (transition and self-loop scale 0): they enter once, through the normalization FSA
 (Hadian et al., Interspeech 2018). Lexicon and silence probabilities stay. Without normalization the graph is
 linear in the transcript.
+
+A transcript that may be wrong is a graph of its words (`fsachain.graph.forgive`) whose stars are loops of phones. Composed
+with the normalization, a star is what the denominator knows: each costs as much as a copy of it.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +37,11 @@ from fsachain.graph.archive import (
 )
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
+from fsachain.graph.forgive import KEPT, Forgiveness, linear, with_star
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.spelling import NO_WORD, any_phones, spell, transcript_acceptor
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer
-
-NO_WORD = -1
 
 
 class Segment(NamedTuple):
@@ -60,7 +62,8 @@ class Numerator:
         words: the transcript, word by word, as it was given.
         arc_phone: int32 [A], phone id of each arc (0: CTC blank).
         arc_word: int32 [A], position in `words` of the word that the arc belongs to; -1 for silence between
-            words and blank.
+            words and blank. In a forgiving graph -2 - k is what the transcript lacks before
+            word k, or for k = len(words) at the end, or what was said in place of word k - 1.
         arc_is_start: bool [A], True where the arc spends the first frame of a phone, False where it continues
             one: two equal phones in a row, across a word boundary or not, stay apart.
     """
@@ -99,6 +102,8 @@ def build_numerator(
     tree: ContextTree,
     *,
     normalization: Fsa | None = None,
+    forgive: Forgiveness | None = None,
+    anything: Fsa | None = None,
     name: str | None = None,
 ) -> Numerator:
     """The numerator graph of a transcript.
@@ -108,6 +113,8 @@ def build_numerator(
         lexicon: pronunciations and optional silence.
         tree: context and topology, over the lexicon's phones.
         normalization: `DenominatorGraph.normalization_fsa()`; every path then also carries its score there.
+        forgive: penalties for words that are wrong, too many or missing; None: there are none.
+        anything: acceptor over phones (label = phone id - 1) that a star stands for; by default `any_phones`.
         name: utterance id, for error messages.
 
     Raises:
@@ -119,10 +126,34 @@ def build_numerator(
     where = "" if name is None else f"utterance {name!r}: "
     if not words:
         raise GraphError(f"{where}the transcript is empty: a numerator needs at least one word")
-    phones, tags = transcript_acceptor(words, lexicon, name=name)
+    if forgive is None:
+        phones, tags = transcript_acceptor(words, lexicon, name=name)
+    else:
+        phones, tags = forgiving_acceptor(words, lexicon, forgive, anything, name=name)
     return numerator_of_phones(
         phones, tags, tuple(words), lexicon, tree, normalization=normalization, name=name
     )
+
+
+def forgiving_acceptor(
+    words: Sequence[str],
+    lexicon: Lexicon,
+    forgive: Forgiveness,
+    anything: Fsa | None,
+    *,
+    name: str | None = None,
+) -> tuple[Transducer, list[int]]:
+    """All phone sequences that may have been said where `words` was written, with the tag of each arc.
+
+    Arguments as for `build_numerator`; tags as `Numerator.arc_word`.
+    """
+    ids = [lexicon.word_id(word, name=name) for word in words]
+    star = len(lexicon.words)
+    graph, way, arc = with_star(linear([number - 1 for number in ids]), star, forgive)
+    part = any_phones(lexicon, forgive.star) if anything is None else anything
+    phones, arcs = spell(graph.to_transducer(), lexicon, [part])
+    tag_of = np.where(way == KEPT, arc, -2 - graph.dst)
+    return phones, np.append(tag_of, NO_WORD)[arcs].tolist()
 
 
 def numerator_of_phones(
@@ -160,48 +191,6 @@ def numerator_of_phones(
         np.array(expansion.arc_tag, dtype=np.int32)[origin],
         np.array(expansion.arc_is_start, dtype=np.bool_)[origin],
     )
-
-
-def transcript_acceptor(
-    words: Sequence[str], lexicon: Lexicon, *, name: str | None = None
-) -> tuple[Transducer, list[int]]:
-    """All phone sequences of a transcript, epsilon-free, with the word position of each arc (-1: silence).
-
-    Before each word, and at the end, stand two states: the words so far are said (`said`), and then also an
-    optional silence (`ready`). What follows leaves `said` with the probability of no silence, and `ready`
-    with probability one.
-    """
-    silence, no_silence = lexicon.silence_log_probs()
-    arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, word position
-    said, num_states = 0, 1
-    for position in range(len(words) + 1):
-        departures = [(said, no_silence)]
-        if lexicon.silence_phone is not None:
-            arcs.append((said, num_states, lexicon.silence_phone, silence, NO_WORD))
-            departures.append((num_states, 0.0))
-            num_states += 1
-        if position == len(words):
-            break
-        next_said, num_states = num_states, num_states + 1
-        for pronunciation in lexicon.pronunciations_of(words[position], name=name):
-            phones = pronunciation.phones
-            inner = [*range(num_states, num_states + len(phones) - 1), next_said]
-            num_states += len(phones) - 1
-            log_prob = math.log(pronunciation.prob)
-            arcs += [
-                (source, inner[0], phones[0], weight + log_prob, position) for source, weight in departures
-            ]
-            arcs += [
-                (source, target, phone, 0.0, position)
-                for source, target, phone in zip(inner, inner[1:], phones[1:], strict=False)
-            ]
-        said = next_said
-    final = np.full(num_states, -np.inf)
-    for state, weight in departures:
-        final[state] = weight
-    src, dst, phone, weights, tags = zip(*arcs, strict=True)
-    sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
-    return Transducer(num_states, 0, sources, targets, labels, labels, np.array(weights), final), list(tags)
 
 
 NPZ_FORMAT = "fsachain-numerators-1"

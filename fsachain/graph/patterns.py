@@ -25,8 +25,8 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import NO_WORD, Numerator, numerator_of_phones
-from fsachain.graph.transducer import remove_epsilons
+from fsachain.graph.numerator import Numerator, numerator_of_phones
+from fsachain.graph.spelling import NO_WORD, spell
 from fsachain.openfst import Transducer
 
 
@@ -65,31 +65,6 @@ def optional(pattern: Pattern, prob: float = 0.5) -> OneOf:
     if not 0 < prob < 1:
         raise ConfigError(f"prob = {prob}: expected one in (0, 1)")
     return OneOf([(prob, pattern), (1 - prob, [])])
-
-
-def phone_loop(phones: Sequence[int], *, stop_prob: float = 0.1) -> Fsa:
-    """Any sequence of one phone or more: n of them have probability stop_prob (1 - stop_prob)^(n - 1) / K^n.
-
-    Args:
-        phones: the K phone ids that the loop knows. Silence is optional around the loop anyway; a loop that stands for
-            several words, or for anything, needs it among them.
-        stop_prob: one over the mean number of phones.
-
-    Raises:
-        ConfigError: a probability outside (0, 1).
-        GraphError: no phones, a phone below 1, or one twice.
-    """
-    if not 0 < stop_prob < 1:
-        raise ConfigError(f"stop_prob = {stop_prob}: expected one in (0, 1)")
-    ids = np.array(phones, dtype=np.int64)
-    if ids.ndim != 1 or not ids.size or ids.min() < 1 or len(np.unique(ids)) < len(ids):
-        raise GraphError(f"phones = {list(phones)}: expected distinct phone ids of at least 1")
-    first, more = -math.log(len(ids)), math.log1p(-stop_prob) - math.log(len(ids))
-    src = np.repeat([0, 1], len(ids))
-    weights = np.repeat([first, more], len(ids))
-    pdf = np.tile(ids - 1, 2)
-    final = np.array([-math.inf, math.log(stop_prob)])
-    return Fsa(2, src, np.ones(len(src), dtype=np.int64), pdf, weights, final)
 
 
 def build_pattern_numerator(
@@ -161,8 +136,22 @@ def numerator_of_words(
     is_word = (words.ilabel > 0) & (words.ilabel <= len(lexicon.words))
     position = np.where(is_word, np.cumsum(is_word) - 1, NO_WORD).tolist()
     names = tuple(lexicon.words[label - 1] for label in words.ilabel[is_word].tolist())
-    places = [NO_WORD if tag == NO_TAG else position[tag] for tag in tags]
+    places = [NO_WORD if tag == NO_WORD else position[tag] for tag in tags]
     return numerator_of_phones(phones, places, names, lexicon, tree, normalization=normalization, name=name)
+
+
+def phone_model_of_words(words: Fsa, lexicon: Lexicon) -> Fsa:
+    """A word language model as one over phones, for `build_denominator`.
+
+    Args:
+        words: label = word id - 1, such as `estimate_phone_lm` makes of sequences of word ids, or `ngram_acceptor`.
+        lexicon: pronunciations and silence. For a denominator let the probabilities of each word's pronunciations sum to
+            one; `lexiconp.txt` scales the best to one instead.
+
+    Returns:
+        Acceptor over phones, label = phone id - 1.
+    """
+    return input_fsa(spell(words.to_transducer(), lexicon)[0])
 
 
 class _Writer:
@@ -293,105 +282,3 @@ class _Parser:
             self.fail(f"expected {' or '.join(marks)}")
         self.position += 1
         return self.fields[self.position - 1]
-
-
-NO_TAG = -1
-
-
-def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tuple[Transducer, list[int]]:
-    """All phone sequences of a graph of words as an epsilon-free acceptor over phone ids, start state 0.
-
-    Arguments as for `numerator_of_words`. Silence is optional at the start, at the end and between any two items; an
-    arc with label 0 is no item. A path weighs as its words, pronunciations, parts and choices of silence do together.
-
-    Returns beside the acceptor the arc of `words` that each of its arcs belongs to (-1: silence). For one sequence of
-    words `transcript_acceptor` does the same faster.
-    """
-    _check(words, lexicon, parts)
-    graph, tags = remove_epsilons(*_Speller(words, lexicon, parts).run())
-    if not (graph.final_log_prob > -math.inf).any():
-        raise GraphError("the graph of words accepts nothing")
-    return graph, tags
-
-
-def phone_model_of_words(words: Fsa, lexicon: Lexicon) -> Fsa:
-    """A word language model as one over phones, for `build_denominator`.
-
-    Args:
-        words: label = word id - 1, such as `estimate_phone_lm` makes of sequences of word ids, or `ngram_acceptor`.
-        lexicon: pronunciations and silence. For a denominator let the probabilities of each word's pronunciations sum to
-            one; `lexiconp.txt` scales the best to one instead.
-
-    Returns:
-        Acceptor over phones, label = phone id - 1.
-    """
-    return input_fsa(spell(words.to_transducer(), lexicon)[0])
-
-
-def _check(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
-    highest = len(lexicon.words) + len(parts)
-    bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > highest))
-    if bad.size:
-        arc = int(bad[0])
-        raise GraphError(
-            f"words: arc {arc} ({words.src[arc]} -> {words.dst[arc]}) has label {words.ilabel[arc]}; expected 0, a word id "
-            f"up to {len(lexicon.words)}, or one of {len(parts)} parts behind those"
-        )
-    for number, part in enumerate(parts):
-        if part.num_arcs and part.pdf.max() >= len(lexicon.phones):
-            raise GraphError(
-                f"parts[{number}] has phone {part.pdf.max() + 1}; the lexicon has {len(lexicon.phones)}"
-            )
-
-
-class _Speller:
-    """State 2q is state q of the words before the choice of silence, 2q + 1 behind it; then the insides of items."""
-
-    def __init__(self, words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
-        self.words, self.lexicon, self.parts = words, lexicon, parts
-        self.num_states = 2 * words.num_states
-        self.arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, tag
-
-    def run(self) -> tuple[Transducer, list[int]]:
-        silence, no_silence = self.lexicon.silence_log_probs()
-        for state in range(self.words.num_states):
-            self.arcs.append((2 * state, 2 * state + 1, 0, no_silence, NO_TAG))
-            if self.lexicon.silence_phone is not None:
-                self.arcs.append((2 * state, 2 * state + 1, self.lexicon.silence_phone, silence, NO_TAG))
-        columns = (self.words.src, self.words.dst, self.words.ilabel, self.words.log_prob)
-        for tag, arc in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            src, dst, label, log_prob = arc
-            self.add(src, dst, label, log_prob, tag)
-        final = np.full(self.num_states, -math.inf)
-        final[1 : 2 * self.words.num_states : 2] = self.words.final_log_prob
-        src, dst, phone, log_prob, tags = zip(*self.arcs, strict=True)
-        sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
-        start = 2 * self.words.start
-        graph = Transducer(
-            self.num_states, start, sources, targets, labels, labels, np.array(log_prob), final
-        )
-        return graph, list(tags)
-
-    def add(self, src: int, dst: int, label: int, log_prob: float, tag: int) -> None:
-        if label == 0:
-            self.arcs.append((2 * src + 1, 2 * dst + 1, 0, log_prob, tag))
-            return
-        if label > len(self.lexicon.words):
-            self.insert(self.parts[label - len(self.lexicon.words) - 1], src, dst, log_prob, tag)
-            return
-        for phones, prob in self.lexicon.pronunciations[label - 1]:
-            inner = range(self.num_states, self.num_states + len(phones) - 1)
-            self.num_states += len(inner)
-            stops = [2 * src + 1, *inner, 2 * dst]
-            weights = [log_prob + math.log(prob), *[0.0] * len(inner)]
-            self.arcs += zip(stops, stops[1:], phones, weights, [tag] * len(phones), strict=False)
-
-    def insert(self, part: Fsa, src: int, dst: int, log_prob: float, tag: int) -> None:
-        """A copy of `part` between two states of the words."""
-        offset, self.num_states = self.num_states, self.num_states + part.num_states
-        self.arcs.append((2 * src + 1, offset + part.start, 0, log_prob, tag))
-        columns = (part.src + offset, part.dst + offset, part.pdf + 1, part.log_prob)
-        self.arcs += [(*arc, tag) for arc in zip(*(column.tolist() for column in columns), strict=True)]
-        for state, weight in enumerate(part.final_log_prob.tolist()):
-            if weight > -math.inf:
-                self.arcs.append((offset + state, 2 * dst, 0, weight, tag))

@@ -1,0 +1,205 @@
+"""Transcripts that may be wrong: an acceptor over labels that takes them as they stand, and what they may stand for.
+
+A transcript is read as what a careless writer made of what was said. At each label the writer may have
+
+    substituted   another label was said: the star, any unit, in its place
+    inserted      nothing was said: the label is left out
+    deleted       more was said before it, or at the end: the star, any number of times, each paid for
+
+An edit script says for each label which of these, and how often the star before it. With s, i and d the penalties in nats
+of a substitution, an insertion and a deletion, a script with n_s, n_i and n_d of them has the weight
+
+    exp(-(n_s s + n_i i + n_d d)) c,     c = (1 - exp(-d))^(U + 1) / (1 + exp(-s) + exp(-i))^U
+
+for U labels. c is the same for all scripts: it moves no gradient, and makes the weights of all scripts sum to one at most.
+A script spells one sequence of labels and stars; the weight of a sequence of labels is the sum over the scripts that it
+matches, so it is at most one as well, whichever units a star stands for. That is all that keeps log Z of a numerator at most
+that of a denominator whose normalization is composed in, and a CTC loss at 0 or above. A penalty of infinity forbids, and
+leaves no trace: with three of them every weight is that of the acceptor alone, to the bit.
+
+Two scripts that differ in order alone, such as a star and then a label left out, or the other way round, spell the same: of
+these the one with the star first is kept. In a row at most `most_left_out` labels are left out, so that the size of the
+result is linear in that of the acceptor.
+
+Labels missing: Pratap et al., 2022 (star temporal classification); labels wrong or too many: Gao et al., Interspeech 2023
+(bypass); all three: Gao et al., ASRU 2023 (omni-temporal). docs/weak_transcripts.md says which settings these are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+
+Star = Literal["mean", "sum"]
+KEPT, SUBSTITUTED, EXTRA = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Forgiveness:
+    """What a transcript may be wrong in. Penalties are nats; infinity: it is not.
+
+    Attributes:
+        substitution: of a label in whose place another was said, at least 0.
+        insertion: of a label that was not said, at least 0.
+        deletion: of a star that the transcript lacks, above 0.
+        star: "mean": a star's score is the log-mean over the units; "sum": their log-sum.
+        most_left_out: labels in a row that may be left out, at least 1.
+    """
+
+    substitution: float = math.inf
+    insertion: float = math.inf
+    deletion: float = math.inf
+    star: Star = "mean"
+    most_left_out: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("substitution", "insertion", "deletion"):
+            value = getattr(self, name)
+            if not value >= 0 or (name == "deletion" and not value > 0):
+                least = "above 0" if name == "deletion" else "at least 0"
+                raise ConfigError(f"{name} = {value}: expected a penalty {least}, in nats; infinity forbids")
+        if self.star not in get_args(Star):
+            raise ConfigError(f"star = {self.star!r}: expected one of {', '.join(get_args(Star))}")
+        if self.most_left_out < 1:
+            raise ConfigError(f"most_left_out = {self.most_left_out}: expected at least 1")
+
+    @property
+    def has_star(self) -> bool:
+        return min(self.substitution, self.deletion) < math.inf
+
+    @property
+    def label_log_prob(self) -> float:
+        """What each label weighs that is not paid for by a penalty: the share of c that falls to it."""
+        return -math.log1p(math.exp(-self.substitution) + math.exp(-self.insertion))
+
+    @property
+    def stop_log_prob(self) -> float:
+        """The share of c that falls to each place between labels, and to both ends."""
+        return math.log(-math.expm1(-self.deletion))
+
+
+class Forgiven(NamedTuple):
+    """An acceptor whose label `star` is the star.
+
+    way [A]: KEPT, SUBSTITUTED or EXTRA. arc [A]: which arc of the acceptor it was made of is kept or substituted; -1 for an
+    extra star, which ends where it begins.
+    """
+
+    fsa: Fsa
+    way: npt.NDArray[np.int8]
+    arc: npt.NDArray[np.int64]
+
+
+def with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Forgiven:
+    """The scripts of this page over an acceptor, epsilon-free, with states of the same numbers."""
+    stop, label = forgive.stop_log_prob, forgive.label_log_prob
+    columns = (labels.src, labels.dst, labels.pdf, labels.log_prob)
+    leaving: list[list[tuple[int, int, float, int]]] = [[] for _ in range(labels.num_states)]
+    for arc, (src, dst, pdf, log_prob) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        leaving[src].append((dst, pdf, log_prob + label + stop, arc))
+    arcs: list[tuple[int, int, int, float, int, int]] = []  # src, dst, label, log_prob, way, arc
+    final = np.full(labels.num_states, -math.inf)
+    for state in range(labels.num_states):
+        if forgive.deletion < math.inf:
+            arcs.append((state, state, star, -forgive.deletion, EXTRA, -1))
+        if forgive.substitution < math.inf:
+            arcs += [
+                (state, dst, star, log_prob - forgive.substitution, SUBSTITUTED, arc)
+                for dst, _, log_prob, arc in leaving[state]
+            ]
+        for reached, weight in _left_out(state, leaving, forgive):
+            final[state] = np.logaddexp(final[state], weight + labels.final_log_prob[reached] + stop)
+            arcs += [
+                (state, dst, pdf, weight + log_prob, KEPT, arc)
+                for dst, pdf, log_prob, arc in leaving[reached]
+            ]
+    columns_ = list(zip(*arcs, strict=True)) or [()] * 6
+    src, dst, pdf = (np.array(column, dtype=np.int32) for column in columns_[:3])
+    fsa = Fsa(labels.num_states, src, dst, pdf, np.array(columns_[3], dtype=float), final, labels.start)
+    return Forgiven(fsa, np.array(columns_[4], dtype=np.int8), np.array(columns_[5], dtype=np.int64))
+
+
+def _left_out(
+    state: int, leaving: list[list[tuple[int, int, float, int]]], forgive: Forgiveness
+) -> list[tuple[int, float]]:
+    """States within reach by leaving out labels, itself first, with the log-sum over the ways."""
+    total = front = {state: 0.0}
+    if forgive.insertion < math.inf:
+        for _ in range(forgive.most_left_out):
+            following: dict[int, float] = {}
+            for here, weight in front.items():
+                for dst, _, log_prob, _ in leaving[here]:
+                    paid = weight + log_prob - forgive.insertion
+                    following[dst] = float(np.logaddexp(following.get(dst, -math.inf), paid))
+            total = total | {q: float(np.logaddexp(total.get(q, -math.inf), w)) for q, w in following.items()}
+            front = following
+    return list(total.items())
+
+
+def forgive(
+    labels: Fsa | Sequence[int],
+    units: Sequence[int],
+    *,
+    substitution: float = math.inf,
+    insertion: float = math.inf,
+    deletion: float = math.inf,
+    star: Star = "mean",
+    most_left_out: int = 3,
+) -> Fsa:
+    """The acceptor of what may have been said where `labels` was written.
+
+    Args:
+        labels: an acceptor over labels (of words, phones, units: its pdfs), or one sequence of labels, which may be empty.
+        units: the labels that a star stands for, all different.
+        substitution, insertion, deletion: penalties in nats, see `Forgiveness`.
+        star: each unit in place of a star weighs one over their number ("mean"), or one ("sum").
+        most_left_out: see `Forgiveness`.
+
+    Returns:
+        An acceptor over labels, with the states of `labels`: what each of its paths means is said at the top of
+        `fsachain.graph.forgive`. Parallel arcs stand for the ways in which one label can come about.
+
+    Raises:
+        ConfigError: a penalty out of range.
+        GraphError: labels that are no sequence of integers of at least 0, no units, or one twice.
+    """
+    options = Forgiveness(substitution, insertion, deletion, star, most_left_out)
+    ids = np.array(units, dtype=np.int64)
+    if ids.ndim != 1 or not ids.size or ids.min() < 0 or len(np.unique(ids)) < len(ids):
+        raise GraphError(f"units = {list(units)}: expected distinct labels of at least 0, one or more")
+    graph = labels if isinstance(labels, Fsa) else linear(labels)
+    mark = max(int(graph.pdf.max(initial=0)), int(ids.max())) + 1
+    fsa = with_star(graph, mark, options).fsa
+    is_star = fsa.pdf == mark
+    copies = np.where(is_star, len(ids), 1)
+    each = math.log(len(ids)) if star == "mean" else 0.0
+    pdf = np.repeat(fsa.pdf, copies)
+    pdf[np.repeat(is_star, copies)] = np.tile(ids, int(is_star.sum()))
+    src, dst, log_prob = (
+        np.repeat(c, copies) for c in (fsa.src, fsa.dst, np.where(is_star, fsa.log_prob - each, fsa.log_prob))
+    )
+    return Fsa(fsa.num_states, src, dst, pdf, log_prob, fsa.final_log_prob, fsa.start)
+
+
+def linear(labels: Any) -> Fsa:
+    """The acceptor of one sequence of labels."""
+    given = np.asarray(labels)
+    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0)):
+        raise GraphError(
+            f"labels has shape {list(given.shape)} and dtype {given.dtype}; expected integers of at least 0"
+        )
+    count = len(given)
+    final = np.full(count + 1, -math.inf)
+    final[count] = 0.0
+    states = np.arange(count + 1)
+    return Fsa(count + 1, states[:-1], states[1:], given.astype(np.int64), np.zeros(count), final)

@@ -1,0 +1,188 @@
+"""From words to phones: transcripts, graphs of words, and acceptors over phones among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fsachain.errors import ConfigError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.forgive import Star
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.transducer import remove_epsilons
+from fsachain.openfst import Transducer
+
+NO_WORD = -1
+
+
+def transcript_acceptor(
+    words: Sequence[str], lexicon: Lexicon, *, name: str | None = None
+) -> tuple[Transducer, list[int]]:
+    """All phone sequences of a transcript, epsilon-free, with the word position of each arc (-1: silence).
+
+    Before each word, and at the end, stand two states: the words so far are said (`said`), and then also an
+    optional silence (`ready`). What follows leaves `said` with the probability of no silence, and `ready`
+    with probability one.
+    """
+    silence, no_silence = lexicon.silence_log_probs()
+    arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, word position
+    said, num_states = 0, 1
+    for position in range(len(words) + 1):
+        departures = [(said, no_silence)]
+        if lexicon.silence_phone is not None:
+            arcs.append((said, num_states, lexicon.silence_phone, silence, NO_WORD))
+            departures.append((num_states, 0.0))
+            num_states += 1
+        if position == len(words):
+            break
+        next_said, num_states = num_states, num_states + 1
+        for pronunciation in lexicon.pronunciations_of(words[position], name=name):
+            phones = pronunciation.phones
+            inner = [*range(num_states, num_states + len(phones) - 1), next_said]
+            num_states += len(phones) - 1
+            log_prob = math.log(pronunciation.prob)
+            arcs += [
+                (source, inner[0], phones[0], weight + log_prob, position) for source, weight in departures
+            ]
+            arcs += [
+                (source, target, phone, 0.0, position)
+                for source, target, phone in zip(inner, inner[1:], phones[1:], strict=False)
+            ]
+        said = next_said
+    final = np.full(num_states, -np.inf)
+    for state, weight in departures:
+        final[state] = weight
+    src, dst, phone, weights, tags = zip(*arcs, strict=True)
+    sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
+    return Transducer(num_states, 0, sources, targets, labels, labels, np.array(weights), final), list(tags)
+
+
+def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tuple[Transducer, list[int]]:
+    """All phone sequences of a graph of words as an epsilon-free acceptor over phone ids, start state 0.
+
+    Arguments as for `numerator_of_words`. Silence is optional at the start, at the end and between any two items; an
+    arc with label 0 is no item. A path weighs as its words, pronunciations, parts and choices of silence do together.
+
+    Returns beside the acceptor the arc of `words` that each of its arcs belongs to (-1: silence). For one sequence of
+    words `transcript_acceptor` does the same faster.
+    """
+    _check(words, lexicon, parts)
+    graph, tags = remove_epsilons(*_Speller(words, lexicon, parts).run())
+    if not (graph.final_log_prob > -math.inf).any():
+        raise GraphError("the graph of words accepts nothing")
+    return graph, tags
+
+
+def _check(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
+    highest = len(lexicon.words) + len(parts)
+    bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > highest))
+    if bad.size:
+        arc = int(bad[0])
+        raise GraphError(
+            f"words: arc {arc} ({words.src[arc]} -> {words.dst[arc]}) has label {words.ilabel[arc]}; expected 0, a word id "
+            f"up to {len(lexicon.words)}, or one of {len(parts)} parts behind those"
+        )
+    for number, part in enumerate(parts):
+        if part.num_arcs and part.pdf.max() >= len(lexicon.phones):
+            raise GraphError(
+                f"parts[{number}] has phone {part.pdf.max() + 1}; the lexicon has {len(lexicon.phones)}"
+            )
+
+
+class _Speller:
+    """State 2q is state q of the words before the choice of silence, 2q + 1 behind it; then the insides of items."""
+
+    def __init__(self, words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
+        self.words, self.lexicon, self.parts = words, lexicon, parts
+        self.num_states = 2 * words.num_states
+        self.arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, tag
+        self.inserted: dict[tuple[int, int], int] = {}  # part and state behind it -> where the copy begins
+
+    def run(self) -> tuple[Transducer, list[int]]:
+        silence, no_silence = self.lexicon.silence_log_probs()
+        for state in range(self.words.num_states):
+            self.arcs.append((2 * state, 2 * state + 1, 0, no_silence, NO_WORD))
+            if self.lexicon.silence_phone is not None:
+                self.arcs.append((2 * state, 2 * state + 1, self.lexicon.silence_phone, silence, NO_WORD))
+        columns = (self.words.src, self.words.dst, self.words.ilabel, self.words.log_prob)
+        for tag, arc in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            src, dst, label, log_prob = arc
+            self.add(src, dst, label, log_prob, tag)
+        final = np.full(self.num_states, -math.inf)
+        final[1 : 2 * self.words.num_states : 2] = self.words.final_log_prob
+        src, dst, phone, log_prob, tags = zip(*self.arcs, strict=True)
+        sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
+        start = 2 * self.words.start
+        graph = Transducer(
+            self.num_states, start, sources, targets, labels, labels, np.array(log_prob), final
+        )
+        return graph, list(tags)
+
+    def add(self, src: int, dst: int, label: int, log_prob: float, tag: int) -> None:
+        if label == 0:
+            self.arcs.append((2 * src + 1, 2 * dst + 1, 0, log_prob, tag))
+            return
+        if label > len(self.lexicon.words):
+            number = label - len(self.lexicon.words) - 1
+            if (number, dst) not in self.inserted:
+                self.inserted[number, dst] = self.insert(self.parts[number], dst, tag)
+            self.arcs.append((2 * src + 1, self.inserted[number, dst], 0, log_prob, tag))
+            return
+        for phones, prob in self.lexicon.pronunciations[label - 1]:
+            inner = range(self.num_states, self.num_states + len(phones) - 1)
+            self.num_states += len(inner)
+            stops = [2 * src + 1, *inner, 2 * dst]
+            weights = [log_prob + math.log(prob), *[0.0] * len(inner)]
+            self.arcs += zip(stops, stops[1:], phones, weights, [tag] * len(phones), strict=False)
+
+    def insert(self, part: Fsa, dst: int, tag: int) -> int:
+        """A copy of `part` that ends in a state of the words; returns where it begins. Arcs that lead there share it."""
+        offset, self.num_states = self.num_states, self.num_states + part.num_states
+        columns = (part.src + offset, part.dst + offset, part.pdf + 1, part.log_prob)
+        self.arcs += [(*arc, tag) for arc in zip(*(column.tolist() for column in columns), strict=True)]
+        for state, weight in enumerate(part.final_log_prob.tolist()):
+            if weight > -math.inf:
+                self.arcs.append((offset + state, 2 * dst, 0, weight, tag))
+        return offset + part.start
+
+
+def phone_loop(phones: Sequence[int], *, stop_prob: float = 0.1) -> Fsa:
+    """Any sequence of one phone or more: n of them have probability stop_prob (1 - stop_prob)^(n - 1) / K^n.
+
+    Args:
+        phones: the K phone ids that the loop knows. Silence is optional around the loop anyway; a loop that stands for
+            several words, or for anything, needs it among them.
+        stop_prob: one over the mean number of phones.
+
+    Raises:
+        ConfigError: a probability outside (0, 1).
+        GraphError: no phones, a phone below 1, or one twice.
+    """
+    if not 0 < stop_prob < 1:
+        raise ConfigError(f"stop_prob = {stop_prob}: expected one in (0, 1)")
+    ids = np.array(phones, dtype=np.int64)
+    if ids.ndim != 1 or not ids.size or ids.min() < 1 or len(np.unique(ids)) < len(ids):
+        raise GraphError(f"phones = {list(phones)}: expected distinct phone ids of at least 1")
+    first, more = -math.log(len(ids)), math.log1p(-stop_prob) - math.log(len(ids))
+    src = np.repeat([0, 1], len(ids))
+    weights = np.repeat([first, more], len(ids))
+    pdf = np.tile(ids - 1, 2)
+    final = np.array([-math.inf, math.log(stop_prob)])
+    return Fsa(2, src, np.ones(len(src), dtype=np.int64), pdf, weights, final)
+
+
+def any_phones(lexicon: Lexicon, star: Star = "mean") -> Fsa:
+    """Phones but silence, one or more, as many on average as in a pronunciation of the lexicon.
+
+    "mean": n of the K phones have probability q (1 - q)^(n - 1) / K^n; "sum": each sequence weighs K^n times as much. Either
+    way a sequence of phones weighs at most one, however many of these stand in a row.
+    """
+    spoken = [phone for phone in range(1, len(lexicon.phones) + 1) if phone != lexicon.silence_phone]
+    lengths = [len(ways.phones) for all_ways in lexicon.pronunciations for ways in all_ways]
+    loop = phone_loop(spoken, stop_prob=min(0.5, len(lengths) / sum(lengths)))
+    if star == "mean":
+        return loop
+    log_prob = loop.log_prob + math.log(len(spoken))
+    return Fsa(loop.num_states, loop.src, loop.dst, loop.pdf, log_prob, loop.final_log_prob)
