@@ -81,6 +81,20 @@ class Numerator:
         """Network output frames that the shortest path takes; an utterance with fewer is impossible."""
         return self.fsa.min_frames()
 
+    def said(self, arc_occupancy: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """For each of `words` the probability of having been said, [U], by `ForwardBackward.arc_occupancy(n)` [T, A].
+
+        It is one less what a forgiving graph lets stand in its place. An arc begins a word where no arc of the word leads.
+        """
+        is_word = self.arc_word >= 0
+        inside = set(zip(self.fsa.dst[is_word].tolist(), self.arc_word[is_word].tolist(), strict=True))
+        begins = [
+            word >= 0 and (src, word) not in inside
+            for src, word in zip(self.fsa.src.tolist(), self.arc_word.tolist(), strict=True)
+        ]
+        mass = np.asarray(arc_occupancy, dtype=np.float64).sum(axis=0)
+        return np.bincount(self.arc_word[begins], mass[begins], len(self.words))
+
     def phone_segments(self, arcs: Sequence[int] | npt.NDArray[np.integer]) -> list[Segment]:
         """Cut a path, given as arc numbers frame by frame (`BestPath.arcs`), into phones."""
         path = np.asarray(arcs, dtype=np.int64)

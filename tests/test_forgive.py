@@ -1,0 +1,281 @@
+"""Transcripts that may be wrong: graphs against edit scripts that are written down one by one, and LF-MMI at most 0."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import tolerances
+import torch
+from graph_paths import Scorer, log_add
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fsachain
+from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
+from fsachain.errors import ConfigError, GraphError
+from fsachain.graph.denominator import build_denominator
+from fsachain.graph.forgive import forgive
+from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.spelling import any_phones, phone_loop
+
+STAR = "*"
+LONGEST = 4
+PENALTIES = st.one_of(st.just(math.inf), st.floats(0.1, 4.0))
+
+
+def scripts(labels, options, longest=LONGEST):
+    """(labels and stars spelled, log-weight) of every edit script that spells at most `longest`, one after another."""
+    count = len(labels)
+    constant = (count + 1) * math.log(1 - math.exp(-options.deletion))
+    constant -= count * math.log(1 + math.exp(-options.substitution) + math.exp(-options.insertion))
+    for edits in itertools.product(("kept", "substituted", "inserted"), repeat=count):
+        for extra in itertools.product(range(longest + 1), repeat=count + 1):
+            spelled, left_out, is_first_of_its_kind = [], 0, True
+            for place in range(count + 1):
+                stars = extra[place] + (place < count and edits[place] == "substituted")
+                is_first_of_its_kind &= not (stars and left_out)
+                spelled += [STAR] * stars
+                if place == count:
+                    break
+                left_out = left_out + 1 if edits[place] == "inserted" else 0
+                is_first_of_its_kind &= left_out <= options.most_left_out
+                spelled += [labels[place]] if edits[place] == "kept" else []
+            paid = (
+                (edits.count("substituted"), options.substitution),
+                (edits.count("inserted"), options.insertion),
+                (sum(extra), options.deletion),
+            )
+            weight = constant - sum(times * penalty for times, penalty in paid if times)
+            if is_first_of_its_kind and len(spelled) <= longest and weight > -math.inf:
+                yield tuple(spelled), weight
+
+
+def expected(labels, units, options):
+    """Log-weight of each sequence of labels."""
+    each = math.log(len(units)) if options.star == "mean" else 0.0
+    found = {}
+    for spelled, weight in scripts(labels, options):
+        for said in itertools.product(*(units if symbol == STAR else (symbol,) for symbol in spelled)):
+            total = weight - each * spelled.count(STAR)
+            found[said] = log_add(found.get(said, -math.inf), total)
+    return found
+
+
+@given(
+    labels=st.lists(st.integers(0, 2), max_size=3),
+    penalties=st.tuples(PENALTIES, PENALTIES, PENALTIES),
+    star=st.sampled_from(["mean", "sum"]),
+    most_left_out=st.integers(1, 3),
+)
+def test_a_sequence_weighs_what_the_scripts_that_it_matches_do_together_and_never_more_than_one(
+    labels, penalties, star, most_left_out
+):
+    units = [0, 2]
+    options = Forgiveness(*penalties, star, most_left_out)
+    by_name = dict(zip(("substitution", "insertion", "deletion"), penalties, strict=True))
+    score = Scorer(forgive(labels, units, star=star, most_left_out=most_left_out, **by_name), log_add)
+    wanted = expected(labels, units, options)
+    for length in range(LONGEST + 1):
+        for said in itertools.product(range(3), repeat=length):
+            assert score(said) == pytest.approx(wanted.get(said, -math.inf), abs=tolerances.ENUMERATION)
+            assert score(said) <= tolerances.ROUNDING
+
+
+def test_alternatives_of_an_acceptor_are_forgiven_one_by_one():
+    either = fsachain.Fsa(
+        3, [0, 0, 1], [1, 2, 2], [0, 1, 1], np.log([0.3, 0.7, 1.0]), [-np.inf, -np.inf, 0.0]
+    )
+    penalties = {"substitution": 1.0, "insertion": 2.0}
+    both = Scorer(forgive(either, [0, 1], **penalties), log_add)
+    apart = [Scorer(forgive(said, [0, 1], **penalties), log_add) for said in ([0, 1], [1])]
+    for said in [(), (0,), (1,), (0, 1), (1, 1), (1, 0)]:
+        parts = [math.log(p) + score(said) for p, score in zip((0.3, 0.7), apart, strict=True)]
+        assert both(said) == pytest.approx(log_add(*parts), abs=tolerances.ENUMERATION)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"substitution": -1.0}, "substitution = -1.0: expected a penalty at least 0"),
+        ({"insertion": math.nan}, "insertion = nan: expected"),
+        ({"deletion": 0.0}, "deletion = 0.0: expected a penalty above 0"),
+        ({"star": "max"}, "star = 'max': expected one of mean, sum"),
+        ({"most_left_out": 0}, "most_left_out = 0: expected at least 1"),
+    ],
+)
+def test_a_penalty_that_cannot_be_is_named(options, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        Forgiveness(**options)
+
+
+def test_labels_and_units_that_cannot_be_are_named():
+    with pytest.raises(GraphError, match=r"units = \[1, 1\]: expected distinct labels"):
+        forgive([0], [1, 1])
+    with pytest.raises(GraphError, match=r"labels has shape \[1\] and dtype float64"):
+        forgive([0.5], [1])
+
+
+LEXICON = Lexicon.from_entries(
+    [("a", 1.0, ["A"]), ("ab", 0.6, ["A", "B"]), ("ab", 0.4, ["B"])], silence_prob=0.3
+)
+TREE = ContextTree.monophone(LEXICON.phones, Topology.chain())
+SIL, A, B = (LEXICON.phone_id(name) for name in ("SIL", "A", "B"))
+LM = estimate_phone_lm([[SIL, A, B], [A, A, SIL], [B, A], [B, SIL, B]], ngram_order=2, no_prune_ngram_order=2)
+DENOMINATOR = DenominatorGraph(build_denominator(LM, TREE), TREE.num_pdfs)
+NORMALIZATION = DENOMINATOR.normalization_fsa()
+FORGIVING = [
+    Forgiveness(substitution=1.0),
+    Forgiveness(insertion=0.5),
+    Forgiveness(deletion=0.7),
+    Forgiveness(0.0, 0.0, 0.1, "sum", 2),
+    Forgiveness(1.0, 0.5, 0.7, "mean"),
+]
+
+
+def spoken(words, options):
+    """Phone strings of up to `LONGEST` phones that may have been said, with their probabilities."""
+    place = {(): 1 - LEXICON.silence_prob, (SIL,): LEXICON.silence_prob}
+    star = Scorer(any_phones(LEXICON, options.star), log_add)
+    anything = {
+        tuple(label + 1 for label in said): math.exp(star(said))
+        for length in range(1, LONGEST + 1)
+        for said in itertools.product((A - 1, B - 1), repeat=length)
+    }
+    total = {}
+    for spelled, weight in scripts(words, options):
+        strings = place
+        for symbol in spelled:
+            said = anything if symbol == STAR else dict(LEXICON.pronunciations_of(symbol))
+            for part in (said, place):
+                strings = join(strings, part)
+        for string, p in strings.items():
+            total[string] = total.get(string, 0.0) + math.exp(weight) * p
+    return total
+
+
+def join(left, right):
+    joined = {}
+    for (a, p), (b, q) in itertools.product(left.items(), right.items()):
+        if len(a) + len(b) <= LONGEST:
+            joined[a + b] = joined.get(a + b, 0.0) + p * q
+    return joined
+
+
+@pytest.mark.parametrize("options", FORGIVING)
+@pytest.mark.parametrize("words", [["a"], ["ab", "a"]])
+def test_a_numerator_accepts_the_phones_of_what_may_have_been_said(words, options):
+    score = Scorer(build_numerator(words, LEXICON, TREE, forgive=options).fsa, log_add)
+    wanted = spoken(words, options)
+    for length in range(1, LONGEST + 1):
+        for phones in itertools.product((SIL, A, B), repeat=length):
+            pdfs = [TREE.hmm_pdfs(phone)[0][0] for phone in phones]  # each phone lasts one frame
+            assert math.exp(score(pdfs)) == pytest.approx(wanted.get(phones, 0.0), abs=tolerances.ENUMERATION)
+
+
+def test_without_a_price_that_can_be_paid_a_numerator_is_the_plain_one():
+    for normalization in (None, NORMALIZATION):
+        plain, same = (
+            build_numerator(["ab", "a"], LEXICON, TREE, normalization=normalization, forgive=options)
+            for options in (None, Forgiveness())
+        )
+        batch = fsachain.TableBatch.pack(
+            [fsachain.compile_table(n.fsa, TREE.num_pdfs) for n in (plain, same)]
+        )
+        scores = np.tile(np.random.default_rng(1).normal(size=(1, 6, TREE.num_pdfs)), (2, 1, 1))
+        found = fsachain.forward_backward(batch, scores, backend="reference")
+        assert found.log_prob[0] == pytest.approx(found.log_prob[1], abs=tolerances.ROUNDING)
+        assert found.occupancy[0] == pytest.approx(found.occupancy[1], abs=tolerances.ROUNDING)
+        assert same.said(found.arc_occupancy(1)) == pytest.approx([1.0, 1.0])
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    options=st.sampled_from(FORGIVING),
+    frames=st.integers(2, 7),
+    scale=st.sampled_from([1.0, 30.0]),
+)
+def test_objf_stays_at_most_0_with_the_exact_denominator_and_loses_at_most_the_constant(
+    seed, options, frames, scale
+):
+    scores = scale * torch.from_numpy(np.random.default_rng(seed).normal(size=(1, frames, TREE.num_pdfs)))
+    loss = LFMMILoss(DENOMINATOR, leaky_hmm_coefficient=0.0)
+    plain, forgiving = (
+        build_numerator(["a", "ab"], LEXICON, TREE, normalization=NORMALIZATION, forgive=way)
+        for way in (None, options)
+    )
+    objf = {
+        way: float(loss.objective(scores, [frames], [n.fsa]).objf)
+        for way, n in zip("pf", (plain, forgiving), strict=True)
+    }
+    constant = 2 * options.label_log_prob + 3 * options.stop_log_prob
+    assert objf["p"] + constant - tolerances.FLOAT64 * scale <= objf["f"] <= tolerances.FLOAT64 * scale
+
+
+def test_the_cpu_agrees_with_the_reference_and_differences_give_the_gradient():
+    numerators = [
+        build_numerator(["ab", "a"], LEXICON, TREE, normalization=NORMALIZATION, forgive=options).fsa
+        for options in FORGIVING
+    ]
+    batch = fsachain.TableBatch.pack([fsachain.compile_table(fsa, TREE.num_pdfs) for fsa in numerators])
+    scores = np.random.default_rng(3).normal(size=(len(FORGIVING), 5, TREE.num_pdfs))
+    oracle, found = (fsachain.forward_backward(batch, scores, backend=name) for name in ("reference", "cpu"))
+    assert found.log_prob == pytest.approx(oracle.log_prob, abs=tolerances.FLOAT64)
+    assert found.occupancy == pytest.approx(oracle.occupancy, abs=tolerances.FLOAT64)
+    wide = torch.from_numpy(scores).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda y: fsachain.total_log_prob(batch, y), wide, atol=tolerances.DIFFERENCE
+    )
+
+
+def test_a_word_is_said_as_often_as_the_paths_that_keep_it():
+    """Without silence and normalization: one frame for each phone, scripts that spell three phones, by hand."""
+    lexicon = Lexicon.from_entries([("a", 1.0, ["A"]), ("b", 1.0, ["B"])], silence=None)
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
+    options = Forgiveness(1.0, 0.5, 0.7, "sum")
+    words = ["a", "b", "a"]
+    numerator = build_numerator(
+        words, lexicon, tree, forgive=options, anything=phone_loop([1, 2], stop_prob=0.4)
+    )
+    table = fsachain.compile_table(numerator.fsa, tree.num_pdfs)
+    scores = np.full((1, 3, tree.num_pdfs), -math.inf)
+    for frame, phone in enumerate((1, 1, 2)):
+        scores[0, frame, tree.hmm_pdfs(phone)[0][0]] = 0.0
+    found = fsachain.forward_backward(fsachain.TableBatch.pack([table]), scores, backend="reference")
+    total, kept = 0.0, np.zeros(3)
+    for probability, is_kept in ways(("a", "a", "b"), words, options, 0.4):
+        total += probability
+        kept += probability * np.array(is_kept)
+    assert math.exp(found.log_prob[0]) == pytest.approx(total)
+    assert numerator.said(found.arc_occupancy(0)) == pytest.approx(kept / total)
+
+
+def ways(said, words, options, stop):
+    """(weight, which words are kept) of each script and each way to cut `said` into its symbols."""
+    constant = math.exp(len(words) * options.label_log_prob + (len(words) + 1) * options.stop_log_prob)
+
+    def stars(said):  # each takes one phone or more
+        for taken in range(1, len(said) + 1):
+            yield stop * (1 - stop) ** (taken - 1) / 2**taken, said[taken:]
+
+    def rest(said, place, left_out):
+        if not left_out:
+            for weight, behind in stars(said):
+                for p, kept in rest(behind, place, 0):
+                    yield weight * math.exp(-options.deletion) * p, kept
+                if place < len(words):
+                    for p, kept in rest(behind, place + 1, 0):
+                        yield weight * math.exp(-options.substitution) * p, [0, *kept]
+        if place == len(words):
+            if not said:
+                yield 1.0, []
+            return
+        if said[:1] == (words[place],):
+            for p, kept in rest(said[1:], place + 1, 0):
+                yield p, [1, *kept]
+        if left_out < options.most_left_out:
+            for p, kept in rest(said, place + 1, left_out + 1):
+                yield math.exp(-options.insertion) * p, [0, *kept]
+
+    for p, kept in rest(said, 0, 0):
+        yield constant * p, kept
