@@ -5,11 +5,20 @@ import math
 
 import numpy as np
 import pytest
+from edit_scripts import STAR, scripts
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import ROUNDING
 
-from fsachain import ConfigError, GraphError, TableBatch, compile_table, ctc_graph, forward_backward
+from fsachain import (
+    ConfigError,
+    Forgiveness,
+    GraphError,
+    TableBatch,
+    compile_table,
+    ctc_graph,
+    forward_backward,
+)
 
 TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 CLASSES = 3
@@ -85,3 +94,68 @@ def test_renaming_classes_renames_pdfs_and_nothing_else(topology):
 def test_what_is_no_target_is_an_error(arguments, error, message):
     with pytest.raises(error, match=message):
         ctc_graph(*arguments)
+
+
+def spells(symbols, frames, topology):
+    """Whether frames (blank 0) spell labels and stars, straight from the definition: runs that are not blank, one by one."""
+    if topology == "minimal":
+        plain = [label for label in frames if label]
+        return len(plain) == len(symbols) and all(
+            want in (STAR, said) for want, said in zip(symbols, plain, strict=True)
+        )
+    if topology == "selfless" and any(label and length > 1 for label, length in runs(frames)):
+        return False
+    stretches = [
+        list(part) for is_blank, part in itertools.groupby(frames, key=lambda c: c == 0) if not is_blank
+    ]
+    position = 0
+    for stretch in stretches:
+        if symbols[position : position + 1] == (STAR,):  # the whole stretch between two blanks
+            if topology == "selfless" and len(stretch) > 1:
+                return False
+            position += 1
+            continue
+        for label, _ in runs(stretch):
+            if symbols[position : position + 1] != (label,):
+                return False
+            position += 1
+    return position == len(symbols)
+
+
+@given(
+    target=st.lists(st.sampled_from([1, 2]), max_size=3),
+    penalties=st.tuples(*[st.one_of(st.just(math.inf), st.floats(0.1, 4.0))] * 3),
+    topology=st.sampled_from(["standard", "selfless", "minimal"]),
+    most_left_out=st.integers(1, 2),
+)
+def test_frames_weigh_what_the_scripts_do_that_spell_them(target, penalties, topology, most_left_out):
+    options = Forgiveness(*penalties, most_left_out=most_left_out)
+    graph = ctc_graph(target, 0, topology, forgive=options, star=3)
+    weights = {}
+    for symbols, weight in scripts(target, options, longest=5):
+        weights[symbols] = weights.get(symbols, 0.0) + math.exp(weight)
+    batch = TableBatch.share(compile_table(graph, CLASSES + 1), 1)
+    for frames in itertools.chain.from_iterable(
+        itertools.product(range(CLASSES), repeat=n) for n in range(1, 5)
+    ):
+        scores = np.full((1, len(frames), CLASSES + 1), -np.inf)
+        scores[0, np.arange(len(frames)), frames] = 0.0
+        scores[0, np.array(frames) > 0, CLASSES] = 0.0  # "sum": a star scores as any unit does
+        log_prob = forward_backward(batch, scores, backend="reference").log_prob[0]
+        wanted = sum(weight for symbols, weight in weights.items() if spells(symbols, frames, topology))
+        assert math.exp(log_prob) == pytest.approx(wanted, abs=ROUNDING), frames
+        assert log_prob <= ROUNDING
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_with_infinite_penalties_a_graph_is_the_plain_one(topology):
+    plain, same = (ctc_graph([1, 1, 2], 0, topology, forgive=way) for way in (None, Forgiveness()))
+    batch = TableBatch.pack([compile_table(graph, CLASSES) for graph in (plain, same)])
+    scores = np.tile(np.random.default_rng(0).normal(size=(1, 6, CLASSES)), (2, 1, 1))
+    assert np.ptp(forward_backward(batch, scores, backend="reference").log_prob) < ROUNDING
+
+
+@pytest.mark.parametrize("star", [None, 0, 2])
+def test_a_star_without_a_class_of_its_own_is_refused(star):
+    with pytest.raises(ConfigError, match=f"star = {star}; expected a class of its own"):
+        ctc_graph([1, 2], forgive=Forgiveness(deletion=1.0), star=star)

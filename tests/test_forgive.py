@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
+from edit_scripts import STAR, scripts
 from graph_paths import Scorer, log_add
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,43 +20,15 @@ from fsachain.graph.forgive import forgive
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import any_phones, phone_loop
 
-STAR = "*"
 LONGEST = 4
 PENALTIES = st.one_of(st.just(math.inf), st.floats(0.1, 4.0))
-
-
-def scripts(labels, options, longest=LONGEST):
-    """(labels and stars spelled, log-weight) of every edit script that spells at most `longest`, one after another."""
-    count = len(labels)
-    constant = (count + 1) * math.log(1 - math.exp(-options.deletion))
-    constant -= count * math.log(1 + math.exp(-options.substitution) + math.exp(-options.insertion))
-    for edits in itertools.product(("kept", "substituted", "inserted"), repeat=count):
-        for extra in itertools.product(range(longest + 1), repeat=count + 1):
-            spelled, left_out, is_first_of_its_kind = [], 0, True
-            for place in range(count + 1):
-                stars = extra[place] + (place < count and edits[place] == "substituted")
-                is_first_of_its_kind &= not (stars and left_out)
-                spelled += [STAR] * stars
-                if place == count:
-                    break
-                left_out = left_out + 1 if edits[place] == "inserted" else 0
-                is_first_of_its_kind &= left_out <= options.most_left_out
-                spelled += [labels[place]] if edits[place] == "kept" else []
-            paid = (
-                (edits.count("substituted"), options.substitution),
-                (edits.count("inserted"), options.insertion),
-                (sum(extra), options.deletion),
-            )
-            weight = constant - sum(times * penalty for times, penalty in paid if times)
-            if is_first_of_its_kind and len(spelled) <= longest and weight > -math.inf:
-                yield tuple(spelled), weight
 
 
 def expected(labels, units, options):
     """Log-weight of each sequence of labels."""
     each = math.log(len(units)) if options.star == "mean" else 0.0
     found = {}
-    for spelled, weight in scripts(labels, options):
+    for spelled, weight in scripts(labels, options, LONGEST):
         for said in itertools.product(*(units if symbol == STAR else (symbol,) for symbol in spelled)):
             total = weight - each * spelled.count(STAR)
             found[said] = log_add(found.get(said, -math.inf), total)
@@ -143,7 +116,7 @@ def spoken(words, options):
         for said in itertools.product((A - 1, B - 1), repeat=length)
     }
     total = {}
-    for spelled, weight in scripts(words, options):
+    for spelled, weight in scripts(words, options, LONGEST):
         strings = place
         for symbol in spelled:
             said = anything if symbol == STAR else dict(LEXICON.pronunciations_of(symbol))
