@@ -93,7 +93,9 @@ class Numerator:
             for src, word in zip(self.fsa.src.tolist(), self.arc_word.tolist(), strict=True)
         ]
         mass = np.asarray(arc_occupancy, dtype=np.float64).sum(axis=0)
-        return np.bincount(self.arc_word[begins], mass[begins], len(self.words))
+        said = np.zeros(len(self.words))
+        np.add.at(said, self.arc_word[begins], mass[begins])
+        return said
 
     def phone_segments(self, arcs: Sequence[int] | npt.NDArray[np.integer]) -> list[Segment]:
         """Cut a path, given as arc numbers frame by frame (`BestPath.arcs`), into phones."""

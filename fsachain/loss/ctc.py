@@ -21,7 +21,9 @@ from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.backends.dispatch import BackendName, computes_ctc_on_device, ctc_backend
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology
+from fsachain.graph.forgive import Forgiveness
 from fsachain.loss.autograd import Operator, scale_gradient, scale_rows
+from fsachain.loss.forgive import forgiving_ctc_log_prob
 
 Floats = npt.NDArray[np.float64]
 
@@ -301,6 +303,7 @@ def ctc_loss(
     log_priors: Tensor | None = None,
     delay_penalty: float = 0.0,
     unnormalized: Unnormalized = "warn",
+    forgive: Forgiveness | None = None,
     names: Sequence[str] | None = None,
     backend: BackendName = "auto",
     memory_budget: float | None = None,
@@ -328,6 +331,9 @@ def ctc_loss(
         unnormalized: what happens if probabilities of a frame do not sum to one: "warn" looks at a third of the frames,
             another one in the next call, and gives one `NormalizationWarning`, "error" looks at all, "ignore" at none. On a
             device "warn" does nothing, since the host would have to wait, and "error" waits.
+        forgive: penalties for labels that are wrong, too many or missing (see docs/weak_transcripts.md); None: there are
+            none. Graphs of their own are made for each call, labels of a device are waited for, "warn" looks at nothing,
+            and there is no delay penalty.
         names: [N] utterances, for messages.
         backend: "auto" follows the scores' device; "cpu" and "reference" take scores of the host.
         memory_budget: bytes for the alphas of all frames, as for `forward_backward`; no bit of the result depends on it.
@@ -347,12 +353,31 @@ def ctc_loss(
     labels = _on_host_or_beside(targets, "targets", scores)
     counts = _lengths(target_lengths, "target_lengths", scores)
     check_budget(memory_budget)
-    losses_: Tensor = ctc(
+    labels = labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels
+    frames = _lengths(input_lengths, "input_lengths", scores)
+    priors = _NONE if log_priors is None else torch.as_tensor(log_priors).detach()
+    if forgive is not None:
+        if delay_penalty:
+            raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")
+        given = labels, (frames, counts), priors, blank, topology, 0.0, _joined(names, scores.shape[1])
+        problem = _make_problem(scores, *given)
+        if inputs == "logits":
+            beyond = torch.arange(scores.shape[0])[:, None] >= frames.cpu()
+            scores = scores.masked_fill(beyond.unsqueeze(2).to(scores.device), 0.0).log_softmax(dim=2)
+        elif unnormalized == "error":
+            _check_sums_there(scores, frames, given[-1])
+        if priors.numel():
+            scores = scores - priors.to(scores)
+        if scores.element_size() < 4:
+            scores = scores.float()
+        losses = 0.0 - forgiving_ctc_log_prob(scores, problem, forgive, backend, memory_budget)
+        return _reduced(losses, counts, log_probs, reduction, zero_infinity)
+    losses = ctc(
         scores,
-        labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels,
-        _lengths(input_lengths, "input_lengths", scores),
+        labels,
+        frames,
         counts,
-        _NONE if log_priors is None else torch.as_tensor(log_priors).detach(),
+        priors,
         blank,
         inputs,
         topology,
@@ -363,15 +388,22 @@ def ctc_loss(
         torch.is_grad_enabled() and scores.requires_grad,
         memory_budget,
     ).losses
+    return _reduced(losses, counts, log_probs, reduction, zero_infinity)
+
+
+def _reduced(
+    losses: Tensor, label_counts: Tensor, log_probs: Tensor, reduction: Reduction, zero_infinity: bool
+) -> Tensor:
+    """What `ctc_loss` returns for losses [N]."""
     if zero_infinity:
-        losses_ = torch.where(losses_ == float("inf"), 0.0, losses_)
+        losses = torch.where(losses == float("inf"), 0.0, losses)
     if reduction == "mean":
-        losses_ = (losses_ / counts.clamp(min=1).to(losses_.device)).mean()
+        losses = (losses / label_counts.clamp(min=1).to(losses.device)).mean()
     elif reduction == "sum":
-        losses_ = losses_.sum()
+        losses = losses.sum()
     elif log_probs.ndim == 2:
-        losses_ = losses_[0]
-    return losses_.to(torch.float64 if scores.dtype == torch.float64 else torch.float32)
+        losses = losses[0]
+    return losses.to(torch.float64 if log_probs.dtype == torch.float64 else torch.float32)
 
 
 class CTCLoss(nn.Module):
@@ -394,6 +426,7 @@ class CTCLoss(nn.Module):
         log_priors: Tensor | None = None,
         delay_penalty: float = 0.0,
         unnormalized: Unnormalized = "warn",
+        forgive: Forgiveness | None = None,
         backend: BackendName = "auto",
         memory_budget: float | None = None,
     ) -> None:
@@ -407,6 +440,7 @@ class CTCLoss(nn.Module):
             "topology": topology,
             "delay_penalty": delay_penalty,
             "unnormalized": unnormalized,
+            "forgive": forgive,
             "backend": backend,
             "memory_budget": memory_budget,
         }
