@@ -210,4 +210,5 @@ GIVEN: dict[str, Callable[[Path], Names]] = {
     "losses.md": losses,
     "migration_pychain.md": pychain,
     "transducer.md": transducer,
+    "weak_transcripts.md": phone_graphs,
 }

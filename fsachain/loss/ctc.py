@@ -363,7 +363,9 @@ def ctc_loss(
         problem = _make_problem(scores, *given)
         if inputs == "logits":
             beyond = torch.arange(scores.shape[0])[:, None] >= frames.cpu()
-            scores = scores.masked_fill(beyond.unsqueeze(2).to(scores.device), 0.0).log_softmax(dim=2)
+            if beyond.any():  # where a softmax of NaN would make NaN of a gradient of 0
+                scores = scores.masked_fill(beyond.unsqueeze(2).to(scores.device), 0.0)
+            scores = scores.log_softmax(dim=2)
         elif unnormalized == "error":
             _check_sums_there(scores, frames, given[-1])
         if priors.numel():
