@@ -117,6 +117,8 @@ from fsachain.graph.denominator import (
 from fsachain.graph.denominator import (
     ctc_denominator as ctc_denominator,
 )
+from fsachain.graph.forgive import Forgiveness as Forgiveness
+from fsachain.graph.forgive import forgive as forgive
 from fsachain.graph.grammar import (
     estimate_arpa as estimate_arpa,
 )
@@ -129,9 +131,6 @@ from fsachain.graph.grammar import (
 from fsachain.graph.grammar import (
     word_loop as word_loop,
 )
-from fsachain.graph.forgive import Forgiveness as Forgiveness
-from fsachain.graph.forgive import forgive as forgive
-from fsachain.graph.grammar import ngram_acceptor as ngram_acceptor
 from fsachain.graph.lexicon import (
     Lexicon as Lexicon,
 )
