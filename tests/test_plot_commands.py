@@ -30,6 +30,7 @@ from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
 from fsachain.data.cmvn import Cmvn
 from fsachain.decode.ctm import read_ctm, textgrid_name
+from fsachain.fsa import Fsa
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.plot import save_figure
 
@@ -107,6 +108,15 @@ def test_trellis_draws_the_rows_asked_for(exp, drawn, tmp_path, by, rows):
     names = {tick.get_text().split(" ")[0] for tick in figure.axes[1].get_yticklabels()}
     assert 1 < len(heat) <= rows and names <= {"SIL", "Y", "EH", "S", "N", "OW"}
     assert "u1: yes no" in figure.get_suptitle()
+
+
+def test_graphs_are_drawn_from_text_as_from_files_of_openfst(exp, drawn, tmp_path):
+    (tmp_path / "den.txt").write_text(Fsa.read(exp / "graphs" / "den.fst").to_text())
+    pictures = []
+    for path in (exp / "graphs" / "den.fst", tmp_path / "den.txt"):
+        figure = drawn("graph", path, tmp_path / "g.png", "--lang", exp / "lang")
+        pictures.append([text.get_text() for axes in figure.axes for text in axes.texts])
+    assert pictures[0] == pictures[1] and len(pictures[0]) > 3
 
 
 def test_alignment_draws_the_segments_of_the_ctm_files(exp, drawn, tmp_path):

@@ -52,6 +52,10 @@ MODULES = {
         "determinize": "Give each accepted sequence one path, with its score in the semiring.",
         "minimize": "Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.",
     },
+    "sums": {
+        "objf": "Compute the LF-MMI objective of network outputs and graphs as they are, and its derivatives.",
+        "sum": "Add up the paths of graphs through matrices of scores: log Z, the best path, occupancies.",
+    },
     "report": {
         "report": "Show an experiment as one HTML file that needs no network.",
         "tensorboard": "Write a training's log as TensorBoard scalars.",

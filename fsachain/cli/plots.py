@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fsachain.backends.dispatch import forward_backward
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator, load_normalization
-from fsachain.cli.inspect import speakers_option
+from fsachain.cli.inspect import read_graph, speakers_option
 from fsachain.cli.lang import LANG, Lang, lang_option
 from fsachain.cli.model import MODEL, AcousticModel
 from fsachain.cli.options import (
@@ -220,7 +220,7 @@ def draw_graph(
 ) -> None:
     """Draw an acceptor; of a large one the most used part, with a summary of the whole.
 
-    In: GRAPH, an OpenFst acceptor over pdfs, or numerators made by `fsachain num-graphs`.
+    In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs; or numerators made by `fsachain num-graphs`.
     Out: OUT, the picture.
     """
     if (model is None) != (data is None):
@@ -236,7 +236,7 @@ def draw_graph(
         found = numerators[utterance]
         fsa, title = found.fsa, f"numerator of {utterance}: {' '.join(found.words)}"
     else:
-        fsa, title = Fsa.read(path), path.name
+        fsa, title = read_graph(path), path.name
     used = None
     if model is not None and data is not None and utterance is not None:
         scores = _network_output(model, *_with_utterance(data, utterance, allow_commands))

@@ -1,0 +1,253 @@
+"""The commands objf and sum: graphs as files, and network outputs as matrices, whoever made them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.dispatch import best_path, forward_backward
+from fsachain.batch import Graph, TableBatch
+from fsachain.cli.inspect import GRAPH, read_graph
+from fsachain.cli.options import OUT, command, make_folder
+from fsachain.data.utterance import Fault, fault_table
+from fsachain.decode.wer import write_text
+from fsachain.denominator import DenominatorGraph
+from fsachain.errors import DataError, LeftOutError
+from fsachain.files import read_npz, replacing
+from fsachain.fsa import Fsa, read_fsa
+from fsachain.graph.numerator import load_numerators
+from fsachain.kaldi.archive import read_table
+from fsachain.kaldi.values import read_matrix, write_matrices
+
+LANES = 16  # utterances that share a call
+
+Scores = npt.NDArray[np.floating]
+
+
+class Target(click.ParamType):
+    """`ark:out.ark`, or a file's name alone."""
+
+    name = "ark:OUT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(value).removeprefix("ark:"))
+        make_folder(path.parent)
+        return path
+
+
+leaky_option = click.option(
+    "--leaky-hmm-coefficient",
+    type=float,
+    default=1e-5,
+    help="Of the denominator, as in training; 0.1 in Kaldi's end-to-end recipes.",
+)
+
+
+def read_graphs(source: str) -> Mapping[str, Fsa] | Fsa:
+    """The graphs of an archive or scp file, or of `fsachain num-graphs`, by utterance; or one graph for all."""
+    if source.endswith(".npz"):
+        return {name: numerator.fsa for name, numerator in load_numerators(source).items()}
+    if source.endswith((".ark", ".scp")) or source.partition(":")[0].split(",")[0] in ("ark", "scp"):
+        return dict(read_table(source, read_fsa))
+    return read_graph(Path(source))
+
+
+def read_scores(source: str) -> Iterator[tuple[str, Scores]]:
+    """Matrices [T, P] of an archive or scp file, by utterance; of an npz file, by array; or the one of an npy file."""
+    path = Path(source)
+    if path.suffix not in (".npy", ".npz"):
+        yield from read_table(source, read_matrix)
+        return
+    try:
+        arrays = read_npz(path) if path.suffix == ".npz" else {path.stem: np.load(path, allow_pickle=False)}
+    except ValueError as error:
+        raise DataError(f"{path}: no arrays of NumPy ({error})") from error
+    yield from arrays.items()
+
+
+class Run(NamedTuple):
+    """Utterances that are computed at once: names, graphs (one for all, or one each), scores [N, T, P], lengths."""
+
+    names: list[str]
+    graphs: Fsa | list[Fsa]
+    scores: Scores
+    lengths: list[int]
+
+
+def runs(
+    graphs: Mapping[str, Fsa] | Fsa, scores: Iterator[tuple[str, Scores]], faults: list[Fault]
+) -> Iterator[Run]:
+    """What has both a graph and scores; scores without a graph become faults."""
+
+    def usable() -> Iterator[tuple[str, Scores]]:
+        for name, matrix in scores:
+            if matrix.ndim != 2 or matrix.dtype.kind != "f" or not matrix.shape[1]:
+                found = f"{matrix.dtype} {list(matrix.shape)}"
+                raise DataError(
+                    f"scores of {name!r} are {found}; expected floating-point numbers [frames, pdfs]"
+                )
+            if isinstance(graphs, Fsa) or name in graphs:
+                yield name, matrix
+            else:
+                faults.append(Fault(name, "has scores and no graph"))
+
+    pairs = usable()
+    while batch := list(islice(pairs, LANES)):
+        names, matrices = [name for name, _ in batch], [matrix for _, matrix in batch]
+        for name, matrix in batch:
+            if matrix.shape[1] != matrices[0].shape[1]:
+                widths = (
+                    f"{matrix.shape[1]} columns; expected {matrices[0].shape[1]} as those of {names[0]!r}"
+                )
+                raise DataError(f"scores of {name!r} have {widths}")
+        lengths = list(map(len, matrices))
+        padded = np.zeros((len(batch), max(lengths), matrices[0].shape[1]), np.result_type(*matrices))
+        for row, matrix in zip(padded, matrices, strict=True):
+            row[: len(matrix)] = matrix
+        yield Run(
+            names, graphs if isinstance(graphs, Fsa) else [graphs[name] for name in names], padded, lengths
+        )
+
+
+@lru_cache(maxsize=LANES)
+def _denominator(fsa: Fsa, num_pdfs: int) -> DenominatorGraph:
+    return DenominatorGraph(fsa, num_pdfs)
+
+
+def _batch(graphs: Fsa | list[Fsa], scores: Scores, *, begins: str = "start") -> TableBatch:
+    """For scores [N, T, P]; `begins` anywhere: each graph as a denominator."""
+    size, _, width = scores.shape
+
+    def use(fsa: Fsa) -> Graph:
+        return fsa if begins == "start" else _denominator(fsa, width)
+
+    return (
+        TableBatch.pack(map(use, graphs)) if isinstance(graphs, list) else TableBatch.share(use(graphs), size)
+    )
+
+
+def _write(matrices: Iterator[tuple[str, Scores]], path: Path | None) -> None:
+    """To an npz file, or an archive and its scp file; what is to be printed is printed by the way."""
+    if path is None:
+        deque(matrices, maxlen=0)
+    elif path.suffix == ".npz":
+        found: dict[str, Any] = dict(matrices)
+        with replacing(path) as file:
+            np.savez(file, **found)
+        click.echo(f"{len(found)} matrices -> {path}")
+    else:
+        click.echo(f"{write_matrices(path, matrices)} matrices -> {path}")
+
+
+def _end(faults: list[Fault]) -> None:
+    if faults:
+        click.echo(f"{len(faults)} utterances are left out:\n{fault_table(faults)}")
+        raise LeftOutError(f"done, but {len(faults)} utterances are left out")
+
+
+def _impossible(name: str, frames: int) -> Fault:
+    return Fault(name, f"no path of {frames} frames, or NaN or +inf among its scores", "no path")
+
+
+@command(nnet_output=str, num=str, den=GRAPH)
+@leaky_option
+@click.option(
+    "--deriv", type=Target(), help="Archive (ark:OUT) or npz file for the derivatives by NNET_OUTPUT."
+)
+def objf(nnet_output: str, num: str, den: Fsa, leaky_hmm_coefficient: float, deriv: Path | None) -> None:
+    """Compute the LF-MMI objective of network outputs and graphs as they are, and its derivatives.
+
+    In: NNET_OUTPUT, an archive or scp file of matrices [frames, pdfs]; NUM, one of numerators: FSTs over pdf + 1 with the
+    normalization composed in, or what `fsachain num-graphs` made; DEN, den.fst: an OpenFst file or AT&T text.
+    Out: a line for each utterance and one for all, printed; with --deriv matrices of numerator less denominator occupancies,
+    which are 0 for an utterance without a path.
+    """
+    graphs, faults = read_graphs(num), list[Fault]()
+    totals = np.zeros(3)  # numerator, denominator, frames
+
+    def derivatives() -> Iterator[tuple[str, Scores]]:
+        click.echo("utterance\tframes\tnumerator\tdenominator\tobjf per frame\t")
+        for names, fsas, scores, lengths in runs(graphs, read_scores(nnet_output), faults):
+            above = forward_backward(_batch(fsas, scores), scores, lengths)
+            shared = _batch(den, scores, begins="anywhere")
+            below = forward_backward(shared, scores, lengths, leaky_hmm_coefficient=leaky_hmm_coefficient)
+            for n, (name, frames) in enumerate(zip(names, lengths, strict=True)):
+                values = above.log_prob[n], below.log_prob[n]
+                ok = above.ok[n] and below.ok[n]
+                per_frame = (values[0] - values[1]) / max(frames, 1) if ok else -np.inf
+                shown = "\t".join(f"{value:.6g}" for value in (*values, per_frame))
+                click.echo(f"{name}\t{frames}\t{shown}\t{'ok' if ok else 'impossible'}")
+                if ok:
+                    totals[:] += *values, frames
+                else:
+                    faults.append(_impossible(name, frames))
+                if deriv:
+                    yield name, ok * (above.occupancy[n, :frames] - below.occupancy[n, :frames])
+
+    _write(derivatives(), deriv)
+    if totals[2]:
+        click.echo(f"all: objf per frame {(totals[0] - totals[1]) / totals[2]:.6g} over {totals[2]:g} frames")
+    _end(faults)
+
+
+@command(graph=str, scores=str)
+@click.option(
+    "--begins",
+    type=click.Choice(["start", "anywhere"]),
+    default="start",
+    help="anywhere: as a denominator, by stationary probabilities, and it ends anywhere.",
+)
+@leaky_option
+@click.option(
+    "--best-path", "best", type=OUT, help="File for the pdfs of the best paths, a line for each utterance."
+)
+@click.option(
+    "--occupancy", type=Target(), help="Archive (ark:OUT) or npz file for the occupancies [frames, pdfs]."
+)
+def sum(
+    graph: str,
+    scores: str,
+    begins: str,
+    leaky_hmm_coefficient: float,
+    best: Path | None,
+    occupancy: Path | None,
+) -> None:
+    """Add up the paths of graphs through matrices of scores: log Z, the best path, occupancies.
+
+    In: GRAPH, an OpenFst file or AT&T text over pdf + 1, for all SCORES; or an archive of such graphs, or what `fsachain
+    num-graphs` made, by utterance. SCORES, an archive or scp file of matrices [frames, pdfs], natural logs; or an npz or npy
+    file.
+    Out: utterance, frames, log Z and the best path's score, printed; what the options ask for.
+    """
+    graphs, faults, paths = read_graphs(graph), list[Fault](), dict[str, list[str]]()
+    leak = leaky_hmm_coefficient if begins == "anywhere" else 0.0
+
+    def occupancies() -> Iterator[tuple[str, Scores]]:
+        click.echo("utterance\tframes\tlog Z\tbest path")
+        for names, fsas, values, lengths in runs(graphs, read_scores(scores), faults):
+            batch = _batch(fsas, values, begins=begins)
+            found, ways = (
+                forward_backward(batch, values, lengths, leaky_hmm_coefficient=leak),
+                best_path(batch, values, lengths),
+            )
+            for n, (name, frames) in enumerate(zip(names, lengths, strict=True)):
+                click.echo(f"{name}\t{frames}\t{found.log_prob[n]:.6g}\t{ways.score[n]:.6g}")
+                paths[name] = list(map(str, ways.pdfs[n].tolist()))
+                if not found.ok[n]:
+                    faults.append(_impossible(name, frames))
+                if occupancy:
+                    yield name, found.occupancy[n, :frames]
+
+    _write(occupancies(), occupancy)
+    if best is not None:
+        write_text(best, paths)
+        click.echo(f"{len(paths)} paths -> {best}")
+    _end(faults)
