@@ -129,37 +129,6 @@ def test_minus_infinity_forbids_a_word():
     assert "no" not in found.words
 
 
-def test_too_few_columns_are_refused_by_utterance_name():
-    with pytest.raises(ShapeError, match=r"'utt7'.*6 columns.*up to 6"):
-        decode({"utt7": np.zeros((5, 6))}, word_loop(), WORDS, num_workers=1)
-
-
-def test_not_a_number_is_refused_by_utterance_name():
-    scores = spell(("no",))
-    scores[1, 1] = np.nan
-    with pytest.raises(DataError, match=r"'utt7'.*NaN"):
-        decode({"utt7": scores, "utt8": spell(("no",))}, word_loop(), WORDS, num_workers=2)
-
-
-def test_a_word_list_too_short_for_the_graph_is_refused():
-    with pytest.raises(GraphError, match=r"word id 3.*only 2"):
-        Decoder(word_loop(), WORDS[:2])
-
-
-def test_a_file_that_is_no_graph_is_refused_by_name(tmp_path):
-    (tmp_path / "bad.fst").write_bytes(b"no graph")
-    with pytest.raises(GraphError, match=r"bad\.fst"):
-        Decoder(tmp_path / "bad.fst", WORDS)
-    with pytest.raises(GraphError, match=r"absent\.fst"):
-        Decoder(tmp_path / "absent.fst", WORDS)
-
-
-@pytest.mark.parametrize("options", [{"search": "exhaustive"}, {"beam": 0.0}, {"beam": float("nan")}])
-def test_illegal_search_options_are_refused_by_name(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        DecoderConfig(**options)
-
-
 def test_tuning_finds_the_only_weight_without_errors():
     outputs = {f"u{n}": spell(("yes", "no"), gain=1.0 + 0.1 * n) for n in range(3)}
     references = dict.fromkeys(outputs, ("yes", "no"))
@@ -202,8 +171,22 @@ def test_tuning_takes_the_middle_of_a_plateau():
     assert result.best.lm_weight == 3.0
 
 
-def test_an_empty_scan_is_refused():
+def test_what_cannot_be_searched_is_refused_by_name(tmp_path):
+    scores, graph = spell(("no",)), word_loop()
+    with pytest.raises(ShapeError, match=r"'utt7'.*6 columns.*up to 6"):
+        decode({"utt7": np.zeros((5, 6))}, graph, WORDS, num_workers=1)
+    wrong = scores.copy()
+    wrong[1, 1] = np.nan
+    with pytest.raises(DataError, match=r"'utt7'.*NaN"):
+        decode({"utt7": wrong, "utt8": scores}, graph, WORDS, num_workers=2)
+    with pytest.raises(GraphError, match=r"word id 3.*only 2"):
+        Decoder(graph, WORDS[:2])
+    (tmp_path / "bad.fst").write_bytes(b"no graph")
+    for name in ("bad", "absent"):
+        with pytest.raises(GraphError, match=rf"{name}\.fst"):
+            Decoder(tmp_path / f"{name}.fst", WORDS)
+    for options in ({"search": "exhaustive"}, {"beam": 0.0}, {"beam": float("nan")}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            DecoderConfig(**options)
     with pytest.raises(ConfigError, match="lm_weights"):
-        tune(
-            {"u": spell(("yes",))}, {"u": ("yes",)}, lambda weight, penalty: word_loop(), WORDS, lm_weights=()
-        )
+        tune({"u": scores}, {"u": ("no",)}, lambda weight, penalty: graph, WORDS, lm_weights=())

@@ -183,25 +183,6 @@ class TestOpenFst:
                 for score in scores:
                     assert score(pdfs) == pytest.approx(oracle(pdfs), abs=tolerances.GRAPH_COST)
 
-    def test_the_diamond_becomes_a_line_with_the_weight_of_its_semiring(self):
-        from fsachain.graph.algorithms import determinize, minimize
-
-        acyclic = Fsa(
-            4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 0, 1, 1], np.log([0.5, 0.5, 1, 1]), [-np.inf] * 3 + [0.0]
-        )
-        for semiring, total in (("log", 0.0), ("tropical", math.log(0.5))):
-            line = minimize(determinize(acyclic, semiring=semiring), semiring=semiring)
-            assert (line.num_states, line.num_arcs) == (3, 2)
-            assert Scorer(line)([0, 1]) == pytest.approx(total, abs=tolerances.GRAPH_COST)
-
-    def test_kaldis_denominator_is_minimal_already_up_to_its_quantisation(self, shared):
-        from fsachain.graph.algorithms import minimize
-
-        den = Fsa.read(shared / "golden/kaldi/lm/lm2_tri_mono/den.fst")
-        smaller = minimize(den, semiring="log")
-        assert smaller.num_states <= den.num_states
-        assert equivalent(den, smaller, count=20, semiring="tropical", tolerance=1e-3, mean_frames=20)
-
     @pytest.mark.parametrize(
         ("fsa", "call", "message"),
         [

@@ -1,5 +1,7 @@
 """The simple, smoothed and pruned transducer losses, and which labels are kept."""
 
+import threading
+
 import numpy as np
 import pytest
 import tolerances
@@ -15,6 +17,7 @@ from fsachain import (
     rnnt_loss_simple,
     rnnt_loss_smoothed,
 )
+from fsachain.loss.pruned import exact_product
 
 PEERS = SHARED / "golden" / "peers"
 golden = pytest.mark.skipif(not PEERS.is_dir(), reason="no ../shared")
@@ -265,3 +268,37 @@ def test_autocast_and_torchs_precision_of_products_change_no_bit(loss):
         torch.set_float32_matmul_precision(before)
     for result in found:
         assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
+
+
+def test_two_threads_at_a_product_leave_torchs_precision_as_it_was():
+    """The second would keep what the first has set, if it might begin before the first has put it back."""
+    in_first, in_second, out_of_first = threading.Event(), threading.Event(), threading.Event()
+
+    class Factor:
+        device = torch.device("cpu")
+
+        def __init__(self, inside, until):
+            self.inside, self.until = inside, until
+
+        def __matmul__(self, other):
+            self.inside.set()
+            self.until.wait(0.3)
+
+    def first():
+        exact_product(Factor(in_first, in_second), None)
+        out_of_first.set()
+
+    place, before = torch.backends.mkldnn.matmul, torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        medium = place.fp32_precision
+        threads = [threading.Thread(target=first)]
+        threads[0].start()
+        assert in_first.wait(60)
+        threads.append(threading.Thread(target=exact_product, args=(Factor(in_second, out_of_first), None)))
+        threads[1].start()
+        for thread in threads:
+            thread.join(60)
+        assert place.fp32_precision == medium != "ieee"
+    finally:
+        torch.set_float32_matmul_precision(before)
