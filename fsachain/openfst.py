@@ -230,6 +230,7 @@ class Header(NamedTuple):
     start: int
     num_states: int
     num_arcs: int
+    input_symbols: tuple[str, ...]  # of keys 0, 1, ...; none where there is no such table
 
 
 def read_fst(cursor: Cursor) -> Transducer:
@@ -263,18 +264,19 @@ def _string(cursor: Cursor, what: str) -> str:
 
 
 def read_header(cursor: Cursor) -> Header:
-    """The header of an OpenFst file; symbol tables behind it are passed over."""
+    """The header of an OpenFst file with its input symbols."""
     cursor.take(4, "magic number")
     kind, arc_type = _string(cursor, "FST type"), _string(cursor, "arc type")
     _, flags, _ = struct.unpack("<iiQ", cursor.take(16, "FST header"))
     start, num_states, num_arcs = struct.unpack("<qqq", cursor.take(24, "FST header"))
-    for flag in (_HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS):
-        if flags & flag:
-            _skip_symbols(cursor)
-    return Header(kind, arc_type, flags, start, num_states, num_arcs)
+    symbols = _symbols(cursor) if flags & _HAS_INPUT_SYMBOLS else ()
+    if flags & _HAS_OUTPUT_SYMBOLS:
+        _symbols(cursor)
+    return Header(kind, arc_type, flags, start, num_states, num_arcs, symbols)
 
 
-def _skip_symbols(cursor: Cursor) -> None:
+def _symbols(cursor: Cursor) -> tuple[str, ...]:
+    """The names of a symbol table, or none if their keys are not 0, 1, ... in order."""
     begin = cursor.position
     (magic,) = struct.unpack("<i", cursor.take(4, "symbol table"))
     if magic != _SYMBOLS_MAGIC:
@@ -283,9 +285,28 @@ def _skip_symbols(cursor: Cursor) -> None:
     _, size = struct.unpack("<qq", cursor.take(16, "symbol table"))
     if not 0 <= 12 * size <= cursor.left:
         cursor.fail(f"a symbol table of {size} symbols, {cursor.left} bytes are left", begin)
+    names: list[str] = []
+    keys: list[int] = []
     for _ in range(size):
-        _string(cursor, "symbol")
-        cursor.take(8, "key of a symbol")
+        names.append(_string(cursor, "symbol").encode("latin-1").decode("utf-8", "replace"))
+        keys += struct.unpack("<q", cursor.take(8, "key of a symbol"))
+    return tuple(names) if keys == list(range(size)) else ()
+
+
+def read_input_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Names of the labels 0, 1, ... that an OpenFst file holds; none where it has no such table, or is text."""
+    cursor = open_file(os.fspath(path))
+    return read_header(cursor).input_symbols if cursor.peek(len(MAGIC)) == MAGIC else ()
+
+
+def write_named(fst: Any, path: str | os.PathLike[str], names: Sequence[str]) -> None:
+    """As `write_fst`, with the names of the labels 1, 2, ... as the file's symbols."""
+    table = require("pywrapfst", extra="graph").SymbolTable()
+    for key, name in enumerate(("<eps>", *names)):
+        table.add_symbol(name, key)
+    if names:
+        fst.set_input_symbols(table)
+    write_fst(fst, path)
 
 
 def _check_size(cursor: Cursor, header: Header, bytes_per_state: int) -> None:

@@ -38,10 +38,9 @@ def broken(recorded):
     soundfile.write(data / "3.wav", np.zeros(8000), 16000)
     (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 5)))
     experiment = Experiment.read(recorded / "small.yaml")
-    num_pdfs = load_lang(recorded / "lang").tree.num_pdfs
-    model = AcousticModel(
-        experiment, Tdnnf(experiment.network_config(num_pdfs)).eval(), Cmvn(experiment.cmvn)
-    )
+    lang = load_lang(recorded / "lang")
+    network = Tdnnf(experiment.network_config(lang.tree.num_pdfs)).eval()
+    model = AcousticModel(experiment, network, Cmvn(experiment.cmvn), lang)
     model.save(recorded / "model.safetensors")
     return recorded
 

@@ -59,8 +59,9 @@ def exp(tmp_path_factory):
     torch.manual_seed(1)
     sections = {"features": {"sample_rate": 8000, "num_mel_bins": 8}, "network": {"channels": 8}}
     experiment = Experiment.from_dict({**sections, "cmvn": {"scope": "speaker"}})
-    network = Tdnnf(experiment.network_config(load_lang(root / "lang").tree.num_pdfs)).eval()
-    AcousticModel(experiment, network, Cmvn(experiment.cmvn)).save(root / "model.safetensors")
+    language = load_lang(root / "lang")
+    network = Tdnnf(experiment.network_config(language.tree.num_pdfs)).eval()
+    AcousticModel(experiment, network, Cmvn(experiment.cmvn), language).save(root / "model.safetensors")
     aligned = ("align", root / "model.safetensors", root / "data", root / "aligned", *lang)
     assert run(*aligned, "--textgrid", root / "praat") == 0
     return root

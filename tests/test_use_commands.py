@@ -31,10 +31,11 @@ def model(built):
 
     experiment = Experiment.from_dict(SETTINGS)
     torch.manual_seed(0)
-    network = Tdnnf(experiment.network_config(load_lang(built / "lang").tree.num_pdfs)).eval()
+    lang = load_lang(built / "lang")
+    network = Tdnnf(experiment.network_config(lang.tree.num_pdfs)).eval()
     path = built / "model" / "model.safetensors"
     path.parent.mkdir()
-    AcousticModel(experiment, network, Cmvn(experiment.cmvn)).save(path)
+    AcousticModel(experiment, network, Cmvn(experiment.cmvn), lang).save(path)
     return path
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.cli.graphs import any_phones, build_numerators, normalization_option
-from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.model import MODEL, AcousticModel, normalise_set
+from fsachain.cli.lang import Lang
+from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option, normalise_set
 from fsachain.cli.options import (
     DATA,
     FILE,
@@ -84,15 +84,6 @@ class DecodingGraphs:
         )
 
 
-def check_lang(model: AcousticModel, lang: Lang) -> None:
-    num_pdfs = model.network.num_pdfs
-    if num_pdfs != lang.tree.num_pdfs:
-        raise DataError(
-            f"the model has {num_pdfs} pdfs and the language folder {lang.tree.num_pdfs}; "
-            "give the language folder that the model was trained with"
-        )
-
-
 def network_outputs(model: AcousticModel, data: DataDir, resources: Resources) -> tuple[DataDir, Outputs]:
     """The utterances that can be used, and network outputs [T', P] by id, with a bar; errors as `Resources.read`."""
     usable, (examples,) = resources.load(data, model.experiment.features)
@@ -120,8 +111,8 @@ def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[st
     return report
 
 
-@command(model=MODEL, data=DATA, out=OUT)
-@lang_option
+@command(model=TRAINED, data=DATA, out=OUT)
+@model_lang_option
 @search_options
 @click.option("--dev", type=DATA, help="Data set on which LM weight and insertion penalty are chosen.")
 @with_resources("scheduler", "cache", "workers", "bad_data", "commands")
@@ -195,8 +186,8 @@ def decode_data(
     return _write_scored(out, data, {name: hypothesis.words for name, hypothesis in found.items()})
 
 
-@command(model=MODEL, data=DATA, second={"metavar": "ARPA", "type": FILE}, out=OUT)
-@lang_option
+@command(model=TRAINED, data=DATA, second={"metavar": "ARPA", "type": FILE}, out=OUT)
+@model_lang_option
 @click.option("--dev", type=DATA, required=True, help="Data directory on which the weights are chosen.")
 @search_options
 @with_resources("cache", "workers", "bad_data", "commands")
@@ -257,8 +248,8 @@ def rescore_data(
     return _write_scored(out, data, rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty))
 
 
-@command(model=MODEL, data=DATA, out=OUT)
-@lang_option
+@command(model=TRAINED, data=DATA, out=OUT)
+@model_lang_option
 @normalization_option(": needed for supervise")
 @click.option("--textgrid", "textgrids", type=OUT, help="Folder for a TextGrid of each utterance, for Praat.")
 @with_resources("cache", "workers", "bad_data", "commands")
@@ -309,8 +300,8 @@ def align_data(
     return f"{len(found)} utterances aligned, {len(faults)} left out"
 
 
-@command(model=MODEL, data=DATA, words=str, out=OUT)
-@lang_option
+@command(model=TRAINED, data=DATA, words=str, out=OUT)
+@model_lang_option
 @normalization_option("; weighs both graphs by it")
 @click.option(
     "--false-alarms-per-hour",

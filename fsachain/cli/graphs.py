@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import click
 import numpy as np
 
-from fsachain.cli.lang import TREE, Lang, lang_option, transcript_faults
+from fsachain.cli.lang import TREE, Lang, check_phone_names, lang_option, transcript_faults
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -38,6 +38,7 @@ from fsachain.graph.numerator import (
     Numerator,
     NumeratorSource,
     build_numerator,
+    made_with,
     numerator_of_phones,
     save_numerators,
 )
@@ -71,6 +72,7 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
 def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> DenominatorGraph:
     """That of a phone language model of order 0 accepts every sequence of pdfs."""
     fsa = Fsa.read(phone_lm)
+    check_phone_names(lang, phone_lm)
     if fsa.num_states == 1 and not fsa.log_prob.any():  # no distribution: a loop of weight one
         return write_denominator(lang, free_denominator(lang.tree.num_pdfs), out, merge)
     try:
@@ -100,12 +102,9 @@ def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
     for name in (graph, TREE):
         if not (folder / name).is_file():
             raise DataError(f"{folder}: no {name}; make it with `fsachain den-graph`")
-    made_with = ContextTree.load(folder / TREE)
-    if not made_with.equals(lang.tree):
-        raise DataError(
-            f"{folder}: made with another language folder ({len(made_with.phones)} phones, {made_with.num_pdfs} pdfs; "
-            f"this one has {len(lang.tree.phones)} and {lang.tree.num_pdfs}); build the graphs anew"
-        )
+    difference = ContextTree.load(folder / TREE).difference(lang.tree, (str(folder), lang.name))
+    if difference is not None:
+        raise DataError(f"{folder}: made with another language folder: {difference}; build the graphs anew")
     return Fsa.read(folder / graph)
 
 
@@ -140,11 +139,14 @@ def make_numerators(
 ) -> str:
     """Without `normalization` the numerators are unnormalised."""
     resources = resources or Resources()
-    return _write(out, *build_numerators(lang, data, normalization, resources), "transcripts", resources)
+    return _write(
+        out, lang, *build_numerators(lang, data, normalization, resources), "transcripts", resources
+    )
 
 
 def _write(
     out: Path,
+    lang: Lang,
     numerators: Mapping[str, Numerator],
     faults: Sequence[Fault],
     source: NumeratorSource,
@@ -152,7 +154,7 @@ def _write(
 ) -> str:
     resources.leave_out(faults, len(numerators), f"{out}: numerators")
     make_folder(out.parent)
-    save_numerators(out, numerators, source)
+    save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree))
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
     return f"{len(numerators)} numerators, {arcs} arcs, {len(faults)} utterances excluded"
 
@@ -242,6 +244,7 @@ def num_patterns(
     known = {pattern.LOOP: any_phones(lang, phones_per_loop)}
     for name, path in parts:
         graph = read_value(path, read_fst)
+        check_phone_names(lang, path)
         try:
             known[name] = input_fsa(remove_epsilons(graph, range(len(graph.src)))[0])
         except GraphError as error:
@@ -249,7 +252,7 @@ def num_patterns(
     lines = [(name, (name, text)) for name, (_, text) in read_table(patterns).items()]
     make = partial(_Builder(lang, normalization).of_pattern, known)
     made = resources.collect(make, lines, "numerators")
-    click.echo(f"{_write(out, *made, 'graphs', resources)} -> {out}")
+    click.echo(f"{_write(out, lang, *made, 'graphs', resources)} -> {out}")
 
 
 def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
@@ -295,7 +298,7 @@ def num_fsts(
     make = partial(_Builder(lang, normalization).of_graph, labels, symbols, transitions)
     items = [(name, (name, graph)) for name, graph in read_archive(table, read_fst)]
     made = resources.collect(make, items, "numerators")
-    click.echo(f"{_write(out, *made, 'graphs', resources)} -> {out}")
+    click.echo(f"{_write(out, lang, *made, 'graphs', resources)} -> {out}")
 
 
 class _Builder(NamedTuple):

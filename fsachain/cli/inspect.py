@@ -133,7 +133,8 @@ def _describe_model(path: Path) -> str:
         f"model: {num_parameters(network)} parameters, {network.num_pdfs} pdfs, {model.kind}\n"
         f"input: {features.num_features} {features.kind} features at {features.sample_rate} Hz, "
         f"normalised per {model.cmvn.config.scope}\n"
-        f"output: one frame every {1000 * model.timing.frame_seconds:g} ms"
+        f"output: one frame every {1000 * model.timing.frame_seconds:g} ms\n"
+        f"language: {model.lang or 'none, an earlier version wrote the file'}"
     )
 
 

@@ -15,7 +15,7 @@ from fsachain.cli.config import Experiment
 from fsachain.cli.decoding import network_outputs
 from fsachain.cli.graphs import Merge, write_denominator
 from fsachain.cli.lang import Lang, lang_option, write_phone_lm
-from fsachain.cli.model import MODEL, AcousticModel
+from fsachain.cli.model import TRAINED, AcousticModel
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -128,7 +128,7 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
     sequences = [ids.tolist() for _, ids in read_table(phones, values.read_alignment)]
     if not sequences:
         raise DataError(f"{phones}: no sequence of phones")
-    click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options))} -> {out}")
+    click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options), ())} -> {out}")
 
 
 @command(kaldi, None, model=FILE, phones=FILE, out=OUT, alignments=many(str))
@@ -216,7 +216,7 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
     click.echo(f"{text} -> {out}")
 
 
-@command(kaldi, None, model=MODEL, data=DATA, out=OUT)
+@command(kaldi, None, model=TRAINED, data=DATA, out=OUT)
 @with_resources("cache", "workers", "bad_data", "commands", beside=True)
 def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources) -> None:
     """Write network outputs for Kaldi's own decoders, such as latgen-faster-mapped.

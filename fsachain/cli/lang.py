@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
-from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, seed_option
+from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, note, seed_option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
@@ -20,9 +21,11 @@ from fsachain.fsa import Fsa
 from fsachain.graph import grammar
 from fsachain.graph.context import BiphoneCounts, ContextTree
 from fsachain.graph.denominator import free_denominator
-from fsachain.graph.lexicon import Lexicon, lm_phones
+from fsachain.graph.lexicon import Lexicon, lm_phones, name_difference
+from fsachain.graph.numerator import made_with
 from fsachain.graph.patterns import phone_model_of_words
 from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.openfst import read_input_symbols, write_named
 
 LEXICON = "lexicon.json"
 TREE = "tree.npz"
@@ -42,6 +45,10 @@ class Lang:
     folder: Path | None = None
 
     @property
+    def name(self) -> str:
+        return "the language folder" if self.folder is None else str(self.folder)
+
+    @property
     def config_file(self) -> Path | None:
         return None if self.experiment is None or self.folder is None else self.folder / CONFIG
 
@@ -58,6 +65,23 @@ class Lang:
             for word in self.lexicon.words
             if any(set(entry.phones) - {silence} for entry in self.lexicon.pronunciations_of(word))
         )
+
+    def difference(self, other: Lang) -> str | None:
+        """What of `other` gives pdfs or words another meaning; words and pronunciations may be more, or fewer."""
+        where = ("the model", other.name)
+        told = self.tree.difference(other.tree, where)
+        if told is not None or self.lexicon.silence != other.lexicon.silence:
+            return (
+                told
+                or f"silence is {self.lexicon.silence} in {where[0]}, {other.lexicon.silence} in {where[1]}"
+            )
+        theirs = dict(zip(other.lexicon.words, other.lexicon.pronunciations, strict=True))
+        for word, ways in zip(self.lexicon.words, self.lexicon.pronunciations, strict=True):
+            spoken = [{way.phones for way in found} for found in (ways, theirs.get(word, ways))]
+            if spoken[0].isdisjoint(spoken[1]):
+                one, two = (" ".join(self.lexicon.phones[p - 1] for p in min(found)) for found in spoken)
+                return f"{word!r} is said {one!r} in {where[0]}, {two!r} in {where[1]}, which has no way in common"
+        return None
 
     @property
     def context_independent(self) -> tuple[str, ...]:
@@ -83,6 +107,22 @@ def load_lang(folder: Path) -> Lang:
     config = folder / CONFIG
     experiment = Experiment.read(config) if config.is_file() else None
     return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE), experiment, folder)
+
+
+def check_origin(lang: Lang | None, origin: Any, path: Path) -> None:
+    """The file `path` must have been made with the phones, words and tree of `lang`, as far as its `origin` tells."""
+    if lang is None:
+        return
+    if not isinstance(origin, Mapping) or not isinstance(origin.get("phones"), list):
+        note(f"warning: {path} does not say what it was made with: not checked against {lang.name}")
+        return
+    mine = made_with(lang.lexicon, lang.tree)
+    told = name_difference(origin["phones"], mine["phones"], "phone", ("the file", lang.name))
+    for part, meaning in (("tree", "the tree"), ("lexicon", "words, pronunciations or silence")):
+        if told is None and origin.get(part) != mine[part]:
+            told = f"{meaning} of {lang.name} are others"
+    if told is not None:
+        raise DataError(f"{path}: made with another language folder: {told}; make it anew")
 
 
 LANG = Read(load_lang, folder=True)
@@ -251,20 +291,31 @@ def make_phone_lm(
     """
     usable = _usable(transcripts, lang.lexicon, out, resources)
     if not config.ngram_order:
-        return write_phone_lm(out, free_denominator(len(lang.lexicon.phones)))
+        return write_phone_lm(out, free_denominator(len(lang.lexicon.phones)), lang.lexicon.phones)
     fsa = estimate_phone_lm(
         _drawn_phones(lang, usable, config, seed),
         ngram_order=config.ngram_order,
         num_extra_lm_states=config.num_extra_lm_states,
         no_prune_ngram_order=config.no_prune_ngram_order,
     )
-    return write_phone_lm(out, fsa)
+    return write_phone_lm(out, fsa, lang.lexicon.phones)
 
 
-def write_phone_lm(out: Path, fsa: Fsa) -> str:
+def write_phone_lm(out: Path, fsa: Fsa, phones: Sequence[str]) -> str:
+    """With the names of the phones, which `check_phone_names` compares."""
     make_folder(out.parent)
-    fsa.write(out)
+    write_named(fsa.to_openfst(), out, phones)
     return f"phone language model of {fsa.num_states} states, {fsa.num_arcs} arcs"
+
+
+def check_phone_names(lang: Lang, path: Path) -> None:
+    """The phones of an OpenFst file must be those of the language folder, as far as it names them."""
+    named = read_input_symbols(path)[1:]
+    difference = (
+        name_difference(named, lang.lexicon.phones, "phone", (str(path), lang.name)) if named else None
+    )
+    if difference is not None:
+        raise DataError(f"{path}: made with another language folder: {difference}; make it anew")
 
 
 def _drawn_phones(
@@ -288,7 +339,7 @@ def word_lm(text: Path, out: Path, lang: Lang, order: int, resources: Resources)
     usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
     ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
     model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
-    click.echo(f"{write_phone_lm(out, _spelled_out(model, lang))} -> {out}")
+    click.echo(f"{write_phone_lm(out, _spelled_out(model, lang), lang.lexicon.phones)} -> {out}")
 
 
 def _spelled_out(words: Fsa, lang: Lang) -> Fsa:
@@ -360,4 +411,4 @@ def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
         fsa = grammar.ngram_acceptor(arpa, lang.lexicon.phones)
     else:
         fsa = _spelled_out(grammar.ngram_acceptor(arpa, lang.lexicon.words), lang)
-    click.echo(f"{write_phone_lm(out, fsa)} -> {out}")
+    click.echo(f"{write_phone_lm(out, fsa, lang.lexicon.phones)} -> {out}")

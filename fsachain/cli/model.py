@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
+import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from fsachain.cli.config import Experiment, NetworkSpec
-from fsachain.cli.options import Read
+from fsachain.cli.lang import LEXICON, TREE, Lang, load_lang
+from fsachain.cli.options import FOLDER, Read, note
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
 from fsachain.data.kaldi_dir import DataDir
@@ -46,12 +49,15 @@ class AcousticModel:
     """A network in evaluation mode, with all that is needed to run it on recordings.
 
     `experiment` is the configuration of its training, `cmvn` the normalisation of the training set; statistics of scope
-    "speaker" are taken from each data set.
+    "speaker" are taken from each data set. `lang` are the words, phones and pdfs it was trained with; None in files of
+    earlier versions. `path` is where it was read.
     """
 
     experiment: Experiment
     network: Network
     cmvn: Cmvn
+    lang: Lang | None = None
+    path: Path | None = None
 
     @property
     def kind(self) -> str:
@@ -68,6 +74,8 @@ class AcousticModel:
             "network.": cast(nn.Module, self.network).state_dict(),
             "cmvn.": {name: torch.from_numpy(np.array(array)) for name, array in self.cmvn.state().items()},
         }
+        if self.lang is not None:
+            parts["lang."] = _lang_files(self.lang)
         tensors = {part + name: tensor for part, found in parts.items() for name, tensor in found.items()}
         experiment = self.experiment.to_dict()
         save_tensors(
@@ -100,9 +108,11 @@ class AcousticModel:
             network = cast(nn.Module, spec.build())
             network.load_state_dict(weights)
             cmvn = Cmvn.from_state(experiment.cmvn, statistics)
+            files = _under("lang.", tensors)
+            lang = _lang_of_files(files, path) if files else None
         except (FsachainError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
-        return cls(experiment, cast(Network, network.eval()), cmvn)
+        return cls(experiment, cast(Network, network.eval()), cmvn, lang, path)
 
     def examples(self, data: DataDir) -> list[Example]:
         """Normalised features; the first that cannot be read is an error."""
@@ -131,7 +141,67 @@ class AcousticModel:
         return {example.id: found[example.id] for example in examples if example.id in found}
 
 
-MODEL = Read(AcousticModel.load)
+TRAINED = {"type": Read(AcousticModel.load), "is_eager": True}  # read before options that need it
+
+
+def _lang_files(lang: Lang) -> dict[str, torch.Tensor]:
+    """The files of a language folder that give words and pdfs their meaning, as bytes."""
+    with TemporaryDirectory() as folder:
+        replace(lang, experiment=None).save(Path(folder))
+        contents = {name: (Path(folder) / name).read_bytes() for name in (LEXICON, TREE)}
+    return {
+        name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in contents.items()
+    }
+
+
+def _lang_of_files(files: Tensors, path: Path) -> Lang:
+    with TemporaryDirectory() as folder:
+        for name in (LEXICON, TREE):
+            (Path(folder) / name).write_bytes(files[name].numpy().tobytes())
+        return replace(load_lang(Path(folder)), folder=path)
+
+
+def check_lang(model: AcousticModel, lang: Lang) -> None:
+    """The language folder must give the model's pdfs and words the meaning that they had in its training.
+
+    It may have other words, or more pronunciations of a word.
+    """
+    num_pdfs = model.network.num_pdfs
+    if num_pdfs != lang.tree.num_pdfs:
+        raise DataError(
+            f"the model has {num_pdfs} pdfs and the language folder {lang.tree.num_pdfs}; "
+            "give the language folder that the model was trained with"
+        )
+    if model.lang is None:
+        note(
+            f"warning: {model.path or 'the model'} holds no words, phones and tree, an earlier version wrote it: whether "
+            f"those of {lang.name} are its own is not checked"
+        )
+        return
+    difference = model.lang.difference(lang)
+    if difference is not None:
+        raise DataError(f"{lang.name} is not what {model.path or 'the model'} was trained with: {difference}")
+
+
+def _language(context: click.Context, _: click.Parameter, folder: Path | None) -> Lang:
+    """The folder given, else what the model holds, else `lang` in its folder or beside it."""
+    if folder is not None:
+        return load_lang(folder)
+    model: AcousticModel = context.params["model"]  # read before, where this option is not given
+    if model.lang is not None:
+        return model.lang
+    path = model.path or Path()
+    beside = (path.parent / "lang", path.parent.parent / "lang")
+    return load_lang(next((found for found in beside if found.is_dir()), beside[1]))
+
+
+model_lang_option = click.option(
+    "--lang",
+    type=FOLDER,
+    is_eager=True,
+    callback=_language,
+    help="Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
+)
 
 
 def _under(part: str, tensors: Tensors) -> dict[str, torch.Tensor]:

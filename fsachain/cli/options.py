@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,6 +128,12 @@ def counter(what: str) -> Iterator[Callable[[int, int], None]]:
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@lru_cache
+def note(text: str) -> None:
+    """A line on the standard error, once."""
+    click.echo(text, err=True)
 
 
 def make_folder(path: Path) -> Path:

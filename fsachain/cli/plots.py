@@ -16,8 +16,8 @@ from fsachain.backends.dispatch import forward_backward
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator, load_normalization
 from fsachain.cli.inspect import read_graph, speakers_option
-from fsachain.cli.lang import LANG, Lang, lang_option
-from fsachain.cli.model import MODEL, AcousticModel
+from fsachain.cli.lang import LANG, Lang
+from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -123,9 +123,9 @@ def _network_output(model: AcousticModel, data: DataDir, one: Utterance) -> NDAr
     return outputs[one.id]
 
 
-@command(plot, "trellis", model=MODEL, data=DATA, out=OUT)
+@command(plot, "trellis", model=TRAINED, data=DATA, out=OUT)
 @utterance_option
-@lang_option
+@model_lang_option
 @den_option
 @click.option("--by", type=click.Choice(["phone", "pdf"]), default="phone", help="Rows.")
 @click.option("--rows", type=COUNT, default=40, help="At most so many.")
@@ -146,6 +146,7 @@ def draw_trellis(
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory with the utterance.
     Out: OUT, the picture.
     """
+    check_lang(model, lang)
     utterances, one = _with_utterance(data, utterance, allow_commands)
     normalization = load_normalization(lang, den)
     try:
@@ -204,7 +205,9 @@ def draw_alignment(
 @command(plot, "graph", path={"metavar": "GRAPH", "type": FILE}, out=OUT)
 @click.option("--lang", type=LANG, help="Folder made by `fsachain lang`: names the pdfs.")
 @click.option("--utterance", help="Whose numerator is drawn, or whose recording tells how arcs are used.")
-@click.option("--model", type=MODEL, help="With --data: lines are as wide as the utterance uses an arc.")
+@click.option(
+    "--model", type=TRAINED["type"], help="With --data: lines are as wide as the utterance uses an arc."
+)
 @click.option("--data", type=DATA, help="A Kaldi data directory with the utterance.")
 @click.option("--max-arcs", type=click.IntRange(1, 1000), default=60, help="More are clipped.")
 @commands_option

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import click
 
-from fsachain.cli.decoding import check_lang
 from fsachain.cli.graphs import build_numerators, load_denominator
 from fsachain.cli.lang import load_lang
-from fsachain.cli.model import FINAL_MODEL, AcousticModel
+from fsachain.cli.model import FINAL_MODEL, AcousticModel, check_lang
 from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.plot import phone_trellis

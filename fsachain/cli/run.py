@@ -170,11 +170,11 @@ def _train(run: Run) -> None:
     result = train_model(
         run.config,
         run.lang,
-        read_training_set(run.data("train"), numerators),
+        read_training_set(run.data("train"), numerators, run.lang),
         graphs,
         run.exp / "model",
         run.resources,
-        dev=TrainingSet.read(run.data("dev"), graphs / "dev.npz"),
+        dev=TrainingSet.read(run.data("dev"), graphs / "dev.npz", run.lang),
         world=run.world,
     )
     run.resources.faults.extend(result.excluded)

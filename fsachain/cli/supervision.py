@@ -25,6 +25,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
 from fsachain.graph.lexicon import read_phones
+from fsachain.graph.numerator import made_with
 from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.kaldi.archive import read_table
@@ -86,6 +87,7 @@ class Supervising(NamedTuple):
 
 def _write(
     out: Path,
+    lang: Lang,
     experiment: Experiment,
     data: DataDir,
     spoken: Mapping[str, Any],
@@ -116,7 +118,7 @@ def _write(
     faults += refused
     resources.leave_out(faults, len(chunks), f"{out}: supervisions")
     make_folder(out.parent)
-    save_chunks(out, chunks)
+    save_chunks(out, chunks, made_with(lang.lexicon, lang.tree))
     arcs = [chunk.fsa.num_arcs for lists in chunks.values() for one in lists for chunk in one]
     return (
         f"{len(chunks)} utterances supervised, {len(arcs)} chunks of all copies, {sum(arcs)} arcs, "
@@ -159,7 +161,9 @@ def make_supervision(
     CTM of phones; utterances that it lacks are left out and named. `normalization` is that of the denominator.
     """
     make = partial(_chunks_of_alignment, Supervising.of(experiment, lang, normalization))
-    return _write(out, experiment, data, by_utterance(read_ctm(alignment)), make, str(alignment), resources)
+    return _write(
+        out, lang, experiment, data, by_utterance(read_ctm(alignment)), make, str(alignment), resources
+    )
 
 
 def _chunks_of_alignment(
@@ -231,7 +235,7 @@ def supervise_by_lattices(
                 raise DataError(f"{table}: the lattice of {name!r} is in another table too")
             if name in wanted:
                 found[name] = lattice
-    click.echo(f"{_write(out, experiment, data, found, make, ', '.join(lattices), resources)} -> {out}")
+    click.echo(f"{_write(out, lang, experiment, data, found, make, ', '.join(lattices), resources)} -> {out}")
 
 
 def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.NDArray[np.int32]:

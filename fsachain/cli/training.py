@@ -125,12 +125,12 @@ def train(
     ):
         train_set: TrainingSet | ChunkedSet = TrainingSet(read(data), None)
         if numerators != COMPILED:
-            train_set = read_training_set(train_set.data, numerators)
+            train_set = read_training_set(train_set.data, numerators, lang)
         dev_set = None
         if dev is not None:
             dev_data = read(dev[0])
             compiled = dev[1] == COMPILED
-            dev_set = TrainingSet(dev_data, None) if compiled else TrainingSet.read(dev_data, dev[1])
+            dev_set = TrainingSet(dev_data, None) if compiled else TrainingSet.read(dev_data, dev[1], lang)
         result = train_model(
             experiment,
             lang,
@@ -197,7 +197,8 @@ def train_model(
     finally:
         sources.close()
     if world.is_first:
-        AcousticModel(experiment, cast(Network, trainer.model.eval()), sources.cmvn).save(out / FINAL_MODEL)
+        network = cast(Network, trainer.model.eval())
+        AcousticModel(experiment, network, sources.cmvn, lang).save(out / FINAL_MODEL)
     return result
 
 
@@ -340,7 +341,7 @@ def validate_data(
     said = ((one.id, one.words) for one in data)
     data = without(transcript_faults(said, None if lang is None else lang.lexicon))
     if numerators is not None:
-        data = without(_numerator_faults(data, numerators))
+        data = without(_numerator_faults(data, numerators, lang))
     cache, threads = resources.cache, resources.workers
     usable, (examples,), broken = load_usable(data, experiment.features, cache_dir=cache, num_workers=threads)
     faults += broken
@@ -353,10 +354,10 @@ def validate_data(
     return Validation(len(usable) - len(too_short), (*faults, *too_short))
 
 
-def _numerator_faults(data: DataDir, numerators: Path) -> list[Fault]:
+def _numerator_faults(data: DataDir, numerators: Path, lang: Lang | None) -> list[Fault]:
     """One fault for a file that cannot be used, or those of utterances that have no numerator."""
     try:
-        supervised = read_training_set(data, numerators).numerators or {}
+        supervised = read_training_set(data, numerators, lang).numerators or {}
     except FsachainError as error:
         return [Fault(str(numerators), str(error))]
     return [

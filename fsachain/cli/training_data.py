@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.graphs import load_normalization
-from fsachain.cli.lang import Lang, transcript_faults
+from fsachain.cli.lang import Lang, check_origin, transcript_faults
 from fsachain.cli.model import normalise_set
 from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
@@ -24,6 +24,7 @@ from fsachain.data.utterance import Fault, Member
 from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import read_npz, replacing
+from fsachain.graph.archive import origin_of
 from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
 from fsachain.graph.numerator import Numerator, load_numerators, source_of
 from fsachain.graph.shards import NumeratorMaker, TableShards
@@ -54,15 +55,17 @@ class TrainingSet:
     numerators: Mapping[str, Numerator] | TableShards | None
 
     @classmethod
-    def read(cls, data: DataDir, path: Path) -> TrainingSet:
-        """With the numerators of whole utterances, from a file or a folder of shards."""
+    def read(cls, data: DataDir, path: Path, lang: Lang | None) -> TrainingSet:
+        """With the numerators of whole utterances, from a file or a folder of shards, which `lang` made."""
         if path.is_dir():
             shards = TableShards(path)
+            check_origin(lang, shards.origin, path)
             shards.check_bodies()
             changed = [one.id for one in data if one.id in shards and not shards.says(one.id, one.words)]
             found = cls(data, shards)
         else:
             graphs = load_numerators(path)
+            check_origin(lang, origin_of(path), path)
             # Numerators of patterns and graphs are not made from transcripts, so their words may differ.
             compared = graphs if source_of(path) == "transcripts" else ()
             changed = [one.id for one in data if one.id in compared and graphs[one.id].words != one.words]
@@ -141,11 +144,12 @@ class ChunkedSet:
         return {chunk.id: compile_table(chunk.fsa, num_pdfs, name=chunk.id) for chunk in every}
 
 
-def read_training_set(data: DataDir, numerators: Path) -> TrainingSet | ChunkedSet:
+def read_training_set(data: DataDir, numerators: Path, lang: Lang | None) -> TrainingSet | ChunkedSet:
     """The utterances with what `num-graphs`, `num-tables` (a folder) or `supervise` wrote for them."""
     if not numerators.is_dir() and holds_chunks(numerators):
+        check_origin(lang, origin_of(numerators), numerators)
         return ChunkedSet(data, load_chunks(numerators), numerators)
-    return TrainingSet.read(data, numerators)
+    return TrainingSet.read(data, numerators, lang)
 
 
 def _without_numerator(given: TrainingSet | ChunkedSet, lang: Lang) -> list[Fault]:

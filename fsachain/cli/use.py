@@ -12,10 +12,10 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.decoding import DecodingGraphs, check_lang
-from fsachain.cli.lang import Lang, load_lang
-from fsachain.cli.model import MODEL, AcousticModel
-from fsachain.cli.options import FILE, FOLDER, OUT, command, counter, make_folder, many, search_options
+from fsachain.cli.decoding import DecodingGraphs
+from fsachain.cli.lang import Lang
+from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
+from fsachain.cli.options import FILE, OUT, command, counter, make_folder, many, search_options
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
@@ -29,26 +29,11 @@ from fsachain.graph.numerator import build_numerator
 from fsachain.nn.export import export_onnx
 from fsachain.nn.streaming import StreamingModel
 
-optional_lang_option = click.option(
-    "--lang",
-    type=FOLDER,
-    help="Folder made by `fsachain lang`; by default `lang` in the model's folder or beside it.",
-)
-
 Features = NDArray[np.float32]
 CMVN_SECONDS = 30.0
 CONTEXT_SECONDS = 15.0  # to each side, of networks that see whole utterances
 LONGEST_TEXT = 1 << 26  # bytes of a line: a text may be all in one
 WORST = 5  # words that the summary of align-long names
-
-
-def _load(model: Path, lang: Path | None) -> tuple[AcousticModel, Lang]:
-    """The model, and the language folder: the one given, or `lang` in the model's folder or beside it."""
-    acoustic = AcousticModel.load(model)
-    beside = (model.parent / "lang", model.parent.parent / "lang")
-    language = load_lang(lang or next((folder for folder in beside if folder.is_dir()), beside[1]))
-    check_lang(acoustic, language)
-    return acoustic, language
 
 
 def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Features]:
@@ -89,8 +74,8 @@ def _with_progress(model: AcousticModel, recording: Recording, what: str) -> Ite
             update(round(done * model.timing.frame_seconds), round(recording.seconds))
 
 
-@command(model=FILE, files=many(click.Path(dir_okay=False, path_type=Path)))
-@optional_lang_option
+@command(model=TRAINED, files=many(click.Path(dir_okay=False, path_type=Path)))
+@model_lang_option
 @search_options
 @click.option(
     "--format",
@@ -106,7 +91,7 @@ def _with_progress(model: AcousticModel, recording: Recording, what: str) -> Ite
     help="Longer recordings are cut at pauses into pieces of at most so many seconds.",
 )
 def transcribe(
-    model: Path, files: tuple[Path, ...], lang: Path | None, form: str, max_seconds: float, **search: Any
+    model: AcousticModel, files: tuple[Path, ...], lang: Lang, form: str, max_seconds: float, **search: Any
 ) -> None:
     """Recognise recordings, and print their words with times and confidences.
 
@@ -115,17 +100,17 @@ def transcribe(
     Out: the words, printed. The confidence of a word is its posterior among the paths of the decoder's lattice. Files that
     cannot be read are named on the standard error; the exit status is then 3, or 1 if there is no other.
     """
-    acoustic, language = _load(model, lang)
-    lexicon, tree = language.lexicon, language.tree
-    graphs, weights = DecodingGraphs.of(language, **search)
+    check_lang(model, lang)
+    lexicon, tree = lang.lexicon, lang.tree
+    graphs, weights = DecodingGraphs.of(lang, **search)
     graph = graphs.build(*weights)
-    decoder = Decoder(graph, lexicon.words, acoustic.experiment.decoding.search)
-    transcriber = Transcriber(decoder, lexicon, tree, acoustic.timing)
+    decoder = Decoder(graph, lexicon.words, model.experiment.decoding.search)
+    transcriber = Transcriber(decoder, lexicon, tree, model.timing)
     refused = 0
     for path in files:
         try:
-            recording = Recording(path, acoustic.experiment.features.sample_rate)
-            words = _recognise(acoustic, transcriber, recording, path, max_seconds)
+            recording = Recording(path, model.experiment.features.sample_rate)
+            words = _recognise(model, transcriber, recording, path, max_seconds)
         except DataError as error:
             click.echo(f"error: {error}", err=True)
             refused += 1
@@ -192,8 +177,8 @@ def _utterance_name(path: Path) -> str:
     return "_".join(path.stem.split()) or "recording"
 
 
-@command(model=FILE, recording=FILE, text=FILE, out=OUT)
-@optional_lang_option
+@command(model=TRAINED, recording=FILE, text=FILE, out=OUT)
+@model_lang_option
 @click.option("--textgrid", type=OUT, help="File for Praat.")
 @click.option(
     "--window",
@@ -214,11 +199,11 @@ def _utterance_name(path: Path) -> str:
     help="Of an output frame between words that is neither silence nor text; inf: there are none.",
 )
 def align_long(
-    model: Path,
+    model: AcousticModel,
     recording: Path,
     text: Path,
     out: Path,
-    lang: Path | None,
+    lang: Lang,
     textgrid: Path | None,
     window: float,
     lookahead: float,
@@ -232,20 +217,20 @@ def align_long(
     fit and label of each word). The fit is how far the word's scores are below the best ones, per frame: where it is far
     below the others, recording and text differ.
     """
-    acoustic, language = _load(model, lang)
-    audio = Recording(recording, acoustic.experiment.features.sample_rate)
-    name, timing = _utterance_name(recording), acoustic.timing
+    check_lang(model, lang)
+    audio = Recording(recording, model.experiment.features.sample_rate)
+    name, timing = _utterance_name(recording), model.timing
     aligner = LongAligner(
-        build_numerator(read_words(text), language.lexicon, language.tree, name=name),
+        build_numerator(read_words(text), lang.lexicon, lang.tree, name=name),
         window=round(window / timing.frame_seconds),
         lookahead=round(lookahead / timing.frame_seconds),
         filler_cost=filler_cost,
         name=name,
     )
-    for scores in _with_progress(acoustic, audio, "aligning"):
+    for scores in _with_progress(model, audio, "aligning"):
         aligner.accept(scores)
     arcs, log_prob = aligner.finish()
-    found = alignment_of(aligner.numerator, arcs, log_prob, language.lexicon.phones, timing, name)
+    found = alignment_of(aligner.numerator, arcs, log_prob, lang.lexicon.phones, timing, name)
     words = found.words
     write_ctm(out / "words.ctm", words)
     write_ctm(out / "phones.ctm", found.phones)
@@ -272,7 +257,7 @@ def read_words(path: Path) -> list[str]:
     return words
 
 
-@command(model=MODEL, out=OUT)
+@command(model=TRAINED, out=OUT)
 def export(model: AcousticModel, out: Path) -> None:
     """Write a model as an ONNX file, checked against PyTorch.
 

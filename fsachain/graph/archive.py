@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import GraphError, ShapeError
-from fsachain.files import read_npz
+from fsachain.files import parse_json, read_npz
 from fsachain.fsa import Fsa
 
 Contents = TypeVar("Contents")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _LONGEST_ID = 1 << 14  # letters; that of a file name has 255
+_LONGEST_ORIGIN = 1 << 20
 
 
 def join(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
@@ -127,3 +129,17 @@ def split_fsas(arrays: Arrays) -> tuple[list[Fsa], npt.NDArray[np.int64]]:
         src, dst, pdf, log_prob = (column[slice(*arcs)] for column in columns)
         fsas.append(Fsa(states[1] - states[0], src, dst, pdf, log_prob, final[slice(*states)], start))
     return fsas, first_arc
+
+
+def origin_array(origin: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `fsachain.graph.numerator.made_with` says, as an array of an archive."""
+    return {} if origin is None else {"made_with": np.array(json.dumps(origin))}
+
+
+def origin_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The `origin` that numerators or chunks were written with; None for a file without."""
+    text = read_npz(path, ("made_with",)).get("made_with")
+    if text is None or text.dtype.kind != "U" or text.ndim or text.itemsize > 4 * _LONGEST_ORIGIN:
+        return None
+    found = parse_json(text.item(), str(path))
+    return found if isinstance(found, dict) else None

@@ -26,6 +26,7 @@ from fsachain.graph.archive import (
     join_fsas,
     numbers,
     offsets,
+    origin_array,
     read_archive,
     split_fsas,
     texts,
@@ -104,8 +105,12 @@ def make_chunks(
     ]
 
 
-def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequence[Chunk]]]) -> None:
-    """Write the chunks of a data set to one npz file.
+def save_chunks(
+    path: str | os.PathLike[str],
+    copies: Mapping[str, Iterable[Sequence[Chunk]]],
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the chunks of a data set to one npz file; `origin` as for `save_numerators`.
 
     `copies` has for each utterance one list of chunks per copy, all of one length: the k-th chunks of the copies stand
     for each other.
@@ -120,6 +125,7 @@ def save_chunks(path: str | os.PathLike[str], copies: Mapping[str, Iterable[Sequ
         "names": np.array([chunk.utterance for chunk in chunks], dtype=np.str_),
         "frame_weights": join([chunk.frame_weights for chunk in chunks], np.float32),
     }
+    arrays |= origin_array(origin)
     # "start" is also an array of the acceptors, which all start in state 0.
     arrays |= {f"chunk_{name}": np.array([getattr(c, name) for c in chunks], np.int64) for name in _NUMBERS}
     arrays |= join_fsas([chunk.fsa for chunk in chunks])

@@ -26,6 +26,7 @@ from fsachain.errors import GraphError
 from fsachain.files import parse_json, replacing
 from fsachain.graph.archive import Arrays, numbers, offsets, read_archive, unique_names
 from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Node, Path, Table
+from fsachain.graph.lexicon import name_difference
 from fsachain.graph.topology import Topology
 
 NPZ_FORMAT = "fsachain-context-tree-2"
@@ -488,6 +489,33 @@ class ContextTree:
     def equals(self, other: ContextTree) -> bool:
         """Both trees give every phone in every context the same pdfs."""
         return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.init)
+
+    def difference(
+        self, other: ContextTree, where: tuple[str, str] = ("this tree", "the other")
+    ) -> str | None:
+        """The first phone, size or pdf in which the trees differ, which are called as `where` says; None: they are equal."""
+        if self.equals(other):
+            return None
+        one, two = where
+        phones = name_difference(self.phones, other.phones, "phone", where)
+        if phones is not None:
+            return phones
+        for what, ours, theirs in (
+            ("the window of a pdf", f"{self.context_width} phones", f"{other.context_width} phones"),
+            ("the number of pdfs", self.num_pdfs, other.num_pdfs),
+            ("the topology", self.topology, other.topology),
+        ):
+            if ours != theirs:
+                return f"{what} is {ours!s:.200} in {one}, {theirs!s:.200} in {two}"
+        for pdf in range(self.num_pdfs):
+            uses = [self._use(tree.describe(pdf)) for tree in (self, other)]
+            if uses[0] != uses[1]:
+                return f"pdf {pdf} is that of {uses[0]} in {one}, of {uses[1]} in {two}"
+        return f"the decision trees of {one} and {two} differ"
+
+    def _use(self, context: PdfContext) -> str:
+        phones, lefts = (" ".join(("(none)", *self.phones)[p] for p in some[:_SHOWN]) for some in context[:2])
+        return f"{phones or 'blank'}{f' after {lefts}' if lefts else ''}, class {context.pdf_class}"
 
     def _describe_wide(self, pdf: int) -> PdfContext:
         paths = [path for leaf, path in self.contexts() if leaf == pdf]

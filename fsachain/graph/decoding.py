@@ -19,6 +19,7 @@ from fsachain.errors import ConfigError, GraphError, require
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import check_phones
 from fsachain.openfst import Transducer
 
 
@@ -57,9 +58,7 @@ def build_decoding_graph(
         raise ConfigError(f"lm_weight = {lm_weight}: expected a finite number >= 0")
     if not math.isfinite(word_insertion_penalty):
         raise ConfigError(f"word_insertion_penalty = {word_insertion_penalty}: expected a finite number")
-    if lexicon.phones != tree.phones:
-        came = f"lexicon has {len(lexicon.phones)} phones, the tree {tree.num_phones}"
-        raise GraphError(f"{came}: expected the same list")
+    check_phones(lexicon, tree)
     words = Transducer.from_openfst(grammar)
     bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > len(lexicon.words)))
     if bad.size:

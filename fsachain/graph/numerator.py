@@ -11,6 +11,7 @@ with the normalization, a star is what the denominator knows: each costs as much
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from fsachain.graph.archive import (
     join_fsas,
     numbers,
     offsets,
+    origin_array,
     read_archive,
     split_fsas,
     texts,
@@ -38,7 +40,7 @@ from fsachain.graph.archive import (
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.forgive import KEPT, Forgiveness, linear, with_star
-from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lexicon import Lexicon, name_difference
 from fsachain.graph.spelling import NO_WORD, any_phones, spell, transcript_acceptor
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer
@@ -187,10 +189,7 @@ def numerator_of_phones(
     word_of_arc [A] is the position in `words` of the word that each arc of `phones` belongs to; -1: none.
     """
     where = "" if name is None else f"utterance {name!r}: "
-    if lexicon.phones != tree.phones:
-        raise GraphError(
-            f"lexicon has {len(lexicon.phones)} phones, the tree {tree.num_phones}: expected the same list"
-        )
+    check_phones(lexicon, tree)
     expansion = expand_acceptor(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=word_of_arc)
     fsa = input_fsa(expansion.graph)
     if not fsa.num_arcs:
@@ -209,23 +208,49 @@ def numerator_of_phones(
     )
 
 
+def check_phones(lexicon: Lexicon, tree: ContextTree) -> None:
+    """Lexicon and tree must number the same phones: a GraphError names the first that differs."""
+    difference = name_difference(lexicon.phones, tree.phones, "phone", ("the lexicon", "the tree"))
+    if difference is not None:
+        raise GraphError(f"{difference}: expected the same phones in both")
+
+
+def made_with(lexicon: Lexicon, tree: ContextTree) -> dict[str, Any]:
+    """What files of graphs keep of their lexicon and tree, as JSON can hold it: the phones, and a hash of each."""
+    spoken = zip(lexicon.words, lexicon.pronunciations, strict=True)
+    parts: dict[str, list[Any]] = {
+        "tree": [tree.topology, tree.context_width, tree.central_position, tuple(tree.shared)],
+        "lexicon": [lexicon.silence, lexicon.silence_prob, lexicon.oov, *spoken],
+    }
+    parts["tree"] += [
+        sorted(tree.context_independent),
+        None if tree.decisions is None else tree.decisions.to_columns(),
+    ]
+    hashes = {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
+    return {"phones": list(tree.phones), **hashes}
+
+
 NPZ_FORMAT = "fsachain-numerators-1"
 NumeratorSource = Literal["transcripts", "graphs"]
 _ARC_ARRAYS = {"arc_phone": np.int32, "arc_word": np.int32, "arc_is_start": np.bool_}
 
 
 def save_numerators(
-    path: str | os.PathLike[str], numerators: Mapping[str, Numerator], source: NumeratorSource = "transcripts"
+    path: str | os.PathLike[str],
+    numerators: Mapping[str, Numerator],
+    source: NumeratorSource = "transcripts",
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
     """Write numerators by utterance id to one npz file.
 
     `source` is "transcripts" if their words are the transcripts, to be compared with them before training; "graphs" if
-    they come from patterns or graphs.
+    they come from patterns or graphs. `origin` is what `made_with` says of their lexicon and tree.
     """
     values = list(numerators.values())
     arrays: dict[str, Any] = {
         "format": np.array(NPZ_FORMAT),
         "source": np.array(source),
+        **origin_array(origin),
         "names": np.array(list(numerators), dtype=np.str_),
         "words": np.array([word for n in values for word in n.words], dtype=np.str_),
         "num_words": np.array([len(n.words) for n in values], dtype=np.int64),

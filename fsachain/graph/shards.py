@@ -24,7 +24,7 @@ from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import build_numerator
+from fsachain.graph.numerator import build_numerator, made_with
 from fsachain.table import TransitionTable, compile_table
 from fsachain.table_file import VERSION, TableFile, write_tables
 
@@ -102,7 +102,8 @@ def make_shards(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     packed = pickle.dumps(maker)
-    origin = _fingerprint(maker)
+    made = made_with(maker.lexicon, maker.tree)
+    origin = _fingerprint(made, maker.normalization)
     shards = {
         folder / f"{number:05d}{SUFFIX}": tuple(transcripts[first : first + shard_size])
         for number, first in enumerate(range(0, len(transcripts), shard_size))
@@ -118,7 +119,10 @@ def make_shards(
     if progress is not None:
         progress(done, total)
     with _workers(jobs, executor, len(missing)) as pool:
-        work = [(packed, shards[path], str(path), prints[path]) for path in missing]
+        work = [
+            (packed, shards[path], str(path), {"fingerprint": prints[path], "made_with": made})
+            for path in missing
+        ]
         for count in map(_make, work) if pool is None else _as_they_come(pool, work):
             done += count
             if progress is not None:
@@ -160,6 +164,11 @@ class TableShards(Mapping[str, TransitionTable]):
             except DataError as error:
                 raise DataError(f"{error}; `fsachain num-tables` makes this shard anew") from error
 
+    @property
+    def origin(self) -> Any:
+        """What `made_with` said of lexicon and tree; None for shards of earlier versions."""
+        return self.files[0].facts.get("made_with")
+
     def says(self, name: str, words: Sequence[str]) -> bool:
         """Whether the table of an utterance was made of these words."""
         return bool(self._file_of[name].facts["words"][name] == words_checksum(words))
@@ -183,27 +192,11 @@ def words_checksum(words: Sequence[str]) -> int:
     return zlib.crc32(" ".join(words).encode())
 
 
-def _fingerprint(maker: NumeratorMaker) -> str:
+def _fingerprint(made: Mapping[str, Any], normalization: Fsa | None) -> str:
     """Hash of all that a table depends on beside its transcript."""
-    lexicon, tree = maker.lexicon, maker.tree
-    content: list[Any] = [
-        VERSION,
-        tuple(tree.phones),
-        tree.topology,
-        tree.context_width,
-        tree.central_position,
-        tuple(tree.shared),
-    ]
-    content += [
-        sorted(tree.context_independent),
-        None if tree.decisions is None else tree.decisions.to_columns(),
-    ]
-    content += [tuple(lexicon.phones), lexicon.silence, lexicon.silence_prob, lexicon.oov]
-    digest = hashlib.sha256(repr(content).encode())
-    for spoken in zip(lexicon.words, lexicon.pronunciations, strict=True):
-        digest.update(repr(spoken).encode())
-    if maker.normalization is not None:
-        fsa = maker.normalization
+    digest = hashlib.sha256(json.dumps([VERSION, made]).encode())
+    if normalization is not None:
+        fsa = normalization
         digest.update(repr((fsa.num_states, fsa.start)).encode())
         for array in (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, fsa.final_log_prob):
             digest.update(array.tobytes())
@@ -233,9 +226,9 @@ def _unpacked(packed: bytes) -> NumeratorMaker:
     return maker
 
 
-def _make(work: tuple[bytes, Transcripts, str, str]) -> int:
+def _make(work: tuple[bytes, Transcripts, str, dict[str, Any]]) -> int:
     """Write one shard; the number of utterances that went in, excluded or not."""
-    packed, transcripts, path, fingerprint = work
+    packed, transcripts, path, facts = work
     maker = _unpacked(packed)
     tables: dict[str, TransitionTable] = {}
     excluded: dict[str, str] = {}
@@ -245,7 +238,7 @@ def _make(work: tuple[bytes, Transcripts, str, str]) -> int:
         except GraphError as error:
             excluded[name] = str(error)
     said = {name: words_checksum(words) for name, words in transcripts if name in tables}
-    write_tables(path, tables, {"fingerprint": fingerprint, "excluded": excluded, "words": said})
+    write_tables(path, tables, {**facts, "excluded": excluded, "words": said})
     return len(transcripts)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fsachain.cli.config import Experiment
+from fsachain.cli.lang import Lang
 from fsachain.cli.model import AcousticModel, read_weights
 from fsachain.data.audio import read_audio
 from fsachain.data.cmvn import Cmvn
@@ -82,7 +83,12 @@ def _write_model(path: Path) -> None:
     experiment = Experiment.from_dict(
         {"features": {"num_mel_bins": 4}, "cmvn": {"scope": "none"}, "network": sizes}
     )
-    AcousticModel(experiment, Tdnnf(experiment.network_config(3)), Cmvn(experiment.cmvn)).save(path)
+    network, lexicon = (
+        Tdnnf(experiment.network_config(3)),
+        Lexicon.from_entries([("a", 1.0, ["A"])], silence=None),
+    )
+    lang = Lang(lexicon, ContextTree.monophone(lexicon.phones, Topology.left_to_right(3)))
+    AcousticModel(experiment, network, Cmvn(experiment.cmvn), lang).save(path)
 
 
 def _write_checkpoint(path: Path) -> None:

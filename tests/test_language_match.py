@@ -1,0 +1,175 @@
+"""Models and graphs belong to one language folder: another one, of the same size, is refused with what differs first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+for module in ("pywrapfst", "kaldi_decoder", "kaldialign", "safetensors", "click", "kaldi_native_fbank"):
+    pytest.importorskip(module, reason="the commands need fsachain[recipes]")
+soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+
+from cli_fixtures import assert_one_line
+
+from fsachain.cli.lang import load_lang
+from fsachain.cli.model import AcousticModel
+from fsachain.errors import GraphError
+from fsachain.graph.context import ContextTree
+from fsachain.graph.lexicon import Lexicon, name_difference
+from fsachain.graph.numerator import build_numerator, load_numerators, save_numerators
+from fsachain.graph.topology import Topology
+from fsachain.train.checkpoint import load_tensors, save_tensors
+
+LEXICON = "yes Y EH S\nno N OW\n"
+ARPA = "\\data\\\nngram 1=4\n\n\\1-grams:\n-99 <s>\n-0.5 </s>\n-0.5 yes\n-0.5 no\n\n\\end\\\n"
+OTHERS = {  # lexicon: what is named
+    "renamed": ("yes Y IH S\nno N OW\n", "phone 2 is 'EH' in the model, 'IH' in "),
+    "swapped": ("yes Y OW S\nno N EH\n", "'yes' is said 'Y EH S' in the model, 'Y OW S' in "),
+}
+
+
+@pytest.fixture
+def trained(fsachain, recorded: Path) -> Path:
+    """A model of one epoch, its numerators and denominator, and the folders of `OTHERS`."""
+    lang, den = ("--lang", recorded / "lang"), ("--den", recorded / "den")
+    assert fsachain("num-graphs", recorded / "data", recorded / "num.npz", *lang, *den).status == 0
+    step = ("train", recorded / "data", recorded / "num.npz", recorded / "exp", *lang, *den)
+    assert fsachain(*step, "--config", recorded / "small.yaml").status == 0
+    for name, (text, _) in OTHERS.items():
+        (recorded / f"{name}.txt").write_text(text)
+        assert fsachain("lang", recorded / f"{name}.txt", recorded / name).status == 0
+    (recorded / "words.arpa").write_text(ARPA)
+    return recorded
+
+
+def commands(folder: Path) -> dict[str, tuple[object, ...]]:
+    model, data, out = folder / "exp/model.safetensors", folder / "data", folder / "out"
+    (folder / "said.txt").write_text("yes no\n")
+    return {
+        "decode": ("decode", model, data, out),
+        "align": ("align", model, data, out),
+        "keyword": ("keyword", model, data, "no no", out),
+        "rescore": ("rescore", model, data, folder / "words.arpa", out, "--dev", data),
+        "transcribe": ("transcribe", model, data / "1.wav"),
+        "align-long": ("align-long", model, data / "1.wav", folder / "said.txt", out),
+    }
+
+
+def test_another_language_folder_of_the_same_size_is_refused_with_the_first_difference(
+    fsachain, trained
+) -> None:
+    sizes = {load_lang(trained / name).tree.num_pdfs for name in ("lang", *OTHERS)}
+    assert len(sizes) == 1
+    for words in commands(trained).values():
+        for name, (_, difference) in OTHERS.items():
+            assert_one_line(fsachain(*words, "--lang", trained / name), difference + str(trained / name))
+    assert not (trained / "out").exists()
+
+
+def test_a_model_holds_its_language_and_needs_no_folder(fsachain, trained) -> None:
+    """In its absence too; the words recognised are those with the folder. More words, or ways to say one, are welcome."""
+    told = {name: fsachain(*words, "--lang", trained / "lang") for name, words in commands(trained).items()}
+    held = AcousticModel.load(trained / "exp/model.safetensors").lang
+    assert held is not None and held.difference(load_lang(trained / "lang")) is None
+    (trained / "lang").rename(trained / "away")
+    for name, words in commands(trained).items():
+        outcome = fsachain(*words)
+        assert outcome == told[name] and outcome.status == 0, name
+    (trained / "more.txt").write_text(LEXICON + "yes Y EH\nnose N OW S\n")
+    assert fsachain("lang", trained / "more.txt", trained / "more").status == 0
+    for words in commands(trained).values():
+        assert fsachain(*words, "--lang", trained / "more").status == 0
+
+
+def test_a_model_of_an_earlier_version_is_read_and_said_to_be_unchecked(fsachain, trained) -> None:
+    model = trained / "exp/model.safetensors"
+    tensors, header = load_tensors(model)
+    save_tensors(model, {name: one for name, one in tensors.items() if not name.startswith("lang.")}, header)
+    step = commands(trained)["decode"]
+    outcome = fsachain(*step, "--lang", trained / "renamed")
+    assert outcome.status == 0
+    assert "holds no words, phones and tree" in outcome.err and "is not checked" in outcome.err
+    (trained / "lang").rename(trained / "exp/lang")
+    assert fsachain(*step).status == 0
+
+
+def test_graphs_of_another_language_folder_are_refused_with_the_first_difference(fsachain, trained) -> None:
+    """Numerators, shards of them, chunks, the denominator and its phone language model."""
+    data, den = trained / "data", ("--den", trained / "den")
+    graphs = ("--lang", trained / "lang", *den)
+    assert fsachain("num-tables", data, trained / "tables", *graphs).status == 0
+    assert fsachain("align", trained / "exp/model.safetensors", data, trained / "ali", *den).status == 0
+    config = ("--config", trained / "small.yaml")
+    chunks = ("supervise", data, trained / "ali/phones.ctm", trained / "chunks.npz", *graphs, *config)
+    assert fsachain(*chunks).status == 0
+    renamed = ("--lang", trained / "renamed")
+    difference = f"phone 2 is 'EH' in the file, 'IH' in {trained}/renamed"
+    for made in ("num.npz", "tables", "chunks.npz"):
+        step = ("train", data, trained / made, trained / "new", *renamed, *den, *config)
+        outcome = fsachain(*step)
+        assert outcome.status == 1
+        assert f"{made}: made with another language folder: {difference}" in outcome.err
+    outcome = fsachain(
+        "train", data, trained / "num.npz", trained / "new", "--lang", trained / "swapped", *den
+    )
+    assert "words, pronunciations or silence of" in outcome.err
+    outcome = fsachain("num-graphs", data, trained / "n.npz", *renamed, *den)
+    assert_one_line(outcome, f"phone 2 is 'EH' in {trained}/den, 'IH' in {trained}/renamed")
+    outcome = fsachain("den-graph", trained / "phone_lm.fst", trained / "g", *renamed)
+    assert_one_line(outcome, f"phone 2 is 'EH' in {trained}/phone_lm.fst, 'IH' in {trained}/renamed")
+
+
+def test_numerators_that_do_not_say_what_made_them_are_read_with_a_warning(fsachain, trained) -> None:
+    save_numerators(trained / "num.npz", load_numerators(trained / "num.npz"))
+    step = ("train", trained / "data", trained / "num.npz", trained / "new", "--den", trained / "den")
+    outcome = fsachain(*step, "--lang", trained / "lang", "--config", trained / "small.yaml")
+    assert outcome.status == 0
+    assert "num.npz does not say what it was made with" in outcome.err
+
+
+NAMES = st.lists(st.sampled_from("abcd"), max_size=5)
+
+
+@given(one=NAMES, other=NAMES)
+def test_lists_of_names_differ_at_the_place_that_is_named(one: list[str], other: list[str]) -> None:
+    told = name_difference(one, other, "phone", ("A", "B"))
+    assert (told is None) == (one == other)
+    if told is not None:
+        number = int(told.split()[1])
+        assert one[: number - 1] == other[: number - 1]
+        assert one[:number] != other[:number]
+
+
+CHAIN = Topology.chain()
+
+
+PLAIN = ContextTree.monophone("abc", CHAIN)
+ALONE = {phone: ContextTree.biphone("abc", CHAIN, context_independent=[phone]) for phone in "ab"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "other", "difference"),
+    [
+        (PLAIN, ContextTree.monophone("ab", CHAIN), "phone 3 is 'c' in A, B has 2"),
+        (PLAIN, ContextTree.monophone("abd", CHAIN), "phone 3 is 'c' in A, 'd' in B"),
+        (PLAIN, ContextTree.biphone("abc", CHAIN), "the window of a pdf is 1 phones in A, 2 phones in B"),
+        (PLAIN, ContextTree.monophone("abc", Topology.left_to_right(3)), "number of pdfs is 6 in A, 9 in B"),
+        (ALONE["a"], ALONE["b"], "pdf 0 is that of a, class 0 in A, of a after (none), class 0 in B"),
+    ],
+)
+def test_trees_name_the_first_thing_in_which_they_differ(
+    tree: ContextTree, other: ContextTree, difference: str
+) -> None:
+    assert difference in (tree.difference(other, ("A", "B")) or "")
+    assert tree.difference(tree) is None
+
+
+def test_a_tree_of_other_phones_than_the_lexicons_is_refused_by_the_first() -> None:
+    lexicon = Lexicon.from_entries([("x", 1.0, ["a", "b"])], silence=None)
+    with pytest.raises(GraphError, match="phone 2 is 'b' in the lexicon, 'c' in the tree: expected the same"):
+        build_numerator(["x"], lexicon, ContextTree.monophone("ac", CHAIN))
+    assert np.isfinite(build_numerator(["x"], lexicon, ContextTree.monophone("ab", CHAIN)).required_frames)
