@@ -30,8 +30,13 @@ Scores from logits x(t, u, v) with a softmax over v, c_k the class of arc k (the
                                                                                       (Variani et al., ICASSP 2020)
     (29) durations   : a row holds a second softmax, of durations; s_k adds its entry d_k, log softmax of these, to (24)
 
-(28) and (29) are differentiated factor by factor: each softmax as in (25), with the g of the kinds that it is a factor of,
-and the sigmoid as a softmax of two classes, x_b and 0.
+    (30) forgiving   : s_label = log((exp s_label + e^-s star + e^-i) / c),  s_blank = log((exp s_blank + e^-d star) / c),
+                       star = (1 - exp s_blank) w,  c = 1 + e^-s + e^-i + e^-d,  w = 1 or 1 / (V - 1)
+
+(30) lets another label stand for a target (penalty s), leaves a target out (i), or takes a frame with a label that the
+targets lack (d); the weights of what leaves a node sum to one at most, so log Z <= 0. (28) and (29) are differentiated
+factor by factor: each softmax as in (25), with the g of the kinds that it is a factor of, and the sigmoid as a softmax of
+two classes, x_b and 0.
 """
 
 from __future__ import annotations

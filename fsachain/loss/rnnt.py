@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Placed
-from fsachain.errors import ShapeError
+from fsachain.errors import ConfigError, ShapeError
+from fsachain.graph.forgive import Forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows
@@ -54,6 +55,7 @@ def _rnnt(
     clamp: float,
     is_constrained: bool,
     is_normalized: bool,
+    forgive: list[float],
     inplace: bool,
     backend: str,
     with_gradient: bool,
@@ -61,25 +63,55 @@ def _rnnt(
     """log Z and what its gradient needs.
 
     arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
-    fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs. Entries of the gradient
-    are kept within +-clamp; `inplace` writes it over the logits. The others: see `arguments.Given`.
+    fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
+    e^-s, e^-i, e^-d and w of (30). Entries of the gradient are kept within +-clamp; `inplace` writes it over the logits. The
+    others: see `arguments.Given`.
     """
     placed = make_rows(list(logits.shape), Given(targets, sizes, ranges, classes), heads, delays, sigma)
     ours = dispatch.grid(logits, backend)
     values, stats = (ours.plain_scores if is_normalized else ours.softmax_scores)(placed, logits.detach())
     if is_constrained:
         ours.constrain(placed, values)
+    plain = values
+    if forgive:
+        values = _forgiven(plain, *forgive)
     batch = grid_batch(placed.rows, sizes, arcs)
     if not with_gradient:
         log_prob = ours.log_probs(batch, values.view(-1))
         return RnntSums(log_prob, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0))
+    after = values.clone() if forgive else values
     log_prob = ours.forward_backward(batch, values.view(-1))
+    if forgive:
+        values = _of_plain(values, after, plain, *forgive)
     if fastemit:
         for k in np.flatnonzero(arcs.numpy()[:, 1] == 1).tolist():
             values[k] *= 1.0 + fastemit
     if is_constrained:
         ours.release(placed, values)
     return RnntSums(log_prob, stats, values)
+
+
+def _forgiven(plain: Tensor, wrong: float, left_out: float, extra: float, unit: float) -> Tensor:
+    """Scores (30) [2, cells] of the blank and the labels."""
+    star = -torch.expm1(plain[0].clamp(max=0.0)) * unit
+    total = math.log1p(wrong + left_out + extra)
+    paid = torch.stack([extra * star, wrong * star + left_out])
+    return torch.logaddexp(plain, paid.log()) - total
+
+
+def _of_plain(
+    occupancy: Tensor, after: Tensor, plain: Tensor, wrong: float, left_out: float, extra: float, unit: float
+) -> Tensor:
+    """Derivatives of log Z by the scores before (30), from those by the scores after it; 0 where these are 0."""
+    total = math.log1p(wrong + left_out + extra)
+
+    def times(change: Tensor, factor: float = 1.0) -> Tensor:
+        return torch.where(occupancy == 0, 0.0, occupancy * (change - after - total).exp() * factor)
+
+    found = times(plain)
+    by_star = times(plain[0], unit)  # of which a blank that is likelier takes as much
+    found[0] -= extra * by_star[0] + wrong * by_star[1]
+    return found
 
 
 def _fake_rnnt(
@@ -187,6 +219,7 @@ def rnnt_log_prob(
     clamp: float = math.inf,
     is_constrained: bool = False,
     is_normalized: bool = False,
+    forgive: Sequence[float] = (),
     inplace: bool = False,
     backend: BackendName = "auto",
 ) -> Tensor:
@@ -202,6 +235,7 @@ def rnnt_log_prob(
         clamp=clamp,
         is_constrained=is_constrained,
         is_normalized=is_normalized,
+        forgive=list(forgive),
         inplace=inplace,
         backend=backend,
         with_gradient=torch.is_grad_enabled() and logits.requires_grad,
@@ -222,6 +256,7 @@ def rnnt_loss(
     fastemit_lambda: float = 0.0,
     delay_penalty: float = 0.0,
     rnnt_type: RnntType = "regular",
+    forgive: Forgiveness | None = None,
     inplace: bool = False,
     zero_infinity: bool = False,
     backend: BackendName = "auto",
@@ -246,6 +281,9 @@ def rnnt_loss(
         fastemit_lambda: lambda of FastEmit (27): gradients of labels count 1 + lambda times; the loss stays as it is.
         delay_penalty: a label at frame t costs delay_penalty x (t - (T_n - 1) / 2); part of the loss.
         rnnt_type: "regular"; "modified": a label takes a frame; "constrained": (26).
+        forgive: penalties for targets that are wrong, too many or missing, (30); None: there are none. For rnnt_type
+            "regular" with the softmax taken here, without FastEmit and delay penalty. The joiner knows the targets up to u,
+            whether they were said or not. `most_left_out` has no part in it.
         inplace: the gradient is written over the logits, which must not be used afterwards; backward then runs once.
         zero_infinity: losses of sequences that cannot be aligned count as 0; NaN stays NaN.
         backend: "auto" follows the device of the logits.
@@ -264,6 +302,16 @@ def rnnt_loss(
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
     call = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
+    weights: list[float] = []
+    if forgive is not None:
+        if rnnt_type != "regular" or not fused_log_softmax or fastemit_lambda or delay_penalty:
+            raise ConfigError(
+                f"forgive with rnnt_type = {rnnt_type!r}, fused_log_softmax = {fused_log_softmax}, fastemit_lambda = "
+                f"{fastemit_lambda}, delay_penalty = {delay_penalty}; expected 'regular', True, 0 and 0"
+            )
+        penalties = forgive.substitution, forgive.insertion, forgive.deletion
+        unit = 1.0 / max(1, logits.shape[-1] - 1) if forgive.star == "mean" else 1.0
+        weights = [*(math.exp(-penalty) for penalty in penalties), unit]
     log_prob = rnnt_log_prob(
         logits,
         call,
@@ -273,6 +321,7 @@ def rnnt_loss(
         clamp=arguments.check_clamp(clamp),
         is_constrained=rnnt_type == "constrained",
         is_normalized=not fused_log_softmax,
+        forgive=weights,
         inplace=inplace,
         backend=backend,
     )
@@ -297,6 +346,7 @@ class RNNTLoss(nn.Module):
         fastemit_lambda: float = 0.0,
         delay_penalty: float = 0.0,
         rnnt_type: RnntType = "regular",
+        forgive: Forgiveness | None = None,
         inplace: bool = False,
         zero_infinity: bool = False,
     ) -> None:
@@ -309,6 +359,7 @@ class RNNTLoss(nn.Module):
         self.fastemit_lambda = arguments.check_fastemit(fastemit_lambda)
         self.delay_penalty = arguments.check_finite("delay_penalty", delay_penalty)
         self.rnnt_type: RnntType = rnnt_type
+        self.forgive = forgive
         self.inplace, self.zero_infinity = inplace, zero_infinity
 
     def extra_repr(self) -> str:
@@ -329,6 +380,7 @@ class RNNTLoss(nn.Module):
             fastemit_lambda=self.fastemit_lambda,
             delay_penalty=self.delay_penalty,
             rnnt_type=self.rnnt_type,
+            forgive=self.forgive,
             inplace=self.inplace,
             zero_infinity=self.zero_infinity,
         )
