@@ -49,11 +49,7 @@ def test_the_original_is_left_alone_and_shape_stays():
     assert changed.features.shape == before.shape
     assert changed.features.dtype == np.float32
     assert changed.id == original.id
-
-
-def test_default_configuration_changes_nothing():
-    original = example()
-    assert augment(original, AugmentConfig(seed=9), 4) is original
+    assert augment(original, AugmentConfig(seed=9), 4) is original  # there is nothing to do
 
 
 def blanked(changed, mean):

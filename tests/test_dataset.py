@@ -60,10 +60,6 @@ def test_frame_limit_holds_for_padded_batches():
     assert [203] in batches
 
 
-def test_an_empty_epoch_has_no_batches():
-    assert length_buckets([], batch_size=4, seed=1, epoch=0) == []
-
-
 @pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("max_batch_frames", 0), ("noise", 1.0)])
 def test_illegal_option_is_refused_by_name(option, value):
     options = {"batch_size": 4, "seed": 1, "epoch": 0, option: value}

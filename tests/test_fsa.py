@@ -89,31 +89,6 @@ def test_missing_costs_are_zero_and_infinity_is_no_weight():
     assert fsa.final_log_prob.tolist() == [0.0, -INF, -INF]
 
 
-def test_text_is_read_from_a_path(tmp_path):
-    fsa = connected_graph(1)
-    path = tmp_path / "graph.txt"
-    path.write_text(fsa.to_text())
-    for given_path in (path, str(path)):
-        assert same(Fsa.from_text(given_path), Fsa.from_text(fsa.to_text()))
-
-
-@pytest.mark.parametrize(
-    ("arcs", "final", "expected"),
-    [
-        ([], [0.0, -INF], 0.0),
-        ([], [-INF, -INF], INF),
-        ([(0, 1, -1.0)], [-INF, 0.0], 1.0),
-        ([(0, 1, -INF)], [-INF, 0.0], INF),
-        ([(0, 0, 0.0), (0, 1, 0.0), (1, 2, 0.0), (2, 3, 0.0), (0, 3, -INF)], [-INF] * 3 + [0.0], 3.0),
-        ([(1, 0, 0.0)], [-INF, 0.0], INF),
-    ],
-)
-def test_min_frames_is_the_length_of_the_shortest_path(arcs, final, expected):
-    columns = list(zip(*arcs, strict=True)) if arcs else [(), (), ()]
-    fsa = Fsa(len(final), columns[0], columns[1], [0] * len(arcs), columns[2], final)
-    assert fsa.min_frames() == expected
-
-
 @given(graphs())
 def test_min_frames_is_where_paths_begin(fsa):
     batch = TableBatch.pack([compile_table(fsa, 3)])

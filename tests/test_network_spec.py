@@ -3,8 +3,6 @@
 import own_networks
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 for module in ("yaml", "safetensors"):
     pytest.importorskip(module, reason="configurations and models need fsachain[recipes]")
@@ -13,7 +11,7 @@ from fsachain.cli.config import Experiment
 from fsachain.cli.model import AcousticModel, begin_network, permitted_imports, read_weights
 from fsachain.data.cmvn import Cmvn
 from fsachain.errors import ConfigError, DataError
-from fsachain.nn import Conformer, take_weights
+from fsachain.nn import Conformer
 from fsachain.train.checkpoint import Checkpoint
 
 PLAIN = "own_networks:Plain"
@@ -155,22 +153,3 @@ def test_a_file_of_which_nothing_fits_is_refused(tmp_path):
     missing = experiment_of(kind=PLAIN, init_from=str(tmp_path / "absent.safetensors"))
     with pytest.raises(DataError, match=r"absent\.safetensors: cannot read the weights"):
         begin_network(missing, missing.network_spec(4))
-
-
-@given(
-    widths=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    pdfs=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-)
-def test_every_weight_is_either_taken_or_as_it_was(widths, pdfs):
-    one, other = (own_networks.Plain(2, p, width=w) for w, p in zip(widths, pdfs, strict=True))
-    before = {name: value.clone() for name, value in one.state_dict().items()}
-    given = other.state_dict()
-    fits = {name for name in before if before[name].shape == given[name].shape}
-    if not fits:
-        with pytest.raises(DataError, match="no weight"):
-            take_weights(one, given)
-        return
-    result = take_weights(one, given)
-    assert set(result.taken) == fits and set(result.other_shape) == before.keys() - fits
-    for name, value in one.state_dict().items():
-        assert torch.equal(value, given[name] if name in fits else before[name])

@@ -255,16 +255,6 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     assert "1  sampling rate" in err
 
 
-def test_a_training_stops_at_bad_data_where_it_is_told_to(fsachain, training, corpus):
-    break_two(corpus)
-    strict = {**CONFIG, "train": {**CONFIG["train"], "bad_data": "stop"}}
-    (corpus.parent / "config.yaml").write_text(json.dumps(strict))
-    status, _, err = fsachain(*training)
-    assert status == EXIT_USER_ERROR
-    assert "1  missing file" in err
-    assert "2 utterances cannot be trained on and train.bad_data is 'stop'" in err
-
-
 def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, training, corpus):
     for name in WORDS:
         (corpus / f"{name}.wav").unlink()
