@@ -11,11 +11,15 @@ import torch
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import (
+    ConfigError,
     DenominatorGraph,
     LFMMILoss,
     TableBatch,
     compile_table,
+    get_num_threads,
+    set_num_threads,
 )
+from fsachain.backends.cpu import threads
 
 WIDTH, FRAMES, SIZE = 9, 24, 3
 LENGTHS = [24, 11, 17]
@@ -86,3 +90,26 @@ def test_a_lock_that_is_held_during_a_fork_is_free_in_the_child(module):
     code = FORK_WHILE_LOCKED.format(paths=[str(here), str(here.parent)], module=module)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+
+
+def test_an_error_in_a_job_reaches_the_caller(monkeypatch):
+    monkeypatch.setattr(threads, "_num_threads", 2)
+
+    def fail():
+        raise ZeroDivisionError("job")
+
+    for jobs in ([fail], [lambda: None, fail], [fail, lambda: None], [fail] * 9):
+        with pytest.raises(ZeroDivisionError, match="job"):
+            threads.run_all(jobs)
+
+
+@pytest.mark.parametrize("text", ["0", "two", "-1", "1.5"])
+def test_a_number_of_threads_is_checked_and_the_variable_named(text, monkeypatch):
+    with pytest.raises(ConfigError, match="count = 0; expected at least 1"):
+        set_num_threads(0)
+    monkeypatch.setattr(threads, "_num_threads", None)
+    monkeypatch.setenv("FSACHAIN_NUM_THREADS", text)
+    with pytest.raises(ConfigError, match=f"FSACHAIN_NUM_THREADS = '{text}'; expected an integer >= 1"):
+        get_num_threads()
+    monkeypatch.setenv("FSACHAIN_NUM_THREADS", "3")
+    assert get_num_threads() == 3

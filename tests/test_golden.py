@@ -1,6 +1,10 @@
-"""Values that Kaldi computed; tools/golden/kaldi.py says where Kaldi is not the truth and what is compared instead."""
+"""Values and graphs that Kaldi, PyChain, k2, GTN and torch-struct made.
+
+tools/golden/kaldi.py says where Kaldi is not the truth and what is compared instead.
+"""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,19 +14,17 @@ from enumeration import all_paths, log_sum
 
 from fsachain import GraphError, TableBatch, compile_table, forward_backward
 from fsachain.denominator import DenominatorGraph
-from tools.golden import kaldi
-from tools.golden.rows import kaldi_fsa
+from tools.golden import graphs, kaldi, peers
+from tools.golden.rows import compare, kaldi_fsa
 
-CASES = kaldi.cases(SHARED)
+CASES = [*kaldi.cases(SHARED), *peers.cases(SHARED)]
+LANGUAGES = graphs.cases(SHARED)
+NOTHING = [pytest.param(None, marks=pytest.mark.skip("no ../shared"))]
 
 
-@pytest.mark.parametrize(
-    "case",
-    CASES or [pytest.param(None, marks=pytest.mark.skip("no ../shared"))],
-    ids=lambda case: getattr(case, "name", ""),
-)
+@pytest.mark.parametrize("case", CASES or NOTHING, ids=lambda case: getattr(case, "name", ""))
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_kaldi_values_are_met(case, backend):
+def test_values_of_other_programs_are_met(case, backend):
     rows = list(case.rows(backend))
     if backend == "reference" and case.name.startswith("kaldi/objf/"):
         pytest.skip("the loss chooses its backend itself")
@@ -30,8 +32,44 @@ def test_kaldi_values_are_met(case, backend):
     assert not [row for row in rows if not row.agrees]
 
 
-def test_all_kaldi_files_are_compared(shared):
-    assert len(CASES) == len(list((shared / "golden" / "kaldi").glob("[dno]*/*.npz")))
+@pytest.mark.parametrize("folder", LANGUAGES or NOTHING, ids=lambda folder: getattr(folder, "name", ""))
+def test_phone_models_denominators_normalizations_and_numerators_are_kaldis(folder):
+    """In size and score, line by line."""
+    rows = list(graphs.rows(folder, num_paths=20))
+    assert [row.graph for row in rows][:3] == ["phone LM", "denominator", "normalization"]
+    assert len(rows) == 5
+    assert not [row for row in rows if not row.agrees]
+
+
+def test_all_files_of_acceptors_are_compared(shared):
+    on_acceptors = [
+        path
+        for path in (shared / "golden" / "peers").glob("*.npz")
+        if not path.stem.startswith(("rnnt_", "fastrnnt_", "torch_ctc", "k2_ctc"))
+    ]
+    of_kaldi = list((shared / "golden" / "kaldi").glob("[dno]*/*.npz"))
+    assert len(CASES) == len(on_acceptors) + len(of_kaldi)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agrees"),
+    [
+        ([1.0, 2.0], [1.0, 2.2], False),
+        ([1.0, 2.0], [1.0, 2.05], True),
+        ([float("-inf")], [float("-inf")], True),
+        ([0.0], [float("-inf")], False),
+        ([float("nan")], [1.0], False),
+    ],
+)
+def test_a_row_agrees_only_within_its_allowance(ours, theirs, agrees):
+    assert compare("case", "quantity", ours, theirs, 0.1).agrees is agrees
+
+
+@pytest.mark.parametrize("change", [{"difference": 0.2}, {"states": (103, 100)}, {"arcs": (103, 100)}])
+def test_a_graph_agrees_only_within_its_allowance(change):
+    row = graphs.GraphRow("case", "denominator", (102, 100), (102, 100), 0.1, 0.1, graphs.SIZE)
+    assert row.agrees
+    assert not replace(row, **change).agrees
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
