@@ -164,3 +164,26 @@ def test_faults_of_several_data_sets_add_up(broken):
     assert len(bad.faults) == 2
     with pytest.raises(DataError, match="does not exist"):
         bad.read(broken / "nowhere")
+
+
+RESULTS = {
+    "decode": ("hyp.txt", "wer.txt", "wer.json", "tuning.txt", "tuning.json"),
+    "rescore": ("hyp.txt", "wer.txt", "wer.json", "tuning.txt", "tuning.json"),
+    "align": ("words.ctm", "phones.ctm"),
+    "keyword": ("scores.txt",),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_folder_holds_the_results_of_one_run(fsachain, broken, name):
+    """Those of an earlier run are gone where a later one fails, and a tuning where a later one tunes nothing."""
+    words, made, _ = command(name, broken)
+    assert fsachain(*words).status == 3
+    assert {path.name for path in made.parent.iterdir()} == {*RESULTS[name], "faults.jsonl"}
+    if name == "decode":
+        assert fsachain(*words[: words.index("--dev")]).status == 3
+        assert {path.name for path in made.parent.iterdir()} == {*RESULTS[name][:3], "faults.jsonl"}
+    (broken / "data" / "1.wav").unlink()
+    (broken / "data" / "4.wav").unlink()
+    assert fsachain(*words).status == 1
+    assert not list(made.parent.iterdir())

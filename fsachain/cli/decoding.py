@@ -20,7 +20,7 @@ from fsachain.cli.options import (
     OUT,
     command,
     counter,
-    make_folder,
+    fresh,
     phones_per_loop_option,
     search_options,
 )
@@ -46,6 +46,8 @@ from fsachain.openfst import read_fst
 Outputs = Mapping[str, NDArray[np.float32]]
 Weights = tuple[float, float]  # LM weight, word insertion penalty
 KEYWORD_BATCH = 32
+TUNED = ("tuning.txt", "tuning.json")
+SCORED = ("hyp.txt", "wer.txt", "wer.json")
 
 
 class DecodingGraphs:
@@ -99,7 +101,7 @@ def _references(data: DataDir, names: Outputs) -> dict[str, tuple[str, ...]]:
 
 
 def _write_tuning(out: Path, result: TuningResult) -> None:
-    (make_folder(out) / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
+    (out / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
     (out / "tuning.json").write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
@@ -132,6 +134,7 @@ def decode(
     utterances cannot be used, which are not scored.
     """
     graphs, weights = DecodingGraphs.of(lang, **search)
+    fresh(out, *TUNED, *SCORED)
     if dev is not None:
         best = tune_data(model, graphs, dev, out, resources).best
         weights = best.lm_weight, best.word_insertion_penalty
@@ -148,6 +151,7 @@ def tune_data(
     its work; the network runs here.
     """
     check_lang(model, graphs.lang)
+    fresh(out, *TUNED, *SCORED)
     options = model.experiment.decoding
     data, outputs = network_outputs(model, data, resources)
     with resources.searching("tuning") as how:
@@ -179,6 +183,7 @@ def decode_data(
     network runs here.
     """
     check_lang(model, graphs.lang)
+    fresh(out, *SCORED)
     data, outputs = network_outputs(model, data, resources)
     graph, words = graphs.build(*weights), graphs.lang.lexicon.words
     with resources.searching("decoding") as how:
@@ -229,6 +234,7 @@ def rescore_data(
     tuning.json, hyp.txt, wer.txt and wer.json to `out`.
     """
     check_lang(model, graphs.lang)
+    fresh(out, *TUNED, *SCORED)
     lexicon = graphs.lang.lexicon
     old, new = NgramScores(graphs.grammar), NgramScores(grammar_from_arpa(second, lexicon))
     graph, config = graphs.build(*weights), model.experiment.rescoring
@@ -282,6 +288,7 @@ def align_data(
     made from it can be normalised.
     """
     check_lang(model, lang)
+    fresh(out, "words.ctm", "phones.ctm")
     data, outputs = network_outputs(model, data, resources)
     numerators, faults = build_numerators(lang, data, normalization)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
@@ -332,6 +339,7 @@ def keyword(
     if not sought:
         raise ConfigError("keyword is empty: expected its words")
     check_lang(model, lang)
+    fresh(out, "scores.txt")
     loop = any_phones(lang, phones_per_loop)
     patterns: dict[str, Pattern] = {
         "keyword": [optional([loop]), *sought, optional([loop])],
@@ -355,7 +363,7 @@ def keyword(
             f"{len(accepted)} of {len(has)} utterances have the keyword {words!r}; expected some with and some without it"
         )
     lines = [f"{name} {scores[name]:.6g} {int(found)}\n" for name, found in has.items()]
-    (make_folder(out) / "scores.txt").write_text("".join(lines), encoding="utf-8")
+    (out / "scores.txt").write_text("".join(lines), encoding="utf-8")
     point = false_reject_rate(accepted, others, hours, false_alarms_per_hour=false_alarms_per_hour)
     missed = round(point.false_reject_rate * len(accepted))
     click.echo(

@@ -207,7 +207,8 @@ def num_tables(
             executor=resources.executor,
             progress=update,
         )
-    click.echo(f"{summary} -> {out}")
+    told = replace(summary, excluded={**{fault.id: fault.reason for fault in faults}, **summary.excluded})
+    click.echo(f"{told} -> {out}")
     refused = [Fault(name, reason, "no path") for name, reason in summary.excluded.items()]
     resources.leave_out(refused, summary.num_tables, f"{out}: numerators")
 

@@ -136,6 +136,13 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
+def fresh(path: Path, *names: str) -> Path:
+    """The folder without the files of these names that an earlier run left there: what it holds belongs to one run."""
+    for name in names:
+        (path / name).unlink(missing_ok=True)
+    return make_folder(path)
+
+
 def make_folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fsachain.cli.decoding import DecodingGraphs
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
-from fsachain.cli.options import FILE, OUT, command, counter, make_folder, many, search_options
+from fsachain.cli.options import FILE, OUT, command, counter, fresh, make_folder, many, search_options
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
@@ -218,6 +218,7 @@ def align_long(
     below the others, recording and text differ.
     """
     check_lang(model, lang)
+    fresh(out, "words.ctm", "phones.ctm", "fit.txt")
     audio = Recording(recording, model.experiment.features.sample_rate)
     name, timing = _utterance_name(recording), model.timing
     aligner = LongAligner(
