@@ -11,6 +11,7 @@ pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed"
 
 from broken_off import BreakAfter, Interruption
 
+from fsachain.data.augment import AugmentConfig
 from fsachain.errors import ConfigError
 from fsachain.train.checkpoint import Checkpoint, epoch_checkpoints, list_checkpoints, load_tensors
 from fsachain.train.config import OptimizerConfig
@@ -44,18 +45,23 @@ def assert_equal_models(trainer, other):
         assert torch.equal(value, other.model.state_dict()[name]), name
 
 
-def test_a_training_with_everything_resumes_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("broken_after", [5, 9, 17])
+def test_a_training_with_everything_resumes_bit_for_bit(broken_after, tmp_path):
     examples, numerators = corpus()
+    augmentation = AugmentConfig(time_masks=1, time_mask_frames=4, frame_shift=2)
     whole = new_trainer(tmp_path / "whole", numerators, **EVERYTHING)
-    expected = whole.fit(examples, examples[:4])
+    expected = whole.fit(examples, examples[:4], augmentation=augmentation)
     broken = new_trainer(tmp_path / "broken", numerators, **EVERYTHING)
-    broken.progress = BreakAfter(9)
+    broken.progress = BreakAfter(broken_after)
     with pytest.raises(Interruption):
-        broken.fit(examples, examples[:4])
+        broken.fit(examples, examples[:4], augmentation=augmentation)
     torch.manual_seed(77)
     resumed = Trainer(ToyModel(), ToyLoss(), config(**EVERYTHING), tmp_path / "broken", numerators=numerators)
-    assert resumed.fit(examples, examples[:4]).dev["objf"] == expected.dev["objf"]
+    result = resumed.fit(examples, examples[:4], augmentation=augmentation)
+    for part in ("train", "dev"):
+        assert [e[part]["objf"] for e in result.epochs] == [e[part]["objf"] for e in expected.epochs]
     assert_equal_models(whole, resumed)
+    assert "resume" in [event["event"] for event in read_log(tmp_path / "broken" / "train.jsonl")]
     ends = [end_of(tmp_path / name) for name in ("whole", "broken")]
     assert ends[0]["candidates"] == ends[1]["candidates"]
 

@@ -1,24 +1,19 @@
 """Streamed batches are those of the same examples in memory, made ahead within bounds, and survive what can go wrong."""
 
 import os
-import signal
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from toy_training import NUM_FEATURES, ToyLoss, ToyModel, config, one_pdf_table
+from toy_training import one_pdf_table
 
 from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.features import frame_counts
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
-from fsachain.train.reporting import Progress
 from fsachain.train.source import BatchSource, Corpus, Preparation, StreamSource
-from fsachain.train.stopping import StoppedError
-from fsachain.train.trainer import Trainer
 from fsachain.train.world import Share
 
 soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
@@ -169,42 +164,6 @@ def test_a_worker_that_dies_ends_the_epoch_with_an_error(data):
             list(source.batches(0))
     finally:
         source.close()
-
-
-class StopAfter(Progress):
-    """Asks the training to stop after so many steps."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    def batch(self, sums):
-        self.left -= 1
-        if not self.left:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_streamed_training_that_was_stopped_in_an_epoch_ends_as_if_it_had_not_been(data, tmp_path):
-    narrow = FeatureConfig(num_mel_bins=NUM_FEATURES)
-    counts, _ = frame_counts(data.utterances, narrow, COPIES)
-    corpus = Corpus(data.utterances, counts, COPIES, stored)
-
-    def run(folder, progress):
-        torch.manual_seed(5)
-        model = ToyModel()
-        preparation = Preparation(narrow, Cmvn(CmvnConfig("utterance")))
-        source = StreamSource(corpus, preparation, model.output_lengths, batch_size=5, seed=1)
-        try:
-            Trainer(model, ToyLoss(), config(), tmp_path / folder, progress=progress).fit_sources(source)
-        finally:
-            source.close()
-        return model.state_dict()
-
-    whole = run("whole", Progress())
-    with pytest.raises(StoppedError):
-        run("stopped", StopAfter(8))  # of 5 steps in an epoch
-    resumed = run("stopped", Progress())
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, resumed[name]), name
 
 
 class Recorder:

@@ -11,9 +11,6 @@ import tolerances
 import torch
 from toy_training import (
     NUM_FEATURES,
-    ToyLoss,
-    ToyModel,
-    config,
     corpus,
     lfmmi_trainer,
     new_trainer,
@@ -22,9 +19,7 @@ from toy_training import (
 
 pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
-from broken_off import BreakAfter, Interruption
 
-from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
 from fsachain.train.config import TrainConfig, from_dict
@@ -33,7 +28,7 @@ from fsachain.train.reporting import DivergedError, LineProgress
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
-from fsachain.train.trainer import Trainer, prefetch
+from fsachain.train.trainer import prefetch
 
 
 def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path):
@@ -51,29 +46,6 @@ def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path):
     )
     assert 0.0 < last["train"]["loss_share"] < 1.0
     assert trainer.model.constrained == 4 * 5 // 4
-
-
-@pytest.mark.parametrize("broken_after", [5, 17])
-def test_a_broken_training_goes_on_as_if_it_had_never_stopped(broken_after, tmp_path):
-    examples, numerators = corpus()
-    augmentation = AugmentConfig(time_masks=1, time_mask_frames=4, frame_shift=2)
-    whole = new_trainer(tmp_path / "whole", numerators, checkpoint_every=2)
-    expected = whole.fit(examples, examples[:4], augmentation=augmentation)
-    broken = new_trainer(tmp_path / "broken", numerators, checkpoint_every=2)
-    broken.progress = BreakAfter(broken_after)
-    with pytest.raises(Interruption):
-        broken.fit(examples, examples[:4], augmentation=augmentation)
-    torch.manual_seed(77)
-    resumed = Trainer(
-        ToyModel(), ToyLoss(), config(checkpoint_every=2), tmp_path / "broken", numerators=numerators
-    )
-    result = resumed.fit(examples, examples[:4], augmentation=augmentation)
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name]), name
-    assert [e["train"]["objf"] for e in result.epochs] == [e["train"]["objf"] for e in expected.epochs]
-    assert [e["dev"]["objf"] for e in result.epochs] == [e["dev"]["objf"] for e in expected.epochs]
-    events = [event["event"] for event in read_log(tmp_path / "broken" / "train.jsonl")]
-    assert "resume" in events
 
 
 def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path):

@@ -85,20 +85,6 @@ def test_the_best_alignment_is_a_path_of_its_score(kind):
         assert best.score <= float(lattice.log_prob()[n].detach())
 
 
-def test_labels_are_emitted_where_the_logits_say_so():
-    """Logits of 30 for each label at its frame and for the blank elsewhere leave one path."""
-    times, targets = [1, 1, 5], torch.tensor([[3, 7, 2]])
-    logits = torch.zeros(1, 8, 4, 11)
-    logits[..., BLANK] = 30.0
-    for u, t in enumerate(times):
-        logits[0, t, u, targets[0, u]] = 60.0
-    lattice = rnnt_lattice(logits, targets, [8], [3], BLANK)
-    assert lattice.best_alignment()[0].frames.tolist() == times
-    occupancy = lattice.occupancy()
-    for u, t in enumerate(times):
-        close(occupancy.label[0, t, u], 1.0, tolerances.SURE_OCCUPANCY)
-
-
 def test_the_lattice_of_a_pruned_loss():
     generator = torch.Generator().manual_seed(0)
     am, lm = (torch.randn(4, size, 11, generator=generator) for size in (9, 6))
