@@ -17,11 +17,13 @@ _NAMES = {  # by module
     "backends.dispatch": "available_backends best_path forward_backward n_best sample_paths",
     "backends.results": "BestPath ForwardBackward NBest SampledPaths",
     "batch": "TableBatch",
-    "decode.forced": "AlignmentError TimedToken TokenSpan forced_align merge_tokens spans",
+    "cli.alignment": "Aligner",
+    "decode.align": "Alignment Tolerance",
+    "decode.forced": "TimedToken TokenSpan forced_align merge_tokens spans",
     "decode.keyword": "OperatingPoint false_reject_rate keyword_scores",
     "denominator": "DenominatorGraph",
     "errors": (
-        "BackendUnavailable ConfigError DataError FsachainError GraphError MissingExtraError ShapeError"
+        "AlignmentError BackendUnavailable ConfigError DataError FsachainError GraphError MissingExtraError ShapeError"
     ),
     "fsa": "Fsa",
     "graph.algorithms": "GraphFacts determinize equivalent graph_facts minimize random_paths",

@@ -35,8 +35,12 @@ from fsachain.backends.results import (
     SampledPaths as SampledPaths,
 )
 from fsachain.batch import TableBatch as TableBatch
-from fsachain.decode.forced import (
-    AlignmentError as AlignmentError,
+from fsachain.cli.alignment import Aligner as Aligner
+from fsachain.decode.align import (
+    Alignment as Alignment,
+)
+from fsachain.decode.align import (
+    Tolerance as Tolerance,
 )
 from fsachain.decode.forced import (
     TimedToken as TimedToken,
@@ -63,6 +67,9 @@ from fsachain.decode.keyword import (
     keyword_scores as keyword_scores,
 )
 from fsachain.denominator import DenominatorGraph as DenominatorGraph
+from fsachain.errors import (
+    AlignmentError as AlignmentError,
+)
 from fsachain.errors import (
     BackendUnavailable as BackendUnavailable,
 )

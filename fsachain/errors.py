@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -25,6 +26,14 @@ class ShapeError(FsachainError, ValueError):
 
 class DataError(FsachainError, ValueError):
     """A corpus file, recording or transcript cannot be used."""
+
+
+class AlignmentError(DataError, RuntimeError):
+    """Utterances have no alignment with their transcripts; `utterances` are their numbers in the batch."""
+
+    def __init__(self, message: str, utterances: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.utterances = list(utterances)
 
 
 class ConfigError(FsachainError, ValueError):

@@ -49,7 +49,7 @@ def test_times_are_those_that_the_scores_spell(lexicon: Lexicon, tree: ContextTr
     assert found is not None
     starts = np.cumsum([0] + [frames for _, frames in spoken])
     expected = [
-        CtmEntry("u1", pytest.approx(0.03 * start), pytest.approx(0.03 * frames), phone)
+        CtmEntry("u1", pytest.approx(0.03 * start), pytest.approx(0.03 * frames), phone, 1.0)
         for (phone, frames), start in zip(spoken, starts[:-1], strict=True)
     ]
     assert list(found.phones) == expected

@@ -18,7 +18,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
-from fsachain.graph.spelling import transcript_acceptor
+from fsachain.graph.spelling import transcript_acceptor, ways_to_say
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.model import parse_topology
 from fsachain.stream import Cursor
@@ -88,7 +88,8 @@ def test_transition_probabilities_weigh_as_in_kaldi(topology, tmp_path):
     tree = ContextTree.monophone(PHONES, topology)
     (graphs,) = training_graphs(Path(PYTHON), [job], tmp_path)
     for words, theirs in zip(job.transcripts, graphs, strict=True):
-        phones, _ = transcript_acceptor(words, job.lexicon)
+        ways = [ways_to_say(word, n, job.lexicon) for n, word in enumerate(words)]
+        phones, _ = transcript_acceptor(ways, job.lexicon)
         ours = input_fsa(expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph)
         assert_same_scores(ours, theirs)
 

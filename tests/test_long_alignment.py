@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,7 @@ from tolerances import OBJF_PER_FRAME_FLOAT64
 
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
-from fsachain.decode.align import LongAligner
+from fsachain.decode.align import STRICT, FrameTiming, LongAligner, Tolerance, alignment_numerator
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
@@ -63,7 +61,7 @@ def test_windows_give_the_best_path_of_the_whole(
     num_frames = int(pace * numerator.required_frames) + 5
     scores = spoken(numerator, tree.num_pdfs, num_frames, seed)
     whole = best_path(TableBatch.pack([compile_table(numerator.fsa, tree.num_pdfs)]), scores[None])
-    aligner = LongAligner(numerator, window=60, lookahead=40)
+    aligner = LongAligner(numerator, tree.num_pdfs, window=60, lookahead=40)
     for first in range(0, num_frames, block):
         aligner.accept(scores[first : first + block])
     arcs, log_prob = aligner.finish()
@@ -87,14 +85,14 @@ def test_what_the_text_lacks_goes_to_the_filler_and_other_words_keep_their_times
     expected = word_starts(numerator, np.concatenate(readings))
     expected[20:] += len(noise)
     scores = np.concatenate([readings[0], noise, readings[1]])
-    found = word_starts(numerator, scores, filler_cost=1.0)
-    assert np.abs(found - expected).max() <= 3
+    loose = alignment_numerator(words, LEXICON, tree, STRICT._replace(other=1.0))
+    assert np.abs(word_starts(loose, scores) - expected).max() <= 3
     assert np.abs(word_starts(numerator, scores) - expected).max() > 10
 
 
-def word_starts(numerator: Numerator, scores: np.ndarray, filler_cost: float = math.inf) -> np.ndarray:
+def word_starts(numerator: Numerator, scores: np.ndarray) -> np.ndarray:
     """First frames of the words."""
-    aligner = LongAligner(numerator, window=150, lookahead=100, filler_cost=filler_cost)
+    aligner = LongAligner(numerator, scores.shape[1], window=150, lookahead=100)
     aligner.accept(scores)
     segments = aligner.numerator.phone_segments(aligner.finish()[0])
     return np.array(
@@ -105,7 +103,7 @@ def word_starts(numerator: Numerator, scores: np.ndarray, filler_cost: float = m
 def test_text_and_recording_that_do_not_fit_are_named() -> None:
     tree = tree_of("monophone")
     numerator = numerator_of(["yes", "no", "yes", "yes"] * 10, tree)
-    aligner = LongAligner(numerator, window=30, lookahead=10, name="speech")
+    aligner = LongAligner(numerator, tree.num_pdfs, window=30, lookahead=10, name="speech")
     aligner.accept(np.zeros((25, tree.num_pdfs), np.float32))
     with pytest.raises(
         DataError,
@@ -113,15 +111,97 @@ def test_text_and_recording_that_do_not_fit_are_named() -> None:
     ):
         aligner.finish()
     with pytest.raises(DataError, match="no path"):
-        LongAligner(numerator).finish()
-    aligner = LongAligner(numerator, window=30, lookahead=10, name="speech")
+        LongAligner(numerator, tree.num_pdfs).finish()
+    aligner = LongAligner(numerator, tree.num_pdfs, window=30, lookahead=10, name="speech")
     with pytest.raises(DataError, match="NaN or \\+inf among frames 0"):
         aligner.accept(np.full((35, tree.num_pdfs), np.nan, np.float32))
     for shape in ((4,), (4, 1)):
         with pytest.raises(ShapeError, match=r"expected \[T, P\] with P at least \d+, got shape \[4"):
-            LongAligner(numerator).accept(np.zeros(shape, np.float32))
-    with pytest.raises(ConfigError, match=r"filler_cost is -1\.0; expected at least 0"):
-        LongAligner(numerator, filler_cost=-1.0)
+            LongAligner(numerator, tree.num_pdfs).accept(np.zeros(shape, np.float32))
     for window, lookahead in ((10, 10), (10, 0)):
         with pytest.raises(ConfigError, match="expected 1 <= lookahead < window"):
-            LongAligner(numerator, window=window, lookahead=lookahead)
+            LongAligner(numerator, tree.num_pdfs, window=window, lookahead=lookahead)
+
+
+SAID = {"SIL": "SIL", "yes": "y e s", "no": "n o", "oh": "o", "em": "e m", "hum": "m s m s"}
+
+
+def heard(said: list[str], text: list[str], tolerance: Tolerance, lexicon: Lexicon = LEXICON):
+    """The alignment of `text` with scores that spell `said`, six frames a phone."""
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
+    phones = [phone for word in said for phone in SAID[word].split()]
+    pdfs = [tree.pdf(lexicon.phone_id(phone), frame) for phone in phones for frame in (0, 1, 1, 1, 1, 1)]
+    scores = np.full((len(pdfs), tree.num_pdfs), -5.0, np.float32)
+    scores[np.arange(len(pdfs)), pdfs] = 0.0
+    aligner = LongAligner(
+        alignment_numerator(text, lexicon, tree, tolerance), tree.num_pdfs, window=160, lookahead=120
+    )
+    aligner.accept(scores)
+    return aligner.alignment(lexicon.phones, FrameTiming(1, 0, 1 / 3))
+
+
+def times(found):
+    """Label, start and end; a phone lasts two seconds."""
+    return [(entry.label, round(entry.start, 3), round(entry.start + entry.duration, 3)) for entry in found]
+
+
+WRONG = {
+    "nothing": ("SIL yes no oh", "yes no oh", [("yes", 2, 8), ("no", 8, 12), ("oh", 12, 14)], [], []),
+    "a word was left out": ("yes oh", "yes no oh", [("yes", 0, 6), ("oh", 6, 8)], [1], []),
+    "the first and the last": ("no no", "yes no no em", [("no", 0, 4), ("no", 4, 8)], [0, 3], []),
+    "a word was said twice": (
+        "yes no no oh",
+        "yes no oh",
+        [("yes", 0, 6), ("no", 6, 10), ("no", 10, 14), ("oh", 14, 16)],
+        [],
+        [],
+    ),
+    "a restart": (
+        "yes no yes no oh",
+        "yes no oh",
+        [("yes", 0, 6), ("no", 6, 10), ("yes", 10, 16), ("no", 16, 20), ("oh", 20, 22)],
+        [],
+        [],
+    ),
+    "another word": ("yes hum oh", "yes no oh", [("yes", 0, 6), ("oh", 14, 16)], [1], [(6, 14)]),
+    "more was said": ("yes hum oh", "yes oh", [("yes", 0, 6), ("oh", 14, 16)], [], [(6, 14)]),
+    "six words were left out": (
+        "yes SIL SIL oh yes",
+        "yes no em no em no em oh yes",
+        [("yes", 0, 6), ("oh", 10, 12), ("yes", 12, 18)],
+        [1, 2, 3, 4, 5, 6],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("said", "text", "expected", "skipped", "other"), WRONG.values(), ids=WRONG)
+def test_a_wrong_text_is_aligned_where_it_is_right_and_the_rest_is_named(
+    said: str, text: str, expected: list, skipped: list, other: list | None
+) -> None:
+    found = heard(said.split(), text.split(), Tolerance())
+    assert times(found.words) == expected
+    assert list(found.skipped) == skipped
+    if other is not None:
+        assert [stretch[1:] for stretch in times(found.other)] == other
+        assert all(word.confidence > 0.99 for word in found.words)
+
+
+def test_unknown_words_are_spelled_where_the_lexicon_spells_and_match_anything_where_it_does_not() -> None:
+    found = heard(["yes", "hum", "no"], ["Yes,", "humm", "NO"], STRICT)
+    assert times(found.words) == [("Yes,", 0, 6), ("humm", 6, 14), ("NO", 14, 18)] and not found.skipped
+    spelling = Lexicon.characters(["yes no oh em"], silence="SIL")
+    found = heard(["yes", "hum", "no"], ["yes", "Ms-ms", "no"], STRICT, spelling)
+    assert [entry.label for entry in found.phones[3:7]] == ["m", "s", "m", "s"]
+    assert times(found.words)[1] == ("Ms-ms", 6, 14)
+    assert LEXICON.spelled("no") is None and spelling.spelled("\N{SNOWMAN}") is None
+
+
+@given(words=st.lists(st.sampled_from(["yes", "no", "oh"]), min_size=1, max_size=8), seed=st.integers(0, 99))
+def test_costs_without_bound_leave_the_numerator(words: list[str], seed: int) -> None:
+    for kind in ("monophone", "biphone", "ctc"):
+        tree = tree_of(kind)
+        strict, plain = alignment_numerator(words, LEXICON, tree), numerator_of(words, tree)
+        scores = np.random.default_rng(seed).normal(size=(1, 40, tree.num_pdfs))
+        left, right = (best_path(TableBatch.pack([compile_table(n.fsa)]), scores) for n in (strict, plain))
+        assert left.score[0] == right.score[0] and (left.arcs[0] == right.arcs[0]).all()

@@ -144,3 +144,54 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
     )
     for name in ("words.ctm", "phones.ctm"):
         assert read_ctm(tmp_path / "long" / name) == read_ctm(tmp_path / "short" / name)
+
+
+def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
+    fsachain, model, tmp_path
+) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    from fsachain import Aligner
+
+    words, path = ["yes", "no", "yes"], record(tmp_path / "speech.wav", 16000, 2)
+    (tmp_path / "text.txt").write_text(" ".join(words))
+    options = ("--filler-cost", "inf")
+    assert fsachain("align-long", model, path, tmp_path / "text.txt", tmp_path / "out", *options)[0] == 0
+    aligner = Aligner.load(model)
+    found = aligner.align(path, None, "yes no - yes")
+    assert found.ok and found.utterance == "speech"
+    assert found.to_ctm() == (tmp_path / "out" / "words.ctm").read_text()
+    samples, rate = soundfile.read(path, dtype="int16")
+    items = [
+        (path, None, words),
+        (samples.T, rate, words),
+        (torch.from_numpy(samples.T / 32768.0), rate, words),
+    ]
+    for other in aligner.align_many(items, batch_size=2):
+        assert [entry[1:4] for entry in other.words] == [entry[1:4] for entry in found.words]
+    json.dumps(found.to_dict())
+    found.to_textgrid(tmp_path / "a.TextGrid")
+    assert '"yes"' in (tmp_path / "a.TextGrid").read_text()
+
+
+def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -> None:
+    from fsachain import Aligner
+
+    path, aligner = record(tmp_path / "speech.wav"), Aligner.load(model)
+    items = [
+        (path, None, "yes no"),
+        (path, None, "yes no " * 60),
+        (tmp_path / "absent.wav", None, "yes", "u3"),
+        (path, None, "..."),
+        (np.zeros(9), RATE, "yes"),
+        (np.zeros(9), None, "yes"),
+        (path, None, "unheard of"),
+    ]
+    found = list(aligner.align_many(items))
+    assert [one.ok for one in found] == [True, False, False, False, False, False, True]
+    reasons = "no path through", "no such file", "the text has no words", "no path", "sample_rate = None"
+    for one, reason in zip(found[1:6], reasons, strict=True):
+        assert reason in one.reason and not one.words
+    assert found[2].utterance == "u3"
+    assert [word.label for word in found[6].words] == ["unheard", "of"]
+    assert not aligner.align(path, None, "yes no " * 60).ok
+    assert aligner.align(path, None, "yes no " * 60, tolerant=True).ok

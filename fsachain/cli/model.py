@@ -183,11 +183,10 @@ def check_lang(model: AcousticModel, lang: Lang) -> None:
         raise DataError(f"{lang.name} is not what {model.path or 'the model'} was trained with: {difference}")
 
 
-def _language(context: click.Context, _: click.Parameter, folder: Path | None) -> Lang:
+def lang_of(model: AcousticModel, folder: Path | None = None) -> Lang:
     """The folder given, else what the model holds, else `lang` in its folder or beside it."""
     if folder is not None:
         return load_lang(folder)
-    model: AcousticModel = context.params["model"]  # read before, where this option is not given
     if model.lang is not None:
         return model.lang
     path = model.path or Path()
@@ -199,7 +198,7 @@ model_lang_option = click.option(
     "--lang",
     type=FOLDER,
     is_eager=True,
-    callback=_language,
+    callback=lambda context, _, folder: lang_of(context.params["model"], folder),  # which is read before
     help="Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
 )
 

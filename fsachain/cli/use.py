@@ -19,13 +19,12 @@ from fsachain.cli.options import FILE, OUT, command, counter, fresh, make_folder
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
-from fsachain.decode.align import LongAligner, alignment_of
+from fsachain.decode.align import STRICT, LongAligner, Tolerance, alignment_numerator
 from fsachain.decode.ctm import write_ctm, write_textgrid
 from fsachain.decode.decoder import Decoder
 from fsachain.decode.transcribe import PauseCutter, Piece, RecognisedWord, Transcriber, silence_pdfs
 from fsachain.errors import DataError, LeftOutError
 from fsachain.files import text_lines
-from fsachain.graph.numerator import build_numerator
 from fsachain.nn.export import export_onnx
 from fsachain.nn.streaming import StreamingModel
 
@@ -198,6 +197,7 @@ def _utterance_name(path: Path) -> str:
     default=1.0,  # well-spoken words lie 0.2 below the best scores, wrong ones 1 to 4
     help="Of an output frame between words that is neither silence nor text; inf: there are none.",
 )
+@click.option("--tolerant", is_flag=True, help="Words may be skipped, said again or replaced.")
 def align_long(
     model: AcousticModel,
     recording: Path,
@@ -208,6 +208,7 @@ def align_long(
     window: float,
     lookahead: float,
     filler_cost: float,
+    tolerant: bool,
 ) -> None:
     """Find when each word of a long recording is said, in memory that does not grow with it.
 
@@ -221,26 +222,21 @@ def align_long(
     fresh(out, "words.ctm", "phones.ctm", "fit.txt")
     audio = Recording(recording, model.experiment.features.sample_rate)
     name, timing = _utterance_name(recording), model.timing
+    tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
     aligner = LongAligner(
-        build_numerator(read_words(text), lang.lexicon, lang.tree, name=name),
+        alignment_numerator(read_words(text), lang.lexicon, lang.tree, tolerance, name=name),
+        lang.tree.num_pdfs,
         window=round(window / timing.frame_seconds),
         lookahead=round(lookahead / timing.frame_seconds),
-        filler_cost=filler_cost,
         name=name,
     )
     for scores in _with_progress(model, audio, "aligning"):
         aligner.accept(scores)
-    arcs, log_prob = aligner.finish()
-    found = alignment_of(aligner.numerator, arcs, log_prob, lang.lexicon.phones, timing, name)
+    found = aligner.alignment(lang.lexicon.phones, timing)
     words = found.words
     write_ctm(out / "words.ctm", words)
     write_ctm(out / "phones.ctm", found.phones)
-    # Of each word, the mean over its frames of (score of its pdf - best score of the frame).
-    fits, margins = [], aligner.margins()
-    for word in words:
-        begin = round((word.start - timing.start_of(0)) / timing.frame_seconds)
-        length = max(1, round(word.duration / timing.frame_seconds))
-        fits.append(float(margins[begin : begin + length].mean()))
+    fits = np.log([word.confidence or 0.0 for word in words])
     lines = [f"{word.start:.3f} {fit:.3f} {word.label}\n" for word, fit in zip(words, fits, strict=True)]
     (out / "fit.txt").write_text("".join(lines), encoding="utf-8")
     if textgrid is not None:

@@ -16,19 +16,21 @@ _UNSAFE = re.compile(r'[/\\:*?"<>|%\x00-\x1f]')
 
 
 class CtmEntry(NamedTuple):
-    """One word or phone; start and duration are in seconds."""
+    """One word or phone; start and duration are in seconds, the confidence is from 0 to 1 where it is known."""
 
     utterance: str
     start: float
     duration: float
     label: str
+    confidence: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.utterance} 1 {self.start:.3f} {self.duration:.3f} {self.label}"
+        sure = "" if self.confidence is None else f" {self.confidence:.3f}"
+        return f"{self.utterance} 1 {self.start:.3f} {self.duration:.3f} {self.label}{sure}"
 
 
 def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
-    """Lines `utterance 1 start duration label` in the order given; folders are made if need be."""
+    """Lines `utterance 1 start duration label [confidence]` in the order given; folders are made if need be."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(f"{entry}\n" for entry in entries)

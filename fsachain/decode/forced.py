@@ -22,20 +22,12 @@ from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.ctc import CtcProblem, column_graph, make_problem, name_of
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch
-from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
 from fsachain.graph.ctc import CtcTopology
 from fsachain.table import compile_table
 
 Scores = Literal["path", "posterior"]
 STAR_PENALTY = 0.5
-
-
-class AlignmentError(DataError, RuntimeError):
-    """Some utterances have no alignment; `utterances` are their numbers in the batch."""
-
-    def __init__(self, message: str, utterances: Sequence[int]) -> None:
-        super().__init__(message)
-        self.utterances = list(utterances)
 
 
 def forced_align(

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import NoneType
@@ -30,6 +31,7 @@ FORMATS = ("auto", "lexicon", "lexiconp")
 EPSILON_NAMES = ("<eps>", "<epsilon>")
 JSON_FORMAT = "fsachain-lexicon-2"
 _LONGEST_ENTRY = 1 << 13  # bytes of a line of text: a word and 4,000 phones
+_MOST_LOOKED_AT = 1000  # words, to see whether they are their characters
 _HEAD: dict[str, type | tuple[type, ...]] = {
     "silence": (str, NoneType),
     "silence_prob": (float, int),
@@ -233,6 +235,10 @@ class Lexicon:
             )
         return self._word_ids[self.oov]
 
+    def has(self, word: str) -> bool:
+        """Whether `word` itself is in the lexicon."""
+        return word in self._word_ids
+
     def phone_id(self, phone: str) -> int:
         """Id of the phone called `phone`."""
         found = self._phone_ids.get(phone)
@@ -243,6 +249,27 @@ class Lexicon:
     def pronunciations_of(self, word: str, *, name: str | None = None) -> Sequence[Pronunciation]:
         """The pronunciations of `word`; arguments and errors as `word_id`."""
         return self.pronunciations[self.word_id(word, name=name) - 1]
+
+    def spelled(self, word: str) -> tuple[int, ...] | None:
+        """The phones of a word that the lexicon lacks, by its characters; None where these are not its phones.
+
+        Only where it spells its own words so: nine of ten are their characters, in lower case or as they stand. Characters
+        that are no phones, such as a hyphen, are left out.
+        """
+        if not self._spells:
+            return None
+        forms = (word, word.lower(), word.upper())
+        spellings = [tuple(self._phone_ids[c] for c in form if c in self._phone_ids) for form in forms]
+        return max(spellings, key=len) or None
+
+    @cached_property
+    def _spells(self) -> bool:
+        words = list(zip(self.words, self.pronunciations, strict=True))[:_MOST_LOOKED_AT]
+        spelt = sum(
+            "".join(self.phones[p - 1] for p in ways[0].phones).lower() == word.lower()
+            for word, ways in words
+        )
+        return spelt >= 0.9 * len(words)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the lexicon as lines of JSON, which `load` reads.

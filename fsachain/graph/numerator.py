@@ -41,7 +41,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.forgive import KEPT, Forgiveness, linear, with_star
 from fsachain.graph.lexicon import Lexicon, name_difference
-from fsachain.graph.spelling import NO_WORD, any_phones, spell, transcript_acceptor
+from fsachain.graph.spelling import NO_WORD, any_phones, spell, transcript_acceptor, ways_to_say
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer
 
@@ -68,6 +68,8 @@ class Numerator:
             word k, or for k = len(words) at the end, or what was said in place of word k - 1.
         arc_is_start: bool [A], True where the arc spends the first frame of a phone, False where it continues
             one: two equal phones in a row, across a word boundary or not, stay apart.
+        arc_begins_word: bool [A], True where the arc belongs to the first phone of a word; None where each word is said
+            once, and words are told apart without it.
     """
 
     fsa: Fsa
@@ -75,6 +77,7 @@ class Numerator:
     arc_phone: npt.NDArray[np.int32]
     arc_word: npt.NDArray[np.int32]
     arc_is_start: npt.NDArray[np.bool_]
+    arc_begins_word: npt.NDArray[np.bool_] | None = None
 
     __repr__ = brief
 
@@ -145,7 +148,8 @@ def build_numerator(
     if not words:
         raise GraphError(f"{where}the transcript is empty: a numerator needs at least one word")
     if forgive is None:
-        phones, tags = transcript_acceptor(words, lexicon, name=name)
+        ways = [ways_to_say(word, position, lexicon, name=name) for position, word in enumerate(words)]
+        phones, tags = transcript_acceptor(ways, lexicon)
     else:
         phones, tags = forgiving_acceptor(words, lexicon, forgive, anything, name=name)
     return numerator_of_phones(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,43 +18,70 @@ from fsachain.openfst import Transducer
 NO_WORD = -1
 
 
-def transcript_acceptor(
-    words: Sequence[str], lexicon: Lexicon, *, name: str | None = None
-) -> tuple[Transducer, list[int]]:
-    """All phone sequences of a transcript, epsilon-free, with the word position of each arc (-1: silence).
+class Way(NamedTuple):
+    """One way to say a word: phone ids, log-probability, the tag of its first phone's arcs, that of the others."""
 
-    Before each word, and at the end, stand two states: the words so far are said (`said`), and then also an
-    optional silence (`ready`). What follows leaves `said` with the probability of no silence, and `ready`
-    with probability one.
+    phones: tuple[int, ...]
+    log_prob: float
+    first: int
+    rest: int
+
+
+def ways_to_say(word: str, position: int, lexicon: Lexicon, *, name: str | None = None) -> list[Way]:
+    """The lexicon's pronunciations; errors as `Lexicon.word_id`."""
+    found = lexicon.pronunciations_of(word, name=name)
+    return [Way(phones, math.log(prob), position, position) for phones, prob in found]
+
+
+def transcript_acceptor(
+    words: Sequence[Sequence[Way]],
+    lexicon: Lexicon,
+    jumps: Callable[[int], Sequence[tuple[int, float]]] = lambda place: ((place, 0.0),),
+) -> tuple[Transducer, list[int]]:
+    """All phone sequences of a transcript, epsilon-free, with the tag of each arc (`NO_WORD`: silence).
+
+    Place k is where k words are said. It has two states: the words so far are said (`said`), and then also an optional
+    silence (`ready`). What follows leaves `said` with the probability of no silence, and `ready` with probability one.
+
+    Args:
+        words: the ways to say each.
+        lexicon: its silence.
+        jumps: for word k, or the end if k is the number of words, the places that it may follow, with log-probabilities.
     """
     silence, no_silence = lexicon.silence_log_probs()
-    arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, word position
+    silent = lexicon.silence_phone is not None
+    places: list[list[tuple[int, float]]] = []  # what follows place k leaves these states, with these weights
+    inner: list[list[list[int]]] = []  # the states behind the phones of each way to say word k
     said, num_states = 0, 1
-    for position in range(len(words) + 1):
-        departures = [(said, no_silence)]
-        if lexicon.silence_phone is not None:
-            arcs.append((said, num_states, lexicon.silence_phone, silence, NO_WORD))
-            departures.append((num_states, 0.0))
-            num_states += 1
-        if position == len(words):
+    for ways in (*words, ()):
+        places.append([(said, no_silence), (num_states, 0.0)][: 1 + silent])
+        num_states += silent
+        if not ways:
             break
-        next_said, num_states = num_states, num_states + 1
-        for pronunciation in lexicon.pronunciations_of(words[position], name=name):
-            phones = pronunciation.phones
-            inner = [*range(num_states, num_states + len(phones) - 1), next_said]
-            num_states += len(phones) - 1
-            log_prob = math.log(pronunciation.prob)
-            arcs += [
-                (source, inner[0], phones[0], weight + log_prob, position) for source, weight in departures
-            ]
-            arcs += [
-                (source, target, phone, 0.0, position)
-                for source, target, phone in zip(inner, inner[1:], phones[1:], strict=False)
-            ]
-        said = next_said
+        said, num_states = num_states, num_states + 1
+        inner.append([])
+        for way in ways:
+            more = len(way.phones) - 1
+            inner[-1].append([*range(num_states, num_states + more), said])
+            num_states += more
     final = np.full(num_states, -np.inf)
-    for state, weight in departures:
-        final[state] = weight
+    arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, tag
+    for position, states in enumerate(places):
+        if silent:
+            arcs.append((states[0][0], states[1][0], lexicon.silence_phone or 0, silence, NO_WORD))
+        departures = [(state, w + jump) for place, jump in jumps(position) for state, w in places[place]]
+        if position == len(words):
+            for state, weight in departures:
+                final[state] = np.logaddexp(final[state], weight)
+            break
+        for (phones, log_prob, first, rest), behind in zip(words[position], inner[position], strict=True):
+            arcs += [
+                (source, behind[0], phones[0], weight + log_prob, first) for source, weight in departures
+            ]
+            arcs += [
+                (source, target, phone, 0.0, rest)
+                for source, target, phone in zip(behind, behind[1:], phones[1:], strict=False)
+            ]
     src, dst, phone, weights, tags = zip(*arcs, strict=True)
     sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
     return Transducer(num_states, 0, sources, targets, labels, labels, np.array(weights), final), list(tags)

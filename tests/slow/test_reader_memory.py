@@ -21,7 +21,7 @@ def align(repeats):
     part = numerator_of(words, tree)
     block = np.full((1200, 500), -1.0, np.float32)
     block[:, : tree.num_pdfs] = spoken(part, tree.num_pdfs, 1200, 0)
-    aligner = LongAligner(numerator_of(words * repeats, tree), window=300, lookahead=100)
+    aligner = LongAligner(numerator_of(words * repeats, tree), tree.num_pdfs, window=300, lookahead=100)
     for _ in range(repeats):
         aligner.accept(block)
     arcs, _ = aligner.finish()
