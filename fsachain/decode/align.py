@@ -255,8 +255,8 @@ class Tolerance(NamedTuple):
             best pdf less this.
     """
 
-    skip: float = 10.0
-    repeat: float = 15.0
+    skip: float = 3.0
+    repeat: float = 10.0
     replace: float = 2.0
     other: float = 0.7
 

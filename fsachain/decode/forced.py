@@ -278,7 +278,7 @@ def merge_tokens(tokens: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSp
 
 
 class TimedToken(NamedTuple):
-    """One token of a target: begin and end in seconds, confidence from 0 to 1."""
+    """One token of a target: start and end in seconds, confidence from 0 to 1."""
 
     token: Any
     start: float
