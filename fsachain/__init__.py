@@ -68,7 +68,10 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fsachain' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    home = _HOME_OF[name]
+    if ".cli." in home:
+        import_module("fsachain.errors").require("click", extra="recipes")
+    value = getattr(import_module(home), name)
     globals()[name] = value
     if "fsachain.fsa" in sys.modules:
         sys.modules["fsachain.fsa"].Fsa.svg_of = _graph_svg

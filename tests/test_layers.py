@@ -154,7 +154,10 @@ def test_import_of_the_facade_loads_no_optional_package():
         "matplotlib",
         "pygraphviz",
     }
-    code = "import sys, fsachain; [getattr(fsachain, n) for n in fsachain.__all__]; print(*sys.modules)"
+    code = (  # names of the commands' layer need an extra
+        "import sys, fsachain; [getattr(fsachain, n) for n, home in fsachain._HOME_OF.items() if '.cli.' not in home]; "
+        "print(*sys.modules)"
+    )
     output = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

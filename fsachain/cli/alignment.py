@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.lang import Lang
+from fsachain.cli.lang import Lang, load_lang
 from fsachain.cli.model import AcousticModel, check_lang, lang_of, normalise_set
 from fsachain.cli.use import stream_outputs
 from fsachain.data.audio import Recording, Resampler
@@ -57,7 +57,7 @@ class Aligner:
             DataError: no such files, or ones that do not belong together.
         """
         acoustic = AcousticModel.load(Path(model))
-        return cls(acoustic, lang_of(acoustic, None if lang is None else Path(lang)))
+        return cls(acoustic, lang_of(acoustic) if lang is None else load_lang(Path(lang)))
 
     def align(
         self,

@@ -183,10 +183,8 @@ def check_lang(model: AcousticModel, lang: Lang) -> None:
         raise DataError(f"{lang.name} is not what {model.path or 'the model'} was trained with: {difference}")
 
 
-def lang_of(model: AcousticModel, folder: Path | None = None) -> Lang:
-    """The folder given, else what the model holds, else `lang` in its folder or beside it."""
-    if folder is not None:
-        return load_lang(folder)
+def lang_of(model: AcousticModel) -> Lang:
+    """What the model holds, else `lang` in its folder or beside it."""
     if model.lang is not None:
         return model.lang
     path = model.path or Path()
@@ -198,7 +196,8 @@ model_lang_option = click.option(
     "--lang",
     type=FOLDER,
     is_eager=True,
-    callback=lambda context, _, folder: lang_of(context.params["model"], folder),  # which is read before
+    # Where the option is not given, the model is read before it.
+    callback=lambda context, _, folder: load_lang(folder) if folder else lang_of(context.params["model"]),
     help="Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
 )
 
