@@ -332,8 +332,8 @@ class RNNTLoss(nn.Module):
     """`rnnt_loss` with its options, as `torchaudio.transforms.RNNTLoss`.
 
     Attributes:
-        blank, clamp, reduction, fused_log_softmax, fastemit_lambda, delay_penalty, rnnt_type, inplace, zero_infinity: the
-            options, as for `rnnt_loss`; read at each call.
+        blank, clamp, reduction, fused_log_softmax, fastemit_lambda, delay_penalty, rnnt_type, forgive, inplace,
+            zero_infinity: the options, as for `rnnt_loss`; read at each call.
     """
 
     def __init__(
