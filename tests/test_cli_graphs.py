@@ -115,6 +115,55 @@ def test_shards_train_a_model_whose_alignment_ties_a_tree(fsachain, recorded):
     assert {name: matrix.shape for name, matrix in found.items()} == {f"u{n}": (34, 12) for n in range(1, 6)}
 
 
+def test_a_training_is_not_mixed_with_another(fsachain, recorded):
+    """What differs is named, old and new: an option, the graphs, the development set, epochs that the schedule forbids."""
+    folder, lang = recorded, ("--lang", recorded / "lang")
+    assert (
+        fsachain("num-graphs", folder / "data", folder / "num.npz", *lang, "--den", folder / "den").status
+        == 0
+    )
+    config = ("--config", folder / "small.yaml")
+    step = ("train", folder / "data", folder / "num.npz", folder / "exp", *lang, *config)
+    first = (*step, "--den", folder / "den")
+    assert fsachain(*first).status == 0
+    assert fsachain("word-lm", folder / "data", folder / "words.fst", *lang).status == 0
+    assert fsachain("den-graph", folder / "words.fst", folder / "other", *lang).status == 0
+    for words, told in (
+        ((*first, "--set", "network.channels=4"), "network.channels was 8, is 4;"),
+        ((*step, "--den", folder / "other"), "graphs.denominator was '"),
+        (
+            (*first, "--dev", folder / "data", folder / "num.npz"),
+            "development set was 'none', is '5 utterances, ",
+        ),
+        (
+            (*first, "--num-epochs", 3),
+            "train.num_epochs was 1, is 3, but of the next step learning_rate was ",
+        ),
+    ):
+        outcome = fsachain(*words)
+        assert outcome.status == 1
+        assert (
+            "exp" in outcome.err
+            and "holds a training with other options" in outcome.err
+            and told in outcome.err
+        )
+    assert fsachain(*first).status == 0
+    constant = ("--set", "train.schedule={decay: constant, warmup: 0}")
+    again = (
+        "train",
+        folder / "data",
+        folder / "num.npz",
+        folder / "new",
+        *lang,
+        "--den",
+        folder / "den",
+        *config,
+    )
+    assert fsachain(*again, *constant).status == 0
+    outcome = fsachain(*again, *constant, "--num-epochs", 2)
+    assert outcome.status == 0 and "epoch   2/2" in outcome.err and "epoch   1/" not in outcome.err
+
+
 class TestKaldi:
     """The files of a Kaldi directory, through the commands."""
 

@@ -22,9 +22,11 @@ pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed"
 
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
-from fsachain.train.config import TrainConfig, from_dict
+from fsachain.train.checkpoint import Identity, list_checkpoints, load_tensors, save_tensors
+from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict
 from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.reporting import DivergedError, LineProgress
+from fsachain.train.schedule import Schedule, ScheduleConfig
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
@@ -67,13 +69,75 @@ def test_the_loss_taken_apart_gives_the_gradient_of_one_backward_call(tmp_path):
             )
 
 
-def test_another_training_in_the_same_folder_is_refused(tmp_path):
+def test_another_training_in_the_same_folder_is_refused_with_what_differs(tmp_path):
+    """Options, utterances and development set are named, old and new; a finished training is compared too."""
+    examples, numerators = corpus(12)
+    train, dev = examples[:10], examples[10:]
+    new_trainer(tmp_path, numerators, num_epochs=1, batch_size=5).fit(train, dev)
+    for options, sets, told in (
+        ({"batch_size": 4}, (train, dev), r"train.batch_size was 5, is 4"),
+        ({"optimizer": OptimizerConfig("sgd")}, (train, dev), r"train.optimizer.name was 'adam', is 'sgd'"),
+        ({}, (train[1:], dev), r"training set was '10 utterances, \w+', is '9 utterances, \w+'"),
+        ({}, (train, dev[1:]), r"development set was '2 utterances, \w+', is '1 utterances, \w+'"),
+        ({}, (train,), r"development set was '2 utterances, \w+', is 'none'"),
+    ):
+        with pytest.raises(ConfigError, match=f"other options or data: {told}; delete"):
+            new_trainer(tmp_path, numerators, **{"num_epochs": 1, "batch_size": 5, **options}).fit(*sets)
+    new_trainer(tmp_path, numerators, num_epochs=1, batch_size=5).fit(train, dev)
+
+
+CONSTANT = ScheduleConfig(decay="constant", warmup=0.0, peak=1e-3)
+
+
+def test_a_finished_training_goes_on_for_more_epochs_where_nothing_scheduled_changes(tmp_path):
+    """Bit for bit the training that had as many from the start."""
     examples, numerators = corpus(10)
-    new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
-    with pytest.raises(ConfigError, match="other options"):
-        new_trainer(tmp_path, numerators, num_epochs=2).fit(examples)
-    with pytest.raises(ConfigError, match="utterances"):
-        new_trainer(tmp_path, numerators, num_epochs=1).fit(examples[:-1])
+    at_once = new_trainer(tmp_path / "at once", numerators, num_epochs=5, schedule=CONSTANT)
+    at_once.fit(examples)
+    new_trainer(tmp_path / "more", numerators, num_epochs=2, schedule=CONSTANT).fit(examples)
+    more = new_trainer(tmp_path / "more", numerators, num_epochs=5, schedule=CONSTANT)
+    assert [epoch["epoch"] for epoch in more.fit(examples).epochs] == [1, 2, 3, 4, 5]
+    expected = at_once.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in more.model.state_dict().items())
+    events = [event["event"] for event in read_log(tmp_path / "more" / "train.jsonl")]
+    assert events.count("epoch") == 5 and events.count("end") == 1 and events[-1] == "end"
+    with pytest.raises(ConfigError, match=r"train.num_epochs was 5, is 3, but 5 epochs are done"):
+        new_trainer(tmp_path / "more", numerators, num_epochs=3, schedule=CONSTANT).fit(examples)
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({}, "learning_rate"),
+        ({"schedule": ScheduleConfig(decay="constant", warmup=0.8)}, "learning_rate"),
+        ({"schedule": CONSTANT, "dropout_schedule": Schedule([(0.1, 0.0), (0.0, 1.0)])}, "dropout"),
+    ],
+)
+def test_more_epochs_are_refused_where_a_schedule_would_jump(tmp_path, options, value):
+    examples, numerators = corpus(10)
+    new_trainer(tmp_path, numerators, num_epochs=2, **options).fit(examples)
+    expected = rf"train.num_epochs was 2, is 4, but of the next step {value} was [-.e\d]+, is [-.e\d]+; expected constant"
+    with pytest.raises(ConfigError, match=expected):
+        new_trainer(tmp_path, numerators, num_epochs=4, **options).fit(examples)
+
+
+def test_a_training_of_an_earlier_version_goes_on_and_says_what_is_not_compared(tmp_path):
+    examples, numerators = corpus(10)
+    first = new_trainer(tmp_path, numerators, num_epochs=1)
+    first.fit(examples, examples[:2])
+    source = BatchSource(
+        [examples], numerators, first.model.output_lengths, batch_size=first.config.batch_size, seed=0
+    )
+    old = Identity.of(first.config, source, None, {}, lambda *_: {}).hash
+    for path in list_checkpoints(tmp_path / "checkpoints"):
+        tensors, header = load_tensors(path)
+        del header["state"]["identity"]
+        save_tensors(path, tensors, {**header, "state": {**header["state"], "fingerprint": old}})
+    new_trainer(tmp_path, numerators, num_epochs=1).fit(examples, examples[:2])
+    told = [event["text"] for event in read_log(tmp_path / "train.jsonl") if event["event"] == "warning"]
+    assert told == ["an earlier version wrote this training: its development set cannot be compared"]
+    with pytest.raises(ConfigError, match="an earlier version wrote it"):
+        new_trainer(tmp_path, numerators, num_epochs=1).fit(examples[1:])
 
 
 def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_path):

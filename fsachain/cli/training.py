@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 import torch
 from torch import nn
 
 from fsachain.cli.config import Experiment, config_option
-from fsachain.cli.graphs import load_denominator
+from fsachain.cli.graphs import DENOMINATOR, load_denominator
 from fsachain.cli.lang import LANG, Lang, lang_option, transcript_faults
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, begin_network
 from fsachain.cli.options import (
@@ -37,10 +38,11 @@ from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError
 from fsachain.files import parse_json, write_text
-from fsachain.graph.numerator import build_numerator
+from fsachain.graph.numerator import build_numerator, made_with
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.network import Network
 from fsachain.train.checkpoint import list_checkpoints
+from fsachain.train.config import changes
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.reporting import Progress, make_progress
 from fsachain.train.stopping import stoppable
@@ -71,6 +73,7 @@ NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
     type=COUNT,
     help="With --stream: mix the utterances of so many Shar shards or Kaldi archives, not of the whole corpus.",
 )
+@click.option("--num-epochs", type=COUNT, help="In place of train.num_epochs of the configuration.")
 @click.option(
     "--bad-data", type=click.Choice(POLICIES), help="In place of train.bad_data of the configuration."
 )
@@ -87,6 +90,7 @@ def train(
     stream: bool,
     jobs: int,
     shards_at_once: int | None,
+    num_epochs: int | None,
     bad_data: str | None,
     scheduler: str | None,
     experiment: Experiment,
@@ -109,8 +113,9 @@ def train(
     for option, value in given.items():
         if value and not stream:
             raise click.UsageError(f"{option} goes with --stream")
-    if bad_data is not None:
-        experiment = replace(experiment, train=replace(experiment.train, bad_data=bad_data))
+    changed = {"num_epochs": num_epochs, "bad_data": bad_data}
+    settings: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
+    experiment = replace(experiment, train=replace(experiment.train, **settings))
     faults: list[Fault] = []
 
     def read(path: Path) -> DataDir:
@@ -175,13 +180,14 @@ def train_model(
     `train` or `dev`, reported with those found here.
     """
     world = world or World.alone()
+    graphs = load_denominator(lang, denominator)
     if world.is_first:
-        _claim_folder(experiment, out)
+        _claim_folder(experiment, lang, denominator, out)
     if not experiment.perturbation.speeds:
         raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
     if dev is not None:
         _refuse_shared_ids(train.data, dev.data)
-    trainer, network = _begin(experiment, lang, load_denominator(lang, denominator), out, world)
+    trainer, network = _begin(experiment, lang, graphs, out, world)
     loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
         if stream:
@@ -235,24 +241,31 @@ def _refuse_shared_ids(train: DataDir, dev: DataDir) -> None:
             )
 
 
-def _claim_folder(experiment: Experiment, out: Path) -> None:
-    """Note the options in the folder; refuse one that holds a training with others.
+def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Path) -> None:
+    """Note options and graphs in the folder; refuse one that holds a training with others.
 
     The trainer itself compares the options of section `train` and the utterances.
     """
     elsewhere = ("train", "decoding", "rescoring")
     options = {name: value for name, value in experiment.to_dict().items() if name not in elsewhere}
+    made = made_with(lang.lexicon, lang.tree)
+    options["graphs"] = {
+        "phones": {str(number): phone for number, phone in enumerate(made["phones"], 1)},
+        "tree": made["tree"][:12],
+        "lexicon": made["lexicon"][:12],
+        "denominator": hashlib.sha256((denominator / DENOMINATOR).read_bytes()).hexdigest()[:12],
+    }
     path = out / "experiment.json"
     if path.is_file():
         try:
             before = dict(parse_json(path.read_bytes(), str(path)))
         except (TypeError, ValueError) as error:
             raise DataError(f"{path}: cannot read the options of the training ({error})") from error
-        changed = sorted(name for name in options if before.get(name) != options[name])
-        if changed:
+        before.setdefault("graphs", options["graphs"])  # that of an earlier version
+        told = changes(before, options)
+        if told:
             raise ConfigError(
-                f"{out}: holds a training with other options in {', '.join(changed)}; "
-                "choose another folder or delete it"
+                f"{out}: holds a training with other options: {', '.join(told[:8])}; choose another folder or delete it"
             )
     make_folder(out)
     write_text(path, json.dumps(options, indent=2) + "\n")

@@ -23,10 +23,11 @@ from torch import nn
 from fsachain.data.audio import seeded_generator
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.files import parse_json, remove_partials, replacing
-from fsachain.train.config import TrainConfig, to_dict
+from fsachain.train.config import TrainConfig, changes, to_dict
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.optimizer import ParameterEma
 from fsachain.train.schedule import Scheduled
+from fsachain.train.source import Source
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Precision
 from fsachain.train.world import World
@@ -38,6 +39,7 @@ ASIDE = ".aside"  # ends the name of a checkpoint that is out of use
 MAX_HEADER_BYTES = 1 << 23  # of a safetensors file; entries become Python objects of twenty times their size
 _PADDING = "padding"  # a tensor of zeros in files of older versions
 _LONGEST_REASON = 400  # characters of an error message, which may quote the file
+_MOST_TOLD = 8  # differences of two trainings
 _NAME = re.compile(r"epoch-(\d+)-batch-(\d+)\.safetensors")
 
 # Options that may change when a training is resumed.
@@ -239,11 +241,78 @@ class TrainState:
         return -max(finite)[1] if finite else None
 
 
-def fingerprint(config: TrainConfig, data: list[Any], loss_options: Mapping[str, Scheduled]) -> str:
-    """Hash of all that decides the course of a training: options, its source's fingerprint, the loss's schedules."""
-    options = {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS}
-    changing = [{name: str(value) for name, value in sorted(loss_options.items())}] if loss_options else []
-    return hashlib.sha256(json.dumps([options, data, *changing]).encode()).hexdigest()
+@dataclass(frozen=True)
+class Identity:
+    """All that decides the course of a training, which a checkpoint must have been made with.
+
+    Attributes:
+        facts: options of the training, schedules of the loss, and both sets of utterances, as JSON can hold them.
+        hash: what checkpoints of earlier versions have in their place; the development set is not in it.
+        scheduled: (epoch, batch, num_epochs) -> the values that change with progress, by name, in the step that comes next.
+    """
+
+    facts: dict[str, Any]
+    hash: str
+    scheduled: Callable[[int, int, int], dict[str, float]]
+
+    @classmethod
+    def of(
+        cls,
+        config: TrainConfig,
+        source: Source,
+        dev_source: Source | None,
+        loss_options: Mapping[str, Scheduled],
+        scheduled: Callable[[int, int, int], dict[str, float]],
+    ) -> Identity:
+        options = {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS}
+        changing = {name: str(value) for name, value in sorted(loss_options.items())}
+        data = source.fingerprint()
+        old = json.dumps([options, data, *([changing] if changing else [])])
+        facts = {
+            "train": options,
+            "loss": changing,
+            "training set": _set_fact(source.num_utterances, data),
+            "development set": "none"
+            if dev_source is None
+            else _set_fact(dev_source.num_utterances, dev_source.fingerprint()),
+        }
+        return cls(facts, hashlib.sha256(old.encode()).hexdigest(), scheduled)
+
+    def check(self, state: Mapping[str, Any], epoch: int, batch: int, tell: Callable[[str], None]) -> None:
+        """A ConfigError names what a checkpoint at this place was made with that is different now.
+
+        Another number of epochs is none where all that is scheduled goes on from where it is.
+        """
+        before = state.get("identity")
+        if not isinstance(before, Mapping):
+            if state.get("fingerprint") != self.hash:
+                raise ConfigError(
+                    "other options or utterances; an earlier version wrote it, which does not say which"
+                )
+            if self.facts["development set"] != "none":
+                tell("an earlier version wrote this training: its development set cannot be compared")
+            return
+        told = changes(before, self.facts)
+        if not told:
+            return
+        others = [text for text in told if not text.startswith("train.num_epochs ")]
+        if not others:
+            now = self.facts["train"]["num_epochs"]
+            old, new = (self.scheduled(epoch, batch, count) for count in (before["train"]["num_epochs"], now))
+            jumps = changes(old, new)
+            if not jumps and epoch + bool(batch) <= now:
+                return
+            why = f"of the next step {', '.join(jumps)}" if jumps else f"{epoch} epochs are done"
+            told = [
+                f"{told[0]}, but {why}; expected constant schedules (train.schedule.decay: constant) and more epochs, or a "
+                "new training that begins with this model (network.init_from)"
+            ]
+        raise ConfigError(f"other options or data: {', '.join(told[:_MOST_TOLD])}")
+
+
+def _set_fact(num_utterances: int, fingerprint: list[Any]) -> str:
+    digest = hashlib.sha256(json.dumps(fingerprint).encode()).hexdigest()
+    return f"{num_utterances} utterances, {digest[:12]}"
 
 
 def process_seed(seed: int, step: int, rank: int) -> int:
@@ -253,7 +322,7 @@ def process_seed(seed: int, step: int, rank: int) -> int:
 class Checkpoints:
     """The checkpoints of one training: written, thinned out, taken up again.
 
-    All processes of `world` call `save` and `resume`. A checkpoint of another training, by `fingerprint`, is refused.
+    All processes of `world` call `save` and `resume`. A checkpoint of another training, by `identity`, is refused.
     `final` are those whose models make the final model, oldest first.
     """
 
@@ -263,7 +332,7 @@ class Checkpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
-        fingerprint: str,
+        identity: Identity,
         *,
         world: World,
         precision: Precision,
@@ -273,7 +342,7 @@ class Checkpoints:
         self._model = model
         self._optimizer = optimizer
         self._config = config
-        self._fingerprint = fingerprint
+        self._identity = identity
         self._world = world
         self._precision = precision
         self._ema = ema
@@ -290,7 +359,7 @@ class Checkpoints:
             facts = {
                 "processes": self._world.size,
                 "precision": [self._precision.factor, self._precision.good_steps],
-                "fingerprint": self._fingerprint,
+                "identity": self._identity.facts,
                 "bad_in_a_row": state.bad_in_a_row,
                 "sums": state.sums.to_dict(),
                 "epochs": state.epochs,
@@ -350,7 +419,7 @@ class Checkpoints:
         def comes_again(event: Mapping[str, Any]) -> bool:
             kind, epoch = event.get("event"), event.get("epoch")
             if kind not in ("epoch", "skipped") or not isinstance(epoch, int):
-                return False
+                return kind == "end"
             finished = (epoch, 0) if kind == "epoch" else (epoch - 1, int(event.get("batch", 0)) + 1)
             return finished > (state.epoch, state.batch)
 
@@ -369,9 +438,13 @@ class Checkpoints:
         if not paths:
             return None
         damage: dict[Path, DataError] = {}
+        checked = False
         for path in reversed(paths):
             try:
-                Checkpoint.load(path)
+                found = Checkpoint.load(path)
+                if not checked:
+                    self._check(found, tell)
+                    checked = True
             except DataError as error:
                 damage[path] = error
                 tell(f"damaged checkpoint: {error}")
@@ -392,11 +465,15 @@ class Checkpoints:
             f"{self._folder}: no checkpoint can be gone on from ({reason}); delete the folder to start anew"
         )
 
-    def _load(self, checkpoint: Checkpoint) -> TrainState:
-        if checkpoint.state.get("fingerprint") != self._fingerprint:
+    def _check(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
+        try:
+            self._identity.check(checkpoint.state, checkpoint.epoch, checkpoint.batch, tell)
+        except ConfigError as error:
             raise ConfigError(
-                f"{self._folder}: holds a training with other options or utterances; delete it or choose another"
-            )
+                f"{self._folder}: holds a training with {error}; delete it or choose another folder"
+            ) from error
+
+    def _load(self, checkpoint: Checkpoint) -> TrainState:
         try:
             self._model.load_state_dict(checkpoint.model)
             self._optimizer.load_state_dict(checkpoint.optimizer)

@@ -152,30 +152,36 @@ class Schedules:
 
     def apply(self, step: int, num_steps: int) -> None:
         """`step` is counted from 0 over `num_steps` of all epochs together."""
-        rate = learning_rate(self._config.schedule, step, num_steps)
-        set_learning_rate(self._optimizer, rate)
+        self.values = self.at(step, num_steps)
+        set_learning_rate(self._optimizer, self.values["learning_rate"])
         epochs = step * self._config.num_epochs / max(num_steps, 1)
         for parameter, until in self._frozen:
             moves = epochs >= until
             if not moves:
                 parameter.grad = None  # one from before a resumed training would still move it
             parameter.requires_grad_(moves)
+        self._adjust(training_progress(step, num_steps))
+        for set_proportion in self._dropout:
+            set_proportion(self.values["dropout"])
+
+    def at(self, step: int, num_steps: int) -> dict[str, float]:
+        """The `values` of a step; nothing is set."""
         progress = training_progress(step, num_steps)
-        self.values = {"learning_rate": rate, **self._adjust(progress)}
+        found = {"learning_rate": learning_rate(self._config.schedule, step, num_steps)}
+        found |= {name: value_at(value, progress) for name, value in self.loss_options.items()}
         if self._config.dropout_schedule is not None:
-            proportion = self.values["dropout"] = value_at(self._config.dropout_schedule, progress)
-            for set_proportion in self._dropout:
-                set_proportion(proportion)
+            found["dropout"] = value_at(self._config.dropout_schedule, progress)
+        return found
 
     def apply_final(self) -> None:
         """Give the loss its options of the last step, so that evaluations at any time can be compared."""
         self._adjust(1.0)
 
-    def _adjust(self, progress: float) -> dict[str, float]:
-        options = {name: value_at(value, progress) for name, value in self.loss_options.items()}
-        if options:
-            self._loss.adjust(**options)
-        return options
+    def _adjust(self, progress: float) -> None:
+        if self.loss_options:
+            self._loss.adjust(
+                **{name: value_at(value, progress) for name, value in self.loss_options.items()}
+            )
 
 
 class MaxChange:

@@ -23,7 +23,7 @@ from fsachain.data.dataset import Example
 from fsachain.data.utterance import Fault
 from fsachain.files import locked
 from fsachain.table import TransitionTable
-from fsachain.train.checkpoint import Checkpoints, TrainState, fingerprint, process_seed, save_tensors
+from fsachain.train.checkpoint import Checkpoints, Identity, TrainState, process_seed, save_tensors
 from fsachain.train.config import TrainConfig
 from fsachain.train.ending import Ending, check_ending, make_final_model
 from fsachain.train.log import json_ready
@@ -161,7 +161,8 @@ class Trainer:
 
         Raises:
             DataError: some utterances cannot be used and `config.bad_data` is "stop"; or no checkpoint is sound.
-            ConfigError: the folder holds a training with other options or data, or one that is running.
+            ConfigError: the folder holds a training with other options or data, which are named, or one that is running.
+                More epochs are fine where learning rate, dropout and options of the loss do not change by them.
             DivergedError: `config.max_bad_batches` batches in a row were not finite.
             StoppedError: SIGTERM came to one of the processes; the state is saved.
             WorldError: another process has ended.
@@ -171,12 +172,17 @@ class Trainer:
         self.world.take_threads(config.num_threads)
         torch.manual_seed(process_seed(config.seed, 0, rank) if rank else config.seed)
         check_ending(config, dev_source)
+
+        def scheduled(epoch: int, batch: int, num_epochs: int) -> dict[str, float]:
+            size = source.num_batches
+            return self._schedules.at(epoch * size + batch, num_epochs * size)
+
         self._checkpoints = Checkpoints(
             self.directory / "checkpoints",
             self.model,
             self._optimizer,
             config,
-            fingerprint(config, source.fingerprint(), self._schedules.loss_options),
+            Identity.of(config, source, dev_source, self._schedules.loss_options, scheduled),
             world=self.world,
             precision=self._stepper.passes.precision,
             ema=self._ema,
