@@ -27,20 +27,6 @@ def lattice(arcs, num_states):
     return Lattice(num_states, 0, *ints, 0.25 * cost, 0.75 * cost, final, np.where(final == 0, 0.0, np.inf))
 
 
-def test_a_word_has_the_share_of_the_paths_that_say_it():
-    found = word_posteriors(lattice([(0, 1, 1, YES, 0.6), (0, 1, 2, NO, 0.2)], 2))
-    assert [(w.word, w.frame) for w in found] == [(YES, 0)]
-    assert found[0].confidence == pytest.approx(0.75)
-
-
-def test_other_times_of_a_word_count_for_it():
-    """The word is said at frame 0 with 0.5, at frame 1 with 0.3; another one with 0.2."""
-    arcs = [(0, 1, 1, YES, 0.5), (0, 2, 3, 0, 0.3), (0, 3, 3, NO, 0.2)]
-    arcs += [(1, 4, 1, 0, 1.0), (2, 4, 1, YES, 1.0), (3, 4, 1, 0, 1.0)]
-    (found,) = word_posteriors(lattice(arcs, 5))
-    assert found.confidence == pytest.approx(0.8)
-
-
 def test_a_word_said_once_or_twice_is_sure_once():
     """Twice with 0.6, at frames 0 and 3; once, at frame 0, with 0.4: the second is as sure as its paths."""
     arcs = [(0, 1, 1, YES, 1.0), (1, 2, 1, 0, 1.0), (2, 3, 1, 0, 1.0), (3, 4, 1, YES, 0.6), (3, 4, 1, 0, 0.4)]
