@@ -36,6 +36,16 @@ def shared():
     return SHARED
 
 
+@pytest.fixture
+def use_threads():
+    """Sets the number of threads of the CPU backend; what it was comes back."""
+    from fsachain import get_num_threads, set_num_threads
+
+    before = get_num_threads()
+    yield set_num_threads
+    set_num_threads(before)
+
+
 def pytest_collection_modifyitems(items):
     """A profile alone changes no test that names its number of examples; here these get their multiple too."""
     own = {

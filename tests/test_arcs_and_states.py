@@ -18,8 +18,6 @@ from fsachain import (
     TableBatch,
     compile_table,
     forward_backward,
-    get_num_threads,
-    set_num_threads,
     total_log_prob,
 )
 from fsachain.backends.cpu import log as cpu_log
@@ -191,20 +189,17 @@ def test_counts_of_arcs_are_sums_over_frames_and_add_to_what_is_there(kind):
         np.testing.assert_allclose(counts[n], before + arcs.sum(axis=0), rtol=0.0, atol=tolerances.FLOAT64)
 
 
-def test_counts_of_arcs_have_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads():
+def test_counts_of_arcs_have_the_same_bits_alone_in_any_batch_and_with_any_number_of_threads(use_threads):
     scores = 50 * np.random.default_rng(5).normal(size=(5, 30, NUM_PDFS))
-    lengths, before = np.array([30, 7, 21, 30, 1]), get_num_threads()
+    lengths = np.array([30, 7, 21, 30, 1])
     tables = [table_and_leak("leaky", n)[0] for n in range(5)]
     alone = [
         counted(TableBatch.pack([tables[n]]), scores[n : n + 1], lengths[n : n + 1], 0.1)[0] for n in range(5)
     ]
-    try:
-        for count in (1, 3):
-            set_num_threads(count)
-            together = counted(TableBatch.pack(tables), scores, lengths, 0.1)
-            assert [row.tobytes() for row in together] == [row.tobytes() for row in alone]
-    finally:
-        set_num_threads(before)
+    for count in (1, 3):
+        use_threads(count)
+        together = counted(TableBatch.pack(tables), scores, lengths, 0.1)
+        assert [row.tobytes() for row in together] == [row.tobytes() for row in alone]
 
 
 def test_counts_of_arcs_need_no_array_of_frames_by_arcs():

@@ -7,17 +7,13 @@ from ctc_inputs import random_batch
 
 from fsachain import ctc_loss
 from fsachain.backends.cpu import ctc as cpu_ctc
-from fsachain.backends.cpu import threads
 
 SIZE = 20
 
 
 @pytest.fixture
-def one_thread():
-    before = threads.get_num_threads()
-    threads.set_num_threads(1)
-    yield
-    threads.set_num_threads(before)
+def one_thread(use_threads):
+    use_threads(1)
 
 
 def run(batch, lanes, dtype, **options):

@@ -11,12 +11,10 @@ from fsachain import (
     compile_table,
     ctc_loss,
     expected_accuracy,
-    get_num_threads,
     hat_loss,
     multi_blank_loss,
     rnnt_loss,
     rnnt_loss_simple,
-    set_num_threads,
     tdt_loss,
     total_log_prob,
     transducer_loss,
@@ -141,15 +139,12 @@ def test_padding_changes_no_bit_and_has_no_gradient(name):
 
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"simple"}))  # whose products are torch's
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads(name, dtype):
+def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads(name, dtype, use_threads):
     inputs = make_inputs(name, 5.0, dtype)
-    expected, before = run(name, inputs), get_num_threads()
-    try:
-        for threads in (1, 3):
-            set_num_threads(threads)
-            assert_same_bits(run(name, inputs), expected)
-    finally:
-        set_num_threads(before)
+    expected = run(name, inputs)
+    for threads in (1, 3):
+        use_threads(threads)
+        assert_same_bits(run(name, inputs), expected)
     for n in EVERY:
         alone = run(name, [x[n : n + 1] for x in inputs], [n])
         assert_same_bits(alone, [part[n : n + 1] for part in expected], [0])

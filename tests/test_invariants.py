@@ -17,8 +17,6 @@ from fsachain import (
     TableBatch,
     compile_table,
     forward_backward,
-    get_num_threads,
-    set_num_threads,
 )
 
 NUM_PDFS = 3
@@ -86,13 +84,6 @@ def test_renumbering_states_arcs_and_pdfs_changes_nothing(backend, data, fsa, nu
     np.testing.assert_allclose(moved_gamma, gamma[:, arcs], rtol=0.0, atol=tolerances.FLOAT64)
 
 
-@pytest.fixture
-def thread_count():
-    before = get_num_threads()
-    yield set_num_threads
-    set_num_threads(before)
-
-
 def same_bits(left, right):
     left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
@@ -121,12 +112,12 @@ def evaluate(batch, scores, lengths, leaky):
 
 @pytest.mark.parametrize("kind", ["shared", "packed"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_bits_do_not_depend_on_the_batch_or_the_threads(kind, dtype, thread_count):
+def test_bits_do_not_depend_on_the_batch_or_the_threads(kind, dtype, use_threads):
     batch, scores, lengths, leaky = many(kind)
     scores = scores.astype(dtype)
     expected = evaluate(batch, scores, lengths, leaky)
     for threads in (1, 2, 5):
-        thread_count(threads)
+        use_threads(threads)
         assert all(map(same_bits, evaluate(batch, scores, lengths, leaky), expected))
     for n in range(SIZE):
         alone = TableBatch.pack([batch.table(n)]) if kind == "packed" else TableBatch.share(batch.table(0), 1)

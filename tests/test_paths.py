@@ -19,10 +19,8 @@ from fsachain import (
     best_path,
     compile_table,
     forward_backward,
-    get_num_threads,
     n_best,
     sample_paths,
-    set_num_threads,
 )
 
 NUM_PDFS = 9
@@ -200,21 +198,18 @@ def test_whole_paths_are_drawn_by_their_probability(leaky):
         assert abs(found[path] / size - probability) <= tolerances.drawn_share(probability, size)
 
 
-def test_one_seed_gives_one_set_of_paths_whatever_the_batch_and_the_threads():
+def test_one_seed_gives_one_set_of_paths_whatever_the_batch_and_the_threads(use_threads):
     tables = [DenominatorGraph(connected_graph(n), NUM_PDFS).table for n in range(4)]
     scores, lengths = 3 * np.random.default_rng(4).normal(size=(4, 25, NUM_PDFS)), [25, 3, 14, 25]
-    before, batch = get_num_threads(), TableBatch.pack(tables)
+    batch = TableBatch.pack(tables)
     alone = [
         as_bytes(samples(TableBatch.pack([tables[n]]), scores[n : n + 1], 50, lengths[n : n + 1], 0.1), 0)
         for n in range(4)
     ]
-    try:
-        for count in (1, 3):
-            set_num_threads(count)
-            together = samples(batch, scores, 50, lengths, 0.1)
-            assert [as_bytes(together, n) for n in range(4)] == alone
-    finally:
-        set_num_threads(before)
+    for count in (1, 3):
+        use_threads(count)
+        together = samples(batch, scores, 50, lengths, 0.1)
+        assert [as_bytes(together, n) for n in range(4)] == alone
     padded = np.concatenate([scores, np.full((4, 5, NUM_PDFS), np.nan)], axis=1)
     assert as_bytes(samples(batch, padded, 50, lengths, 0.1), 2) == alone[2]
     more = samples(batch, scores, 80, lengths, 0.1)

@@ -14,7 +14,7 @@ from test_integration import LENGTHS, SIZE, WIDTH, make_loss, make_numerators, m
 from tolerances import FEW_FLOAT32_TERMS
 from torch.utils.data import DataLoader, Dataset
 
-from fsachain import DenominatorGraph, forward_backward, get_num_threads, set_num_threads
+from fsachain import DenominatorGraph, forward_backward
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")
@@ -82,17 +82,10 @@ class Items(Dataset):
         return result.occupancy, torch.frombuffer(bytearray(step(n)), dtype=torch.uint8), os.getpid()
 
 
-@pytest.fixture
-def two_threads():
-    before = get_num_threads()
-    set_num_threads(2)
-    yield
-    set_num_threads(before)
-
-
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_dataloader_workers_compute_what_the_main_process_does(method, two_threads):
+def test_dataloader_workers_compute_what_the_main_process_does(method, use_threads):
     """Forked workers start when the main process has a pool of threads already."""
+    use_threads(2)
     expected = [Items()[n] for n in range(4)]
     loader = DataLoader(Items(), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=120)
     for (occupancy, bits, pid), (own_occupancy, own_bits, own_pid) in zip(loader, expected, strict=True):
