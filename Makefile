@@ -22,7 +22,7 @@ PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu bench-gpu gpu-report clean docs mini-librispeech
+.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -116,11 +116,12 @@ cuda-report: $(STAMP)  ## compile every kernel for every generation of GPUs; pri
 test-gpu: $(STAMP)  ## run the tests that need a GPU; elsewhere they are skipped
 	@$(BIN)/python -m pytest -q tests/gpu $(ARGS)
 
-bench-gpu: $(STAMP)  ## time the CUDA backend beside what the device allows
-	@$(BIN)/python tools/bench_gpu.py $(ARGS)
+gpu-pack: $(STAMP)  ## put into build/gpu what gpu-report needs beside a checkout: graphs and float64 values
+	@$(BIN)/python -m tools.gpu_pack $(ARGS)
 
-gpu-report: $(STAMP)  ## all that only a GPU can tell, in at most eight minutes
-	@$(BIN)/python tools/gpu_report.py $(ARGS)
+# On a machine with nothing but a checkout and build/gpu: no environment is made.
+gpu-report:  ## all that only a GPU can tell, in nine minutes; with the interpreter PYTHON as it is
+	@$(PYTHON) tools/gpu_report.py $(ARGS)
 
 clean:  ## remove build outputs and experiments; .venv stays
 	@rm -rf build dist *.egg-info exp .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -143,6 +143,7 @@ class World:
         self.copies: list[tuple[int, int, int, int]] = []
         self.pinned: list[Pinned] = []
         self.events: list[Event] = []
+        self.contexts: list[int] = []  # devices whose memory was asked for, which makes a context
         self.log: list[tuple[Any, ...]] = []
         self.count, self.current, self.capability, self.nvrtc = 2, 0, "90", (13, 0)
         self.stream = Stream(self, 5)
@@ -154,7 +155,7 @@ class World:
         runtime = SimpleNamespace(
             CUDARuntimeError=RuntimeError,
             getDeviceCount=lambda: self.count,
-            memGetInfo=lambda: (1 << 30, 1 << 34),
+            memGetInfo=self._memory_of_current,
             memcpyHostToDevice=1,
             memcpyAsync=self._copy,
             streamWaitEvent=lambda stream, event: self.log.append(("wait", stream, event)),
@@ -173,6 +174,10 @@ class World:
         cupy.asnumpy = np.array
         cupy.isfinite, cupy.zeros = np.isfinite, lambda shape, dtype: np.zeros(shape, dtype).view(ndarray)
         return cupy
+
+    def _memory_of_current(self):
+        self.contexts.append(self.current)
+        return 1 << 30, 1 << 34
 
     def _copy(self, target, source, size, kind, stream):
         ctypes.memmove(target, source, size)
@@ -205,10 +210,12 @@ def installed(monkeypatch):
 def _forget():
     for function in (
         cuda_device._limits,
+        cuda_device._capability,
         cuda_device._function,
         cuda_device._module,
         cuda_device._blocks_at_once,
     ):
         function.cache_clear()
     cuda_memory._residents.clear()
+    cuda_memory._captured.clear()
     cuda_memory._staging = cuda_memory._Staging()

@@ -20,6 +20,7 @@ from fsachain.backends.cuda.paths import best_paths
 from fsachain.backends.reference import grid as reference_grid
 from fsachain.backends.reference import sums as reference
 from tools import cuda_compile
+from tools.bench.workloads import connected
 from tools.cuda_configurations import GPUS, main_kernels
 from tools.cuda_on_host import HostDevice, skip_reason
 
@@ -199,6 +200,44 @@ def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():
             for here, there in ((one.forward, alone.forward), (one.backward, alone.backward)):
                 for ours, theirs in zip(here, there, strict=True):
                     np.testing.assert_array_equal(ours, theirs)
+
+
+def shared_memory_reads(direction, quarter=8):
+    """How often shared memory is read for rows of 16 bytes in a frame: of one bank once, unless all read the same row."""
+    reads = 0
+    for first_arc, length, first_segment, _ in direction.chunks:
+        segments = direction.segments[first_segment : first_segment + 32]
+        rows = direction.arc_index[first_arc : first_arc + 32 * length].reshape(length, 32) & (2**31 - 1)
+        for step in range(length):
+            for at in range(0, 32, quarter):
+                some = slice(at, at + quarter)
+                different = np.unique(rows[step, some][segments[some, 1] > step])
+                reads += np.bincount(different % quarter).max(initial=0)
+    return reads
+
+
+def arcs_of_pairs(direction):
+    """The arcs of each pair of each segment, in any order: sources or pairs, and weights."""
+    found = []
+    for first_arc, _, first_segment, _ in direction.chunks:
+        for slot, (_, count) in enumerate(direction.segments[first_segment : first_segment + 32]):
+            at = first_arc + slot + 32 * np.arange(count)
+            index, log = direction.arc_index[at], direction.arc_log[at]
+            ends = np.flatnonzero(index < 0) + 1
+            pieces = np.split(np.stack([index & (2**31 - 1), log], axis=1), ends)
+            found.append([sorted(map(tuple, piece)) for piece in pieces])
+    return found
+
+
+@pytest.mark.parametrize(("states", "arcs", "pdfs"), [(300, 8000, 9), (40, 3000, 5), (7, 300, 1), (3, 3, 1)])
+def test_arcs_stand_so_that_neighbours_read_different_banks_and_pairs_keep_their_arcs(states, arcs, pdfs):
+    """The second has states of more arcs than a segment, the third fewer segments than a quarter of a warp has threads."""
+    table = DenominatorGraph(connected(states, arcs, pdfs), pdfs).table
+    (plain,), (spread,) = (lay_out([table], Division((1,), 32, 64, flag)) for flag in (False, True))
+    for before, after in ((plain.forward, spread.forward), (plain.backward, spread.backward)):
+        assert shared_memory_reads(after) <= (0.8 if arcs > 1000 else 1.0) * shared_memory_reads(before)
+        assert arcs_of_pairs(before) == arcs_of_pairs(after)
+    np.testing.assert_array_equal(plain.pairs, spread.pairs)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import weakref
 from types import SimpleNamespace
 
 import fake_cupy
@@ -160,6 +161,34 @@ def test_a_capture_uses_resident_tables_and_refuses_those_that_are_not_there(wor
         device.resident(owner, "b", list)
 
 
+def test_tables_and_memory_of_a_captured_graph_outlive_their_owner(world):
+    """A replay reads them, and nobody says when a graph is gone."""
+    owner, other, stream = make_owner(), make_owner(), fake_cupy.Stream(world, 42)
+    device = make_device(world, stream)
+    blocks = [weakref.ref(device.resident(o, "a", lambda: [np.arange(5)])[0]._block) for o in (owner, other)]
+    world.stream.capturing = stream.capturing = True
+    device.resident(owner, "a", list)
+    device.resident(owner, "a", list)
+    work = device.empty(64)._block._memory
+    world.stream.capturing = stream.capturing = False
+    kept = weakref.ref(work)
+    del owner, other, work
+    gc.collect()
+    assert [block() is not None for block in blocks] == [True, False]
+    assert kept() is not None and len(cuda_memory._captured) == 2
+
+
+def test_nobody_asks_for_the_memory_of_a_device_that_is_not_used(world):
+    """That would make a context there: every process of a training would have one on device 0."""
+    world.current = 1
+    assert available_backends()["cuda"] == "available"
+    cuda_device.check_any()
+    assert world.contexts == []
+    cuda_device.check_device(1)
+    assert make_device(world, index=1).limits.multiprocessors == 4
+    assert world.contexts == [1]
+
+
 def test_transfers_of_a_capture_are_from_buffers_that_stay_as_they_are(world):
     """A replay reads them again, whatever was uploaded in between."""
     make_device(world).upload([np.zeros(1)])
@@ -232,7 +261,7 @@ def torch_module():
 def test_the_reason_why_there_is_no_cuda_backend_is_named(world, monkeypatch):
     assert available_backends()["cuda"] == "available"
     world.capability = "70"
-    cuda_device._limits.cache_clear()
+    cuda_device._capability.cache_clear()
     assert available_backends()["cuda"] == "compute capability 7.0; expected at least 7.5"
     world.nvrtc = (12, 9)
     assert available_backends()["cuda"] == "available"

@@ -1,56 +1,222 @@
-"""Everything that only a GPU can tell, in one run of at most eight minutes; a short table comes last.
+"""Everything that only a GPU can tell, in one run; a table comes last, with what failed at its end.
 
-    python tools/gpu_report.py [--quick]
+    python tools/gpu_report.py [--only PHASES] [--out FOLDER] [--on-host]
 
-Tests, benchmark, sanitizers. Needs nothing but `make setup`. Where there is no GPU it says why and ends without failure.
-Each step is a process of its own with a time of its own, so that one that hangs or dies takes nothing with it.
+It runs with the interpreter that is there, from a bare checkout with build/gpu in it (`python -m tools.gpu_pack` makes that
+where the shared folder is), and needs numpy, scipy, torch, cupy and pytest. What is missing is an error. Each step is a
+process of its own with a time of its own, and what it finds is written to FOLDER/results.jsonl line by line, so that one
+that hangs or dies takes nothing with it. --on-host: a dry run of all phases on a device that is the host.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Timer
-from typing import NamedTuple
+from threading import Lock, Timer
+from typing import Any, NamedTuple, TextIO
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.gpu_results import told
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-TOTAL_SECONDS = 480.0
-DETAIL = 76  # characters of the table's last column
-CUDA_FOLDERS = (Path("/usr/local/cuda/bin"), Path("/usr/local/cuda/compute-sanitizer"))
+TOTAL_SECONDS = 540.0
+CUDA_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute")
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+TABLES = ("denominator", "numerators", "loss", "ctc", "bigram", "transducer")  # of tools.bench.gpu_tables
+# Families of tools.gpu_driver, as they share a process under a sanitizer.
+FAMILIES = (
+    ("cluster of 1", "cluster of 2", "cluster of 4"),
+    ("cluster of 8", "teams in memory", "numerators"),
+    ("paths", "paths in memory", "penalties", "CTC", "pairs"),
+    ("regular", "constrained", "HAT", "TDT", "multi-blank", "grid in memory"),
+)
 
 
 class Step(NamedTuple):
-    """A command, the most seconds it may take, and what stands in its way (None: nothing)."""
+    """A command and the most seconds that it may take."""
 
     name: str
     command: Sequence[str]
     seconds: float
-    missing: str | None = None
+    environment: dict[str, str] = {}  # noqa: RUF012
 
 
 class Outcome(NamedTuple):
-    """How a step ended: "ok", "FAILED" or "skipped"; `detail` is the line of its output that says most.
-
-    `targets` are the lines that followed a line "targets": the benchmark's summary.
-    """
+    """ok: the command ended well and told something. lines: what it told."""
 
     name: str
-    word: str
+    ok: bool
     seconds: float
     detail: str
-    targets: tuple[str, ...] = ()
+    lines: list[dict[str, Any]]
 
 
-Runner = Callable[[Step, float], Outcome]
+def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
+    """Steps in their order, those that tell most first, and how many of a phase run side by side."""
+    python = [sys.executable, "-m"]
+    there = ["--on-host"] if on_host else []
+    blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
+    families = [
+        Step(f"family: {name}", [*python, "tools.gpu_driver", name, *there], 60.0, blocking)
+        for names in FAMILIES
+        for name in names
+    ]
+    tables = [
+        Step(f"bench: {name}", [*python, "tools.bench.gpu_report", "--only", name, *there], 90.0)
+        for name in TABLES
+    ]
+    pytest = [*python, "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "tools.gpu_results"]
+    # In a dry run there is nothing to test but that the tests are found.
+    must = {} if on_host else {"FSACHAIN_GPU_REPORT": "1"}
+    names = ["tests/gpu"] if on_host else test_names()
+    tests = [Step(f"test: {name}", [*pytest, "--confcutdir=tests/gpu", name], 90.0, must) for name in names]
+    sanitized = []
+    for tool in SANITIZERS[:1] if on_host else SANITIZERS:
+        watch = (
+            ["env"] if on_host else [tool_path("compute-sanitizer"), "--tool", tool, "--error-exitcode", "9"]
+        )
+        watch += [] if on_host else ["--print-limit", "5"]
+        for names in FAMILIES:
+            command = [*watch, *python, "tools.gpu_driver", *names, *there]
+            sanitized.append(Step(f"{tool}: {', '.join(names)}", command, 240.0))
+    ncu = [tool_path("ncu"), "--clock-control", "none", "--set", "full", "--launch-count", "6"]
+    ncu += ["-k", "regex:^(forward|backward|write_occupancies)$"]
+    profiled = [
+        *(["env"] if on_host else ncu),
+        *python,
+        "tools.bench.gpu_report",
+        "--only",
+        "denominator",
+        *there,
+    ]
+    cores = max(2, (os.cpu_count() or 2) // 2)
+    return {
+        "device": (1, [Step("device", [*python, "tools.gpu_device", "describe", *there], 60.0)]),
+        "compile": (1, [Step("compile", [*python, "tools.gpu_device", "compile", *there], 90.0)]),
+        "families": (min(6, cores), families),
+        "bench": (1, tables),
+        "tests": (min(6, cores), tests),
+        "sanitizers": (min(8, cores), sanitized),
+        "profile": (1, [Step("profile", profiled, 120.0)]),
+    }
+
+
+def test_names() -> list[str]:
+    """Every test function of tests/gpu, as pytest is asked for it."""
+    found = []
+    for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                found.append(f"{path.relative_to(ROOT)}::{node.name}")
+    return found
+
+
+def tool_path(name: str) -> str:
+    """A tool of the CUDA toolkit, on the path or where the toolkit puts it; its name where it is not."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *CUDA_FOLDERS])) or name
+
+
+class Report:
+    """Runs steps; what they tell goes to results.jsonl, all that they print to log.txt."""
+
+    def __init__(self, folder: Path, clock: float = TOTAL_SECONDS) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._results, self._log = (
+            (folder / name).open("a", encoding="utf-8") for name in ("results.jsonl", "log.txt")
+        )
+        self._lock, self._end = Lock(), time.monotonic() + clock
+
+    def _write(self, file: TextIO, text: str) -> None:
+        with self._lock:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def run(self, steps: Sequence[Step], beside: int) -> list[Outcome]:
+        with ThreadPoolExecutor(beside) as pool:
+            return list(pool.map(self.attempt, steps))
+
+    def attempt(self, step: Step) -> Outcome:
+        """One step in a process of its own, none beyond what is left of the time."""
+        start = time.monotonic()
+        seconds = min(step.seconds, self._end - start)
+        outcome = (
+            self._outcome(step, seconds)
+            if seconds > 1.0
+            else Outcome(step.name, False, 0.0, "no time was left", [])
+        )
+        outcome = outcome._replace(seconds=time.monotonic() - start)
+        self._write(self._results, json.dumps({"step": step.name, **outcome._replace(lines=[])._asdict()}))
+        print(f"{'ok' if outcome.ok else 'FAILED':7} {outcome.seconds:6.1f} s  {step.name}", flush=True)
+        return outcome
+
+    def _outcome(self, step: Step, seconds: float) -> Outcome:
+        tests = os.pathsep.join(str(ROOT / folder) for folder in (".", "tests", "tests/gpu"))
+        paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
+        own = {
+            "PYTHONPATH": paths,
+            "PYTHONUNBUFFERED": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "FSACHAIN_QUIET": "1",
+        }
+        try:
+            process = subprocess.Popen(
+                step.command,
+                cwd=ROOT,
+                env={**os.environ, **own, **step.environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Outcome(step.name, False, 0.0, str(error), [])
+        late: list[bool] = []
+        timer = Timer(seconds, lambda: (late.append(True), os.killpg(process.pid, signal.SIGKILL)))
+        timer.start()
+        lines, last = [], "no output"
+        try:
+            assert process.stdout is not None
+            for text in process.stdout:
+                self._write(self._log, f"{step.name} | {text.rstrip()}")
+                line = told(text.rstrip())
+                if line is not None:
+                    lines.append(line)
+                    self._write(self._results, json.dumps({"step": step.name, **line}))
+                elif text.strip("= \n"):
+                    last = text.strip("= \n")
+            code = process.wait()
+        finally:
+            timer.cancel()
+        if late:
+            return Outcome(step.name, False, 0.0, f"not done after {seconds:.0f} s; last: {last}", lines)
+        ok = code == 0 and bool(lines)
+        return Outcome(step.name, ok, 0.0, last if lines else f"told nothing; last: {last}", lines)
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """The targets, then how many steps passed, then what failed."""
+    lines = ["", f"{'target':60} {'measured':>10}  limit and ratio", "-" * 100]
+    rows = [line["row"] for outcome in outcomes for line in outcome.lines if "row" in line]
+    lines += [f"{row['name'][:60]:60} {row['value']:10.3f}  {row['target']}" for row in rows if row["target"]]
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    lines += ["", f"{len(outcomes) - len(failed)} of {len(outcomes)} steps passed"]
+    for outcome in failed:
+        lines += [f"FAILED {outcome.name}: {outcome.detail}"]
+        lines += [f"    {line['item']}: {line['detail'][-300:]}" for line in outcome.lines if not line["ok"]]
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,107 +224,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="without the sanitizers")
+    parser.add_argument("--only", help="some of the phases, with commas between them; default: all")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-report")
+    parser.add_argument("--on-host", action="store_true", help="a dry run on a device that is the host")
     options = parser.parse_args(arguments)
-    reason = absent()
-    if reason:
-        print(f"no GPU report: {reason}")
-        return 0
-    outcomes = run(steps(with_sanitizers=not options.quick), attempt)
-    print("", *table(outcomes), sep="\n")
-    return int(any(outcome.word == "FAILED" for outcome in outcomes))
-
-
-def absent() -> str | None:
-    """Why there is nothing to report here; None where there is a GPU."""
-    from tools.bench.gpu_report import absent as reason
-
-    return reason()
-
-
-def steps(with_sanitizers: bool) -> list[Step]:
-    """What is run, in this order: what tells most first, so that a machine that is taken away has told it."""
-    python = sys.executable
-    tests = [python, "-m", "pytest", "-q", "--tb=short", "tests/gpu"]
-    bench = [python, "tools/bench_gpu.py", "--save"]
-    found = [Step("tests", tests, 180.0), Step("benchmark", bench, 130.0)]
-    if not with_sanitizers:
-        return found
-    sanitizer = sanitizer_path()
-    missing = None if sanitizer else "compute-sanitizer is not installed (it comes with the CUDA toolkit)"
-    for tool in ("memcheck", "racecheck"):
-        options = ["--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
-        command = [sanitizer or "compute-sanitizer", *options, python, "tools/gpu_driver.py"]
-        found.append(Step(tool, command, 85.0, missing))
-    return found
-
-
-def sanitizer_path() -> str | None:
-    """compute-sanitizer, on the path or where the CUDA toolkit puts it."""
-    folders = os.pathsep.join([os.environ.get("PATH", ""), *map(str, CUDA_FOLDERS)])
-    return shutil.which("compute-sanitizer", path=folders)
-
-
-def run(todo: Sequence[Step], attempt: Runner, clock: Callable[[], float] = time.monotonic) -> list[Outcome]:
-    """All steps, none beyond what is left of the eight minutes."""
-    start, outcomes = clock(), []
-    for step in todo:
-        left = TOTAL_SECONDS - (clock() - start)
-        if step.missing:
-            outcome = Outcome(step.name, "skipped", 0.0, step.missing)
-        elif left <= 0:
-            outcome = Outcome(step.name, "skipped", 0.0, f"{TOTAL_SECONDS:.0f} s are over")
-        else:
-            outcome = attempt(step, min(step.seconds, left))
-        outcomes.append(outcome)
-    return outcomes
-
-
-def attempt(step: Step, seconds: float) -> Outcome:
-    """One step in a process of its own; its output is passed on as it comes."""
-    print(f"\n== {step.name}: {' '.join(map(str, step.command))}", flush=True)
-    start, lines = time.monotonic(), []
-    process = subprocess.Popen(
-        step.command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    timer = Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))  # what it started ends with it
-    timer.start()
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.rstrip())
-        code = process.wait()
-    finally:
-        timer.cancel()
-    taken = time.monotonic() - start
-    if code != 0 and taken >= seconds:
-        return Outcome(step.name, "FAILED", taken, f"not done after {seconds:.0f} s; last: {said(lines)}")
-    summary = tuple(lines[lines.index("targets") + 1 :]) if "targets" in lines else ()
-    detail = "its targets are below" if summary else said(lines)
-    return Outcome(step.name, "ok" if code == 0 else "FAILED", taken, detail, summary)
-
-
-def said(lines: Sequence[str]) -> str:
-    """The last line that says something: pytest's and the sanitizer's summaries stand last, ours too."""
-    return next((line.strip("= ") for line in reversed(lines) if line.strip("= ")), "no output")
-
-
-def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """The short table: a line for each step, then the benchmark's targets."""
-    header = f"{'step':12} {'outcome':8} {'seconds':>7}  detail"
-    rows = [
-        f"{outcome.name:12} {outcome.word:8} {outcome.seconds:7.1f}  {outcome.detail[:DETAIL]}"
-        for outcome in outcomes
-    ]
-    targets = [line for outcome in outcomes for line in outcome.targets]
-    return [header, "-" * len(header), *rows, *targets]
+    known = phases(options.on_host)
+    chosen = options.only.split(",") if options.only else list(known)
+    for name in chosen:
+        if name not in known:
+            parser.error(f"--only {name!r}; expected some of {','.join(known)}")
+    report = Report(options.out)
+    outcomes = []
+    for name in chosen:
+        beside, steps = known[name]
+        outcomes += report.run(steps, beside)
+    device = next((line["detail"] for outcome in outcomes for line in outcome.lines if "facts" in line), "")
+    print("", device, *table(outcomes), sep="\n")
+    return int(not all(outcome.ok for outcome in outcomes))
 
 
 if __name__ == "__main__":

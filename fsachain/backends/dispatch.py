@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -16,12 +16,6 @@ import numpy.typing as npt
 
 from fsachain.backends import Backend, LogProbs, Paths, arrays
 from fsachain.backends.arrays import check_budget, check_dtype, check_leak, check_lengths, check_scores
-from fsachain.backends.cpu import backend as cpu
-from fsachain.backends.cpu import ctc as cpu_ctc
-from fsachain.backends.cpu import grid as cpu_grid
-from fsachain.backends.cpu import grid_rows as cpu_grid_rows
-from fsachain.backends.cpu import log as cpu_log
-from fsachain.backends.cpu import paths as cpu_paths
 from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import device as cuda_device
@@ -38,14 +32,32 @@ from fsachain.fsa import Ints
 
 BackendName = Literal["auto", "reference", "cpu", "cuda"]
 
-_BACKENDS = {
-    "reference": Backend(
-        reference, reference, reference_paths, reference_mbr, reference_ctc, reference_grid, reference_grid
-    ),
-    "cpu": Backend(cpu, cpu_log, cpu_paths, cpu, cpu_ctc, cpu_grid, cpu_grid_rows),
-}
-_BACKENDS["cuda"] = _BACKENDS["cpu"]._replace(recursion=cuda.OnDevice())
+_REFERENCE = Backend(
+    reference, reference, reference_paths, reference_mbr, reference_ctc, reference_grid, reference_grid
+)
 _ON_HOST = ("cpu", "reference")
+
+
+@cache
+def _cpu() -> Backend | str:
+    """The CPU backend, or why it is absent: numba takes some versions of numpy only, and a GPU needs neither."""
+    try:
+        from fsachain.backends.cpu import backend, ctc, grid, grid_rows, log, paths
+    except ImportError as error:
+        return f"numba cannot be imported ({str(error).splitlines()[0]})"
+    return Backend(backend, log, paths, backend, ctc, grid, grid_rows)
+
+
+def _backend(name: str) -> Backend:
+    """The backend of this name; "cuda" has what no device computes from the host's."""
+    cpu = _cpu()
+    if name == "cuda":
+        return (_REFERENCE if isinstance(cpu, str) else cpu)._replace(recursion=cuda.OnDevice())
+    if name == "reference":
+        return _REFERENCE
+    if isinstance(cpu, str):
+        raise BackendUnavailable(f"backend 'cpu': {cpu}; available: reference")
+    return cpu
 
 
 @dataclass(frozen=True)
@@ -122,13 +134,13 @@ def bind(
         if backend == "cuda":
             cuda_device.check_any()
         name = "cpu" if name == "cuda" else name
-    if name not in _BACKENDS:
+    if name not in (*_ON_HOST, "cuda"):
         _refuse(name, "")
     array: Any = scores if hasattr(scores, "dtype") else np.asarray(scores)
     check_dtype(arrays.dtype_name(array))
     check_scores(batch, tuple(array.shape))
     frames = check_lengths(lengths, batch, array.shape[1])
-    chosen, like = _BACKENDS[name], arrays.back_to(scores)
+    chosen, like = _backend(name), arrays.back_to(scores)
     if name != "cuda":
         there = arrays.as_numpy if home == "cpu" else lambda copied: arrays.as_numpy(arrays.on_host(copied))
         own = arrays.scores_as_numpy(array)
@@ -151,7 +163,7 @@ def available_backends() -> dict[str, str]:
     """Every backend with "available", or with the reason why it is absent."""
     return {
         "reference": "available",
-        "cpu": "available",
+        "cpu": cpu if isinstance(cpu := _cpu(), str) else "available",
         "cuda": cuda_device.reason_unavailable() or "available",
     }
 
@@ -254,7 +266,7 @@ def _for_host(name: str, scores: Any, what: str) -> Backend:
     name = "cpu" if name == "auto" else name
     if name not in _ON_HOST:
         _refuse(name, f"{what} for scores of the host")
-    return _BACKENDS[name]
+    return _backend(name)
 
 
 def _refuse(name: str, what: str) -> NoReturn:

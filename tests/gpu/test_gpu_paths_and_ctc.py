@@ -1,4 +1,4 @@
-"""On a GPU: best paths are the CPU's bits, penalties the reference's, and CTC is torch's; at sizes that no host run has."""
+"""On a GPU: best paths are the reference's bits, penalties its values, CTC is torch's; at sizes that no host run has."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from random_graphs import connected_graph, left_to_right_graph
+from gpu_inputs import connected_graph, left_to_right_graph, needs_gpu, the_host_is_the_reference  # noqa: F401
 
-from fsachain import Fsa, TableBatch, available_backends, best_path, compile_table
+from fsachain import Fsa, TableBatch, best_path, compile_table
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import backend as cuda_call
 from fsachain.backends.cuda import paths as cuda_paths
@@ -16,10 +16,7 @@ from fsachain.backends.reference import sums as reference
 from fsachain.loss.ctc import ctc_loss
 from tools.bench.workloads import connected
 
-REASON = available_backends()["cuda"]
-if REASON == "available" and not torch.cuda.is_available():
-    REASON = "torch has no CUDA here"
-pytestmark = pytest.mark.skipif(REASON != "available", reason=REASON)
+pytestmark = needs_gpu
 
 NUM_PDFS = 9
 
@@ -34,7 +31,7 @@ def assert_same_paths(batch, scores, lengths=None, **options):
 
 
 @pytest.mark.parametrize("scale", [1.0, 80.0, 1000.0])
-def test_packed_paths_are_the_same_bits_as_on_the_cpu(scale):
+def test_packed_paths_are_the_same_bits_as_the_references(scale):
     graphs = [left_to_right_graph(n, num_states=200) if n % 2 else connected_graph(n) for n in range(64)]
     batch = TableBatch.pack([compile_table(fsa, NUM_PDFS) for fsa in graphs])
     scores = (scale * np.random.default_rng(1).normal(size=(64, 300, NUM_PDFS))).astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 import tolerances
 import torch
 from loss_inputs import KINDS, WIDTH, make_denominator, make_loss
-from pretend_device import needs_host_compiler, pretended
+from pretend_device import needs_host_compiler
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import (
@@ -22,6 +22,7 @@ from fsachain import (
 )
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import backend as cuda_call
+from tools.cuda_on_host.pretend import pretended
 
 pytestmark = needs_host_compiler
 
@@ -31,9 +32,9 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.fixture
-def device(monkeypatch):
+def device():
     """What torch tensors live on in this test; nothing else is a device."""
-    with pretended(monkeypatch) as device:
+    with pretended() as device:
         yield device
 
 
@@ -173,31 +174,29 @@ def assert_same_loss(ours, theirs):
     torch.testing.assert_close(ours[2], theirs[2], rtol=0, atol=tolerances.OCCUPANCY)
 
 
-def on_both(monkeypatch, make, scores, graphs, lengths=LENGTHS, **arguments):
+def on_both(make, scores, graphs, lengths=LENGTHS, **arguments):
     """What the loss gives through the kernels, and on the host."""
     theirs = loss_of(make(), scores, graphs, lengths, **arguments)
-    with pretended(monkeypatch) as device:
+    with pretended() as device:
         ours = loss_of(make(), scores, graphs, lengths, **arguments)
     assert {"frames.cu", "forward_backward.cu"} <= {launch.kernel.text for launch in device.launches}
     return ours, theirs
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_the_loss_and_its_gradient_equal_those_of_the_host(monkeypatch, options):
+def test_the_loss_and_its_gradient_equal_those_of_the_host(options):
     scores, branch = make_scores(scale=20.0), make_scores(1).log_softmax(2)
     arguments = {
         "weights": [1.0, 0.5, 2.0],
         "frame_weights": make_scores(2)[:, :, 0].masked_fill(is_padding(), math.nan),
         "xent_log_probs": branch,
     }
-    ours, theirs = on_both(
-        monkeypatch, lambda: make_loss(**OPTIONS[options]), scores, make_graphs(), **arguments
-    )
+    ours, theirs = on_both(lambda: make_loss(**OPTIONS[options]), scores, make_graphs(), **arguments)
     assert_same_loss(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sequence_that_cannot_be_used_leaves_the_loss_of_a_device_too(monkeypatch, kind):
+def test_a_sequence_that_cannot_be_used_leaves_the_loss_of_a_device_too(kind):
     scores, lengths, graphs = make_scores(), list(LENGTHS), make_graphs()
     if kind in ("too short", "no frames"):
         lengths[1] = {"too short": 1, "no frames": 0}[kind]
@@ -206,21 +205,19 @@ def test_a_sequence_that_cannot_be_used_leaves_the_loss_of_a_device_too(monkeypa
     else:
         scores[1, 1] = float(kind)
     penalties = {"l2_regularize": 0.1, "out_of_range_regularize": 0.1}
-    ours, theirs = on_both(monkeypatch, lambda: make_loss(**penalties), scores, graphs, lengths)
+    ours, theirs = on_both(lambda: make_loss(**penalties), scores, graphs, lengths)
     assert ours[1].excluded == ("sequence 1",) and (ours[2][1] == 0).all()
     assert_same_loss(ours, theirs)
 
 
-def test_a_score_that_only_the_denominator_reads_excludes_its_sequence(monkeypatch):
+def test_a_score_that_only_the_denominator_reads_excludes_its_sequence():
     """The numerator's occupancy is in the gradient by then, and must leave it."""
     scores, graphs = make_scores(), make_graphs()
     used = set(graphs[1].pdf.tolist())
     free = next(pdf for pdf in connected_graph(0).pdf.tolist() if pdf not in used)
     scores[1, 1, free] = math.nan
     branch = make_scores(1).log_softmax(2)
-    ours, theirs = on_both(
-        monkeypatch, lambda: make_loss(xent_regularize=0.1), scores, graphs, xent_log_probs=branch
-    )
+    ours, theirs = on_both(lambda: make_loss(xent_regularize=0.1), scores, graphs, xent_log_probs=branch)
     assert ours[1].excluded == ("sequence 1",) and (ours[2][1] == 0).all()
     assert torch.isfinite(ours[1].num_log_prob[1])
     assert_same_loss(ours, theirs)
@@ -228,11 +225,11 @@ def test_a_score_that_only_the_denominator_reads_excludes_its_sequence(monkeypat
 
 @pytest.mark.parametrize("which", [["one", "two", "one"], ["two", "two", "two"]], ids=str)
 @pytest.mark.parametrize("kind", ["LF-MMI", "boosted"])
-def test_each_sequence_has_its_denominator_on_a_device_too(monkeypatch, kind, which):
+def test_each_sequence_has_its_denominator_on_a_device_too(kind, which):
     def make():
         return make_loss(kind, {"one": make_denominator(0), "two": make_denominator(3)})
 
-    ours, theirs = on_both(monkeypatch, make, make_scores(), make_graphs(), denominator_of=which)
+    ours, theirs = on_both(make, make_scores(), make_graphs(), denominator_of=which)
     assert_same_loss(ours, theirs)
 
 

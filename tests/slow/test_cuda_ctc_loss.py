@@ -5,10 +5,11 @@ from typing import get_args
 import pytest
 import tolerances
 import torch
-from pretend_device import PretendDevice, needs_host_compiler, pretended
+from pretend_device import needs_host_compiler
 
 from fsachain.graph.ctc import CtcTopology
 from fsachain.loss.ctc import ctc, ctc_loss
+from tools.cuda_on_host.pretend import pretended
 
 pytestmark = needs_host_compiler
 
@@ -24,13 +25,13 @@ def random_scores(dtype=torch.float32):
     )
 
 
-def both(monkeypatch, scores, *arguments, **options):
+def both(scores, *arguments, **options):
     """Loss and gradient on the pretended device and on the host."""
     found = []
     for on_device in (True, False):
         scores.grad = None
         if on_device:
-            with pretended(monkeypatch) as device:
+            with pretended() as device:
                 loss = ctc_loss(scores, *arguments, **options)
                 assert any(launch.kernel.text == "ctc.cu" for launch in device.launches)
         else:
@@ -50,22 +51,22 @@ def assert_equal(found, rounding=0.0):
 
 @pytest.mark.parametrize("topology", get_args(CtcTopology))
 @pytest.mark.parametrize("inputs", ["logits", "log_probs"])
-def test_losses_and_gradients_are_those_of_the_reference(monkeypatch, inputs, topology):
+def test_losses_and_gradients_are_those_of_the_reference(inputs, topology):
     scores = random_scores()
     if inputs == "log_probs":
         scores = scores.detach().log_softmax(2).requires_grad_()
     arguments = TARGETS, LENGTHS, TARGET_LENGTHS
     options = {"inputs": inputs, "topology": topology, "reduction": "none", "zero_infinity": True}
-    assert_equal(both(monkeypatch, scores, *arguments, **options))
+    assert_equal(both(scores, *arguments, **options))
     priors = torch.linspace(-1.0, 1.0, CLASSES)
-    assert_equal(both(monkeypatch, scores, *arguments, log_priors=priors, delay_penalty=0.2, **options))
+    assert_equal(both(scores, *arguments, log_priors=priors, delay_penalty=0.2, **options))
 
 
-def test_the_operator_keeps_its_promises_to_torch(monkeypatch):
+def test_the_operator_keeps_its_promises_to_torch():
     lengths = torch.tensor(LENGTHS), torch.tensor(TARGET_LENGTHS)
     scores = random_scores(torch.float64)
     options = 0, "logits", "standard", 0.0, "warn", "", "auto", True, None
     arguments = scores, TARGETS, *lengths, torch.empty(0), *options
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    with pretended(monkeypatch, PretendDevice()):
+    with pretended():
         torch.library.opcheck(ctc.op, arguments, test_utils=tests)

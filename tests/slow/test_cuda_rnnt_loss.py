@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from pretend_device import needs_host_compiler, pretended
+from pretend_device import needs_host_compiler
 from rnnt_inputs import BLANK, FRAMES, LABELS, TYPES, WIDTH, make_logits, make_targets, pack
 
 from fsachain import (
@@ -25,6 +25,7 @@ from fsachain import (
 from fsachain.backends.dispatch import grid
 from fsachain.grid import REGULAR
 from fsachain.loss.arguments import Given, given, make_rows
+from tools.cuda_on_host.pretend import pretended
 
 pytestmark = needs_host_compiler
 
@@ -55,13 +56,13 @@ LOSSES = {
 of_every_loss = pytest.mark.parametrize("kind", LOSSES)
 
 
-def both(monkeypatch, call, *inputs):
+def both(call, *inputs):
     """Losses and gradients on the pretended device and on the host."""
     found = []
     for on_device in (True, False):
         own = [x.detach().clone().requires_grad_() for x in inputs]
         if on_device:
-            with pretended(monkeypatch) as device:
+            with pretended() as device:
                 losses = call(*own)
                 losses.backward(WEIGHTS[: losses.numel()].view(losses.shape))
             assert any(launch.kernel.text == "grid.cu" for launch in device.launches)
@@ -79,17 +80,17 @@ def assert_equal(found, limit=tolerances.FLOAT64):
 
 
 @of_every_loss
-def test_losses_and_gradients_are_those_of_the_host(monkeypatch, kind):
-    assert_equal(both(monkeypatch, LOSSES[kind], make_logits(3.0)))
+def test_losses_and_gradients_are_those_of_the_host(kind):
+    assert_equal(both(LOSSES[kind], make_logits(3.0)))
 
 
 @of_every_loss
-def test_padding_and_illegal_sequences_are_those_of_the_host(monkeypatch, kind):
+def test_padding_and_illegal_sequences_are_those_of_the_host(kind):
     x = make_logits().detach()
     for n, (t, u) in enumerate(zip(FRAMES, LABELS, strict=True)):
         x[n, t:], x[n, :, u + 1 :] = torch.nan, torch.nan
     x[1, 2, 1] = torch.inf
-    found = both(monkeypatch, LOSSES[kind], x)
+    found = both(LOSSES[kind], x)
     assert not found[0][0][[0, 2, 3]].isnan().any() and torch.equal(found[0][0].isnan(), found[1][0].isnan())
     losses, gradient = (torch.nan_to_num(values) for values in found[0])
     expected = tuple(torch.nan_to_num(values) for values in found[1])
@@ -100,7 +101,7 @@ def test_padding_and_illegal_sequences_are_those_of_the_host(monkeypatch, kind):
 
 @pytest.mark.parametrize("rnnt_type", TYPES)
 @pytest.mark.parametrize("loss", [rnnt_loss_simple, rnnt_loss_smoothed])
-def test_pruned_training_is_that_of_the_host(monkeypatch, loss, rnnt_type):
+def test_pruned_training_is_that_of_the_host(loss, rnnt_type):
     generator = torch.Generator().manual_seed(3)
     am = torch.randn(4, max(FRAMES), WIDTH, generator=generator)
     lm = torch.randn(4, max(LABELS) + 1, WIDTH, generator=generator)
@@ -114,7 +115,7 @@ def test_pruned_training_is_that_of_the_host(monkeypatch, loss, rnnt_type):
         # A modified path has a label a frame at most: the second sequence has none.
         return torch.where(torch.isfinite(simple), simple + pruned, 0.0)
 
-    assert_equal(both(monkeypatch, both_losses, am, lm), tolerances.OCCUPANCY)
+    assert_equal(both(both_losses, am, lm), tolerances.OCCUPANCY)
 
 
 class Joiner(torch.nn.Module):
@@ -128,7 +129,7 @@ class Joiner(torch.nn.Module):
 
 
 @pytest.mark.parametrize("rnnt_type", TYPES)
-def test_the_joiner_inside(monkeypatch, rnnt_type):
+def test_the_joiner_inside(rnnt_type):
     joiner, generator = Joiner(), torch.Generator().manual_seed(9)
     encoder = torch.randn(4, max(FRAMES), 6, generator=generator)
     predictor = torch.randn(4, max(LABELS) + 1, 6, generator=generator)
@@ -147,11 +148,11 @@ def test_the_joiner_inside(monkeypatch, rnnt_type):
         losses.register_hook(lambda gradient: None)
         return losses
 
-    found = both(monkeypatch, keep, encoder, predictor)
+    found = both(keep, encoder, predictor)
     assert_equal(found, tolerances.OCCUPANCY)
     for on_device in (True, False):
         if on_device:
-            with pretended(monkeypatch):
+            with pretended():
                 call(encoder, predictor).sum().backward()
         else:
             call(encoder, predictor).sum().backward()
@@ -169,10 +170,10 @@ LATTICES = {
 
 
 @pytest.mark.parametrize("kind", LATTICES)
-def test_lattices_occupancies_and_alignments(monkeypatch, kind):
+def test_lattices_occupancies_and_alignments(kind):
     x = make_logits(3.0).detach()
     expected = LATTICES[kind](x)
-    with pretended(monkeypatch):
+    with pretended():
         lattice = LATTICES[kind](x)
         occupancy, alignments, log_prob = lattice.occupancy(), lattice.best_alignment(), lattice.log_prob()
     usable = torch.isfinite(expected.scores)
@@ -188,7 +189,7 @@ def test_lattices_occupancies_and_alignments(monkeypatch, kind):
         np.testing.assert_array_equal(ours.frames, theirs.frames)
 
 
-def place(monkeypatch, logits, targets, ranges=None, heads=None):
+def place(logits, targets, ranges=None, heads=None):
     """log Z where targets and ranges are known to the device alone, as those of CUDA tensors are."""
 
     class There(torch.Tensor):
@@ -203,7 +204,7 @@ def place(monkeypatch, logits, targets, ranges=None, heads=None):
         call = call._replace(ranges=there(ranges))
     placed = make_rows(list(logits.shape), Given(*call), heads or [WIDTH, -1], [0.0, 0.0], 0.0)
     assert placed.targets is not None and placed.rows.targets.size == 0
-    with pretended(monkeypatch):
+    with pretended():
         ours = grid(logits, "auto")
         values, _ = ours.softmax_scores(placed, logits.detach())
         from fsachain.loss.rnnt import grid_batch
@@ -211,31 +212,31 @@ def place(monkeypatch, logits, targets, ranges=None, heads=None):
         return ours.log_probs(grid_batch(placed.rows, call.sizes, torch.tensor(REGULAR)), values.view(-1))
 
 
-def test_targets_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_nan(monkeypatch):
+def test_targets_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_nan():
     logits = make_logits().detach()
     expected = -rnnt_loss(logits, *SIZES, BLANK, reduction="none")
     limit = tolerances.FLOAT64
-    torch.testing.assert_close(place(monkeypatch, logits, TARGETS), expected, rtol=limit, atol=limit)
+    torch.testing.assert_close(place(logits, TARGETS), expected, rtol=limit, atol=limit)
     wrong = TARGETS.clone()
     wrong[0, 1], wrong[3, 4] = WIDTH, -5  # the second one is padding
-    found = place(monkeypatch, logits, wrong)
+    found = place(logits, wrong)
     assert torch.isnan(found[0])
     torch.testing.assert_close(found[1:], expected[1:], rtol=limit, atol=limit)
     wrong = TARGETS.clone()
     wrong[1, 0] = BLANK  # which no softmax of labels has
-    found = place(monkeypatch, logits, wrong, heads=[WIDTH, BLANK])
+    found = place(logits, wrong, heads=[WIDTH, BLANK])
     assert torch.isnan(found[1]) and torch.isfinite(found[[0, 2, 3]]).all()
 
 
-def test_ranges_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_nan(monkeypatch):
+def test_ranges_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_nan():
     first = torch.tensor([[0, 0, 1, 1, 2, 2, 2, 2, 2]] * 4)
     ranges = first.unsqueeze(2) + torch.arange(4)
     logits = make_logits().detach()[:, :, :4].contiguous()
     expected = -rnnt_loss_pruned(logits, TARGETS, ranges, BLANK, BOUNDARY, reduction="none")
     limit = tolerances.FLOAT64
-    torch.testing.assert_close(place(monkeypatch, logits, TARGETS, ranges), expected, rtol=limit, atol=limit)
+    torch.testing.assert_close(place(logits, TARGETS, ranges), expected, rtol=limit, atol=limit)
     ranges[0] += 3
     ranges[3, 0, 2] = 7
-    found = place(monkeypatch, logits, TARGETS, ranges)
+    found = place(logits, TARGETS, ranges)
     assert torch.isnan(found[[0, 3]]).all()
     torch.testing.assert_close(found[1:3], expected[1:3], rtol=limit, atol=limit)

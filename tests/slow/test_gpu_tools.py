@@ -1,44 +1,36 @@
-"""The GPU benchmark and report as far as they can be tested without a GPU: arithmetic, tables, files, and how steps end."""
+"""The GPU benchmark and report as far as they can be tested without a GPU: values, tables, and how steps end."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tolerances import OCCUPANCY
+from pretend_device import needs_host_compiler
 
 from fsachain import compile_table, forward_backward
 from fsachain.batch import TableBatch
-from tools import gpu_driver
-from tools.bench import gpu_report as bench_report
-from tools.bench import gpu_tables, gpu_workloads, machine, workloads
-from tools.bench.gpu_workloads import GpuSizes
+from tools import gpu_driver, gpu_pack
+from tools import gpu_report as whole_report
+from tools.bench import gpu_report, gpu_workloads
+from tools.bench.gpu_tables import MAKERS
+from tools.bench.workloads import ROOT
+from tools.gpu_results import told
 
 CPU = torch.device("cpu")
-TINY_HOST = workloads.Sizes(
-    sequences=3, states=10, arcs=40, pdfs=6, numerator_states=8, numerator_pdfs=20, labels=9, label_length=4
-)
-TINY = GpuSizes(
-    long=(3, 10),
-    numerators=(2, 12, 9),
-    loss=(3, 12),
-    ctc=12,
-    classes=9,
-    bigram=(4, 2, 10),
-    transducer=(2, 90, 40, 7),
-    copy_bytes=1 << 16,
-    product_side=16,
-    seconds=0.0,
-)
+BLOCKED = ("numba", "llvmlite", "hypothesis", "__editable__", "__wt_finder")
 
 
 @pytest.fixture(scope="module")
-def work():
-    return workloads.seeded(TINY_HOST)
+def values(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("values")
+    gpu_pack.write(gpu_report.tiny(), gpu_report.TINY_SIZES, folder)
+    return folder
 
 
 def test_the_bigram_denominator_has_every_pair_and_repeats_only_after_a_blank():
@@ -57,27 +49,95 @@ def test_the_bigram_denominator_has_every_pair_and_repeats_only_after_a_blank():
     assert found == pytest.approx(enter + (frames - 1) * stay)
 
 
-def test_every_table_is_printed_and_saved_with_its_device(work, capsys, tmp_path):
-    names = list(gpu_tables.MAKERS)
-    assert bench_report.run(work, TINY, CPU, names, tmp_path / "results") == 0
-    assert "FAILED" not in capsys.readouterr().out
-    (path,) = (tmp_path / "results").glob("gpu-cpu-*.json")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    assert list(record["tables"]) == names
-    assert record["device"]["torch"] == torch.__version__ and "commit" in record
+@pytest.mark.parametrize("table", MAKERS)
+def test_a_result_that_differs_from_the_carried_values_is_told_and_not_timed(values, table, capsys):
+    entry = MAKERS[table](gpu_report.tiny(), gpu_report.TINY_SIZES)[0]
+    assert entry.case.compare(values / entry.file, CPU)[0] <= 1.0
+    wrong = replace(entry.case, loss=lambda scores: 1.001 * entry.case.loss(scores))
+    clock, rates = gpu_report.clock_of(CPU), gpu_report.Rates(1.0, 1.0)
+    rest = values, gpu_report.TINY_SIZES, CPU, clock, rates
+    assert not gpu_report.attempted("a row", lambda: gpu_report.rows(entry._replace(case=wrong), *rest))
+    lines = [told(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["ok"] for line in lines] == [False, False] and "not timed" in lines[1]["detail"]
 
 
-@pytest.mark.parametrize("script", ["bench_gpu.py", "gpu_report.py"])
-def test_without_a_gpu_the_reason_is_printed_and_that_is_no_failure(script, tmp_path):
-    command = [sys.executable, str(machine.ROOT / "tools" / script)]
-    if bench_report.absent() is None:
-        pytest.skip("there is a GPU here")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert bench_report.absent() in done.stdout
+def test_missing_values_and_values_of_other_scores_are_errors(values, tmp_path):
+    first, other = (
+        MAKERS[table](gpu_report.tiny(), gpu_report.TINY_SIZES)[0] for table in ("numerators", "ctc")
+    )
+    with pytest.raises(FileNotFoundError):
+        first.case.compare(tmp_path / first.file, CPU)
+    with pytest.raises(ValueError, match="is for other scores"):
+        first.case.compare(values / other.file, CPU)
 
 
-def test_the_small_run_for_sanitizers_agrees_with_the_reference():
-    found = dict(gpu_driver.errors(CPU))
-    assert len(found) == 3 * len(gpu_driver.batches()) + 3
-    assert max(found.values()) <= OCCUPANCY
-    assert gpu_driver.main("cpu") == 0
+def test_a_step_that_hangs_keeps_what_it_told_and_the_next_one_runs(tmp_path):
+    said = "from tools.gpu_results import tell; import time; tell('first', True, 'fine');"
+    steps = [
+        whole_report.Step("hangs", [sys.executable, "-c", f"{said} time.sleep(60)"], 5.0),
+        whole_report.Step("dies", [sys.executable, "-c", f"{said} import os; os.abort()"], 30.0),
+        whole_report.Step("is silent", [sys.executable, "-c", "print('done')"], 30.0),
+        whole_report.Step("is not there", ["no-such-program"], 30.0),
+        whole_report.Step("is well", [sys.executable, "-c", said], 30.0),
+    ]
+    outcomes = whole_report.Report(tmp_path).run(steps, 1)
+    assert [outcome.ok for outcome in outcomes] == [False, False, False, False, True]
+    assert "not done after 5 s" in outcomes[0].detail and "told nothing" in outcomes[2].detail
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line.get("item") == "first"] == ["hangs", "dies", "is well"]
+    assert whole_report.table(outcomes)[-1].startswith("FAILED is not there")
+
+
+def test_every_family_and_every_test_has_its_step():
+    steps = whole_report.phases(on_host=False)
+    assert {name for names in whole_report.FAMILIES for name in names} == set(gpu_driver.FAMILIES)
+    assert set(whole_report.TABLES) == set(MAKERS)
+    assert len(steps["tests"][1]) >= 40 and len(steps["families"][1]) == len(gpu_driver.FAMILIES)
+
+
+def test_a_family_that_does_not_reach_its_kernels_has_failed(monkeypatch, capsys):
+    family = gpu_driver.FAMILIES["penalties"]
+    monkeypatch.setitem(
+        gpu_driver.FAMILIES, "penalties", replace(family, launched=(("penalties.cu", {"CLUSTER": 4}),))
+    )
+    assert not gpu_driver.run("penalties", on_host=True)
+    assert "with {'CLUSTER': 4} was launched" in capsys.readouterr().out
+
+
+def bare_python(folder: Path) -> Path:
+    """An interpreter with the packages of this one, but for numba, hypothesis and this package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for path in Path(np.__file__).parents[1].iterdir():
+        if (
+            not path.name.lstrip("_").startswith(tuple(name.lstrip("_") for name in BLOCKED))
+            and path.suffix != ".pth"
+        ):
+            (packages / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+@needs_host_compiler
+def test_a_dry_run_from_a_bare_clone_without_numba_and_hypothesis_finds_nothing_missing(values, tmp_path):
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
+    (clone / "build" / "gpu").mkdir(parents=True)
+    (clone / "build" / "gpu" / "tiny").symlink_to(values)
+    (clone / "build" / "cuda_on_host").symlink_to(ROOT / "build" / "cuda_on_host")
+    python = bare_python(tmp_path / "python")
+    for package in ("numba", "hypothesis", "fsachain"):
+        assert subprocess.run(
+            [python, "-c", f"import {package}"], cwd=tmp_path, capture_output=True
+        ).returncode
+    only = "device,compile,families,bench,tests"
+    command = [python, "tools/gpu_report.py", "--on-host", "--only", only, "--out", tmp_path / "out"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    steps = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert {line["step"].partition(":")[0] for line in steps} == {
+        "device",
+        "compile",
+        "family",
+        "bench",
+        "test",
+    }

@@ -14,13 +14,7 @@ from fsachain.loss.ctc import Inputs, ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.total import total_log_prob
 from tools.bench import yardstick
-
-Scores = npt.NDArray[np.float32]
-
-
-def random_scores(size: int, frames: int, pdfs: int) -> Scores:
-    """[N, T, P] standard normal, seeded."""
-    return np.random.default_rng(3).standard_normal((size, frames, pdfs), dtype=np.float32)
+from tools.bench.workloads import Scores
 
 
 def backend_call(batch: TableBatch, scores: Scores, leak: float) -> Callable[[], object]:

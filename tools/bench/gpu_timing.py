@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from tools.bench.limit import PER_ARC, Work
 from tools.bench.timing import Comparison, Times
+from tools.bench.workloads import PER_ARC, Work
 
 Key = TypeVar("Key")
 Call = Callable[[], object]
@@ -186,6 +186,7 @@ class GpuRow:
             "arc_evaluations": self.evaluations,
             "rounds": len(self.times.seconds),
             "milliseconds": vars(self.times.scaled(1e3)),
+            "value": self.value,
             "target": self.verdict or None,
             "peak_bytes": self.peak,
             "ratios": {comparison.name: vars(comparison.ratio) for comparison in self.comparisons},

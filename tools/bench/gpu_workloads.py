@@ -1,23 +1,21 @@
-"""What is timed on a device: sizes, graphs, and calls as users make them, with inputs that rotate."""
+"""What is timed on a device: sizes, graphs, and losses as users call them, with the float64 values that they must have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.fsa import Fsa
-from fsachain.loss.ctc import ctc_loss
-from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.loss.total import total_log_prob
 from fsachain.table import compile_table
-from tools.bench.calls import random_scores
+from tests import tolerances
 from tools.bench.gpu_timing import Call, copies_of, rotated
 from tools.bench.workloads import Workloads, left_to_right
 
@@ -91,74 +89,101 @@ def bigram_denominator(units: int) -> Fsa:
     return Fsa(num_states, src, dst, pdf, log_prob, np.zeros(num_states))
 
 
-CtcLoss = Callable[[torch.Tensor], torch.Tensor]
+Loss = Callable[[torch.Tensor], torch.Tensor]
+Sums = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Shape:
-    size: int
-    frames: int
-    pdfs: int
+class Case:
+    """A loss of scores that do not depend on the machine.
+
+    arrays: makes float32 arrays on the host. combine: of these, where the loss shall run, the scores [N, T, .., P]. loss: of
+    each sequence, or one of all. trains: the gradient is asked for too. unit: how large gradients may be. parts: the same
+    sequence by sequence, for a host without room for all in float64. rotates: there is room for several inputs.
+    """
+
+    arrays: Callable[[], Sequence[npt.NDArray[np.float32]]]
+    loss: Loss
+    combine: Callable[..., torch.Tensor] = lambda scores: scores
+    trains: bool = True
+    unit: float = 1.0
+    parts: Callable[[], Iterator[Case]] | None = None
+    rotates: bool = True
+
+    def scores(self, device: torch.device) -> torch.Tensor:
+        there = [torch.from_numpy(array).to(device) for array in self.arrays()]
+        return self.combine(*there).requires_grad_(self.trains)
+
+    def step(self, scores: torch.Tensor) -> torch.Tensor:
+        """The losses; the gradient, where it is asked for, is `scores.grad`."""
+        scores.grad = None
+        losses = self.loss(scores)
+        if self.trains:
+            losses.sum().backward()
+        return losses
+
+    def call(self, device: torch.device) -> Call:
+        """Steps with as many inputs in turn as together do not fit the caches."""
+        first = self.scores(device)
+        count = copies_of(first.numel() * first.element_size()) if self.rotates else 1
+        others = [first.detach().roll(n, dims=1).requires_grad_(self.trains) for n in range(1, count)]
+        return rotated([lambda scores=scores: self.step(scores) for scores in (first, *others)])
+
+    def sums(self, scores: torch.Tensor) -> Sums:
+        """The losses and, of the gradient, sums over frames and weighted sums over classes: float64."""
+        losses = self.step(scores).detach().double().cpu().numpy().reshape(-1)
+        if not self.trains:
+            return {"loss": losses}
+        assert scores.grad is not None
+        weights = torch.from_numpy(np.random.default_rng(9).random(scores.shape[-1])).to(scores.device)
+        by_class, by_frame = [], []
+        for gradient in scores.grad:  # one at a time, since float64 takes twice the room
+            wide = gradient.double()
+            by_class.append(wide.flatten(0, -2).sum(0).cpu().numpy())
+            by_frame.append(
+                (wide @ weights).flatten(1).sum(1).cpu().numpy()
+                if wide.dim() > 2
+                else (wide @ weights).cpu().numpy()
+            )
+        return {"loss": losses, "by_class": np.stack(by_class), "by_frame": np.stack(by_frame)}
+
+    def reference(self) -> Sums:
+        """The sums in float64 by the host, and a check sum of the arrays."""
+        if self.parts is None:
+            found = self.sums(self.scores(torch.device("cpu")).detach().double().requires_grad_(self.trains))
+        else:
+            each = [part.reference() for part in self.parts()]
+            found = {name: _stacked([sums[name] for sums in each]) for name in each[0]}
+        return {**found, "arrays": self.check_sum()}
+
+    def check_sum(self) -> npt.NDArray[Any]:
+        return np.array([zlib.crc32(np.ascontiguousarray(array)) for array in self.arrays()])
+
+    def compare(self, path: Path, device: torch.device) -> tuple[float, str]:
+        """The largest difference from a file that `reference` has made, relative to what is allowed, and of what.
+
+        Raises:
+            FileNotFoundError, ValueError: there is no such file, or it is for other arrays.
+        """
+        with np.load(path) as archive:
+            exact = dict(archive)
+        if not np.array_equal(exact.pop("arrays"), self.check_sum()):
+            raise ValueError(f"{path.name} is for other scores: this machine's numpy draws other numbers")
+        worst = 0.0, "nothing"
+        for name, ours in self.sums(self.scores(device)).items():
+            right = exact[name]
+            allowed = tolerances.LOG_PROB_RELATIVE * np.maximum(tolerances.LOG_PROB_FLOOR, np.abs(right))
+            if name != "loss":
+                allowed = tolerances.OCCUPANCY * (self.unit + np.abs(right))
+            away = np.abs(ours - right) / allowed
+            ratio = np.inf if np.isnan(away).any() else float(away.max(initial=0.0))
+            worst = max(worst, (ratio, name))
+        return worst
 
 
-def inputs(shape: Shape, device: torch.device) -> list[torch.Tensor]:
-    """As many arrays of scores [N, T, P] as together do not fit the caches; each wants a gradient."""
-    host = torch.from_numpy(random_scores(shape.size, shape.frames, shape.pdfs))
-    first = host.to(device)
-    count = copies_of(first.numel() * first.element_size())
-    others = [first.roll(n, dims=1) for n in range(1, count)]
-    return [scores.detach().requires_grad_() for scores in (first, *others)]
-
-
-def _step(loss: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor) -> torch.Tensor | None:
-    scores.grad = None
-    loss(scores).backward()
-    return scores.grad
-
-
-def training_calls(loss: Callable[[torch.Tensor], torch.Tensor], shape: Shape, device: torch.device) -> Call:
-    return rotated([partial(_step, loss, scores) for scores in inputs(shape, device)])
-
-
-def log_prob_call(batch: TableBatch, shape: Shape, leak: float, device: torch.device) -> Call:
-    """With the gradient."""
-    return training_calls(
-        lambda scores: total_log_prob(batch, scores, leaky_hmm_coefficient=leak).sum(), shape, device
-    )
-
-
-def loss_call(loss: LFMMILoss, batch: TableBatch, shape: Shape, device: torch.device) -> Call:
-    lengths = torch.full((shape.size,), shape.frames)
-    return training_calls(lambda scores: loss(scores, lengths, batch), shape, device)
-
-
-def best_path_call(batch: TableBatch, shape: Shape, device: torch.device) -> Call:
-    """Best paths, brought to the host."""
-    arrays = [scores.detach() for scores in inputs(shape, device)]
-    return rotated([partial(best_path, batch, scores) for scores in arrays])
-
-
-def our_ctc(targets: npt.NDArray[np.int64], frames: int, device: torch.device) -> CtcLoss:
-    """Our CTC loss of logits [N, T, C], log-softmax included; targets on the device."""
-    rows = torch.from_numpy(targets).to(device)
-    lengths = [torch.full((len(rows),), count) for count in (frames, rows.shape[1])]
-
-    def loss(logits: torch.Tensor) -> torch.Tensor:
-        return ctc_loss(logits.transpose(0, 1), rows, *lengths, reduction="sum", inputs="logits")
-
-    return loss
-
-
-def torch_ctc(
-    targets: npt.NDArray[np.int64], frames: int, targets_on: torch.device, integer: torch.dtype
-) -> CtcLoss:
-    """torch's CTC loss of logits [N, T, C]. Targets as int32 on the host, all in a row, are what cuDNN's takes."""
-    rows = torch.from_numpy(targets).to(integer)
-    lengths = [torch.full((len(rows),), count, dtype=integer) for count in (frames, rows.shape[1])]
-    given = rows.flatten() if targets_on.type == "cpu" else rows.to(targets_on)
-
-    def loss(logits: torch.Tensor) -> torch.Tensor:
-        log_probs = logits.log_softmax(2).transpose(0, 1)
-        return torch.nn.functional.ctc_loss(log_probs, given, *lengths, reduction="sum")
-
-    return loss
+def _stacked(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rows of different lengths, with zeros behind."""
+    if arrays[0].ndim == 1:
+        return np.concatenate(arrays)
+    width = max(array.shape[1] for array in arrays)
+    return np.concatenate([np.pad(array, ((0, 0), (0, width - array.shape[1]))) for array in arrays])

@@ -11,34 +11,13 @@ graphs of thousands of states do not: no program reaches 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from fsachain.batch import TableBatch
 from tools.bench import calls, yardstick
 from tools.bench.timing import Comparison, Times
+from tools.bench.workloads import PER_ARC, Work
 
 Name = tuple[str, int]
 MULTIPLY_ADDS, MEMORY = ("multiply-adds", 1), ("memory", 1)
-PER_ARC = 2
-CACHE_BYTES = 32 << 20  # alphas that are no larger need not go to memory
-FLOAT = 4  # bytes
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one pass over a batch must do at least: arc-evaluations, and bytes through memory."""
-
-    evaluations: int
-    bytes: int
-
-
-def work_of(batch: TableBatch, frames: int, num_pdfs: int) -> Work:
-    tables = [batch.table(n) for n in range(batch.size)]
-    # Arcs of weight -inf are not evaluated and do not count.
-    evaluations = frames * sum(len(table.by_dst.arc) for table in tables)
-    alphas = FLOAT * frames * sum(table.num_states for table in tables)
-    matrices = 3 * FLOAT * frames * num_pdfs * batch.size
-    return Work(evaluations, matrices + (2 * alphas if alphas > CACHE_BYTES else 0))
 
 
 def yardsticks() -> dict[Name, Callable[[], object]]:

@@ -7,13 +7,13 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numba
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.bench.workloads import ROOT
 
 
 def describe() -> dict[str, Any]:
@@ -21,9 +21,16 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "numba": numba.__version__,
+        "numba": _version("numba"),
         "torch": torch.__version__,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def one_line(facts: dict[str, Any]) -> str:

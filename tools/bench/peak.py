@@ -21,9 +21,8 @@ import numpy as np
 
 from fsachain.backends.cpu import backend as cpu
 from tools.bench import machine
-from tools.bench.tables import LEAK
 from tools.bench.timing import Table
-from tools.bench.workloads import Sizes, Workloads, large_denominator
+from tools.bench.workloads import LEAK, Sizes, Workloads, large_denominator
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 FEW_FRAMES = 3

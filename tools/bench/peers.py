@@ -23,15 +23,15 @@ from fsachain.batch import TableBatch
 from fsachain.fsa import Fsa
 from fsachain.table import compile_table
 from tools.bench import calls
-from tools.bench.limit import Name, work_of
-from tools.bench.tables import LEAK, as_jobs, pack_numerators
+from tools.bench.limit import Name
+from tools.bench.tables import as_jobs, pack_numerators
 from tools.bench.timing import HEADER, Comparison, Line, Row, Table, take_turns
-from tools.bench.workloads import Sizes, Workloads
+from tools.bench.workloads import LEAK, Scores, Sizes, Workloads, random_scores, work_of
 
 DENOMINATORS = 8  # sequences; some peers need gigabytes for more
 EXACT, BEAM = 1e6, 10.0  # output beams of k2
 Call = Callable[[], object]
-Maker = Callable[[Any, Sequence[Fsa], calls.Scores], Call]
+Maker = Callable[[Any, Sequence[Fsa], Scores], Call]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def compared(work: Workloads, sizes: Sizes) -> Table:
     modules, rows = _installed()
     for task in ("leaky", "exact", "numerators", "ctc"):
         batch, graphs, width, leak = _task(work, sizes, task)
-        scores = calls.random_scores(batch.size, sizes.frames, width)
+        scores = random_scores(batch.size, sizes.frames, width)
         found = [peer for peer in ADAPTERS if peer.module in modules and peer.task == task]
         jobs: dict[Name, Call] = {
             (peer.name, 1): peer.make(modules[peer.module], graphs, scores) for peer in found
@@ -101,17 +101,17 @@ def _task(work: Workloads, sizes: Sizes, task: str) -> tuple[TableBatch, Sequenc
     return TableBatch.pack(tables), work.ctc, sizes.labels, 0.0
 
 
-def _leaf(scores: calls.Scores) -> torch.Tensor:
+def _leaf(scores: Scores) -> torch.Tensor:
     return torch.from_numpy(scores).requires_grad_()
 
 
-def pychain_leaky(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+def pychain_leaky(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
     """PyChain's denominator: probabilities, leaky HMM, all states final; one graph for all sequences."""
     graph = module.graph.ChainGraph(_simple_fst(graphs[0]), initial_mode="leaky", final_mode="ones")
     return _pychain(module, module.graph.ChainGraphBatch(graph, batch_size=len(graphs)), scores)
 
 
-def pychain_logs(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+def pychain_logs(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
     """PyChain's numerator: logs, no leak, a graph for each sequence."""
     several = [module.graph.ChainGraph(_simple_fst(fsa), log_domain=True) for fsa in graphs]
     batch = module.graph.ChainGraphBatch(
@@ -122,7 +122,7 @@ def pychain_logs(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Ca
     return _pychain(module, batch, scores)
 
 
-def _pychain(module: Any, batch: Any, scores: calls.Scores) -> Call:
+def _pychain(module: Any, batch: Any, scores: Scores) -> Call:
     leaf, lengths = _leaf(scores), torch.full((len(scores),), scores.shape[1])
 
     def step() -> torch.Tensor:
@@ -142,17 +142,17 @@ def _simple_fst(fsa: Fsa) -> Any:
         return simplefst.StdVectorFst.read(str(path))
 
 
-def k2_beam(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+def k2_beam(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
     """k2's intersection pruned to a beam of 10, as its MMI recipes use it."""
     return _k2(module, graphs, scores, BEAM)
 
 
-def k2_exact(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+def k2_exact(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
     """k2's intersection with a beam that keeps everything."""
     return _k2(module, graphs, scores, EXACT)
 
 
-def _k2(module: Any, graphs: Sequence[Fsa], scores: calls.Scores, beam: float) -> Call:
+def _k2(module: Any, graphs: Sequence[Fsa], scores: Scores, beam: float) -> Call:
     fsas = module.create_fsa_vec(
         [module.arc_sort(module.Fsa(torch.from_numpy(k2_arcs(fsa)))) for fsa in graphs]
     )
@@ -186,7 +186,7 @@ def k2_arcs(fsa: Fsa) -> npt.NDArray[np.int32]:
     return np.stack([src, dst, label, score.view(np.int32)], axis=1)[order].astype(np.int32)
 
 
-def gtn_loop(module: Any, graphs: Sequence[Fsa], scores: calls.Scores) -> Call:
+def gtn_loop(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
     """GTN, one sequence after another: intersection with a chain of all scores, forward score, gradient."""
     acceptors = [gtn_graph(module, fsa) for fsa in graphs]
     _, frames, pdfs = scores.shape

@@ -13,11 +13,10 @@ from fsachain.denominator import DenominatorGraph
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.table import compile_table
 from tools.bench import calls, digits, workloads
-from tools.bench.limit import Name, Work, against_limit, work_of, yardsticks
+from tools.bench.limit import Name, against_limit, yardsticks
 from tools.bench.timing import HEADER, Comparison, Job, Row, Spread, Table, Times, take_turns
-from tools.bench.workloads import Sizes, Workloads
+from tools.bench.workloads import LEAK, Sizes, Work, Workloads, random_scores, work_of
 
-LEAK = 1e-5
 PLAIN = ("plain loop", 1)
 Calls = Mapping[Name, Callable[[], object]]
 
@@ -27,7 +26,7 @@ def leaky_denominator(work: Workloads, sizes: Sizes) -> Table:
     for name, graph in work.denominators.items():
         for size in sizes.batch_sizes:
             batch = graph.batch(size)
-            scores = calls.random_scores(size, sizes.frames, graph.num_pdfs)
+            scores = random_scores(size, sizes.frames, graph.num_pdfs)
             jobs = per_thread(f"{name}, B {size}", calls.backend_call(batch, scores, LEAK), sizes)
             plain = calls.plain_call(batch, scores, LEAK, np.float32)
             least = work_of(batch, sizes.frames, graph.num_pdfs)
@@ -39,7 +38,7 @@ def long_denominator(work: Workloads, sizes: Sizes) -> Table:
     size, frames = sizes.long
     graph = work.denominator
     batch = graph.batch(size)
-    scores = calls.random_scores(size, frames, graph.num_pdfs)
+    scores = random_scores(size, frames, graph.num_pdfs)
     call = calls.backend_call(batch, scores, LEAK)
     jobs = {(f"{work.name}, B {size}, T {frames}", max(sizes.threads)): call}
     rows = compared(jobs, work_of(batch, frames, graph.num_pdfs), sizes.seconds)
@@ -50,7 +49,7 @@ def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
     """Without a leak; large scores leave the range of plain numbers and take the slower ways."""
     graph = work.denominator
     batch = graph.batch(sizes.sequences)
-    scores = calls.random_scores(batch.size, sizes.frames, graph.num_pdfs)
+    scores = random_scores(batch.size, sizes.frames, graph.num_pdfs)
     jobs = _at_scales(f"{work.name}, B {batch.size}", batch, scores, (1, 30, 80, 1000), sizes)
     plain = calls.plain_call(batch, scores, 0.0, np.float32)
     least = work_of(batch, sizes.frames, graph.num_pdfs)
@@ -60,7 +59,7 @@ def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
 def numerators(work: Workloads, sizes: Sizes) -> Table:
     """A graph of its own for each sequence; the plain loop runs in float64, since float32 would underflow."""
     batch = pack_numerators(work, work.numerator_pdfs)
-    scores = calls.random_scores(batch.size, sizes.frames, work.numerator_pdfs)
+    scores = random_scores(batch.size, sizes.frames, work.numerator_pdfs)
     jobs = _at_scales(f"B {batch.size}", batch, scores, (1, 80, 1000), sizes)
     plain = calls.plain_call(batch, scores, 0.0, np.float64)
     # Of the wide network output only the columns of active pdfs are read and written.
@@ -73,7 +72,7 @@ def packing(work: Workloads, sizes: Sizes) -> Table:
     """What a batch of new numerators costs beside its recursion: packing, and what the first pass makes of the tables."""
     ready = pack_numerators(work, work.numerator_pdfs)
     many = [ready.table(n % ready.size) for n in range(sizes.packed)]
-    scores = calls.random_scores(ready.size, sizes.frames, work.numerator_pdfs)
+    scores = random_scores(ready.size, sizes.frames, work.numerator_pdfs)
     again = calls.backend_call(ready, scores, 0.0)
 
     def anew() -> object:
@@ -138,7 +137,7 @@ def whole_loss(work: Workloads, sizes: Sizes) -> Table:
 def ctc(work: Workloads, sizes: Sizes) -> Table:
     """The CTC loss from logits to their gradient: `ctc_loss`, graphs through `total_log_prob`, torch's."""
     batch = TableBatch.pack([compile_table(graph, sizes.labels) for graph in work.ctc])
-    scores = calls.random_scores(batch.size, sizes.frames, sizes.labels)
+    scores = random_scores(batch.size, sizes.frames, sizes.labels)
     start = f"B {batch.size}, "
     made = {
         f"{start}ctc_loss, logits": calls.ctc_through_loss(work.targets, scores, "logits"),
@@ -186,7 +185,7 @@ def _loss_row(work: Workloads, sizes: Sizes, num_pdfs: int, threads: int) -> Row
     graph = DenominatorGraph(work.denominator.fsa, num_pdfs)
     batch = pack_numerators(work, num_pdfs)
     shared = graph.batch(batch.size)
-    scores = calls.random_scores(batch.size, sizes.frames, num_pdfs)
+    scores = random_scores(batch.size, sizes.frames, num_pdfs)
     loss = LFMMILoss(graph, leaky_hmm_coefficient=LEAK)
     jobs = {
         ("loss", threads): calls.loss_call(loss, batch, scores),
@@ -282,7 +281,7 @@ def _slope(
     for index, size in enumerate(points):
         batch, frames, num_pdfs = work_at(index, size)
         leak = LEAK if batch.is_shared else 0.0
-        scores = calls.random_scores(batch.size, frames, num_pdfs)
+        scores = random_scores(batch.size, frames, num_pdfs)
         jobs[size] = Job(calls.backend_call(batch, scores, leak))
         evaluations.append(frames * sum(len(batch.table(n).by_dst.arc) for n in range(batch.size)))
     times = take_turns(jobs, sizes.seconds)

@@ -8,10 +8,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
 
-GRAPHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "graphs"
+ROOT = Path(__file__).resolve().parents[2]
+CARRIED = (
+    ROOT / "build" / "gpu"
+)  # what `tools.gpu_pack` makes for a machine that has nothing but this checkout
+SHARED = next((s for s in (ROOT.parent / "shared", CARRIED / "shared") if s.is_dir()), CARRIED / "shared")
+GRAPHS = SHARED / "data" / "graphs"
+LEAK = 1e-5
+PER_ARC = 2
+CACHE_BYTES = 32 << 20  # alphas that are no larger need not go to memory
+FLOAT = 4  # bytes
+
+Scores = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -159,3 +171,25 @@ def read_graph(path: Path) -> tuple[Fsa, int]:
             int(archive["start"]),
         )
         return fsa, int(archive["num_pdfs"])
+
+
+def random_scores(size: int, frames: int, pdfs: int) -> Scores:
+    """[N, T, P] standard normal, seeded."""
+    return np.random.default_rng(3).standard_normal((size, frames, pdfs), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass over a batch must do at least: arc-evaluations, and bytes through memory."""
+
+    evaluations: int
+    bytes: int
+
+
+def work_of(batch: TableBatch, frames: int, num_pdfs: int) -> Work:
+    tables = [batch.table(n) for n in range(batch.size)]
+    # Arcs of weight -inf are not evaluated and do not count.
+    evaluations = frames * sum(len(table.by_dst.arc) for table in tables)
+    alphas = FLOAT * frames * sum(table.num_states for table in tables)
+    matrices = 3 * FLOAT * frames * num_pdfs * batch.size
+    return Work(evaluations, matrices + (2 * alphas if alphas > CACHE_BYTES else 0))

@@ -249,8 +249,11 @@ def device_of_index(index: int | None) -> CupyDevice:
     return CupyDevice(number, cupy.cuda.get_current_stream(number), partial(CupyBlock, number))
 
 
-def reason_unavailable(index: int = 0) -> str | None:
-    """Why kernels cannot run on the device of this index, in one line; None where they can."""
+def reason_unavailable(index: int | None = None) -> str | None:
+    """Why kernels cannot run on the device of this index, None: the current one, in one line; None where they can.
+
+    Nothing here makes a context, which would take memory of a device that belongs to another process.
+    """
     if _forked:
         return "CUDA was in use when this process was forked; expected processes started by 'spawn' or before"
     try:
@@ -264,10 +267,11 @@ def reason_unavailable(index: int = 0) -> str | None:
         return f"no CUDA device can be used ({error})"
     if count == 0:
         return "there is no CUDA device"
+    index = cupy.cuda.Device().id if index is None else index
     if not 0 <= index < count:
         return f"there are {count} devices"
     least = LEAST_CAPABILITY[12 if cupy.cuda.nvrtc.getVersion()[0] < 13 else 13]
-    major, minor = capability = _limits(index).capability
+    major, minor = capability = _capability(index)
     if capability < least:
         return f"compute capability {major}.{minor}; expected at least {least[0]}.{least[1]}"
     return None
@@ -300,12 +304,19 @@ def _current(index: int) -> Any:
 
 
 @lru_cache(maxsize=64)
+def _capability(index: int) -> tuple[int, int]:
+    import cupy
+
+    text = cupy.cuda.Device(index).compute_capability
+    return int(text[:-1]), int(text[-1])
+
+
+@lru_cache(maxsize=64)
 def _limits(index: int) -> Limits:
     import cupy
 
     device = cupy.cuda.Device(index)
-    attributes, text = device.attributes, device.compute_capability
-    capability = (int(text[:-1]), int(text[-1]))
+    attributes, capability = device.attributes, _capability(index)
     with device:
         memory = cupy.cuda.runtime.memGetInfo()[1]
     return Limits(

@@ -47,11 +47,16 @@ SIZES = fields_of(
 
 
 class Division(NamedTuple):
-    """How tables are divided. shards: of each table. chunk: segments of a chunk, 32 or 1. longest: arcs of a segment."""
+    """How tables are divided.
+
+    shards: of each table. chunk: segments of a chunk, 32 or 1. longest: arcs of a segment. spread: whether arcs stand so
+    that neighbours read rows in different banks of shared memory, which takes time and pays for large graphs.
+    """
 
     shards: tuple[int, ...]
     chunk: int
     longest: int
+    spread: bool = False
 
 
 class Direction(NamedTuple):
@@ -157,7 +162,7 @@ def lay_out(tables: Sequence[TransitionTable], division: Division) -> list[Layou
     init = np.concatenate([table.leak_target for table in tables])[order]
     tail = arcs.src - first_state[shards.table[of_state[arcs.dst]]]
     segments = _cut(arcs.dst, arcs.run, tail, arcs.log_prob, division.longest, shards)
-    forward, position, pairs, first_arc = _forward(arcs, segments, init, shards, division.chunk)
+    forward, position, pairs, first_arc = _forward(arcs, segments, init, shards, division)
     # `position`: row of each run over all tables; the backward pass counts within the table.
     table_of_run = shards.table[of_state[arcs.dst[first_arc]]]
     rows = np.bincount(shards.table, forward.shards["pair_rows"], len(tables)).astype(np.int64)
@@ -165,7 +170,7 @@ def lay_out(tables: Sequence[TransitionTable], division: Division) -> list[Layou
     by_src = np.argsort(arcs.src, kind="stable")
     tail = arcs.src[by_src]
     segments = _cut(tail, tail, local[arcs.run[by_src]], arcs.log_prob[by_src], division.longest, shards)
-    backward = _backward(segments, init, forward.shards, shards, division.chunk)
+    backward = _backward(segments, init, forward.shards, shards, division)
 
     columns = np.array([len(table.active_pdfs) for table in tables])
     over_all = starts_of(columns)[table_of_run] + arcs.column[first_arc]
@@ -300,6 +305,74 @@ def _chunked(segments: _Segments, width: int, num_shards: int) -> _Chunks:
     return _Chunks(number, rank % width, length, pairs, shard, per_level.reshape(num_shards, 3))
 
 
+# Rows of 16 bytes that are read at once, by a quarter of a warp: one from each of the groups of banks, or the same.
+_BANKS = 8
+
+
+def _spread(segments: _Segments, chunks: _Chunks, division: Division) -> _Segments:
+    """The arcs of each pair in another order: those that a quarter of a warp reads at once from different banks.
+
+    Of a few orders each quarter gets the one by which it reads the least often.
+    """
+    if not division.spread:
+        return segments
+    bank = segments.target % _BANKS
+    begins = np.ones(len(bank), dtype=bool)
+    begins[1:] = (segments.segment[1:] != segments.segment[:-1]) | (segments.run[:-1] >= 0)
+    piece = np.cumsum(begins) - 1
+    quarter = chunks.chunk * (division.chunk // _BANKS) + chunks.slot // _BANKS
+    of_slot = np.full((_BANKS, int(quarter.max()) + 1), -1)
+    of_slot[chunks.slot % _BANKS, quarter] = np.arange(len(segments.length))
+    first = np.searchsorted(segments.segment, np.arange(len(segments.length)))  # of each segment
+    shape = of_slot, first, segments.length, piece, bank, quarter[segments.segment]
+    found = [_in_turns(*shape, stay) for stay in (1, 4, 8, 32)]
+    best = np.argmin([reads for _, reads in found], axis=0)
+    taken = np.stack([arcs for arcs, _ in found])[best[quarter[segments.segment]], np.arange(len(bank))]
+    return segments._replace(target=segments.target[taken], log=segments.log[taken])
+
+
+def _in_turns(
+    of_slot: Integers,
+    first: Integers,
+    length: Integers,
+    piece: Integers,
+    bank: Integers,
+    quarter: Integers,
+    stay: int,
+) -> tuple[Integers, Integers]:
+    """The arc for each place, and how often each quarter reads.
+
+    Step by step each segment of a quarter takes an arc of its next pair, those with the least choice first: of a bank that
+    the step has used least; of these, one of which the quarter and, `stay` times as important, the pair have most left.
+
+    of_slot: [slots, quarters] segments, -1 for none. piece, bank, quarter: of each arc.
+    """
+    quarters = of_slot.shape[1]
+    left = np.bincount(piece * _BANKS + bank, minlength=(piece[-1] + 1) * _BANKS).reshape(-1, _BANKS)
+    order = np.lexsort((bank, piece))
+    next_of = starts_of(left.ravel()).reshape(left.shape)
+    taken, reads = np.empty_like(piece), np.zeros(quarters, dtype=np.int64)
+    demand = np.bincount(quarter * _BANKS + bank, minlength=quarters * _BANKS).reshape(quarters, _BANKS)
+    for step in range(int(length.max(initial=0))):
+        used = np.zeros((quarters, _BANKS), dtype=np.int64)
+        choice = np.full(of_slot.shape, _BANKS + 1)
+        busy = (of_slot >= 0) & (length[of_slot] > step)
+        choice[busy] = (left[piece[first[of_slot[busy]] + step]] > 0).sum(axis=1)
+        for slot in np.argsort(choice, axis=0, kind="stable"):
+            row = np.flatnonzero(busy[slot, np.arange(quarters)])
+            at = first[of_slot[slot[row], row]] + step
+            own = piece[at]
+            score = demand[row] + stay * left[own] - (used[row] << 32)
+            best = np.where(left[own] > 0, score, np.iinfo(np.int64).min).argmax(axis=1)
+            taken[at] = order[next_of[own, best]]
+            next_of[own, best] += 1
+            left[own, best] -= 1
+            used[row, best] += 1
+            demand[row, best] -= 1
+        reads += used.max(axis=1)
+    return taken, reads
+
+
 def _arrange(
     segments: _Segments, chunks: _Chunks, shards: _Shards, width: int
 ) -> tuple[Direction, Integers, Integers]:
@@ -350,11 +423,12 @@ def _arrange(
 
 
 def _forward(
-    arcs: _Arcs, segments: _Segments, init: Floats, shards: _Shards, width: int
+    arcs: _Arcs, segments: _Segments, init: Floats, shards: _Shards, division: Division
 ) -> tuple[Direction, Integers, npt.NDArray[np.int32], Integers]:
     """The arcs by destination; the row of each run over all tables; `Layout.pairs`; and the first arc of each run."""
+    width = division.chunk
     chunks = _chunked(segments, width, len(shards.states))
-    made, first_pair, _ = _arrange(segments, chunks, shards, width)
+    made, first_pair, _ = _arrange(_spread(segments, chunks, division), chunks, shards, width)
     closing = np.flatnonzero(segments.run >= 0)
     segment = segments.segment[closing]
     rank = np.arange(len(closing)) - np.searchsorted(segment, segment)  # segments are in order
@@ -372,9 +446,10 @@ def _forward(
 
 
 def _backward(
-    segments: _Segments, init: Floats, forward: npt.NDArray[Any], shards: _Shards, width: int
+    segments: _Segments, init: Floats, forward: npt.NDArray[Any], shards: _Shards, division: Division
 ) -> Direction:
-    made, _, slot = _arrange(segments, _chunked(segments, width, len(shards.states)), shards, width)
+    chunks = _chunked(segments, division.chunk, len(shards.states))
+    made, _, slot = _arrange(_spread(segments, chunks, division), chunks, shards, division.chunk)
     for name in ("first_pair", "pair_rows", "pair_base"):
         made.shards[name] = forward[name]
     made.shards["first_entry"], made.shards["entries"] = (

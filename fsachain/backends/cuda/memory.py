@@ -86,6 +86,8 @@ class CupyBlock:
         with cupy.cuda.Device(device_index):
             self._home = cupy.cuda.get_current_stream()
             self._memory = cupy.cuda.alloc(max(num_bytes, 1))
+        if self._home.is_capturing():  # cupy's pool knows nothing of graphs, torch's does
+            _captured.append(self._memory)
         self.pointer = int(self._memory.ptr)
         self._users: list[Any] = []
 
@@ -195,12 +197,17 @@ class _Resident:
     def __init__(self, block: Block, pieces: list[Memory], done: Any, stream: Stream) -> None:
         self._block, self._pieces, self._done = block, pieces, done
         self._streams = {stream.ptr}
+        self._is_captured = False
 
     def on(self, stream: Any) -> list[Memory]:
         """The arrays, for work that is given to `stream` from now on."""
         # A capture starts when the device has nothing left to do (torch.cuda.graph waits for that), and may neither wait
         # for what was recorded before it nor tell the pool.
-        if stream.ptr not in self._streams and not stream.is_capturing():
+        if stream.is_capturing():
+            if not self._is_captured:
+                _captured.append(self._block)
+                self._is_captured = True
+        elif stream.ptr not in self._streams:
             import cupy
 
             cupy.cuda.runtime.streamWaitEvent(stream.ptr, self._done.ptr)
@@ -210,6 +217,8 @@ class _Resident:
 
 
 _lock = Lock()
+# Tables that a captured graph reads, and memory of cupy's pool: nobody says when a graph is gone, so they stay for ever.
+_captured: list[Any] = []
 _residents: WeakKeyDictionary[Any, dict[Hashable, _Resident]] = WeakKeyDictionary()
 _left_behind: list[Any] = []
 
@@ -238,9 +247,9 @@ def resident(
 
 def _after_fork() -> None:
     """A child process cannot use its parent's GPU, not even to give memory back: it leaves everything where it is."""
-    global _lock, _residents, _staging
-    _left_behind.extend((list(_residents.items()), _staging))
-    _lock, _residents, _staging = Lock(), WeakKeyDictionary(), _Staging()
+    global _lock, _captured, _residents, _staging
+    _left_behind.extend((list(_residents.items()), _captured, _staging))
+    _lock, _captured, _residents, _staging = Lock(), [], WeakKeyDictionary(), _Staging()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -160,7 +160,9 @@ def _on_chip(table: TransitionTable, cluster: int) -> tuple[Plan, Division]:
     arcs = table.num_arcs // cluster
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
-    return Plan(True, cluster, threads, True, MAX_LANES, WARP), Division((cluster,), WARP, longest)
+    return Plan(True, cluster, threads, True, MAX_LANES, WARP), Division(
+        (cluster,), WARP, longest, spread=True
+    )
 
 
 def _with_most_lanes(

@@ -1,0 +1,85 @@
+"""The first steps of the GPU report: what the device and the software are, and all kernels compiled, side by side.
+
+python -m tools.gpu_device [describe | compile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from fsachain.backends.cuda import device as cuda_device
+from fsachain.backends.cuda.device import KernelSpec
+from tools.cuda_configurations import GPUS, all_kernels
+from tools.gpu_results import tell
+
+PACKAGES = ("numpy", "scipy", "torch", "cupy-cuda13x", "cupy-cuda12x", "numba", "torchaudio")
+
+
+def describe(on_host: bool) -> None:
+    facts: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count()}
+    for package in PACKAGES:
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            facts[package] = None
+    if not on_host:
+        import cupy
+        import torch
+
+        limits = cuda_device._limits(0)
+        facts |= {
+            "device": torch.cuda.get_device_name(0),
+            "driver": cupy.cuda.runtime.driverGetVersion(),
+            "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+            "cudnn": torch.backends.cudnn.version(),
+            **limits._asdict(),
+        }
+    tell("versions", True, "; ".join(f"{name} {value}" for name, value in facts.items()), facts=facts)
+
+
+def compile_all(on_host: bool) -> None:
+    """Every text of every configuration into CuPy's cache; one process for each core but two."""
+    limits = GPUS[90] if on_host else cuda_device._limits(0)
+    modules = sorted({(k.text, k.defines, k.cooperative) for k in all_kernels(limits)}, key=repr)
+    if on_host:
+        tell("compile", True, f"{len(modules)} modules would be compiled")
+        return
+    start = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 4) - 2)) as pool:
+        for seconds, words in pool.imap_unordered(_compile, modules):
+            if words:
+                tell("compile", False, words, seconds=seconds)
+    tell("compile", True, f"{len(modules)} modules in {time.monotonic() - start:.1f} s")
+
+
+def _compile(module: tuple[str, Any, bool]) -> tuple[float, str]:
+    """Seconds, and what went wrong."""
+    text, defines, cooperative = module
+    start = time.monotonic()
+    try:
+        with cuda_device._current(0):
+            cuda_device._module(text, defines, cooperative, 0).compile()
+    except Exception as error:
+        return time.monotonic() - start, f"{KernelSpec(text, '', defines)}: {error}"
+    return time.monotonic() - start, ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["describe", "compile"])
+    parser.add_argument("--on-host", action="store_true")
+    options = parser.parse_args(arguments)
+    (describe if options.what == "describe" else compile_all)(options.on_host)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
