@@ -68,6 +68,8 @@ def command(name, corpus):
         return ["num-tables", data, out, *lang], out / "00000.tables", out / "faults.jsonl"
     if name == "keyword":
         return ["keyword", model, data, "no no", out, *lang], out / "scores.txt", out / "faults.jsonl"
+    if name == "suspicious":
+        return ["suspicious", model, data, out, *lang, *den], out / "words.txt", out / "faults.jsonl"
     if name == "rescore":
         arpa = corpus / "words.arpa"
         arpa.write_text(ARPA)
@@ -86,7 +88,7 @@ def command(name, corpus):
 
 TABLES_ALONE = ("num-graphs", "num-tables")
 COMMANDS = (
-    *("decode", "align", "supervise", "keyword", "rescore", "tie-tree", "kaldi outputs"),
+    *("decode", "align", "supervise", "keyword", "suspicious", "rescore", "tie-tree", "kaldi outputs"),
     *TABLES_ALONE,
 )
 

@@ -76,7 +76,7 @@ def test_compiled_numerators_go_on_where_they_were(fsachain, built):
         built / "den",
     )
     status, out, _ = fsachain(*arguments, "--shard-size", 2, "--jobs", 2)
-    assert status == 0 and out.startswith("5 numerators in 3 shards (0 were there), 0 utterances excluded")
+    assert status == 0 and "\n5 numerators in 3 shards (0 were there), 0 utterances excluded" in out
     (built / "tables/00001.tables").unlink()
     assert "3 shards (2 were there)" in fsachain(*arguments, "--shard-size", 2)[1]
     assert list(TableShards(built / "tables")) == [f"u{n}" for n in range(1, 6)]
@@ -185,7 +185,7 @@ class TestKaldi:
         (data / "text").write_text((case / "test_text.txt").read_text())
         (data / "wav.scp").write_text("".join(f"t{n} absent.wav\n" for n in range(4)))
         status, out, _ = fsachain("num-graphs", data, tmp_path / "num.npz", "--lang", lang, "--den", den)
-        assert status == 0 and out.startswith("4 numerators")
+        assert status == 0 and "\n4 numerators" in out
 
     def test_a_directory_without_its_files_is_refused_by_name(self, fsachain, case, tmp_path):
         status, _, err = fsachain("kaldi", "lang", case / "lexiconp.txt", tmp_path, tmp_path / "lang")

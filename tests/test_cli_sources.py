@@ -13,7 +13,9 @@ from graph_paths import Scorer, log_add, sample_paths
 pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
 
-from fsachain import ContextTree, Fsa, Lexicon, Topology, build_numerator
+from cli_fixtures import TEXT, assert_one_line
+
+from fsachain import ContextTree, Forgiveness, Fsa, Lexicon, Topology, build_numerator
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import load_lang
 from fsachain.cli.resources import Resources
@@ -289,6 +291,37 @@ def trained(fsachain, recorded) -> Path:
     config = ("--config", recorded / "small.yaml")
     assert fsachain("train", *files, recorded / "exp", *graphs, *config)[0] == 0
     return recorded
+
+
+def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fsachain, trained):
+    lang, den = ("--lang", trained / "lang"), ("--den", trained / "den")
+    numerators = ("num-graphs", trained / "data", trained / "forgiving.npz", *lang, *den)
+    status, _, err = fsachain(*numerators, "--set", "forgive.insertion=2", "--set", "forgive.deletion=3.5")
+    assert status == 0, err
+    language, normalization = load_lang(trained / "lang"), Fsa.read(trained / "den/normalization.fst")
+    for name, found in load_numerators(trained / "forgiving.npz").items():
+        options = Forgiveness(insertion=2.0, deletion=3.5, star="sum")
+        how = (language.lexicon, language.tree)
+        wanted = build_numerator(found.words, *how, normalization=normalization, forgive=options, name=name)
+        assert np.array_equal(found.arc_word, wanted.arc_word)
+        assert np.array_equal(found.fsa.log_prob, wanted.fsa.log_prob)
+    assert_one_line(
+        fsachain(*numerators, "--set", "forgive.deletion=0"),
+        "forgive.deletion = 0.0: expected a penalty above 0",
+    )
+    model, out = trained / "exp/model.safetensors", trained / "doubts"
+    status, text, err = fsachain("suspicious", model, trained / "data", out, *lang, *den)
+    assert status == 0, err
+    rows = [line.split() for line in (out / "words.txt").read_text().splitlines()]
+    said = {name: words for name, *words in (line.split() for line in TEXT.splitlines())}
+    assert sorted((name, int(place), word) for _, name, place, word in rows) == sorted(
+        (name, place, word) for name, words in said.items() for place, word in enumerate(words, start=1)
+    )
+    assert [float(row[0]) for row in rows] == sorted(float(row[0]) for row in rows)
+    worst = {name: sum(1 - float(p) for p, owner, *_ in rows if owner == name) for name in said}
+    utterances = [line.split() for line in (out / "utterances.txt").read_text().splitlines()]
+    assert [name for *_, name in utterances] == sorted(worst, key=lambda name: -worst[name])
+    assert text.startswith((out / "words.txt").read_text().splitlines()[0])
 
 
 def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
+from fsachain.decode.suspicious import doubts
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.forgive import forgive
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import any_phones, phone_loop
+from recipes.weak_transcripts.corrupt import Rates, corrupt
 
 LONGEST = 4
 PENALTIES = st.one_of(st.just(math.inf), st.floats(0.1, 4.0))
@@ -252,3 +254,43 @@ def ways(said, words, options, stop):
 
     for p, kept in rest(said, 0, 0):
         yield constant * p, kept
+
+
+def test_a_planted_word_is_doubted_and_the_others_are_not():
+    """Scores that say SIL A B A SIL; the transcript has a word too many, then a wrong one, then misses one."""
+    pdfs = [pdf for phone in (SIL, A, B, A, SIL) for pdf in np.repeat(TREE.hmm_pdfs(phone)[0], [1, 3])]
+    scores = np.full((len(pdfs), TREE.num_pdfs), -4.0)
+    scores[np.arange(len(pdfs)), pdfs] = 4.0
+    options = Forgiveness(4.0, 4.0, 4.0, "sum")
+    transcripts = {
+        "right": ["ab", "a"],
+        "inserted": ["ab", "ab", "a"],
+        "substituted": ["ab", "ab"],
+        "deleted": ["a"],
+    }
+    numerators = {
+        name: build_numerator(words, LEXICON, TREE, normalization=NORMALIZATION, forgive=options)
+        for name, words in transcripts.items()
+    }
+    found, failed = doubts(
+        dict.fromkeys(transcripts, scores) | {"short": scores[:0]},
+        numerators | {"short": numerators["right"]},
+    )
+    assert set(failed) == {"short"}
+    assert (found["right"].said > 0.9).all() and found["right"].unwritten < 0.05
+    assert found["inserted"].wrong == pytest.approx(1.0, abs=0.1)
+    assert found["substituted"].said[0] > 0.9 > 0.1 > found["substituted"].said[1]
+    assert found["deleted"].said[0] > 0.5 and found["deleted"].unwritten > 0.3
+
+
+def test_planted_errors_are_of_the_rates_asked_for_and_marked():
+    words = ["one", "two", "three"] * 2000
+    vocabulary = sorted(set(words))
+    rates = Rates(0.2, 0.1, 0.3)
+    found, again = (corrupt(words, vocabulary, rates, np.random.default_rng(7)) for _ in range(2))
+    assert found == again
+    kept, count = sum(found.said) / len(words), len(found.words) / len(words)
+    assert kept == pytest.approx(1 - 0.2 - 0.3, abs=tolerances.drawn_share(0.5, len(words)))
+    assert count == pytest.approx(1 - 0.3 + 0.1, abs=2 * tolerances.drawn_share(0.3, len(words)))
+    plain = corrupt(words, vocabulary, Rates(0.0, 0.0, 0.0), np.random.default_rng(7))
+    assert plain.words == words and all(plain.said)

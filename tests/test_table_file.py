@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs
 
-from fsachain import DenominatorGraph, Fsa, compile_table
+from fsachain import DenominatorGraph, Forgiveness, Fsa, compile_table
 from fsachain.errors import DataError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
@@ -156,7 +156,7 @@ def test_a_killed_job_goes_on_with_what_is_missing(tmp_path):
     assert [path.stat().st_mtime_ns == times[path] for path in paths] == [False, False, True, True]
 
 
-@pytest.mark.parametrize("change", ["words", "lexicon", "pronunciation", "tree", "normalization"])
+@pytest.mark.parametrize("change", ["words", "lexicon", "pronunciation", "tree", "normalization", "forgive"])
 def test_a_shard_made_of_something_else_is_made_anew(change, tmp_path):
     said = transcripts(4)
     make_shards(said, MAKER, tmp_path, shard_size=2)
@@ -170,6 +170,8 @@ def test_a_shard_made_of_something_else_is_made_anew(change, tmp_path):
         maker = NumeratorMaker(Lexicon.from_entries(entries), TREE, MAKER.normalization)
     elif change == "tree":
         maker = NumeratorMaker(LEXICON, ContextTree.biphone(LEXICON.phones, Topology.chain()))
+    elif change == "forgive":
+        maker = NumeratorMaker(LEXICON, TREE, MAKER.normalization, Forgiveness(insertion=1.0))
     else:
         maker = NumeratorMaker(LEXICON, TREE)
     assert make_shards(said, maker, tmp_path, shard_size=2).num_reused == (1 if change == "words" else 0)

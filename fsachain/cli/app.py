@@ -32,6 +32,7 @@ MODULES = {
         "decode": "Recognise the words of a data directory, and score them against its transcripts.",
         "rescore": "Let a larger language model choose among the best word sequences.",
         "align": "Find when each word and phone of the transcripts is said.",
+        "suspicious": "List the words of transcripts that were hardly said, worst first.",
         "keyword": "Look for a keyword, and count misses at a given rate of false alarms.",
     },
     "supervision": {

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError, require
 from fsachain.files import write_text
+from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.graph.topology import Topology
 from fsachain.loss.base import check_factor
@@ -299,6 +301,39 @@ class PerturbationConfig:
 
 
 @dataclass(frozen=True)
+class ForgiveConfig:
+    """What transcripts of the training set may be wrong in, for numerators of transcripts; see `fsachain.Forgiveness`.
+
+    Attributes:
+        substitution (nats): penalty of a word in whose place another was said; None: there is none.
+        insertion (nats): penalty of a word that was not said, likewise.
+        deletion (nats): penalty of words that the transcript lacks, above 0, likewise.
+        star: "sum": any phones are as likely as the phone language model says; "mean": each costs the log of their number
+            more.
+        most_left_out (words): how many in a row may not have been said.
+    """
+
+    substitution: float | None = None
+    insertion: float | None = None
+    deletion: float | None = None
+    star: str = "sum"
+    most_left_out: int = 3
+
+    def __post_init__(self) -> None:
+        try:
+            self.forgiveness()
+        except ConfigError as error:
+            raise ConfigError(f"forgive.{error}") from error
+
+    def forgiveness(self) -> Forgiveness | None:
+        """None where nothing is forgiven."""
+        given = (self.substitution, self.insertion, self.deletion)
+        wrong, too_many, missing = (math.inf if value is None else value for value in given)
+        found = Forgiveness(wrong, too_many, missing, cast(Star, self.star), self.most_left_out)
+        return None if set(given) == {None} else found
+
+
+@dataclass(frozen=True)
 class SupervisionConfig:
     """Supervision from an alignment; see `build_supervision` and `fsachain.graph.chunks`. All in input frames.
 
@@ -352,6 +387,7 @@ class Experiment:
 
     lang: LangConfig = field(default_factory=LangConfig)
     phone_lm: PhoneLmConfig = field(default_factory=PhoneLmConfig)
+    forgive: ForgiveConfig = field(default_factory=ForgiveConfig)
     features: FeatureConfig = field(default_factory=FeatureConfig)
     cmvn: CmvnConfig = field(default_factory=CmvnConfig)
     perturbation: PerturbationConfig = field(default_factory=PerturbationConfig)

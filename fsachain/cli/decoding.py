@@ -1,4 +1,4 @@
-"""From a model and a data set to words, error rates and times: decode, rescore, align, keyword."""
+"""From a model and a data set to words, error rates and times: decode, rescore, align, suspicious, keyword."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ from fsachain.decode.ctm import textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.rescore import Rescorer, n_best_lists
+from fsachain.decode.suspicious import doubts
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
 from fsachain.errors import ConfigError, DataError
+from fsachain.files import write_text as write_file
 from fsachain.fsa import Fsa
 from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
 from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_value
@@ -48,6 +51,7 @@ Weights = tuple[float, float]  # LM weight, word insertion penalty
 KEYWORD_BATCH = 32
 TUNED = ("tuning.txt", "tuning.json")
 SCORED = ("hyp.txt", "wer.txt", "wer.json")
+NATS = click.FloatRange(min=0)
 
 
 class DecodingGraphs:
@@ -305,6 +309,57 @@ def align_data(
             seconds = model.timing.start_of(len(outputs[name]))
             write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
     return f"{len(found)} utterances aligned, {len(faults)} left out"
+
+
+@command(model=TRAINED, data=DATA, out=OUT)
+@model_lang_option
+@normalization_option(" that the model was trained with", required=True)
+@click.option(
+    "--substitution", type=NATS, default=4.0, help="Penalty of a word in whose place another was said."
+)
+@click.option("--insertion", type=NATS, default=4.0, help="Penalty of a word that was not said.")
+@click.option("--deletion", type=NATS, default=4.0, help="Penalty of words that the transcript lacks.")
+@with_resources("cache", "workers", "jobs", "bad_data", "commands")
+def suspicious(
+    model: AcousticModel,
+    data: DataDir,
+    out: Path,
+    lang: Lang,
+    normalization: Fsa,
+    resources: Resources,
+    substitution: float,
+    insertion: float,
+    deletion: float,
+) -> None:
+    """List the words of transcripts that were hardly said, worst first.
+
+    In: MODEL, made by `fsachain train`, best with the section forgive; DATA, a Kaldi data directory. Penalties are nats.
+    Out: folder OUT with words.txt (probability of having been said, utterance, place in the transcript from 1, word) and
+    utterances.txt (expected number of wrong words, share of the frames that the transcript lacks, utterance).
+    """
+    check_lang(model, lang)
+    data, outputs = network_outputs(model, data, resources)
+    forgive = Forgiveness(substitution, insertion, deletion, "sum")
+    numerators, faults = build_numerators(lang, data, normalization, resources, forgive)
+    usable = {name: scores for name, scores in outputs.items() if name in numerators}
+    with counter("utterances") as update:
+        found, failed = doubts(usable, numerators, progress=update)
+    faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
+    resources.leave_out(faults, len(found), f"{out}: doubts")
+    words = sorted(
+        (probability, name, place, doubt.words[place - 1])
+        for name, doubt in found.items()
+        for place, probability in enumerate(doubt.said.tolist(), start=1)
+    )
+    utterances = sorted((-doubt.wrong, -doubt.unwritten, name) for name, doubt in found.items())
+    lines = [f"{probability:.4f} {name} {place} {word}" for probability, name, place, word in words]
+    make_folder(out)
+    write_file(out / "words.txt", "\n".join(lines) + "\n")
+    rows = [f"{-wrong:.3f} {-unwritten:.3f} {name}" for wrong, unwritten, name in utterances]
+    write_file(out / "utterances.txt", "\n".join(rows) + "\n")
+    click.echo("\n".join(lines[:10]))
+    doubtful = sum(probability < 0.5 for probability, *_ in words)
+    click.echo(f"{doubtful} of {len(words)} words of {len(found)} utterances were rather not said -> {out}")
 
 
 @command(model=TRAINED, data=DATA, words=str, out=OUT)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import click
 import numpy as np
 
+from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.lang import TREE, Lang, check_phone_names, lang_option, transcript_faults
 from fsachain.cli.options import (
     COUNT,
@@ -34,6 +35,7 @@ from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph import patterns as pattern
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator, free_denominator
+from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import (
     Numerator,
     NumeratorSource,
@@ -124,24 +126,31 @@ normalizing_option = normalization_option("; normalises the numerators")
 @command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
+@config_option
 @with_resources("jobs", "scheduler", "bad_data", "commands", beside=True)
-def num_graphs(out: Path, **options: Any) -> None:
+def num_graphs(out: Path, experiment: Experiment, **options: Any) -> None:
     """Build the numerator graph of every utterance.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
+    The section forgive of the configuration says what transcripts may be wrong in; leave it out for a development set.
     Out: OUT, one npz file.
     """
-    click.echo(f"{make_numerators(out=out, **options)} -> {out}")
+    forgive = experiment.forgive.forgiveness()
+    click.echo(f"{make_numerators(out=out, forgive=forgive, **options)} -> {out}")
 
 
 def make_numerators(
-    lang: Lang, data: DataDir, out: Path, normalization: Fsa | None, resources: Resources | None = None
+    lang: Lang,
+    data: DataDir,
+    out: Path,
+    normalization: Fsa | None,
+    resources: Resources | None = None,
+    forgive: Forgiveness | None = None,
 ) -> str:
     """Without `normalization` the numerators are unnormalised."""
     resources = resources or Resources()
-    return _write(
-        out, lang, *build_numerators(lang, data, normalization, resources), "transcripts", resources
-    )
+    made = build_numerators(lang, data, normalization, resources, forgive)
+    return _write(out, lang, *made, "transcripts", resources)
 
 
 def _write(
@@ -160,14 +169,18 @@ def _write(
 
 
 def build_numerators(
-    lang: Lang, data: DataDir, normalization: Fsa | None, resources: Resources | None = None
+    lang: Lang,
+    data: DataDir,
+    normalization: Fsa | None,
+    resources: Resources | None = None,
+    forgive: Forgiveness | None = None,
 ) -> tuple[dict[str, Numerator], list[Fault]]:
     """The numerators by utterance id, and the faults of the utterances without one.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
     normalization does not accept.
     """
-    make = _Builder(lang, normalization).of_transcript
+    make = _Builder(lang, normalization, forgive).of_transcript
     said = {utterance.id: utterance for utterance in data}
     faults = {fault.id: fault for fault in transcript_faults(_words(data), lang.lexicon)}
     items = [(name, utterance) for name, utterance in said.items() if name not in faults]
@@ -184,13 +197,21 @@ def _words(data: DataDir) -> Iterator[tuple[str, tuple[str, ...]]]:
 @lang_option
 @normalizing_option
 @click.option("--shard-size", type=COUNT, default=2000, help="Utterances per file.")
+@config_option
 @with_resources("jobs", "scheduler", "bad_data", "commands")
 def num_tables(
-    data: DataDir, out: Path, lang: Lang, normalization: Fsa | None, shard_size: int, resources: Resources
+    data: DataDir,
+    out: Path,
+    lang: Lang,
+    normalization: Fsa | None,
+    shard_size: int,
+    experiment: Experiment,
+    resources: Resources,
 ) -> None:
     """Build and compile the numerators of a large corpus; continues where an earlier run stood.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
+    The section forgive of the configuration says what transcripts may be wrong in.
     Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
     """
     faults = transcript_faults(_words(data), lang.lexicon)
@@ -200,7 +221,7 @@ def num_tables(
     with counter("numerators") as update:
         summary = make_shards(
             said,
-            NumeratorMaker(lang.lexicon, lang.tree, normalization),
+            NumeratorMaker(lang.lexicon, lang.tree, normalization, experiment.forgive.forgiveness()),
             out,
             shard_size=shard_size,
             jobs=resources.jobs,
@@ -307,6 +328,7 @@ class _Builder(NamedTuple):
 
     lang: Lang
     normalization: Fsa | None
+    forgive: Forgiveness | None = None
 
     def _how(self, name: str) -> dict[str, Any]:
         return {
@@ -317,7 +339,7 @@ class _Builder(NamedTuple):
         }
 
     def of_transcript(self, said: Utterance) -> Numerator:
-        return build_numerator(said.words, **self._how(said.id))
+        return build_numerator(said.words, forgive=self.forgive, **self._how(said.id))
 
     def of_pattern(self, parts: Mapping[str, Fsa], named: tuple[str, str]) -> Numerator:
         name, text = named

@@ -158,8 +158,11 @@ def _graphs(run: Run) -> None:
     print(make_phone_lm(lang, said, phone_lm, config.phone_lm, seed, run.resources))
     print(make_denominator(lang, phone_lm, graphs))
     normalization = load_normalization(lang, graphs)
-    for split, data in (("train", train), ("dev", run.data("dev"))):
-        made = make_numerators(lang, data, graphs / f"{split}.npz", normalization, run.resources)
+    for split, data, forgive in (
+        ("train", train, config.forgive.forgiveness()),
+        ("dev", run.data("dev"), None),
+    ):
+        made = make_numerators(lang, data, graphs / f"{split}.npz", normalization, run.resources, forgive)
         print(f"{split}: {made}")
 
 
@@ -265,7 +268,7 @@ class Stage:
 FIRST_PASS = {
     "lang": Stage(_lang, ("lang", "--lexicon", "--train")),
     "features": Stage(_features, ("features", "perturbation", "--dev", "--test")),
-    "graphs": Stage(_graphs, ("phone_lm",)),
+    "graphs": Stage(_graphs, ("phone_lm", "forgive")),
 }
 SECOND_PASS = {
     "align-train": Stage(_align_train),

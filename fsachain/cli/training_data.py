@@ -263,7 +263,8 @@ class Loader:
             maker = None
             if given.numerators is None:
                 normalization = load_normalization(self.lang, denominator)
-                maker = NumeratorMaker(self.lang.lexicon, self.lang.tree, normalization)
+                forgive = self.experiment.forgive.forgiveness()
+                maker = NumeratorMaker(self.lang.lexicon, self.lang.tree, normalization, forgive)
             augmentation = self.experiment.augment
             return StreamSource(
                 corpus,

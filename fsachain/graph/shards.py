@@ -23,6 +23,7 @@ from typing import Any
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
+from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator, made_with
 from fsachain.table import TransitionTable, compile_table
@@ -40,16 +41,23 @@ class NumeratorMaker:
     Attributes:
         lexicon, tree: as for `build_numerator`.
         normalization: `DenominatorGraph.normalization_fsa()`, or None.
+        forgive: what transcripts may be wrong in, or None.
     """
 
     lexicon: Lexicon
     tree: ContextTree
     normalization: Fsa | None = None
+    forgive: Forgiveness | None = None
 
     def table(self, name: str, words: Sequence[str]) -> TransitionTable:
         """The compiled numerator; errors as for `build_numerator`."""
         numerator = build_numerator(
-            words, self.lexicon, self.tree, normalization=self.normalization, name=name
+            words,
+            self.lexicon,
+            self.tree,
+            normalization=self.normalization,
+            forgive=self.forgive,
+            name=name,
         )
         return compile_table(numerator.fsa, self.tree.num_pdfs, name=name)
 
@@ -103,7 +111,7 @@ def make_shards(
     folder.mkdir(parents=True, exist_ok=True)
     packed = pickle.dumps(maker)
     made = made_with(maker.lexicon, maker.tree)
-    origin = _fingerprint(made, maker.normalization)
+    origin = _fingerprint(made, maker)
     shards = {
         folder / f"{number:05d}{SUFFIX}": tuple(transcripts[first : first + shard_size])
         for number, first in enumerate(range(0, len(transcripts), shard_size))
@@ -192,11 +200,13 @@ def words_checksum(words: Sequence[str]) -> int:
     return zlib.crc32(" ".join(words).encode())
 
 
-def _fingerprint(made: Mapping[str, Any], normalization: Fsa | None) -> str:
+def _fingerprint(made: Mapping[str, Any], maker: NumeratorMaker) -> str:
     """Hash of all that a table depends on beside its transcript."""
     digest = hashlib.sha256(json.dumps([VERSION, made]).encode())
-    if normalization is not None:
-        fsa = normalization
+    if maker.forgive is not None:
+        digest.update(repr(maker.forgive).encode())
+    if maker.normalization is not None:
+        fsa = maker.normalization
         digest.update(repr((fsa.num_states, fsa.start)).encode())
         for array in (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, fsa.final_log_prob):
             digest.update(array.tobytes())

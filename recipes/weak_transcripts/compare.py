@@ -1,0 +1,131 @@
+"""One corpus, transcripts corrupted by a seed: trained as they are and forgiving, beside clean ones, then one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recipes.digits.prepare import prepare as prepare_digits
+from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
+from recipes.pipeline.results import Result, add_options, publish, read_result
+from recipes.prompts.prepare import prepare as prepare_prompts
+from recipes.weak_transcripts.corrupt import Rates, corrupt_text
+
+CORPORA: dict[str, Prepare] = {"digits": prepare_digits, "prompts": prepare_prompts}
+ERRORS = {"17/17/17": Rates(0.17, 0.17, 0.17), "0/0/70": Rates(0.0, 0.0, 0.7)}
+FORGIVING = {  # by errors: what may be wrong, at which price
+    "17/17/17": {"substitution": 4.0, "insertion": 4.0, "deletion": 4.0},
+    "0/0/70": {"deletion": 1.0},
+}
+CTC: dict[str, dict[str, Any]] = {
+    "lang": {"topology": "ctc"},
+    "phone_lm": {"ngram_order": 0},
+    "network": {"xent": "none"},
+}
+OBJECTIVES: dict[str, dict[str, dict[str, Any]]] = {
+    "LF-MMI": {},
+    "CTC": {
+        **CTC,
+        "loss": {"leaky_hmm_coefficient": 0.0, "xent_regularize": 0.0},
+        "forgive": {"star": "mean"},
+    },
+}
+
+
+class Run(NamedTuple):
+    """`errors` are those of the transcripts, None for clean ones."""
+
+    corpus: str
+    objective: str
+    errors: str | None
+    forgives: bool
+    seed: int
+
+    @property
+    def kind(self) -> str:
+        how = "" if self.errors is None else f", {self.errors}, {'forgiving' if self.forgives else 'plain'}"
+        return f"{self.objective}{how}"
+
+    @property
+    def folder(self) -> str:
+        parts = (
+            self.corpus,
+            self.objective,
+            self.errors or "clean",
+            "forgiving" if self.forgives else "plain",
+            self.seed,
+        )
+        return "-".join(map(str, parts)).lower().replace("/", "_")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status of the first run that fails, or 0."""
+    parser = argparse.ArgumentParser(prog="recipes/weak_transcripts/run.py", description=__doc__)
+    parser.add_argument("--corpus", choices=CORPORA, default="digits")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="corpus folder, see the README of the corpus's recipe"
+    )
+    parser.add_argument("--objectives", choices=OBJECTIVES, nargs="+", default=list(OBJECTIVES))
+    parser.add_argument("--errors", choices=ERRORS, nargs="+", default=list(ERRORS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="default: 1 2")
+    add_options(parser, "weak_transcripts")
+    options = parser.parse_args(arguments)
+    results = []
+    for objective in options.objectives:
+        for seed in options.seeds:
+            runs = [Run(options.corpus, objective, None, False, seed)]
+            runs += [
+                Run(options.corpus, objective, e, f, seed) for e in options.errors for f in (False, True)
+            ]
+            for run in runs:
+                print(f"=== {run.corpus}, {run.kind}, seed {run.seed}", flush=True)
+                status = _train(run, options)
+                if status not in DONE:
+                    return status
+                results.append(read_result(options.exp / run.folder, run.corpus, run.kind, run.seed))
+                publish(table_lines(results), options.exp)
+    return 0
+
+
+def _train(run: Run, options: argparse.Namespace) -> int:
+    def prepare(corpus: Path | None, out: Path, seed: int) -> None:
+        CORPORA[run.corpus](corpus, out, seed)
+        if run.errors is not None:
+            corrupt_text(out / "train" / "text", ERRORS[run.errors], seed)
+
+    forgive = FORGIVING[run.errors] if run.errors is not None and run.forgives else {}
+    changes = [
+        f"{section}.{option}={json.dumps(value)}"
+        for table in (OBJECTIVES[run.objective], {"forgive": forgive})
+        for section, values in table.items()
+        for option, value in values.items()
+    ]
+    return run_recipe(
+        REPOSITORY / "recipes" / run.corpus,
+        prepare,
+        [
+            f"--exp={options.exp / run.folder}",
+            f"--seed={run.seed}",
+            f"--corpus={options.data}",
+            *(f"--set={change}" for change in (*changes, *options.set)),
+        ],
+        made_of={"errors": run.errors},
+    )
+
+
+def table_lines(results: Sequence[Result]) -> list[str]:
+    """A Markdown table: WER on test by training, seeds side by side."""
+    lines = [
+        "| corpus | training, errors of the transcripts in % | WER % | training, s |",
+        "|---|---|---|---|",
+    ]
+    for corpus, kind in dict.fromkeys((result.corpus, result.kind) for result in results):
+        mine = [result for result in results if (result.corpus, result.kind) == (corpus, kind)]
+        wer = " / ".join(f"{result.wer:.2f}" for result in mine)
+        lines.append(
+            f"| {corpus} | {kind} | {wer} | {' / '.join(f'{result.seconds:.0f}' for result in mine)} |"
+        )
+    return lines

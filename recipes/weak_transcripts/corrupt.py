@@ -1,0 +1,67 @@
+"""Errors planted in transcripts: words substituted, inserted and deleted, by a seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fsachain.decode.wer import read_text, write_text
+
+SAID = "said.json"  # beside the text: for each utterance which of its words were said
+
+
+class Rates(NamedTuple):
+    """Shares of the words that are replaced by another, followed by one that was not said, and left out."""
+
+    substitution: float
+    insertion: float
+    deletion: float
+
+
+class Corrupted(NamedTuple):
+    """A transcript, and for each of its words whether it was said there."""
+
+    words: list[str]
+    said: list[bool]
+
+
+def corrupt(
+    words: Sequence[str], vocabulary: Sequence[str], rates: Rates, random: np.random.Generator
+) -> Corrupted:
+    """Each word is replaced, left out or kept; an inserted one may follow it. Others are drawn from `vocabulary`, sorted."""
+    found = Corrupted([], [])
+    for word in words:
+        drawn, follows = random.random(2)
+        if drawn < rates.substitution:
+            others = [other for other in vocabulary if other != word]
+            found.words.append(others[int(random.integers(len(others)))])
+            found.said.append(False)
+        elif drawn >= rates.substitution + rates.deletion:
+            found.words.append(word)
+            found.said.append(True)
+        if follows < rates.insertion:
+            found.words.append(vocabulary[int(random.integers(len(vocabulary)))])
+            found.said.append(False)
+    return found
+
+
+def corrupt_text(path: Path, rates: Rates, seed: int) -> None:
+    """Corrupt the transcripts of a file `text`; utterances that keep no word go. Writes `said.json` beside it."""
+    text = read_text(path)
+    vocabulary = sorted({word for words in text.values() for word in words})
+    random = np.random.default_rng(seed)
+    found = {name: corrupt(words, vocabulary, rates, random) for name, words in text.items()}
+    found = {name: one for name, one in found.items() if one.words}
+    write_text(path, {name: tuple(one.words) for name, one in found.items()})
+    path.with_name(SAID).write_text(
+        json.dumps({name: one.said for name, one in found.items()}), encoding="utf-8"
+    )
+    kept = sum(sum(one.said) for one in found.values())
+    written, before = sum(len(one.words) for one in found.values()), sum(map(len, text.values()))
+    print(
+        f"{path}: {before} words became {written}, of which {kept} were said; {len(text) - len(found)} utterances left"
+    )
