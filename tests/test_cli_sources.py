@@ -242,7 +242,7 @@ def test_text_alone_is_enough(fsachain, tmp_path, name, prob):
     assert fsachain("phone-lm", data / "text", tmp_path / "lm.fst", *lang)[0] == 0
     assert fsachain("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)[0] == 0
     status, text, err = fsachain("num-graphs", data, tmp_path / "num.npz", *lang, "--den", tmp_path / "den")
-    assert status == 0 and text.startswith("3 numerators"), err
+    assert status == 0 and "\n3 numerators" in text, err
 
 
 @pytest.mark.parametrize("topology", ["standard", "minimal"])

@@ -338,6 +338,7 @@ def suspicious(
     utterances.txt (expected number of wrong words, share of the frames that the transcript lacks, utterance).
     """
     check_lang(model, lang)
+    fresh(out, "words.txt", "utterances.txt")
     data, outputs = network_outputs(model, data, resources)
     forgive = Forgiveness(substitution, insertion, deletion, "sum")
     numerators, faults = build_numerators(lang, data, normalization, resources, forgive)
@@ -353,7 +354,6 @@ def suspicious(
     )
     utterances = sorted((-doubt.wrong, -doubt.unwritten, name) for name, doubt in found.items())
     lines = [f"{probability:.4f} {name} {place} {word}" for probability, name, place, word in words]
-    make_folder(out)
     write_file(out / "words.txt", "\n".join(lines) + "\n")
     rows = [f"{-wrong:.3f} {-unwritten:.3f} {name}" for wrong, unwritten, name in utterances]
     write_file(out / "utterances.txt", "\n".join(rows) + "\n")
