@@ -89,12 +89,9 @@ class Aligner:
         """
         spoken = Spoken(audio, sample_rate, text, name)
         samples = self._samples(spoken)
-        scores: Iterable[Samples]
-        if isinstance(samples, Recording):
-            scores = stream_outputs(self.model, samples)
-        else:
-            scores = self._outputs([samples])
-        return self._align(spoken, scores, tolerant)
+        long = isinstance(samples, Recording)
+        scores = stream_outputs(self.model, samples) if long else self._outputs([samples])
+        return self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
 
     def align_many(
         self, items: Iterable[Spoken | tuple[Any, ...]], *, tolerant: bool = False, batch_size: int = 16
@@ -121,11 +118,11 @@ class Aligner:
                     continue
                 try:
                     scores = [outputs[n]] if n in outputs else stream_outputs(self.model, found[n])
-                    yield self._align(spoken, scores, tolerant)
+                    yield self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
                 except DataError as error:
                     yield Alignment(_name(spoken), -math.inf, reason=str(error))
 
-    def _samples(self, spoken: Spoken) -> Samples | Recording:
+    def _samples(self, spoken: Spoken) -> Any:
         """Samples at the model's rate; a long recording as it is."""
         wanted = self.model.experiment.features.sample_rate
         if isinstance(spoken.audio, str | Path):
@@ -155,14 +152,21 @@ class Aligner:
         none = np.zeros((0, self.model.network.num_pdfs), np.float32)
         return [found.get(example.id, none) for example in examples]
 
-    def _align(self, spoken: Spoken, scores: Iterable[Samples], tolerant: bool) -> Alignment:
-        lexicon, tree, name = self.lang.lexicon, self.lang.tree, _name(spoken)
-        words = spoken.text.split() if isinstance(spoken.text, str) else list(spoken.text)
-        if isinstance(spoken.text, str):  # marks between words are no words
-            words = [word for word in words if lexicon.has(word) or any(map(str.isalnum, word))]
+    def _words(self, spoken: Spoken) -> list[str]:
+        if not isinstance(spoken.text, str):
+            return list(spoken.text)
+        # Marks between words are no words.
+        has = self.lang.lexicon.has
+        return [word for word in spoken.text.split() if has(word) or any(map(str.isalnum, word))]
+
+    def align_scores(
+        self, name: str, words: Sequence[str], scores: Iterable[Samples], *, tolerant: bool = False
+    ) -> Alignment:
+        """The same for the network's outputs, in blocks [T, P]."""
         if not words:
             raise DataError(f"utterance {name!r}: the text has no words")
         tolerance = self.tolerance if tolerant else STRICT
+        tree, lexicon = self.lang.tree, self.lang.lexicon
         aligner = LongAligner(
             alignment_numerator(words, lexicon, tree, tolerance, name=name), tree.num_pdfs, name=name
         )

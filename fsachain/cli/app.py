@@ -44,6 +44,9 @@ MODULES = {
         "align-long": "Find when each word of a long recording is said, in memory that does not grow with it.",
         "export": "Write a model as an ONNX file, checked against PyTorch.",
     },
+    "corpus": {
+        "align-corpus": "Find when the words of a whole corpus are said, and where text and recordings differ.",
+    },
     "inspect": {
         "score": "Compare two transcripts.",
         "info": "Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.",

@@ -65,6 +65,9 @@ class FrameTiming:
         return max(0.0, (centre - 0.5 * self.subsampling) * self.frame_shift)
 
 
+_TIERS = ("words", "phones", "other")
+
+
 @dataclass(frozen=True)
 class Alignment:
     """When the words and phones of one utterance are said.
@@ -105,28 +108,43 @@ class Alignment:
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and texts alone, for JSON: times in seconds."""
-
-        def rows(entries: Sequence[CtmEntry]) -> list[dict[str, Any]]:
-            return [
+        rows = {
+            name: [
                 {
                     "label": entry.label,
                     "start": entry.start,
                     "end": round(entry.start + entry.duration, 6),
                     "confidence": round(entry.confidence or 0.0, 4),
                 }
-                for entry in entries
+                for entry in getattr(self, name)
             ]
-
-        return {
+            for name in _TIERS
+        }
+        log_prob = self.log_prob if self.ok else None
+        own = {
             "utterance": self.utterance,
             "seconds": self.seconds,
-            "ok": self.ok,
+            "log_prob": log_prob,
             "reason": self.reason,
-            "words": rows(self.words),
-            "phones": rows(self.phones),
-            "other": rows(self.other),
-            "skipped": list(self.skipped),
         }
+        return {**own, "skipped": list(self.skipped), **rows}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Alignment:
+        """What `to_dict` gave."""
+        name = values["utterance"]
+        tiers: dict[str, Any] = {
+            tier: tuple(
+                CtmEntry(
+                    name, row["start"], round(row["end"] - row["start"], 6), row["label"], row["confidence"]
+                )
+                for row in values[tier]
+            )
+            for tier in _TIERS
+        }
+        log_prob = -math.inf if values["log_prob"] is None else values["log_prob"]
+        rest = {"seconds": values["seconds"], "reason": values["reason"]}
+        return cls(name, log_prob, skipped=tuple(values["skipped"]), **tiers, **rest)
 
 
 def align(
@@ -264,7 +282,7 @@ class Tolerance(NamedTuple):
 STRICT = Tolerance(math.inf, math.inf, math.inf, math.inf)
 UNKNOWN_COST = 0.5  # of each frame of a word that nobody can spell, as `forced.STAR_PENALTY`
 OTHER = "<other>"
-_PUNCTUATION = ".,;:!?\"'()[]{}<>-\u2013\u2014\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb\u00bf\u00a1"
+PUNCTUATION = ".,;:!?\"'()[]{}<>-\u2013\u2014\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb\u00bf\u00a1"
 _REACH = 3  # words that are skipped or said again at once
 
 
@@ -293,7 +311,7 @@ def alignment_numerator(
     )  # tags behind the positions; the last for first phones
     ways = []
     for position, written in enumerate(words):
-        bare = written.strip(_PUNCTUATION) or written
+        bare = written.strip(PUNCTUATION) or written
         forms = (form for text in (written, bare) for form in (text, text.lower(), text.upper()))
         word = next(filter(lexicon.has, forms), bare)
         spelling = None if lexicon.has(word) else lexicon.spelled(word)

@@ -22,7 +22,7 @@ from fsachain.report import contents as tables
 from fsachain.report.collect import Findings, Layout, collect, draw, number
 from fsachain.report.heard import Heard, Look, Seen, add_lattices, add_recordings, add_times, choose
 
-_TEMPLATES = ("page.html", "parts.html", "style.css", "page.js")
+_TEMPLATES = ("page.html", "alignments.html", "parts.html", "style.css", "page.js")
 
 # What HTML forbids even as a character reference: control characters, halves of surrogate pairs, noncharacters.
 _FORBIDDEN = re.compile(
@@ -33,6 +33,19 @@ _FORBIDDEN = re.compile(
 
 
 def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
+    return render_page(
+        "page.html",
+        found=found,
+        heard=heard,
+        title=found.layout.exp.resolve().name,
+        state=state(found),
+        tiles=tiles(found),
+        tables=tables.all_tables(found),
+    )
+
+
+def render_page(template: str, *, media: str = "data:", **values: Any) -> str:
+    """A template of this folder with our style and script; `media` is where its sound may come from."""
     jinja2 = require("jinja2", extra="report")
     folder = resources.files("fsachain.report") / "templates"
     sources = {name: (folder / name).read_text(encoding="utf-8") for name in _TEMPLATES}
@@ -50,26 +63,17 @@ def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
         "moment": lambda value: tables.moment(value).text,
     }
     style, script = (sources[name].replace("\r\n", "\n") for name in ("style.css", "page.js"))
-    page: str = environment.get_template("page.html").render(
-        found=found,
-        heard=heard,
-        title=found.layout.exp.resolve().name,
-        state=state(found),
-        tiles=tiles(found),
-        tables=tables.all_tables(found),
-        style=style,
-        script=script,
-        policy="; ".join(
-            [
-                "default-src 'none'",
-                "img-src data:",
-                "media-src data:",
-                f"style-src '{_hash(style)}'",
-                f"script-src '{_hash(script)}'",
-                "base-uri 'none'",
-                "form-action 'none'",
-            ]
-        ),
+    policy = [
+        "default-src 'none'",
+        "img-src data:",
+        f"media-src {media}",
+        f"style-src '{_hash(style)}'",
+        f"script-src '{_hash(script)}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    page: str = environment.get_template(template).render(
+        style=style, script=script, policy="; ".join(policy), **values
     )
     return page
 

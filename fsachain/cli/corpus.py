@@ -1,0 +1,422 @@
+"""A folder of recordings and their transcripts, aligned: `fsachain align-corpus`, which trains the model if there is none.
+
+data/              the corpus as a data directory: what was found beside each recording, in the words of the lexicon
+model/, second/    of a model trained here: the folders of `fsachain run`, first from transcripts, then from its times
+aligned.jsonl      a line for each utterance that is done, as `Alignment.to_dict`; begun anew where model or text changed
+words.ctm phones.ctm, one TextGrid for each recording in the tree of the corpus
+summary.tsv index.html    utterances, the most suspicious first; index.html has sound
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from fsachain.cli.alignment import Aligner
+from fsachain.cli.config import Experiment, config_option
+from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
+from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, counter, make_folder
+from fsachain.cli.resources import Resources, with_resources
+from fsachain.cli.run import Run, perform
+from fsachain.data.audio import Recording
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.utterance import Fault, is_command
+from fsachain.decode.align import PUNCTUATION, Alignment
+from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
+from fsachain.errors import DataError, require
+from fsachain.files import binary_lines, parse_json, replacing, text_lines, write_text
+from fsachain.graph.lexicon import Lexicon
+from fsachain.report.page import render_page
+
+AUDIO = frozenset({".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff"})
+DONE = "aligned.jsonl"
+LONGEST_TEXT = 1 << 22  # bytes of a line of a transcript
+WIDE_BAND = 16000  # Hz
+POOR = 0.3  # confidence of a word that index.html marks
+WORST = 5  # utterances that the command names
+SHOWN = 200  # utterances with sound in index.html
+AT_ONCE = 64  # utterances between two writes of what is done
+DEV_SHARE = 20  # of so many utterances one is looked at while a model trains
+
+
+@dataclass(frozen=True)
+class Part:
+    """One utterance as it lies in the corpus: a recording or a stretch of it, in seconds, and what is said.
+
+    `place` is where its TextGrid goes, in the output.
+    """
+
+    id: str
+    speaker: str
+    audio: Path
+    text: str
+    place: Path
+    start: float = 0.0
+    end: float | None = None
+
+
+def find_parts(corpus: Path) -> tuple[list[Part], list[Fault]]:
+    """The utterances of a folder as the Montreal Forced Aligner lays it out, and recordings without a usable transcript.
+
+    Beside a recording stands x.TextGrid, whose intervals are its utterances and whose tiers are speakers, or x.lab or x.txt,
+    which has its words. The speaker of the latter is the folder; of recordings in the corpus's own folder, the recording.
+    """
+    parts, faults = [], []
+    for audio in sorted(
+        path for path in corpus.rglob("*") if path.suffix.lower() in AUDIO and path.is_file()
+    ):
+        where = audio.relative_to(corpus).with_suffix("")
+        name = "-".join("_".join(part.split()) for part in where.parts)
+        grid, *texts = [audio.with_suffix(suffix) for suffix in (".TextGrid", ".lab", ".txt")]
+        text = next((path for path in texts if path.is_file()), None)
+        try:
+            if grid.is_file():
+                parts += _of_grid(grid, audio, name, where)
+            elif text is None:
+                faults.append(Fault(name, f"{audio}: no .TextGrid, .lab or .txt beside it", "missing file"))
+            else:
+                said = " ".join(word for _, line in text_lines(text, longest=LONGEST_TEXT) for word in line)
+                speaker = where.parent.as_posix().replace("/", "-") if where.parent.name else name
+                parts.append(Part(name, "_".join(speaker.split()), audio, said, where))
+        except DataError as error:
+            faults.append(Fault(name, str(error), "table"))
+    return parts, faults
+
+
+def _of_grid(path: Path, audio: Path, name: str, place: Path) -> list[Part]:
+    textgrid = require("praatio.textgrid", extra="recipes")
+    try:
+        grid = textgrid.openTextgrid(str(path), includeEmptyIntervals=False)
+        tiers = [(tier, grid.getTier(tier)) for tier in grid.tierNames]
+        rows = [
+            (tier, entry) for tier, found in tiers if hasattr(found, "insertEntry") for entry in found.entries
+        ]
+    except Exception as error:  # whatever its parser meets in a damaged file
+        raise DataError(f"{path}: cannot be read as a TextGrid: {error}") from error
+    spoken = [row for row in sorted(rows, key=lambda row: row[1][0]) if row[1][2].strip()]
+    return [
+        Part(f"{name}-{n:04d}", "_".join(tier.split()) or name, audio, text, place, float(start), float(end))
+        for n, (tier, (start, end, text)) in enumerate(spoken)
+    ]
+
+
+def in_words_of(text: str, lexicon: Lexicon | None) -> list[str]:
+    """The words of a line: in the lexicon's case and marks where it has them so, else bare and in lower case."""
+    found = []
+    for written in text.split():
+        bare = written.strip(PUNCTUATION)
+        forms = (form for one in (written, bare) for form in (one, one.lower(), one.upper()))
+        known = next(filter(lexicon.has, forms), None) if lexicon else None
+        if known or any(map(str.isalnum, bare)):
+            found.append(known or bare.lower())
+    return found
+
+
+def of_data(data: DataDir) -> list[Part]:
+    """The utterances of a data directory; TextGrids go into a folder for each speaker."""
+    parts = []
+    for one in data:
+        if one.audio is None or one.audio_part is not None or is_command(one.audio):
+            raise DataError(
+                f"utterance {one.id!r}: {one.audio} is no file of its own; expected recordings as files"
+            )
+        whole = one.start == 0.0 and one.end is None
+        name = one.id if whole else Path(one.audio).stem
+        place = Path(textgrid_name(one.speaker).removesuffix(".TextGrid"), textgrid_name(name)).with_suffix(
+            ""
+        )
+        parts.append(
+            Part(one.id, one.speaker, Path(one.audio), " ".join(one.words), place, one.start, one.end)
+        )
+    return parts
+
+
+def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int, out: Path) -> list[Fault]:
+    """Write a data directory; faults are utterances without words, or of recordings that cannot be read.
+
+    Recordings at another rate, or with several channels, are converted.
+    """
+    soundfile = require("soundfile", extra="recipes")
+    lines: dict[str, list[str]] = {"wav.scp": [], "segments": [], "text": [], "utt2spk": []}
+    faults, recordings, converted = [], dict[Path, str](), out / "audio"
+    for part in parts:
+        words = in_words_of(part.text, lexicon)
+        if not words:
+            faults.append(Fault(part.id, f"utterance {part.id!r}: the transcript is empty", "empty text"))
+            continue
+        if part.audio not in recordings:
+            try:
+                recording = Recording(part.audio, sample_rate)
+                path, info = part.audio.resolve(), soundfile.info(part.audio)
+                if info.samplerate != sample_rate or info.channels != 1:
+                    path = make_folder(converted) / f"{textgrid_name(part.id).removesuffix('.TextGrid')}.flac"
+                    if not path.is_file():
+                        with (
+                            replacing(path) as file,
+                            soundfile.SoundFile(file, "w", sample_rate, 1, format="FLAC") as sink,
+                        ):
+                            for block in recording.blocks():
+                                sink.write(block)
+            except (DataError, RuntimeError) as error:
+                faults.append(Fault(part.id, str(error), "unreadable audio"))
+                continue
+            recordings[part.audio] = part.id
+            lines["wav.scp"].append(f"{part.id} {path}")
+        end = -1.0 if part.end is None else part.end
+        lines["segments"].append(f"{part.id} {recordings[part.audio]} {part.start:g} {end:g}")
+        lines["text"].append(" ".join([part.id, *words]))
+        lines["utt2spk"].append(f"{part.id} {part.speaker}")
+    make_folder(out)
+    for name, table in lines.items():
+        write_text(out / name, "".join(f"{line}\n" for line in table))
+    return faults
+
+
+def train_on(
+    data: Path, lexicon: Path | None, experiment: Experiment, out: Path, resources: Resources
+) -> AcousticModel:
+    """A model of the corpus itself: flat start, then once more on the times that the first model finds."""
+    said = DataDir.read(data)
+    dev = out / "dev"
+    make_folder(dev)
+    shown = [one for n, one in enumerate(said) if n % DEV_SHARE == 0]
+    names = {one.id for one in shown}
+    for table in ("wav.scp", "segments", "text", "utt2spk"):
+        lines = (data / table).read_text(encoding="utf-8").splitlines()
+        kept = lines if table == "wav.scp" else [line for line in lines if line.split(None, 1)[0] in names]
+        write_text(dev / table, "".join(f"{line}\n" for line in kept))
+    if lexicon is None:
+        lexicon = out / "lexicon.txt"
+        spelling = Lexicon.characters((one.words for one in said), silence=None)
+        write_text(lexicon, "".join(" ".join([word, *word]) + "\n" for word in spelling.words))
+    inputs = {"train": data, "dev": dev, "test": dev, "lexicon": lexicon}
+    own = replace(resources, cache=out / "model" / "cache")
+    perform(Run(out / "model", experiment, inputs, own), end="train")
+    perform(Run(out / "second", experiment, inputs, own, first=out / "model"), end="train")
+    return AcousticModel.load(out / "second" / "model" / FINAL_MODEL)
+
+
+def align_all(
+    aligner: Aligner, data: DataDir, out: Path, tolerant: bool, resources: Resources
+) -> dict[str, Alignment]:
+    """An alignment of each utterance, those kept in aligned.jsonl of the same model and texts included."""
+    model = aligner.model.path
+    version = hashlib.sha256(model.read_bytes() if model else b"").hexdigest()[:16]
+    head = {"model": version, "tolerant": tolerant}
+    texts = {one.id: " ".join(one.words) for one in data}
+    path, found, lines = out / DONE, dict[str, Alignment](), [json.dumps(head)]
+    if path.is_file():
+        kept = [parse_json(line, f"{path}:{number}") for number, line in binary_lines(path)]
+        for row in kept[1:] if kept[:1] == [head] else ():
+            if texts.get(row["utterance"]) == row["text"]:
+                found[row["utterance"]] = Alignment.from_dict(row)
+                lines.append(json.dumps(row, ensure_ascii=False))
+    write_text(path, "".join(f"{line}\n" for line in lines))
+    rest = (one for one in data if one.id not in found)
+    with counter("aligning") as update, path.open("a", encoding="utf-8") as file:
+        while batch := list(islice(rest, AT_ONCE)):
+            config = aligner.model.experiment.features
+            usable, (examples,) = resources.load(DataDir(tuple(batch)), config)
+            outputs = aligner.model.outputs(normalise_set(examples, aligner.model.cmvn))
+            for one in usable:
+                scores = [outputs[one.id]] if one.id in outputs else []
+                found[one.id] = aligner.align_scores(one.id, one.words, scores, tolerant=tolerant)
+                row = found[one.id].to_dict() | {"text": texts[one.id]}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+            update(len(found), len(data))
+    return {one.id: found[one.id] for one in data if one.id in found}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the summary says of an utterance.
+
+    `suspicion` is the share of its words that were not said, plus the share of its time in which something else was,
+    plus one minus the mean confidence of its words; of an utterance without alignment it is 3.
+    """
+
+    part: Part
+    words: Sequence[str]
+    alignment: Alignment
+
+    @property
+    def confidences(self) -> list[float]:
+        return [word.confidence or 0.0 for word in self.alignment.words]
+
+    @property
+    def confidence(self) -> float:
+        return sum(self.confidences) / len(self.confidences) if self.confidences else 0.0
+
+    @property
+    def other(self) -> float:
+        """Seconds."""
+        return sum(stretch.duration for stretch in self.alignment.other)
+
+    @property
+    def suspicion(self) -> float:
+        if not self.alignment.ok:
+            return 3.0
+        skipped = len(self.alignment.skipped) / len(self.words)
+        return skipped + self.other / max(self.alignment.seconds, 1e-3) + 1.0 - self.confidence
+
+    def row(self) -> str:
+        found = self.alignment
+        numbers = f"{found.seconds:.2f}\t{len(self.words)}\t{self.confidence:.3f}\t{min(self.confidences, default=0.0):.3f}"
+        return (
+            f"{self.part.id}\t{self.part.speaker}\t{self.suspicion:.3f}\t{numbers}\t{len(found.skipped)}\t{self.other:.2f}"
+            f"\t{' '.join(self.words[n] for n in found.skipped)}\t{found.reason}\n"
+        )
+
+    def shown(self, out: Path) -> dict[str, Any]:
+        """What index.html needs."""
+        found, part = self.alignment, self.part
+        said = sorted([*found.words, *found.other], key=lambda entry: entry.start)
+        words = []
+        for entry in said:
+            kind = "insertion" if entry in found.other else ""
+            if not kind and (entry.confidence or 0.0) < POOR:
+                kind = "substitution"
+            times = f"{entry.start:.2f} to {entry.start + entry.duration:.2f} s, confidence {entry.confidence:.2f}"
+            words.append({"label": entry.label, "kind": kind, "title": times})
+        words += [{"label": self.words[n], "kind": "deletion", "title": "not said"} for n in found.skipped]
+        place = quote(os.path.relpath(part.audio.resolve(), out.resolve()))
+        end = "" if part.end is None else f",{part.end:g}"
+        stretch = f"#t={part.start:g}{end}" if part.start or end else ""
+        return {
+            "id": part.id,
+            "speaker": part.speaker,
+            "seconds": found.seconds,
+            "confidence": self.confidence,
+            "reason": found.reason,
+            "words": words,
+            "sound": place + stretch,
+        }
+
+
+SUMMARY = "utterance\tspeaker\tsuspicion\tseconds\twords\tconfidence\tlowest\tskipped\tother_seconds\tnot_said\treason\n"
+
+
+def write_found(checked: Sequence[Checked], out: Path) -> list[Checked]:
+    """Write CTM files, TextGrids, summary.tsv and index.html; returns the utterances, the most suspicious first."""
+    write_ctm(out / "words.ctm", (entry for one in checked for entry in one.alignment.words))
+    write_ctm(out / "phones.ctm", (entry for one in checked for entry in one.alignment.phones))
+    grids: dict[Path, list[Checked]] = {}
+    for one in checked:
+        grids.setdefault(one.part.place, []).append(one)
+    for place, group in grids.items():
+        speakers = {one.part.speaker for one in group}
+        tiers: dict[str, list[CtmEntry]] = {}
+        for one in sorted(group, key=lambda one: one.part.start):
+            before = f"{one.part.speaker} - " if len(speakers) > 1 else ""
+            for tier in ("words", "phones"):
+                shifted = [
+                    entry._replace(start=entry.start + one.part.start)
+                    for entry in getattr(one.alignment, tier)
+                ]
+                tiers.setdefault(before + tier, []).extend(_after(tiers.get(before + tier, []), shifted))
+        seconds = max(one.part.start + one.alignment.seconds for one in group)
+        write_textgrid(out / place.with_name(f"{place.name}.TextGrid"), tiers, seconds)
+    ordered = sorted(checked, key=lambda one: -one.suspicion)
+    write_text(out / "summary.tsv", SUMMARY + "".join(one.row() for one in ordered))
+    words = sum(len(one.words) for one in checked)
+    skipped = sum(len(one.alignment.skipped) for one in checked)
+    about = f"{len(checked)} utterances, {words} words, of which {skipped} were not said; summary.tsv has all"
+    shown = [one.shown(out) for one in ordered[:SHOWN]]
+    page = render_page("alignments.html", media="*", title=out.resolve().name, about=about, utterances=shown)
+    write_text(out / "index.html", page)
+    return ordered
+
+
+def _after(before: Sequence[CtmEntry], entries: Sequence[CtmEntry]) -> list[CtmEntry]:
+    """Entries of a stretch that do not begin before the last one ended: the last frame of a stretch may reach beyond it."""
+    end = before[-1].start + before[-1].duration if before else 0.0
+    cut = []
+    for entry in entries:
+        stop, start = entry.start + entry.duration, max(entry.start, end)
+        if stop > start:
+            cut.append(entry._replace(start=start, duration=stop - start))
+    return cut
+
+
+@command(corpus=FOLDER, out=OUT)
+@click.option(
+    "--model", type=Read(AcousticModel.load), help="Made by `fsachain train`; without it one is trained here."
+)
+@click.option(
+    "--lexicon", type=FILE, help="Of the model to be trained; without it words are spelled by characters."
+)
+@click.option("--strict", is_flag=True, help="Take all words as said, and nothing else.")
+@config_option
+@with_resources("workers", "bad_data")
+def align_corpus(
+    corpus: Path,
+    out: Path,
+    model: AcousticModel | None,
+    lexicon: Path | None,
+    strict: bool,
+    experiment: Experiment,
+    resources: Resources,
+) -> None:
+    """Find when each word and phone of a whole corpus is said, and where text and recordings differ.
+
+    In: CORPUS, a Kaldi data directory, or a folder with recordings (a folder for each speaker) beside which stand their
+    words, x.lab or x.txt, or x.TextGrid with the stretches that are spoken. Without --model a model is trained on CORPUS
+    itself, twice: from the transcripts alone, and on the times that the first finds.
+    Out: folder OUT with a TextGrid for each recording, words.ctm and phones.ctm, summary.tsv and index.html (the most
+    suspicious utterances first; index.html with sound). Called again, it goes on where it was stopped.
+    """
+    parts, faults = (
+        (of_data(resources.read(corpus)), []) if (corpus / "text").is_file() else find_parts(corpus)
+    )
+    if not parts:
+        raise DataError(
+            f"{corpus}: no recordings with transcripts; expected x.wav beside x.lab, x.txt or x.TextGrid"
+        )
+    resources.leave_out(faults, len(parts), str(corpus))
+    if model is not None:
+        rate = model.experiment.features.sample_rate
+        known: Lexicon | None = lang_of(model).lexicon
+    else:
+        rate = _rate(parts)
+        known = None if lexicon is None else Lexicon.read(lexicon, silence=experiment.lang.silence)
+        features = replace(
+            experiment.features, sample_rate=rate, num_mel_bins=80 if rate >= WIDE_BAND else 40
+        )
+        experiment = replace(experiment, features=features)
+    data = out / "data"
+    resources.leave_out(write_data(parts, known, rate, data), len(parts), str(corpus))
+    if model is None:
+        model = train_on(data, lexicon, experiment, out, resources)
+    aligner, spoken = Aligner(model, lang_of(model)), DataDir.read(data)
+    found = align_all(aligner, spoken, out, not strict, resources)
+    texts, by_id = {one.id: one.words for one in spoken}, {part.id: part for part in parts}
+    checked = [Checked(by_id[name], texts[name], alignment) for name, alignment in found.items()]
+    ordered = write_found(checked, out)
+    bad = [Fault(one.part.id, one.alignment.reason, "no path") for one in checked if not one.alignment.ok]
+    resources.leave_out(bad, len(checked) - len(bad), str(corpus))
+    click.echo(f"{len(checked)} utterances aligned; the most suspicious:")
+    for one in ordered[:WORST]:
+        click.echo(f"  {one.suspicion:6.3f}  {one.part.id}  {' '.join(one.words)[:80]}")
+    click.echo(f"-> {out / 'index.html'}")
+
+
+def _rate(parts: Sequence[Part]) -> int:
+    """Hz: 16,000, or what most recordings have where that is less."""
+    soundfile = require("soundfile", extra="recipes")
+    rates = Counter[int]()
+    for path in dict.fromkeys(part.audio for part in parts):
+        with suppress(RuntimeError):  # it will be named when it is read
+            rates[soundfile.info(path).samplerate] += 1
+    return min(WIDE_BAND, rates.most_common(1)[0][0]) if rates else WIDE_BAND
