@@ -34,7 +34,7 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, is_command
 from fsachain.decode.align import PUNCTUATION, Alignment
 from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
-from fsachain.errors import DataError, require
+from fsachain.errors import DataError, LeftOutError, require
 from fsachain.files import binary_lines, parse_json, replacing, text_lines, write_text
 from fsachain.graph.lexicon import Lexicon
 from fsachain.report.page import render_page
@@ -201,9 +201,11 @@ def train_on(
         spelling = Lexicon.characters((one.words for one in said), silence=None)
         write_text(lexicon, "".join(" ".join([word, *word]) + "\n" for word in spelling.words))
     inputs = {"train": data, "dev": dev, "test": dev, "lexicon": lexicon}
-    own = replace(resources, cache=out / "model" / "cache")
-    perform(Run(out / "model", experiment, inputs, own), end="train")
-    perform(Run(out / "second", experiment, inputs, own, first=out / "model"), end="train")
+    for folder, first in ((out / "model", None), (out / "second", out / "model")):
+        # What cannot be trained on is listed in the folder of the run, and may still be aligned.
+        own = replace(resources, cache=out / "model" / "cache", faults=[])
+        with suppress(LeftOutError):
+            perform(Run(folder, experiment, inputs, own, first=first), end="train")
     return AcousticModel.load(out / "second" / "model" / FINAL_MODEL)
 
 

@@ -1,0 +1,125 @@
+"""`fsachain align-corpus`: folders of recordings and texts in; TextGrids, times and suspicious utterances out."""
+
+import json
+
+import numpy as np
+import pytest
+from test_use_commands import model, record  # noqa: F401 (a fixture)
+
+from fsachain.cli.corpus import find_parts, in_words_of
+from fsachain.decode.ctm import read_ctm
+from fsachain.graph.lexicon import Lexicon
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Two speakers, texts of three kinds, a stereo recording at another rate, one without text and a damaged one."""
+    soundfile = pytest.importorskip("soundfile")
+    textgrid = pytest.importorskip("praatio.textgrid")
+    folder = tmp_path / "corpus"
+    for speaker in ("ann", "bob b"):
+        (folder / speaker).mkdir(parents=True)
+    record(folder / "ann" / "one.wav")
+    (folder / "ann" / "one.lab").write_text("Yes, no!\n")
+    record(folder / "ann" / "two.wav", 16000, 2)
+    (folder / "ann" / "two.txt").write_text("yes yes - unheard\n")
+    record(folder / "bob b" / "long.wav", seconds=9.0)
+    grid = textgrid.Textgrid(0.0, 9.0)
+    grid.addTier(textgrid.IntervalTier("carl", [(0.5, 3.0, "no yes"), (5.0, 8.5, "yes no yes")], 0.0, 9.0))
+    grid.addTier(textgrid.IntervalTier("dora", [(3.0, 5.0, "no")], 0.0, 9.0))
+    grid.save(str(folder / "bob b" / "long.TextGrid"), "short_textgrid", includeBlankSpaces=True)
+    record(folder / "silent.wav")
+    (folder / "broken.wav").write_text("no sound")
+    (folder / "broken.lab").write_text("yes")
+    soundfile.write(folder / "empty.wav", np.zeros(8000), 8000)
+    (folder / "empty.txt").write_text("...")
+    return folder
+
+
+EXPECTED = {
+    "ann-one": ["yes", "no"],
+    "ann-two": ["yes", "yes", "unheard"],
+    "bob_b-long-0000": ["no", "yes"],
+    "bob_b-long-0001": ["no"],
+    "bob_b-long-0002": ["yes", "no", "yes"],
+}
+
+
+def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, model, corpus, tmp_path):  # noqa: F811
+    textgrid = pytest.importorskip("praatio.textgrid")
+    out = tmp_path / "out"
+    command = ("align-corpus", corpus, out, "--model", model, "--strict")
+    status, printed, errors = fsachain(*command)
+    assert status == 3, errors
+    assert "5 utterances aligned" in printed
+    for name, reason in (
+        ("silent", "no .TextGrid"),
+        ("broken", "cannot be read"),
+        ("empty", "transcript is empty"),
+    ):
+        assert any(name in line and reason in line for line in printed.splitlines()), name
+    rows = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
+    assert {row["utterance"]: [word["label"] for word in row["words"]] for row in rows} == EXPECTED
+    assert len(read_ctm(out / "words.ctm")) == 11
+    grid = textgrid.openTextgrid(str(out / "bob b" / "long.TextGrid"), includeEmptyIntervals=False)
+    assert grid.tierNames == ("carl - words", "carl - phones", "dora - words", "dora - phones")
+    words = grid.getTier("carl - words").entries
+    assert [word.label for word in words] == ["no", "yes", "yes", "no", "yes"]
+    assert words[0].start >= 0.5 and words[2].start >= 3.0 - 0.06 and words[-1].end <= 8.5 + 0.06
+    assert [word.label for word in grid.getTier("dora - words").entries] == ["no"]
+    summary = (out / "summary.tsv").read_text().splitlines()
+    assert {line.split("\t")[0] for line in summary[1:]} == set(EXPECTED)
+    suspicions = [float(line.split("\t")[2]) for line in summary[1:]]
+    assert suspicions == sorted(suspicions, reverse=True)
+    page = (out / "index.html").read_text()
+    assert 'src="../corpus/bob%20b/long.wav#t=5,8.5"' in page and "unheard" in page
+
+    (corpus / "ann" / "one.lab").write_text("no no no")
+    before = (out / "aligned.jsonl").stat().st_mtime_ns
+    assert fsachain(*command)[0] == 3
+    again = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
+    assert [row for row in again if row["utterance"] != "ann-one"] == [
+        row for row in rows if row["utterance"] != "ann-one"
+    ]
+    assert next(row for row in again if row["utterance"] == "ann-one")["text"] == "no no no"
+    assert (out / "aligned.jsonl").stat().st_mtime_ns > before
+
+
+def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
+    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
+    small = ("network.channels=8", "network.bottleneck=0", "network.prefinal=0", "train.num_epochs=1")
+    settings = [part for one in small for part in ("--set", one)]
+    out = tmp_path / "out"
+    status, printed, errors = fsachain("align-corpus", corpus, out, *settings)
+    assert status == 3, errors
+    assert "5 utterances aligned" in printed
+    assert (out / "second" / "model" / "model.safetensors").is_file()
+    rows = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
+    assert {row["utterance"] for row in rows} == set(EXPECTED)
+    assert {phone["label"] for row in rows for phone in row["phones"]} <= {"SIL", *"yesnouhard"}
+
+
+def test_a_data_directory_is_a_corpus_too_and_nothing_at_all_is_an_error(fsachain, model, recorded, tmp_path):  # noqa: F811
+    status, _, errors = fsachain("align-corpus", recorded / "data", tmp_path / "out", "--model", model)
+    assert status == 0, errors
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.TextGrid"))[0] == "u1.TextGrid"
+    (tmp_path / "nothing").mkdir()
+    status, _, errors = fsachain("align-corpus", tmp_path / "nothing", tmp_path / "out", "--model", model)
+    assert status == 1 and "no recordings with transcripts" in errors
+
+
+def test_words_take_the_form_that_the_lexicon_has():
+    lexicon = Lexicon.from_entries(
+        [("OK", 1.0, ["k"]), ("don't", 1.0, ["d"]), ("Mr.", 1.0, ["m"])], silence=None
+    )
+    text = "Ok, «Don't» -- mr. Mr. 42!"
+    assert in_words_of(text, lexicon) == ["OK", "don't", "mr", "Mr.", "42"]
+    assert in_words_of(text, None) == ["ok", "don't", "mr", "mr", "42"]
+
+
+def test_parts_of_a_folder_are_found_with_speakers(corpus):
+    parts, faults = find_parts(corpus)
+    assert [part.id for part in parts if part.id in EXPECTED] == list(EXPECTED)
+    assert {part.id: part.speaker for part in parts}["ann-one"] == "ann"
+    assert {part.id: part.speaker for part in parts}["broken"] == "broken"
+    assert [fault.id for fault in faults] == ["silent"]
