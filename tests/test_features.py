@@ -53,7 +53,11 @@ def kaldi_fbank_frame(samples, first, config):
 
 
 @pytest.mark.parametrize(
-    "config", [FeatureConfig(), FeatureConfig(sample_rate=16000, num_mel_bins=80, high_freq=-400.0)]
+    "config",
+    [
+        FeatureConfig(sample_rate=8000, num_mel_bins=40),
+        FeatureConfig(sample_rate=16000, num_mel_bins=80, high_freq=-400.0),
+    ],
 )
 def test_fbank_is_the_log_of_mel_filtered_power(config):
     """Frame t of `snip_edges` off is centred on sample (t + 1/2) * shift; float32 FFT against float64."""
@@ -67,16 +71,34 @@ def test_fbank_is_the_log_of_mel_filtered_power(config):
 
 
 def test_mfcc_keeps_the_asked_number_of_coefficients():
-    config = FeatureConfig(kind="mfcc", num_mel_bins=40, num_ceps=13)
+    config = FeatureConfig(kind="mfcc", sample_rate=8000, num_mel_bins=40, num_ceps=13)
     assert compute_features(noise(1, 8000), config).shape == (100, 13)
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("kind", "plp"), ("sample_rate", 0), ("num_mel_bins", -1), ("frame_shift_ms", 0.0)]
+    ("option", "value"), [("kind", "plp"), ("sample_rate", -1), ("num_mel_bins", -1), ("frame_shift_ms", 0.0)]
 )
 def test_illegal_option_is_refused_by_name(option, value):
     with pytest.raises(ConfigError, match=f"{option} is {value!r}"):
         FeatureConfig(**{option: value})
+
+
+def test_sizes_are_those_of_most_recordings(tmp_path):
+    """Also where the first ones are of another rate or cannot be read; what is given stays."""
+
+    def recordings(*rates):
+        for number, rate in enumerate(rates):
+            soundfile.write(tmp_path / f"{number}.wav", np.zeros(rate // 10), rate)
+        return [Utterance("u", "s", (), str(tmp_path / f"{number}.wav")) for number in range(-1, len(rates))]
+
+    found = FeatureConfig().fitted(recordings(8000, 16000, 16000))
+    assert (found.sample_rate, found.num_mel_bins) == (16000, 80)
+    found = FeatureConfig().fitted(recordings(8000, 8000, 16000))
+    assert (found.sample_rate, found.num_mel_bins) == (8000, 40)
+    assert FeatureConfig(num_mel_bins=23).fitted(recordings(44100)).num_mel_bins == 23
+    assert FeatureConfig().fitted(recordings()) == FeatureConfig()
+    with pytest.raises(ConfigError, match="sample_rate is 0"):
+        compute_features(noise(1, 8000), FeatureConfig())
 
 
 @pytest.mark.parametrize("speed", [0.9, 1.1])

@@ -50,7 +50,7 @@ def test_counts_are_those_of_the_features_at_every_speed(data):
 
 def test_a_segment_is_counted_without_opening_its_recording(data):
     cut = replace(data.utterances[0], audio="/nowhere.wav", start=0.25, end=0.75)
-    counts, faults = frame_counts([cut], FeatureConfig())
+    counts, faults = frame_counts([cut], FeatureConfig(sample_rate=8000))
     assert (counts.tolist(), faults) == ([[50]], [])
 
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data, tmp_pa
         replace(first, id="fast", audio=str(tmp_path / "fast.wav")),
         replace(first, id="mute", audio=None),
     ]
-    counts, faults = frame_counts([*broken, second], FeatureConfig())
+    counts, faults = frame_counts([*broken, second], FeatureConfig(sample_rate=8000))
     assert counts.tolist() == [[UNKNOWN, UNKNOWN, UNKNOWN, 50]]
     assert [(fault.id, fault.kind) for fault in faults] == [
         ("gone", "missing file"),

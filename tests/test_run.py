@@ -27,8 +27,9 @@ CTC = [
 @pytest.fixture
 def inputs(recorded):
     """The same five recordings thrice, as a training takes them where their words agree."""
-    data = recorded / "data"
-    lexicon = ("--lexicon", recorded / "lexicon.txt", "--config", recorded / "small.yaml")
+    data, config = recorded / "data", recorded / "small.yaml"
+    config.write_text(config.read_text().replace("sample_rate: 8000, num_mel_bins: 8", ""))
+    lexicon = ("--lexicon", recorded / "lexicon.txt", "--config", config)
     return ["--train", data, "--dev", data, "--test", data, *lexicon, *SMALL]
 
 
@@ -45,9 +46,11 @@ def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inp
     outcome = fsachain("run", exp, *inputs, "--seed", 3)
     assert outcome.status == 0, outcome.err
     assert stages_of(outcome.out) == FIRST
+    assert "features, as the recordings have them: 40 fbank at 8000 Hz" in outcome.out
     assert (exp / "report.txt").read_text().startswith("test         WER ")
     assert "<audio" in (exp / "report.html").read_text()  # the test set is found without data/test
-    assert Experiment.read(exp / "config.yaml").train.seed == 3
+    kept = Experiment.read(exp / "config.yaml")
+    assert (kept.train.seed, kept.features.sample_rate, kept.features.num_mel_bins) == (3, 8000, 40)
     again = fsachain("run", exp)  # inputs and configuration are those of before
     assert again.status == 0, again.err
     assert f"configuration: {exp / 'config.yaml'}" in again.out and "all is done" in again.out

@@ -9,8 +9,8 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ from fsachain.data.audio import Perturbation
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
 from fsachain.data.features import FeatureConfig
+from fsachain.data.utterance import Utterance
 from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError, require
@@ -402,14 +403,36 @@ class Experiment:
     def __post_init__(self) -> None:
         if not isinstance(self.network, Mapping):
             raise ConfigError(f"network: expected a table, got {self.network!r}")
-        if self.network_spec(num_pdfs=1).import_path is None:
-            self.network_config(num_pdfs=1)  # so that a misspelt option is found before any work is done
+        spec = self._spec(num_features=1, num_pdfs=1)
+        if spec.import_path is None:
+            _ = spec.config  # so that a misspelt option is found before any work is done
 
     def network_spec(self, num_pdfs: int) -> NetworkSpec:
         """The network for these features and so many pdfs; nothing is imported before it is asked for something."""
+        return self._spec(self.features.num_features, num_pdfs)
+
+    def _spec(self, num_features: int, num_pdfs: int) -> NetworkSpec:
         options = dict(self.network)
         kind, init_from = options.pop("kind", "tdnnf"), options.pop("init_from", None)
-        return NetworkSpec(kind, options, self.features.num_features, num_pdfs, init_from)
+        return NetworkSpec(kind, options, num_features, num_pdfs, init_from)
+
+    @property
+    def imported(self) -> list[str]:
+        """The import path of the network, where it is one of the user's own."""
+        path = self._spec(1, 1).import_path
+        return [path] if path else []
+
+    def fitted(self, utterances: Iterable[Utterance], tell: bool = True) -> Experiment:
+        """With sample rate and mel bins as the recordings have them where none are given; `tell` says which they are."""
+        features = self.features.fitted(utterances)
+        if features == self.features:
+            return self
+        if tell:
+            rate = f" at {features.sample_rate} Hz" if features.sample_rate else ""
+            click.echo(
+                f"features, as the recordings have them: {features.num_features} {features.kind}{rate}"
+            )
+        return replace(self, features=features)
 
     def network_config(self, num_pdfs: int) -> Any:
         """The network's configuration for these features and so many pdfs: `TdnnfConfig`, `ConformerConfig` or yours."""

@@ -191,7 +191,7 @@ def draw_alignment(
     if not any(tiers.values()):
         raise DataError(f"{aligned}: utterance {utterance!r} is not in {', '.join(ALIGNMENTS.values())}")
     title = f"{utterance}: {' '.join(one.words)}"
-    config = experiment.features
+    config = experiment.features.fitted([one])
     if one.audio is not None:
         values = alignment.spectrogram(read_audio(one, config.sample_rate), config.sample_rate)
         figure = alignment.plot_alignment(values, tiers, title=title)

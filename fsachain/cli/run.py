@@ -470,13 +470,12 @@ def run(
             raise click.UsageError(f"Missing option '--{name}'.")
     train = replace(experiment.train, bad_data=bad_data)
     experiment = replace(experiment, train=train if seed is None else replace(train, seed=seed))
-    # What the configuration names, the user trusts.
-    own = experiment.network_spec(num_pdfs=1).import_path
     resources = Resources(
         cache=(first or exp) / "cache", workers=workers, bad_data=bad_data, allow_commands=allow_commands
     )
     with (
-        permitted_imports([own] if own else []),
+        permitted_imports(experiment.imported),  # what the configuration names, the user trusts
         World.from_environment(experiment.train.process_timeout) as world,
     ):
+        experiment = experiment.fitted(resources.read(inputs["train"]), tell=world.is_first)
         perform(Run(exp, experiment, inputs, resources, first, world), begin, end)

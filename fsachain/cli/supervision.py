@@ -160,6 +160,7 @@ def make_supervision(
     A copy at speed s takes the times of the original divided by s. `alignment` is phones.ctm of `fsachain align`, or another
     CTM of phones; utterances that it lacks are left out and named. `normalization` is that of the denominator.
     """
+    experiment = experiment.fitted(data)
     make = partial(_chunks_of_alignment, Supervising.of(experiment, lang, normalization))
     return _write(
         out, lang, experiment, data, by_utterance(read_ctm(alignment)), make, str(alignment), resources
@@ -223,6 +224,7 @@ def supervise_by_lattices(
             "need whole utterances (supervision.chunk_frames: null)"
         )
     transitions = read_transition_model(model)
+    experiment = experiment.fitted(data)
     how = Supervising.of(experiment, lang, normalization)
     scale = DEFAULT_LM_SCALE if lm_scale is None else lm_scale
     options = {"model": transitions, "lm_scale": scale, "subsampling": lattice_subsampling}
@@ -304,6 +306,7 @@ def tie_tree(
     """
     spoken = by_utterance(read_ctm(alignment))
     phones, topology = lang.lexicon.phones, lang.tree.topology
+    experiment = experiment.fitted(data)
     network = experiment.network_spec(lang.tree.num_pdfs)
     statistics = BiphoneStatistics(len(phones), topology, experiment.features.num_features)
     data, (examples,) = resources.load(data, experiment.features)

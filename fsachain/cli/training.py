@@ -181,6 +181,7 @@ def train_model(
     """
     world = world or World.alone()
     graphs = load_denominator(lang, denominator)
+    experiment = experiment.fitted(train.data, tell=world.is_first)
     if world.is_first:
         _claim_folder(experiment, lang, denominator, out)
     if not experiment.perturbation.speeds:
@@ -345,6 +346,7 @@ def validate_data(
     """
     resources = resources or Resources()
     data, faults = DataDir.check(folder, allow_commands=resources.allow_commands)
+    experiment = experiment.fitted(data)
 
     def without(unusable: list[Fault]) -> DataDir:
         faults.extend(unusable)

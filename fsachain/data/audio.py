@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.cuts import MAX_SECONDS, cut_identity, cut_samples
+from fsachain.data.cuts import MAX_SECONDS, cut_identity, cut_rate, cut_samples
 from fsachain.data.utterance import Cut, Member, Utterance, UtteranceError, is_command
 from fsachain.errors import ConfigError, DataError, require
 
@@ -138,9 +138,20 @@ def count_samples(utterance: Utterance, sample_rate: int) -> int:
         return max(0, file.frames - start)
 
 
+def recorded_rate(utterance: Utterance) -> int:
+    """The rate of an utterance's recording in Hz; errors as `read_audio`."""
+    if isinstance(utterance.audio_part, Cut):
+        try:
+            return cut_rate(utterance.audio_part.text)
+        except (DataError, OSError) as error:
+            raise unreadable(utterance, error) from error
+    with _opened(utterance, None) as file:
+        return int(file.samplerate)
+
+
 @contextmanager
-def _opened(utterance: Utterance, sample_rate: int) -> Iterator[Any]:
-    """The recording as a `SoundFile` of this rate; an error, also one inside the block, names the utterance."""
+def _opened(utterance: Utterance, sample_rate: int | None) -> Iterator[Any]:
+    """The recording as a `SoundFile`, of this rate if one is given; an error, also inside the block, names the utterance."""
     audio = utterance.audio
     if audio is None:
         raise utterance.unusable("no recording", " has no recording")
@@ -157,7 +168,7 @@ def _opened(utterance: Utterance, sample_rate: int) -> Iterator[Any]:
         else:
             source = audio
         with soundfile.SoundFile(source) as file:
-            if file.samplerate != sample_rate:
+            if sample_rate is not None and file.samplerate != sample_rate:
                 raise utterance.unusable(
                     "sampling rate",
                     f": {audio} has {file.samplerate} Hz, expected {sample_rate} Hz; convert the recording or change "

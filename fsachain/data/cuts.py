@@ -348,6 +348,11 @@ def cut_samples(text: str, sample_rate: int) -> NDArray[np.float32]:
     return _loaded(cut.load_audio).mean(axis=0)
 
 
+def cut_rate(text: str) -> int:
+    """The sample rate in Hz of a cut that only lhotse can read."""
+    return int(_checked(text).sampling_rate)
+
+
 def cut_features(text: str) -> NDArray[np.float32]:
     """Stored features of a cut, float32 [T, F]."""
     return _loaded(_checked(text).load_features)

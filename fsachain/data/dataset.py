@@ -162,7 +162,7 @@ def load_usable(
     """
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    folder = None if cache_dir is None else str(cache_dir)
+    folder, config = None if cache_dir is None else str(cache_dir), config.fitted(data_dir)
     matrices: list[dict[str, NDArray[np.float32]]] = []  # of each copy
     faults: dict[str, Fault] = {}
     for copy in copies:

@@ -10,10 +10,11 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.audio import Perturbation, audio_identity, count_samples, read_audio
+from fsachain.data.audio import Perturbation, audio_identity, count_samples, read_audio, recorded_rate
 from fsachain.data.cuts import cut_features
 from fsachain.data.utterance import Cut, Fault, Utterance, UtteranceError
 from fsachain.errors import ConfigError, DataError, require
@@ -35,6 +36,8 @@ SAMPLE_SCALE = 32768.0
 FORMAT_VERSION = 1  # of cached features; raised when their meaning changes
 ABANDONED_SECONDS = 86_400.0  # after so long nobody writes to a half-written file any more
 UNKNOWN = -1  # number of frames
+_SAMPLED = 20  # recordings whose headers tell the sample rate of all
+_WIDE_BAND = 16_000  # Hz, from which on there are 80 filters
 CHUNK = 64  # utterances per cached file: few files, and still enough pieces of work for many processes
 
 Found = TypeVar("Found")
@@ -47,8 +50,8 @@ class FeatureConfig:
     Attributes:
         kind: "fbank" (log mel energies), "mfcc", or "archive": whatever the matrices of feats.scp hold.
         num_columns (columns): of these matrices, for "archive"; the options of other kinds do not matter then.
-        sample_rate (Hz): recordings at another rate are refused.
-        num_mel_bins (filters): filters of the bank.
+        sample_rate (Hz): recordings at another rate are refused. 0: that of the recordings, see `fitted`.
+        num_mel_bins (filters): filters of the bank. 0: 80 from 16 kHz on, 40 below.
         num_ceps (coefficients): coefficients kept for "mfcc"; Kaldi's "hires" features keep all, num_ceps = num_mel_bins.
         low_freq (Hz): lower edge of the first filter.
         high_freq (Hz): upper edge of the last filter; zero or negative counts down from half the sample rate.
@@ -60,8 +63,8 @@ class FeatureConfig:
 
     kind: str = "fbank"
     num_columns: int = 0
-    sample_rate: int = 8000
-    num_mel_bins: int = 40
+    sample_rate: int = 0
+    num_mel_bins: int = 0
     num_ceps: int = 40
     low_freq: float = 20.0
     high_freq: float = 0.0
@@ -78,18 +81,49 @@ class FeatureConfig:
                 f"num_columns is {self.num_columns} and kind {self.kind!r}; expected a positive number for "
                 "'archive', 0 for others"
             )
-        for name in ("sample_rate", "num_mel_bins", "frame_length_ms", "frame_shift_ms"):
+        for name in ("frame_length_ms", "frame_shift_ms"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number")
-        if self.kind == "mfcc" and not 0 < self.num_ceps <= self.num_mel_bins:
-            raise ConfigError(
-                f"num_ceps is {self.num_ceps}; expected 1 to num_mel_bins = {self.num_mel_bins}"
-            )
+        for name in ("sample_rate", "num_mel_bins"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number, or 0")
+        most = self.num_mel_bins or self.num_ceps
+        if self.kind == "mfcc" and not 0 < self.num_ceps <= most:
+            raise ConfigError(f"num_ceps is {self.num_ceps}; expected 1 to num_mel_bins = {most}")
 
     @property
     def num_features(self) -> int:
-        """Columns of the feature matrix."""
+        """Columns of the feature matrix; ConfigError where that is for recordings to say, see `fitted`."""
+        if self.kind == "fbank" and not self.num_mel_bins:
+            raise ConfigError("num_mel_bins is 0: expected a number, or `fitted` to recordings")
         return {"fbank": self.num_mel_bins, "mfcc": self.num_ceps, "archive": self.num_columns}[self.kind]
+
+    def fitted(self, utterances: Iterable[Utterance]) -> FeatureConfig:
+        """With the sample rate that most recordings have, of some that are spread over all, and filters that suit it.
+
+        Stored features have their own width. What is given stays; where nothing can be read, so does all.
+        """
+        if self.kind == "archive" or (self.sample_rate and self.num_mel_bins):
+            return self
+        every = tuple(utterances)
+        spread = range(0, len(every), max(1, len(every) // _SAMPLED))
+        found: Counter[tuple[int, int]] = Counter()
+        for place in dict.fromkeys([*spread, *range(len(every))]):
+            if found.total() == _SAMPLED:
+                break
+            with suppress(ValueError, RuntimeError, OSError, EOFError):  # an UtteranceError is a ValueError
+                found[self._sizes(every[place])] += 1
+        if not found:
+            return self
+        ((rate, bins), _) = found.most_common(1)[0]
+        return replace(self, sample_rate=rate, num_mel_bins=bins, num_ceps=min(self.num_ceps, bins))
+
+    def _sizes(self, utterance: Utterance) -> tuple[int, int]:
+        """Sample rate and filters for an utterance."""
+        if has_stored(utterance, self):
+            return self.sample_rate, self.num_mel_bins or _stored_matrix(utterance).shape[1]
+        rate = self.sample_rate or recorded_rate(utterance)
+        return rate, self.num_mel_bins or (80 if rate >= _WIDE_BAND else 40)
 
     def fingerprint(self) -> str:
         """A short hash that differs between any two different configurations."""
@@ -116,6 +150,10 @@ class FeatureStream:
         if config.kind == "archive":
             raise ConfigError(
                 "kind is 'archive': the features come from feats.scp; expected 'fbank' or 'mfcc' to use recordings"
+            )
+        if not (config.sample_rate and config.num_mel_bins):
+            raise ConfigError(
+                f"sample_rate is {config.sample_rate}, num_mel_bins {config.num_mel_bins}; expected those of the samples"
             )
         knf = require("kaldi_native_fbank", extra="recipes")
         options = knf.FbankOptions() if config.kind == "fbank" else knf.MfccOptions()
@@ -168,7 +206,7 @@ def utterance_features(
     Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording. Stored features
     cannot be perturbed: DataError.
     """
-    perturbation = perturbation or Perturbation()
+    perturbation, config = perturbation or Perturbation(), config.fitted([utterance])
     if not has_stored(utterance, config):
         if config.kind == "archive":
             raise utterance.unusable(
@@ -241,7 +279,7 @@ def load_features(
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
         remove_partials(cache_dir, older_than=ABANDONED_SECONDS)
-    folder = None if cache_dir is None else str(cache_dir)
+    folder, config = None if cache_dir is None else str(cache_dir), config.fitted(utterances)
     work = partial(load_chunk, config=config, perturbation=perturbation or Perturbation(), folder=folder)
     parts = by_chunk(work, utterances, num_workers=num_workers, executor=executor)
     return [features for part in parts for features in part]
@@ -312,7 +350,7 @@ def frame_counts(
     stored matrix, is read (by `num_workers` threads). Only a recording that a command makes is read in full. A header that
     cannot be read or another sampling rate is a fault, and its count is `UNKNOWN` (-1). `cache_dir` keeps the counts.
     """
-    shape, path = (len(copies), len(utterances)), None
+    shape, path, config = (len(copies), len(utterances)), None, config.fitted(utterances)
     try:
         identities = None if cache_dir is None else audio_identities(utterances, config)
     except UtteranceError:
