@@ -1,6 +1,7 @@
 """Transcripts that may be wrong: graphs against edit scripts that are written down one by one, and LF-MMI at most 0."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -20,7 +21,7 @@ from fsachain.graph.denominator import build_denominator
 from fsachain.graph.forgive import forgive
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import any_phones, phone_loop
-from recipes.weak_transcripts.corrupt import Rates, corrupt
+from recipes.weak_transcripts.corrupt import Rates, corrupt, corrupt_text, precision_at
 
 LONGEST = 4
 PENALTIES = st.one_of(st.just(math.inf), st.floats(0.1, 4.0))
@@ -294,3 +295,13 @@ def test_planted_errors_are_of_the_rates_asked_for_and_marked():
     assert count == pytest.approx(1 - 0.3 + 0.1, abs=2 * tolerances.drawn_share(0.3, len(words)))
     plain = corrupt(words, vocabulary, Rates(0.0, 0.0, 0.0), np.random.default_rng(7))
     assert plain.words == words and all(plain.said)
+
+
+def test_precision_is_that_of_the_words_above_the_one_that_reaches_the_recall(tmp_path):
+    (tmp_path / "text").write_text("u1 a b c\nu2 a b\n")
+    corrupt_text(tmp_path / "text", Rates(0.0, 0.0, 0.0), seed=1)
+    said, listed = tmp_path / "said.json", tmp_path / "words.txt"
+    assert json.loads(said.read_text()) == {"u1": [True] * 3, "u2": [True] * 2}
+    said.write_text(json.dumps({"u1": [True, False, True], "u2": [False, False]}))
+    listed.write_text("0.1 u2 1 a\n0.2 u1 1 a\n0.3 u1 2 b\n0.4 u1 3 c\n0.9 u2 2 b\n")
+    assert [precision_at(recall, listed, said) for recall in (0.3, 0.6, 1.0)] == [1.0, 2 / 3, 3 / 5]

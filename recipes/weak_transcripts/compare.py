@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fsachain.cli import call
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
 from recipes.prompts.prepare import prepare as prepare_prompts
-from recipes.weak_transcripts.corrupt import Rates, corrupt_text
+from recipes.weak_transcripts.corrupt import SAID, Rates, corrupt_text, precision_at
+
+RECALL = 0.8
+PRECISION = "precision.txt"
 
 CORPORA: dict[str, Prepare] = {"digits": prepare_digits, "prompts": prepare_prompts}
 ERRORS = {"17/17/17": Rates(0.17, 0.17, 0.17), "0/0/70": Rates(0.0, 0.0, 0.7)}
@@ -73,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="default: 1 2")
     add_options(parser, "weak_transcripts")
     options = parser.parse_args(arguments)
-    results = []
+    results: list[tuple[Result, float | None]] = []
     for objective in options.objectives:
         for seed in options.seeds:
             runs = [Run(options.corpus, objective, None, False, seed)]
@@ -85,7 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 status = _train(run, options)
                 if status not in DONE:
                     return status
-                results.append(read_result(options.exp / run.folder, run.corpus, run.kind, run.seed))
+                file = options.exp / run.folder / "doubts" / PRECISION
+                precision = float(file.read_text(encoding="utf-8")) if file.is_file() else None
+                results.append(
+                    (read_result(options.exp / run.folder, run.corpus, run.kind, run.seed), precision)
+                )
                 publish(table_lines(results), options.exp)
     return 0
 
@@ -103,29 +111,40 @@ def _train(run: Run, options: argparse.Namespace) -> int:
         for section, values in table.items()
         for option, value in values.items()
     ]
-    return run_recipe(
+    exp = options.exp / run.folder
+    status = run_recipe(
         REPOSITORY / "recipes" / run.corpus,
         prepare,
         [
-            f"--exp={options.exp / run.folder}",
+            f"--exp={exp}",
             f"--seed={run.seed}",
             f"--corpus={options.data}",
+            "--to=decode",
             *(f"--set={change}" for change in (*changes, *options.set)),
         ],
         made_of={"errors": run.errors},
     )
+    if status not in DONE or run.errors is None or ERRORS[run.errors].substitution == 0.0:
+        return status
+    doubts, data = exp / "doubts", exp / "data" / "train"
+    model = exp / "model" / "model.safetensors"
+    status = call(["suspicious", str(model), str(data), str(doubts), f"--den={exp / 'graphs'}"])
+    if status in DONE:
+        precision = precision_at(RECALL, doubts / "words.txt", data / SAID)
+        (doubts / PRECISION).write_text(f"{precision}\n", encoding="utf-8")
+    return status
 
 
-def table_lines(results: Sequence[Result]) -> list[str]:
-    """A Markdown table: WER on test by training, seeds side by side."""
+def table_lines(results: Sequence[tuple[Result, float | None]]) -> list[str]:
+    """A Markdown table by training, seeds side by side: WER on test, precision of doubts, seconds."""
     lines = [
-        "| corpus | training, errors of the transcripts in % | WER % | training, s |",
-        "|---|---|---|---|",
+        "| corpus | training, errors of the transcripts in % | WER % | precision at 80 % recall | training, s |",
+        "|---|---|---|---|---|",
     ]
-    for corpus, kind in dict.fromkeys((result.corpus, result.kind) for result in results):
-        mine = [result for result in results if (result.corpus, result.kind) == (corpus, kind)]
-        wer = " / ".join(f"{result.wer:.2f}" for result in mine)
-        lines.append(
-            f"| {corpus} | {kind} | {wer} | {' / '.join(f'{result.seconds:.0f}' for result in mine)} |"
-        )
+    for corpus, kind in dict.fromkeys((result.corpus, result.kind) for result, _ in results):
+        mine = [one for one in results if (one[0].corpus, one[0].kind) == (corpus, kind)]
+        wer = " / ".join(f"{result.wer:.2f}" for result, _ in mine)
+        precision = " / ".join("" if share is None else f"{share:.2f}" for _, share in mine)
+        seconds = " / ".join(f"{result.seconds:.0f}" for result, _ in mine)
+        lines.append(f"| {corpus} | {kind} | {wer} | {precision} | {seconds} |")
     return lines

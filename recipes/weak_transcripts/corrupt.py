@@ -49,6 +49,21 @@ def corrupt(
     return found
 
 
+def precision_at(recall: float, doubts: Path, said: Path) -> float:
+    """Of the most doubtful words, as many as have this share of the planted errors, the share that was planted; or NaN.
+
+    `doubts` is words.txt of `fsachain suspicious`, `said` what `corrupt_text` wrote.
+    """
+    truth = json.loads(said.read_text(encoding="utf-8"))
+    rows = [line.split() for line in doubts.read_text(encoding="utf-8").splitlines()]
+    is_planted = np.array([not truth[name][int(place) - 1] for _, name, place, _ in rows])
+    if not is_planted.any():
+        return float("nan")
+    found = np.cumsum(is_planted)
+    last = int(np.argmax(found >= recall * found[-1]))
+    return float(found[last] / (last + 1))
+
+
 def corrupt_text(path: Path, rates: Rates, seed: int) -> None:
     """Corrupt the transcripts of a file `text`; utterances that keep no word go. Writes `said.json` beside it."""
     text = read_text(path)
