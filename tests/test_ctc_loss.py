@@ -40,19 +40,15 @@ def relative(losses):
     return np.maximum(LOG_PROB_FLOOR, np.abs(losses))
 
 
-@given(batches(), st.sampled_from(BACKENDS))
-def test_losses_and_gradients_of_logits_are_those_of_torch(batch, backend):
-    expected, expected_gradient = torch_losses_and_gradient(batch)
-    losses, gradient = losses_and_gradient(batch, zero_infinity=True, backend=backend)
-    np.testing.assert_allclose(losses / relative(expected), expected / relative(expected), atol=FLOAT64)
-    np.testing.assert_allclose(gradient, expected_gradient, atol=FLOAT64)
-
-
-@given(batches())
-def test_log_probs_give_the_gradient_of_logits_through_log_softmax(batch):
+@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
+@given(batch=batches(), backend=st.sampled_from(BACKENDS))
+def test_losses_and_gradients_of_logits_are_those_of_torch(inputs, batch, backend):
+    """Also through torch's log_softmax."""
     expected, expected_gradient = torch_losses_and_gradient(batch)
     leaf = batch.leaf()
-    losses = ctc_loss(leaf.log_softmax(-1), *batch.arguments(), "none", True, unnormalized="error")
+    scores = leaf if inputs == "logits" else leaf.log_softmax(-1)
+    options = {"inputs": inputs, "unnormalized": "error", "backend": backend}
+    losses = ctc_loss(scores, *batch.arguments(), "none", zero_infinity=True, **options)
     losses.sum().backward()
     np.testing.assert_allclose(
         losses.detach() / relative(expected), expected / relative(expected), atol=FLOAT64

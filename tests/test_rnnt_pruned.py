@@ -38,6 +38,11 @@ def am_lm(scale=1.0, dtype=torch.float64, width=11, seed=0):
     return am.to(dtype).requires_grad_(), lm.to(dtype).requires_grad_()
 
 
+def full_loss(logits, rnnt_type, **options):
+    call = logits, make_targets(), FRAMES, LABELS, BLANK
+    return rnnt_loss(*call, reduction="none", rnnt_type=rnnt_type, **options)
+
+
 def load(name):
     file = np.load(PEERS / f"fastrnnt_{name}.npz")
     tensors = {key: torch.tensor(file[key]) for key in file.files if file[key].ndim}
@@ -143,16 +148,7 @@ def test_the_smoothed_scores_are_mixtures(rnnt_type, scales):
     of_am = (am + unigram).log_softmax(2).unsqueeze(2)
     mixed = (1 - sum(scales)) * joint + scales[0] * of_lm + scales[1] * of_am
     # The mixture is not normalised, so it goes in as it is.
-    expected = rnnt_loss(
-        mixed,
-        make_targets(),
-        FRAMES,
-        LABELS,
-        BLANK,
-        reduction="none",
-        fused_log_softmax=False,
-        rnnt_type=rnnt_type,
-    )
+    expected = full_loss(mixed, rnnt_type, fused_log_softmax=False)
     close(loss, expected)
     ours = torch.autograd.grad(loss.sum(), (am, lm))
     for mine, yours in zip(ours, torch.autograd.grad(expected.sum(), (am, lm)), strict=True):
@@ -193,22 +189,10 @@ def test_a_pruned_loss_is_that_of_logits_of_minus_infinity_elsewhere(rnnt_type):
     full = torch.full((4, 9, 6, 11), -torch.inf, dtype=torch.float64)
     index = ranges.unsqueeze(3).expand(-1, -1, -1, 11)
     full = full.scatter(2, index, logits.detach().log_softmax(3))
-    expected = rnnt_loss(
-        full,
-        make_targets(),
-        FRAMES,
-        LABELS,
-        BLANK,
-        reduction="none",
-        fused_log_softmax=False,
-        rnnt_type=rnnt_type,
-    )
+    expected = full_loss(full, rnnt_type, fused_log_softmax=False)
     close(loss, expected)
     assert torch.isfinite(loss).all()
-    whole = make_logits()
-    assert (
-        loss >= rnnt_loss(whole, make_targets(), FRAMES, LABELS, BLANK, reduction="none", rnnt_type=rnnt_type)
-    ).all()
+    assert (loss >= full_loss(make_logits(), rnnt_type)).all()
 
 
 @of_every_type
