@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import on_device, read
+from device_arrays import WithFarMemory, far_memory, on_device, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
@@ -18,6 +18,7 @@ from random_graphs import connected_graph, graphs, left_to_right_graph, score_ma
 from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import launch as cuda_launch
+from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.cuda.layout import Division, lay_out
 from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Plan, PlannedTables
 from fsachain.backends.reference import sums as reference
@@ -80,11 +81,11 @@ def random_scores(size, num_frames, scale=1.0, seed=0):
     return (scale * np.random.default_rng(seed).normal(size=(size, num_frames, NUM_PDFS))).astype(np.float32)
 
 
-def run(device, batch, array, lengths, leaky=0.0, budget=None, weights=None):
-    """log Z [N], ok [N] and weighted occupancy [N, T, P] of scores on the device."""
+def run(device, batch, array, lengths, leaky=0.0, budget=None):
+    """log Z [N], ok [N] and occupancy [N, T, P] of scores on the device."""
     dtype = np.float64 if array.dtype == "float64" else np.float32
     out = on_device(device, np.zeros(array.shape, dtype))
-    (on_it,) = device.upload([np.ones(batch.size) if weights is None else weights])
+    (on_it,) = device.upload([np.ones(batch.size)])
     lengths = np.asarray(lengths, dtype=np.int64)
     log_prob, ok = cuda.add_occupancy(device, batch, array, lengths, leaky, on_it, out, budget)
     return log_prob.read(np.float64), ok.read(np.uint8).astype(bool), read(out)
@@ -307,3 +308,36 @@ def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
     assert_right(run(device, packed, on_device(device, scores), [num_frames]), want)
     with planned(*PLACES["cluster of two, split states"]):
         assert_right(run(device, shared, on_device(device, scores), [num_frames]), want)
+
+
+@pytest.mark.parametrize(
+    ("size", "num_frames", "leaky"), [(2, 20_000, LEAK), (1, 20_000, 0.0), (1_024, 2, LEAK)]
+)
+def test_many_frames_and_many_sequences_agree_with_the_oracle(device, size, num_frames, leaky):
+    """More than a counter or a barrier might take."""
+    batch = TableBatch.share(denominator(num_states=6, num_arcs=20), size)
+    scores, lengths = random_scores(size, num_frames), [num_frames] * size
+    found = run(device, batch, on_device(device, scores), lengths, leaky)
+    assert_right(found, expected(batch, scores, lengths, leaky))
+
+
+def test_elements_lie_beyond_31_bits():
+    batch, scores, lengths = (
+        TableBatch.share(denominator(num_states=6, num_arcs=20), 2),
+        random_scores(2, 3),
+        [3, 2],
+    )
+    strides = 2**31 + 11, NUM_PDFS, 1  # elements from one sequence to the next
+    far, views = [], []
+    for values in (scores, np.zeros_like(scores)):
+        memory = far_memory(strides[0] + scores[0].size)
+        views.append(
+            np.lib.stride_tricks.as_strided(memory, scores.shape, [4 * stride for stride in strides])
+        )
+        views[-1][:] = values
+        far.append(DeviceArray(memory.ctypes.data, "float32", scores.shape, strides, memory))
+    device = WithFarMemory()
+    (ones,) = device.upload([np.ones(2)])
+    log_prob, ok = cuda.add_occupancy(device, batch, far[0], np.array(lengths), LEAK, ones, far[1], None)
+    found = log_prob.read(np.float64), ok.read(np.uint8).astype(bool), np.array(views[1])
+    assert_right(found, expected(batch, scores, lengths, LEAK))
