@@ -85,9 +85,10 @@ class DecodingGraphs:
     def build(self, lm_weight: float, penalty: float) -> Any:
         """The graph as a pywrapfst object: input label pdf + 1, output label word id."""
         lexicon, tree = self.lang.lexicon, self.lang.tree
-        return build_decoding_graph(
-            lexicon, tree, self.grammar, lm_weight=lm_weight, word_insertion_penalty=penalty
-        )
+        with counter("decoding graph"):
+            return build_decoding_graph(
+                lexicon, tree, self.grammar, lm_weight=lm_weight, word_insertion_penalty=penalty
+            )
 
 
 def network_outputs(model: AcousticModel, data: DataDir, resources: Resources) -> tuple[DataDir, Outputs]:

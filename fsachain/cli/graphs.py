@@ -78,7 +78,8 @@ def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum"
     if fsa.num_states == 1 and not fsa.log_prob.any():  # no distribution: a loop of weight one
         return write_denominator(lang, free_denominator(lang.tree.num_pdfs), out, merge)
     try:
-        return write_denominator(lang, build_denominator(fsa, lang.tree), out, merge)
+        with counter("denominator graph"):
+            return write_denominator(lang, build_denominator(fsa, lang.tree), out, merge)
     except GraphError as error:
         raise GraphError(f"{phone_lm}: no phone language model for these phones: {error}") from error
 

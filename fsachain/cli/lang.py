@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
-from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, note, seed_option
+from fsachain.cli.options import DATA, FILE, OUT, Read, command, counter, make_folder, note, seed_option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
@@ -292,12 +292,13 @@ def make_phone_lm(
     usable = _usable(transcripts, lang.lexicon, out, resources)
     if not config.ngram_order:
         return write_phone_lm(out, free_denominator(len(lang.lexicon.phones)), lang.lexicon.phones)
-    fsa = estimate_phone_lm(
-        _drawn_phones(lang, usable, config, seed),
-        ngram_order=config.ngram_order,
-        num_extra_lm_states=config.num_extra_lm_states,
-        no_prune_ngram_order=config.no_prune_ngram_order,
-    )
+    with counter("phone language model"):
+        fsa = estimate_phone_lm(
+            _drawn_phones(lang, usable, config, seed),
+            ngram_order=config.ngram_order,
+            num_extra_lm_states=config.num_extra_lm_states,
+            no_prune_ngram_order=config.no_prune_ngram_order,
+        )
     return write_phone_lm(out, fsa, lang.lexicon.phones)
 
 
@@ -394,7 +395,8 @@ def estimate_arpa(
 def make_grammar(
     transcripts: Iterable[Sequence[str]], vocabulary: Sequence[str], out: Path, order: int
 ) -> None:
-    _write(out, grammar.estimate_arpa(list(transcripts), order, vocabulary=vocabulary))
+    with counter("n-gram"):
+        _write(out, grammar.estimate_arpa(list(transcripts), order, vocabulary=vocabulary))
 
 
 @command(arpa=FILE, out=OUT)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from fsachain import progress
 from fsachain.errors import require
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -118,16 +119,32 @@ def track(items: Sequence[Item], what: str) -> Iterator[Item]:
             update(done, len(items))
 
 
+_bars: list[Any] = []  # the display of bars, where one is open: a terminal has one
+
+
 @contextmanager
 def counter(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar moved by update(done, in all); silent where the output is no terminal."""
-    progress = require("rich.progress", extra="recipes")
+    """A bar with the time that is left, moved by update(done, in all); lines now and then if the output is no terminal."""
+    rich = require("rich.progress", extra="recipes")
     console = require("rich.console", extra="recipes").Console(stderr=True)
-    names = ("BarColumn", "MofNCompleteColumn", "TimeRemainingColumn")
-    columns = [progress.TextColumn("{task.description}"), *(getattr(progress, name)() for name in names)]
-    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+    if not console.is_terminal:
+        with progress.Lines(what) as lines:
+            yield lines
+        return
+    names = ("BarColumn", "MofNCompleteColumn", "TimeElapsedColumn", "TimeRemainingColumn")
+    columns = [rich.TextColumn("{task.description}"), *(getattr(rich, name)() for name in names)]
+    outer = not _bars
+    if outer:
+        _bars.append(rich.Progress(*columns, console=console, transient=True))
+        _bars[0].start()
+    bar = _bars[0]
+    task = bar.add_task(what, total=None)
+    try:
         yield lambda done, total: bar.update(task, completed=done, total=total)
+    finally:
+        bar.remove_task(task)
+        if outer:
+            _bars.pop().stop()
 
 
 @lru_cache

@@ -11,7 +11,7 @@ import click
 from fsachain.cli.graphs import build_numerators, load_denominator
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, check_lang
-from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option
+from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option, counter
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.plot import phone_trellis
 from fsachain.report.collect import Layout
@@ -75,7 +75,8 @@ def make_report(
     def look(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
         return occupancies(layout, AcousticModel.load(model), utterances)
 
-    write_report(layout, target, options, look if model.is_file() else look_at_nothing)
+    with counter("report"):
+        write_report(layout, target, options, look if model.is_file() else look_at_nothing)
     return target
 
 

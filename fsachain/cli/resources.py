@@ -73,9 +73,10 @@ class Resources:
             "num_workers": self.workers,
             "executor": self.executor,
         }
-        if self.bad_data is None:
-            return data, [load_examples(data, config, perturbation=copy, **how) for copy in copies]
-        usable, variants, faults = load_usable(data, config, copies, **how)
+        with counter("features") as how["progress"]:
+            if self.bad_data is None:
+                return data, [load_examples(data, config, perturbation=copy, **how) for copy in copies]
+            usable, variants, faults = load_usable(data, config, copies, **how)
         self.leave_out(faults, len(usable), "the recordings")
         return usable, variants
 

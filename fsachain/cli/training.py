@@ -24,6 +24,7 @@ from fsachain.cli.options import (
     OUT,
     PATH,
     command,
+    counter,
     den_option,
     make_folder,
     scheduler_option,
@@ -358,7 +359,10 @@ def validate_data(
     if numerators is not None:
         data = without(_numerator_faults(data, numerators, lang))
     cache, threads = resources.cache, resources.workers
-    usable, (examples,), broken = load_usable(data, experiment.features, cache_dir=cache, num_workers=threads)
+    with counter("features") as update:
+        usable, (examples,), broken = load_usable(
+            data, experiment.features, cache_dir=cache, num_workers=threads, progress=update
+        )
     faults += broken
     too_short: list[Fault] = []
     if lang is not None:

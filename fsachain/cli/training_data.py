@@ -14,6 +14,7 @@ from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import Lang, check_origin, transcript_faults
 from fsachain.cli.model import normalise_set
+from fsachain.cli.options import counter
 from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.cmvn import Cmvn, CmvnConfig
@@ -210,13 +211,15 @@ class Loader:
             given: TrainingSet | ChunkedSet, copies: Sequence[Perturbation]
         ) -> tuple[DataDir, list[list[Example]]]:
             found = _without_numerator(given, self.lang)
-            usable, variants, broken = load_usable(
-                given.data.select(lambda utterance: utterance.id in (given.numerators or ())),
-                self.experiment.features,
-                copies,
-                cache_dir=self.resources.cache,
-                num_workers=self.resources.workers,
-            )
+            with counter("features") as update:
+                usable, variants, broken = load_usable(
+                    given.data.select(lambda utterance: utterance.id in (given.numerators or ())),
+                    self.experiment.features,
+                    copies,
+                    cache_dir=self.resources.cache,
+                    num_workers=self.resources.workers,
+                    progress=update,
+                )
             found += broken
             if not len(usable):
                 first = f"; the first: {found[0].reason}" if found else ""
@@ -303,7 +306,10 @@ class Loader:
         utterances = [one for one in given.data if one.id not in wrong]
         cache, threads = self.resources.cache, self.resources.workers
         features = self.experiment.features
-        counts, unreadable = frame_counts(utterances, features, copies, cache_dir=cache, num_workers=threads)
+        with counter("lengths") as update:
+            counts, unreadable = frame_counts(
+                utterances, features, copies, cache_dir=cache, num_workers=threads, progress=update
+            )
         faults += unreadable
         known = {fault.id for fault in unreadable}
         empty: NDArray[np.bool_] = np.any(counts <= 0, axis=0)

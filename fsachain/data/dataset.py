@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fsachain.brief import brief
 from fsachain.data.audio import Perturbation
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.features import FeatureConfig, by_chunk, load_chunk, load_features
+from fsachain.data.features import FeatureConfig, Progress, by_chunk, load_chunk, load_features
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.errors import DataError
@@ -121,12 +122,13 @@ def load_examples(
     cache_dir: str | Path | None = None,
     num_workers: int = 1,
     executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> list[Example]:
     """Features of a whole data directory, in memory: one example per utterance, in order.
 
     With `cmvn` they are normalised. With `perturbation`, ids and speakers of a copy at another speed get its prefix. The
-    features are kept in the folder `cache_dir`, and computed by `num_workers` threads or the `executor`; see
-    `fsachain.data.features.load_features`.
+    features are kept in the folder `cache_dir`, and computed by `num_workers` threads or the `executor`, which `progress` is
+    told of; see `fsachain.data.features.load_features`.
     """
     features = load_features(
         data_dir.utterances,
@@ -135,6 +137,7 @@ def load_examples(
         cache_dir=cache_dir,
         num_workers=num_workers,
         executor=executor,
+        progress=progress,
     )
     pairs = zip(data_dir.utterances, features, strict=True)
     examples = [_example(utterance, matrix, perturbation or Perturbation()) for utterance, matrix in pairs]
@@ -153,22 +156,25 @@ def load_usable(
     cache_dir: str | Path | None = None,
     num_workers: int = 1,
     executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> tuple[DataDir, list[list[Example]], list[Fault]]:
     """Features of the usable utterances for each of `copies`: (utterances, their examples by copy, faults of the others).
 
     A fault is a recording or matrix that cannot be read or has another rate or width, no frames, or numbers that are not
     finite. An utterance is usable if all its copies are. Options that fit no utterance, such as a change of speed where
-    there is no audio, raise DataError.
+    there is no audio, raise DataError. `progress` is called with (utterances done, in all), those of all copies.
     """
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
     folder, config = None if cache_dir is None else str(cache_dir), config.fitted(data_dir)
     matrices: list[dict[str, NDArray[np.float32]]] = []  # of each copy
     faults: dict[str, Fault] = {}
-    for copy in copies:
+    how: dict[str, Any] = {"num_workers": num_workers, "executor": executor}
+    for number, copy in enumerate(copies):
         work = partial(_load_sound, config=config, perturbation=copy, folder=folder)
         matrices.append({})
-        for found, wrong in by_chunk(work, data_dir.utterances, num_workers=num_workers, executor=executor):
+        told = None if progress is None else partial(_of_copies, progress, number, len(copies))
+        for found, wrong in by_chunk(work, data_dir.utterances, progress=told, **how):
             matrices[-1] |= found
             faults = {**wrong, **faults}  # the first fault of each utterance counts
     usable = data_dir.select(lambda utterance: utterance.id not in faults)
@@ -177,6 +183,10 @@ def load_usable(
         for copy, features in zip(copies, matrices, strict=True)
     ]
     return usable, variants, [faults[one.id] for one in data_dir if one.id in faults]
+
+
+def _of_copies(progress: Progress, number: int, count: int, done: int, total: int) -> None:
+    progress(number * total + done, count * total)
 
 
 def _load_sound(

@@ -41,6 +41,7 @@ _WIDE_BAND = 16_000  # Hz, from which on there are 80 filters
 CHUNK = 64  # utterances per cached file: few files, and still enough pieces of work for many processes
 
 Found = TypeVar("Found")
+Progress = Callable[[int, int], None]  # told how many are done, and of how many
 
 
 @dataclass(frozen=True)
@@ -270,18 +271,20 @@ def load_features(
     cache_dir: str | Path | None = None,
     num_workers: int = 1,
     executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> list[NDArray[np.float32]]:
     """Features of many utterances, float32 [T, F] each, in order; from the cache where it has them.
 
     `num_workers` threads compute them, mostly with the interpreter lock released. With an `executor` (processes, Dask),
-    `cache_dir` must be a folder that all its workers see. Ids need not be unique.
+    `cache_dir` must be a folder that all its workers see. `progress` is called with (utterances done, in all). Ids need not
+    be unique.
     """
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
         remove_partials(cache_dir, older_than=ABANDONED_SECONDS)
     folder, config = None if cache_dir is None else str(cache_dir), config.fitted(utterances)
     work = partial(load_chunk, config=config, perturbation=perturbation or Perturbation(), folder=folder)
-    parts = by_chunk(work, utterances, num_workers=num_workers, executor=executor)
+    parts = by_chunk(work, utterances, num_workers=num_workers, executor=executor, progress=progress)
     return [features for part in parts for features in part]
 
 
@@ -291,13 +294,17 @@ def by_chunk(
     *,
     num_workers: int,
     executor: Executor | None,
+    progress: Progress | None = None,
 ) -> Iterator[Found]:
     """The results of `work` on chunks of the utterances, in order, by threads or the executor."""
     if num_workers < 1:
         raise ConfigError(f"num_workers is {num_workers}; expected at least 1")
     chunks = [tuple(utterances[i : i + CHUNK]) for i in range(0, len(utterances), CHUNK)]
     with nullcontext(executor) if executor is not None else ThreadPoolExecutor(num_workers) as pool:
-        yield from pool.map(work, chunks)
+        for number, found in enumerate(pool.map(work, chunks), start=1):
+            if progress is not None:
+                progress(min(number * CHUNK, len(utterances)), len(utterances))
+            yield found
 
 
 def load_chunk(
@@ -343,6 +350,7 @@ def frame_counts(
     *,
     cache_dir: str | Path | None = None,
     num_workers: int = 1,
+    progress: Progress | None = None,
 ) -> tuple[NDArray[np.int32], list[Fault]]:
     """Frames of each utterance for each change of speed, int32 [copies, utterances], and faults; no features are computed.
 
@@ -362,7 +370,7 @@ def frame_counts(
         if kept is not None and kept.shape == shape and kept.dtype == np.int32:
             return kept, []
     count = partial(_count_all, config=config, copies=copies)
-    parts = by_chunk(count, utterances, num_workers=num_workers, executor=None)
+    parts = by_chunk(count, utterances, num_workers=num_workers, executor=None, progress=progress)
     found = [pair for part in parts for pair in part]
     counts = np.array([numbers for numbers, _ in found], np.int32).reshape(shape[::-1]).T
     faults = [fault for _, fault in found if fault is not None]

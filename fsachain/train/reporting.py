@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
+from fsachain import progress
 from fsachain.data.utterance import Fault, fault_table
 from fsachain.errors import DataError, FsachainError, require
 from fsachain.train.checkpoint import TrainState
@@ -51,14 +52,25 @@ class Progress:
 
 
 class LineProgress(Progress):
-    """One line per epoch and message, for logs, pipes and CI."""
+    """One line per epoch and message, and now and then one within an epoch, for logs, pipes and CI."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._num_epochs = 0
+        self._num_epochs = self._num_batches = 0
+        self._lines: progress.Lines | None = None
 
     def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
-        self._num_epochs = num_epochs
+        self._num_epochs, self._num_batches = num_epochs, num_batches
+        self.close()
+        self._lines = progress.Lines(f"epoch {epoch}/{num_epochs}", self._stream)
+
+    def batch(self, sums: EpochSums) -> None:
+        if self._lines is not None:
+            self._lines(sums.batches, self._num_batches)
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
 
     def end_epoch(self, epoch: int, train: dict[str, Any], dev: dict[str, Any] | None) -> None:
         line = f"epoch {epoch:>3}/{self._num_epochs}  {figures(train)}"
@@ -89,7 +101,7 @@ class BarProgress(LineProgress):
         self._drawn = 0.0
 
     def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
-        super().start_epoch(epoch, num_epochs, num_batches, done)
+        self._num_epochs = num_epochs
         self._bar.start()
         if self._task is not None:
             self._bar.remove_task(self._task)
