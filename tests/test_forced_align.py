@@ -10,11 +10,11 @@ import tolerances
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pretend_device import pretended
 
 from fsachain import AlignmentError, TokenSpan, forced_align, merge_tokens, spans
 from fsachain.backends.cpu import ctc_path
 from fsachain.errors import ConfigError, DataError, ShapeError
+from tools.cuda_on_host.pretend import pretended
 
 STAR = 99
 TOPOLOGIES = "standard", "compact", "selfless", "minimal"
@@ -219,12 +219,12 @@ def test_spans_are_in_seconds_with_confidences():
         spans(paths, scores, 0.0)
 
 
-def test_on_a_device_the_kernels_find_the_same_paths(monkeypatch):
+def test_on_a_device_the_kernels_find_the_same_paths():
     targets = torch.tensor([[1, 2, 2, 4], [3, STAR, 1, -1]])
     arguments = outputs(2, 30, 5, dtype=torch.float32), targets, [30, 17], [4, 3]
     for scores in ("path", "posterior"):
         expected = forced_align(*arguments, star=STAR, scores=scores)
-        with pretended(monkeypatch):
+        with pretended():
             found = forced_align(*arguments, star=STAR, scores=scores)
         assert torch.equal(found[0], expected[0])
         np.testing.assert_allclose(found[1], expected[1], atol=tolerances.OCCUPANCY)
