@@ -5,6 +5,7 @@ import torch
 
 from fsachain import (
     DenominatorGraph,
+    Forgiveness,
     Fsa,
     LFMMILoss,
     TableBatch,
@@ -56,6 +57,7 @@ def joiner(encoder, predictor):
     return encoder + predictor
 
 
+FORGIVING = Forgiveness(1.0, 0.5, 0.7)
 GIVEN = TARGETS, FRAMES, COUNTS
 LOSSES = {
     "total": lambda y: total_log_prob(BATCH, y, FRAMES).sum(),
@@ -66,6 +68,8 @@ LOSSES = {
     "mbr": lambda y: MBR(y, FRAMES, BATCH),
     "ctc": lambda y: ctc_loss(y.log_softmax(2).transpose(0, 1), *GIVEN),
     "ctc of logits": lambda y: ctc_loss(y.transpose(0, 1), *GIVEN, inputs="logits"),
+    "ctc, forgiving": lambda y: ctc_loss(y.log_softmax(2).transpose(0, 1), *GIVEN, forgive=FORGIVING),
+    "rnnt, forgiving": lambda y: rnnt_loss(logits(y), *GIVEN, blank=0, forgive=FORGIVING),
     "rnnt": lambda y: rnnt_loss(logits(y), *GIVEN, blank=0),
     "rnnt of log-probs": lambda y: rnnt_loss(logits(y).log_softmax(3), *GIVEN, 0, fused_log_softmax=False),
     "rnnt in place": lambda y: rnnt_loss(logits(y), *GIVEN, blank=0, inplace=True),

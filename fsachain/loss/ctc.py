@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.backends.dispatch import BackendName, computes_ctc_on_device, ctc_backend
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology
-from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.loss.autograd import Operator, scale_gradient, scale_rows
-from fsachain.loss.forgive import forgiving_ctc_log_prob
+from fsachain.loss.forgive import forgiving_ctc
 
 Floats = npt.NDArray[np.float64]
 
@@ -120,6 +120,45 @@ def _ctc_gradient(
 
 
 ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
+
+
+def _ctc_forgiving(
+    scores: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    log_priors: Tensor,
+    blank: int,
+    inputs: str,
+    topology: str,
+    penalties: list[float],
+    star: str,
+    most_left_out: int,
+    names: str,
+    backend: str,
+    with_gradient: bool,
+    memory_budget: float | None,
+) -> CtcLosses:
+    """penalties, star and most_left_out are those of `Forgiveness`, the others as for `ctc`."""
+    counts = input_lengths, target_lengths
+    problem = _make_problem(scores, targets, counts, log_priors, blank, topology, 0.0, names)
+    wide = scores.detach() if scores.element_size() >= 4 else scores.detach().float()
+    log_probs = normalized = wide.log_softmax(2) if inputs == "logits" else wide
+    if log_priors.numel():
+        log_probs = normalized - log_priors.to(wide)
+    wrong, too_many, missing = penalties
+    forgive = Forgiveness(wrong, too_many, missing, cast(Star, star), most_left_out)
+    log_prob, gradient = forgiving_ctc(log_probs, problem, forgive, backend, with_gradient, memory_budget)
+    gradient.neg_()
+    if with_gradient and inputs == "logits":  # rows of frames that count sum to -1
+        lengths = torch.from_numpy(problem.frame_counts).to(scores.device)
+        real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
+        real &= torch.isfinite(log_prob)
+        gradient += torch.where(real.unsqueeze(2), normalized.exp(), 0.0)
+    return CtcLosses(0.0 - log_prob, gradient)
+
+
+ctc_forgiving = Operator(_ctc_forgiving, _fake_ctc, _ctc_gradient)
 
 
 def _gradient_of(scores: Tensor, wanted: bool) -> Tensor:
@@ -359,20 +398,26 @@ def ctc_loss(
     if forgive is not None:
         if delay_penalty:
             raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")
-        given = labels, (frames, counts), priors, blank, topology, 0.0, _joined(names, scores.shape[1])
-        problem = _make_problem(scores, *given)
-        if inputs == "logits":
-            beyond = torch.arange(scores.shape[0])[:, None] >= frames.cpu()
-            if beyond.any():  # where a softmax of NaN would make NaN of a gradient of 0
-                scores = scores.masked_fill(beyond.unsqueeze(2).to(scores.device), 0.0)
-            scores = scores.log_softmax(dim=2)
-        elif unnormalized == "error":
-            _check_sums_there(scores, frames, given[-1])
-        if priors.numel():
-            scores = scores - priors.to(scores)
-        if scores.element_size() < 4:
-            scores = scores.float()
-        losses = 0.0 - forgiving_ctc_log_prob(scores, problem, forgive, backend, memory_budget)
+        joined = _joined(names, scores.shape[1])
+        if unnormalized == "error" and inputs != "logits":
+            _check_sums_there(scores, frames, joined)
+        losses: Tensor = ctc_forgiving(
+            scores,
+            labels,
+            frames,
+            counts,
+            priors,
+            blank,
+            inputs,
+            topology,
+            [forgive.substitution, forgive.insertion, forgive.deletion],
+            forgive.star,
+            forgive.most_left_out,
+            joined,
+            backend,
+            torch.is_grad_enabled() and scores.requires_grad,
+            memory_budget,
+        ).losses
         return _reduced(losses, counts, log_probs, reduction, zero_infinity)
     losses = ctc(
         scores,

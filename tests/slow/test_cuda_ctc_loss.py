@@ -1,5 +1,6 @@
 """`ctc_loss` of scores on a device, its kernels run on the host: values, gradients and errors are those of the host."""
 
+from contextlib import nullcontext
 from typing import get_args
 
 import pytest
@@ -7,6 +8,7 @@ import tolerances
 import torch
 from pretend_device import needs_host_compiler
 
+from fsachain import Forgiveness
 from fsachain.graph.ctc import CtcTopology
 from fsachain.loss.ctc import ctc, ctc_loss
 from tools.cuda_on_host.pretend import pretended
@@ -70,3 +72,18 @@ def test_the_operator_keeps_its_promises_to_torch():
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     with pretended():
         torch.library.opcheck(ctc.op, arguments, test_utils=tests)
+
+
+@pytest.mark.parametrize("star", ["mean", "sum"])
+def test_losses_of_targets_that_may_be_wrong_are_those_of_the_reference(star):
+    scores = random_scores()
+    options = {"inputs": "logits", "reduction": "none", "forgive": Forgiveness(1.0, 0.5, 0.7, star)}
+    found = []
+    for pretend in (pretended, nullcontext):
+        scores.grad = None
+        with pretend() as device:
+            loss = ctc_loss(scores, TARGETS, LENGTHS, TARGET_LENGTHS, **options)
+            assert device is None or device.launches
+        loss.sum().backward()
+        found.append((loss.detach(), scores.grad.clone()))
+    assert_equal(found)

@@ -8,6 +8,7 @@ from pretend_device import needs_host_compiler
 from rnnt_inputs import BLANK, FRAMES, LABELS, TYPES, WIDTH, make_logits, make_targets, pack
 
 from fsachain import (
+    Forgiveness,
     do_rnnt_pruning,
     get_rnnt_prune_ranges,
     hat_lattice,
@@ -47,6 +48,9 @@ LOSSES = {
     "packed": lambda x: rnnt_loss(pack(x), *SIZES, BLANK, reduction="none"),
     "options": lambda x: rnnt_loss(
         x, *SIZES, BLANK, 0.1, "none", fastemit_lambda=0.3, delay_penalty=0.2, zero_infinity=True
+    ),
+    "forgiving": lambda x: rnnt_loss(
+        x, *SIZES, BLANK, reduction="none", forgive=Forgiveness(1.0, 0.5, 0.7, "sum")
     ),
     "in place": lambda x: rnnt_loss(2.0 * x, *SIZES, BLANK, reduction="none", inplace=True),
     "multi-blank": lambda x: multi_blank_loss(x, *SIZES, {10: 2, 9: 4}, BLANK, reduction="none", sigma=0.1),
