@@ -37,12 +37,14 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator, free_denominator
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import (
+    FLOOR,
     Numerator,
     NumeratorSource,
     build_numerator,
     made_with,
     numerator_of_phones,
     save_numerators,
+    told_floored,
 )
 from fsachain.graph.shards import NumeratorMaker, make_shards
 from fsachain.graph.spelling import NO_WORD, phone_loop
@@ -122,11 +124,19 @@ def normalization_option(use: str, *, required: bool = False) -> Callable[[Comma
 
 
 normalizing_option = normalization_option("; normalises the numerators")
+floor_option = click.option(
+    "--floor",
+    type=click.FloatRange(min=0.0, max=1.0, max_open=True),
+    default=FLOOR,
+    help="Probability of an n-gram that the phone language model never saw; utterances that need it count in a "
+    "development set alone. 0: they are left out.",
+)
 
 
 @command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
+@floor_option
 @config_option
 @with_resources("jobs", "scheduler", "bad_data", "commands", beside=True)
 def num_graphs(out: Path, experiment: Experiment, **options: Any) -> None:
@@ -134,7 +144,7 @@ def num_graphs(out: Path, experiment: Experiment, **options: Any) -> None:
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
     The section forgive of the configuration says what transcripts may be wrong in; leave it out for a development set.
-    Out: OUT, one npz file.
+    Out: OUT, one npz file. Numerators that need --floor are counted; training sets go without them.
     """
     forgive = experiment.forgive.forgiveness()
     click.echo(f"{make_numerators(out=out, forgive=forgive, **options)} -> {out}")
@@ -147,10 +157,11 @@ def make_numerators(
     normalization: Fsa | None,
     resources: Resources | None = None,
     forgive: Forgiveness | None = None,
+    floor: float = FLOOR,
 ) -> str:
-    """Without `normalization` the numerators are unnormalised."""
+    """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`."""
     resources = resources or Resources()
-    made = build_numerators(lang, data, normalization, resources, forgive)
+    made = build_numerators(lang, data, normalization, resources, forgive, floor)
     return _write(out, lang, *made, "transcripts", resources)
 
 
@@ -166,7 +177,8 @@ def _write(
     make_folder(out.parent)
     save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree))
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
-    return f"{len(numerators)} numerators, {arcs} arcs, {len(faults)} utterances excluded"
+    floored = told_floored(sum(numerator.floored for numerator in numerators.values()))
+    return f"{len(numerators)} numerators, {arcs} arcs, {len(faults)} utterances excluded{floored}"
 
 
 def build_numerators(
@@ -175,13 +187,14 @@ def build_numerators(
     normalization: Fsa | None,
     resources: Resources | None = None,
     forgive: Forgiveness | None = None,
+    floor: float = 0.0,
 ) -> tuple[dict[str, Numerator], list[Fault]]:
     """The numerators by utterance id, and the faults of the utterances without one.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
-    normalization does not accept.
+    normalization does not accept, without a `floor`.
     """
-    make = _Builder(lang, normalization, forgive).of_transcript
+    make = _Builder(lang, normalization, forgive, floor).of_transcript
     said = {utterance.id: utterance for utterance in data}
     faults = {fault.id: fault for fault in transcript_faults(_words(data), lang.lexicon)}
     items = [(name, utterance) for name, utterance in said.items() if name not in faults]
@@ -197,6 +210,7 @@ def _words(data: DataDir) -> Iterator[tuple[str, tuple[str, ...]]]:
 @command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
+@floor_option
 @click.option("--shard-size", type=COUNT, default=2000, help="Utterances per file.")
 @config_option
 @with_resources("jobs", "scheduler", "bad_data", "commands")
@@ -205,6 +219,7 @@ def num_tables(
     out: Path,
     lang: Lang,
     normalization: Fsa | None,
+    floor: float,
     shard_size: int,
     experiment: Experiment,
     resources: Resources,
@@ -222,7 +237,7 @@ def num_tables(
     with counter("numerators") as update:
         summary = make_shards(
             said,
-            NumeratorMaker(lang.lexicon, lang.tree, normalization, experiment.forgive.forgiveness()),
+            NumeratorMaker(lang.lexicon, lang.tree, normalization, experiment.forgive.forgiveness(), floor),
             out,
             shard_size=shard_size,
             jobs=resources.jobs,
@@ -330,6 +345,7 @@ class _Builder(NamedTuple):
     lang: Lang
     normalization: Fsa | None
     forgive: Forgiveness | None = None
+    floor: float = 0.0
 
     def _how(self, name: str) -> dict[str, Any]:
         return {
@@ -340,7 +356,7 @@ class _Builder(NamedTuple):
         }
 
     def of_transcript(self, said: Utterance) -> Numerator:
-        return build_numerator(said.words, forgive=self.forgive, **self._how(said.id))
+        return build_numerator(said.words, forgive=self.forgive, floor=self.floor, **self._how(said.id))
 
     def of_pattern(self, parts: Mapping[str, Fsa], named: tuple[str, str]) -> Numerator:
         name, text = named

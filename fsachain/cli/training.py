@@ -39,7 +39,7 @@ from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError
 from fsachain.files import parse_json, write_text
-from fsachain.graph.numerator import build_numerator, made_with
+from fsachain.graph.numerator import build_numerator, made_with, told_floored
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.network import Network
 from fsachain.train.checkpoint import list_checkpoints
@@ -189,7 +189,15 @@ def train_model(
         raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
     if dev is not None:
         _refuse_shared_ids(train.data, dev.data)
+    unseen: list[Fault] = []
+    if isinstance(train, TrainingSet):
+        train, unseen = train.seen()
     trainer, network = _begin(experiment, lang, graphs, out, world)
+    if dev is not None and world.is_first:
+        floored = dev.num_floored(lang, denominator)
+        if floored:
+            trainer.progress.message(f"development set: {len(dev.data)} utterances{told_floored(floored)}")
+            JsonLinesLog(out / "train.jsonl").write("floored", dev=floored)
     loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
         if stream:
@@ -201,7 +209,9 @@ def train_model(
         else:
             sources = loader.load(train, dev)
     try:
-        result = trainer.fit_sources(sources.train, sources.dev, left_out=[*left_out, *sources.faults])
+        result = trainer.fit_sources(
+            sources.train, sources.dev, left_out=[*left_out, *unseen, *sources.faults]
+        )
     finally:
         sources.close()
     if world.is_first:

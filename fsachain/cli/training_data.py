@@ -27,7 +27,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.files import read_npz, replacing
 from fsachain.graph.archive import origin_of
 from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
-from fsachain.graph.numerator import Numerator, load_numerators, source_of
+from fsachain.graph.numerator import FLOOR, Numerator, load_numerators, source_of
 from fsachain.graph.shards import NumeratorMaker, TableShards
 from fsachain.table import TransitionTable, compile_table
 from fsachain.train.source import (
@@ -78,6 +78,33 @@ class TrainingSet:
             )
         return found
 
+    @property
+    def _floored(self) -> frozenset[str]:
+        """Utterances with n-grams that the phone language model never saw; see `Numerator.floored`."""
+        if isinstance(self.numerators, TableShards):
+            return self.numerators.floored
+        return frozenset(name for name, one in (self.numerators or {}).items() if one.floored)
+
+    def num_floored(self, lang: Lang, denominator: Path) -> int:
+        """How many are used with a floor, in a development set. Numerators that are not there yet are made for it."""
+        if self.numerators is not None:
+            return len(self._floored.intersection(one.id for one in self.data))
+        maker = compiler(lang, denominator, floor=FLOOR)
+        wrong = {
+            fault.id for fault in transcript_faults(((one.id, one.words) for one in self.data), lang.lexicon)
+        }
+        return sum(maker.numerator(one.id, one.words).floored for one in self.data if one.id not in wrong)
+
+    def seen(self) -> tuple[TrainingSet, list[Fault]]:
+        """Without the floored ones, which no denominator contains, and their faults."""
+        floored = self._floored
+        faults = [
+            one.unusable("no path", ": has an n-gram that the phone language model never saw").fault
+            for one in self.data
+            if one.id in floored
+        ]
+        return replace(self, data=self.data.select(lambda one: one.id not in floored)), faults
+
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
         """By the ids of the utterances and of their copies, whose ids have a prefix."""
         compiled = {name: self._table(name, one, num_pdfs) for name, one in (self.numerators or {}).items()}
@@ -101,6 +128,10 @@ class TrainingSet:
                 f"{num_pdfs}; compile the numerators anew"
             )
         return numerator
+
+
+def compiler(lang: Lang, denominator: Path, **options: Any) -> NumeratorMaker:
+    return NumeratorMaker(lang.lexicon, lang.tree, load_normalization(lang, denominator), **options)
 
 
 @dataclass(frozen=True)
@@ -265,9 +296,9 @@ class Loader:
         def source(given: TrainingSet, corpus: Corpus, cmvn: Cmvn, faults: Sequence[Fault]) -> StreamSource:
             maker = None
             if given.numerators is None:
-                normalization = load_normalization(self.lang, denominator)
                 forgive = self.experiment.forgive.forgiveness()
-                maker = NumeratorMaker(self.lang.lexicon, self.lang.tree, normalization, forgive)
+                how: dict[str, Any] = {"floor": FLOOR} if given is dev else {"forgive": forgive}
+                maker = compiler(self.lang, denominator, **how)
             augmentation = self.experiment.augment
             return StreamSource(
                 corpus,

@@ -12,6 +12,7 @@ with the normalization, a star is what the denominator knows: each costs as much
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.brief import brief
-from fsachain.errors import GraphError
+from fsachain.errors import ConfigError, GraphError
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.archive import (
@@ -70,6 +71,8 @@ class Numerator:
             one: two equal phones in a row, across a word boundary or not, stay apart.
         arc_begins_word: bool [A], True where the arc belongs to the first phone of a word; None where each word is said
             once, and words are told apart without it.
+        floored: whether n-grams that the normalization never saw have their floor; such a graph is no part of the
+            denominator, and is for development sets alone.
     """
 
     fsa: Fsa
@@ -78,6 +81,7 @@ class Numerator:
     arc_word: npt.NDArray[np.int32]
     arc_is_start: npt.NDArray[np.bool_]
     arc_begins_word: npt.NDArray[np.bool_] | None = None
+    floored: bool = False
 
     __repr__ = brief
 
@@ -125,6 +129,7 @@ def build_numerator(
     normalization: Fsa | None = None,
     forgive: Forgiveness | None = None,
     anything: Fsa | None = None,
+    floor: float = 0.0,
     name: str | None = None,
 ) -> Numerator:
     """The numerator graph of a transcript.
@@ -136,6 +141,9 @@ def build_numerator(
         normalization: `DenominatorGraph.normalization_fsa()`; every path then also carries its score there.
         forgive: penalties for words that are wrong, too many or missing; None: there are none.
         anything: acceptor over phones (label = phone id - 1) that a star stands for; by default `any_phones`.
+        floor: probability of an n-gram that the normalization never saw, where all paths have one: for development
+            sets. It goes on as after any history, as a leak of this coefficient does in the denominator. 0: such a
+            transcript is refused.
         name: utterance id, for error messages.
 
     Raises:
@@ -152,9 +160,8 @@ def build_numerator(
         phones, tags = transcript_acceptor(ways, lexicon)
     else:
         phones, tags = forgiving_acceptor(words, lexicon, forgive, anything, name=name)
-    return numerator_of_phones(
-        phones, tags, tuple(words), lexicon, tree, normalization=normalization, name=name
-    )
+    how: dict[str, Any] = {"normalization": normalization, "floor": floor, "name": name}
+    return numerator_of_phones(phones, tags, tuple(words), lexicon, tree, **how)
 
 
 def forgiving_acceptor(
@@ -186,6 +193,7 @@ def numerator_of_phones(
     tree: ContextTree,
     *,
     normalization: Fsa | None = None,
+    floor: float = 0.0,
     name: str | None = None,
 ) -> Numerator:
     """The numerator graph of an epsilon-free acceptor over the lexicon's phone ids; arguments as `build_numerator`.
@@ -198,9 +206,15 @@ def numerator_of_phones(
     fsa = input_fsa(expansion.graph)
     if not fsa.num_arcs:
         raise GraphError(f"{where}no path has a phone: a numerator needs at least one word or phone")
-    origin = np.arange(fsa.num_arcs)
+    if not 0.0 <= floor < 1.0:
+        raise ConfigError(f"floor = {floor}: expected a probability in [0, 1)")
+    origin, floored = np.arange(fsa.num_arcs), False
     if normalization is not None:
-        fsa, origin = product(fsa, normalization)
+        plain = fsa
+        fsa, origin = product(plain, normalization)
+        floored = not fsa.num_arcs and floor > 0.0
+        if floored:
+            fsa, origin = product(plain, normalization, math.log(floor))
         if not fsa.num_arcs:
             raise GraphError(f"{where}the normalization accepts no path of {' '.join(words)!r}")
     return Numerator(
@@ -209,7 +223,13 @@ def numerator_of_phones(
         np.array(expansion.arc_phone, dtype=np.int32)[origin],
         np.array(expansion.arc_tag, dtype=np.int32)[origin],
         np.array(expansion.arc_is_start, dtype=np.bool_)[origin],
+        floored=floored,
     )
+
+
+def told_floored(count: int) -> str:
+    """For summaries: how many numerators are `floored`."""
+    return f", {count} with n-grams that the phone language model never saw" if count else ""
 
 
 def check_phones(lexicon: Lexicon, tree: ContextTree) -> None:
@@ -234,6 +254,7 @@ def made_with(lexicon: Lexicon, tree: ContextTree) -> dict[str, Any]:
     return {"phones": list(tree.phones), **hashes}
 
 
+FLOOR = 1e-5  # of development sets: the least leak that is usual, so that the denominator outweighs them
 NPZ_FORMAT = "fsachain-numerators-1"
 NumeratorSource = Literal["transcripts", "graphs"]
 _ARC_ARRAYS = {"arc_phone": np.int32, "arc_word": np.int32, "arc_is_start": np.bool_}
@@ -258,6 +279,7 @@ def save_numerators(
         "names": np.array(list(numerators), dtype=np.str_),
         "words": np.array([word for n in values for word in n.words], dtype=np.str_),
         "num_words": np.array([len(n.words) for n in values], dtype=np.int64),
+        "floored": np.array([n.floored for n in values], dtype=np.bool_),
     }
     arrays |= join_fsas([n.fsa for n in values])
     arrays |= {name: join([getattr(n, name) for n in values], dtype) for name, dtype in _ARC_ARRAYS.items()}
@@ -285,11 +307,16 @@ def _of_arrays(arrays: Arrays) -> dict[str, Numerator]:
     fsas, first_arc = split_fsas(arrays)
     if len(fsas) != len(names):
         raise ValueError(f"names has {len(names)} rows, num_states {len(fsas)}")
-    columns = [numbers(arrays, name, dtype, int(first_arc[-1])) for name, dtype in _ARC_ARRAYS.items()]
-    spans = zip(names, fsas, pairwise(first_word), pairwise(first_arc.tolist()), strict=True)
-    return {
-        name: Numerator(
-            fsa, tuple(words[slice(*said)].tolist()), *(column[slice(*arcs)] for column in columns)
-        )
-        for name, fsa, said, arcs in spans
-    }
+    phone, word, starts = (
+        numbers(arrays, name, dtype, int(first_arc[-1])) for name, dtype in _ARC_ARRAYS.items()
+    )
+    floored = [False] * len(names)
+    if "floored" in arrays:
+        floored = numbers(arrays, "floored", np.bool_, len(names)).tolist()
+    made = {}
+    for name, fsa, said, arcs, unseen in zip(
+        names, fsas, pairwise(first_word), pairwise(first_arc.tolist()), floored, strict=True
+    ):
+        spoken, mine = tuple(words[slice(*said)].tolist()), slice(*arcs)
+        made[name] = Numerator(fsa, spoken, phone[mine], word[mine], starts[mine], floored=unseen)
+    return made

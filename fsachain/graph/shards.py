@@ -25,7 +25,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import build_numerator, made_with
+from fsachain.graph.numerator import Numerator, build_numerator, made_with, told_floored
 from fsachain.table import TransitionTable, compile_table
 from fsachain.table_file import VERSION, TableFile, write_tables
 
@@ -42,39 +42,47 @@ class NumeratorMaker:
         lexicon, tree: as for `build_numerator`.
         normalization: `DenominatorGraph.normalization_fsa()`, or None.
         forgive: what transcripts may be wrong in, or None.
+        floor: as for `build_numerator`.
     """
 
     lexicon: Lexicon
     tree: ContextTree
     normalization: Fsa | None = None
     forgive: Forgiveness | None = None
+    floor: float = 0.0
+
+    def numerator(self, name: str, words: Sequence[str]) -> Numerator:
+        """Errors as for `build_numerator`."""
+        how: dict[str, Any] = {
+            "normalization": self.normalization,
+            "forgive": self.forgive,
+            "floor": self.floor,
+        }
+        return build_numerator(words, self.lexicon, self.tree, name=name, **how)
 
     def table(self, name: str, words: Sequence[str]) -> TransitionTable:
         """The compiled numerator; errors as for `build_numerator`."""
-        numerator = build_numerator(
-            words,
-            self.lexicon,
-            self.tree,
-            normalization=self.normalization,
-            forgive=self.forgive,
-            name=name,
-        )
-        return compile_table(numerator.fsa, self.tree.num_pdfs, name=name)
+        return compile_table(self.numerator(name, words).fsa, self.tree.num_pdfs, name=name)
 
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What `make_shards` did: `num_reused` of the shards were there already; excluded: utterance -> why it has no table."""
+    """What `make_shards` did.
+
+    `num_reused` of the shards were there already, `num_floored` of the tables have n-grams that the normalization never
+    saw; excluded: utterance -> why it has no table.
+    """
 
     num_tables: int
     num_shards: int
     num_reused: int
     excluded: dict[str, str] = field(default_factory=dict)
+    num_floored: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.num_tables} numerators in {self.num_shards} shards ({self.num_reused} were there), "
-            f"{len(self.excluded)} utterances excluded"
+            f"{len(self.excluded)} utterances excluded{told_floored(self.num_floored)}"
         )
 
 
@@ -137,7 +145,8 @@ def make_shards(
                 progress(done, total)
     files = [TableFile(path) for path in shards]
     excluded = {name: reason for file in files for name, reason in file.facts["excluded"].items()}
-    return ShardSummary(sum(map(len, files)), len(shards), len(shards) - len(missing), excluded)
+    floored = sum(len(file.facts["floored"]) for file in files)
+    return ShardSummary(sum(map(len, files)), len(shards), len(shards) - len(missing), excluded, floored)
 
 
 class TableShards(Mapping[str, TransitionTable]):
@@ -177,6 +186,11 @@ class TableShards(Mapping[str, TransitionTable]):
         """What `made_with` said of lexicon and tree; None for shards of earlier versions."""
         return self.files[0].facts.get("made_with")
 
+    @property
+    def floored(self) -> frozenset[str]:
+        """Utterances whose tables are for development sets alone; see `Numerator.floored`."""
+        return frozenset(name for file in self.files for name in file.facts.get("floored", ()))
+
     def says(self, name: str, words: Sequence[str]) -> bool:
         """Whether the table of an utterance was made of these words."""
         return bool(self._file_of[name].facts["words"][name] == words_checksum(words))
@@ -202,7 +216,7 @@ def words_checksum(words: Sequence[str]) -> int:
 
 def _fingerprint(made: Mapping[str, Any], maker: NumeratorMaker) -> str:
     """Hash of all that a table depends on beside its transcript."""
-    digest = hashlib.sha256(json.dumps([VERSION, made]).encode())
+    digest = hashlib.sha256(json.dumps([VERSION, made, maker.floor]).encode())
     if maker.forgive is not None:
         digest.update(repr(maker.forgive).encode())
     if maker.normalization is not None:
@@ -242,13 +256,16 @@ def _make(work: tuple[bytes, Transcripts, str, dict[str, Any]]) -> int:
     maker = _unpacked(packed)
     tables: dict[str, TransitionTable] = {}
     excluded: dict[str, str] = {}
+    floored: list[str] = []
     for name, words in transcripts:
         try:
-            tables[name] = maker.table(name, words)
+            numerator = maker.numerator(name, words)
+            tables[name] = compile_table(numerator.fsa, maker.tree.num_pdfs, name=name)
+            floored += [name] if numerator.floored else []
         except GraphError as error:
             excluded[name] = str(error)
     said = {name: words_checksum(words) for name, words in transcripts if name in tables}
-    write_tables(path, tables, {**facts, "excluded": excluded, "words": said})
+    write_tables(path, tables, {**facts, "excluded": excluded, "floored": floored, "words": said})
     return len(transcripts)
 
 

@@ -15,9 +15,10 @@ from fsachain.fsa import Fsa, on_a_path
 from fsachain.openfst import Transducer
 
 Arc = tuple[int, int, int, float, int]  # src, dst, pdf, log_prob, origin
+_LOOP = math.log(0.5)  # as that of a chain topology
 
 
-def product(fsa: Fsa, other: Fsa) -> tuple[Fsa, npt.NDArray[np.int64]]:
+def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, npt.NDArray[np.int64]]:
     """Trimmed product (sum of log weights, path by path) of two acceptors.
 
     Only pairs of states that the starts reach are made: for a numerator and a normalization about as many as
@@ -26,6 +27,10 @@ def product(fsa: Fsa, other: Fsa) -> tuple[Fsa, npt.NDArray[np.int64]]:
     Args:
         fsa: the acceptor whose arcs are remembered.
         other: indexed by (state, pdf) on first use; the index is kept for the few that are in use.
+        log_floor: where the product would be empty, arcs that no state of `other` can follow, from those that `fsa` and
+            it reach together, restart `other` at this log-probability, until there is a path. Arcs with a pdf that its
+            start lacks as well lead to its start, and loops among them cost log(1/2). For normalizations, whose start has
+            the arcs of all states.
 
     Returns:
         The product, start state 0, and for each of its arcs the arc of `fsa` it came from. A product of the
@@ -42,21 +47,38 @@ def product(fsa: Fsa, other: Fsa) -> tuple[Fsa, npt.NDArray[np.int64]]:
     )
     for src, arc, dst, pdf, log_prob in zip(*columns, strict=True):
         leaving[src].append((arc, dst, pdf, log_prob))
-    pairs = [(fsa.start, other.start)]
-    numbers = {pairs[0]: 0}
-    arcs: list[Arc] = []
-    for index, (state, their_state) in enumerate(pairs):  # the list grows while it is read
-        available = theirs[their_state]
-        for arc, dst, pdf, log_prob in leaving[state]:
-            for their_dst, their_log_prob in available.get(pdf, ()):
-                pair = (dst, their_dst)
-                number = numbers.get(pair)
-                if number is None:
-                    number = numbers[pair] = len(pairs)
-                    pairs.append(pair)
-                arcs.append((index, number, pdf, log_prob + their_log_prob, arc))
-    ours, their_states = np.array(pairs).T
-    return _trim(arcs, fsa.final_log_prob[ours] + other.final_log_prob[their_states])
+    their_final = other.final_log_prob
+    restart = theirs[other.start]
+    if log_floor > -math.inf:  # one more state: the start, but it may end
+        theirs, their_final = [*theirs, restart], np.append(their_final, 0.0)
+    forced: dict[int, list[tuple[int, float]]] = {}  # by arc, what it does where it cannot be followed
+    while True:
+        pairs = [(fsa.start, other.start)]
+        numbers = {pairs[0]: 0}
+        arcs: list[Arc] = []
+        for index, (state, their_state) in enumerate(pairs):  # the list grows while it is read
+            available = theirs[their_state]
+            for arc, dst, pdf, log_prob in leaving[state]:
+                for their_dst, their_log_prob in available.get(pdf) or forced.get(arc) or ():
+                    pair = (dst, their_dst)
+                    number = numbers.get(pair)
+                    if number is None:
+                        number = numbers[pair] = len(pairs)
+                        pairs.append(pair)
+                    arcs.append((index, number, pdf, log_prob + their_log_prob, arc))
+        ours, their_states = np.array(pairs).T
+        found = _trim(arcs, fsa.final_log_prob[ours] + their_final[their_states])
+        if found[0].num_arcs or log_floor == -math.inf:
+            return found
+        followed = {arc[4] for arc in arcs}
+        blocked = [
+            (state, *one) for state in set(ours.tolist()) for one in leaving[state] if one[0] not in followed
+        ]
+        if not blocked:
+            return found
+        for state, arc, dst, pdf, _ in blocked:
+            again = [(their_dst, log_floor + log_prob) for their_dst, log_prob in restart.get(pdf, ())]
+            forced[arc] = again or [(other.num_states, _LOOP if dst == state else log_floor)]
 
 
 # Fsa objects are immutable and hashed by identity, so an entry can neither go stale nor be mistaken.

@@ -1,0 +1,176 @@
+"""Numerators of development sets whose n-grams the phone language model never saw: counted, with a floor, not left out."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import tolerances
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pywrapfst", reason="graphs need fsachain[graph]")
+
+from fsachain import (
+    ContextTree,
+    DenominatorGraph,
+    Lexicon,
+    Topology,
+    build_denominator,
+    build_numerator,
+    estimate_phone_lm,
+    forward_backward,
+    lm_phones,
+)
+from fsachain.batch import TableBatch
+from fsachain.errors import ConfigError, GraphError
+from fsachain.graph.numerator import load_numerators, save_numerators
+from fsachain.table import compile_table
+from fsachain.train.log import read_log
+
+FLOOR = 1e-3
+WORDS = {"one": "w a n", "two": "t u", "ten": "t e n", "new": "n u", "zoo": "z u"}
+LEXICON = Lexicon.from_entries([(word, 1.0, phones.split()) for word, phones in WORDS.items()])
+SEEN = [["one", "two"], ["two", "ten"], ["ten"], ["new", "one"]]  # nobody says z
+
+
+def normalised(tree, lexicon=LEXICON):
+    phones = lm_phones(SEEN, lexicon, seed=1)
+    model = estimate_phone_lm(phones, ngram_order=3, num_extra_lm_states=0, no_prune_ngram_order=2)
+    denominator = DenominatorGraph(build_denominator(model, tree), tree.num_pdfs)
+    return denominator, denominator.normalization_fsa()
+
+
+TREES = {
+    "monophone": ContextTree.monophone(LEXICON.phones, Topology.chain()),
+    "biphone": ContextTree.biphone(LEXICON.phones, Topology.chain(), context_independent=["SIL"]),
+    "three states": ContextTree.monophone(LEXICON.phones, Topology.left_to_right(3)),
+}
+GRAPHS = {name: (tree, *normalised(tree)) for name, tree in TREES.items()}
+TRANSCRIPTS = st.lists(st.sampled_from(list(WORDS)), min_size=1, max_size=5)
+
+
+@given(words=TRANSCRIPTS, name=st.sampled_from(list(GRAPHS)))
+def test_every_transcript_has_a_numerator_and_those_with_one_keep_it(words, name):
+    tree, _, normalization = GRAPHS[name]
+    floored = build_numerator(words, LEXICON, tree, normalization=normalization, floor=FLOOR)
+    assert math.isfinite(floored.required_frames)
+    try:
+        plain = build_numerator(words, LEXICON, tree, normalization=normalization)
+    except GraphError:
+        assert floored.floored
+        said = {floored.words[word] for word in floored.arc_word.tolist() if word >= 0}
+        assert said == set(words)
+        return
+    assert not floored.floored
+    for column in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
+        np.testing.assert_array_equal(getattr(floored.fsa, column), getattr(plain.fsa, column))
+
+
+@given(words=TRANSCRIPTS, seed=st.integers(0, 99))
+def test_the_denominator_outweighs_a_floor_that_is_no_more_than_its_leak(words, seed):
+    """So the objective of a development set stays below zero; phones that nobody says are no part of any denominator."""
+    tree, denominator, normalization = GRAPHS["monophone"]
+    words = [word for word in words if word != "zoo"] or ["new"]
+    numerator = build_numerator(words, LEXICON, tree, normalization=normalization, floor=FLOOR)
+    frames = int(numerator.required_frames) + 7
+    scores = np.random.default_rng(seed).normal(scale=3.0, size=(1, frames, tree.num_pdfs))
+    batch = TableBatch.pack([compile_table(numerator.fsa, tree.num_pdfs)])
+    num = forward_backward(batch, scores).log_prob[0]
+    den = forward_backward(denominator.batch(1), scores, leaky_hmm_coefficient=FLOOR).log_prob[0]
+    assert num <= den + tolerances.GRAPH_COST * frames
+
+
+def test_an_unseen_pair_costs_the_floor_and_begins_anew():
+    """`new` after `two` is new: u -> n. Of the frames t u n u, the third is an entry of n after any history."""
+    entries = [(word, 1.0, phones.split()) for word, phones in WORDS.items()]
+    lexicon = Lexicon.from_entries(entries, silence=None)
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
+    _, normalization = normalised(tree, lexicon=lexicon)
+    numerator = build_numerator(["two", "new"], lexicon, tree, normalization=normalization, floor=FLOOR)
+    assert numerator.floored
+    pdfs = [tree.pdf(lexicon.phone_id(phone), 0) for phone in ("t", "u", "n", "u")]
+
+    def total(fsa, sequence, start=None, final=None):
+        """Log-sum over the paths of a sequence of pdfs."""
+        forward = {fsa.start: 0.0}
+        for pdf in sequence:
+            after = {}
+            for src, dst, own, log_prob in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True):
+                if own == pdf and src in forward:
+                    after[dst] = np.logaddexp(after.get(dst, -np.inf), forward[src] + log_prob)
+            forward = after
+        ends = [value + fsa.final_log_prob[state] for state, value in forward.items()]
+        return np.logaddexp.reduce(ends) if ends else -np.inf
+
+    assert total(normalization, pdfs) == -np.inf
+    plain = total(build_numerator(["two", "new"], lexicon, tree).fsa, pdfs)
+    expected = plain + total(normalization, pdfs[:2]) + math.log(FLOOR) + total(normalization, pdfs[2:])
+    assert total(numerator.fsa, pdfs) == pytest.approx(expected, abs=tolerances.GRAPH_COST)
+
+
+def test_floors_are_probabilities_and_files_keep_who_needed_one(tmp_path):
+    tree, _, normalization = GRAPHS["monophone"]
+    with pytest.raises(ConfigError, match=r"floor = 1.0: expected a probability in \[0, 1\)"):
+        build_numerator(["one"], LEXICON, tree, normalization=normalization, floor=1.0)
+    made = {
+        name: build_numerator(words, LEXICON, tree, normalization=normalization, floor=FLOOR)
+        for name, words in (("a", ["one"]), ("b", ["zoo"]))
+    }
+    save_numerators(tmp_path / "n.npz", made)
+    assert {name: one.floored for name, one in load_numerators(tmp_path / "n.npz").items()} == {
+        "a": False,
+        "b": True,
+    }
+
+
+@pytest.fixture
+def corpus(fsachain, recorded):
+    """A phone language model that never saw a transcript end in `no`, of which u3, u4 and u5 have none."""
+    pytest.importorskip("safetensors", reason="training needs fsachain[recipes]")
+    lang = ("--lang", recorded / "lang")
+    (recorded / "said").write_text("a yes\nb yes yes\nc yes\n")
+    assert fsachain("phone-lm", recorded / "said", recorded / "lm.fst", *lang).status == 0
+    assert fsachain("den-graph", recorded / "lm.fst", recorded / "den", *lang).status == 0
+    return recorded
+
+
+def test_a_development_set_keeps_what_the_phone_model_never_saw_and_a_training_set_does_not(fsachain, corpus):
+    data, graphs = corpus / "data", ("--lang", corpus / "lang", "--den", corpus / "den")
+    outcome = fsachain("num-graphs", data, corpus / "num.npz", *graphs)
+    told = ", 4 with n-grams that the phone language model never saw"
+    assert outcome.status == 0 and "5 numerators, " in outcome.out and told in outcome.out
+    outcome = fsachain("num-tables", data, corpus / "tables", *graphs)
+    assert outcome.status == 0 and told in outcome.out
+    outcome = fsachain("num-graphs", data, corpus / "none.npz", *graphs, "--floor", 0)
+    assert outcome.status == 3 and "4  no path" in outcome.out
+    config = ("--config", corpus / "small.yaml", "--set", "train.batch_size=1")
+    for name, made, options in (
+        ("graphs", "num.npz", ()),
+        ("tables", "tables", ()),
+        ("streamed", "tables", ("--stream",)),
+        ("compiled", "-", ("--stream", "--jobs", 1)),
+    ):
+        numerators = "-" if made == "-" else corpus / made
+        step = (
+            "train",
+            data,
+            numerators,
+            corpus / name,
+            *graphs,
+            *config,
+            "--dev",
+            data,
+            numerators,
+            *options,
+        )
+        outcome = fsachain(*step)
+        assert outcome.status == 3, outcome.err
+        assert f"development set: 5 utterances{told}" in outcome.err
+        log = list(read_log(corpus / name / "train.jsonl"))
+        assert [event["dev"] for event in log if event["event"] == "floored"] == [4]
+        (epoch,) = (event for event in log if event["event"] == "epoch")
+        assert epoch["dev"]["output_frames"] == 5 * epoch["train"]["output_frames"]
+        assert epoch["dev"]["objf"] < 0
+        faults = [json.loads(line) for line in (corpus / name / "faults.jsonl").read_text().splitlines()]
+        assert sorted(fault["id"] for fault in faults) == ["u1", "u2", "u3", "u4"]
