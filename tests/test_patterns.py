@@ -276,7 +276,7 @@ def test_epsilons_that_would_multiply_the_arcs_are_refused(monkeypatch):
         (lambda: OneOf([]), "no alternatives"),
         (lambda: OneOf([(0.0, ["a"])]), "probability 0.0"),
         (lambda: phone_loop([A, A]), "distinct phone ids"),
-        (lambda: build_pattern_numerator(["a"], SILENT, TREE), "expected the same list"),
+        (lambda: build_pattern_numerator(["a"], SILENT, TREE), "expected the same phones"),
     ],
 )
 def test_wrong_patterns_are_refused_by_name(make, message):
