@@ -39,6 +39,21 @@ def test_every_command_says_what_comes_in_and_what_goes_out() -> None:
         assert "In: " in command.help and "Out: " in command.help, command.name
 
 
+LOOK_ALONE = {"validate", "plot", "report", "info", "align-long"}  # leave nothing out, or tell it themselves
+
+
+def test_commands_on_data_and_models_keep_the_same_rules() -> None:
+    """What reads utterances has `--bad-data`, what has a model needs no `--lang`, which is read before `--config`."""
+    for name, command in every_command():
+        options = {option.name: option for option in command.params}
+        if options.keys() & {"data", "text", "patterns", "table"} and name not in LOOK_ALONE:
+            assert "bad_data" in options, command.name
+        if "lang" in options and options.keys() & {"model"} and name not in {"kaldi", "num-fsts", "plot"}:
+            assert not options["lang"].required, command.name
+        if {"lang", "experiment"} <= options.keys():
+            assert options["lang"].is_eager, command.name
+
+
 def test_help_starts_without_pytorch() -> None:
     code = (
         "import sys; sys.argv = ['fsachain', '--help']\nfrom fsachain.cli import main\n"

@@ -45,7 +45,7 @@ MODULES = {
         "export": "Write a model as an ONNX file, checked against PyTorch.",
     },
     "corpus": {
-        "align-corpus": "Find when the words of a whole corpus are said, and where text and recordings differ.",
+        "align-corpus": "Find when each word and phone of a whole corpus is said, and where text and recordings differ.",
     },
     "inspect": {
         "score": "Compare two transcripts.",

@@ -147,6 +147,8 @@ def num_graphs(out: Path, experiment: Experiment, **options: Any) -> None:
     Out: OUT, one npz file. Numerators that need --floor are counted; training sets go without them.
     """
     forgive = experiment.forgive.forgiveness()
+    if forgive is not None:
+        click.echo("transcripts may be wrong, by section forgive: not for a development set")
     click.echo(f"{make_numerators(out=out, forgive=forgive, **options)} -> {out}")
 
 
