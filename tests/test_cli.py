@@ -1,6 +1,7 @@
 """The command `fsachain`: steps document themselves, mistakes cost one line, and the files fit together."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -303,3 +304,56 @@ def test_tables_of_options_differ_where_something_is_named(before: dict, now: di
     assert bool(told) == (before != now)
     assert changes({"a": {"b": 1}}, {"a": {"b": 2, "c": None}}) == ["a.b was 1, is 2"]
     assert len(set(told)) == len(told)
+
+
+def test_help_has_every_command_in_a_group_and_cuts_no_line(fsachain):
+    told = " ".join(fsachain("--help").out.split())
+    assert (
+        told.index("Data and graphs:")
+        < told.index("Training:")
+        < told.index("Kaldi:")
+        < told.index("FSA tools:")
+    )
+    for name, (_, text) in COMMANDS.items():
+        assert f"{name} {text}" in told
+    for group in ("plot", "kaldi"):
+        assert "..." not in fsachain(group, "--help").out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "work", "how"),
+    [
+        ("lang", "lang.make_lang", "begins anew"),
+        ("train", "training.train_model", "from the newest checkpoint"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(fsachain, built, monkeypatch, command, work, how):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    numerators, lang = built / "n.npz", ("--lang", built / "lang")
+    assert fsachain("num-graphs", built / "data", numerators, *lang, "--den", built / "den").status == 0
+    steps = {
+        "lang": ("lang", built / "lexicon.txt", built / "lang"),
+        "train": ("train", built / "data", numerators, built / "m", *lang, "--den", built / "den"),
+    }
+    monkeypatch.setattr(f"fsachain.cli.{work}", interrupt)
+    outcome = fsachain(*steps[command])
+    assert outcome.status == EXIT_INTERRUPTED
+    assert re.search(rf"\ninterrupted; give the same command again: it .*{how}", outcome.err)
+
+
+def test_version_needs_nothing_that_the_base_install_lacks():
+    code = "import sys; sys.modules['click'] = None\nfrom fsachain.cli import call\ncall(['--version'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("fsachain, version ") and not done.stderr
+
+
+def test_readme_lists_every_extra_that_a_message_names():
+    root = Path(__file__).resolve().parent.parent
+    text = "".join(path.read_text() for path in (root / "fsachain").rglob("*.py"))
+    install = (root / "README.md").read_text().partition("## Install")[2].partition("\n## ")[0]
+    extras = set(re.findall(r'extra="([\w-]+)"', text))
+    assert len(extras) > 5
+    for extra in extras:
+        assert f".[{extra}]" in install, extra

@@ -78,7 +78,7 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
         ("no N OW\ntea\n", "lexicon.txt", {}, r"lexicon.txt:2: word 'tea' has no phones"),
         ("no N OW\nno N OW\n", "lexicon.txt", {}, r"lexicon.txt:2: .*already on line 1"),
         ("no 1.5 N OW\n", "lexiconp.txt", {}, r"lexiconp.txt:1: .*'1.5'.*\(0, 1\]"),
-        ("no 0.5 N OW\n", "lexicon.txt", {}, "format='lexiconp'"),
+        ("no 0.5 N OW\n", "lexicon.txt", {}, "with probabilities is called lexiconp.txt"),
         ("\n\n", "lexicon.txt", {}, "no entries"),
         ("no N OW\n", "lexicon.txt", {"phones": ["SIL", "N"]}, "phone 'OW'"),
         ("no N OW\n", "lexicon.txt", {"phones": ["N", "OW"]}, "silence = 'SIL'"),

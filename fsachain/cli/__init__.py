@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from fsachain.errors import FsachainError, LeftOutError, printable, require
 from fsachain.train.stopping import StoppedError
@@ -44,6 +45,11 @@ def exit_status(error: FsachainError | OSError) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    if (sys.argv[1:] if arguments is None else list(arguments)) == [
+        "--version"
+    ]:  # without what the commands need
+        print(f"fsachain, version {metadata.version('fsachain')}")
+        return 0
     click = require("click", extra="recipes")
     from fsachain.cli.app import app
 

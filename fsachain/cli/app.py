@@ -3,74 +3,112 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import click
 
-# By module the commands in it (functions of their names, with "_" for "-") and the first lines of their helps.
-MODULES = {
-    "run": {"run": "Go the whole way from data sets and a lexicon to a word error rate."},
-    "lang": {
-        "lang": "Number the words, phones and pdfs of a lexicon.",
-        "spell": "Make a lexicon of characters, where there is no dictionary.",
-        "phone-lm": "Estimate the phone language model of the denominator.",
-        "word-lm": "Estimate a word n-gram and spell it out in phones, for a denominator.",
-        "estimate-arpa": "Estimate an n-gram with modified Kneser-Ney smoothing.",
-        "arpa-lm": "Turn an ARPA file into a language model for a denominator.",
+# The commands by group, in the order of their use: by name the module (functions of their names, with "_" for "-") and the
+# first line of the help.
+GROUPS = {
+    "The whole way": {
+        "run": ("run", "Go the whole way from data sets and a lexicon to a word error rate."),
+        "config": ("configuration", "Explain every option of a configuration."),
+        "warmup": ("warmup", "Compile the kernels beforehand, for container images."),
     },
-    "graphs": {
-        "den-graph": "Build the denominator graph.",
-        "num-graphs": "Build the numerator graph of every utterance.",
-        "num-tables": "Build and compile the numerators of a large corpus; continues where an earlier run stood.",
-        "num-patterns": "Build numerators of alternatives, gaps, unknown words and keywords.",
-        "num-fsts": "Build numerators from graphs in OpenFst files or AT&T text.",
+    "Data and graphs": {
+        "spell": ("lang", "Make a lexicon of characters, where there is no dictionary."),
+        "lang": ("lang", "Number the words, phones and pdfs of a lexicon."),
+        "validate": ("training", "List what is wrong with a data directory, before a training meets it."),
+        "phone-lm": ("lang", "Estimate the phone language model of the denominator."),
+        "word-lm": ("lang", "Estimate a word n-gram and spell it out in phones, for a denominator."),
+        "estimate-arpa": ("lang", "Estimate an n-gram with modified Kneser-Ney smoothing."),
+        "arpa-lm": ("lang", "Turn an ARPA file into a language model for a denominator."),
+        "den-graph": ("graphs", "Build the denominator graph."),
+        "num-graphs": ("graphs", "Build the numerator graph of every utterance."),
+        "num-tables": (
+            "graphs",
+            "Build and compile the numerators of a large corpus; continues where an earlier run stood.",
+        ),
+        "num-patterns": ("graphs", "Build numerators of alternatives, gaps, unknown words and keywords."),
+        "num-fsts": ("graphs", "Build numerators from graphs in OpenFst files or AT&T text."),
     },
-    "training": {
-        "train": "Train a network with LF-MMI; a run that was broken off continues where it stood.",
-        "validate": "List what is wrong with a data directory, before a training meets it.",
+    "Training": {
+        "train": (
+            "training",
+            "Train a network with LF-MMI; a run that was broken off continues where it stood.",
+        ),
+        "supervise": (
+            "supervision",
+            "Make numerators whose times come from an alignment, in chunks: for a second training.",
+        ),
+        "tie-tree": (
+            "supervision",
+            "Tie the left biphones of a language by the aligned frames of an end-to-end model.",
+        ),
     },
-    "decoding": {
-        "decode": "Recognise the words of a data directory, and score them against its transcripts.",
-        "rescore": "Let a larger language model choose among the best word sequences.",
-        "align": "Find when each word and phone of the transcripts is said.",
-        "suspicious": "List the words of transcripts that were hardly said, worst first.",
-        "keyword": "Look for a keyword, and count misses at a given rate of false alarms.",
+    "Using a model": {
+        "decode": (
+            "decoding",
+            "Recognise the words of a data directory, and score them against its transcripts.",
+        ),
+        "rescore": ("decoding", "Let a larger language model choose among the best word sequences."),
+        "align": ("decoding", "Find when each word and phone of the transcripts is said."),
+        "transcribe": ("use", "Recognise recordings, and print their words with times and confidences."),
+        "align-long": (
+            "use",
+            "Find when each word of a long recording is said, in memory that does not grow with it.",
+        ),
+        "align-corpus": (
+            "corpus",
+            "Find when each word and phone of a whole corpus is said, and where text and recordings differ.",
+        ),
+        "suspicious": ("decoding", "List the words of transcripts that were hardly said, worst first."),
+        "keyword": ("decoding", "Look for a keyword, and count misses at a given rate of false alarms."),
+        "export": ("use", "Write a model as an ONNX file, checked against PyTorch."),
     },
-    "supervision": {
-        "supervise": "Make numerators whose times come from an alignment, in chunks: for a second training.",
-        "tie-tree": "Tie the left biphones of a language by the aligned frames of an end-to-end model.",
+    "Looking": {
+        "report": ("report", "Show an experiment as one HTML file that needs no network."),
+        "plot": (
+            "plots",
+            "Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.",
+        ),
+        "tensorboard": ("report", "Write a training's log as TensorBoard scalars."),
+        "info": (
+            "inspect",
+            "Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.",
+        ),
+        "score": ("inspect", "Compare two transcripts."),
     },
-    "use": {
-        "transcribe": "Recognise recordings, and print their words with times and confidences.",
-        "align-long": "Find when each word of a long recording is said, in memory that does not grow with it.",
-        "export": "Write a model as an ONNX file, checked against PyTorch.",
+    "Kaldi": {
+        "kaldi": ("kaldi", "Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."),
     },
-    "corpus": {
-        "align-corpus": "Find when each word and phone of a whole corpus is said, and where text and recordings differ.",
+    "FSA tools": {
+        "objf": (
+            "sums",
+            "Compute the LF-MMI objective of network outputs and graphs as they are, and its derivatives.",
+        ),
+        "sum": (
+            "sums",
+            "Add up the paths of graphs through matrices of scores: log Z, the best path, occupancies.",
+        ),
+        "equivalent": ("inspect", "Compare two graphs by the scores of random sequences that each accepts."),
+        "random-paths": ("inspect", "Draw random accepted paths."),
+        "dot": ("inspect", "Print a small graph for Graphviz: fsachain dot den.fst | dot -Tsvg > den.svg."),
+        "determinize": ("inspect", "Give each accepted sequence one path, with its score in the semiring."),
+        "minimize": (
+            "inspect",
+            "Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.",
+        ),
     },
-    "inspect": {
-        "score": "Compare two transcripts.",
-        "info": "Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.",
-        "equivalent": "Compare two graphs by the scores of random sequences that each accepts.",
-        "random-paths": "Draw random accepted paths.",
-        "dot": "Print a small graph for Graphviz: fsachain dot den.fst | dot -Tsvg > den.svg.",
-        "determinize": "Give each accepted sequence one path, with its score in the semiring.",
-        "minimize": "Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.",
-    },
-    "sums": {
-        "objf": "Compute the LF-MMI objective of network outputs and graphs as they are, and its derivatives.",
-        "sum": "Add up the paths of graphs through matrices of scores: log Z, the best path, occupancies.",
-    },
-    "report": {
-        "report": "Show an experiment as one HTML file that needs no network.",
-        "tensorboard": "Write a training's log as TensorBoard scalars.",
-    },
-    "plots": {
-        "plot": "Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each."
-    },
-    "configuration": {"config": "Explain every option of a configuration."},
-    "kaldi": {"kaldi": "Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."},
 }
-COMMANDS = {name: (module, text) for module, names in MODULES.items() for name, text in names.items()}
+COMMANDS = {name: found for names in GROUPS.values() for name, found in names.items()}
+# What the same command does after Ctrl-C, where it does not begin anew.
+GOES_ON = {
+    "run": "it goes on with the stage that was broken off",
+    "train": "it goes on from the newest checkpoint",
+    "num-tables": "it goes on where it stood",
+    "align-corpus": "it goes on where it stood",
+}
 
 
 class LazyGroup(click.Group):
@@ -87,15 +125,25 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        limit = formatter.width - 6 - max(map(len, COMMANDS))
-        rows = [(name, click.Command(name, help=text)) for name, (_, text) in sorted(COMMANDS.items())]
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in rows])
+        width = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in names.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            how = GOES_ON.get(
+                ctx.invoked_subcommand or "", "it begins anew, with the features of --cache if it has any"
+            )
+            click.echo(f"\ninterrupted; give the same command again: {how}", err=True)
+            raise
 
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
 )
 @click.version_option(package_name="fsachain")
 @click.option(
@@ -109,9 +157,9 @@ class LazyGroup(click.Group):
 def app(context: click.Context, imports: tuple[str, ...]) -> None:
     """Lattice-free MMI: from a lexicon, transcripts and recordings to a word error rate.
 
-    The usual order: lang, phone-lm, den-graph, num-graphs, train, decode, score, align. A second training on
-    chunks goes on with supervise, train, decode. Exit status: 0 done, 1 an error in the input, 2 wrong usage,
-    3 done without some utterances, which are listed, 75 stopped by SIGTERM with the state saved.
+    `run` does all of it; step by step: lang, phone-lm, den-graph, num-graphs, train, decode, align. Exit status: 0 done,
+    1 an error in the input, 2 wrong usage, 3 done without some utterances, which are listed, 75 stopped by SIGTERM with
+    the state saved.
     """
     if imports:
         from fsachain.cli.model import permitted_imports

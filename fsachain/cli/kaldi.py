@@ -22,6 +22,7 @@ from fsachain.cli.options import (
     FILE,
     FOLDER,
     OUT,
+    Commands,
     command,
     jobs_option,
     make_folder,
@@ -61,7 +62,7 @@ IMPOSSIBLE_OBJF = -10.0  # what Kaldi counts per frame where a numerator has no 
 Lines = Iterable[str]
 
 
-@click.group()
+@click.group(cls=Commands)
 def kaldi() -> None:
     """Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."""
 

@@ -21,6 +21,15 @@ OUT = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 
 
+class Commands(click.Group):
+    """A group whose help has the whole first paragraph of each command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        texts = {name: (command.help or "").split("\n\n")[0] for name, command in self.commands.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, " ".join(text.split())) for name, text in sorted(texts.items())])
+
+
 class Read(click.Path):
     """A file or folder whose argument or option comes as what `read` makes of it."""
 
@@ -40,14 +49,15 @@ Item = TypeVar("Item")
 def command(group: click.Group | None = None, name: str | None = None, /, **kinds: Any) -> Option:
     """A command with these arguments, in order: the type of each, or what `click.argument` takes.
 
-    The names are those of the function. In its help "Out:" begins a paragraph.
+    The names are those of the function. In its help "Out:" and "Example:" begin paragraphs; lines of the latter stay whole.
     """
 
     def decorate(function: Command) -> click.Command:
         for argument, kind in reversed(kinds.items()):
             settings = kind if isinstance(kind, dict) else {"type": kind}
             function = click.argument(argument, **settings)(function)
-        function.__doc__ = (function.__doc__ or "").replace("\n    Out:", "\n\n    Out:")
+        text = (function.__doc__ or "").replace("\n    Out:", "\n\n    Out:")
+        function.__doc__ = text.replace("\n    Example:", "\n\n    \b\n    Example:")
         return (click if group is None else group).command(name)(function)
 
     return decorate

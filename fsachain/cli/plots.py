@@ -25,6 +25,7 @@ from fsachain.cli.options import (
     FOLDER,
     OUT,
     PATH,
+    Commands,
     command,
     commands_option,
     den_option,
@@ -54,7 +55,7 @@ ALIGNMENTS = {"words": "words.ctm", "phones": "phones.ctm"}
 utterance_option = click.option("--utterance", required=True, help="Its id.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def plot() -> None:
     """Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.
 

@@ -265,8 +265,8 @@ def _confine(content: Any, folder: Path, allow_commands: bool) -> None:
             elif not allow_commands:
                 raise _Refusal(
                     "shell command",
-                    f"its audio is a {kind} ({place!r}); pass allow_commands=True (--allow-commands) to use it, if you "
-                    "trust this manifest",
+                    f"its audio is a {kind} ({place!r}); if you trust this "
+                    "manifest, --allow-commands (in Python allow_commands) uses it",
                 )
         if "storage_type" in part:
             storage, key = part["storage_type"], Path(str(part.get("storage_key")))

@@ -121,8 +121,8 @@ def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
         raise UtteranceError(
             "shell command",
             key,
-            f"{key!r} is a shell command ({shortened(value)!r}); pass allow_commands=True (--allow-commands) to run it, "
-            "if you trust this directory",
+            f"{key!r} is a shell command ({shortened(value)!r}); if you trust this "
+            "directory, --allow-commands (in Python allow_commands) runs it",
         )
     if is_command(value):
         return value

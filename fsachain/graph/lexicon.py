@@ -231,7 +231,7 @@ class Lexicon:
             where = "" if name is None else f"utterance {name!r}: "
             raise GraphError(
                 f"{where}word {word!r} is not among the {len(self.words)} words of the lexicon; "
-                "add it, or choose a word that stands for unknown ones (oov=...)"
+                "add it, or choose a word that stands for unknown ones (lang.oov)"
             )
         return self._word_ids[self.oov]
 
@@ -367,8 +367,8 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
             raise GraphError(f"{path}:{number}: word {word[:80]!r} has no phones")
         if format == "lexicon" and len(phones) > 1 and _looks_like_probability(phones[0]):
             raise GraphError(
-                f"{path}:{number}: phone {phones[0][:80]!r} looks like a probability; read it with "
-                "format='lexiconp' (or name it lexiconp.txt)"
+                f"{path}:{number}: phone {phones[0][:80]!r} looks like a probability; a lexicon "
+                "with probabilities is called lexiconp.txt"
             )
         yield number, word, prob, phones
 
