@@ -149,52 +149,56 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
   }
 }
 
-// Adds weights[n] x occupancy to out [N, T, P]. A block of 32 threads for each sequence of a group and one frame; thread i of
-// a sequence has its pairs i, i + 32, ... for the sum (11) and its columns i, i + 32, ... .
+// Adds weights[n] x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the group's `blocks` has
+// the frames begin + b, begin + b + blocks, .... Thread i of a sequence has its pairs i, i + 32, ... for the sum (11) and its
+// columns i, i + 32, ... .
 extern "C" __global__ void __launch_bounds__(1024, 1)
 write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_column, const int* column_ends,
                   const int* sequences, const int* lengths, const int* kinds, const unsigned char* ok,
                   const double* weights, const fsachain::Value* history, OUT* out, long long by_sequence,
-                  long long by_frame, long long by_pdf, int begin, int end) {
+                  long long by_frame, long long by_pdf, int begin, int end, int blocks) {
   using namespace fsachain;
-  const long long index = blockIdx.x / (end - begin);
-  const int frame = begin + static_cast<int>(blockIdx.x % (end - begin));
+  const long long index = blockIdx.x / blocks;
   const long long* group = groups + index * kGroupFields;
   const int at = threadIdx.x % kSequences, worker = threadIdx.x / kSequences;
   const long long lane = index * kSequences + at;
   const int n = sequences[lane];
-  const bool runs = n >= 0 && frame < lengths[lane] && kinds[n] == KIND && ok[n] && weights[n] != 0.0;
-  if (!__syncthreads_or(runs)) return;
+  const bool is_concerned = n >= 0 && kinds[n] == KIND && ok[n] && weights[n] != 0.0;
+  const int length = is_concerned ? min(end, lengths[lane]) : begin;
 
   pdfs += group[kFirstColumn];
   column_ends += group[kFirstColumn];
   pairs_by_column += group[kFirstPairRow];
   const int columns = static_cast<int>(group[kColumns]);
   const int count = columns == 0 ? 0 : column_ends[columns - 1];
-  const Value* gamma = history + group[kHistory] + (frame - begin) * group[kPairs] * kSequences + at;
-
   unsigned char* free = shared_memory;
   Value* sums = take<Value>(free, kTile * kSequences);
-  Value sum = Number::zero();
-  if (runs)
-    for (int i = worker; i < count; i += kTile)
-      sum = Number::normalize(Number::sum(sum, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
-  sums[threadIdx.x] = sum;
-  for (int half = kTile / 2; half > 0; half /= 2) {
+
+  for (int frame = begin + static_cast<int>(blockIdx.x % blocks); frame < end; frame += blocks) {
+    const bool runs = frame < length;
+    if (!__syncthreads_or(runs)) return;  // as in every later frame
+    const Value* gamma = history + group[kHistory] + (frame - begin) * group[kPairs] * kSequences + at;
+    Value sum = Number::zero();
+    if (runs)
+      for (int i = worker; i < count; i += kTile)
+        sum = Number::normalize(Number::sum(sum, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
+    sums[threadIdx.x] = sum;
+    for (int half = kTile / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (worker < half)
+        sums[threadIdx.x] = Number::normalize(Number::sum(sums[threadIdx.x], sums[threadIdx.x + half * kSequences]));
+    }
     __syncthreads();
-    if (worker < half)
-      sums[threadIdx.x] = Number::normalize(Number::sum(sums[threadIdx.x], sums[threadIdx.x + half * kSequences]));
-  }
-  __syncthreads();
-  const Value total = sums[at];
-  if (!runs || Number::is_zero(total)) return;
-  OUT* row = out + n * by_sequence + frame * by_frame;
-  for (int c = worker; c < columns; c += kTile) {
-    Value occupied = Number::zero();
-    for (int i = c == 0 ? 0 : column_ends[c - 1]; i < column_ends[c]; ++i)
-      occupied = Number::normalize(
-          Number::sum(occupied, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
-    OUT* element = row + pdfs[c] * by_pdf;
-    *element = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), static_cast<double>(*element)));
+    const Value total = sums[at];
+    if (!runs || Number::is_zero(total)) continue;
+    OUT* row = out + n * by_sequence + frame * by_frame;
+    for (int c = worker; c < columns; c += kTile) {
+      Value occupied = Number::zero();
+      for (int i = c == 0 ? 0 : column_ends[c - 1]; i < column_ends[c]; ++i)
+        occupied = Number::normalize(
+            Number::sum(occupied, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
+      OUT* element = row + pdfs[c] * by_pdf;
+      *element = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), static_cast<double>(*element)));
+    }
   }
 }

@@ -3,7 +3,8 @@
 //   Plain (KIND 0): a float. Sequences of a shared graph with a leak; the kernels scale by powers of two, and (13) is
 // checked.   Wide (KIND 1): m 2^e, m a float in [1, 2) and e an int, so that no product of common scores leaves the range. A
 // sum     aligns exponents by integer instructions; nothing has to be scaled from frame to frame.
-//   Log (KIND 2): the logarithm in double: any finite score, and scores that come in double.
+//   Log (KIND 2): the logarithm in double: any finite score, and scores that come in double, for which weights are logs too;
+//     else it reads the weights of wide numbers, so that nothing has to be brought to the device for a kind that few need.
 //
 // A Value is stored with alphas and betas; an Entry holds the weight of an arc. Products are fused explicitly and nowhere
 // else, so that each kind gives the same bits however many sequences a thread works on. from_log wants a finite log in Wide.
@@ -21,6 +22,10 @@
 #endif
 #ifndef EXPONENTS
 #define EXPONENTS 1  // wide weights of arcs have exponents; 0: all are floats within 2^40 of one
+#endif
+
+#ifndef LOGS
+#define LOGS 1  // logs have weights of arcs of their own; 0: those of wide numbers
 #endif
 
 #define DEVICE __device__ __forceinline__
@@ -127,11 +132,21 @@ struct Wide {
 
 struct Log {
   typedef double Value;
+#if LOGS
   struct __align__(16) Entry {
     int index, unused;
     double weight;
   };
   typedef Entry Arc;
+  static DEVICE double log_weight(const Entry& entry) { return entry.weight; }
+#else
+  typedef Wide::Entry Entry;
+  typedef Wide::Arc Arc;
+  template <typename E>
+  static DEVICE double log_weight(const E& entry) {
+    return Wide::log_of(Wide::make(entry.weight, Wide::exponent(entry)));
+  }
+#endif
   static const int kShift = 0;
 
   static DEVICE Value zero() { return -static_cast<double>(__int_as_float(0x7f800000)); }
@@ -140,7 +155,7 @@ struct Log {
   static DEVICE Value sum(Value x, Value y) { return log_add<double>(x, y); }
   template <typename E>
   static DEVICE Value add_product(Value sum, Value x, const E& entry) {
-    return log_add<double>(sum, x + entry.weight);
+    return log_add<double>(sum, x + log_weight(entry));
   }
   static DEVICE Value normalize(Value x) { return x; }
   static DEVICE bool is_zero(Value x) { return x == zero(); }

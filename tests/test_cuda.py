@@ -1,5 +1,7 @@
 """Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tolerances
@@ -15,13 +17,13 @@ from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda import plan as cuda_plan
 from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
-from fsachain.backends.cuda.layout import PLAIN, Division, lay_out
+from fsachain.backends.cuda.layout import LOG, PLAIN, WIDE, Division, lay_out
 from fsachain.backends.cuda.paths import best_paths
 from fsachain.backends.reference import grid as reference_grid
 from fsachain.backends.reference import sums as reference
 from tools import cuda_compile
 from tools.bench.workloads import connected
-from tools.cuda_configurations import GPUS, main_kernels
+from tools.cuda_configurations import GPUS, DryDevice, main_kernels
 from tools.cuda_on_host import HostDevice, skip_reason
 
 needs_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -264,6 +266,44 @@ def test_a_graph_is_on_chip_where_it_fits():
     assert plans[232_448].on_chip and plans[232_448].cluster == 1 and plans[232_448].max_lanes == 4
     assert plans[40_000].on_chip and plans[40_000].cluster > 1
     assert not plans[2_000].on_chip
+
+
+def kinds_launched(batch, dtype, frames, leaky):
+    """By a device that only takes notes; and the tables that it was sent."""
+    device = DryDevice(GPUS[90])
+    scores = device.array(dtype, batch.size, frames, NUM_PDFS)
+    cuda.log_probs(device, batch, scores, np.full(batch.size, frames), leaky)
+    specs = [dict(kernel.defines) for kernel in device.kernels if kernel.name == "forward"]
+    return [(spec["KIND"], spec["LOGS"]) for spec in specs]
+
+
+def test_kinds_of_number_that_no_sequence_can_need_are_not_launched():
+    """Half precision cannot leave wide numbers in 1,000 frames; weights of 1e9 leave them at once."""
+    graph, own = (
+        shared_batch(),
+        TableBatch.pack([compile_table(left_to_right_graph(0, 5, NUM_PDFS), NUM_PDFS)]),
+    )
+    assert kinds_launched(graph, "float32", 100, 0.1) == [(PLAIN, 0), (WIDE, 0), (LOG, 0)]
+    assert kinds_launched(graph, "float16", 100, 0.1) == [(PLAIN, 0), (WIDE, 0)]
+    assert kinds_launched(own, "float16", 1000, 0.0) == [(WIDE, 0)]
+    assert kinds_launched(own, "float16", 2000, 0.0) == [(WIDE, 0), (LOG, 0)]
+    assert kinds_launched(own, "float64", 10, 0.0) == [(LOG, 1)]
+    far = left_to_right_graph(0, 5, NUM_PDFS)
+    far = TableBatch.pack([compile_table(replace(far, log_prob=far.log_prob - 1e9), NUM_PDFS)])
+    assert kinds_launched(far, "float32", 10, 0.0) == [(LOG, 1)]
+
+
+@pytest.mark.parametrize("exponents", [False, True])
+def test_logs_read_the_weights_of_wide_numbers_where_scores_leave_these(exponents):
+    fsa = left_to_right_graph(3, 5, NUM_PDFS)
+    if exponents:
+        fsa = replace(fsa, log_prob=60.0 * fsa.log_prob)
+    batch, scores = TableBatch.pack([compile_table(fsa, NUM_PDFS)]), np.zeros((1, 9, NUM_PDFS), np.float32)
+    scores[0] = 1e8 * np.random.default_rng(1).normal(size=(9, NUM_PDFS))
+    device = HostDevice()
+    found, _ = cuda.log_probs(device, batch, on_device(device, scores), np.array([9]), 0.0)
+    expected = reference.log_probs(batch, scores.astype(np.float64), np.array([9]), 0.0).log_prob
+    np.testing.assert_allclose(found.read(np.float64), expected, rtol=tolerances.LOG_PROB_RELATIVE)
 
 
 @pytest.mark.skipif(cuda_compile.skip_reason() is not None, reason=str(cuda_compile.skip_reason()))

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -40,19 +41,23 @@ from fsachain.backends.cuda.layout import (
     Layout,
     encode,
     encode_joined,
+    encoded_vectors,
     joined,
     lay_out,
 )
 from fsachain.backends.cuda.memory import Memory
 from fsachain.backends.cuda.plan import (
+    ARC_BYTES,
+    COMPACT,
+    EXPONENTS,
+    LOGS,
     RESIDENT_BLOCKS,
     VALUE_BYTES,
     WARP,
     Groups,
     Growth,
     PlannedTables,
-    arc_bytes,
-    first_kinds,
+    form_of,
     growth_of,
     in_memory,
     kinds_of,
@@ -69,6 +74,7 @@ from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
 
 THREADS = 256
+BUSY_THREADS = 4096  # for each multiprocessor, of which it runs half at once
 TILE = 32  # of frames.cu
 DEFAULT_SHARE = 1.0 / 16.0  # of a device's memory, for the history of one call where no budget is given
 
@@ -76,14 +82,14 @@ DEFAULT_SHARE = 1.0 / 16.0  # of a device's memory, for the history of one call 
 class SubBatch(NamedTuple):
     """Sequences of a batch whose tables have one plan and one form of arcs.
 
-    which: the numbers of the sequences. rows: the number of each one's table; None: there is one table. exponents: the
-    tables' arcs have them.
+    which: the numbers of the sequences. rows: the number of each one's table; None: there is one table. form: see
+    `plan.form_of`.
     """
 
     tables: PlannedTables
     which: Integers
     rows: Integers | None
-    exponents: bool
+    form: int
 
 
 class DeviceTables(NamedTuple):
@@ -216,7 +222,8 @@ class Run:
             CLUSTER=plan.cluster,
             ARCS_ON_CHIP=plan.arcs_on_chip,
             THREADS=plan.threads,
-            EXPONENTS=self.part.exponents,
+            EXPONENTS=self.part.form == EXPONENTS,
+            LOGS=self.part.form == LOGS,
         )
         has_cluster = name in ("forward", "backward")
         return KernelSpec("forward_backward.cu", name, defines, plan.cluster if has_cluster else 1)
@@ -251,7 +258,7 @@ class Run:
         work: list[Argument] = [NULL, NULL]
         if plan.on_chip:
             blocks = plan.cluster
-            shared = tables.shared_bytes(self.kind, arc_bytes(self.kind, self.part.exponents), self.lanes)
+            shared = tables.shared_bytes(self.kind, ARC_BYTES[self.part.form], self.lanes)
         else:
             at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
             blocks = max(1, min(int(tables.sizes["shards"].max()), at_once // count))
@@ -304,16 +311,19 @@ class Run:
         end, on_device = self._end(begin), self.on_device
         if end == begin:
             return
-        threads = TILE * self.part.tables.plan.sequences(self.lanes)
+        threads, groups = TILE * self.part.tables.plan.sequences(self.lanes), len(self.groups.fields)
+        # As many blocks as keep the device busy: those of a group that is not concerned have to be started too.
+        at_once = BUSY_THREADS * self.call.device.limits.multiprocessors // threads
+        blocks = max(1, min(end - begin, at_once // groups))
         self.call.device.launch(
             KernelSpec("frames.cu", "write_occupancies", self._macros(ELEMENT=self.call.scores, OUT=out)),
-            len(self.groups.fields) * (end - begin),
+            groups * blocks,
             threads,
             threads * VALUE_BYTES[self.kind],
             [
                 *(self.fields, on_device.pdfs, on_device.pairs_by_column, on_device.column_ends),
                 *(*self._of_lanes(), self.call.ok, address(weights), self._buffer("history")),
-                *(*strided(out), np.int32(begin), np.int32(end)),
+                *(*strided(out), np.int32(begin), np.int32(end), np.int32(blocks)),
             ],
         )
 
@@ -338,13 +348,13 @@ def make_runs(
     growth: Integers = _keep(
         owner, ("growths", leaky), lambda: np.array([g.powers for g in _growths(batch.tables, leaky)])
     )
-    kinds = kinds_of(scores.dtype == "float64", least_total)
+    kinds, starts = kinds_of(scores.dtype, least_total, lengths, growth)
     budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
     longest = int(lengths.max(initial=0))
     plans: list[tuple[int, SubBatch, int, Groups, int]] = []
-    arrays: list[npt.NDArray[Any]] = [first_kinds(kinds, lengths, growth)]
+    arrays: list[npt.NDArray[Any]] = [starts]
     for kind in kinds:
-        for part in sub_batches(batch, limits, kind):
+        for part in sub_batches(batch, limits, kind, scores.dtype == "float64"):
             which, rows = part.which, part.rows
             lanes = lanes_for(part.tables.plan, len(which), limits) if rows is None else 1
             of_part = growth if rows is None else growth[which]
@@ -449,30 +459,29 @@ def _layouts(tables: Sequence[TransitionTable], division: Division) -> list[Layo
     return _keep_each(tables, keys, make)
 
 
-def sub_batches(batch: TableBatch, limits: Limits, kind: int) -> list[SubBatch]:
+def sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool) -> list[SubBatch]:
     """How a batch is divided for one kind of number; kept with the table that all share, or with the batch."""
     if not batch.is_shared:
-        parts: list[SubBatch] = _keep(batch, (limits, kind), lambda: _own_sub_batches(batch, limits, kind))
+        parts: list[SubBatch] = _keep(
+            batch, (limits, kind, float64), lambda: _own_sub_batches(batch, limits, kind, float64)
+        )
         return parts
     table = batch.tables[0]
-
-    def shared() -> tuple[PlannedTables, bool]:
-        exponents = kind == WIDE and not _growths(batch.tables, 0.0)[0].is_compact
-        return plan_shared(table, limits, kind, arc_bytes(kind, exponents)), exponents
-
-    tables, exponents = _keep(table, (limits, kind), shared)
-    return [SubBatch(tables, np.arange(batch.size), None, exponents)]
+    form = form_of(kind, float64, _growths(batch.tables, 0.0)[0])
+    # One object for wide numbers and the logs that read their arcs.
+    key = limits, kind if form == LOGS else min(kind, WIDE)
+    tables = _keep(table, key, lambda: plan_shared(table, limits, kind, ARC_BYTES[form]))
+    return [SubBatch(tables, np.arange(batch.size), None, form)]
 
 
-def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int) -> list[SubBatch]:
+def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool) -> list[SubBatch]:
     """On chip what fits; a table's plan and its arcs' form never depend on the others."""
     numbers = {table: number for number, table in enumerate(dict.fromkeys(batch.tables))}
     tables, table_of = list(numbers), np.array([numbers[table] for table in batch.tables])
     plan, division = own_on_chip(tables)
     sizes = np.concatenate([layout.sizes for layout in _layouts(tables, division)])
-    exponents = np.array([kind == WIDE and not growth.is_compact for growth in _growths(tables, 0.0)])
-    arc = np.where(exponents, arc_bytes(kind, True), arc_bytes(kind, False))
-    fits = shared_bytes(sizes, plan, kind, arc, 1) <= limits.shared_bytes
+    forms = np.array([form_of(kind, float64, growth) for growth in _growths(tables, 0.0)])
+    fits = shared_bytes(sizes, plan, kind, np.take(ARC_BYTES, forms), 1) <= limits.shared_bytes
 
     def planned(chosen: npt.NDArray[np.bool_], on_chip: bool) -> PlannedTables:
         some = [tables[number] for number in np.flatnonzero(chosen)]
@@ -480,30 +489,34 @@ def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int) -> list[SubBa
         return PlannedTables(plan, tuple(_layouts(some, division)))
 
     parts = []
-    for on_chip, with_exponents in ((True, False), (True, True), (False, False), (False, True)):
-        chosen = (fits == on_chip) & (exponents == with_exponents)
+    for on_chip, form in product((True, False), (COMPACT, EXPONENTS, LOGS)):
+        chosen = (fits == on_chip) & (forms == form)
         if chosen.any():
             # One object for all kinds of number that have these tables there.
             key = ("planned", on_chip, chosen.tobytes())
             made: PlannedTables = _keep(batch, key, partial(planned, chosen, on_chip))
             which = np.flatnonzero(chosen[table_of])
             rows = (np.cumsum(chosen) - 1)[table_of[which]]
-            parts.append(SubBatch(made, which, rows, with_exponents))
+            parts.append(SubBatch(made, which, rows, form))
     return parts
 
 
 def tables_on_device(device: Device, batch: TableBatch, part: SubBatch, kind: int) -> DeviceTables:
     """The tables of a sub-batch in one kind of number, uploaded on first use."""
-    tables, exponents = part.tables, part.exponents
+    tables, form = part.tables, part.form
     owner = batch.tables[0] if batch.is_shared else batch
     shape = device.resident(owner, ("shape", tables), lambda: joined(tables.layouts))
+    # Logs have vectors of their own beside the arcs of wide numbers.
+    of_arcs = kind if form == LOGS else min(kind, WIDE)
 
     def numbers() -> list[npt.NDArray[Any]]:
         if batch.is_shared:  # nobody else needs them
-            return [*encode(kind, exponents, tables.layouts)[0]]
-        return [*encode_joined(kind, exponents, tables.layouts)]
+            return [*encode(of_arcs, form == EXPONENTS, tables.layouts)[0]]
+        return [*encode_joined(of_arcs, form == EXPONENTS, tables.layouts)]
 
-    weights = device.resident(owner, ("numbers", tables, kind, exponents), numbers)
-    return DeviceTables(
-        [*shape[:3], *weights[:2]], [*shape[3:6], *weights[2:4]], weights[4], shape[6], *shape[7:]
-    )
+    *arcs, vectors = device.resident(owner, ("numbers", tables, of_arcs, form), numbers)
+    if kind != of_arcs:
+        (vectors,) = device.resident(
+            owner, ("vectors", tables), lambda: [encoded_vectors(kind, tables.layouts)]
+        )
+    return DeviceTables([*shape[:3], *arcs[:2]], [*shape[3:6], *arcs[2:4]], vectors, shape[6], *shape[7:])

@@ -582,7 +582,7 @@ def encode(kind: int, exponents: bool, layouts: Sequence[Layout]) -> list[list[B
         made.append(_entries(PLAIN if kind == WIDE and not exponents else kind, index, log))
         made.append(_entries(kind, entry_index, entry_log))
         counts += [[len(d.arc_log) for d in directions], [len(d.entry_log) for d in directions]]
-    made.append(_encoded_vectors(kind, layouts))
+    made.append(encoded_vectors(kind, layouts))
     counts.append([len(layout.vectors) for layout in layouts])
     pieces = []
     for array, numbers in zip(made, counts, strict=True):
@@ -612,7 +612,7 @@ def _entries(kind: int, index: npt.NDArray[np.int32], log: Floats) -> npt.NDArra
     return result
 
 
-def _encoded_vectors(kind: int, layouts: Sequence[Layout]) -> npt.NDArray[Any]:
+def encoded_vectors(kind: int, layouts: Sequence[Layout]) -> npt.NDArray[Any]:
     """`Layout.vectors` of several tables as the type Value; plain initial ones are scaled as plain alphas are."""
     log = np.concatenate([layout.vectors for layout in layouts])
     if kind == LOG:

@@ -32,8 +32,9 @@ from fsachain.backends.cuda.layout import (
 from fsachain.table import TransitionTable
 
 VALUE_BYTES = (4, 8, 8)  # by kind of number
-ENTRY_BYTES = (8, 16, 16)
-COMPACT_ARC_BYTES = 8  # of plain weights, and of wide ones without exponents
+# How weights of arcs are written: as plain ones, with exponents, as logs in float64.
+COMPACT, EXPONENTS, LOGS = range(3)
+ARC_BYTES = (8, 16, 16)
 
 # As the enum GroupField of layout.cuh.
 GROUP = fields_of(
@@ -98,10 +99,6 @@ class PlannedTables:
 
     def shared_bytes(self, kind: int, arc: int, lanes: int) -> int:
         return int(shared_bytes(self.sizes, self.plan, kind, arc, lanes).max())
-
-
-def arc_bytes(kind: int, exponents: bool) -> int:
-    return ENTRY_BYTES[LOG] if kind == LOG or (kind == WIDE and exponents) else COMPACT_ARC_BYTES
 
 
 def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes: int) -> Integers:
@@ -330,15 +327,31 @@ def _extremes(log: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(finite.min()) / LOG_2, float(finite.max()) / LOG_2
 
 
-def kinds_of(float64: bool, least_total: float | None) -> tuple[int, ...]:
-    """The kinds of number that sequences may need, in this order."""
-    if float64:
-        return (LOG,)
-    return (WIDE, LOG) if least_total is None else (PLAIN, WIDE, LOG)
+def form_of(kind: int, float64: bool, growth: Growth) -> int:
+    """How the weights of a table's arcs are written.
+
+    Logs read those of wide numbers, unless the scores are in float64 or a weight is beyond wide numbers.
+    """
+    if kind == LOG and (float64 or growth.powers >= WIDE_BUDGET):
+        return LOGS
+    return COMPACT if kind == PLAIN or growth.is_compact else EXPONENTS
 
 
-def first_kinds(
-    kinds: tuple[int, ...], lengths: npt.NDArray[np.int64], growth: Integers
-) -> npt.NDArray[np.int32]:
-    """[N]: in which kind each sequence is tried first; logs where the table alone may exceed wide numbers."""
-    return np.where(growth * (lengths + 2) < WIDE_BUDGET, kinds[0], LOG).astype(np.int32)
+LARGEST_HALF = 1.001 * 65_504 / LOG_2  # of |float16|, in powers of two, and what float32 may round
+
+
+def kinds_of(
+    dtype: str, least_total: float | None, lengths: npt.NDArray[np.int64], growth: Integers
+) -> tuple[tuple[int, ...], npt.NDArray[np.int32]]:
+    """The kinds of number that sequences of these lengths may need, in this order, and int32 [N]: the first for each."""
+    if dtype == "float64":
+        return (LOG,), np.full(len(lengths), LOG, np.int32)
+    kinds = (WIDE, LOG) if least_total is None else (PLAIN, WIDE, LOG)
+    # Logs where the table alone may exceed wide numbers; where no score of the type can, nothing needs them.
+    first = np.where(growth * (lengths + 2) < WIDE_BUDGET, kinds[0], LOG).astype(np.int32)
+    if (first == LOG).all():
+        return (LOG,), first
+    room = WIDE_BUDGET / (lengths + 2.0) - growth
+    if dtype == "float16" and room.min(initial=np.inf) > LARGEST_HALF:
+        return kinds[:-1], first
+    return kinds, first
