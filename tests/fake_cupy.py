@@ -213,7 +213,7 @@ def _forget():
         cuda_device._capability,
         cuda_device._function,
         cuda_device._module,
-        cuda_device._blocks_at_once,
+        cuda_device._at_once,
     ):
         function.cache_clear()
     cuda_memory._residents.clear()

@@ -306,6 +306,40 @@ def test_logs_read_the_weights_of_wide_numbers_where_scores_leave_these(exponent
     np.testing.assert_allclose(found.read(np.float64), expected, rtol=tolerances.LOG_PROB_RELATIVE)
 
 
+# Clusters that run at once: of an H200 as its multiprocessors would have it, and as measured where some of them have no
+# neighbours; of a smaller one.
+DEVICES = {"33 clusters of 4": {1: 132, 4: 33}, "30 clusters of 4": {1: 132, 4: 30}, "6 of 4": {1: 26, 4: 6}}
+
+
+@pytest.mark.parametrize("clusters", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("cluster", [1, 4])
+def test_sequences_of_a_thread_make_the_time_of_all_waves_least(clusters, cluster):
+    plan = cuda_plan.Plan(True, cluster, 384, True, 4, 32)
+    found = {}
+    for size in range(1, 300):
+        lanes = found[size] = cuda_plan.lanes_for(plan, size, lambda _: clusters[cluster])
+        times = {
+            n: np.ceil(size / n / clusters[cluster]) * time for n, time in ((1, 6.5), (2, 8.0), (4, 11.0))
+        }
+        assert times[lanes] == min(times.values())
+    assert found[1] == found[clusters[cluster]] == 1  # nobody waits
+    assert found[clusters[cluster] + 1] == 2 and found[2 * clusters[cluster] + 1] == 4
+
+
+def test_the_driver_is_asked_with_its_device_and_a_batch_fills_it():
+    """den_wsj's kind of graph: one more sequence than 30 clusters hold two each takes four each, not a second wave."""
+    fsa = connected(3000, 51_000, 84)
+    graph = DenominatorGraph(replace(fsa, pdf=fsa.dst % 84), 84)
+    for clusters, size, lanes in ((30, 60, 2), (30, 61, 4), (33, 66, 2), (33, 67, 4), (15, 60, 4)):
+        device = HostDevice(multiprocessors=132, clusters={4: clusters})
+        asked = DryDevice(GPUS[90])
+        asked.at_once = device.at_once
+        scores = asked.array("float32", size, 3, 84)
+        cuda.log_probs(asked, graph.batch(size), scores, np.full(size, 3), 1e-5)
+        plain = next(dict(k.defines) for k in asked.kernels if k.name == "forward")
+        assert plain["CLUSTER"] == 4 and plain["LANES"] == lanes
+
+
 @pytest.mark.skipif(cuda_compile.skip_reason() is not None, reason=str(cuda_compile.skip_reason()))
 def test_every_text_compiles_for_one_generation_of_gpus():
     usual = main_kernels(GPUS[90])

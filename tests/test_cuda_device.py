@@ -84,6 +84,33 @@ def test_blocks_that_wait_for_one_another_are_launched_together_or_not_at_all(wo
     assert len(world.launches) == 1
 
 
+def test_the_driver_says_how_many_clusters_run_at_once(world, monkeypatch):
+    asked = []
+
+    def max_active_clusters(count, function, config):
+        config, attribute = config._obj, config._obj.attributes[0]
+        asked.append(
+            (function.value, *config.grid, *config.block, config.shared_bytes, config.num_attributes)
+        )
+        asked.append((attribute.id, *attribute.value[:3]))
+        count._obj.value = 30
+        return status
+
+    status = 0
+    driver = SimpleNamespace(cuOccupancyMaxActiveClusters=max_active_clusters)
+    monkeypatch.setattr(cuda_device, "_driver", lambda: driver)
+    assert make_device(world).at_once(kernel(cluster=4), 384, 230_000) == 30
+    assert asked == [(77, 4, 1, 1, 384, 1, 1, 230_000, 1), (4, 4, 1, 1)]
+    assert (
+        make_device(world).at_once(kernel(), 128, 0) == 2 * 4
+    )  # blocks, of which a multiprocessor holds two
+    status = 1
+    with pytest.raises(
+        BackendUnavailable, match="gives CUDA error 1 for clusters of 2 blocks of 384 threads"
+    ):
+        make_device(world).at_once(kernel(cluster=2), 384, 0)
+
+
 @pytest.mark.parametrize(
     ("capability", "cluster"), [("75", 1), ("80", 1), ("89", 1), ("90", 8), ("100", 8), ("120", 8)]
 )

@@ -80,6 +80,10 @@ class DryDevice:
     ) -> None:
         self.kernels.append(kernel)
 
+    def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
+        """One block on each multiprocessor."""
+        return self.limits.multiprocessors // kernel.cluster
+
     def array(self, dtype: str, *shape: int) -> DeviceArray:
         strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
         memory = self.empty(int(np.prod(shape)) * ITEM_BYTES[dtype])

@@ -42,6 +42,11 @@ def describe(on_host: bool) -> None:
             "cudnn": torch.backends.cudnn.version(),
             **limits._asdict(),
         }
+        recursions = {k.cluster: k for k in all_kernels(limits) if k.name == "forward"}
+        for cluster, kernel in sorted(recursions.items()):
+            block = int(dict(kernel.defines)["THREADS"])
+            with cuda_device._current(0):
+                facts[f"clusters of {cluster}"] = cuda_device._at_once(kernel, 0, block, limits.shared_bytes)
     tell("versions", True, "; ".join(f"{name} {value}" for name, value in facts.items()), facts=facts)
 
 

@@ -86,6 +86,7 @@ class HostDevice:
 
     Args:
         capability, multiprocessors, shared_bytes, cluster, memory_bytes: the limits that the device pretends to have.
+        clusters: how many clusters run at once, by their size; None: as many as there are multiprocessors for.
         fill: the byte that memory holds before it is written.
         threads: what a CUDA thread is.
         together: how many blocks, or clusters, of a launch that is not cooperative run at once.
@@ -106,6 +107,7 @@ class HostDevice:
         cluster: int | None = None,
         memory_bytes: int = 1 << 33,
         *,
+        clusters: dict[int, int] | None = None,
         fill: int = 0xFF,
         threads: Threads = Threads.IN_TURN,
         together: int = 1,
@@ -115,6 +117,7 @@ class HostDevice:
         largest = 8 if capability >= (9, 0) else 1
         cluster = largest if cluster is None else cluster
         self._limits = Limits(capability, multiprocessors, shared_bytes, cluster, memory_bytes)
+        self._clusters = clusters or {}
         self.fill = fill
         self.launches: list[Launch] = []
         self.observers: list[Observer] = []
@@ -154,6 +157,15 @@ class HostDevice:
         if key not in kept:
             kept[key] = self.upload(make())
         return kept[key]
+
+    def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
+        """Of a kernel's clusters, or of its blocks where it has none."""
+        if kernel.cluster in self._clusters:
+            return self._clusters[kernel.cluster]
+        fit = THREADS_PER_MULTIPROCESSOR // block
+        if shared_bytes:
+            fit = min(fit, max(1, self._limits.shared_bytes // shared_bytes))
+        return max(1, fit * self._limits.multiprocessors // kernel.cluster)
 
     def launch(
         self,
@@ -221,11 +233,9 @@ class HostDevice:
                 f"clusters of {kernel.cluster} blocks in a grid of {x}; the device has up to {limits.cluster}"
             )
         elif kernel.cooperative:
-            fit = THREADS_PER_MULTIPROCESSOR // block
-            if shared:
-                fit = min(fit, max(1, limits.shared_bytes // shared))
-            if x * y > fit * limits.multiprocessors:
-                wrong = f"a cooperative launch of {x * y} blocks; {fit * limits.multiprocessors} run at once"
+            most = self.at_once(kernel, block, shared)
+            if x * y > most:
+                wrong = f"a cooperative launch of {x * y} blocks; {most} run at once"
         if wrong:
             raise HostError(f"{name}: {wrong}")
 

@@ -8,6 +8,7 @@ with all of our headers in their places, so that its cache notices a change in a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
@@ -114,6 +115,12 @@ class Device(Protocol):
         two threads meet.
         """
 
+    def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
+        """How many of a kernel's clusters (blocks, where it has none) run at the same time; at least 1.
+
+        Fewer than multiprocessors may suggest: those of a cluster must be neighbours on the chip.
+        """
+
     def launch(
         self,
         kernel: KernelSpec,
@@ -194,6 +201,10 @@ class CupyDevice:
         with _current(self._index):
             return resident(owner, (self._index, key), make, self._make_block, self._stream)
 
+    def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
+        with _current(self._index):
+            return max(1, _at_once(kernel, self._index, block, shared_bytes))
+
     def launch(
         self,
         kernel: KernelSpec,
@@ -209,7 +220,7 @@ class CupyDevice:
             function = _function(kernel, self._index)
             if kernel.cooperative:
                 # cupy would start as many blocks as fit, and they would wait for the others for ever.
-                most = _blocks_at_once(kernel, self._index, block, shared_bytes)
+                most = _at_once(kernel, self._index, block, shared_bytes)
                 if blocks[0] * blocks[1] > most:
                     raise BackendUnavailable(
                         f"kernel {kernel.name} needs {blocks[0] * blocks[1]} blocks of {block} threads at once; "
@@ -346,9 +357,54 @@ def _module(text: str, defines: Macros, cooperative: bool, index: int) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _blocks_at_once(kernel: KernelSpec, index: int, block: int, shared_bytes: int) -> int:
+def _at_once(kernel: KernelSpec, index: int, block: int, shared_bytes: int) -> int:
     from cupy.cuda import driver
 
     pointer = _function(kernel, index).kernel.ptr
+    if kernel.cluster > 1:
+        return _clusters_at_once(pointer, kernel.cluster, block, shared_bytes)
     each = driver.occupancyMaxActiveBlocksPerMultiprocessor(pointer, block, shared_bytes)
     return int(each) * _limits(index).multiprocessors
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute with the dimensions of a cluster."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16)]
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
+def _clusters_at_once(function: int, cluster: int, block: int, shared_bytes: int) -> int:
+    """cuOccupancyMaxActiveClusters, which cupy has not."""
+    attribute = _LaunchAttribute(_CLUSTER_DIMENSION, b"", (ctypes.c_uint * 16)(cluster, 1, 1))
+    config = _LaunchConfig((cluster, 1, 1), (block, 1, 1), shared_bytes, None, ctypes.pointer(attribute), 1)
+    count = ctypes.c_int(0)
+    status = _driver().cuOccupancyMaxActiveClusters(
+        ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config)
+    )
+    if status:
+        raise BackendUnavailable(
+            f"cuOccupancyMaxActiveClusters gives CUDA error {status} for clusters of {cluster} blocks of {block} threads "
+            f"with {shared_bytes} bytes of shared memory"
+        )
+    return count.value
+
+
+@lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

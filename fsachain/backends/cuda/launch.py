@@ -91,6 +91,29 @@ class SubBatch(NamedTuple):
     rows: Integers | None
     form: int
 
+    def shared_bytes(self, kind: int, lanes: int) -> int:
+        """What a block of `forward` or `backward` on chip takes."""
+        return self.tables.shared_bytes(kind, ARC_BYTES[self.form], lanes)
+
+
+def recursion(name: str, part: SubBatch, kind: int, lanes: int, leaky: float) -> KernelSpec:
+    """A kernel of forward_backward.cu."""
+    plan = part.tables.plan
+    defines = macros(
+        KIND=kind,
+        LANES=lanes,
+        CHUNK=plan.chunk,
+        LEAK=leaky > 0.0,
+        ON_CHIP=plan.on_chip,
+        CLUSTER=plan.cluster,
+        ARCS_ON_CHIP=plan.arcs_on_chip,
+        THREADS=plan.threads,
+        EXPONENTS=part.form == EXPONENTS,
+        LOGS=part.form == LOGS,
+    )
+    has_cluster = name in ("forward", "backward")
+    return KernelSpec("forward_backward.cu", name, defines, plan.cluster if has_cluster else 1)
+
 
 class DeviceTables(NamedTuple):
     """The tables of a sub-batch on the device, in one kind of number.
@@ -215,18 +238,7 @@ class Run:
         return macros(KIND=self.kind, LANES=self.lanes, CHUNK=self.part.tables.plan.chunk, **more)
 
     def recursion(self, name: str) -> KernelSpec:
-        plan = self.part.tables.plan
-        defines = self._macros(
-            LEAK=self.call.leaky > 0.0,
-            ON_CHIP=plan.on_chip,
-            CLUSTER=plan.cluster,
-            ARCS_ON_CHIP=plan.arcs_on_chip,
-            THREADS=plan.threads,
-            EXPONENTS=self.part.form == EXPONENTS,
-            LOGS=self.part.form == LOGS,
-        )
-        has_cluster = name in ("forward", "backward")
-        return KernelSpec("forward_backward.cu", name, defines, plan.cluster if has_cluster else 1)
+        return recursion(name, self.part, self.kind, self.lanes, self.call.leaky)
 
     def _of_lanes(self) -> list[Argument]:
         return [self.sequences, self.lengths, self.call.kinds]
@@ -258,7 +270,7 @@ class Run:
         work: list[Argument] = [NULL, NULL]
         if plan.on_chip:
             blocks = plan.cluster
-            shared = tables.shared_bytes(self.kind, ARC_BYTES[self.part.form], self.lanes)
+            shared = self.part.shared_bytes(self.kind, self.lanes)
         else:
             at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
             blocks = max(1, min(int(tables.sizes["shards"].max()), at_once // count))
@@ -356,7 +368,7 @@ def make_runs(
     for kind in kinds:
         for part in sub_batches(batch, limits, kind, scores.dtype == "float64"):
             which, rows = part.which, part.rows
-            lanes = lanes_for(part.tables.plan, len(which), limits) if rows is None else 1
+            lanes = _lanes(device, part, kind, leaky) if rows is None else 1
             of_part = growth if rows is None else growth[which]
             groups = make_groups(part.tables, lanes, which, rows, lengths[which], of_part)
             frames = window_of(kind, groups, longest, budget)
@@ -399,6 +411,18 @@ def make_runs(
         [starting_kinds, call.kinds, size, call.counters, np.int32(num_counters)],
     )
     return runs
+
+
+def _lanes(device: Device, part: SubBatch, kind: int, leaky: float) -> int:
+    plan = part.tables.plan
+    if plan.max_lanes == 1:
+        return 1
+    kernel = recursion("forward", part, kind, plan.max_lanes, leaky)  # it needs the most registers
+
+    def at_once(lanes: int) -> int:
+        return device.at_once(kernel, plan.threads, part.shared_bytes(kind, lanes))
+
+    return lanes_for(plan, len(part.which), at_once)
 
 
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
