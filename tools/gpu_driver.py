@@ -34,6 +34,7 @@ from fsachain.backends.cuda.device import KernelSpec
 from fsachain.backends.dispatch import bind
 from fsachain.backends.reference import sums as reference
 from fsachain.denominator import DenominatorGraph
+from fsachain.loss.autograd import scale_rows
 from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.pruned import rnnt_loss_simple, rnnt_loss_smoothed
 from fsachain.loss.rnnt import rnnt_loss
@@ -152,6 +153,21 @@ def penalties(device: torch.device) -> Iterator[Check]:
         yield compare(f"{dtype}: derivatives", out, expected, near(expected))
 
 
+def scaled_rows(device: torch.device) -> Iterator[Check]:
+    """By an infinite factor and one that is no number too; transposed as CTC gives them."""
+    values = make_scores("float64").transpose(0, 1)
+    values[:, 2:, ::2] = 0.0
+    factors = torch.tensor([0.5, -2.0, np.inf, np.nan] * 2, dtype=torch.float64)
+    for dtype in DTYPES:
+        wide = values.to(torch.float64 if dtype == "float64" else torch.float32)
+        like = torch.empty(0, dtype=getattr(torch, dtype))
+        exact = torch.where(wide == 0, 0, wide * factors.to(wide.dtype).view(-1, 1, 1)).to(like.dtype)
+        found = scale_rows(wide.to(device), factors.to(device), like.to(device))
+        yield Check(
+            dtype, 0.0 if torch.equal(found.cpu().nan_to_num(-7.0), exact.nan_to_num(-7.0)) else np.inf
+        )
+
+
 Loss = Callable[..., torch.Tensor]
 
 
@@ -268,6 +284,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "paths": Family(paths, {}, (("best_path.cu", {"ON_CHIP": 1}),)),
     "paths in memory": Family(paths, {"shared_bytes": 2000}, (("best_path.cu", {"ON_CHIP": 0}),)),
+    "scaled rows": Family(scaled_rows, {}, (("scale_rows.cu", {}),)),
     "penalties": Family(penalties, {}, (("penalties.cu", {}),)),
     "CTC": Family(ctc, {}, (("ctc.cu", {}), ("log_softmax.cu", {}))),
     **{

@@ -38,7 +38,7 @@ TABLES = ("denominator", "numerators", "loss", "ctc", "bigram", "transducer")  #
 FAMILIES = (
     ("cluster of 1", "cluster of 2", "cluster of 4"),
     ("cluster of 8", "teams in memory", "numerators"),
-    ("paths", "paths in memory", "penalties", "CTC", "pairs"),
+    ("paths", "paths in memory", "penalties", "scaled rows", "CTC", "pairs"),
     ("regular", "constrained", "HAT", "TDT", "multi-blank", "grid in memory"),
 )
 

@@ -7,6 +7,7 @@ keys, lengths and counts stay on the host, and nothing waits for the device but 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import typing
@@ -17,7 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fsachain.backends import arrays
+from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, pack_graphs
+from fsachain.errors import BackendUnavailable
 
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Torch has no public names for these two; where it lacks the private ones, everything counts as traced.
@@ -196,10 +200,17 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
 
 
 def _scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
-    """values [N, ..] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
+    """values [N, .., P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
+    if arrays.home_of(values) == "cuda" and values.numel():
+        out = torch.empty_like(values, dtype=like.dtype)
+        rows = [x if x.ndim == 3 else x.view(len(x), -1, x.shape[-1]) for x in (values, out)]
+        with contextlib.suppress(BackendUnavailable):  # torch may use a device for which there is no cupy
+            given = rows[0], factors.double().contiguous(), rows[1]
+            cuda.scale_rows(cuda.find_device(values), *map(cuda.view, given))
+            return out
     by_row = (-1, *[1] * (values.ndim - 1))
     scaled = values * factors.to(values.dtype).view(by_row)
-    if not factors.is_cpu:  # which nobody may ask where it is not finite
+    if not factors.is_cpu:
         return scaled.masked_fill_(values == 0, 0).to(like.dtype)
     for n, factor in enumerate(factors.tolist()):
         if not math.isfinite(factor):

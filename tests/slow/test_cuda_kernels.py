@@ -241,7 +241,7 @@ def numerators():
         single,
         no_arcs,
         steep,
-        connected_graph(4, 40, 200),
+        connected_graph(4, 60, 600),
     ]
     return [compile_table(fsa, NUM_PDFS) for fsa in fsas], [8, 7, 5, 8, 0, 3, 8]
 

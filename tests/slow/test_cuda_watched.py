@@ -12,6 +12,7 @@ from device_arrays import on_device
 from random_grids import TOPOLOGIES, make_grids
 from random_rows import KINDS, empty_scores, make_logits, make_rows
 
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda.grid import GridPlan
 from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reaso
 OURS = {
     "best_path.cu": {"best_path_whole", "best_path_marks", "best_path_window"},
     "penalties.cu": {"penalties", "penalty_terms"},
+    "scale_rows.cu": {"scale_rows"},
     "log_softmax.cu": {"log_softmax"},
     "pairs.cu": {"pair_log_sums", "pair_gradient"},
     "ctc.cu": {"ctc_links", "ctc_column_rows", "ctc_loss", "ctc_gradient_rows"},
@@ -48,6 +50,8 @@ def run_all(device):
     values = of_penalties.large_scores()[:, :40, :50]
     out = on_device(device, np.zeros_like(values))
     of_penalties.run(device, on_device(device, values), out, np.array([40, 33, 0, 32]))
+    (factors,) = device.upload([np.arange(4.0)])
+    cuda.scale_rows(device, on_device(device, values), factors, out)
     of_ctc.run(of_ctc.random_logits(), device=device)
     of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)

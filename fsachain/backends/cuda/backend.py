@@ -103,6 +103,20 @@ def add_penalties(
     return terms
 
 
+def scale_rows(device: Device, values: DeviceArray, factors: Memory | DeviceArray, out: DeviceArray) -> None:
+    """out = values [N, T, P] (float32 or float64) times factors (float64 [N]), 0 where values are; out of any type."""
+    size, num_frames, num_pdfs = values.shape
+    if 0 in values.shape:
+        return
+    device.launch(
+        KernelSpec("scale_rows.cu", "scale_rows", macros(ELEMENT=values, OUT=out, ROWS=PENALTY_FRAMES)),
+        (-(-num_frames // PENALTY_FRAMES), size),
+        PENALTY_THREADS,
+        0,
+        [*strided(values), np.int64(num_frames), np.int64(num_pdfs), address(factors), *strided(out)],
+    )
+
+
 def find_device(array: Any) -> Device:
     """The device of a torch or cupy array, with the stream that is current there."""
     if kinds.kind_of(array) == "torch":
