@@ -92,7 +92,7 @@ def test_every_family_and_every_test_has_its_step():
     steps = whole_report.phases(on_host=False)
     assert {name for names in whole_report.FAMILIES for name in names} == set(gpu_driver.FAMILIES)
     assert set(whole_report.TABLES) == set(MAKERS)
-    assert len(steps["tests"][1]) >= 40 and len(steps["families"][1]) == len(gpu_driver.FAMILIES)
+    assert len(steps["tests"][1]) > 20 and len(steps["families"][1]) == len(gpu_driver.FAMILIES)
 
 
 def test_a_family_that_does_not_reach_its_kernels_has_failed(monkeypatch, capsys):
