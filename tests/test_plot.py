@@ -20,6 +20,8 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.topology import Topology
 from fsachain.plot import (
+    OccupancyPanel,
+    TrellisPair,
     figure_svg,
     occupancy_panels,
     pdf_names,
@@ -118,6 +120,26 @@ def test_phones_are_the_sums_of_their_pdfs(acoustic):
             (by_pdf.denominator, by_phone.denominator),
         ):
             np.testing.assert_allclose(np.asarray(part)[:, pdfs].sum(axis=1), np.asarray(whole)[:, column])
+
+
+def test_long_titles_are_whole_and_inside_the_picture():
+    words = [f"word{n}" for n in range(60)]
+    title, rows = f"u1: {' '.join(words)}", np.full((9, 50), 0.02)
+    pair = TrellisPair(rows, rows[::-1], log_probs=(-12345678.25, -12345678.5))
+    sound = spectrogram(np.sin(np.arange(8000) * 0.3), 8000)
+    panel = OccupancyPanel(np.full((9, 3), 0.5), ["a", "b"], None, title)
+    for figure in (
+        plot_trellis(pair, title=title, max_rows=20),
+        plot_alignment(sound, {"words": entries("ab")}, title=title),
+        plot_occupancy({"one": [panel], "two": [panel]}),
+    ):
+        figure.draw_without_rendering()
+        heads = [axes.title for axes in figure.axes if axes.get_title()]
+        heads += [figure._suptitle] if figure.get_suptitle() else []
+        assert set(words) <= set(" ".join(head.get_text() for head in heads).split())
+        for head in heads:
+            box = head.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.width and 0 <= box.y0 < box.y1 <= figure.bbox.height
 
 
 def test_segments_stand_at_their_times_below_the_spectrogram():

@@ -1,5 +1,6 @@
 """Pictures of graphs: every arc, its width, what is clipped, and what is said of the rest."""
 
+import io
 import re
 
 import numpy as np
@@ -87,6 +88,48 @@ def test_odd_graphs_are_drawn_whole(fsa):
     figure = plot_graph(fsa)
     assert len(arcs(figure)) == fsa.num_arcs and len(states(figure)) == fsa.num_states
     assert figure_svg(figure).startswith("<svg")
+
+
+def every_pair(num_states):
+    src, dst = np.divmod(np.arange(num_states**2), num_states)
+    return Fsa(num_states, src, dst, src + dst, -0.01 * np.arange(len(src)), np.full(num_states, -0.25))
+
+
+def chain_of(length):
+    """With a loop on each state."""
+    src, dst = np.r_[:length, :length], np.r_[1 : length + 1, :length]
+    return Fsa(length + 1, src, dst, src, np.full(2 * length, -0.5), np.r_[np.full(length, -np.inf), 0.0])
+
+
+@pytest.mark.parametrize(
+    ("fsa", "num_drawn"),
+    [
+        (Fsa(1, [0] * 5, [0] * 5, range(5), [-0.5] * 5, [0.0]), 5),
+        (every_pair(5), 25),
+        (every_pair(20), None),  # 400 arcs: as many as can be read, and the summary
+        (chain_of(12), 24),
+        (chain_of(100), None),
+    ],
+)
+def test_letters_can_be_read_and_no_loop_runs_through_its_labels(fsa, num_drawn):
+    figure = plot_graph(fsa, max_arcs=400)
+    lines, words = arcs(figure), {text.get_gid(): text for text in figure.findobj(Text) if text.get_gid()}
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 6.0
+    if num_drawn is None:
+        assert 20 < len(lines) <= 120 and "the whole graph" in "\n".join(texts(figure))
+        assert figure.get_suptitle() == f"{len(lines)} of {fsa.num_arcs} arcs"
+    else:
+        assert len(lines) == num_drawn
+    figure.savefig(io.BytesIO(), format="png")  # which places everything
+    for arc in (arc for arc in lines if fsa.src[arc] == fsa.dst[arc]):
+        path = lines[arc].get_path().interpolated(1).to_polygons(closed_only=False)[0]
+        box = words[f"label-{arc}"].get_window_extent()
+        inside = box.padded(-1.0)
+        assert not any(inside.contains(*point) for point in lines[arc].get_transform().transform(path))
+        others = [
+            words[f"label-{n}"].get_window_extent() for n in lines if n != arc and fsa.src[n] == fsa.dst[n]
+        ]
+        assert not any(inside.overlaps(other.padded(-1.0)) for other in others)
 
 
 def test_what_does_not_fit_is_refused():

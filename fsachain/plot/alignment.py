@@ -12,7 +12,7 @@ from scipy import signal
 
 from fsachain.brief import brief
 from fsachain.errors import ConfigError, ShapeError
-from fsachain.plot.canvas import matrix, new_figure, nothing_to_show, plain_text, shortened
+from fsachain.plot.canvas import headline, matrix, new_figure, nothing_to_show, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +122,7 @@ def plot_alignment(
         for axes in grid:
             axes.tick_params(labelsize=8)
         if title:
-            figure.suptitle(shortened(title), fontsize=10)
+            headline(figure, title)
     return figure
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ MARKERS = ("o", "s", "^", "D", "v", "x")
 SUFFIXES = ("png", "svg", "pdf", "webp")
 FIGURE_WIDTH = 8.0  # inches: 800 pixels at the resolution of a screen
 MAX_TICKS = 40
+_LONGEST_TITLE = 1000  # characters: an utterance of a minute
 _CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
@@ -121,6 +123,13 @@ def nothing_to_show(axes: Axes, message: str) -> None:
     """An empty panel with a message; its horizontal axis, which others may share, stays."""
     axes.text(0.5, 0.5, message, ha="center", va="center", transform=axes.transAxes, color="#555555")
     axes.set_yticks([])
+
+
+def headline(figure: Figure, title: str) -> None:
+    """The whole title above the picture, on as many lines as it takes; the figure grows by them."""
+    lines = textwrap.wrap(shortened(title, _LONGEST_TITLE), int(12 * figure.get_figwidth())) or [""]
+    figure.set_figheight(figure.get_figheight() + 0.17 * (len(lines) - 1))
+    figure.suptitle("\n".join(lines), fontsize=10)
 
 
 def shortened(text: str, limit: int = 90) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-import textwrap
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +25,7 @@ from fsachain.plot.canvas import (
     COLOURS,
     FIGURE_WIDTH,
     figure_svg,
+    headline,
     new_figure,
     nothing_to_show,
     plain_text,
@@ -50,6 +51,9 @@ class Part:
     widths: npt.NDArray[np.float64]  # [arcs] of the lines, points
     unused: npt.NDArray[np.bool_]  # [arcs] True where an occupancy is known and zero
     is_cut: npt.NDArray[np.bool_]  # [states] True where arcs of the state are left out
+    numbers: tuple[
+        str, ...
+    ]  # what stands in each state: its number, and its final weight where that is not 0
 
 
 def checked_occupancy(occupancy: npt.ArrayLike, num_arcs: int) -> npt.NDArray[np.float64]:
@@ -123,7 +127,12 @@ def make_part(
     if used is not None:
         largest = used.max(initial=0.0) or 1.0
         widths, unused = THINNEST + (WIDEST - THINNEST) * used[arcs] / largest, used[arcs] == 0
-    return Part(states, arcs, labels, widths, unused, drawn < every[states])
+    final = fsa.final_log_prob[states]
+    numbers = tuple(
+        f"{state}\n{weight:.3g}" if weight > -np.inf and weight != 0 else str(state)
+        for state, weight in zip(states.tolist(), final.tolist(), strict=True)
+    )
+    return Part(states, arcs, labels, widths, unused, drawn < every[states], numbers)
 
 
 # Summary of a graph that is too large to be drawn whole.
@@ -307,11 +316,13 @@ def _shelves(sizes: Points) -> tuple[Points, tuple[float, float]]:
 MAX_ARCS = 60
 _MOST_SHOWN = 1_000_000  # arcs of a graph that a notebook shows unasked: a larger one takes seconds
 _FONT = 9.0  # points
-_CHARACTER, _LINE = 0.62 * _FONT / 72, 1.3 * _FONT / 72  # inches
-_NODE = 0.42  # inches
+_LEGIBLE = 6.0 / _FONT  # the least scale
+_LINE, _SPACE = 1.3 * _FONT / POINTS, 0.9 * _FONT / POINTS  # inches
+_NODE = 0.42  # inches, the least diameter
 _SUMMARY_HEIGHT, _SUMMARY_WIDTH = 2.4, 3.0
 _WIDTHS = (5.0, 9.0)  # inches of a page, the least and the most
-_MAX_HEIGHT = 10.0
+_MAX_HEIGHT, _TALLEST = 10.0, 24.0  # inches of a page; of one whose letters would be too small otherwise
+_MOST_LEGIBLE = 120  # arcs: the letters of more would be too small on any page
 _SMALL = 0.8  # a drawing that must shrink more than this is also tried from top to bottom
 
 
@@ -328,7 +339,8 @@ def plot_graph(
 
     States are numbered; the start is grey, final states have two circles, and their weight where it is not 0.
     With an occupancy the lines of arcs grow with it from 0.7 to 6 points; arcs of occupancy zero are dashed.
-    Of a graph with more than `max_arcs` arcs those with the largest occupancy are drawn; without one those on the most
+    The loops of a state are one line with all their labels. Of a graph with more than `max_arcs` arcs, or of fewer where
+    its letters would be smaller than 6 points, those with the largest occupancy are drawn; without one those on the most
     probable ways from the start. The whole is summarised beside it, and states with arcs left out have a dotted outline.
 
     Args:
@@ -347,9 +359,14 @@ def plot_graph(
     if not 1 <= max_arcs <= MOST_ARCS:
         raise ConfigError(f"max_arcs = {max_arcs}: expected 1 to {MOST_ARCS}")
     used = None if occupancy is None else checked_occupancy(occupancy, fsa.num_arcs)
-    part = make_part(fsa, chosen(fsa, used, max_arcs), used, symbols(fsa, names, arc_names))
-    layout = _layout(fsa, part)
-    scale = _scale(layout)
+    symbol, count = symbols(fsa, names, arc_names), min(max_arcs, fsa.num_arcs, _MOST_LEGIBLE)
+    while True:
+        part = make_part(fsa, chosen(fsa, used, count), used, symbol)
+        layout = _layout(fsa, part)
+        scale = _scale(layout)
+        if scale >= _LEGIBLE or count <= 1:
+            break
+        count = max(1, int(count * min(0.8, scale / _LEGIBLE)))
     clipped = len(part.arcs) < fsa.num_arcs
     width = max(layout.size[0] * scale + 0.3, _WIDTHS[0])
     height = max(layout.size[1] * scale, 0.8) + 0.5
@@ -362,8 +379,7 @@ def plot_graph(
             if used is not None and used.sum() > 0:
                 note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
             head = f"{title}: {note}" if title else note
-        head = shortened(head, 160)
-        figure.suptitle(textwrap.fill(head, int(12 * figure.get_figwidth())), fontsize=10)
+        headline(figure, head)
     return figure
 
 
@@ -403,18 +419,45 @@ def _layout(fsa: Fsa, part: Part) -> Layout:
     def places(numbers: Ints) -> list[int]:
         return np.searchsorted(part.states, numbers).tolist()
 
-    edges = list(zip(places(fsa.src[part.arcs]), places(fsa.dst[part.arcs]), strict=True))
-    sizes = [(len(label) * _CHARACTER, _LINE) for label in part.labels]
-    nodes = [_NODE] * len(part.states)
-    across = lay_out(nodes, edges, sizes)
-    if _scale(across) > _SMALL:
-        return across
-    return max(across, lay_out(nodes, edges, sizes, "TB"), key=_scale)
+    ends = list(zip(places(fsa.src[part.arcs]), places(fsa.dst[part.arcs]), strict=True))
+    # Loops of a state share an edge, whose label has a line for each: Graphviz would set labels on the lines of others.
+    together: dict[tuple[int, int, int], list[int]] = {}
+    for arc, (src, dst) in enumerate(ends):
+        together.setdefault((src, dst, -1 if src == dst else arc), []).append(arc)
+    groups = list(together.values())
+    edges = [ends[group[0]] for group in groups]
+    widths = _text_widths(part.labels)
+    sizes = [(max(widths[arc] for arc in group) + _SPACE, _LINE * len(group)) for group in groups]
+    nodes = _diameters(part)
+    found = lay_out(nodes, edges, sizes)
+    if _scale(found) <= _SMALL:
+        found = max(found, lay_out(nodes, edges, sizes, "TB"), key=_scale)
+    drawn: dict[int, DrawnEdge] = {}
+    for group, edge in zip(groups, found.edges, strict=True):
+        for row, arc in enumerate(group):
+            above = 0.5 * (len(group) - 1) - row
+            drawn[arc] = edge._replace(label=edge.label + np.array([0.0, above * _LINE]))
+    return found._replace(edges=tuple(drawn[arc] for arc in range(len(ends))))
+
+
+def _diameters(part: Part) -> list[float]:
+    """Inches: of states, around what stands in them."""
+    lines = [text.split("\n") for text in part.numbers]
+    return [max(_NODE, math.hypot(max(_text_widths(rows)), 0.8 * _LINE * len(rows)) + 0.16) for rows in lines]
+
+
+def _text_widths(labels: Sequence[str]) -> list[float]:
+    """Inches, in the font of the pictures."""
+    measure = require("matplotlib.textpath", extra="plot").TextToPath().get_text_width_height_descent
+    font = require("matplotlib.font_manager", extra="plot").FontProperties(size=_FONT)
+    return [measure(label, font, ismath=False)[0] / POINTS for label in labels]
 
 
 def _scale(layout: Layout) -> float:
-    """The factor that fits a drawing on a page."""
-    return min(1.0, (_WIDTHS[1] - 0.3) / layout.size[0], _MAX_HEIGHT / layout.size[1])
+    """The factor that fits a drawing on a page, which is taller where letters would be too small."""
+    width, height = layout.size
+    fits = min(1.0, (_WIDTHS[1] - 0.3) / width, _MAX_HEIGHT / height)
+    return max(fits, min(_LEGIBLE, (_WIDTHS[1] - 0.3) / width, _TALLEST / height))
 
 
 def _draw(axes: Axes, fsa: Fsa, part: Part, layout: Layout, scale: float) -> None:
@@ -426,10 +469,10 @@ def _draw(axes: Axes, fsa: Fsa, part: Part, layout: Layout, scale: float) -> Non
     for place, edge in enumerate(layout.edges):
         _draw_arc(axes, part, place, edge, scale)
     patches = require("matplotlib.patches", extra="plot")
-    for place, (state, centre) in enumerate(zip(part.states.tolist(), layout.nodes, strict=True)):
-        final = fsa.final_log_prob[state]
-        radii = (_NODE / 2, _NODE / 2 - 0.04) if final > -np.inf else (_NODE / 2,)
-        for radius in radii:
+    for place, (state, diameter) in enumerate(zip(part.states.tolist(), _diameters(part), strict=True)):
+        centre = layout.nodes[place]
+        inner = (diameter / 2 - 0.04,) if fsa.final_log_prob[state] > -np.inf else ()
+        for radius in (diameter / 2, *inner):
             axes.add_patch(
                 patches.Circle(
                     centre,
@@ -442,17 +485,8 @@ def _draw(axes: Axes, fsa: Fsa, part: Part, layout: Layout, scale: float) -> Non
                     gid=f"state-{state}",
                 )
             )
-        weight = f"\n{final:.3g}" if final > -np.inf and final != 0 else ""
-        size = 6.0 if weight or state >= 1000 else _FONT
-        axes.text(
-            centre[0],
-            centre[1],
-            f"{state}{weight}",
-            fontsize=size * scale,
-            ha="center",
-            va="center",
-            zorder=4,
-        )
+        text: dict[str, Any] = {"fontsize": _FONT * scale, "linespacing": 1.0, "zorder": 4}
+        axes.text(centre[0], centre[1], part.numbers[place], ha="center", va="center", **text)
 
 
 def _draw_arc(axes: Axes, part: Part, place: int, edge: DrawnEdge, scale: float) -> None:
@@ -476,6 +510,6 @@ def _draw_arc(axes: Axes, part: Part, place: int, edge: DrawnEdge, scale: float)
             gid=f"arc-{part.arcs[place]}",
         )
     )
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.8}
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     text: dict[str, Any] = {"fontsize": _FONT * scale, "ha": "center", "va": "center", "zorder": 2}
-    axes.text(edge.label[0], edge.label[1], part.labels[place], bbox=box, **text)
+    axes.text(*edge.label, part.labels[place], bbox=box, gid=f"label-{part.arcs[place]}", **text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fsachain.errors import ConfigError, ShapeError, require
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.numerator import Numerator
-from fsachain.plot.canvas import AMOUNT_MAP, SIGNED_MAP, matrix, name_ticks, new_figure, plain_text, shortened
+from fsachain.plot.canvas import AMOUNT_MAP, SIGNED_MAP, headline, matrix, name_ticks, new_figure, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +122,8 @@ def plot_occupancy(
                 axes = grid[row, place]
                 image = _draw(axes, panel, arrays[place][row], norm, frame_seconds or 1.0)
                 head = name if row == 0 else ""
-                axes.set_title("\n".join(filter(None, (head, shortened(panel.title, 60)))), fontsize=9)
+                own = textwrap.fill(panel.title, int(13 * figure.get_figwidth() / len(columns)))
+                axes.set_title("\n".join(filter(None, (head, own))), fontsize=9)
                 if place == 0:
                     axes.set_ylabel("labels emitted so far", fontsize=9)
                 elif list(panel.labels) == list(first[row].labels):
@@ -369,7 +371,7 @@ def plot_trellis(
             figure.colorbar(image, ax=axes, pad=0.01).ax.tick_params(labelsize=8)
         mark_signs(grid[2], parts[2][:, rows], MARKED * bound, step)
         grid[2].set_xlabel("output frame" if frame_seconds is None else "time (s)", fontsize=9)
-        figure.suptitle(shortened(title), fontsize=10)
+        headline(figure, title)
     return figure
 
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsachain.errors import DataError
-from fsachain.plot.canvas import COLOURS, DASHES, MARKERS, new_figure, nothing_to_show, plain_text, shortened
+from fsachain.plot.canvas import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    headline,
+    new_figure,
+    nothing_to_show,
+    plain_text,
+    shortened,
+)
 from fsachain.train.log import read_log
 
 if TYPE_CHECKING:
@@ -105,7 +114,7 @@ def plot_training(
             margin = 0.03 * max(epochs) + 0.2
             grid[0, 0].set_xlim(min(epochs) - margin, max(epochs) + margin)
             grid[0, 0].locator_params(axis="x", integer=True)
-        figure.suptitle(shortened(title), fontsize=10)
+        headline(figure, title)
     return figure
 
 
@@ -193,7 +202,7 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
             figure.legend(handles, labels, fontsize=8, ncols=len(labels), loc="outside lower center")
         rate = f"{sum(total.shares):.2f} %" if total.words else "not defined"
         overall = f"WER {rate} (errors: {sum(total.counts)}, words: {total.words})"
-        figure.suptitle(shortened(f"{title}: {overall}" if title else overall), fontsize=10)
+        headline(figure, f"{title}: {overall}" if title else overall)
     return figure
 
 
