@@ -512,4 +512,6 @@ def _draw_arc(axes: Axes, part: Part, place: int, edge: DrawnEdge, scale: float)
     )
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     text: dict[str, Any] = {"fontsize": _FONT * scale, "ha": "center", "va": "center", "zorder": 2}
-    axes.text(*edge.label, part.labels[place], bbox=box, gid=f"label-{part.arcs[place]}", **text)
+    axes.text(
+        edge.label[0], edge.label[1], part.labels[place], bbox=box, gid=f"label-{part.arcs[place]}", **text
+    )
