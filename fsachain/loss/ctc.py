@@ -149,7 +149,6 @@ def _ctc_forgiving(
     wrong, too_many, missing = penalties
     forgive = Forgiveness(wrong, too_many, missing, cast(Star, star), most_left_out)
     log_prob, gradient = forgiving_ctc(log_probs, problem, forgive, backend, with_gradient, memory_budget)
-    gradient.neg_()
     if with_gradient and inputs == "logits":  # rows of frames that count sum to -1
         lengths = torch.from_numpy(problem.frame_counts).to(scores.device)
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths

@@ -30,7 +30,7 @@ def forgiving_ctc(
     with_gradient: bool,
     memory_budget: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """log Z [N], float64, of log-probabilities [T, N, C]; its derivatives [T, N, C], empty unless asked for."""
+    """log Z [N], float64, of log-probabilities [T, N, C]; the derivatives of -log Z [T, N, C], empty unless asked for."""
     size, most = problem.labels.shape
     classes = np.column_stack([np.full(size, problem.blank), problem.labels])
     tables = []
@@ -50,10 +50,13 @@ def forgiving_ctc(
     log_prob = call.add_occupancy(batch, 0.0, None, occupancy).log_prob
     if not with_gradient:
         return log_prob, scores.new_empty((0, 0, 0))
-    taken = occupancy.transpose(0, 1)
-    found = (scores - star.unsqueeze(2)).exp_().mul_(taken[:, :, -1:])
-    found.masked_fill_(taken[:, :, -1:] == 0, 0.0)  # frames without a star may hold anything
+    taken = occupancy.neg_().transpose(0, 1)
+    stars = taken[:, :, -1]
+    shares = torch.where(stars == 0, math.inf, star)  # of units that are all impossible, too
+    found = (scores - shares.unsqueeze(2)).exp_().mul_(stars.unsqueeze(2))
     found[:, :, problem.blank] = 0.0
+    for n, frames in enumerate(problem.frame_counts.tolist()):
+        found[frames:, n] = 0.0  # where scores may be anything
     return log_prob, found.scatter_add_(2, index, taken[:, :, :-1])
 
 
