@@ -359,8 +359,13 @@ def suspicious(
     rows = [f"{-wrong:.3f} {-unwritten:.3f} {name}" for wrong, unwritten, name in utterances]
     write_file(out / "utterances.txt", "\n".join(rows) + "\n")
     click.echo("\n".join(lines[:10]))
-    doubtful = sum(probability < 0.5 for probability, *_ in words)
-    click.echo(f"{doubtful} of {len(words)} words of {len(found)} utterances were rather not said -> {out}")
+    doubtful, wrong = sum(p < 0.5 for p, *_ in words), sum(doubt.wrong for doubt in found.values())
+    frames = {name: len(outputs[name]) for name in found}
+    share = sum(doubt.unwritten * frames[name] for name, doubt in found.items()) / sum(frames.values())
+    click.echo(
+        f"{len(found)} utterances: {doubtful} of {len(words)} words were rather not said (expected: {wrong:.1f}); "
+        f"{100 * share:.1f} % of the frames are not in the transcripts -> {out}"
+    )
 
 
 @command(model=TRAINED, data=DATA, words=str, out=OUT)
