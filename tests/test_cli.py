@@ -216,7 +216,7 @@ def test_language_folder_of_another_width_is_refused(fsachain, model: Path, step
     other = corpus / "other"
     assert fsachain("lang", corpus / "lexicon.txt", other, "--config", corpus / "biphone.yaml").status == 0
     outcome = fsachain(step, model, corpus / "data", corpus / "out", "--lang", other)
-    assert_one_line(outcome, "the model has 12 pdfs and the language folder 72")
+    assert_one_line(outcome, "the window of a pdf is 1 phones in the model, 2 phones in ")
 
 
 def test_unreadable_notes_of_a_training_are_refused_by_file(fsachain, built: Path) -> None:

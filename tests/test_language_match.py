@@ -93,6 +93,14 @@ def test_a_model_of_an_earlier_version_is_read_and_said_to_be_unchecked(fsachain
     outcome = fsachain(*step, "--lang", trained / "renamed")
     assert outcome.status == 0
     assert "holds no words, phones and tree" in outcome.err and "is not checked" in outcome.err
+    (trained / "biphone.yaml").write_text("lang: {context: biphone}\n")
+    assert (
+        fsachain(
+            "lang", trained / "lexicon.txt", trained / "wide", "--config", trained / "biphone.yaml"
+        ).status
+        == 0
+    )
+    assert_one_line(fsachain(*step, "--lang", trained / "wide"), "the model has 12 pdfs, ", "wide 72")
     (trained / "lang").rename(trained / "exp/lang")
     assert fsachain(*step).status == 0
 

@@ -138,6 +138,7 @@ def decode(
     Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
     utterances cannot be used, which are not scored.
     """
+    check_lang(model, lang)
     graphs, weights = DecodingGraphs.of(lang, **search)
     fresh(out, *TUNED, *SCORED)
     if dev is not None:

@@ -110,6 +110,8 @@ class AcousticModel:
             cmvn = Cmvn.from_state(experiment.cmvn, statistics)
             files = _under("lang.", tensors)
             lang = _lang_of_files(files, path) if files else None
+            if lang is not None and lang.tree.num_pdfs != header["num_pdfs"]:
+                raise DataError(f"{header['num_pdfs']} pdfs, its tree has {lang.tree.num_pdfs}")
         except (FsachainError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
         return cls(experiment, cast(Network, network.eval()), cmvn, lang, path)
@@ -166,19 +168,16 @@ def check_lang(model: AcousticModel, lang: Lang) -> None:
 
     It may have other words, or more pronunciations of a word.
     """
-    num_pdfs = model.network.num_pdfs
-    if num_pdfs != lang.tree.num_pdfs:
-        raise DataError(
-            f"the model has {num_pdfs} pdfs and the language folder {lang.tree.num_pdfs}; "
-            "give the language folder that the model was trained with"
-        )
-    if model.lang is None:
+    num_pdfs, difference = model.network.num_pdfs, None
+    if model.lang is not None:
+        difference = model.lang.difference(lang)
+    elif num_pdfs != lang.tree.num_pdfs:
+        difference = f"the model has {num_pdfs} pdfs, {lang.name} {lang.tree.num_pdfs}"
+    else:
         note(
             f"warning: {model.path or 'the model'} holds no words, phones and tree, an earlier version wrote it: whether "
             f"those of {lang.name} are its own is not checked"
         )
-        return
-    difference = model.lang.difference(lang)
     if difference is not None:
         raise DataError(f"{lang.name} is not what {model.path or 'the model'} was trained with: {difference}")
 
