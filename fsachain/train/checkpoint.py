@@ -299,9 +299,11 @@ class Identity:
         if not others:
             now = self.facts["train"]["num_epochs"]
             old, new = (self.scheduled(epoch, batch, count) for count in (before["train"]["num_epochs"], now))
-            jumps = changes(old, new)
-            if not jumps and epoch + bool(batch) <= now:
+            if old == new and epoch + bool(batch) <= now:
                 return
+            jumps = [
+                f"{name} was {old[name]:.3g}, is {new[name]:.3g}" for name in old if old[name] != new[name]
+            ]
             why = f"of the next step {', '.join(jumps)}" if jumps else f"{epoch} epochs are done"
             told = [
                 f"{told[0]}, but {why}; expected constant schedules (train.schedule.decay: constant) and more epochs, or a "
@@ -470,7 +472,7 @@ class Checkpoints:
             self._identity.check(checkpoint.state, checkpoint.epoch, checkpoint.batch, tell)
         except ConfigError as error:
             raise ConfigError(
-                f"{self._folder}: holds a training with {error}; delete it or choose another folder"
+                f"{self._folder.parent}: holds a training with {error}; delete it or choose another folder"
             ) from error
 
     def _load(self, checkpoint: Checkpoint) -> TrainState:
