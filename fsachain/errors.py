@@ -71,6 +71,11 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+def counted(number: int, noun: str) -> str:
+    """As in "1 utterance" and "2 utterances"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def printable(text: str) -> str:
     """The text without characters that move a terminal's cursor or change its colours; they become escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -22,7 +22,7 @@ from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
 from fsachain.cli.resources import Resources
 from fsachain.data.cmvn import Cmvn
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, counted
 from fsachain.nn.tdnnf import Tdnnf
 
 USABLE = ("u1", "u4")
@@ -107,7 +107,7 @@ def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(fsa
     found = {fault["id"]: fault["kind"] for fault in faults}
     assert found == ({"u5": "no recording"} if name in TABLES_ALONE else BROKEN)
     assert err.count("\n") == 1
-    assert f"{len(faults)} utterances are left out" in err
+    assert f"done, but {counted(len(faults), 'utterance')} left out" in err
     for identity, kind in found.items():
         assert identity in out
         assert kind in out

@@ -18,7 +18,7 @@ from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
 from fsachain.cli.training import validate_data
 from fsachain.data import audio
-from fsachain.data.utterance import Fault, fault_table
+from fsachain.data.utterance import Fault, fault_table, told_left_out
 from fsachain.errors import DataError
 from fsachain.train.log import read_log
 
@@ -177,9 +177,14 @@ def test_a_directory_without_its_tables_is_an_error(name, corpus):
 def test_the_table_counts_by_kind_and_cannot_change_the_terminal():
     faults = [Fault(f"u{n}", "is not there", "missing file") for n in range(8)]
     faults.append(Fault("\x1b[2J", "title\x07", "no recording"))
+    faults += [Fault(name, f"utterance '{name}': has no numerator") for name in "ab"]
     table = fault_table(faults, shown=2)
     assert "8  missing file" in table
     assert "and 6 more" in table
+    assert (
+        "u0, u1: is not there" in table and "a, b: has no numerator" in table
+    )  # said once, without the names again
+    assert told_left_out(faults[-1:]).startswith("1 utterance is left out:\n")
     assert table.index("no recording") < table.index("missing file")
     assert "\x1b" not in table
     assert "\\x1b[2J: title\\x07" in table
@@ -251,7 +256,7 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     listed = [json.loads(line) for line in (model / "faults.jsonl").read_text().splitlines()]
     assert listed == log[0]["excluded"]
     assert log[0]["utterances"] == 1
-    assert "5 utterances are left out" in err
+    assert "5 utterances left out" in err
     assert "1  sampling rate" in err
 
 

@@ -34,7 +34,7 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, is_command
 from fsachain.decode.align import PUNCTUATION, Alignment
 from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
-from fsachain.errors import DataError, LeftOutError, require
+from fsachain.errors import DataError, LeftOutError, counted, require
 from fsachain.files import binary_lines, parse_json, replacing, text_lines, write_text
 from fsachain.graph.lexicon import Lexicon
 from fsachain.report.page import render_page
@@ -334,7 +334,7 @@ def write_found(checked: Sequence[Checked], out: Path) -> list[Checked]:
     write_text(out / "summary.tsv", SUMMARY + "".join(one.row() for one in ordered))
     words = sum(len(one.words) for one in checked)
     skipped = sum(len(one.alignment.skipped) for one in checked)
-    about = f"{len(checked)} utterances, {words} words, of which {skipped} were not said; summary.tsv has all"
+    about = f"{counted(len(checked), 'utterance')}, {words} words, of which {skipped} were not said; summary.tsv has all"
     shown = [one.shown(out) for one in ordered[:SHOWN]]
     page = render_page("alignments.html", media="*", title=out.resolve().name, about=about, utterances=shown)
     write_text(out / "index.html", page)
@@ -408,7 +408,7 @@ def align_corpus(
     ordered = write_found(checked, out)
     bad = [Fault(one.part.id, one.alignment.reason, "no path") for one in checked if not one.alignment.ok]
     resources.leave_out(bad, len(checked) - len(bad), str(corpus))
-    click.echo(f"{len(checked)} utterances aligned; the most suspicious:")
+    click.echo(f"{counted(len(checked), 'utterance')} aligned; the most suspicious:")
     for one in ordered[:WORST]:
         click.echo(f"  {one.suspicion:6.3f}  {one.part.id}  {' '.join(one.words)[:80]}")
     click.echo(f"-> {out / 'index.html'}")

@@ -35,7 +35,7 @@ from fsachain.decode.rescore import Rescorer, n_best_lists
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, counted
 from fsachain.files import write_text as write_file
 from fsachain.fsa import Fsa
 from fsachain.graph.decoding import build_decoding_graph
@@ -310,7 +310,7 @@ def align_data(
             tiers = {"words": result.words, "phones": result.phones}
             seconds = model.timing.start_of(len(outputs[name]))
             write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
-    return f"{len(found)} utterances aligned, {len(faults)} left out"
+    return f"{counted(len(found), 'utterance')} aligned, {len(faults)} left out"
 
 
 @command(model=TRAINED, data=DATA, out=OUT)
@@ -364,7 +364,7 @@ def suspicious(
     frames = {name: len(outputs[name]) for name in found}
     share = sum(doubt.unwritten * frames[name] for name, doubt in found.items()) / sum(frames.values())
     click.echo(
-        f"{len(found)} utterances: {doubtful} of {len(words)} words were rather not said (expected: {wrong:.1f}); "
+        f"{counted(len(found), 'utterance')}: {doubtful} of {len(words)} words were rather not said (expected: {wrong:.1f}); "
         f"{100 * share:.1f} % of the frames are not in the transcripts -> {out}"
     )
 
@@ -422,7 +422,8 @@ def keyword(
     others = [scores[name] for name, found in has.items() if not found]
     if not accepted or not hours:
         raise DataError(
-            f"{len(accepted)} of {len(has)} utterances have the keyword {words!r}; expected some with and some without it"
+            f"{len(accepted)} of {counted(len(has), 'utterance')} have the keyword {words!r}; expected "
+            "some with and some without it"
         )
     lines = [f"{name} {scores[name]:.6g} {int(found)}\n" for name, found in has.items()]
     (out / "scores.txt").write_text("".join(lines), encoding="utf-8")
@@ -430,7 +431,7 @@ def keyword(
     missed = round(point.false_reject_rate * len(accepted))
     click.echo(
         f"false-reject rate {100 * point.false_reject_rate:.2f} % ({missed} of {len(accepted)}) at "
-        f"{point.false_alarms_per_hour:.4g} false alarms per hour ({len(others)} utterances, "
+        f"{point.false_alarms_per_hour:.4g} false alarms per hour ({counted(len(others), 'utterance')}, "
         f"{hours:.4g} hours without the keyword), threshold {point.threshold:.6g} -> {out}"
     )
 

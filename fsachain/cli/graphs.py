@@ -30,7 +30,7 @@ from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir, Utterance, read_table
 from fsachain.data.utterance import Fault
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.errors import ConfigError, DataError, GraphError, counted
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph import patterns as pattern
 from fsachain.graph.context import ContextTree
@@ -180,7 +180,7 @@ def _write(
     save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree))
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
     floored = told_floored(sum(numerator.floored for numerator in numerators.values()))
-    return f"{len(numerators)} numerators, {arcs} arcs, {len(faults)} utterances excluded{floored}"
+    return f"{len(numerators)} numerators, {arcs} arcs, {counted(len(faults), 'utterance')} excluded{floored}"
 
 
 def build_numerators(

@@ -14,7 +14,7 @@ import click
 from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, command, make_folder, seed_option
 from fsachain.decode.wer import read_text
 from fsachain.decode.wer import score as score_words
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import DataError, GraphError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph import algorithms
 from fsachain.graph.chunks import holds_chunks, load_chunks
@@ -101,14 +101,15 @@ def _describe_shards(path: Path) -> str:
     num_bytes = sum(Path(file.path).stat().st_size for file in files)
     excluded = sum(len(file.facts.get("excluded", ())) for file in files)
     sizes = f"{sum(map(len, files))} in {len(files)} files, {num_bytes:,} bytes"
-    return f"compiled tables: {sizes}, {excluded} utterances excluded"
+    return f"compiled tables: {sizes}, {counted(excluded, 'utterance')} excluded"
 
 
 def _describe_numerators(path: Path) -> str:
     numerators = load_numerators(path)
     words = sum(len(numerator.words) for numerator in numerators.values())
     arcs = [numerator.fsa.num_arcs for numerator in numerators.values()]
-    return f"numerators: {len(arcs)} utterances, {words} words, {sum(arcs)} arcs, at most {max(arcs, default=0)} in one"
+    sizes = f"{words} words, {sum(arcs)} arcs, at most {max(arcs, default=0)} in one"
+    return f"numerators: {counted(len(arcs), 'utterance')}, {sizes}"
 
 
 def _describe_chunks(path: Path) -> str:
@@ -118,7 +119,7 @@ def _describe_chunks(path: Path) -> str:
     frames = [chunk.end - chunk.start for chunk in chunks]
     arcs = sum(chunk.fsa.num_arcs for chunk in chunks)
     return (
-        f"chunks: {len(frames)} of {len(utterances)} utterances in {copies} copies\n"
+        f"chunks: {len(frames)} of {counted(len(utterances), 'utterance')} in {copies} copies\n"
         f"at most {max(frames, default=0)} output frames in one, {sum(frames)} in all, {arcs} arcs"
     )
 
@@ -163,8 +164,8 @@ def _describe_folder(path: Path) -> str:
     num_words = sum(len(utterance.words) for utterance in data)
     speakers = {utterance.speaker for utterance in data}
     kind = "cuts of lhotse" if cuts else "data directory"
-    head = f"{kind}: {len(data)} utterances, {num_words} words, {len(speakers)} speakers"
-    return f"{head}; {len(faults)} faults, see `fsachain validate`" if faults else head
+    head = f"{kind}: {counted(len(data), 'utterance')}, {num_words} words, {len(speakers)} speakers"
+    return f"{head}; {counted(len(faults), 'fault')}, see `fsachain validate`" if faults else head
 
 
 @command(first=GRAPH, second=GRAPH)

@@ -38,7 +38,7 @@ from fsachain.decode.ctm import CtmEntry, write_ctm
 from fsachain.decode.decoder import decode
 from fsachain.decode.wer import write_text
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, save_chunks
 from fsachain.graph.lexicon import Lexicon, read_phones
@@ -166,7 +166,7 @@ def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame
                 for phone, first, end in spans
             ]
     write_ctm(out, entries)
-    click.echo(f"{len(seen)} utterances -> {out}")
+    click.echo(f"{counted(len(seen), 'utterance')} -> {out}")
 
 
 @command(kaldi, None, out=OUT, examples=many(str))
@@ -227,7 +227,7 @@ def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources
     """
     _, found = network_outputs(model, data, resources)
     make_folder(out.parent)
-    click.echo(f"{values.write_matrices(out, found)} utterances -> {out}")
+    click.echo(f"{counted(values.write_matrices(out, found), 'utterance')} -> {out}")
 
 
 @command(kaldi, "decode", matrices=str, hclg=FILE, model=FILE, words=FILE, out=OUT)
@@ -246,7 +246,7 @@ def decode_archive(
     scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, values.read_matrix)}
     found = decode(scores, graph, read_symbols(words), num_workers=jobs)
     write_text(make_folder(out) / "hyp.txt", {name: result.words for name, result in found.items()})
-    click.echo(f"{len(found)} utterances -> {out}")
+    click.echo(f"{counted(len(found), 'utterance')} -> {out}")
 
 
 # Text as copy-feats, copy-int-vector, copy-post, fstcopy and show-transitions print it with `ark,t:-`.

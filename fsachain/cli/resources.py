@@ -18,9 +18,9 @@ from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import Example, load_examples, load_usable
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.utterance import Fault, fault_table, write_faults
+from fsachain.data.utterance import Fault, told_left_out, write_faults
 from fsachain.data.workers import Workers
-from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, require
+from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, counted, require
 
 POLICIES = ("exclude", "stop")
 FAULTS_FILE = "faults.jsonl"
@@ -84,7 +84,7 @@ class Resources:
         """Go on without these utterances, or end with a DataError: where none is left, or `bad_data` is "stop"."""
         self.faults.extend(faults)
         if self.bad_data is None and faults:
-            click.echo(f"{len(faults)} utterances are left out:\n{fault_table(faults)}")
+            click.echo(told_left_out(faults))
         if not num_left or (faults and self.bad_data == "stop"):
             why = "bad_data is 'stop'" if num_left else "no utterance is left"
             first = f"; the first: {faults[0].reason}" if faults else ""
@@ -100,7 +100,7 @@ class Resources:
             # Several stages may meet an utterance: the first tells why.
             faults = list({fault.id: fault for fault in reversed(self.faults)}.values())[::-1]
             if faults:
-                click.echo(f"{len(faults)} utterances are left out:\n{fault_table(faults)}")
+                click.echo(told_left_out(faults))
         end_without(faults, path)
 
     @contextmanager
@@ -147,7 +147,7 @@ def end_without(faults: Sequence[Fault], path: Path) -> None:
     if faults:
         make_folder(path.parent)
         write_faults(path, faults)
-        raise LeftOutError(f"done, but {len(faults)} utterances are left out; all are in {path}")
+        raise LeftOutError(f"done, but {counted(len(faults), 'utterance')} left out; all are in {path}")
 
 
 def _attempt(make: Callable[[Any], Any], items: list[Any]) -> list[tuple[Any, str | None]]:

@@ -59,7 +59,7 @@ from fsachain.cli.training import train_model
 from fsachain.cli.training_data import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.errors import ConfigError, LeftOutError
+from fsachain.errors import ConfigError, LeftOutError, counted
 from fsachain.files import parse_json, write_text
 from fsachain.nn.network import num_parameters
 from fsachain.report.collect import RUN, STAGE_LOG, read_stages
@@ -147,7 +147,7 @@ def _features(run: Run) -> None:
             _, (examples,) = run.resources.load(data, config.features, [copy])
             frames += sum(example.num_frames for example in examples)
         print(
-            f"{split}: {len(data)} utterances, {frames * config.features.frame_shift_ms / 60000:.1f} minutes"
+            f"{split}: {counted(len(data), 'utterance')}, {frames * config.features.frame_shift_ms / 60000:.1f} minutes"
         )
 
 

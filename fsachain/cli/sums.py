@@ -17,10 +17,10 @@ from fsachain.backends.dispatch import best_path, forward_backward
 from fsachain.batch import Graph, TableBatch
 from fsachain.cli.inspect import GRAPH, read_graph
 from fsachain.cli.options import OUT, command, make_folder
-from fsachain.data.utterance import Fault, fault_table
+from fsachain.data.utterance import Fault, told_left_out
 from fsachain.decode.wer import write_text
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import DataError, LeftOutError
+from fsachain.errors import DataError, LeftOutError, counted
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.numerator import load_numerators
@@ -149,8 +149,8 @@ def _write(matrices: Iterator[tuple[str, Scores]], path: Path | None) -> None:
 
 def _end(faults: list[Fault]) -> None:
     if faults:
-        click.echo(f"{len(faults)} utterances are left out:\n{fault_table(faults)}")
-        raise LeftOutError(f"done, but {len(faults)} utterances are left out")
+        click.echo(told_left_out(faults))
+        raise LeftOutError(f"done, but {counted(len(faults), 'utterance')} left out")
 
 
 def _impossible(name: str, frames: int) -> Fault:

@@ -21,7 +21,7 @@ from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
 from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
 from fsachain.graph.lexicon import read_phones
@@ -121,8 +121,8 @@ def _write(
     save_chunks(out, chunks, made_with(lang.lexicon, lang.tree))
     arcs = [chunk.fsa.num_arcs for lists in chunks.values() for one in lists for chunk in one]
     return (
-        f"{len(chunks)} utterances supervised, {len(arcs)} chunks of all copies, {sum(arcs)} arcs, "
-        f"{len(faults)} utterances excluded"
+        f"{counted(len(chunks), 'utterance')} supervised, {len(arcs)} chunks of all copies, {sum(arcs)} arcs, "
+        f"{counted(len(faults), 'utterance')} excluded"
     )
 
 
@@ -332,7 +332,9 @@ def tie_tree(
     )
     made = replace(lang, tree=tree)
     made.save(out)
-    click.echo(f"{made}, tied from {num_frames} output frames of {len(aligned)} utterances -> {out}")
+    click.echo(
+        f"{made}, tied from {num_frames} output frames of {counted(len(aligned), 'utterance')} -> {out}"
+    )
 
 
 def _output_spans(phones: list[AlignedPhone], subsampling: int, num_frames: int) -> list[AlignedPhone]:

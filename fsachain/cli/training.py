@@ -37,7 +37,7 @@ from fsachain.data.dataset import Example, load_usable
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError
+from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError, counted
 from fsachain.files import parse_json, write_text
 from fsachain.graph.numerator import build_numerator, made_with, told_floored
 from fsachain.loss.lfmmi import LFMMILoss
@@ -196,7 +196,9 @@ def train_model(
     if dev is not None and world.is_first:
         floored = dev.num_floored(lang, denominator)
         if floored:
-            trainer.progress.message(f"development set: {len(dev.data)} utterances{told_floored(floored)}")
+            trainer.progress.message(
+                f"development set: {counted(len(dev.data), 'utterance')}{told_floored(floored)}"
+            )
             JsonLinesLog(out / "train.jsonl").write("floored", dev=floored)
     loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
@@ -326,7 +328,7 @@ def validate(
         write_faults(out, found.faults)
     if not found.num_utterances or (found.faults and policy == "stop"):
         raise DataError(
-            f"{data}: {len(found.faults)} faults, {found.num_utterances} utterances can be trained on"
+            f"{data}: {counted(len(found.faults), 'fault')}, {counted(found.num_utterances, 'utterance')} can be trained on"
         )
 
 
@@ -336,7 +338,7 @@ class Validation:
     faults: tuple[Fault, ...]
 
     def __str__(self) -> str:
-        head = f"{self.num_utterances} utterances can be trained on, {len(self.faults)} faults"
+        head = f"{counted(self.num_utterances, 'utterance')} can be trained on, {counted(len(self.faults), 'fault')}"
         return "\n".join([head, fault_table(self.faults)]).rstrip()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fsachain.errors import DataError, printable
+from fsachain.errors import DataError, counted, printable
 from fsachain.files import replacing
 
 
@@ -119,8 +119,13 @@ class Fault:
         if self.kind not in KINDS:
             raise DataError(f"kind of fault: {self.kind!r} is not one of {', '.join(KINDS)}")
 
+    @property
+    def without_id(self) -> str:
+        """The reason, where it does not begin by naming the utterance."""
+        return self.reason.removeprefix(f"utterance {self.id!r}").removeprefix(":").lstrip()
+
     def __str__(self) -> str:
-        return f"{self.id}: {self.reason}"
+        return f"{self.id}: {self.without_id}"
 
 
 class UtteranceError(DataError):
@@ -177,10 +182,19 @@ def fault_table(faults: Iterable[Fault], shown: int = SHOWN) -> str:
     for kind, found in by_kind.items():
         if found:
             lines.append(f"{len(found):>7}  {kind}")
-            lines += [f"{'':>9}{printable(str(fault))}" for fault in found[:shown]]
+            alike: dict[str, list[str]] = {}  # utterances by what is said of them
+            for fault in found[:shown]:
+                alike.setdefault(fault.without_id, []).append(fault.id)
+            lines += [f"{'':>9}{printable(', '.join(names) + ': ' + why)}" for why, names in alike.items()]
         if len(found) > shown:
             lines.append(f"{'':>9}and {len(found) - shown} more")
     return "\n".join(lines)
+
+
+def told_left_out(faults: Sequence[Fault], where: str = "") -> str:
+    """How many utterances are left out, and `fault_table`."""
+    verb = "is" if len(faults) == 1 else "are"
+    return f"{counted(len(faults), 'utterance')} {verb} left out{where}:\n{fault_table(faults)}"
 
 
 def write_faults(path: str | Path, faults: Iterable[Fault]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from fsachain.errors import DataError, require
+from fsachain.errors import DataError, counted, require
 from fsachain.files import text_lines
 
 EPSILON = "<eps>"
@@ -93,7 +93,9 @@ class WerReport:
         """The rate, the per-speaker table, and every utterance that has an error, aligned word by word."""
         lines = [str(self.total)]
         if self.missing:
-            lines.append(f"no hypothesis for {len(self.missing)} utterances: {' '.join(self.missing)}")
+            lines.append(
+                f"no hypothesis for {counted(len(self.missing), 'utterance')}: {' '.join(self.missing)}"
+            )
         if self.by_speaker:
             lines += ["", *_speaker_table({**self.by_speaker, "all": self.total})]
         for utterance in self.utterances:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.errors import ConfigError, DataError, GraphError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
@@ -82,7 +82,7 @@ class ShardSummary:
     def __str__(self) -> str:
         return (
             f"{self.num_tables} numerators in {self.num_shards} shards ({self.num_reused} were there), "
-            f"{len(self.excluded)} utterances excluded{told_floored(self.num_floored)}"
+            f"{counted(len(self.excluded), 'utterance')} excluded{told_floored(self.num_floored)}"
         )
 
 

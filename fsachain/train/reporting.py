@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from fsachain import progress
-from fsachain.data.utterance import Fault, fault_table
-from fsachain.errors import DataError, FsachainError, require
+from fsachain.data.utterance import Fault, told_left_out
+from fsachain.errors import DataError, FsachainError, counted, require
 from fsachain.train.checkpoint import TrainState
 from fsachain.train.config import TrainConfig, to_dict
 from fsachain.train.log import JsonLinesLog
@@ -198,12 +198,10 @@ class Reporter:
             self.write("left_out", excluded=some)
         if not new:
             return
-        self.progress.message(
-            f"{len(new)} utterances are left out (all are in train.jsonl):\n{fault_table(new)}"
-        )
+        self.progress.message(told_left_out(new, " (all are in train.jsonl)"))
         if self._config.bad_data == "stop":
             raise DataError(
-                f"{len(new)} utterances cannot be trained on and train.bad_data is 'stop'; the first: {new[0]}"
+                f"{counted(len(new), 'utterance')} cannot be trained on and train.bad_data is 'stop'; the first: {new[0]}"
             )
 
     def epoch(
