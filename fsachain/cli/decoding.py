@@ -364,8 +364,8 @@ def suspicious(
     frames = {name: len(outputs[name]) for name in found}
     share = sum(doubt.unwritten * frames[name] for name, doubt in found.items()) / sum(frames.values())
     click.echo(
-        f"{counted(len(found), 'utterance')}: {doubtful} of {len(words)} words were rather not said (expected: {wrong:.1f}); "
-        f"{100 * share:.1f} % of the frames are not in the transcripts -> {out}"
+        f"{counted(len(found), 'utterance')}: {doubtful} of {len(words)} words were rather not said "
+        f"(expected: {wrong:.1f}); {100 * share:.1f} % of the frames are not in the transcripts -> {out}"
     )
 
 
