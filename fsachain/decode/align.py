@@ -245,7 +245,7 @@ def alignment_of(
     begins = numerator.arc_begins_word
     spoken: list[list[int]] = []  # position, first frame, end
     for _, position, first, length in segments:
-        if position == NO_WORD:
+        if position <= NO_WORD:
             continue
         again = begins is not None and begins[arcs[first]] and numerator.arc_is_start[arcs[first]]
         if spoken and spoken[-1][0] == position and not again:
