@@ -48,7 +48,7 @@ from fsachain.openfst import Transducer
 
 
 class Segment(NamedTuple):
-    """A run of frames: phone id (0: CTC blank), position of its word (below 0: none, see `arc_word`), first frame, length."""
+    """A run of frames: phone id (0: CTC blank), position of its word (below 0: none), first frame, length."""
 
     phone: int
     word: int
