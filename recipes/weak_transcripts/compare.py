@@ -124,7 +124,7 @@ def _train(run: Run, options: argparse.Namespace) -> int:
         ],
         made_of={"errors": run.errors},
     )
-    if status not in DONE or run.errors is None or ERRORS[run.errors].substitution == 0.0:
+    if status not in DONE or not run.forgives or run.errors is None or not ERRORS[run.errors].substitution:
         return status
     doubts, data = exp / "doubts", exp / "data" / "train"
     model = exp / "model" / "model.safetensors"
