@@ -151,12 +151,13 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
 
 // Adds weights[n] x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the group's `blocks` has
 // the frames begin + b, begin + b + blocks, .... Thread i of a sequence has its pairs i, i + 32, ... for the sum (11) and its
-// columns i, i + 32, ... .
+// columns i, i + 32, ... . new_pdfs: 0, or P where rows hold anything and are written whole.
 extern "C" __global__ void __launch_bounds__(1024, 1)
 write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_column, const int* column_ends,
                   const int* sequences, const int* lengths, const int* kinds, const unsigned char* ok,
                   const double* weights, const fsachain::Value* history, OUT* out, long long by_sequence,
-                  long long by_frame, long long by_pdf, int begin, int end, int blocks) {
+                  long long by_frame, long long by_pdf, int begin, int end, int blocks,
+                  long long new_pdfs) {
   using namespace fsachain;
   const long long index = blockIdx.x / blocks;
   const long long* group = groups + index * kGroupFields;
@@ -178,6 +179,9 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
     const bool runs = frame < length;
     if (!__syncthreads_or(runs)) return;  // as in every later frame
     const Value* gamma = history + group[kHistory] + (frame - begin) * group[kPairs] * kSequences + at;
+    OUT* row = out + n * by_sequence + frame * by_frame;
+    if (runs)
+      for (long long p = worker; p < new_pdfs; p += kTile) row[p * by_pdf] = OUT(0);
     Value sum = Number::zero();
     if (runs)
       for (int i = worker; i < count; i += kTile)
@@ -191,14 +195,14 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
     __syncthreads();
     const Value total = sums[at];
     if (!runs || Number::is_zero(total)) continue;
-    OUT* row = out + n * by_sequence + frame * by_frame;
     for (int c = worker; c < columns; c += kTile) {
       Value occupied = Number::zero();
       for (int i = c == 0 ? 0 : column_ends[c - 1]; i < column_ends[c]; ++i)
         occupied = Number::normalize(
             Number::sum(occupied, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
       OUT* element = row + pdfs[c] * by_pdf;
-      *element = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), static_cast<double>(*element)));
+      const double there = new_pdfs ? 0.0 : static_cast<double>(*element);
+      *element = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), there));
     }
   }
 }

@@ -1,6 +1,7 @@
 """Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ RECURSIONS = {
 @needs_compiler
 @pytest.mark.parametrize("name", RECURSIONS)
 def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
+    """Occupancies added to zeros, and written over whatever a new array holds."""
     make, leaky, dtype, limits = RECURSIONS[name]
     batch, scores, device = make(), random_scores(dtype=dtype), HostDevice(multiprocessors=2, **limits)
     if dtype == np.float32:
@@ -65,11 +67,12 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
     right, ok = reference.log_probs(batch, exact, LENGTHS, leaky)
     reference.add_occupancy(batch, exact, LENGTHS, leaky, weights, want)
     results = []
-    for budget in (np.inf, 0.0):
-        out = on_device(device, np.zeros(scores.shape, dtype))
+    for budget, is_new in product((np.inf, 0.0), (False, True)):
+        out = on_device(device, np.full(scores.shape, np.nan if is_new else 0.0, dtype))
         (on_it,) = device.upload([weights])
         there = on_device(device, scores)
-        log_prob, found_ok = cuda.add_occupancy(device, batch, there, LENGTHS, leaky, on_it, out, budget)
+        inputs = device, batch, there, LENGTHS, leaky, on_it, out, budget
+        log_prob, found_ok = cuda.add_occupancy(*inputs, is_new)
         results.append((log_prob.read(np.float64), read(out)))
         np.testing.assert_array_equal(found_ok.read(np.uint8).astype(bool), ok)
     limit = tolerances.FLOAT64 if dtype == np.float64 else tolerances.OCCUPANCY
@@ -77,8 +80,9 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
     found = results[0][0]
     assert ((found == right) | (np.abs(found - right) <= allowed)).all()
     np.testing.assert_allclose(results[0][1], want, rtol=0, atol=2 * limit)
-    for whole, windows in zip(*results, strict=True):
-        np.testing.assert_array_equal(windows, whole)
+    for whole, *others in zip(*results, strict=True):
+        for other in others:
+            np.testing.assert_array_equal(other, whole)
     clusters = {launch.kernel.cluster for launch in device.launches if launch.kernel.name == "forward"}
     on_chip = {dict(x.kernel.defines)["ON_CHIP"] for x in device.launches if x.kernel.name == "forward"}
     assert (max(clusters) > 1) == ("cluster" in name) and (on_chip == {0}) == ("memory" in name)

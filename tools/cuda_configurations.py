@@ -120,7 +120,7 @@ def _recursion(device: DryDevice, batch: TableBatch, dtype: str, leaky: float) -
     out = device.array("float64" if dtype == "float64" else "float32", size, FRAMES, NUM_PDFS)
     lengths = np.full(size, FRAMES, np.int64)
     cuda.log_probs(device, batch, scores, lengths, leaky)
-    cuda.add_occupancy(device, batch, scores, lengths, leaky, device.array("float64", size), out, None)
+    cuda.add_occupancy(device, batch, scores, lengths, leaky, device.array("float64", size), out, None, True)
 
 
 def _rest(device: DryDevice, dtype: str, labels: str) -> None:

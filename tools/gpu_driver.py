@@ -284,7 +284,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "paths": Family(paths, {}, (("best_path.cu", {"ON_CHIP": 1}),)),
     "paths in memory": Family(paths, {"shared_bytes": 2000}, (("best_path.cu", {"ON_CHIP": 0}),)),
-    "scaled rows": Family(scaled_rows, {}, (("scale_rows.cu", {}),)),
+    "scaled rows": Family(scaled_rows, {}, (("dense_rows.cu", {}),)),
     "penalties": Family(penalties, {}, (("penalties.cu", {}),)),
     "CTC": Family(ctc, {}, (("ctc.cu", {}), ("log_softmax.cu", {}))),
     **{

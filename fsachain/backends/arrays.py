@@ -130,19 +130,19 @@ def scores_as_numpy(scores: Any) -> npt.NDArray[np.floating]:
     return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
 
 
-def zeros_like(array: Any) -> Any:
-    """Zeros of this shape, kind and place for occupancies: float64 for float64 scores, else float32."""
+def new_like(array: Any, make: Literal["zeros", "empty"] = "zeros") -> Any:
+    """An array of this shape, kind and place for occupancies: float64 for float64 scores, else float32."""
     kind, wide = kind_of(array), "float64" if dtype_name(array) == "float64" else "float32"
     if kind == "numpy":
-        return np.zeros(array.shape, wide)
+        return getattr(np, make)(array.shape, wide)
     if kind == "torch":
         import torch
 
-        return torch.zeros(array.shape, dtype=getattr(torch, wide), device=array.device)
+        return getattr(torch, make)(array.shape, dtype=getattr(torch, wide), device=array.device)
     import cupy
 
     with array.device:
-        return cupy.zeros(array.shape, wide)
+        return getattr(cupy, make)(array.shape, wide)
 
 
 def back_to(like: Any) -> Callable[[npt.NDArray[Any]], Any]:

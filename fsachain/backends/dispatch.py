@@ -93,12 +93,22 @@ class Call:
         if not len(out):
             return self.log_probs(batch, leaky)
         factors = self.there(self.place(np.ones(batch.size)) if weights is None else weights)
-        own = self.there(out) if self.shares_memory else arrays.zeros_like(self.scores)
+        own = self.there(out) if self.shares_memory else arrays.new_like(self.scores)
         inputs = batch, self.scores, self.lengths, leaky, factors, own, self.memory_budget
         found = self.backend.recursion.add_occupancy(*inputs)
         if not self.shares_memory:
             out += self.back(own)
         return LogProbs(self.back(found.log_prob), self.back(found.ok))
+
+    def occupancy(self, batch: TableBatch, leaky: float, weights: Any, like: Any) -> tuple[LogProbs, Any]:
+        """As `add_occupancy`, to an array of its own; like: the caller's scores. A device writes all of it, zeros too."""
+        if not (self.shares_memory and isinstance(self.backend.recursion, cuda.OnDevice)):
+            out = arrays.new_like(like)
+            return self.add_occupancy(batch, leaky, weights, out), out
+        out = arrays.new_like(like, "empty")
+        factors = self.place(np.ones(batch.size)) if weights is None else weights
+        inputs = batch, self.scores, self.lengths, leaky, factors, out, self.memory_budget
+        return self.backend.recursion.write_occupancy(*inputs), out
 
     def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:
         """See `Recursion.add_penalties`; only where the backend shares the caller's memory."""
@@ -207,9 +217,7 @@ def forward_backward(
     log_prob, ok = call.log_probs(batch, leaky_hmm_coefficient)
 
     def occupancy() -> Any:
-        out = arrays.zeros_like(scores)
-        call.add_occupancy(batch, leaky_hmm_coefficient, None, out)
-        return out
+        return call.occupancy(batch, leaky_hmm_coefficient, None, scores)[1]
 
     def of_one(name: str, n: int) -> Any:
         k = range(batch.size)[n]

@@ -51,12 +51,14 @@ def _lfmmi(
     numerators = find_batch(int(numerator_key.item()))
     call = dispatch.bind(numerators, nnet_output, lengths, memory_budget=memory_budget)
     factors = placed_weights(weights, numerators, call, nnet_output.device)
-    gradient = new_buffer(nnet_output, with_gradient or with_numerator)
-    boosted = call
+    gradient, boosted = new_buffer(nnet_output, False), call
     if boost:
+        gradient = new_buffer(nnet_output, with_gradient or with_numerator)
         boosted, (num, num_ok) = _boost(call, numerators, nnet_output, boost, factors, gradient)
+    elif with_gradient or with_numerator:
+        (num, num_ok), gradient = call.occupancy(numerators, 0.0, factors, nnet_output)
     else:
-        num, num_ok = call.add_occupancy(numerators, 0.0, factors, gradient)
+        num, num_ok = call.log_probs(numerators, 0.0)
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
@@ -86,8 +88,7 @@ def _boost(
     Weights times a is written to `gradient` unless that is empty. One more buffer of the scores' size is made, in which
     occupancies become scores.
     """
-    buffer = new_buffer(nnet_output, True)
-    found = call.add_occupancy(numerators, 0.0, None, buffer)
+    found, buffer = call.occupancy(numerators, 0.0, None, nnet_output)
     if len(gradient):
         torch.mul(buffer, weights.to(buffer.dtype).view(-1, 1, 1), out=gradient)
     buffer.mul_(-boost).add_(nnet_output.detach())

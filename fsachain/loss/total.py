@@ -35,8 +35,10 @@ def _log_prob(
     batch = find_batch(int(batch_key.item()))
     call = dispatch.bind(batch, scores, lengths, backend, memory_budget)
     check_leak(batch, leaky)
-    out = new_buffer(scores, with_occupancy)
-    return LogProb(call.add_occupancy(batch, leaky, None, out).log_prob, out)
+    if not with_occupancy:
+        return LogProb(call.log_probs(batch, leaky).log_prob, new_buffer(scores, False))
+    found, out = call.occupancy(batch, leaky, None, scores)
+    return LogProb(found.log_prob, out)
 
 
 def _fake_log_prob(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reaso
 OURS = {
     "best_path.cu": {"best_path_whole", "best_path_marks", "best_path_window"},
     "penalties.cu": {"penalties", "penalty_terms"},
-    "scale_rows.cu": {"scale_rows"},
+    "dense_rows.cu": {"scale_rows", "clear_rows"},
     "log_softmax.cu": {"log_softmax"},
     "pairs.cu": {"pair_log_sums", "pair_gradient"},
     "ctc.cu": {"ctc_links", "ctc_column_rows", "ctc_loss", "ctc_gradient_rows"},
@@ -52,6 +52,9 @@ def run_all(device):
     of_penalties.run(device, on_device(device, values), out, np.array([40, 33, 0, 32]))
     (factors,) = device.upload([np.arange(4.0)])
     cuda.scale_rows(device, on_device(device, values), factors, out)
+    (ones,) = device.upload([np.ones(len(lengths))])
+    new = on_device(device, np.full(scores.shape, np.nan, np.float32))
+    cuda.add_occupancy(device, batch, scores, lengths, 0.0, ones, new, None, is_new=True)
     of_ctc.run(of_ctc.random_logits(), device=device)
     of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)

@@ -18,6 +18,8 @@ from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 
 Lengths = npt.NDArray[np.int64]
+ROW_THREADS = 256
+ROWS = 32  # frames of a block
 
 
 def log_probs(
@@ -43,22 +45,32 @@ def add_occupancy(
     weights: Memory | DeviceArray,
     out: DeviceArray,
     memory_budget: float | None = None,
+    is_new: bool = False,
 ) -> tuple[Memory, Memory]:
     """Add weights[n] x occupancy to `out`; log Z and ok as `log_probs`.
 
     Rows of `out` [N, T, P], float32 or float64 with any strides, other than those of the ok sequences stay as they are.
-    weights: float64 [N]. The others: see `launch.make_runs`.
+    weights: float64 [N]. is_new: `out` holds anything and all of it is written, once. The others: see `launch.make_runs`.
     """
     runs = make_runs(device, batch, scores, lengths, leaky, memory_budget)
     for run in runs:
         run.forward(keep=True)
-        run.backward(weights, out)
+        run.backward(weights, out, is_new)
         run.release()
-    return runs[0].call.log_prob, runs[0].call.ok
-
-
-PENALTY_THREADS = 256
-PENALTY_FRAMES = 32  # of a block
+    call = runs[0].call
+    if is_new and 0 not in out.shape:
+        size, num_frames, num_pdfs = out.shape
+        device.launch(
+            KernelSpec("dense_rows.cu", "clear_rows", macros(ELEMENT=out, OUT=out, ROWS=ROWS)),
+            (-(-num_frames // ROWS), size),
+            ROW_THREADS,
+            0,
+            [
+                *(*strided(out), np.int64(num_frames), np.int64(num_pdfs)),
+                *(call.lengths, call.ok, address(weights)),
+            ],
+        )
+    return call.log_prob, call.ok
 
 
 def add_penalties(
@@ -68,7 +80,7 @@ def add_penalties(
     weights: Memory | DeviceArray,
     factors: tuple[float, float, float],
     out: DeviceArray | None,
-    threads: int = PENALTY_THREADS,
+    threads: int = ROW_THREADS,
 ) -> Memory:
     """Penalties on large scores, float64 [2] on the device, and their derivatives; see `reference.sums.add_penalties`.
 
@@ -78,10 +90,10 @@ def add_penalties(
     """
     size, _, num_pdfs = scores.shape
     l2, out_of_range, limit = (np.float64(factor) for factor in factors)
-    blocks = max(1, -(-int(lengths.max(initial=0)) // PENALTY_FRAMES))
+    blocks = max(1, -(-int(lengths.max(initial=0)) // ROWS))
     (lengths_there,) = device.upload([lengths])
     sums, terms = device.empty(16 * size * blocks), device.empty(16)
-    defines = macros(ELEMENT=scores, OUT="float32" if out is None else out, ROWS=PENALTY_FRAMES)
+    defines = macros(ELEMENT=scores, OUT="float32" if out is None else out, ROWS=ROWS)
     shared = threads // 32 * 8
     device.launch(
         KernelSpec("penalties.cu", "penalties", defines),
@@ -109,9 +121,9 @@ def scale_rows(device: Device, values: DeviceArray, factors: Memory | DeviceArra
     if 0 in values.shape:
         return
     device.launch(
-        KernelSpec("scale_rows.cu", "scale_rows", macros(ELEMENT=values, OUT=out, ROWS=PENALTY_FRAMES)),
-        (-(-num_frames // PENALTY_FRAMES), size),
-        PENALTY_THREADS,
+        KernelSpec("dense_rows.cu", "scale_rows", macros(ELEMENT=values, OUT=out, ROWS=ROWS)),
+        (-(-num_frames // ROWS), size),
+        ROW_THREADS,
         0,
         [*strided(values), np.int64(num_frames), np.int64(num_pdfs), address(factors), *strided(out)],
     )
@@ -153,6 +165,20 @@ class OnDevice:
     ) -> LogProbs:
         inputs = find_device(scores), batch, view(scores), lengths, leaky
         return _results(add_occupancy(*inputs, view(weights), view(out), memory_budget), lengths)
+
+    def write_occupancy(
+        self,
+        batch: TableBatch,
+        scores: Any,
+        lengths: Lengths,
+        leaky: float,
+        weights: Any,
+        out: Any,
+        memory_budget: float | None,
+    ) -> LogProbs:
+        """As `add_occupancy`, to an array that holds anything: all of it is written."""
+        inputs = find_device(scores), batch, view(scores), lengths, leaky
+        return _results(add_occupancy(*inputs, view(weights), view(out), memory_budget, is_new=True), lengths)
 
     def add_penalties(
         self, scores: Any, lengths: Lengths, weights: Any, factors: tuple[float, float, float], out: Any

@@ -132,12 +132,13 @@ class DeviceTables(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """What all kinds of a call share: c, `kinds` int32 [N] and the results on the device, the counters of the barriers."""
+    """What all kinds of a call share: c, `kinds` int32 [N], lengths int64 [N], results and the barriers' counters there."""
 
     device: Device
     scores: DeviceArray
     leaky: float
     kinds: Memory
+    lengths: Memory
     log_prob: Memory
     ok: Memory
     counters: Memory
@@ -188,8 +189,11 @@ class Run:
             self._forward(begin, before, after, self._buffer("history") if keep and is_last else None)
         self._finish(states[len(begins) % 2])
 
-    def backward(self, weights: Memory | DeviceArray, out: DeviceArray) -> None:
-        """Add weights [N] x occupancy of the sequences of this kind to `out`; `forward` has run with `keep`."""
+    def backward(self, weights: Memory | DeviceArray, out: DeviceArray, is_new: bool) -> None:
+        """Add weights [N] x occupancy of the sequences of this kind to `out`; `forward` has run with `keep`.
+
+        is_new: their frames in `out` hold anything and are written whole.
+        """
         begins = self._windows()
         last = len(begins) - 1
         betas = [self._state(), self._state()] if last else []
@@ -204,7 +208,7 @@ class Run:
                 betas[(number + 1) % 2] if number < last else None,
                 betas[number % 2] if number else None,
             )
-            self._write_occupancies(begin, weights, out)
+            self._write_occupancies(begin, weights, out, is_new)
 
     def release(self) -> None:
         self.checkpoints = []
@@ -319,7 +323,9 @@ class Run:
             ],
         )
 
-    def _write_occupancies(self, begin: int, weights: Memory | DeviceArray, out: DeviceArray) -> None:
+    def _write_occupancies(
+        self, begin: int, weights: Memory | DeviceArray, out: DeviceArray, is_new: bool
+    ) -> None:
         end, on_device = self._end(begin), self.on_device
         if end == begin:
             return
@@ -336,6 +342,7 @@ class Run:
                 *(self.fields, on_device.pdfs, on_device.pairs_by_column, on_device.column_ends),
                 *(*self._of_lanes(), self.call.ok, address(weights), self._buffer("history")),
                 *(*strided(out), np.int32(begin), np.int32(end), np.int32(blocks)),
+                np.int64(out.shape[2] if is_new else 0),
             ],
         )
 
@@ -364,7 +371,7 @@ def make_runs(
     budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
     longest = int(lengths.max(initial=0))
     plans: list[tuple[int, SubBatch, int, Groups, int]] = []
-    arrays: list[npt.NDArray[Any]] = [starts]
+    arrays: list[npt.NDArray[Any]] = [starts, lengths]
     for kind in kinds:
         for part in sub_batches(batch, limits, kind, scores.dtype == "float64"):
             which, rows = part.which, part.rows
@@ -374,12 +381,12 @@ def make_runs(
             frames = window_of(kind, groups, longest, budget)
             plans.append((kind, part, lanes, groups, frames))
             arrays += [with_frames(groups.fields, frames), groups.sequences, groups.lengths]
-    starting_kinds, *uploaded = device.upload(arrays)
+    starting_kinds, lengths_there, *uploaded = device.upload(arrays)
     num_counters = sum(len(groups.fields) for _, _, _, groups, _ in plans)
     kinds_there, log_prob, ok, counters = (
         device.empty(size) for size in (4 * batch.size, 8 * batch.size, batch.size, 4 * num_counters)
     )
-    call = Call(device, scores, leaky, kinds_there, log_prob, ok, counters)
+    call = Call(device, scores, leaky, kinds_there, lengths_there, log_prob, ok, counters)
     runs, counter = [], 0
     for number, (kind, part, lanes, groups, frames) in enumerate(plans):
         tables = tables_on_device(device, batch, part, kind)
