@@ -45,12 +45,13 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     clear_rows(OUT* out, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                long long num_pdfs, const long long* lengths, const unsigned char* ok, const double* weights) {
+  using namespace fsachain;
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
   const long long written = ok[n] && weights[n] != 0.0 ? lengths[n] : 0;
   for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
     if (t < written) continue;
     OUT* row = out + n * by_sequence + t * by_frame;
-    for (long long p = threadIdx.x % 32; p < num_pdfs; p += 32) row[p * by_pdf] = OUT(0);
+    for (long long p = threadIdx.x % 32; p < num_pdfs; p += 32) put(row + p * by_pdf, 0.0f);
   }
 }

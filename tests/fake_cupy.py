@@ -173,6 +173,7 @@ class World:
         cupy.asarray = lambda values: np.array(values).view(ndarray)
         cupy.asnumpy = np.array
         cupy.isfinite, cupy.zeros = np.isfinite, lambda shape, dtype: np.zeros(shape, dtype).view(ndarray)
+        cupy.empty = lambda shape, dtype: np.full(shape, np.nan, dtype).view(ndarray)
         return cupy
 
     def _memory_of_current(self):
