@@ -209,7 +209,10 @@ class Report:
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """The targets, then how many steps passed, then what failed."""
     lines = ["", f"{'target':60} {'measured':>10}  limit and ratio", "-" * 100]
-    rows = [line["row"] for outcome in outcomes for line in outcome.lines if "row" in line]
+    timed = [
+        outcome for outcome in outcomes if outcome.name.startswith("bench: ")
+    ]  # a profiler's times are its own
+    rows = [line["row"] for outcome in timed for line in outcome.lines if "row" in line]
     lines += [f"{row['name'][:60]:60} {row['value']:10.3f}  {row['target']}" for row in rows if row["target"]]
     failed = [outcome for outcome in outcomes if not outcome.ok]
     lines += ["", f"{len(outcomes) - len(failed)} of {len(outcomes)} steps passed"]
@@ -238,6 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in chosen:
         beside, steps = known[name]
         outcomes += report.run(steps, beside)
+        if name == "device" and not outcomes[-1].ok:
+            break  # without a device there is nothing to report
     device = next((line["detail"] for outcome in outcomes for line in outcome.lines if "facts" in line), "")
     print("", device, *table(outcomes), sep="\n")
     return int(not all(outcome.ok for outcome in outcomes))
