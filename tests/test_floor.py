@@ -168,7 +168,7 @@ def test_a_development_set_keeps_what_the_phone_model_never_saw_and_a_training_s
         assert outcome.status == 3, outcome.err
         assert f"development set: 5 utterances{told}" in outcome.err
         log = list(read_log(corpus / name / "train.jsonl"))
-        assert [event["dev"] for event in log if event["event"] == "floored"] == [4]
+        assert [event["dev_floored"] for event in log if event["event"] == "start"] == [4]
         (epoch,) = (event for event in log if event["event"] == "epoch")
         assert epoch["dev"]["output_frames"] == 5 * epoch["train"]["output_frames"]
         assert epoch["dev"]["objf"] < 0

@@ -193,13 +193,11 @@ def train_model(
     if isinstance(train, TrainingSet):
         train, unseen = train.seen()
     trainer, network = _begin(experiment, lang, graphs, out, world)
+    facts = {}
     if dev is not None and world.is_first:
-        floored = dev.num_floored(lang, denominator)
-        if floored:
-            trainer.progress.message(
-                f"development set: {counted(len(dev.data), 'utterance')}{told_floored(floored)}"
-            )
-            JsonLinesLog(out / "train.jsonl").write("floored", dev=floored)
+        facts["dev_floored"] = dev.num_floored(lang, denominator)
+        if told := told_floored(facts["dev_floored"]):
+            trainer.progress.message(f"development set: {counted(len(dev.data), 'utterance')}{told}")
     loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
         if stream:
@@ -212,7 +210,7 @@ def train_model(
             sources = loader.load(train, dev)
     try:
         result = trainer.fit_sources(
-            sources.train, sources.dev, left_out=[*left_out, *unseen, *sources.faults]
+            sources.train, sources.dev, left_out=[*left_out, *unseen, *sources.faults], facts=facts
         )
     finally:
         sources.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -167,8 +167,10 @@ class Reporter:
         self.write("resume", **state.position, processes=self._world.size)
         self.progress.message(f"continuing after {state.epoch} epochs and {state.batch} batches")
 
-    def start(self, model: nn.Module, source: Source, faults: Iterable[Fault]) -> None:
-        """Raises as `left_out`."""
+    def start(
+        self, model: nn.Module, source: Source, faults: Iterable[Fault], facts: Mapping[str, Any]
+    ) -> None:
+        """`facts` are more values of the event; raises as `left_out`."""
         new = self._new(faults)
         first, *others = _records(new) or [[]]
         self.write(
@@ -178,6 +180,7 @@ class Reporter:
             processes=self._world.size,
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             config=to_dict(self._config),
+            **facts,
             excluded=first,
         )
         self._tell(new, others)

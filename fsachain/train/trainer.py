@@ -149,7 +149,12 @@ class Trainer:
         return self.fit_sources(source, dev_source, left_out=left_out)
 
     def fit_sources(
-        self, source: Source, dev_source: Source | None = None, *, left_out: Sequence[Fault] = ()
+        self,
+        source: Source,
+        dev_source: Source | None = None,
+        *,
+        left_out: Sequence[Fault] = (),
+        facts: Mapping[str, Any] | None = None,
     ) -> TrainResult:
         """Run all epochs that are left, make the final model of the last ones, evaluate.
 
@@ -158,6 +163,7 @@ class Trainer:
             dev_source: Utterances for the objective after each epoch; None is fine.
             left_out: Utterances that are in no source because something is wrong with them; they are reported with
                 those that the sources exclude.
+            facts: More values, by name, for the `start` event of train.jsonl.
 
         Raises:
             DataError: some utterances cannot be used and `config.bad_data` is "stop"; or no checkpoint is sound.
@@ -192,7 +198,7 @@ class Trainer:
             try:
                 self._resume()
                 known = (*left_out, *source.excluded, *(dev_source.excluded if dev_source else ()))
-                self._reporter.start(self.model, source, known)
+                self._reporter.start(self.model, source, known, facts or {})
                 while self._state.epoch < config.num_epochs:
                     self._run_epoch(source, dev_source)
                 return self._finish(source, dev_source)
