@@ -131,6 +131,25 @@ def test_graphs_of_another_language_folder_are_refused_with_the_first_difference
     assert_one_line(outcome, f"phone 2 is 'EH' in {trained}/phone_lm.fst, 'IH' in {trained}/renamed")
 
 
+def test_a_network_that_begins_with_weights_of_another_language_says_so(fsachain, trained) -> None:
+    graphs, start = ("--lang", trained / "swapped"), trained / "exp/model.safetensors"
+    assert fsachain("num-graphs", trained / "data", trained / "n.npz", *graphs).status == 0
+    config = ("--config", trained / "small.yaml", "--set", f"network.init_from={start}")
+    step = (
+        "train",
+        trained / "data",
+        trained / "n.npz",
+        trained / "new",
+        *graphs,
+        "--den",
+        trained / "den",
+        *config,
+    )
+    outcome = fsachain(*step)
+    assert outcome.status == 0
+    assert "was trained with other words or pdfs: 'yes' is said 'Y EH S' in the model" in outcome.err
+
+
 def test_numerators_that_do_not_say_what_made_them_are_read_with_a_warning(fsachain, trained) -> None:
     save_numerators(trained / "num.npz", load_numerators(trained / "num.npz"))
     step = ("train", trained / "data", trained / "num.npz", trained / "new", "--den", trained / "den")

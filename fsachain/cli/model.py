@@ -256,10 +256,11 @@ class Beginning(NamedTuple):
     taken: TakenWeights | None
 
 
-def begin_network(experiment: Experiment, spec: NetworkSpec) -> Beginning:
+def begin_network(experiment: Experiment, spec: NetworkSpec, lang: Lang | None = None) -> Beginning:
     """The network with random weights, or those of `network.init_from` where they fit.
 
-    The path counts from the working directory.
+    The path counts from the working directory. Where that model was trained with other features, or with words and pdfs of
+    another meaning than in `lang`, a line says so.
     """
     network = spec.build()
     first = f"network: {spec.kind}, {num_parameters(network)} parameters"
@@ -278,4 +279,8 @@ def begin_network(experiment: Experiment, spec: NetworkSpec) -> Beginning:
         names = sorted(name for name in own if own[name] != other.get(name))
         changes = ", ".join(f"{name} {other.get(name)!r} (here {own[name]!r})" for name in names)
         told.append(f"init_from {path}: was trained on other features: {changes}")
+    files = _under("lang.", load_tensors(path)[0]) if header and lang is not None else {}
+    difference = _lang_of_files(files, path).difference(lang) if files and lang is not None else None
+    if difference is not None:
+        told.append(f"init_from {path}: was trained with other words or pdfs: {difference}")
     return Beginning(network, tuple(told), taken)

@@ -228,7 +228,7 @@ def _begin(
     torch.manual_seed(experiment.train.seed)
     if list_checkpoints(out / "checkpoints"):
         spec = replace(spec, init_from=None)  # the training goes on; that file may be gone
-    begun = begin_network(experiment, spec)
+    begun = begin_network(experiment, spec, lang)
     if begun.taken is not None and world.is_first:
         JsonLinesLog(out / "train.jsonl").write("init", path=spec.init_from, **asdict(begun.taken))
     progress = make_progress() if world.is_first else Progress()
