@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from cli_fixtures import built, fsachain, recorded  # noqa: F401
 from hypothesis import HealthCheck, settings
 
@@ -34,6 +35,15 @@ def shared():
     if not (SHARED / "golden").is_dir():
         pytest.skip("the folder ../shared with golden values stands not beside this checkout")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_torch():
+    """A training may take all processors for torch; the next test has what was there."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture
