@@ -44,6 +44,7 @@ from fsachain.backends.cuda.layout import (
     encoded_vectors,
     joined,
     lay_out,
+    stacked,
 )
 from fsachain.backends.cuda.memory import Memory
 from fsachain.backends.cuda.plan import (
@@ -510,7 +511,7 @@ def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool
     numbers = {table: number for number, table in enumerate(dict.fromkeys(batch.tables))}
     tables, table_of = list(numbers), np.array([numbers[table] for table in batch.tables])
     plan, division = own_on_chip(tables)
-    sizes = np.concatenate([layout.sizes for layout in _layouts(tables, division)])
+    sizes = stacked([layout.sizes for layout in _layouts(tables, division)])
     forms = np.array([form_of(kind, float64, growth) for growth in _growths(tables, 0.0)])
     fits = shared_bytes(sizes, plan, kind, np.take(ARC_BYTES, forms), 1) <= limits.shared_bytes
 

@@ -152,6 +152,11 @@ def starts_of(counts: Any) -> Integers:
     return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
 
 
+def stacked(records: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Arrays of `fields_of` one after another; numpy would compare their fields for each anew."""
+    return np.concatenate([array.view(np.int64) for array in records]).view(records[0].dtype)
+
+
 def lay_out(tables: Sequence[TransitionTable], division: Division) -> list[Layout]:
     num_states = np.array([table.num_states for table in tables], dtype=np.int64)
     first_state = starts_of(num_states)
@@ -536,7 +541,7 @@ def joined(layouts: Sequence[Layout]) -> list[npt.NDArray[Any]]:
     """
     arrays: list[npt.NDArray[Any]] = []
     for directions in ([layout.forward for layout in layouts], [layout.backward for layout in layouts]):
-        fields = np.concatenate([d.shards for d in directions])
+        fields = stacked([d.shards for d in directions])
         counts = [
             (len(d.chunks), len(d.segments), len(d.arc_index), len(d.entry_index), len(layout.pairs))
             for d, layout in zip(directions, layouts, strict=True)

@@ -27,6 +27,7 @@ from fsachain.backends.cuda.layout import (
     Layout,
     fields_of,
     lay_out,
+    stacked,
     starts_of,
 )
 from fsachain.table import TransitionTable
@@ -81,7 +82,7 @@ class PlannedTables:
     @cached_property
     def sizes(self) -> npt.NDArray[Any]:
         """[tables] `SIZES`."""
-        return np.concatenate([layout.sizes for layout in self.layouts])
+        return stacked([layout.sizes for layout in self.layouts])
 
     @cached_property
     def fields(self) -> npt.NDArray[Any]:
