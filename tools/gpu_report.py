@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from glob import glob
 from pathlib import Path
 from threading import Lock, Timer
 from typing import Any, NamedTuple, TextIO
@@ -32,7 +31,7 @@ from tools.gpu_results import told
 
 ROOT = Path(__file__).resolve().parents[1]
 TOTAL_SECONDS = 540.0
-CUDA_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer", "/opt/nvidia/nsight-compute/*")
+CUDA_FOLDERS = ("usr/local/cuda/bin", "usr/local/cuda/compute-sanitizer", "opt/nvidia/nsight-compute/*")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 TABLES = ("denominator", "numerators", "loss", "ctc", "bigram", "transducer")  # of tools.bench.gpu_tables
 # Families of tools.gpu_driver, as they share a process under a sanitizer.
@@ -125,7 +124,7 @@ def test_names() -> list[str]:
 
 def tool_path(name: str) -> str:
     """A tool of the CUDA toolkit, on the path or where the toolkit puts it; its name where it is not."""
-    folders = [folder for pattern in CUDA_FOLDERS for folder in sorted(glob(pattern))]
+    folders = [str(folder) for pattern in CUDA_FOLDERS for folder in sorted(Path("/").glob(pattern))]
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders])) or name
 
 
