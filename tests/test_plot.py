@@ -176,6 +176,16 @@ def test_the_curves_hold_what_the_log_says():
     assert found["learning rate"] == [[1.0, 0.01], [2.0, 0.02]]
     assert found["mean"] == [[1.0, 3.0]] and found["largest"] == [[1.0, 4.0]]
     assert found["utterances excluded"] == [[1.0, 1.0], [2.0, 2.0]]
+    assert "batches skipped" not in found  # there were none
+
+
+def test_panels_without_a_figure_are_left_out():
+    bare = {"event": "epoch", "epoch": 1, "learning_rate": 0.1, "train": {"objf": -1.0}, "dev": None}
+    assert [axes.get_title() for axes in plot_training([bare]).axes] == ["objf", "learning rate"]
+    assert len(plot_training([]).axes) == 1 and "no epoch is finished yet" in texts(plot_training([]))
+    counts = {"substitutions": 1, "deletions": 0, "insertions": 0, "words": 3, "utterances": 1}
+    figure = plot_wer({"speakers": {"s1": counts}, "total": counts})
+    assert [axes.get_title() for axes in figure.axes] == ["by speaker"]
 
 
 def test_a_log_cut_in_the_middle_is_drawn(tmp_path):

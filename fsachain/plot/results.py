@@ -34,8 +34,6 @@ Wer = Mapping[int, float]
 
 _FROM_ZERO = ("word error rate", "gradient norm", "left out")  # panels of amounts
 _MOST_MARKERS = 25
-NOTHING_YET = "no epoch is finished yet"
-NOT_LOGGED = "not in this log"
 MAX_SPEAKERS = 30
 MAX_BINS = 8
 _KINDS = ("substitutions", "deletions", "insertions")
@@ -61,7 +59,7 @@ def plot_training(
 ) -> Figure:
     """objf, numerator and denominator, WER, learning rate, gradient norm, and what was left out, by epoch.
 
-    What the log lacks is left out; its panel says so. Where a training went on after a break, the later figures of an epoch
+    What the log lacks is left out, with its panel. Where a training went on after a break, the later figures of an epoch
     hold.
 
     Args:
@@ -74,42 +72,50 @@ def plot_training(
         for event in events
         if event.get("event") == "epoch" and isinstance(event.get("epoch"), int)
     }
-    figure = new_figure(7.2)
+    objf, rates, log_zs = [], [], []
+    for part in ("train", "dev"):
+        objf.append(_curve(part, epochs, part, "objf"))
+        rates.append(_curve(part, epochs, part, "wer"))
+        log_zs.append(_curve(f"numerator, {part}", epochs, part, "num"))
+        log_zs.append(_curve(f"denominator, {part}", epochs, part, "den"))
+    if wer is not None:
+        tables: Any = wer if all(isinstance(table, Mapping) for table in wer.values()) else {"WER": wer}
+        rates = [(name, dict(sorted(table.items()))) for name, table in tables.items()]
+    norms = [
+        _curve("mean", epochs, "train", "grad_norm"),
+        _curve("largest", epochs, "train", "max_grad_norm"),
+    ]
+    left_out = [
+        _curve("utterances excluded", epochs, "train", "excluded"),
+        _curve("batches skipped", epochs, "train", "skipped_batches"),
+    ]
+    left_out = [curve for curve in left_out if any(curve[1].values())]
+    all_panels: Sequence[tuple[str, str, Sequence[Curve]]] = (
+        ("objf", "objf per frame", objf),
+        ("numerator and denominator", "log Z per frame", log_zs),
+        ("word error rate", "WER (%)", rates),
+        ("learning rate", "learning rate", [_curve("learning rate", epochs, "learning_rate")]),
+        ("gradient norm", "norm before clipping", norms),
+        ("left out", "count per epoch", left_out),
+    )
+    panels = [panel for panel in all_panels if any(values for _, values in panel[2])]
+    rows = max(1, -(-len(panels) // 2))
+    figure = new_figure(2.4 * rows)
     with plain_text(figure):
-        grid = figure.subplots(3, 2, sharex=True)
-        objf, rates, log_zs = [], [], []
-        for part in ("train", "dev"):
-            objf.append(_curve(part, epochs, part, "objf"))
-            rates.append(_curve(part, epochs, part, "wer"))
-            log_zs.append(_curve(f"numerator, {part}", epochs, part, "num"))
-            log_zs.append(_curve(f"denominator, {part}", epochs, part, "den"))
-        if wer is not None:
-            tables: Any = wer if all(isinstance(table, Mapping) for table in wer.values()) else {"WER": wer}
-            rates = [(name, dict(sorted(table.items()))) for name, table in tables.items()]
-        norms = [
-            _curve("mean", epochs, "train", "grad_norm"),
-            _curve("largest", epochs, "train", "max_grad_norm"),
-        ]
-        left_out = [
-            _curve("utterances excluded", epochs, "train", "excluded"),
-            _curve("batches skipped", epochs, "train", "skipped_batches"),
-        ]
-        panels: Sequence[tuple[str, str, Sequence[Curve]]] = (
-            ("objf", "objf per frame", objf),
-            ("numerator and denominator", "log Z per frame", log_zs),
-            ("word error rate", "WER (%)", rates),
-            ("learning rate", "learning rate", [_curve("learning rate", epochs, "learning_rate")]),
-            ("gradient norm", "norm before clipping", norms),
-            ("left out", "count per epoch", left_out),
-        )
-        for axes, (head, unit, curves) in zip(grid.flat, panels, strict=True):
+        grid = figure.subplots(rows, 2 if len(panels) > 1 else 1, squeeze=False, sharex=True)
+        if not panels:
+            nothing_to_show(grid[0, 0], "no epoch is finished yet")
+            grid[0, 0].set_xticks([])
+        for axes, (head, unit, curves) in zip(grid.flat, panels, strict=False):
             axes.set_title(head, fontsize=9)
-            _draw_curves(axes, unit, curves, NOT_LOGGED if epochs else NOTHING_YET)
-            if head in _FROM_ZERO and axes.lines:
+            axes.set_xlabel("epoch", fontsize=9)
+            axes.tick_params(labelbottom=True)
+            _draw_curves(axes, unit, curves)
+            if head in _FROM_ZERO:
                 largest = max(max(curve.values(), default=0.0) for _, curve in curves)
                 axes.set_ylim(0.0, 1.08 * largest or 1.0)
-        for axes in grid[-1]:
-            axes.set_xlabel("epoch", fontsize=9)
+        for axes in grid.flat[max(1, len(panels)) :]:
+            axes.remove()
         if epochs:
             margin = 0.03 * max(epochs) + 0.2
             grid[0, 0].set_xlim(min(epochs) - margin, max(epochs) + margin)
@@ -130,13 +136,10 @@ def _curve(name: str, epochs: Mapping[int, Event], *path: str) -> Curve:
     return name, curve
 
 
-def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve], why_empty: str) -> None:
+def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve]) -> None:
     axes.set_ylabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
     drawn = [(name, values) for name, values in curves if values]
-    if not drawn:
-        nothing_to_show(axes, why_empty)
-        return
     for place, (name, values) in enumerate(drawn):
         axes.plot(
             list(values),
@@ -172,31 +175,31 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
     """Word error rates by speaker, the worst first, and by the number of words in the reference.
 
     Args:
-        report: from `fsachain.decode.wer.score`; or the object of a wer.json, which has no utterances: the panel of lengths
-            is left out then.
+        report: from `fsachain.decode.wer.score`; or the object of a wer.json, which has no utterances. A panel without
+            speakers or lengths is left out.
         title: the rate of all utterances is written after it.
 
     Raises:
         DataError: the object is not that of a wer.json.
     """
     if isinstance(report, Mapping):
-        speakers, total, lengths = *_from_json(report), None
+        speakers, total, lengths = *_from_json(report), []
     else:
         speakers = [_bar(name, [counts]) for name, counts in report.by_speaker.items()]
         total = _bar("all", [report.total])
         lengths = _by_length(report)
     worst = sorted(speakers, key=lambda bar: (-sum(bar.shares), bar.name))[:MAX_SPEAKERS]
-    inches = 1.1 + 0.24 * max(4, len(worst))
-    figure = new_figure(inches + (0.0 if lengths is None else 2.8))
+    head = "by speaker"
+    if len(worst) < len(speakers):
+        head += f": the worst {len(worst)} of {len(speakers)}"
+    panels = [(head, worst, 1.1 + 0.24 * max(4, len(worst))), ("by length", lengths, 2.8)]
+    panels = [panel for panel in panels if panel[1]] or panels[:1]
+    heights = [height for _, _, height in panels]
+    figure = new_figure(sum(heights))
     with plain_text(figure):
-        ratios = [inches] if lengths is None else [inches, 2.8]
-        grid = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
-        head = "by speaker"
-        if len(worst) < len(speakers):
-            head += f": the worst {len(worst)} of {len(speakers)}"
-        _draw_bars(grid[0], head, worst, sideways=True)
-        if lengths is not None:
-            _draw_bars(grid[1], "by length", lengths, sideways=False)
+        grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (head, bars, _) in zip(grid, panels, strict=True):
+            _draw_bars(axes, head, bars, sideways=bars is worst)
         handles, labels = grid[-1].get_legend_handles_labels()
         if handles:
             figure.legend(handles, labels, fontsize=8, ncols=len(labels), loc="outside lower center")
@@ -250,7 +253,7 @@ def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -
     """Bars with the kinds of error stacked; `sideways` ones lie, one below the other."""
     axes.set_title(head, fontsize=9)
     if not bars:
-        nothing_to_show(axes, "no speakers are known" if sideways else "no reference has words")
+        nothing_to_show(axes, "no reference has words")
         axes.set_xticks([])
         return
     places, ends = np.arange(len(bars)), np.zeros(len(bars))

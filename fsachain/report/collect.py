@@ -384,10 +384,10 @@ class Findings:
         return None
 
     def expect(self, section: str, path: Path, maker: str) -> bool:
-        """Whether the file is there; where not, a note names its `maker`."""
+        """Whether the file is there; where not, a note says what makes it or tells where it is."""
         if path.exists():
             return True
-        self.note(section, f"Not there yet: {self.shown(path)}. {maker} writes it.")
+        self.note(section, f"Not there yet: {self.shown(path)}. {maker}.")
         return False
 
     def shown(self, path: Path) -> str:
@@ -438,7 +438,7 @@ def draw(found: Findings) -> None:
 
 def _read_logs(found: Findings) -> None:
     path = found.layout.stage_log
-    if found.expect("stages", path, "A recipe"):
+    if found.expect("stages", path, "`fsachain run` and the recipes write it"):
         found.stages = found.attempt("stages", read_stages, path)
     if found.stages is not None:
         if found.stages.num_unreadable:
@@ -447,7 +447,7 @@ def _read_logs(found: Findings) -> None:
         found.config = {} if run is None else run.config
 
     path = found.layout.model / "train.jsonl"
-    if found.expect("training", path, "Training"):
+    if found.expect("training", path, "`fsachain train` writes it"):
         found.training = training = found.attempt("training", read_training, path)
         if training is None:
             return
@@ -466,7 +466,8 @@ def _read_logs(found: Findings) -> None:
 
 def _read_data(found: Findings) -> None:
     for name, folder in found.layout.data.items():
-        if not found.expect("data", folder, "The preparation"):
+        option = "--test DIR" if name == "test" else "--base DIR, for data, lang and graphs,"
+        if not found.expect("data", folder, f"{option} says where it is"):
             continue
         # Commands in wav.scp are read here and not run.
         read = found.attempt("data", DataDir.check, folder, allow_commands=True)
@@ -486,7 +487,7 @@ def _read_data(found: Findings) -> None:
 
 def _read_graphs(found: Findings) -> None:
     folder = found.layout.graphs
-    if not found.expect("graphs", folder, "The graph stage"):
+    if not found.expect("graphs", folder, "`fsachain den-graph` writes it; --base DIR says where it is"):
         return
     for path in sorted(folder.glob("*.fst")):
         facts = found.attempt("graphs", lambda path: graph_facts(Fsa.read(path)), path)
@@ -509,7 +510,7 @@ def _read_scores(found: Findings) -> None:
     if (folder / "tuning.json").exists():
         found.tuned = found.attempt("errors", _read_tuned, folder / "tuning.json")
     hypotheses, data = folder / "hyp.txt", found.data
-    if not found.expect("errors", hypotheses, "Decoding"):
+    if not found.expect("errors", hypotheses, "`fsachain decode` writes it"):
         return
     if data is not None:
         references = {utterance.id: utterance.words for utterance in data}

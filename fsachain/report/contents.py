@@ -221,27 +221,18 @@ def _errors(found: Findings) -> dict[str, Table]:
 
 
 def _graphs(found: Findings) -> Table:
-    columns = (
-        *(
-            "graph",
-            "states",
-            "arcs",
-            "final states",
-            "labels",
-            "self-loops",
-            "states on no path",
-            "deterministic",
-        ),
+    """A column for each graph: there are few of them, and many facts."""
+    heads = (
+        *("states", "arcs", "final states", "labels", "self-loops", "states on no path", "deterministic"),
         *("shortest path, frames", "sums of states", "arc-evaluations per frame", "compiled", "file"),
     )
-    rows: list[Row] = []
-    for name, num_bytes, facts in found.graphs:
+    columns: list[list[Cell]] = []
+    for _, num_bytes, facts in found.graphs:
         numbers = (facts.num_states, facts.num_arcs, facts.num_finals, facts.num_pdfs, facts.num_self_loops)
-        rows.append(
+        columns.append(
             [
-                name,
                 *(amount(value) for value in (*numbers, facts.num_states - facts.num_useful_states)),
-                Cell("yes" if facts.is_deterministic else "no"),
+                Cell("yes" if facts.is_deterministic else "no", float(facts.is_deterministic)),
                 amount(facts.min_frames),
                 Cell(f"{facts.least_sum:.4g} to {facts.largest_sum:.4g}", facts.largest_sum),
                 amount(facts.arcs_per_frame),
@@ -249,7 +240,10 @@ def _graphs(found: Findings) -> Table:
                 memory(num_bytes),
             ]
         )
-    return table("Graphs", columns, rows)
+    rows: list[Row] = (
+        [[head, *cells] for head, *cells in zip(heads, *columns, strict=False)] if columns else []
+    )
+    return table("Graphs", ("graph", *(name for name, _, _ in found.graphs)), rows)
 
 
 def _data(found: Findings) -> Table:

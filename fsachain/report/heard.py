@@ -101,7 +101,7 @@ def add_times(found: Findings, chosen: Sequence[Heard]) -> None:
     wanted = {one.id: one for one in chosen}
     for tier in ("words", "phones"):
         path = found.layout.aligned / f"{tier}.ctm"
-        if not found.expect("utterances", path, "Alignment"):
+        if not found.expect("utterances", path, "`fsachain align` writes it"):
             continue
         for entry in found.attempt("utterances", read_ctm, path) or ():
             if entry.utterance in wanted:

@@ -25,8 +25,11 @@ from fsachain.report.page import ReportOptions, write_report
 from tests import report_inputs, tolerances
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
-WIDTHS = {"phone": 390, "desktop": 1200}
+WIDTHS = {"phone": 390, "desktop": 1280}
 HEADS = "#stages thead th"
+BEYOND = """() => Array.from(document.querySelectorAll("table, img"))
+    .filter((one) => one.getBoundingClientRect().right > one.parentElement.getBoundingClientRect().right + 1)
+    .map((one) => one.outerHTML.slice(0, 200))"""  # what is cut, or has to be scrolled sideways
 
 
 @dataclass
@@ -109,6 +112,7 @@ def test_page_opens_silently_and_fits_the_screen(browser, reports, kind, width, 
     page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
     page.mouse.move(200, 300)
     assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width]
+    assert page.evaluate(BEYOND) == []
     images = page.locator("img")
     images.evaluate_all(
         "all => Promise.all(all.map(one => one.decode()))"

@@ -54,6 +54,11 @@ document.querySelectorAll("article.utterance").forEach((article) => {
   });
 });
 
+// On a phone a picture fits the column; a tap shows it in its own size.
+document.querySelectorAll("figure img").forEach((image) => {
+  image.addEventListener("click", () => image.classList.toggle("large"));
+});
+
 // Paper has no clicks: what is folded up is printed too.
 window.addEventListener("beforeprint", () => {
   document.querySelectorAll("details").forEach((details) => { details.open = true; });
