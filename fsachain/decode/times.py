@@ -1,0 +1,295 @@
+"""How far times are from a reference, and boundaries that are finer than a network's frames.
+
+A network sees half a second around each frame, so its phones may lie anywhere near where they are said, and its frames are
+30 ms apart. `BoundaryModel` moves the boundaries of an alignment: each phone has a few states in a row, each state a
+Gaussian of cepstra of 15 ms, 5 ms apart, learned from the alignments themselves by expectation and maximisation. Boundaries
+are expected times, (7) summed over frames, on the chain of the alignment's states; phones and their order stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsachain.backends.dispatch import forward_backward
+from fsachain.batch import TableBatch
+from fsachain.data.features import FeatureConfig, compute_features
+from fsachain.decode.align import OTHER, Alignment
+from fsachain.decode.ctm import CtmEntry, by_utterance
+from fsachain.errors import DataError
+from fsachain.files import read_npz, replacing
+from fsachain.fsa import Fsa
+from fsachain.table import TransitionTable, compile_table
+
+Floats = npt.NDArray[np.float64]
+Samples = npt.NDArray[np.float32]
+SHIFT, WINDOW = 0.005, 0.015  # seconds
+STATES = 4  # of a phone
+REACH = 0.1  # seconds that a boundary may move
+ITERATIONS = 6
+MOST_SECONDS = 3600.0  # of speech that a model is learned from
+_FEWEST = 40.0  # frames of a state with a Gaussian of its own
+_FORMAT = "fsachain-boundaries-1"
+
+
+class BoundaryErrors(NamedTuple):
+    """Found times minus those of the reference, in seconds, of as many starts as ends."""
+
+    starts: Floats
+    ends: Floats
+
+    def __str__(self) -> str:
+        if not len(self.starts):
+            return "none to compare"
+        size = 1000.0 * np.abs(np.concatenate([self.starts, self.ends]))
+        within = ", ".join(f"{100 * np.mean(size <= limit):.1f}" for limit in (10, 20, 50))
+        return (
+            f"{size.mean():.1f} ms off in the mean, {np.median(size):.1f} in the median, {within} % within 10, 20, 50 ms; "
+            f"starts {1000 * self.starts.mean():+.1f} ms, ends {1000 * self.ends.mean():+.1f} ms ({len(self.starts)})"
+        )
+
+
+def boundary_errors(
+    reference: Mapping[str, Iterable[CtmEntry]],
+    found: Mapping[str, Iterable[CtmEntry]],
+    silence: str | None = None,
+) -> dict[str, BoundaryErrors]:
+    """Errors of "words" and of "phones", the names of both arguments' tiers.
+
+    Words are compared in utterances where both have the same ones; phones in these words where both have as many, whatever
+    their names. `silence` is no phone.
+    """
+    (words, phones), (own_words, own_phones) = (
+        [by_utterance(tiers.get(name, ())) for name in ("words", "phones")] for tiers in (reference, found)
+    )
+    pairs: dict[str, list[tuple[CtmEntry, CtmEntry]]] = {"words": [], "phones": []}
+    for name, here in own_words.items():
+        there = words.get(name, [])
+        if [word.label for word in here] != [word.label for word in there]:
+            continue
+        for left, right in zip(there, here, strict=True):
+            pairs["words"].append((left, right))
+            inside = [_inside(left, phones.get(name, ())), _inside(right, own_phones.get(name, ()))]
+            inside[1] = [phone for phone in inside[1] if phone.label != silence]
+            if len(inside[0]) == len(inside[1]):
+                pairs["phones"] += zip(*inside, strict=True)
+    return {
+        name: BoundaryErrors(
+            np.array([right.start - left.start for left, right in rows]),
+            np.array([right.start + right.duration - left.start - left.duration for left, right in rows]),
+        )
+        for name, rows in pairs.items()
+    }
+
+
+def _inside(word: CtmEntry, phones: Sequence[CtmEntry]) -> list[CtmEntry]:
+    """The phones whose middle lies in the word."""
+    return [one for one in phones if 0.0 <= one.start + 0.5 * one.duration - word.start < word.duration]
+
+
+@dataclass(frozen=True)
+class BoundaryModel:
+    """Gaussians for the S states of each of P phones.
+
+    Attributes:
+        phones: their names; silence, and what is no phone, among them.
+        sample_rate: Hz, of the samples that it was learned from.
+        means, precisions, log_dets: [P, S, D], [P, S, D, D], and [P, S], the log-determinants of the precisions.
+    """
+
+    phones: tuple[str, ...]
+    sample_rate: int
+    means: Floats
+    precisions: Floats
+    log_dets: Floats
+
+    @classmethod
+    def fit(cls, spoken: Iterable[tuple[Samples, Alignment]], sample_rate: int) -> BoundaryModel:
+        """Learn from alignments that are `ok` and the samples [L] of each; at most an hour of them is used.
+
+        DataError: no alignment.
+        """
+        items, seconds = [], 0.0
+        for samples, alignment in spoken:
+            if alignment.ok and seconds < MOST_SECONDS:
+                items.append((_cepstra(samples, sample_rate), *_segments(alignment)))
+                seconds += alignment.seconds
+        if not items:
+            raise DataError("no alignment to learn boundaries from; expected some that are ok")
+        names = sorted({label for _, labels, _ in items for label in labels})
+        model = None
+        for _ in range(1 + ITERATIONS):
+            sums = _Sums(len(names), items[0][0].shape[1])
+            for features, labels, edges in items:
+                chain = np.array([names.index(label) for label in labels])
+                occupancy = _even(len(features), edges) if model is None else None
+                if model is not None:
+                    occupancy = model._occupancy(features, chain, edges)
+                if occupancy is not None:
+                    sums.add(features, chain, occupancy)
+            model = cls(tuple(names), sample_rate, *sums.gaussians())
+        assert model is not None
+        return model
+
+    def refine(self, samples: Samples, alignment: Alignment) -> Alignment:
+        """The same alignment with boundaries moved by at most 0.1 s; `samples` [L] at the model's rate."""
+        if not alignment.ok or not alignment.phones:
+            return alignment
+        labels, edges = _segments(alignment)
+        if not set(labels) <= set(self.phones):
+            return alignment
+        features = _cepstra(samples, self.sample_rate)
+        chain = np.array([self.phones.index(label) for label in labels])
+        occupancy = self._occupancy(features, chain, edges)
+        if occupancy is None:
+            return alignment
+        ends = SHIFT * np.cumsum(occupancy.sum(axis=0).reshape(len(labels), STATES).sum(axis=1))
+        moved = dict(zip(_keys(edges[1:-1]), ends[:-1].tolist(), strict=True))
+
+        def at_new(entries: Sequence[CtmEntry]) -> tuple[CtmEntry, ...]:
+            made = []
+            for entry in entries:
+                first, last = entry.start, entry.start + entry.duration
+                start, end = (
+                    moved.get(key, at) for key, at in zip(_keys([first, last]), (first, last), strict=True)
+                )
+                made.append(entry._replace(start=round(start, 6), duration=round(end - start, 6)))
+            return tuple(made)
+
+        tiers: Any = {name: at_new(getattr(alignment, name)) for name in ("words", "phones", "other")}
+        return replace(alignment, **tiers)
+
+    def _occupancy(self, features: Floats, chain: npt.NDArray[np.int64], edges: Floats) -> Floats | None:
+        """[T, K S] of the chain's states; None where it has no path within reach of the edges."""
+        scores = np.full((len(features), len(chain), STATES), -np.inf)
+        times = SHIFT * (0.5 + np.arange(len(features)))
+        for place, phone in enumerate(chain.tolist()):
+            first = 0 if place == 0 else np.searchsorted(times, edges[place] - REACH)
+            last = len(times) if place == len(chain) - 1 else np.searchsorted(times, edges[place + 1] + REACH)
+            for state in range(STATES):
+                off = features[first:last] - self.means[phone, state]
+                distance = np.einsum("td,td->t", off @ self.precisions[phone, state], off)
+                scores[first:last, place, state] = 0.5 * (self.log_dets[phone, state] - distance)
+        flat = scores.reshape(1, len(features), -1)
+        found = forward_backward(TableBatch.share(_chain(flat.shape[2]), 1), flat)
+        return np.asarray(found.occupancy[0]) if bool(found.ok[0]) else None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        arrays = {name: getattr(self, name) for name in ("means", "precisions", "log_dets")}
+        with replacing(path) as file:
+            np.savez(
+                file, format=_FORMAT, phones=np.array(self.phones), sample_rate=self.sample_rate, **arrays
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BoundaryModel:
+        """DataError where the file is no such model."""
+        names = ("format", "phones", "sample_rate", "means", "precisions", "log_dets")
+        found = read_npz(path, names)
+        if set(names) - set(found) or str(found["format"]) != _FORMAT:
+            raise DataError(f"{path}: not a model of boundaries written by fsachain")
+        phones, size = tuple(found["phones"].tolist()), found["means"].shape[-1:]
+        shape = len(phones), STATES
+        arrays = [np.asarray(found[name], np.float64) for name in names[3:]]
+        if [one.shape for one in arrays] != [(*shape, *size), (*shape, *size, *size), shape]:
+            raise DataError(
+                f"{path}: arrays of {[one.shape for one in arrays]} do not fit {len(phones)} phones"
+            )
+        return cls(phones, int(found["sample_rate"]), *arrays)
+
+
+class _Sums:
+    """Sums over frames, weighted by occupancies: of ones, of features, of their products."""
+
+    def __init__(self, num_phones: int, size: int) -> None:
+        self.count = np.zeros((num_phones, STATES))
+        self.first = np.zeros((num_phones, STATES, size))
+        self.second = np.zeros((num_phones, STATES, size, size))
+
+    def add(self, features: Floats, chain: npt.NDArray[np.int64], occupancy: Floats) -> None:
+        for column, weights in enumerate(occupancy.T):
+            frames = np.flatnonzero(weights > 1e-4)
+            place = int(chain[column // STATES]), column % STATES
+            own, weighted = features[frames], features[frames] * weights[frames, None]
+            self.count[place] += weights[frames].sum()
+            self.first[place] += weighted.sum(axis=0)
+            self.second[place] += weighted.T @ own
+
+    def gaussians(self) -> tuple[Any, Any, Any]:
+        """Means, precisions and log-determinants; a tenth of each covariance is the variance of all frames."""
+        total = self.count.sum()
+        mean = self.first.sum(axis=(0, 1)) / total
+        whole = self.second.sum(axis=(0, 1)) / total - np.outer(mean, mean)
+        count = np.maximum(self.count, 1e-9)[..., None]
+        means = self.first / count
+        spread = self.second / count[..., None] - means[..., :, None] * means[..., None, :]
+        floor = np.diag(np.diag(whole))
+        covariances = 0.9 * spread + 0.1 * floor + 1e-3 * np.eye(len(mean))
+        few = self.count < _FEWEST
+        means[few], covariances[few] = mean, whole + 1e-3 * np.eye(len(mean))
+        return means, np.linalg.inv(covariances), -np.linalg.slogdet(covariances)[1]
+
+
+def _cepstra(samples: Samples, sample_rate: int) -> Floats:
+    """[T, 26]: thirteen cepstra and their slopes over 40 ms, normalised over the utterance."""
+    config = FeatureConfig(
+        kind="mfcc",
+        sample_rate=sample_rate,
+        num_mel_bins=23,
+        num_ceps=13,
+        frame_shift_ms=1000 * SHIFT,
+        frame_length_ms=1000 * WINDOW,
+    )
+    plain = compute_features(samples, config).astype(np.float64)
+    plain = (plain - plain.mean(axis=0)) / (plain.std(axis=0) + 1e-3)
+    padded = np.pad(plain, ((4, 4), (0, 0)), mode="edge")
+    steps = range(1, 5)
+    slopes = sum(k * (padded[4 + k :][: len(plain)] - padded[4 - k :][: len(plain)]) for k in steps)
+    return np.concatenate([plain, slopes * (3.0 / (2 * sum(k * k for k in steps)))], axis=1)
+
+
+def _segments(alignment: Alignment) -> tuple[list[str], Floats]:
+    """The labels of all stretches in order, those without a phone too, and the times between them, with both ends."""
+    labels: list[str] = []
+    edges = [0.0]
+    for entry in alignment.phones:
+        if entry.start > edges[-1] + 1e-4:
+            labels.append(OTHER)
+            edges.append(entry.start)
+        labels.append(entry.label)
+        edges.append(entry.start + entry.duration)
+    if alignment.seconds > edges[-1] + 1e-4:
+        labels.append(OTHER)
+        edges.append(alignment.seconds)
+    return labels, np.array(edges)
+
+
+def _keys(times: Iterable[float]) -> list[int]:
+    """Times in steps of 0.1 ms: equal times from different sums have one."""
+    return [round(10_000 * time) for time in times]
+
+
+def _even(num_frames: int, edges: Floats) -> Floats:
+    """The occupancy [T, K S] of states that divide each stretch evenly."""
+    parts = [np.linspace(left, right, STATES, endpoint=False) for left, right in pairwise(edges)]
+    starts = np.concatenate(parts)
+    state = np.searchsorted(starts, SHIFT * (0.5 + np.arange(num_frames)), side="right") - 1
+    return np.asarray(state[:, None] == np.arange(len(starts)), np.float64)
+
+
+@lru_cache(maxsize=1024)
+def _chain(num_states: int) -> TransitionTable:
+    """A chain of states that each take one frame or more; pdf k is that of state k."""
+    places = np.arange(num_states)
+    final = np.full(num_states + 1, -np.inf)
+    final[-1] = 0.0
+    src, dst = np.concatenate([places, places + 1]), np.concatenate([places + 1, places + 1])
+    fsa = Fsa(num_states + 1, src, dst, np.tile(places, 2), np.zeros(2 * num_states), final)
+    return compile_table(fsa, num_states)
