@@ -18,7 +18,8 @@ from fsachain.data.audio import Recording, Resampler
 from fsachain.data.dataset import Example
 from fsachain.data.features import compute_features
 from fsachain.decode.align import STRICT, Alignment, LongAligner, Tolerance, alignment_numerator
-from fsachain.errors import AlignmentError, DataError, ShapeError
+from fsachain.decode.times import BOUNDARIES, BoundaryModel
+from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
 
 Samples = NDArray[np.float32]
 WHOLE_SECONDS = 120.0  # longer recordings go through the network block by block
@@ -40,24 +41,44 @@ class Spoken(NamedTuple):
 class Aligner:
     """A trained model that says when the words of a recording are said; see docs/alignment.md.
 
-    `tolerance` is what transcripts may be wrong in when `tolerant=True`; recordings longer than `window` frames of the
-    network's output are searched window by window.
+    `tolerance` is what transcripts may be wrong in when `tolerant=True`; `boundaries` moves boundaries to where the sound
+    changes, in recordings of up to two minutes.
     """
 
-    def __init__(self, model: AcousticModel, lang: Lang, *, tolerance: Tolerance | None = None) -> None:
+    def __init__(
+        self,
+        model: AcousticModel,
+        lang: Lang,
+        *,
+        tolerance: Tolerance | None = None,
+        boundaries: BoundaryModel | None = None,
+    ) -> None:
         check_lang(model, lang)
-        self.model, self.lang = model, lang
+        rate = model.experiment.features.sample_rate
+        if boundaries is not None and boundaries.sample_rate != rate:
+            raise ConfigError(
+                f"boundaries are of recordings at {boundaries.sample_rate} Hz; the model's are at {rate} Hz"
+            )
+        self.model, self.lang, self.boundaries = model, lang, boundaries
         self.tolerance = tolerance or Tolerance()
 
     @classmethod
-    def load(cls, model: str | Path, lang: str | Path | None = None) -> Aligner:
+    def load(
+        cls, model: str | Path, lang: str | Path | None = None, *, boundaries: str | Path | None = None
+    ) -> Aligner:
         """Read a model that `fsachain train` made, and its words: those that it holds, or a language folder `lang`.
+
+        `boundaries` is a file that `fsachain align --refine` or `align-corpus` wrote, by default boundaries.npz beside the
+        model, if it is there.
 
         Raises:
             DataError: no such files, or ones that do not belong together.
         """
         acoustic = AcousticModel.load(Path(model))
-        return cls(acoustic, lang_of(acoustic) if lang is None else load_lang(Path(lang)))
+        words = lang_of(acoustic) if lang is None else load_lang(Path(lang))
+        times = Path(boundaries) if boundaries is not None else Path(model).with_name(BOUNDARIES)
+        known = BoundaryModel.load(times) if boundaries is not None or times.is_file() else None
+        return cls(acoustic, words, boundaries=known)
 
     def align(
         self,
@@ -91,7 +112,8 @@ class Aligner:
         samples = self._samples(spoken)
         long = isinstance(samples, Recording)
         scores = stream_outputs(self.model, samples) if long else self._outputs([samples])
-        return self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
+        found = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
+        return found if long else self._refined(samples, found)
 
     def align_many(
         self, items: Iterable[Spoken | tuple[Any, ...]], *, tolerant: bool = False, batch_size: int = 16
@@ -118,7 +140,8 @@ class Aligner:
                     continue
                 try:
                     scores = [outputs[n]] if n in outputs else stream_outputs(self.model, found[n])
-                    yield self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
+                    done = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
+                    yield self._refined(found[n], done) if n in outputs else done
                 except DataError as error:
                     yield Alignment(_name(spoken), -math.inf, reason=str(error))
 
@@ -151,6 +174,9 @@ class Aligner:
         found = self.model.outputs(normalise_set([e for e in examples if e.num_frames], self.model.cmvn))
         none = np.zeros((0, self.model.network.num_pdfs), np.float32)
         return [found.get(example.id, none) for example in examples]
+
+    def _refined(self, samples: Samples, found: Alignment) -> Alignment:
+        return found if self.boundaries is None else self.boundaries.refine(samples, found)
 
     def _words(self, spoken: Spoken) -> list[str]:
         if not isinstance(spoken.text, str):

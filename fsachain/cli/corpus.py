@@ -25,6 +25,7 @@ import click
 
 from fsachain.cli.alignment import Aligner
 from fsachain.cli.config import Experiment, config_option
+from fsachain.cli.decoding import refined
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
 from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, counter, make_folder
 from fsachain.cli.resources import Resources, with_resources
@@ -359,6 +360,7 @@ def _after(before: Sequence[CtmEntry], entries: Sequence[CtmEntry]) -> list[CtmE
 @click.option(
     "--lexicon", type=FILE, help="Of the model to be trained; without it words are spelled by characters."
 )
+@click.option("--coarse", is_flag=True, help="Leave boundaries between the network's frames, 30 ms apart.")
 @click.option("--strict", is_flag=True, help="Take all words as said, and nothing else.")
 @config_option
 @with_resources("workers", "bad_data")
@@ -367,6 +369,7 @@ def align_corpus(
     out: Path,
     model: AcousticModel | None,
     lexicon: Path | None,
+    coarse: bool,
     strict: bool,
     experiment: Experiment,
     resources: Resources,
@@ -403,6 +406,8 @@ def align_corpus(
         model = train_on(data, lexicon, experiment, out, resources)
     aligner, spoken = Aligner(model, lang_of(model)), DataDir.read(data)
     found = align_all(aligner, spoken, out, not strict, resources)
+    if not coarse and any(alignment.ok for alignment in found.values()):
+        found = refined(found, spoken, rate, out)
     texts, by_id = {one.id: one.words for one in spoken}, {part.id: part for part in parts}
     checked = [Checked(by_id[name], texts[name], alignment) for name, alignment in found.items()]
     ordered = write_found(checked, out)

@@ -25,14 +25,17 @@ from fsachain.cli.options import (
     search_options,
 )
 from fsachain.cli.resources import Resources, with_resources
+from fsachain.data.audio import read_audio
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault
+from fsachain.decode.align import Alignment
 from fsachain.decode.align import align as align_outputs
-from fsachain.decode.ctm import textgrid_name, write_ctm, write_textgrid
+from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.rescore import Rescorer, n_best_lists
 from fsachain.decode.suspicious import doubts
+from fsachain.decode.times import BOUNDARIES, BoundaryModel, boundary_errors
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
 from fsachain.errors import ConfigError, DataError, counted
@@ -264,14 +267,19 @@ def rescore_data(
 @model_lang_option
 @normalization_option(": needed for supervise")
 @click.option("--textgrid", "textgrids", type=OUT, help="Folder for a TextGrid of each utterance, for Praat.")
+@click.option(
+    "--refine",
+    is_flag=True,
+    help="Move boundaries to where the sound changes, by Gaussians of these alignments.",
+)
 @with_resources("cache", "workers", "bad_data", "commands")
 def align(out: Path, **options: Any) -> None:
     """Find when each word and phone of the transcripts is said.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
     the denominator has are looked for; `fsachain supervise` takes no others.
-    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label, in seconds);
-    faults.jsonl if utterances cannot be used.
+    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds);
+    boundaries.npz with --refine; faults.jsonl if utterances cannot be used.
     """
     click.echo(f"{align_data(out=out, **options)} -> {out}")
 
@@ -284,10 +292,11 @@ def align_data(
     resources: Resources,
     normalization: Fsa | None = None,
     textgrids: Path | None = None,
+    refine: bool = False,
 ) -> str:
     """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
 
-    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat.
+    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat. `refine`: see `decode.times`.
 
     Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
     model has no say. With that of a denominator the path found is one that the denominator has: supervision
@@ -303,6 +312,8 @@ def align_data(
     failed |= {name: "has no frames" for name in numerators if name not in outputs}
     faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
     resources.leave_out(faults, len(found), f"{out}: alignments")
+    if refine:
+        found = refined(found, data, model.experiment.features.sample_rate, out)
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
     if textgrids is not None:
@@ -311,6 +322,32 @@ def align_data(
             seconds = model.timing.start_of(len(outputs[name]))
             write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
     return f"{counted(len(found), 'utterance')} aligned, {len(faults)} left out"
+
+
+def refined(found: Mapping[str, Alignment], data: DataDir, rate: int, out: Path) -> dict[str, Alignment]:
+    """The alignments of recordings with boundaries moved by a model of these alignments, which is kept in boundaries.npz."""
+    recorded = [one for one in data if one.id in found and found[one.id].ok and one.audio is not None]
+    if not recorded:
+        return dict(found)
+    with counter("boundaries") as update:
+        model = BoundaryModel.fit(((read_audio(one, rate), found[one.id]) for one in recorded), rate, update)
+    out.mkdir(parents=True, exist_ok=True)
+    model.save(out / BOUNDARIES)
+    return {**found, **{one.id: model.refine(read_audio(one, rate), found[one.id]) for one in recorded}}
+
+
+def compare_times(data: Path, out: Path, silence: str | None) -> list[str]:
+    """Lines that compare the times in `out` with the words.ctm and phones.ctm of a data directory, which may have none."""
+    reference, own = (
+        {
+            tier: read_ctm(folder / f"{tier}.ctm")
+            for tier in ("words", "phones")
+            if (folder / f"{tier}.ctm").is_file()
+        }
+        for folder in (data, out)
+    )
+    errors = boundary_errors(reference, own, silence)
+    return [f"{name:<12} {error}" for name, error in errors.items() if name in reference]
 
 
 @command(model=TRAINED, data=DATA, out=OUT)

@@ -37,7 +37,14 @@ from typing import Any
 import click
 
 from fsachain.cli.config import KEPT, Experiment, config_option
-from fsachain.cli.decoding import DecodingGraphs, align_data, decode_data, rescore_data, tune_data
+from fsachain.cli.decoding import (
+    DecodingGraphs,
+    align_data,
+    compare_times,
+    decode_data,
+    rescore_data,
+    tune_data,
+)
 from fsachain.cli.graphs import load_normalization, make_denominator, make_numerators
 from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar, make_lang, make_phone_lm
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, permitted_imports
@@ -226,7 +233,14 @@ def _tuned(run: Run) -> dict[str, Any]:
 
 
 def _align(run: Run) -> None:
-    print(align_data(run.model(run.exp), run.lang, run.data("test"), run.exp / "align", run.resources))
+    out, model = run.exp / "align", run.model(run.exp)
+    print(align_data(model, run.lang, run.data("test"), out, run.resources, refine=True))
+    print("\n".join(_times(run)))
+
+
+def _times(run: Run) -> list[str]:
+    """How far the alignments are from times that the test set has, if it has."""
+    return compare_times(run.inputs["test"], run.exp / "align", run.lang.lexicon.silence)
 
 
 def _report(run: Run) -> None:
@@ -250,6 +264,7 @@ def _report(run: Run) -> None:
         f"alignments   {run.exp / 'align'}",
         f"report       {make_report(run.exp, base=run.base)}",
     ]
+    lines[2:2] = _times(run)
     if "rescore" in run.inputs:
         rescored = (run.exp / "rescore" / "wer.txt").read_text().splitlines()[0]
         lines.insert(1, f"rescored     {rescored}")

@@ -9,7 +9,7 @@ are expected times, (7) summed over frames, on the chain of the alignment's stat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -37,6 +37,7 @@ ITERATIONS = 6
 MOST_SECONDS = 3600.0  # of speech that a model is learned from
 _FEWEST = 40.0  # frames of a state with a Gaussian of its own
 _FORMAT = "fsachain-boundaries-1"
+BOUNDARIES = "boundaries.npz"  # beside alignments, or beside a model
 
 
 class BoundaryErrors(NamedTuple):
@@ -111,10 +112,15 @@ class BoundaryModel:
     log_dets: Floats
 
     @classmethod
-    def fit(cls, spoken: Iterable[tuple[Samples, Alignment]], sample_rate: int) -> BoundaryModel:
+    def fit(
+        cls,
+        spoken: Iterable[tuple[Samples, Alignment]],
+        sample_rate: int,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> BoundaryModel:
         """Learn from alignments that are `ok` and the samples [L] of each; at most an hour of them is used.
 
-        DataError: no alignment.
+        `progress` is called with (iterations done, iterations in all). DataError: no alignment.
         """
         items, seconds = [], 0.0
         for samples, alignment in spoken:
@@ -125,7 +131,7 @@ class BoundaryModel:
             raise DataError("no alignment to learn boundaries from; expected some that are ok")
         names = sorted({label for _, labels, _ in items for label in labels})
         model = None
-        for _ in range(1 + ITERATIONS):
+        for iteration in range(1 + ITERATIONS):
             sums = _Sums(len(names), items[0][0].shape[1])
             for features, labels, edges in items:
                 chain = np.array([names.index(label) for label in labels])
@@ -135,6 +141,7 @@ class BoundaryModel:
                 if occupancy is not None:
                     sums.add(features, chain, occupancy)
             model = cls(tuple(names), sample_rate, *sums.gaussians())
+            progress(iteration + 1, 1 + ITERATIONS)
         assert model is not None
         return model
 
