@@ -74,6 +74,6 @@ def recorded(built) -> Path:
         soundfile.write(built / f"data/{n}.wav", 0.1 * rng.normal(size=8000), 8000)
     (built / "small.yaml").write_text(
         "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"
-        "train: {num_epochs: 1}\ncmvn: {scope: none}\n"
+        "train: {num_epochs: 1, num_threads: 1}\ncmvn: {scope: none}\n"
     )
     return built

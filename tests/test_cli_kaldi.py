@@ -48,7 +48,7 @@ def taken_over(fsachain, case, tmp_path):
     (data / "text").write_text("a\nb\n")
     (tmp_path / "config.yaml").write_text(
         "features: {kind: archive, num_columns: 3}\nnetwork: {channels: 8, time_strides: [1]}\n"
-        "train: {num_epochs: 1}\ncmvn: {scope: none}\nsupervision: {chunk_frames: null}\n"
+        "train: {num_epochs: 1, num_threads: 1}\ncmvn: {scope: none}\nsupervision: {chunk_frames: null}\n"
     )
     return tmp_path
 
