@@ -159,6 +159,7 @@ def config(sections: tuple[str, ...], as_file: bool, file: Path | None) -> None:
 
     In: with --diff a YAML file as other commands take it with --config.
     Out: default, unit and meaning of each option, printed; the text of docs/configuration.md.
+    Example: fsachain config --section train
     """
     if sum([bool(sections), as_file, file is not None]) > 1:
         raise click.UsageError("--section, --defaults and --diff: expected one of them")

@@ -381,6 +381,7 @@ def align_corpus(
     itself, twice: from the transcripts alone, and on the times that the first finds.
     Out: folder OUT with a TextGrid for each recording, words.ctm and phones.ctm, summary.tsv and index.html (the most
     suspicious utterances first; index.html with sound). Called again, it goes on where it was stopped.
+    Example: fsachain align-corpus audio textgrids --model model/model.safetensors
     """
     parts, faults = (
         (of_data(resources.read(corpus)), []) if (corpus / "text").is_file() else find_parts(corpus)

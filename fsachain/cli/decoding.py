@@ -140,6 +140,7 @@ def decode(
     In: MODEL, made by `fsachain train`, and DATA, a data set as `fsachain train` takes it.
     Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
     utterances cannot be used, which are not scored.
+    Example: fsachain decode model/model.safetensors test decoded --lang lang --arpa grammar.arpa --dev dev
     """
     check_lang(model, lang)
     graphs, weights = DecodingGraphs.of(lang, **search)
@@ -221,6 +222,7 @@ def rescore(
     search does not need to hold; --arpa, --grammar and the weights are those of the search. Section `rescoring` of the
     model's configuration says how many sequences, and what is tried.
     Out: folder OUT with hyp.txt, wer.txt, wer.json, tuning.txt and tuning.json.
+    Example: fsachain rescore model/model.safetensors test large.arpa rescored --lang lang --arpa grammar.arpa --dev dev
     """
     graphs, weights = DecodingGraphs.of(lang, **search)
     report = rescore_data(model, data, second, out, dev, graphs, weights, resources)
@@ -280,6 +282,7 @@ def align(out: Path, **options: Any) -> None:
     the denominator has are looked for; `fsachain supervise` takes no others.
     Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds);
     boundaries.npz with --refine; faults.jsonl if utterances cannot be used.
+    Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
     """
     click.echo(f"{align_data(out=out, **options)} -> {out}")
 
@@ -375,6 +378,7 @@ def suspicious(
     In: MODEL, made by `fsachain train`, best with the section forgive; DATA, a Kaldi data directory. Penalties are nats.
     Out: folder OUT with words.txt (probability of having been said, utterance, place in the transcript from 1, word) and
     utterances.txt (expected number of wrong words, share of the frames that the transcript lacks, utterance).
+    Example: fsachain suspicious model/model.safetensors train suspicious --lang lang --den graphs
     """
     check_lang(model, lang)
     fresh(out, "words.txt", "utterances.txt")
@@ -433,6 +437,7 @@ def keyword(
     In: MODEL, made by `fsachain train`; DATA, a Kaldi data directory with and without the keyword, whose transcripts tell;
     WORDS, the keyword, in quotes if it has several words.
     Out: the false-reject rate, printed; folder OUT with scores.txt (utterance, score per frame, 1 with the keyword or 0).
+    Example: fsachain keyword model/model.safetensors test yes found --lang lang
     """
     sought = tuple(words.split())
     if not sought:

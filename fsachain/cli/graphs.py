@@ -69,6 +69,7 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
 
     In: PHONE_LM, made by `fsachain phone-lm`.
     Out: folder OUT with den.fst and normalization.fst, OpenFst acceptors whose labels are pdf + 1.
+    Example: fsachain den-graph graphs/phone_lm.fst graphs --lang lang
     """
     click.echo(f"{make_denominator(lang, phone_lm, out, merge)} -> {out}")
 
@@ -145,6 +146,7 @@ def num_graphs(out: Path, experiment: Experiment, **options: Any) -> None:
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
     The section forgive of the configuration says what transcripts may be wrong in; leave it out for a development set.
     Out: OUT, one npz file. Numerators that need --floor are counted; training sets go without them.
+    Example: fsachain num-graphs train graphs/train.npz --lang lang --den graphs
     """
     forgive = experiment.forgive.forgiveness()
     if forgive is not None:
@@ -231,6 +233,7 @@ def num_tables(
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
     The section forgive of the configuration says what transcripts may be wrong in.
     Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
+    Example: fsachain num-tables train graphs/tables --lang lang --den graphs --jobs 2
     """
     faults = transcript_faults(_words(data), lang.lexicon)
     wrong = {fault.id for fault in faults}
@@ -280,6 +283,7 @@ def num_patterns(
     `[ please ]` for what may be missing; `<loop>` for any phones, one at least; `*` for a gap, any phones or none. A
     keyword among anything is `* hey robin *`, anything at all `<loop>`. `\*` is a word.
     Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
+    Example: fsachain num-patterns patterns.txt graphs/patterns.npz --lang lang --den graphs
     """
     known = {pattern.LOOP: any_phones(lang, phones_per_loop)}
     for name, path in parts:
@@ -328,6 +332,7 @@ def num_fsts(
     words and of phones are spelled out and expanded; graphs over pdfs or transition ids, such as those of
     compile-train-graphs, are taken as they are. Cycles are fine; output labels are ignored.
     Out: OUT, one npz file, as `fsachain num-graphs` writes it. Refused utterances are named and left out.
+    Example: fsachain num-fsts graphs.scp graphs/fsts.npz --lang lang
     """
     if (labels == "transition-ids") != (model is not None):
         raise ConfigError(

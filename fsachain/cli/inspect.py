@@ -61,6 +61,7 @@ def score(reference: Path, hypothesis: Path, speakers: dict[str, str] | None, ou
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
     Out: the word error rate, the table of speakers and every wrong utterance, printed;
     with --out also as files.
+    Example: fsachain score test/text decoded/hyp.txt
     """
     references = read_text(reference)
     if not references:
@@ -78,6 +79,7 @@ def info(path: Path) -> None:
     In: PATH.
     Out: a few lines, printed. Of a graph: states, arcs, pdfs, self-loops, cycles, final states, shortest path, sums
     of its states, memory and work per frame.
+    Example: fsachain info model/model.safetensors
     """
     if path.suffix == SUFFIX or (path.is_dir() and any(path.glob(f"*{SUFFIX}"))):
         text = _describe_shards(path)
@@ -180,6 +182,7 @@ def equivalent(context: click.Context, first: Fsa, second: Fsa, **options: Any) 
 
     In: FIRST and SECOND, OpenFst files or AT&T text: acceptors over pdfs.
     Out: the largest difference and where it was found, printed; exit status 1 if it is beyond the tolerance.
+    Example: fsachain equivalent graphs/den.fst minimal.fst --semiring log
     """
     found = algorithms.equivalent(first, second, **options)
     click.echo(str(found))
@@ -195,6 +198,7 @@ def random_paths(graph: Fsa, count: int, mean_frames: int, seed: int) -> None:
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
     Out: one line for each path, printed: the score of its sequence over all paths, then its pdfs.
+    Example: fsachain random-paths graphs/den.fst
     """
     sequence_score = algorithms.SequenceScorer(graph)
     for path in algorithms.random_paths(graph, count, seed=seed, mean_frames=mean_frames):
@@ -208,6 +212,7 @@ def dot(graph: Fsa) -> None:
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
     Out: Graphviz text, printed.
+    Example: fsachain dot graphs/phone_lm.fst
     """
     click.echo(algorithms.to_dot(graph), nl=False)
 
@@ -219,6 +224,7 @@ def determinize(graph: Fsa, out: Path, semiring: str) -> None:
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs, acyclic or deterministic already.
     Out: OUT, an OpenFst acceptor.
+    Example: fsachain determinize minimal.fst determinate.fst --semiring log
     """
     _write(algorithms.determinize(graph, semiring=semiring), out)
 
@@ -230,6 +236,7 @@ def minimize(graph: Fsa, out: Path, semiring: str) -> None:
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
     Out: OUT, an OpenFst acceptor.
+    Example: fsachain minimize graphs/den.fst minimal.fst --semiring log
     """
     _write(algorithms.minimize(graph, semiring=semiring), out)
 

@@ -88,6 +88,7 @@ def import_lang(
 
     In: LEXICON, lexicon.txt or lexiconp.txt, and MODEL_DIR with tree, 0.trans_mdl or final.mdl, and phones.txt.
     Out: language folder OUT, for all other commands.
+    Example: fsachain kaldi lang dict/lexiconp.txt exp/chain lang
     """
     models = [model_dir / name for name in MODELS if (model_dir / name).is_file()]
     for name in ("tree", "phones.txt"):
@@ -111,6 +112,7 @@ def import_den(den: Path, out: Path, lang: Lang, merge: Merge) -> None:
 
     In: DEN, den.fst of a Kaldi model.
     Out: folder OUT with den.fst and normalization.fst, as `fsachain den-graph` makes it.
+    Example: fsachain kaldi den exp/chain/den.fst graphs --lang lang
     """
     # The normalization is computed, not read.
     click.echo(f"{write_denominator(lang, Fsa.read(den), out, merge)} -> {out}")
@@ -125,6 +127,7 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
 
     In: PHONES, an archive of phone ids by utterance, such as ali-to-phones writes.
     Out: OUT, phone_lm.fst, for `fsachain den-graph`.
+    Example: fsachain kaldi phone-lm ark:phones.ark phone_lm.fst
     """
     sequences = [ids.tolist() for _, ids in read_table(phones, values.read_alignment)]
     if not sequences:
@@ -144,6 +147,7 @@ def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame
 
     In: MODEL, the 0.trans_mdl or final.mdl of the alignments; PHONES, its phones.txt; ALIGNMENTS, ali.*.gz.
     Out: OUT, a CTM file, which `fsachain supervise` and `fsachain tie-tree` take.
+    Example: fsachain kaldi ctm exp/tri3/final.mdl exp/tri3/phones.txt phones.ctm exp/tri3/ali.1.gz
     """
     if not 0 < frame_shift < float("inf"):
         raise ConfigError(f"frame_shift = {frame_shift}: expected seconds above 0")
@@ -176,6 +180,7 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
     In: EXAMPLES, cegs.*.ark.
     Out: folder OUT with data, a data directory of features, and chunks.npz: what `fsachain train` takes as data and
     numerators, with `features: {kind: archive, num_columns: ...}` in its configuration.
+    Example: fsachain kaldi egs examples cegs.1.ark cegs.2.ark
     """
     features: dict[str, np.ndarray] = {}
     chunks: dict[str, list[list[Chunk]]] = {}
@@ -224,6 +229,7 @@ def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
     Out: OUT, a matrix archive (.ark), and an scp file beside it.
+    Example: fsachain kaldi outputs model/model.safetensors test nnet_output.ark
     """
     _, found = network_outputs(model, data, resources)
     make_folder(out.parent)
@@ -241,6 +247,7 @@ def decode_archive(
     In: MATRICES, an archive or scp file of network outputs; HCLG, HCLG.fst; MODEL, the 0.trans_mdl or final.mdl it was
     made with; WORDS, words.txt.
     Out: folder OUT with hyp.txt.
+    Example: fsachain kaldi decode nnet_output.ark graph/HCLG.fst exp/chain/final.mdl graph/words.txt decoded
     """
     graph = pdf_graph(read_value(hclg, read_fst), read_transition_model(model)).to_openfst()
     scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, values.read_matrix)}
@@ -360,6 +367,7 @@ def show(kind: str, source: str) -> None:
     examples; or one FST, transition model, topo or tree. The lattices are those of lat.*.gz, the model 0.trans_mdl or
     final.mdl.
     Out: text, printed: archives as Kaldi's ark,t:- does, FSTs in AT&T form, of examples a line for each input and output.
+    Example: fsachain kaldi show matrix nnet_output.ark
     """
     if kind in _FILES:
         texts: Iterable[Lines] = [_FILES[kind](source)]
@@ -451,6 +459,7 @@ def objf(
     DEN, den.fst; --log compute_prob_valid.final.log, which Kaldi wrote for the same examples and network.
     Out: a line for each example and one for all, printed; with --log a table of ours and Kaldi's, counted as Kaldi does
     (docs/kaldi.md says how that differs). Exit status 1 if they differ by more than the tolerance.
+    Example: fsachain kaldi objf ark:cegs.1.ark ark:nnet_output.ark exp/chain/den.fst
     """
     theirs = None if log is None else read_objective(log, output_name)
     found: list[ExampleObjf] = []

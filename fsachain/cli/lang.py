@@ -165,6 +165,7 @@ def lang(
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
     Out: folder OUT with lexicon.json, tree.npz, words.txt, phones.txt, and config.yaml, the whole configuration, which
     later commands take from there.
+    Example: fsachain lang lexicon.txt lang --config config.yaml
     """
     said = {} if text is None else read_transcripts(text, resources)
     made = make_lang(lexicon, out, experiment, transcripts=said, seed=seed, resources=resources)
@@ -233,6 +234,7 @@ def spell(text: Path, out: Path, resources: Resources) -> None:
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
     Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
+    Example: fsachain spell train/text spelled.txt
     """
     usable = _usable(read_transcripts(text, resources), None, out, resources)
     lexicon = Lexicon.characters(usable, silence=None)
@@ -271,6 +273,7 @@ def phone_lm(
     Utterances with unknown words are named and left out.
     Out: OUT, an OpenFst acceptor over phone ids. With phone_lm.ngram_order 0 it is a loop of weight one over all phones, by
     which `fsachain den-graph` makes a denominator that accepts every sequence of pdfs: that of CTC.
+    Example: fsachain phone-lm train/text graphs/phone_lm.fst --lang lang
     """
     said = read_transcripts(text, resources)
     click.echo(f"{make_phone_lm(lang, said, out, experiment.phone_lm, seed, resources)} -> {out}")
@@ -336,6 +339,7 @@ def word_lm(text: Path, out: Path, lang: Lang, order: int, resources: Resources)
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
     are left, so the denominator is smaller and knows more than that of `fsachain phone-lm`.
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
+    Example: fsachain word-lm train/text graphs/word_lm.fst --lang lang
     """
     usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
     ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
@@ -381,6 +385,7 @@ def estimate_arpa(
 
     In: TEXT, transcripts in Kaldi's format; section `phone_lm` of the configuration says where silence stands among phones.
     Out: OUT, an ARPA file: of words for `fsachain decode --arpa`, of either for `fsachain arpa-lm`.
+    Example: fsachain estimate-arpa train/text grammar.arpa --lang lang --units words --order 3
     """
     usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
     vocabulary: Sequence[str] = lang.spoken_words
@@ -408,6 +413,7 @@ def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
     In: ARPA, an n-gram over words or phones, such as lmplz, SRILM or `fsachain estimate-arpa` make. Each history gets an arc
     for each unit, with the one probability that the model gives it: meant for phones and small vocabularies.
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
+    Example: fsachain arpa-lm grammar.arpa graphs/arpa_lm.fst --lang lang --units words
     """
     if units == "phones":
         fsa = grammar.ngram_acceptor(arpa, lang.lexicon.phones)

@@ -78,6 +78,7 @@ def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_se
     you like blank, symbols (names of the classes), names (of the utterances). Several files, such as of two checkpoints,
     are drawn side by side.
     Out: OUT, the picture.
+    Example: fsachain plot occupancy transducer.npz occupancy.png
     """
     names = [path.stem for path in files]
     if len(set(names)) != len(names):
@@ -146,6 +147,7 @@ def draw_trellis(
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory with the utterance.
     Out: OUT, the picture.
+    Example: fsachain plot trellis model/model.safetensors test trellis.png --lang lang --den graphs --utterance u1
     """
     check_lang(model, lang)
     utterances, one = _with_utterance(data, utterance, allow_commands)
@@ -180,6 +182,7 @@ def draw_alignment(
     In: DATA, a Kaldi data directory, and ALIGNED, a folder that `fsachain align` made, or any with words.ctm or phones.ctm;
     section features of the configuration has the sample rate.
     Out: OUT, the picture.
+    Example: fsachain plot alignment train aligned alignment.png --utterance u1
     """
     _, one = _with_utterance(data, utterance, allow_commands)
     files = {tier: aligned / name for tier, name in ALIGNMENTS.items() if (aligned / name).is_file()}
@@ -226,6 +229,7 @@ def draw_graph(
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs; or numerators made by `fsachain num-graphs`.
     Out: OUT, the picture.
+    Example: fsachain plot graph graphs/den.fst graph.png
     """
     if (model is None) != (data is None):
         raise click.UsageError("--model and --data are given together")
@@ -269,6 +273,7 @@ def draw_training(log: Path, out: Path, wers: tuple[tuple[int, Path], ...]) -> N
 
     In: LOG, train.jsonl or its folder.
     Out: OUT, the picture.
+    Example: fsachain plot training model training.png
     """
     path = log / "train.jsonl" if log.is_dir() else log
     found = {epoch: _total_wer(folder) for epoch, folder in wers}
@@ -291,6 +296,7 @@ def draw_wer(reference: Path, hypothesis: Path, out: Path, speakers: dict[str, s
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
     Out: OUT, the picture.
+    Example: fsachain plot wer test/text decoded/hyp.txt wer.png
     """
     report = score(read_text(reference), read_text(hypothesis), speakers=speakers)
     _save(results.plot_wer(report, title=str(hypothesis)), out)

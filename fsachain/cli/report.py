@@ -43,6 +43,7 @@ def report(
     In: EXP, the folder of a recipe, or one with model, lang, graphs, decoded, aligned and test as in docs/training.md. It
     may be running, or broken off: what is not there yet is said.
     Out: OUT, by default EXP/report.html.
+    Example: fsachain report . report.html
     """
     options = ReportOptions(utterances, pictured, allow_commands)
     click.echo(f"report -> {make_report(exp, out, base=base, test=test, options=options)}")
@@ -55,6 +56,7 @@ def tensorboard(log: Path, out: Path, follow: bool) -> None:
 
     In: LOG, the train.jsonl that `fsachain train` writes, or its folder.
     Out: folder OUT with event files, for `tensorboard --logdir OUT`. Those of an earlier call are replaced.
+    Example: fsachain tensorboard model scalars
     """
     count = write_scalars(log, out, wait_seconds=5.0 if follow else None)
     click.echo(f"{count} epochs -> {out}")

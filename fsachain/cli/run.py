@@ -475,6 +475,7 @@ def run(
     Out: folder EXP with lang, cache, graphs, model, decode, rescore, align, report.txt and report.html.
 
     Several processes train one model when torchrun starts them: torchrun --nproc-per-node 2 -m fsachain run ...
+    Example: fsachain run exp --train train --dev dev --test test --lexicon lexicon.txt --config config.yaml
     """
     if first is not None and first.resolve() == exp.resolve():
         raise ConfigError(f"--first {first}: is EXP itself; expected another folder")

@@ -169,6 +169,7 @@ def objf(nnet_output: str, num: str, den: Fsa, leaky_hmm_coefficient: float, der
     normalization composed in, or what `fsachain num-graphs` made; DEN, den.fst: an OpenFst file or AT&T text.
     Out: a line for each utterance and one for all, printed; with --deriv matrices of numerator less denominator occupancies,
     which are 0 for an utterance without a path.
+    Example: fsachain objf nnet_output.ark graphs/test.npz graphs/den.fst --deriv ark:deriv.ark
     """
     graphs, faults = read_graphs(num), list[Fault]()
     totals = np.zeros(3)  # numerator, denominator, frames
@@ -226,6 +227,7 @@ def sum(
     num-graphs` made, by utterance. SCORES, an archive or scp file of matrices [frames, pdfs], natural logs; or an npz or npy
     file.
     Out: utterance, frames, log Z and the best path's score, printed; what the options ask for.
+    Example: fsachain sum graphs/den.fst nnet_output.ark
     """
     graphs, faults, paths = read_graphs(graph), list[Fault](), dict[str, list[str]]()
     leak = leaky_hmm_coefficient if begins == "anywhere" else 0.0

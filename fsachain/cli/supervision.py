@@ -142,6 +142,7 @@ def supervise(out: Path, **options: Any) -> None:
     features and network of the configuration. Utterances that the alignment lacks or does not fit are named and left
     out. Lattices: `fsachain kaldi supervise`.
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
+    Example: fsachain supervise train aligned/phones.ctm graphs/chunks.npz --lang lang --den graphs
     """
     click.echo(f"{make_supervision(out=out, **options)} -> {out}")
 
@@ -217,6 +218,7 @@ def supervise_by_lattices(
     LATTICES, lat.*.gz; the sections supervision (tolerances, chunks), perturbation, features and network of the
     configuration. Utterances without lattice or path are named and left out.
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
+    Example: fsachain kaldi supervise train exp/tri3/final.mdl chunks.npz exp/tri3_lats/lat.1.gz --lang lang --den graphs
     """
     if lm_scale is not None and experiment.supervision.chunk_frames is not None:
         raise ConfigError(
@@ -303,6 +305,7 @@ def tie_tree(
     In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align` wrote for it; the sections
     features and network of the configuration.
     Out: language folder OUT, the lexicon of --lang with the new tree.
+    Example: fsachain tie-tree train aligned/phones.ctm tied --lang lang --num-pdfs 30
     """
     spoken = by_utterance(read_ctm(alignment))
     phones, topology = lang.lexicon.phones, lang.tree.topology

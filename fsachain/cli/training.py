@@ -108,6 +108,7 @@ def train(
     any other for a crash. SIGTERM ends the training with a checkpoint and exit status 75.
 
     Several processes train one model when torchrun starts them: torchrun --nproc-per-node 2 -m fsachain train ...
+    Example: fsachain train train graphs/train.npz model --lang lang --den graphs --dev dev graphs/dev.npz --cache cache
     """
     (out / FAULTS_FILE).unlink(missing_ok=True)
     given = {"--jobs": jobs, "--shards-at-once": shards_at_once, "--scheduler": scheduler}
@@ -319,6 +320,7 @@ def validate(
     their words; with --numerators shards that are damaged, and utterances without numerator.
     Out: one table by kind of fault, printed; with --out all faults as a file. `fsachain train` prints the same
     table; its option `train: {bad_data: stop}` ends it there.
+    Example: fsachain validate train --lang lang
     """
     found = validate_data(data, experiment, lang, resources, numerators=numerators)
     click.echo(str(found))

@@ -98,6 +98,7 @@ def transcribe(
     soundfile reads (WAV, FLAC, Ogg, MP3, ...).
     Out: the words, printed. The confidence of a word is its posterior among the paths of the decoder's lattice. Files that
     cannot be read are named on the standard error; the exit status is then 3, or 1 if there is no other.
+    Example: fsachain transcribe model/model.safetensors audio/1.wav --lang lang --format text
     """
     check_lang(model, lang)
     lexicon, tree = lang.lexicon, lang.tree
@@ -217,6 +218,7 @@ def align_long(
     Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), and fit.txt (start,
     fit and label of each word). The fit is how far the word's scores are below the best ones, per frame: where it is far
     below the others, recording and text differ.
+    Example: fsachain align-long model/model.safetensors audio/1.wav audio/1.txt long --lang lang
     """
     check_lang(model, lang)
     fresh(out, "words.ctm", "phones.ctm", "fit.txt")
@@ -261,6 +263,7 @@ def export(model: AcousticModel, out: Path) -> None:
     In: MODEL, made by `fsachain train`.
     Out: OUT. Inputs: `features` [N, T, F], Kaldi's features without normalisation, and `lengths` [N]; outputs: `nnet_output`
     [N, ceil(T / s), P] and `nnet_lengths` [N]. CMVN and subsampling are inside; the metadata says how the features are made.
+    Example: fsachain export model/model.safetensors model.onnx
     """
     # As JSON; Kaldi's features are made of samples as 16-bit integers.
     metadata = {
