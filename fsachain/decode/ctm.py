@@ -26,7 +26,9 @@ class CtmEntry(NamedTuple):
 
     def __str__(self) -> str:
         sure = "" if self.confidence is None else f" {self.confidence:.3f}"
-        return f"{self.utterance} 1 {self.start:.3f} {self.duration:.3f} {self.label}{sure}"
+        # Both ends are rounded: neighbours that touch still do.
+        duration = round(self.start + self.duration, 3) - round(self.start, 3)
+        return f"{self.utterance} 1 {self.start:.3f} {duration:.3f} {self.label}{sure}"
 
 
 def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
