@@ -120,6 +120,14 @@ bad_data_option = click.option(
     default="exclude",
     help="exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
 )
+RESOURCE_OPTIONS = {
+    "scheduler": scheduler_option,
+    "cache": cache_option,
+    "workers": workers_option,
+    "jobs": jobs_option,
+    "bad_data": bad_data_option,
+    "commands": commands_option,
+}
 
 
 def track(items: Sequence[Item], what: str) -> Iterator[Item]:

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fsachain.cli import options
-from fsachain.cli.options import Command, counter, make_folder, track
+from fsachain.cli.options import RESOURCE_OPTIONS, Command, counter, make_folder, track, together
 from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import Example, load_examples, load_usable
 from fsachain.data.features import FeatureConfig
@@ -186,7 +185,7 @@ def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Com
                             arguments[name] = resources.read(arguments[name])
                     command(resources=resources, **arguments)
 
-        return options.together(*(getattr(options, f"{name}_option") for name in names))(run)
+        return together(*(RESOURCE_OPTIONS[name] for name in names))(run)
 
     return decorate
 
