@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fsachain.cli.options import RESOURCE_OPTIONS, Command, counter, make_folder, track, together
+from fsachain.cli.options import RESOURCE_OPTIONS, Command, counter, make_folder, together, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import Example, load_examples, load_usable
 from fsachain.data.features import FeatureConfig
