@@ -111,7 +111,7 @@ CASES: dict[str, Callable[[Path], object]] = {
     "features not finite: first in frame 0 of 50": samples([0.1, float("nan")]),
     "empty text: transcript is empty": edit("text", "u2 no\n", "u2\n"),
     "unknown word: 'maybe'": edit("text", "u2 no", "u2 maybe"),
-    r"too short: .*2 output frames \(5 of features\), its 3 words need 7": lambda f: speak(
+    r"too short: .*2 output frames \(5 of features\), its 3 words take 7": lambda f: speak(
         f / "u3.wav", 0.05
     ),
     "duplicate id: text:3: key 'u2' occurs twice, first on line 2": edit(

@@ -342,7 +342,8 @@ def write_found(checked: Sequence[Checked], out: Path) -> list[Checked]:
     write_text(out / "summary.tsv", SUMMARY + "".join(one.row() for one in ordered))
     words = sum(len(one.words) for one in checked)
     skipped = sum(len(one.alignment.skipped) for one in checked)
-    about = f"{counted(len(checked), 'utterance')}, {words} words, of which {skipped} were not said; summary.tsv has all"
+    said = f"{counted(words, 'word')}, of which {skipped} not said"
+    about = f"{counted(len(checked), 'utterance')}, {said}; summary.tsv has all"
     shown = [one.shown(out) for one in ordered[:SHOWN]]
     page = render_page("alignments.html", media="*", title=out.resolve().name, about=about, utterances=shown)
     write_text(out / "index.html", page)

@@ -102,7 +102,7 @@ def _describe_shards(path: Path) -> str:
     files = TableShards(path).files if path.is_dir() else [TableFile(path)]
     num_bytes = sum(Path(file.path).stat().st_size for file in files)
     excluded = sum(len(file.facts.get("excluded", ())) for file in files)
-    sizes = f"{sum(map(len, files))} in {len(files)} files, {num_bytes:,} bytes"
+    sizes = f"{sum(map(len, files))} in {counted(len(files), 'file')}, {num_bytes:,} bytes"
     return f"compiled tables: {sizes}, {counted(excluded, 'utterance')} excluded"
 
 
@@ -110,7 +110,7 @@ def _describe_numerators(path: Path) -> str:
     numerators = load_numerators(path)
     words = sum(len(numerator.words) for numerator in numerators.values())
     arcs = [numerator.fsa.num_arcs for numerator in numerators.values()]
-    sizes = f"{words} words, {sum(arcs)} arcs, at most {max(arcs, default=0)} in one"
+    sizes = f"{counted(words, 'word')}, {counted(sum(arcs), 'arc')}, at most {max(arcs, default=0)} in one"
     return f"numerators: {counted(len(arcs), 'utterance')}, {sizes}"
 
 
@@ -155,8 +155,9 @@ def _describe_folder(path: Path) -> str:
     if not cuts and (path / LEXICON).is_file():
         lang = load_lang(path)
         lexicon, tree = lang.lexicon, lang.tree
+        ways = sum(map(len, lexicon.pronunciations))
         return (
-            f"language folder: {len(lexicon.words)} words, {sum(map(len, lexicon.pronunciations))} pronunciations\n"
+            f"language folder: {counted(len(lexicon.words), 'word')}, {counted(ways, 'pronunciation')}\n"
             f"phones: {len(lexicon.phones)}, silence {lexicon.silence} ({lexicon.silence_prob:g})\n"
             f"pdfs: {tree.num_pdfs}, context of {tree.context_width} phones"
         )
@@ -166,7 +167,7 @@ def _describe_folder(path: Path) -> str:
     num_words = sum(len(utterance.words) for utterance in data)
     speakers = {utterance.speaker for utterance in data}
     kind = "cuts of lhotse" if cuts else "data directory"
-    head = f"{kind}: {counted(len(data), 'utterance')}, {num_words} words, {len(speakers)} speakers"
+    head = f"{kind}: {counted(len(data), 'utterance')}, {counted(num_words, 'word')}, {counted(len(speakers), 'speaker')}"
     return f"{head}; {counted(len(faults), 'fault')}, see `fsachain validate`" if faults else head
 
 

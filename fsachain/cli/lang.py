@@ -16,7 +16,7 @@ from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault
 from fsachain.decode.wer import read_text
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import DataError, GraphError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph import grammar
 from fsachain.graph.context import BiphoneCounts, ContextTree
@@ -54,7 +54,7 @@ class Lang:
 
     def __str__(self) -> str:
         words, phones = self.lexicon.words, self.lexicon.phones
-        return f"{len(words)} words, {len(phones)} phones, {self.tree.num_pdfs} pdfs"
+        return f"{counted(len(words), 'word')}, {counted(len(phones), 'phone')}, {counted(self.tree.num_pdfs, 'pdf')}"
 
     @property
     def spoken_words(self) -> tuple[str, ...]:
@@ -240,7 +240,7 @@ def spell(text: Path, out: Path, resources: Resources) -> None:
     lexicon = Lexicon.characters(usable, silence=None)
     prob = ["1.0"] if "lexiconp" in out.name else []
     _write(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
-    click.echo(f"{len(lexicon.words)} words, {len(lexicon.phones)} characters -> {out}")
+    click.echo(f"{counted(len(lexicon.words), 'word')}, {counted(len(lexicon.phones), 'character')} -> {out}")
 
 
 def _usable(

@@ -13,6 +13,7 @@ from fsachain.cli.lang import load_lang
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, check_lang
 from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option, counter
 from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.errors import counted
 from fsachain.plot import phone_trellis
 from fsachain.report.collect import Layout
 from fsachain.report.heard import Seen
@@ -59,7 +60,7 @@ def tensorboard(log: Path, out: Path, follow: bool) -> None:
     Example: fsachain tensorboard model scalars
     """
     count = write_scalars(log, out, wait_seconds=5.0 if follow else None)
-    click.echo(f"{count} epochs -> {out}")
+    click.echo(f"{counted(count, 'epoch')} -> {out}")
 
 
 def make_report(

@@ -256,7 +256,7 @@ def _report(run: Run) -> None:
         f"dev          WER {dev['wer']:.2f} %, LM weight {dev['lm_weight']:g}, "
         f"word insertion penalty {dev['word_insertion_penalty']:g}",
         f"size         {parameters} parameters, seed {seed}",
-        f"training     {len(epochs)} epochs, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
+        f"training     {counted(len(epochs), 'epoch')}, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
         f"time         {'  '.join(f'{one.name} {one.seconds:.1f} s' for one in stages if one.seconds is not None)}",
         f"model        {run.exp / 'model' / FINAL_MODEL}",
         f"graphs       {run.base / 'graphs'}",

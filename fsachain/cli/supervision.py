@@ -121,7 +121,8 @@ def _write(
     save_chunks(out, chunks, made_with(lang.lexicon, lang.tree))
     arcs = [chunk.fsa.num_arcs for lists in chunks.values() for one in lists for chunk in one]
     return (
-        f"{counted(len(chunks), 'utterance')} supervised, {len(arcs)} chunks of all copies, {sum(arcs)} arcs, "
+        f"{counted(len(chunks), 'utterance')} supervised, {counted(len(arcs), 'chunk')} of all copies, "
+        f"{counted(sum(arcs), 'arc')}, "
         f"{counted(len(faults), 'utterance')} excluded"
     )
 

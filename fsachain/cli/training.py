@@ -406,5 +406,6 @@ def _too_short(utterance: Utterance, example: Example, lang: Lang, subsampling: 
     need, have = graph.fsa.min_frames(), -(-example.num_frames // subsampling)
     if need is not None and have >= need:
         return None
-    reason = f"{have} output frames ({example.num_frames} of features), its {len(utterance.words)} words need {need}"
+    words = counted(len(utterance.words), "word")
+    reason = f"{have} output frames ({example.num_frames} of features), its {words} take {need}"
     return utterance.unusable("too short", f": {reason}").fault

@@ -23,7 +23,7 @@ from fsachain.decode.align import STRICT, LongAligner, Tolerance, alignment_nume
 from fsachain.decode.ctm import write_ctm, write_textgrid
 from fsachain.decode.decoder import Decoder
 from fsachain.decode.transcribe import PauseCutter, Piece, RecognisedWord, Transcriber, silence_pdfs
-from fsachain.errors import DataError, LeftOutError
+from fsachain.errors import DataError, LeftOutError, counted
 from fsachain.files import text_lines
 from fsachain.nn.export import export_onnx
 from fsachain.nn.streaming import StreamingModel
@@ -120,7 +120,7 @@ def transcribe(
             click.echo(text)
     if refused:
         kind = LeftOutError if refused < len(files) else DataError
-        raise kind(f"{refused} of {len(files)} recordings could not be transcribed")
+        raise kind(f"{refused} of {counted(len(files), 'recording')} could not be transcribed")
 
 
 def _recognise(
@@ -164,7 +164,7 @@ def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord],
         ]
         record = {"file": str(path), "seconds": round(seconds, 3), "words": entries}
         return json.dumps(record, ensure_ascii=False)
-    lines = [f"{path}: {seconds:.2f} s, {len(words)} words"]
+    lines = [f"{path}: {seconds:.2f} s, {counted(len(words), 'word')}"]
     if words:
         lines.append("    start       end  confidence  word")
     for word, end in zip(words, ends, strict=True):
@@ -243,7 +243,9 @@ def align_long(
     (out / "fit.txt").write_text("".join(lines), encoding="utf-8")
     if textgrid is not None:
         write_textgrid(textgrid, {"words": words, "phones": found.phones}, audio.seconds)
-    click.echo(f"{audio.seconds:.1f} s, {len(words)} words, mean fit {np.mean(fits):.2f}; the worst:")
+    click.echo(
+        f"{audio.seconds:.1f} s, {counted(len(words), 'word')}, mean fit {np.mean(fits):.2f}; the worst:"
+    )
     for index in np.argsort(fits, kind="stable")[:WORST].tolist():
         click.echo(f"  {words[index].start:10.2f} s  {fits[index]:8.2f}  {words[index].label}")
     click.echo(f"-> {out}")
