@@ -9,6 +9,7 @@ import torch
 
 from fsachain.cli.config import Experiment
 from fsachain.decode.ctm import read_ctm
+from fsachain.errors import counted
 
 RATE = 8000
 SECONDS = 3.0
@@ -66,7 +67,7 @@ def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, m
         assert 0 < word["confidence"] <= 1
     assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
     table = fsachain("transcribe", model, path)[1].splitlines()
-    assert table[0] == f"{path}: 3.00 s, {len(found)} words"
+    assert table[0] == f"{path}: 3.00 s, {counted(len(found), 'word')}"
     assert [line.split()[-1] for line in table[2:]] == [word["word"] for word in found]
     text = fsachain("transcribe", model, path, "--format", "text")[1].split()
     assert text == ["a_b", *(word["word"] for word in found)]

@@ -37,7 +37,7 @@ def work():
 @pytest.mark.parametrize(("leak", "dtype"), [(0.0, np.float64), (0.3, np.float32)])
 def test_the_plain_loop_computes_what_the_backends_compute(work, leak, dtype):
     batch = work.denominator.batch(5)
-    scores = calls.random_scores(5, 12, TINY.pdfs)
+    scores = workloads.random_scores(5, 12, TINY.pdfs)
     columns = yardstick.plain_scores(batch.table(0), scores, dtype)
     occupancy = np.full_like(columns, np.nan)
     graph = yardstick.plain_graph(batch.table(0), dtype)
@@ -50,7 +50,7 @@ def test_the_plain_loop_computes_what_the_backends_compute(work, leak, dtype):
 
 def test_all_ctc_losses_give_one_gradient(work):
     batch = TableBatch.pack([compile_table(graph, TINY.labels) for graph in work.ctc])
-    scores = calls.random_scores(batch.size, TINY.frames, TINY.labels)
+    scores = workloads.random_scores(batch.size, TINY.frames, TINY.labels)
     theirs = calls.ctc_through_torch(work.targets, scores)().grad.clone()
     assert theirs.abs().max() > 0.1
     for ours in (
@@ -74,7 +74,7 @@ def test_the_arcs_for_k2_spell_the_same_acceptor():
     final[rows[into_end, 0]] = score[into_end]
     own = rows[~into_end]
     back = Fsa(12, own[:, 0], own[:, 1], own[:, 2], score[~into_end].astype(float), final)
-    scores = calls.random_scores(2, 9, 9)
+    scores = workloads.random_scores(2, 9, 9)
     expected, found = (
         forward_backward(TableBatch.share(compile_table(one, 9), 2), scores, backend="reference").log_prob
         for one in (fsa, back)

@@ -101,6 +101,7 @@ def test_wheel_carries_the_templates_of_the_report(installed_python):
         "print(*sorted(file.name for file in (resources.files('fsachain.report') / 'templates').iterdir()))"
     )
     assert run_installed(installed_python, program).split() == [
+        "alignments.html",
         "page.html",
         "page.js",
         "parts.html",
