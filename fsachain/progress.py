@@ -22,7 +22,8 @@ class Lines:
         self._began, self._state = time.monotonic(), (0, 0)
         self._first: int | None = None  # done at the first call: earlier work says nothing of the speed
         self._over = threading.Event()
-        threading.Thread(target=self._tell, daemon=True).start()
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread.start()
 
     def __call__(self, done: int, total: int) -> None:
         if self._first is None:
@@ -39,6 +40,7 @@ class Lines:
 
     def close(self) -> None:
         self._over.set()
+        self._thread.join()  # a thread that a process ends with may take it down
 
     def line(self, seconds: float) -> str:
         """What is told after so many seconds."""

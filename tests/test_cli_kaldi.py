@@ -72,7 +72,7 @@ def test_lattices_become_weighted_numerators_of_whole_utterances(fsachain, taken
     command = ("kaldi", "supervise", taken_over / "data", model, taken_over / "num.npz", lattices)
     status, text, err = fsachain(*command, *graphs_of(taken_over), *config, "--lm-scale", 0.3)
     assert status == 3, err
-    assert "1 utterance supervised, 1 chunks" in text and "b: is not in the alignment" in text
+    assert "1 utterance supervised, 1 chunk" in text and "b: is not in the alignment" in text
     ((chunk,),) = load_chunks(taken_over / "num.npz")["a"]
     assert (chunk.start, chunk.end, chunk.of_frames, chunk.frame_weights.tolist()) == (0, 5, 5, [1.0] * 5)
     language = load_lang(taken_over / "lang")
