@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsachain import AlignmentError, TokenSpan, forced_align, merge_tokens, spans
-from fsachain.backends.cpu import ctc_path
+from fsachain.backends.cpu import ctc
 from fsachain.errors import ConfigError, DataError, ShapeError
 from tools.cuda_on_host.pretend import pretended
 
@@ -82,7 +82,7 @@ def test_path_score_and_posteriors_are_those_of_all_ways(
     expected = enumerated(log_probs[0].tolist(), target, 0, topology, 0.25)
     options = {"star": STAR, "star_penalty": 0.25, "topology": topology, "backend": backend}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ctc_path, "SMALL", 0 if stretches else ctc_path.SMALL)
+        patch.setattr(ctc, "SMALL", 0 if stretches else ctc.SMALL)
         if not expected:
             with pytest.raises(AlignmentError, match="frames for a target of"):
                 forced_align(log_probs, labels, **options)
@@ -110,8 +110,8 @@ def test_long_targets_in_many_stretches_have_the_oracles_path(topology, monkeypa
     targets = torch.from_numpy(np.random.default_rng(4).integers(1, 6, (3, 90)))
     options = {"input_lengths": [300, 211, 180], "target_lengths": [90, 61, 1], "topology": topology}
     expected = forced_align(log_probs, targets, backend="reference", **options)
-    for small in (ctc_path.SMALL, 0):
-        monkeypatch.setattr(ctc_path, "SMALL", small)
+    for small in (ctc.SMALL, 0):
+        monkeypatch.setattr(ctc, "SMALL", small)
         found = forced_align(log_probs, targets, **options)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 

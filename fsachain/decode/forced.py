@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fsachain.backends import arrays, dispatch
-from fsachain.backends.cpu import ctc_path
 from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.ctc import CtcProblem, column_graph, make_problem, name_of
 from fsachain.backends.dispatch import BackendName
@@ -211,17 +210,19 @@ def _best_paths(
     """Scores [B] and for each frame [B, T] the place in the target, 0 for the blank."""
     found, where = np.empty(len(log_probs)), np.zeros(log_probs.shape[:2], np.int64)
     if backend == "cpu" or (backend == "auto" and arrays.home_of(log_probs) == "cpu"):
+        host = log_probs.detach().cpu()
+        best_path = dispatch.ctc_backend("cpu", host).best_path
 
         def job(n: int) -> None:
             frames, count = int(problem.frame_counts[n]), int(problem.label_counts[n])
-            own = arrays.scores_as_numpy(log_probs[n, :frames].detach().cpu().contiguous())
-            other = np.empty(0) if wild is None else wild[n, :frames, 0].detach().double().cpu().numpy()
+            own = arrays.scores_as_numpy(host[n, :frames].contiguous())
+            other = np.zeros(frames) if wild is None else wild[n, :frames, 0].detach().double().cpu().numpy()
             labels, differs = problem.labels[n, :count], problem.differs[n, : count + 1]
-            found[n], where[n, :frames] = ctc_path.best_path(
+            found[n], where[n, :frames] = best_path(
                 own, labels, differs, other, problem.blank, problem.topology
             )
 
-        run_all([partial(job, n) for n in range(len(log_probs))])
+        run_all([partial(job, n) for n in range(len(host))])
         return found, where
     batch, columns = _by_place(problem, log_probs, wild)
     best = dispatch.best_path(batch, columns, problem.frame_counts, backend=backend)
