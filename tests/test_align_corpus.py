@@ -75,14 +75,16 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
     assert 'src="../corpus/bob%20b/long.wav#t=5,8.5"' in page and "unheard" in page
 
     (corpus / "ann" / "one.lab").write_text("no no no")
-    before = (out / "aligned.jsonl").stat().st_mtime_ns
+    record(corpus / "ann" / "two.wav", 16000, 2, seconds=4.0)
     assert fsachain(*command)[0] == 3
     again = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
-    assert [row for row in again if row["utterance"] != "ann-one"] == [
-        row for row in rows if row["utterance"] != "ann-one"
+    changed = ("ann-one", "ann-two")
+    assert [row for row in again if row["utterance"] not in changed] == [
+        row for row in rows if row["utterance"] not in changed
     ]
-    assert next(row for row in again if row["utterance"] == "ann-one")["text"] == "no no no"
-    assert (out / "aligned.jsonl").stat().st_mtime_ns > before
+    found = {row["utterance"]: row for row in again}
+    assert found["ann-one"]["text"] == "no no no"
+    assert found["ann-two"]["seconds"] == pytest.approx(4.0, abs=0.1)
 
 
 def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):

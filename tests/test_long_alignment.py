@@ -121,6 +121,9 @@ def test_text_and_recording_that_do_not_fit_are_named() -> None:
     for window, lookahead in ((10, 10), (10, 0)):
         with pytest.raises(ConfigError, match="expected 1 <= lookahead < window"):
             LongAligner(numerator, tree.num_pdfs, window=window, lookahead=lookahead)
+    for cost in (-1.0, np.nan):
+        with pytest.raises(ConfigError, match=r"tolerance: other = .*; expected at least 0"):
+            alignment_numerator(["yes"], LEXICON, tree, STRICT._replace(other=cost))
 
 
 SAID = {"SIL": "SIL", "yes": "y e s", "no": "n o", "oh": "o", "em": "e m", "hum": "m s m s"}

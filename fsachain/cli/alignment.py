@@ -1,4 +1,4 @@
-"""Alignment with a trained model: `Aligner` in Python, align-long for one recording, align-corpus for a folder of them."""
+"""Alignment with a trained model in Python: `Aligner`."""
 
 from __future__ import annotations
 

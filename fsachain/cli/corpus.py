@@ -2,7 +2,8 @@
 
 data/              the corpus as a data directory: what was found beside each recording, in the words of the lexicon
 model/, second/    of a model trained here: the folders of `fsachain run`, first from transcripts, then from its times
-aligned.jsonl      a line for each utterance that is done, as `Alignment.to_dict`; begun anew where model or text changed
+aligned.jsonl      a line for each utterance that is done, as `Alignment.to_dict`; done again where model, text or recording
+                   changed
 words.ctm phones.ctm, one TextGrid for each recording in the tree of the corpus
 summary.tsv index.html    utterances, the most suspicious first; index.html has sound
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,20 +29,20 @@ from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_se
 from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, counter, make_folder
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
-from fsachain.data.audio import Recording
+from fsachain.data.audio import Recording, audio_identity
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.utterance import Fault, is_command
-from fsachain.decode.align import PUNCTUATION, Alignment
+from fsachain.data.utterance import Fault, Utterance, is_command
+from fsachain.decode.align import Alignment
 from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
 from fsachain.errors import DataError, LeftOutError, counted, require
 from fsachain.files import binary_lines, parse_json, replacing, text_lines, write_text
-from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lexicon import Lexicon, bare
 from fsachain.report.page import render_page
 
 AUDIO = frozenset({".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff"})
 DONE = "aligned.jsonl"
 LONGEST_TEXT = 1 << 22  # bytes of a line of a transcript
-WIDE_BAND = 16000  # Hz
+WIDE_BAND = 16000  # Hz, at most, where the configuration names no rate
 POOR = 0.3  # confidence of a word that index.html marks
 WORST = 5  # utterances that the command names
 SHOWN = 200  # utterances with sound in index.html
@@ -115,11 +115,9 @@ def in_words_of(text: str, lexicon: Lexicon | None) -> list[str]:
     """The words of a line: in the lexicon's case and marks where it has them so, else bare and in lower case."""
     found = []
     for written in text.split():
-        bare = written.strip(PUNCTUATION)
-        forms = (form for one in (written, bare) for form in (one, one.lower(), one.upper()))
-        known = next(filter(lexicon.has, forms), None) if lexicon else None
-        if known or any(map(str.isalnum, bare)):
-            found.append(known or bare.lower())
+        known, word = lexicon.known_form(written) if lexicon else None, bare(written).lower()
+        if known or any(map(str.isalnum, word)):
+            found.append(known or word)
     return found
 
 
@@ -161,7 +159,7 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
                 path, info = part.audio.resolve(), soundfile.info(part.audio)
                 if info.samplerate != sample_rate or info.channels != 1:
                     path = make_folder(converted) / f"{textgrid_name(part.id).removesuffix('.TextGrid')}.flac"
-                    if not path.is_file():
+                    if not path.is_file() or path.stat().st_mtime <= part.audio.stat().st_mtime:
                         with (
                             replacing(path) as file,
                             soundfile.SoundFile(file, "w", sample_rate, 1, format="FLAC") as sink,
@@ -186,7 +184,10 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
 def train_on(
     data: Path, lexicon: Path | None, experiment: Experiment, out: Path, resources: Resources
 ) -> AcousticModel:
-    """A model of the corpus itself: flat start, then once more on the times that the first model finds."""
+    """A model of the corpus itself: flat start, then once more on the times that the first model finds.
+
+    All of it is trained on; the development set that shows how training goes is a part of it.
+    """
     said = DataDir.read(data)
     dev = out / "dev"
     make_folder(dev)
@@ -212,16 +213,16 @@ def train_on(
 def align_all(
     aligner: Aligner, data: DataDir, out: Path, tolerant: bool, resources: Resources
 ) -> dict[str, Alignment]:
-    """An alignment of each utterance, those kept in aligned.jsonl of the same model and texts included."""
+    """An alignment of each utterance, those kept in aligned.jsonl of the same model, text and recording included."""
     model = aligner.model.path
     version = hashlib.sha256(model.read_bytes() if model else b"").hexdigest()[:16]
     head = {"model": version, "tolerant": tolerant}
-    texts = {one.id: " ".join(one.words) for one in data}
+    made_of = {one.id: {"text": " ".join(one.words), "recording": audio_identity(one)} for one in data}
     path, found, lines = out / DONE, dict[str, Alignment](), [json.dumps(head)]
     if path.is_file():
         kept = [parse_json(line, f"{path}:{number}") for number, line in binary_lines(path)]
         for row in kept[1:] if kept[:1] == [head] else ():
-            if texts.get(row["utterance"]) == row["text"]:
+            if made_of.get(row["utterance"]) == {key: row.get(key) for key in ("text", "recording")}:
                 found[row["utterance"]] = Alignment.from_dict(row)
                 lines.append(json.dumps(row, ensure_ascii=False))
     write_text(path, "".join(f"{line}\n" for line in lines))
@@ -234,7 +235,7 @@ def align_all(
             for one in usable:
                 scores = [outputs[one.id]] if one.id in outputs else []
                 found[one.id] = aligner.align_scores(one.id, one.words, scores, tolerant=tolerant)
-                row = found[one.id].to_dict() | {"text": texts[one.id]}
+                row = found[one.id].to_dict() | made_of[one.id]
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()
             update(len(found), len(data))
@@ -391,6 +392,8 @@ def align_corpus(
     suspicious utterances first; index.html with sound). Called again, it goes on where it was stopped.
     Example: fsachain align-corpus audio textgrids --model model/model.safetensors
     """
+    if model is not None and lexicon is not None:
+        raise click.UsageError("--lexicon is that of a model to be trained: with --model expected without it")
     parts, faults = (
         (of_data(resources.read(corpus)), []) if (corpus / "text").is_file() else find_parts(corpus)
     )
@@ -403,12 +406,11 @@ def align_corpus(
         rate = model.experiment.features.sample_rate
         known: Lexicon | None = lang_of(model).lexicon
     else:
-        rate = _rate(parts)
+        features = experiment.features
+        heard = [Utterance(one.id, one.speaker, (), str(one.audio), one.start, one.end) for one in parts]
+        rate = features.sample_rate or min(WIDE_BAND, features.fitted(heard).sample_rate or WIDE_BAND)
         known = None if lexicon is None else Lexicon.read(lexicon, silence=experiment.lang.silence)
-        features = replace(
-            experiment.features, sample_rate=rate, num_mel_bins=80 if rate >= WIDE_BAND else 40
-        )
-        experiment = replace(experiment, features=features)
+        experiment = replace(experiment, features=replace(features, sample_rate=rate).fitted(heard))
     data = out / "data"
     resources.leave_out(write_data(parts, known, rate, data), len(parts), str(corpus))
     if model is None:
@@ -426,13 +428,3 @@ def align_corpus(
     for one in ordered[:WORST]:
         click.echo(f"  {one.suspicion:6.3f}  {one.part.id}  {' '.join(one.words)[:80]}")
     click.echo(f"-> {out / 'index.html'}")
-
-
-def _rate(parts: Sequence[Part]) -> int:
-    """Hz: 16,000, or what most recordings have where that is less."""
-    soundfile = require("soundfile", extra="recipes")
-    rates = Counter[int]()
-    for path in dict.fromkeys(part.audio for part in parts):
-        with suppress(RuntimeError):  # it will be named when it is read
-            rates[soundfile.info(path).samplerate] += 1
-    return min(WIDE_BAND, rates.most_common(1)[0][0]) if rates else WIDE_BAND

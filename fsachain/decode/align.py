@@ -27,7 +27,7 @@ from fsachain.decode.ctm import CtmEntry, write_textgrid
 from fsachain.errors import AlignmentError, ConfigError, DataError, GraphError, ShapeError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lexicon import Lexicon, bare
 from fsachain.graph.numerator import Numerator, numerator_of_phones
 from fsachain.graph.spelling import NO_WORD, Way, transcript_acceptor, ways_to_say
 from fsachain.graph.supervision import AlignedPhone
@@ -282,7 +282,6 @@ class Tolerance(NamedTuple):
 STRICT = Tolerance(math.inf, math.inf, math.inf, math.inf)
 UNKNOWN_COST = 0.5  # of each frame of a word that nobody can spell, as `forced.STAR_PENALTY`
 OTHER = "<other>"
-PUNCTUATION = ".,;:!?\"'()[]{}<>-\u2013\u2014\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb\u00bf\u00a1"
 _REACH = 3  # words that are skipped or said again at once
 
 
@@ -298,27 +297,25 @@ def alignment_numerator(
 
     Of a word that the lexicon lacks other case and bare letters are tried; then it is spelled by the lexicon's own rule
     (`Lexicon.spelled`), or is `lexicon.oov`, or else anything at all. What is anything has the pdf `tree.num_pdfs`, a
-    column that the scores need behind their own: of each frame the greatest score. Raises GraphError for a transcript
-    without words.
+    column that the scores need behind their own: of each frame the greatest score.
+
+    GraphError: a transcript without words. ConfigError: a cost below 0.
     """
+    for option, value in tolerance._asdict().items():
+        if not value >= 0:
+            raise ConfigError(f"tolerance: {option} = {value}; expected at least 0, in nats")
     if not words:
         raise GraphError(f"utterance {name!r}: the transcript is empty; expected at least one word")
     count, anything = len(words), (lexicon.silence_phone or 1,)
-    unknown, replaced, begins = (
-        count,
-        2 * count,
-        3 * count,
-    )  # tags behind the positions; the last for first phones
+    unknown, replaced, begins = count, 2 * count, 3 * count  # tags behind positions; the last: first phones
     ways = []
     for position, written in enumerate(words):
-        bare = written.strip(PUNCTUATION) or written
-        forms = (form for text in (written, bare) for form in (text, text.lower(), text.upper()))
-        word = next(filter(lexicon.has, forms), bare)
-        spelling = None if lexicon.has(word) else lexicon.spelled(word)
+        known, word = lexicon.known_form(written), bare(written) or written
+        spelling = lexicon.spelled(word) if known is None else None
         if spelling is not None:
             own = [Way(spelling, 0.0, position, position)]
-        elif lexicon.has(word) or lexicon.oov is not None:
-            own = ways_to_say(word, position, lexicon)
+        elif known is not None or lexicon.oov is not None:
+            own = ways_to_say(known or word, position, lexicon)
         else:
             own = [Way(anything, 0.0, unknown + position, 0)]
         if tolerance.replace < math.inf:

@@ -130,19 +130,23 @@ class BoundaryModel:
         if not items:
             raise DataError("no alignment to learn boundaries from; expected some that are ok")
         names = sorted({label for _, labels, _ in items for label in labels})
-        model = None
-        for iteration in range(1 + ITERATIONS):
+
+        def learned(model: BoundaryModel | None) -> BoundaryModel:
+            """From the occupancies under `model`; without one, states divide each stretch evenly."""
             sums = _Sums(len(names), items[0][0].shape[1])
             for features, labels, edges in items:
                 chain = np.array([names.index(label) for label in labels])
-                occupancy = _even(len(features), edges) if model is None else None
-                if model is not None:
-                    occupancy = model._occupancy(features, chain, edges)
-                if occupancy is not None:
+                if model is None:
+                    sums.add(features, chain, _even(len(features), edges))
+                elif (occupancy := model._occupancy(features, chain, edges)) is not None:
                     sums.add(features, chain, occupancy)
-            model = cls(tuple(names), sample_rate, *sums.gaussians())
+            return cls(tuple(names), sample_rate, *sums.gaussians())
+
+        model = learned(None)
+        for iteration in range(ITERATIONS):
             progress(iteration + 1, 1 + ITERATIONS)
-        assert model is not None
+            model = learned(model)
+        progress(1 + ITERATIONS, 1 + ITERATIONS)
         return model
 
     def refine(self, samples: Samples, alignment: Alignment) -> Alignment:

@@ -41,6 +41,14 @@ _HEAD: dict[str, type | tuple[type, ...]] = {
 }
 
 
+_MARKS = ".,;:!?\"'()[]{}<>-\u2013\u2014\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb\u00bf\u00a1"
+
+
+def bare(written: str) -> str:
+    """A word without the punctuation around it; a word of marks alone is empty."""
+    return written.strip(_MARKS)
+
+
 class Pronunciation(NamedTuple):
     """One way to say a word: phone ids and a probability in (0, 1]."""
 
@@ -238,6 +246,11 @@ class Lexicon:
     def has(self, word: str) -> bool:
         """Whether `word` itself is in the lexicon."""
         return word in self._word_ids
+
+    def known_form(self, written: str) -> str | None:
+        """The word that is meant, if there is one: as written, in another case, or without punctuation around it."""
+        forms = (form for text in (written, bare(written)) for form in (text, text.lower(), text.upper()))
+        return next(filter(self.has, forms), None)
 
     def phone_id(self, phone: str) -> int:
         """Id of the phone called `phone`."""
