@@ -2,14 +2,14 @@
 
 import io
 
-from fsachain.train.reporting import LineProgress
+from fsachain.train.reporting import ShownProgress
 
 
 class Interruption(Exception):
     """Stands for a crash."""
 
 
-class BreakAfter(LineProgress):
+class BreakAfter(ShownProgress):
     """Breaks the training off after some batches."""
 
     def __init__(self, batches):

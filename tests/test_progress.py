@@ -1,6 +1,12 @@
 """What a person sees of long work: lines where there is no terminal, one display of bars where there is one."""
 
+import io
+import os
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +16,8 @@ for module in ("click", "rich"):
 from test_run import exp, inputs  # noqa: F401 (fixtures)
 
 import fsachain.progress as lines
-from fsachain.cli.options import counter
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
@@ -24,15 +31,19 @@ from fsachain.cli.options import counter
     ],
 )
 def test_line_says_what_is_done_and_how_long_the_rest_takes(calls, seconds, expected):
-    with lines.Lines("graphs") as progress:
+    with lines.Lines("graphs", sys.stderr) as progress:
         for call in calls:
             progress(*call)
+        assert progress.line(seconds) == expected
+        lines.wait_for("compiling")
+        assert progress.line(seconds) == f"{expected}; compiling"
+        lines.go_on()
         assert progress.line(seconds) == expected
 
 
 def test_lines_come_in_time_and_end_with_the_work(monkeypatch, capsys):
     monkeypatch.setattr(lines, "SECONDS", 0.01)
-    with counter("slow work") as update:
+    with lines.counter("slow work") as update:
         update(1, 2)
         until = time.monotonic() + 10
         told = ""
@@ -50,11 +61,11 @@ def test_all_long_work_of_a_run_is_counted_to_its_end(fsachain, exp, inputs, mon
     found = {}
 
     class Noted:
-        def __init__(self, what, stream=None):
+        def __init__(self, what, stream):
             self.what = what
             found.setdefault(what, (0, 0))
 
-        def __call__(self, done, total):
+        def __call__(self, done, total, text=""):
             found[self.what] = (done, total)
 
         def __enter__(self):
@@ -62,8 +73,6 @@ def test_all_long_work_of_a_run_is_counted_to_its_end(fsachain, exp, inputs, mon
 
         def __exit__(self, *_):
             pass
-
-        close = __enter__
 
     monkeypatch.setattr(lines, "Lines", Noted)
     assert fsachain("run", exp, *inputs).status == 0
@@ -74,16 +83,43 @@ def test_all_long_work_of_a_run_is_counted_to_its_end(fsachain, exp, inputs, mon
         assert done == total > 0, what
 
 
-def test_bars_within_bars_share_one_display(monkeypatch, capsys):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_bars_within_bars_share_one_display_which_tells_what_they_wait_for():
     """rich allows one; the bar outside goes on when the one inside is gone."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    with counter("outside") as outer:
+    terminal = Terminal()
+    with lines.counter("outside", terminal) as outer:
         outer(1, 2)
-        with counter("inside") as inner:
-            inner(3, 4)
+        with lines.counter("inside", terminal) as inner:
+            inner(3, 4, "objf -0.1")
             time.sleep(0.3)
+        lines.wait_for("compiling a kernel")
+        time.sleep(0.3)
+        lines.go_on()
+        before = terminal.getvalue()
+        terminal.truncate(0)
         outer(2, 2)
         time.sleep(0.3)
-    told = capsys.readouterr().err
-    assert "outside" in told and "inside" in told and "3/4" in told and "2/2" in told
+    before, after = (re.sub(r"\x1b\[[0-9;?]*\w", "", told) for told in (before, terminal.getvalue()))
+    assert all(part in before for part in ("outside", "inside", "3/4", "objf -0.1", "compiling a kernel"))
+    assert "2/2" in after and "compiling" not in after
+
+
+def test_kernels_that_are_compiled_appear_in_the_bar_of_the_work(tmp_path):
+    """Those of a first call; work that is shown by nothing compiles in silence but for one line."""
+    work = (
+        "import numpy, sys, time; from fsachain import progress; from fsachain.backends.cpu.jit import jit\n"
+        "@jit\ndef twice(x):\n    return 2 * x\n"
+        "told = []; wait_for = progress.wait_for\n"
+        "progress.wait_for = lambda what: (told.append(what), wait_for(what))\n"
+        "print(twice(1.0), twice(2.0), twice(1), told, progress._waiting)"
+    )
+    (tmp_path / "work.py").write_text(work)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(
+        [sys.executable, tmp_path / "work.py"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "2.0 4.0 2 ['compiling work.twice', 'compiling work.twice'] []\n"

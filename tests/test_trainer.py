@@ -25,7 +25,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import Identity, list_checkpoints, load_tensors, save_tensors
 from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict
 from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.reporting import DivergedError, LineProgress
+from fsachain.train.reporting import DivergedError, ShownProgress
 from fsachain.train.schedule import Schedule, ScheduleConfig
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
@@ -147,7 +147,7 @@ def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_pa
     examples[4] = Example("utt04", "anna", (), np.zeros((0, NUM_FEATURES), np.float32))
     stream = io.StringIO()
     trainer = new_trainer(tmp_path, numerators, num_epochs=1)
-    trainer.progress = LineProgress(stream)
+    trainer.progress = ShownProgress(stream)
     result = trainer.fit(examples, reasons={"utt03": "word 'xyz' is not in the lexicon"})
     reasons = {entry.id: entry.reason for entry in result.excluded}
     assert set(reasons) == {"utt01", "utt02", "utt03", "utt04"}

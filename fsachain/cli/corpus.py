@@ -26,7 +26,7 @@ from fsachain.cli.alignment import Aligner
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.decoding import refined
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
-from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, counter, make_folder
+from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, make_folder
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
 from fsachain.data.audio import Recording, audio_identity
@@ -37,6 +37,7 @@ from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgr
 from fsachain.errors import DataError, LeftOutError, counted, require
 from fsachain.files import binary_lines, parse_json, replacing, text_lines, write_text
 from fsachain.graph.lexicon import Lexicon, bare
+from fsachain.progress import counter
 from fsachain.report.page import render_page
 
 AUDIO = frozenset({".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff"})

@@ -14,16 +14,7 @@ from numpy.typing import NDArray
 from fsachain.cli.graphs import any_phones, build_numerators, normalization_option
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option, normalise_set
-from fsachain.cli.options import (
-    DATA,
-    FILE,
-    OUT,
-    command,
-    counter,
-    fresh,
-    phones_per_loop_option,
-    search_options,
-)
+from fsachain.cli.options import DATA, FILE, OUT, command, fresh, phones_per_loop_option, search_options
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.audio import read_audio
 from fsachain.data.kaldi_dir import DataDir
@@ -48,6 +39,7 @@ from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.openfst import read_fst
+from fsachain.progress import counter
 
 Outputs = Mapping[str, NDArray[np.float32]]
 Weights = tuple[float, float]  # LM weight, word insertion penalty

@@ -21,7 +21,6 @@ from fsachain.cli.options import (
     OUT,
     Command,
     command,
-    counter,
     make_folder,
     merge_option,
     phones_per_loop_option,
@@ -54,6 +53,7 @@ from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.model import TransitionModel, pdf_graph, read_transition_model
 from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.openfst import Transducer, read_fst
+from fsachain.progress import counter
 
 DENOMINATOR = "den.fst"
 NORMALIZATION = "normalization.fst"

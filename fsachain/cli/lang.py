@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
-from fsachain.cli.options import DATA, FILE, OUT, Read, command, counter, make_folder, note, seed_option
+from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, note, seed_option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
@@ -26,6 +26,7 @@ from fsachain.graph.numerator import made_with
 from fsachain.graph.patterns import phone_model_of_words
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.openfst import read_input_symbols, write_named
+from fsachain.progress import counter
 
 LEXICON = "lexicon.json"
 TREE = "tree.npz"

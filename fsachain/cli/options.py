@@ -1,17 +1,15 @@
-"""Arguments and options that several commands have, and progress bars. Light: what `--help` needs and no more."""
+"""Arguments and options that several commands have. Light: what `--help` needs and no more."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from fsachain import progress
-from fsachain.errors import require
+from fsachain.progress import counter
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -135,34 +133,6 @@ def track(items: Sequence[Item], what: str) -> Iterator[Item]:
         for done, item in enumerate(items, start=1):
             yield item
             update(done, len(items))
-
-
-_bars: list[Any] = []  # the display of bars, where one is open: a terminal has one
-
-
-@contextmanager
-def counter(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time that is left, moved by update(done, in all); lines now and then if the output is no terminal."""
-    rich = require("rich.progress", extra="recipes")
-    console = require("rich.console", extra="recipes").Console(stderr=True)
-    if not console.is_terminal:
-        with progress.Lines(what) as lines:
-            yield lines
-        return
-    names = ("BarColumn", "MofNCompleteColumn", "TimeElapsedColumn", "TimeRemainingColumn")
-    columns = [rich.TextColumn("{task.description}"), *(getattr(rich, name)() for name in names)]
-    outer = not _bars
-    if outer:
-        _bars.append(rich.Progress(*columns, console=console, transient=True))
-        _bars[0].start()
-    bar = _bars[0]
-    task = bar.add_task(what, total=None)
-    try:
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-    finally:
-        bar.remove_task(task)
-        if outer:
-            _bars.pop().stop()
 
 
 @lru_cache

@@ -11,10 +11,11 @@ import click
 from fsachain.cli.graphs import build_numerators, load_denominator
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, check_lang
-from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option, counter
+from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.errors import counted
 from fsachain.plot import phone_trellis
+from fsachain.progress import counter
 from fsachain.report.collect import Layout
 from fsachain.report.heard import Seen
 from fsachain.report.page import ReportOptions, look_at_nothing, write_report

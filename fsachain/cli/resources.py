@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fsachain.cli.options import RESOURCE_OPTIONS, Command, counter, make_folder, together, track
+from fsachain.cli.options import RESOURCE_OPTIONS, Command, make_folder, together, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.dataset import Example, load_examples, load_usable
 from fsachain.data.features import FeatureConfig
@@ -20,6 +20,7 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, told_left_out, write_faults
 from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, counted, require
+from fsachain.progress import counter
 
 POLICIES = ("exclude", "stop")
 FAULTS_FILE = "faults.jsonl"

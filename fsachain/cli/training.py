@@ -24,7 +24,6 @@ from fsachain.cli.options import (
     OUT,
     PATH,
     command,
-    counter,
     den_option,
     make_folder,
     scheduler_option,
@@ -42,10 +41,11 @@ from fsachain.files import parse_json, write_text
 from fsachain.graph.numerator import build_numerator, made_with, told_floored
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.network import Network
+from fsachain.progress import counter
 from fsachain.train.checkpoint import list_checkpoints
 from fsachain.train.config import changes
 from fsachain.train.log import JsonLinesLog
-from fsachain.train.reporting import Progress, make_progress
+from fsachain.train.reporting import Progress, ShownProgress
 from fsachain.train.stopping import stoppable
 from fsachain.train.trainer import Trainer, TrainResult
 from fsachain.train.world import World
@@ -232,7 +232,7 @@ def _begin(
     begun = begin_network(experiment, spec, lang)
     if begun.taken is not None and world.is_first:
         JsonLinesLog(out / "train.jsonl").write("init", path=spec.init_from, **asdict(begun.taken))
-    progress = make_progress() if world.is_first else Progress()
+    progress = ShownProgress() if world.is_first else Progress()
     for line in begun.lines:
         progress.message(line)
     model = cast(nn.Module, begun.network)

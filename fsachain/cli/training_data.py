@@ -14,7 +14,6 @@ from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import Lang, check_origin, transcript_faults
 from fsachain.cli.model import normalise_set
-from fsachain.cli.options import counter
 from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.cmvn import Cmvn, CmvnConfig
@@ -29,6 +28,7 @@ from fsachain.graph.archive import origin_of
 from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
 from fsachain.graph.numerator import FLOOR, Numerator, load_numerators, source_of
 from fsachain.graph.shards import NumeratorMaker, TableShards
+from fsachain.progress import counter
 from fsachain.table import TransitionTable, compile_table
 from fsachain.train.source import (
     PIECE,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fsachain.cli.decoding import DecodingGraphs
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
-from fsachain.cli.options import FILE, OUT, command, counter, fresh, make_folder, many, search_options
+from fsachain.cli.options import FILE, OUT, command, fresh, make_folder, many, search_options
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
@@ -27,6 +27,7 @@ from fsachain.errors import DataError, LeftOutError, counted
 from fsachain.files import text_lines
 from fsachain.nn.export import export_onnx
 from fsachain.nn.streaming import StreamingModel
+from fsachain.progress import counter
 
 Features = NDArray[np.float32]
 CMVN_SECONDS = 30.0

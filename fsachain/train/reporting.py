@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,7 +16,7 @@ from torch import nn
 
 from fsachain import progress
 from fsachain.data.utterance import Fault, told_left_out
-from fsachain.errors import DataError, FsachainError, counted, require
+from fsachain.errors import DataError, FsachainError, counted
 from fsachain.train.checkpoint import TrainState
 from fsachain.train.config import TrainConfig, to_dict
 from fsachain.train.log import JsonLinesLog
@@ -51,81 +52,38 @@ class Progress:
         """The training is over or was broken off."""
 
 
-class LineProgress(Progress):
-    """One line per epoch and message, and now and then one within an epoch, for logs, pipes and CI."""
+class ShownProgress(Progress):
+    """For a person, on `stream` (default: standard error): a bar for each epoch, or lines; a line per epoch and message."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
         self._num_epochs = self._num_batches = 0
-        self._lines: progress.Lines | None = None
+        self._epoch = ExitStack()
+        self._update: progress.Update | None = None
+        self._drawn = 0.0
 
     def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
-        self._num_epochs, self._num_batches = num_epochs, num_batches
         self.close()
-        self._lines = progress.Lines(f"epoch {epoch}/{num_epochs}", self._stream)
+        self._num_epochs, self._num_batches = num_epochs, num_batches
+        shown = progress.counter(f"epoch {epoch}/{num_epochs}", self._stream)
+        self._update = self._epoch.enter_context(shown)
 
     def batch(self, sums: EpochSums) -> None:
-        if self._lines is not None:
-            self._lines(sums.batches, self._num_batches)
-
-    def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
+        now, last = time.monotonic(), sums.batches == self._num_batches
+        if self._update and (last or now - self._drawn >= REFRESH_SECONDS):  # small steps are not slowed down
+            self._drawn = now
+            self._update(sums.batches, self._num_batches, figures(sums.summary()))
 
     def end_epoch(self, epoch: int, train: dict[str, Any], dev: dict[str, Any] | None) -> None:
         line = f"epoch {epoch:>3}/{self._num_epochs}  {figures(train)}"
         self.message(line if dev is None else f"{line}; dev objf {dev['objf']:.4f}")
 
     def message(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
-
-
-class BarProgress(LineProgress):
-    """A bar with the running figures of the epoch; finished epochs scroll away above it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        rich_console = require("rich.console", extra="recipes")
-        rich_progress = require("rich.progress", extra="recipes")
-        self._bar = rich_progress.Progress(
-            rich_progress.TextColumn("{task.description}"),
-            rich_progress.BarColumn(bar_width=20),
-            rich_progress.MofNCompleteColumn(),
-            rich_progress.TimeRemainingColumn(),
-            rich_progress.TextColumn("{task.fields[figures]}"),
-            console=rich_console.Console(file=stream),
-            refresh_per_second=4,
-            transient=True,
-        )
-        self._task: Any = None
-        self._drawn = 0.0
-
-    def start_epoch(self, epoch: int, num_epochs: int, num_batches: int, done: int) -> None:
-        self._num_epochs = num_epochs
-        self._bar.start()
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(
-            f"epoch {epoch}/{num_epochs}", total=num_batches, completed=done, figures=""
-        )
-
-    def batch(self, sums: EpochSums) -> None:
-        now = time.monotonic()
-        if now - self._drawn >= REFRESH_SECONDS:  # so that small steps are not slowed down
-            self._drawn = now
-            self._bar.update(self._task, completed=sums.batches, figures=figures(sums.summary()))
-
-    def message(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        # Above a bar, which takes the place of standard error.
+        print(text, file=self._stream or sys.stderr, flush=True)
 
     def close(self) -> None:
-        self._bar.stop()
-
-
-def make_progress(stream: TextIO | None = None) -> Progress:
-    """A bar if `stream` (default: standard error) is a terminal, lines otherwise."""
-    target = sys.stderr if stream is None else stream
-    return BarProgress(target) if target.isatty() else LineProgress(target)
+        self._epoch.close()
 
 
 def figures(summary: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ class Trainer:
         config: Options.
         directory: Folder of this training.
         numerators: Numerator table by utterance id, for the training and development examples of `fit`.
-        progress: Shows the training; nothing is shown by default. See `make_progress`.
+        progress: Shows the training; nothing is shown by default. See `ShownProgress`.
         loss_schedules: Options of the loss that change while the training goes on; see `Schedules`.
         world: The processes that train together; None: this one alone.
     """

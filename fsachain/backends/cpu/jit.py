@@ -26,6 +26,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 from numba.core.serialize import dumps
 
+from fsachain import progress
+
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 # For code that makes no arrays: no references are counted.
@@ -130,11 +132,13 @@ class KernelCache:
                 content = self._content((folder / name).read_bytes())
                 if content is not None and content[0] == signature:
                     return CompileResult._rebuild(target, *content[1])
-        _say("fsachain: compiling the CPU kernels; this happens once and takes about ten seconds")
+        _say("fsachain: compiling the CPU kernels; this happens once and takes some ten seconds")
+        progress.wait_for(f"compiling {self._kernel[:-1]}")
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
         """Keep what was compiled, in the first folder that takes it, and remove what older sources left there."""
+        progress.go_on()
         if not self._folders or result.lifted or result.library.has_dynamic_globals:
             return
         body = dumps((signature, result._reduce()))
