@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -23,7 +23,7 @@ from scipy.sparse import csgraph
 
 from fsachain.errors import GraphError, require
 from fsachain.files import text_lines
-from fsachain.openfst import NamedStates, Transducer, frozen, read_fst, read_transducer, write_fst
+from fsachain.openfst import Transducer, named_states, read_fst, read_transducer, write_fst
 from fsachain.stream import Cursor
 
 Indices = npt.NDArray[np.integer]
@@ -347,60 +347,45 @@ _MAX_DIGITS = 10  # of a number of 32 bits; int() of thousands of digits is an e
 
 
 def parse_file(path: str | PathLike[str]) -> Fsa:
-    read = partial(text_lines, path, GraphError, longest=_LONGEST_LINE)
+    lines = partial(text_lines, path, GraphError, longest=_LONGEST_LINE)
     if Path(path).is_file():
-        return _parse(read, str(path))
-    once = list(read())  # a pipe
+        return _parse(lines, str(path))
+    once = list(lines())  # a pipe
     return _parse(lambda: once, str(path))
 
 
 def parse(text: str, *, source: str) -> Fsa:
     """The state on the first line is the start. `source` names the text in errors."""
-    numbered = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
-    return _parse(lambda: ((number, fields) for number, fields in numbered if fields), source)
+    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1) if line.split()]
+    return _parse(lambda: lines, source)
 
 
 def _parse(lines: Callable[[], Iterable[tuple[int, list[str]]]], source: str) -> Fsa:
-    # Three passes: for the form of the lines, to count states and arcs, and to fill arrays of the final size.
     label_columns = _label_columns(fields for _, fields in lines())
-
-    def values() -> Iterator[tuple[tuple[int, ...], float]]:
-        """Of each line ((src, dst, pdf) or (final state,), log-probability)."""
-        for number, fields in lines():
-            where = f"{source}, line {number}"
-            if len(fields) > 2:
-                yield _arc(fields, label_columns, where)
-            else:
-                state = (_integer(fields[0], where, "state"),)
-                yield state, -_cost(fields[1], where) if len(fields) == 2 else 0.0
-
-    states, num_arcs = NamedStates(), 0
-    for numbers, _ in values():
-        states.add(numbers[:2])
-        num_arcs += len(numbers) == 3
-    if states.start < 0:
+    start, arcs, weights = -1, array("i"), array("d")  # src, dst and pdf of each arc
+    final: dict[int, float] = {}
+    for number, fields in lines():
+        where = f"{source}, line {number}"
+        if len(fields) > 2:
+            arc, weight = _arc(fields, label_columns, where)
+            arcs.extend(arc)
+            weights.append(weight)
+            state = arc[0]
+        else:
+            state = _integer(fields[0], where, "state")
+            final[state] = -_cost(fields[1], where) if len(fields) == 2 else 0.0
+        start = state if start < 0 else start
+    if start < 0:
         raise GraphError(f"{source}: no states; expected at least one line")
-    if not states.are_possible:
+    src, dst, pdf = np.frombuffer(arcs, dtype=np.int32).reshape(-1, 3).T
+    _, highest, are_dense = named_states(src, dst, final)
+    if not are_dense:
         raise GraphError(
-            f"{source}: state {states.highest} among {num_arcs} arcs: expected states numbered densely from 0"
+            f"{source}: state {highest} among {len(weights)} arcs: expected states numbered densely from 0"
         )
-    return _filled(values(), states, num_arcs)
-
-
-def _filled(values: Iterable[tuple[tuple[int, ...], float]], states: NamedStates, num_arcs: int) -> Fsa:
-    columns = tuple(array("i", [0]) * num_arcs for _ in range(3))  # src, dst, pdf
-    log_prob, final = array("d", [0.0]) * num_arcs, array("d", [-math.inf]) * (states.highest + 1)
-    arc = 0
-    for numbers, weight in values:
-        if len(numbers) == 1:
-            final[numbers[0]] = weight
-            continue
-        for column, number in zip(columns, numbers, strict=True):
-            column[arc] = number
-        log_prob[arc] = weight
-        arc += 1
-    src, dst, pdf = (frozen(column) for column in columns)
-    return Fsa(len(final), src, dst, pdf, frozen(log_prob), frozen(final), states.start)
+    final_log_prob = np.full(highest + 1, -np.inf)
+    final_log_prob[list(final)] = list(final.values())
+    return Fsa(highest + 1, src, dst, pdf, np.frombuffer(weights), final_log_prob, start)
 
 
 def _label_columns(lines: Iterable[list[str]]) -> int:

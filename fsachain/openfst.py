@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,28 +70,17 @@ class Transducer:
         vector = require("pywrapfst", extra="graph").convert(fst, "vector")
         vector.set_input_symbols(None)
         vector.set_output_symbols(None)
-        data = vector.write_to_string()
-        offset = 4
-        for _ in range(2):
-            offset += 4 + struct.unpack_from("<i", data, offset)[0]
-        offset += 16
-        start, num_states, _ = struct.unpack_from("<qqq", data, offset)
-        offset += 24
-        finals = np.empty(num_states)
-        counts = np.empty(num_states, dtype=np.int64)
-        pieces = []
-        header = struct.Struct("<fq")
-        for state in range(num_states):
-            finals[state], count = header.unpack_from(data, offset)
-            offset += header.size
-            pieces.append(data[offset : offset + 16 * count])
-            counts[state] = count
-            offset += 16 * count
-        arcs = np.frombuffer(b"".join(pieces), dtype=ARC)
-        src = np.repeat(np.arange(num_states, dtype=np.int32), counts)
-        log_prob = 0.0 - arcs["cost"].astype(np.float64)  # and not minus: a cost of 0 would become -0.0
-        labels = arcs["ilabel"], arcs["olabel"]
-        return cls(num_states, start, src, arcs["dst"], *labels, log_prob, 0.0 - finals)
+        return read_arcs(Cursor(vector.write_to_string(), "the FST"))
+
+    @classmethod
+    def of_arcs(
+        cls, arcs: Iterable[tuple[Any, ...]], final_log_prob: npt.NDArray[np.float64], start: int = 0
+    ) -> Transducer:
+        """From src, dst, ilabel, olabel and log_prob of each arc; what follows these in a tuple is passed over."""
+        columns = list(zip(*arcs, strict=True)) or [()] * 5
+        src, dst, ilabel, olabel = (np.array(column, dtype=np.int32) for column in columns[:4])
+        log_prob = np.array(columns[4], dtype=np.float64)
+        return cls(len(final_log_prob), start, src, dst, ilabel, olabel, log_prob, final_log_prob)
 
     def to_openfst(self) -> Any:
         """A pywrapfst `VectorFst` (tropical); arcs of one state keep their order."""
@@ -116,40 +105,20 @@ class Transducer:
         return b"".join(pieces)
 
 
-# Arrays by state have an entry for every number up to the highest, so a short file that names state two billion must
-# not have them made. In a sound file all states are named, each new one by a line of its own.
-
-_SPARE = 1000  # states that no line names
-_FAR = 10_000  # lines that name such a state are long enough to pay for it, those before pay for arcs alone
+_SPARE_STATES = 1000  # that no line names
 
 
-class NamedStates:
-    """States named so far while the lines of a graph are read: the first (-1 before any), lowest and highest."""
+def named_states(
+    src: npt.NDArray[np.int32], dst: npt.NDArray[np.int32], final: Mapping[int, Any]
+) -> tuple[int, int, bool]:
+    """Lowest and highest state that the lines of a text name, and whether states are numbered densely from 0.
 
-    def __init__(self) -> None:
-        self.start, self.lowest, self.highest = -1, 0, -1
-        self._lines = self._far = 0
-
-    def add(self, states: Sequence[int]) -> None:
-        """The one or two states of a line."""
-        first, last = states[0], states[-1]
-        if self._lines == 0:
-            self.start = first
-        if last < first:
-            first, last = last, first
-        self.lowest, self.highest = min(self.lowest, first), max(self.highest, last)
-        self._lines += 1
-        self._far += last >= _FAR
-
-    @property
-    def are_possible(self) -> bool:
-        """Whether none is negative, and the highest not beyond what the lines pay for."""
-        return self.lowest >= 0 and self.highest < min(_SPARE + self._lines, _FAR + self._far)
-
-
-def frozen(column: array[Any]) -> npt.NDArray[Any]:
-    """Read-only view of a column; an `Fsa` takes it without a copy."""
-    return np.frombuffer(memoryview(column).toreadonly(), dtype=column.typecode)
+    Arrays by state have an entry for every number up to the highest, so a short file that names state two billion must
+    not have them made. In a sound file each new state is named by a line of its own.
+    """
+    named = np.concatenate([src, dst, np.array(list(final), dtype=np.int32)])
+    lowest, highest = int(named.min(initial=0)), int(named.max(initial=-1))
+    return lowest, highest, lowest >= 0 and highest < _SPARE_STATES + len(src) + len(final)
 
 
 def read_text(cursor: Cursor) -> Transducer:
@@ -158,28 +127,27 @@ def read_text(cursor: Cursor) -> Transducer:
     Arcs are sorted by source state; the first line names the start. States far beyond those that lines name are a
     DataError.
     """
-    states = NamedStates()
-    columns, costs = tuple(array("i") for _ in range(4)), array("d")  # src, dst, ilabel, olabel
+    start, arcs, costs = -1, array("i"), array("d")  # src, dst, ilabel, olabel of each arc
     final: dict[int, float] = {}
     for numbers, cost in _lines(cursor):
-        states.add(numbers[:2])
+        start = numbers[0] if start < 0 else start
         if len(numbers) == 1:
             final[numbers[0]] = cost
-            continue
-        costs.append(cost)
-        for column, number in zip(columns, numbers, strict=True):
-            column.append(number)
-    if states.start < 0 or not states.are_possible:
-        lowest = min(states.lowest, states.start)
-        cursor.fail(f"an FST in text form with states {lowest} to {states.highest}, of {len(costs)} arcs")
+        else:
+            arcs.extend(numbers)
+            costs.append(cost)
+    columns = np.frombuffer(arcs, dtype=np.int32).reshape(-1, 4).T
+    lowest, highest, are_dense = named_states(columns[0], columns[1], final)
+    if start < 0 or not are_dense:
+        cursor.fail(f"an FST in text form with states {lowest} to {highest}, of {len(costs)} arcs")
     order = np.argsort(columns[0], kind="stable")
-    src, dst, ilabel, olabel = (np.frombuffer(column, dtype=np.int32)[order] for column in columns)
-    final_log_prob = np.full(states.highest + 1, -np.inf)
+    src, dst, ilabel, olabel = columns[:, order]
+    final_log_prob = np.full(highest + 1, -np.inf)
     final_log_prob[list(final)] = 0.0 - np.array(list(final.values()), dtype=np.float64)
     log_prob = 0.0 - np.frombuffer(costs)[order]
     for kept in (src, dst, ilabel, olabel, log_prob, final_log_prob):
         kept.setflags(write=False)
-    return Transducer(states.highest + 1, states.start, src, dst, ilabel, olabel, log_prob, final_log_prob)
+    return Transducer(highest + 1, start, src, dst, ilabel, olabel, log_prob, final_log_prob)
 
 
 def _lines(cursor: Cursor) -> Iterator[tuple[array[int], float]]:
@@ -217,7 +185,6 @@ _KINDS = {
 _WIDE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f8"), ("dst", "<i4")])
 _CONST_STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("num_arcs", "<u4"), ("epsilons", "<u4", 2)])
 _MOST_ARCS = 2**31 - 1  # of a state
-_FEW_ARCS = 1 << 14  # which are checked at a time
 _COMPACT = np.dtype([("label", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
 
 
@@ -319,26 +286,21 @@ def _read_vector(cursor: Cursor, header: Header) -> Transducer:
         (struct.Struct("<dq"), _WIDE_ARC) if header.arc_type == "log64" else (struct.Struct("<fq"), ARC)
     )
     _check_size(cursor, header, state.size)
-    finals = array("d", [0.0]) * header.num_states
-    counts = array("i", [0]) * header.num_states
-    data, offset, end = cursor.data, cursor.position, len(cursor.data)
+    finals = np.empty(header.num_states)
+    counts = np.empty(header.num_states, dtype=np.int64)
+    pieces, data, offset = [], cursor.data, cursor.position
     for number in range(header.num_states):
         body = offset + state.size
-        finals[number], count = state.unpack_from(data, offset) if body <= end else (math.nan, -1)
+        finals[number], count = state.unpack_from(data, offset) if body <= len(data) else (math.nan, -1)
         offset = body + arc.itemsize * count
-        if not 0 <= count <= _MOST_ARCS or offset > end:
+        if not 0 <= count <= _MOST_ARCS or offset > len(data):
             cursor.fail(
                 f"state {number} of {header.num_states}: the file ends before its {max(count, 0)} arcs"
             )
         counts[number] = count
-    packed, filled, place = bytearray(arc.itemsize * sum(counts)), 0, cursor.position
-    for count in counts:
-        place, size = place + state.size, arc.itemsize * count
-        packed[filled : filled + size] = data[place : place + size]
-        filled, place = filled + size, place + size
+        pieces.append(data[body:offset])
     cursor.position = offset
-    src = _owners(np.frombuffer(counts, dtype=np.int32))
-    return _transducer(header, np.frombuffer(finals), src, np.frombuffer(packed, dtype=arc))
+    return _transducer(header, finals, _owners(counts), np.frombuffer(b"".join(pieces), dtype=arc))
 
 
 def _read_const(cursor: Cursor, header: Header) -> Transducer:
@@ -408,16 +370,13 @@ def _transducer(
 def _checked(cursor: Cursor, begin: int, arcs: Transducer) -> Transducer:
     if not 0 <= arcs.start < arcs.num_states:
         cursor.fail(f"start state {arcs.start} of an FST of {arcs.num_states} states", begin)
-    for first in range(0, len(arcs.src), _FEW_ARCS):
-        columns = arcs.dst, arcs.ilabel, arcs.olabel, arcs.log_prob
-        dst, ilabel, olabel, log_prob = (column[first : first + _FEW_ARCS] for column in columns)
-        for is_bad, what in (
-            ((dst < 0) | (dst >= arcs.num_states), f"leads beyond the {arcs.num_states} states"),
-            ((ilabel < 0) | (olabel < 0), "has a negative label"),
-            (np.isnan(log_prob) | (log_prob == np.inf), "has the cost NaN or -Infinity"),
-        ):
-            if is_bad.any():
-                cursor.fail(f"arc {first + int(np.argmax(is_bad))} of an FST {what}", begin)
+    for is_bad, what in (
+        ((arcs.dst < 0) | (arcs.dst >= arcs.num_states), f"leads beyond the {arcs.num_states} states"),
+        ((arcs.ilabel < 0) | (arcs.olabel < 0), "has a negative label"),
+        (np.isnan(arcs.log_prob) | (arcs.log_prob == np.inf), "has the cost NaN or -Infinity"),
+    ):
+        if is_bad.any():
+            cursor.fail(f"arc {np.argmax(is_bad)} of an FST {what}", begin)
     if np.any(np.isnan(arcs.final_log_prob) | (arcs.final_log_prob == np.inf)):
         cursor.fail("an FST with the final cost NaN or -Infinity", begin)
     return arcs

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, count, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fsachain.brief import brief
 from fsachain.errors import GraphError
@@ -50,42 +48,6 @@ class PdfContext(NamedTuple):
     pdf_class: int
 
 
-class _UntiedPdfs:
-    """A tree without tying: pdfs for each set of phones (width 1), or for each pair of left set and set (width 2)."""
-
-    def __init__(
-        self, sets: Sets, independent: frozenset[int], num_classes: int, width: int, first: int
-    ) -> None:
-        self._sets, self._num_classes = sets, num_classes
-        self._set_of = {phone: number for number, phones in enumerate(sets) for phone in phones}
-        self._ignores_left = [_is_independent(phones, independent) or width == 1 for phones in sets]
-        in_set = (num_classes if ignores else num_classes * (len(sets) + 1) for ignores in self._ignores_left)
-        self._first = list(accumulate(in_set, initial=first))  # pdf of each set
-        self.num_pdfs = self._first[-1]
-        if self.num_pdfs > _MOST_PDFS:
-            raise GraphError(
-                f"{len(self._set_of)} phones have {self.num_pdfs} pdfs; expected at most {_MOST_PDFS}"
-            )
-
-    def pdf(self, left: int, phone: int, pdf_class: int) -> int:
-        if not phone:
-            return -1
-        number = self._set_of[phone]
-        rank = 0 if self._ignores_left[number] or not left else 1 + self._set_of[left]
-        return self._first[number] + rank * self._num_classes + pdf_class
-
-    def left_class(self, phone: int) -> int:
-        return self._sets[self._set_of[phone]][0]
-
-    def context(self, pdf: int) -> PdfContext:
-        number = bisect_right(self._first, pdf) - 1
-        rank, pdf_class = divmod(pdf - self._first[number], self._num_classes)
-        phones = tuple(sorted(self._sets[number]))
-        if self._ignores_left[number]:
-            return PdfContext(phones, (), pdf_class)
-        return PdfContext(phones, tuple(sorted(self._sets[rank - 1])) if rank else (0,), pdf_class)
-
-
 def _is_independent(phones: tuple[int, ...], independent: frozenset[int]) -> bool:
     count = len(independent.intersection(phones))
     if 0 < count < len(phones):
@@ -93,54 +55,6 @@ def _is_independent(phones: tuple[int, ...], independent: frozenset[int]) -> boo
             f"shared set of the phone ids {list(phones[:_SHOWN])} is only partly context independent"
         )
     return count > 0
-
-
-class _TiedPdfs:
-    """A decision tree over the phone, or it and its left neighbour, as a table made on first use."""
-
-    def __init__(self, decisions: DecisionTree, num_phones: int, num_classes: int, width: int) -> None:
-        self._decisions, self._width = decisions, width
-        self._shape = (num_phones + 1 if width == 2 else 1, num_phones + 1, num_classes)
-        self.num_pdfs = decisions.num_pdfs
-        if self._shape[0] * self._shape[1] * self._shape[2] > _MOST_CONTEXTS:
-            raise GraphError(
-                f"{num_phones} phones after each other in {num_classes} pdf classes: expected at most {_MOST_CONTEXTS} "
-                "contexts of a decision tree"
-            )
-
-    @cached_property
-    def _table(self) -> npt.NDArray[np.int32]:
-        """[left phone (0: none), phone, pdf class]: the pdf, or -1; one row in a tree of width 1."""
-        lefts, phones, classes = (frozenset(range(length)) for length in self._shape)
-        everything = {self._width - 1: phones - {0}, PDF_CLASS: classes}
-        table = np.full(self._shape, -1, dtype=np.int32)
-        for pdf, path in self._decisions.paths({0: lefts} | everything):
-            places = (path[0] if self._width == 2 else (0,), path[self._width - 1], path[PDF_CLASS])
-            table[np.ix_(*map(list, places))] = pdf
-        return table
-
-    @cached_property
-    def _left_classes(self) -> list[int]:
-        alike: dict[bytes, int] = {}
-        rows = [0 if len(self._table) == 1 else phone for phone in range(self._shape[1])]
-        return [
-            0,
-            *(alike.setdefault(self._table[row].tobytes(), phone + 1) for phone, row in enumerate(rows[1:])),
-        ]
-
-    def pdf(self, left: int, phone: int, pdf_class: int) -> int:
-        return int(self._table[left if self._width == 2 else 0, phone, pdf_class])
-
-    def left_class(self, phone: int) -> int:
-        return self._left_classes[phone]
-
-    def context(self, pdf: int) -> PdfContext:
-        lefts, phones, classes = (sorted(set(places.tolist())) for places in np.nonzero(self._table == pdf))
-        return PdfContext(
-            tuple(phones),
-            () if len(lefts) == len(self._table) else tuple(lefts),
-            classes[0] if classes else self._shape[2],
-        )
 
 
 @dataclass(frozen=True)
@@ -288,7 +202,7 @@ class ContextTree:
     decisions: DecisionTree | None = None
     central_position: int = -1
     num_pdfs: int = field(init=False)
-    _narrow: _UntiedPdfs | _TiedPdfs | None = field(init=False, repr=False)
+    _first_pdfs: list[int] = field(init=False, repr=False)  # without decisions: that of each shared set
     _hmm_pdfs: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = field(
         init=False, repr=False, default_factory=dict
     )
@@ -316,22 +230,25 @@ class ContextTree:
                 f"shared sets hold the phone ids {sorted(members)[:_SHOWN]}: expected each of 1..{len(phones)} once"
             )
         classes = self.topology.num_pdf_classes
-        narrow: _UntiedPdfs | _TiedPdfs | None = None
-        if self.decisions is None:
-            narrow = _UntiedPdfs(
-                shared, independent, classes, width, 0 if self.topology.blank == "none" else 1
+        ignores_left = [_is_independent(members, independent) or width == 1 for members in shared]
+        in_set = (classes if ignores else classes * (len(shared) + 1) for ignores in ignores_left)
+        first_pdfs = list(accumulate(in_set, initial=0 if self.topology.blank == "none" else 1))
+        num_pdfs = first_pdfs[-1] if self.decisions is None else self.decisions.num_pdfs
+        if num_pdfs > _MOST_PDFS:
+            raise GraphError(f"{len(phones)} phones have {num_pdfs} pdfs; expected at most {_MOST_PDFS}")
+        is_table = self.decisions is not None and width == 2 and centre == 1
+        if is_table and (len(phones) + 1) ** 2 * classes > _MOST_CONTEXTS:
+            raise GraphError(
+                f"{len(phones)} phones after each other in {classes} pdf classes: expected at most {_MOST_CONTEXTS} "
+                "contexts of a decision tree"
             )
-        elif width <= 2 and centre == width - 1:
-            narrow = _TiedPdfs(self.decisions, len(phones), classes, width)
-        pdfs = narrow or self.decisions
-        assert pdfs is not None, "a tree without decisions is narrow"
         for name, value in (
             ("phones", phones),
             ("central_position", centre),
             ("shared", shared),
             ("context_independent", independent),
-            ("_narrow", narrow),
-            ("num_pdfs", pdfs.num_pdfs),
+            ("_first_pdfs", first_pdfs),
+            ("num_pdfs", num_pdfs),
         ):
             object.__setattr__(self, name, value)
 
@@ -446,13 +363,15 @@ class ContextTree:
             )
         if len(window) != self.context_width:
             raise GraphError(f"window {tuple(window)}: expected {self.context_width} phones")
-        pdf: int | None
-        if self._narrow is not None:
-            pdf = self._narrow.pdf(window[0] if self.context_width == 2 else 0, window[-1], pdf_class)
-        else:
-            assert self.decisions is not None
+        pdf = None
+        phone = window[self.central_position]
+        if phone and self.decisions is not None:
             pdf = self.decisions.pdf(window, pdf_class)
-        if pdf is None or pdf < 0:
+        elif phone:
+            number, left = self._set_of[phone], window[0] if self.context_width == 2 else 0
+            rank = 1 + self._set_of[left] if left and not self._ignores_left(number) else 0
+            pdf = self._first_pdfs[number] + rank * self.topology.num_pdf_classes + pdf_class
+        if pdf is None:
             raise GraphError(f"the tree has no pdf for class {pdf_class} of the phones {tuple(window)}")
         return pdf
 
@@ -475,8 +394,27 @@ class ContextTree:
 
     def left_class(self, phone: int) -> int:
         """A phone that stands for all that are the same left neighbour as `phone`; 0 for none."""
-        assert self._narrow is not None, "a wide window has more than a left phone"
-        return self._narrow.left_class(phone) if phone else 0
+        if not phone:
+            return 0
+        return self.shared[self._set_of[phone]][0] if self.decisions is None else self._left_classes[phone]
+
+    @cached_property
+    def _set_of(self) -> dict[int, int]:
+        return {phone: number for number, phones in enumerate(self.shared) for phone in phones}
+
+    def _ignores_left(self, number: int) -> bool:
+        return self.context_width == 1 or self.shared[number][0] in self.context_independent
+
+    @cached_property
+    def _left_classes(self) -> list[int]:
+        """Of a tree of left biphones, by phone, the first phone after which all phones have the same pdfs."""
+        pdfs = np.full(
+            (self.num_phones + 1, self.num_phones + 1, self.topology.num_pdf_classes), -1, np.int32
+        )
+        for pdf, path in self.contexts():
+            pdfs[np.ix_(*(list(path[key]) for key in (0, 1, PDF_CLASS)))] = pdf
+        alike: dict[bytes, int] = {}
+        return [0, *(alike.setdefault(row.tobytes(), phone) for phone, row in enumerate(pdfs[1:], 1))]
 
     def describe(self, pdf: int) -> PdfContext:
         """The phones, left phones and pdf class that `pdf` stands for."""
@@ -484,7 +422,7 @@ class ContextTree:
             raise GraphError(f"pdf = {pdf}: expected a pdf in [0, {self.num_pdfs})")
         if pdf == self.blank_pdf:
             return PdfContext((), (), 0)
-        return self._describe_wide(pdf) if self._narrow is None else self._narrow.context(pdf)
+        return self._described[pdf]
 
     def equals(self, other: ContextTree) -> bool:
         """Both trees give every phone in every context the same pdfs."""
@@ -517,22 +455,41 @@ class ContextTree:
         phones, lefts = (" ".join(("(none)", *self.phones)[p] for p in some[:_SHOWN]) for some in context[:2])
         return f"{phones or 'blank'}{f' after {lefts}' if lefts else ''}, class {context.pdf_class}"
 
-    def _describe_wide(self, pdf: int) -> PdfContext:
-        paths = [path for leaf, path in self.contexts() if leaf == pdf]
-        phones = frozenset().union(*(path[self.central_position] for path in paths))
-        lefts = frozenset().union(*(path.get(self.central_position - 1, frozenset()) for path in paths))
-        anywhere = not self.central_position or len(lefts) == self.num_phones + 1
-        least = min((min(path[PDF_CLASS]) for path in paths), default=self.topology.num_pdf_classes)
-        return PdfContext(tuple(sorted(phones)), () if anywhere else tuple(sorted(lefts)), least)
+    @cached_property
+    def _described(self) -> list[PdfContext]:
+        parts: list[list[Path]] = [[] for _ in range(self.num_pdfs)]
+        for pdf, path in self.contexts():
+            parts[pdf].append(path)
+        nothing = frozenset[int]()
+        found = []
+        for paths in parts:
+            phones = nothing.union(*(path[self.central_position] for path in paths))
+            lefts = nothing.union(*(path.get(self.central_position - 1, nothing) for path in paths))
+            anywhere = not self.central_position or len(lefts) == self.num_phones + 1
+            least = min((min(path[PDF_CLASS]) for path in paths), default=self.topology.num_pdf_classes)
+            found.append(PdfContext(tuple(sorted(phones)), () if anywhere else tuple(sorted(lefts)), least))
+        return found
 
     def contexts(self) -> Iterator[tuple[int, Path]]:
-        """Of each leaf of `decisions`: its pdf, and the phone ids at each place (pdf classes at -1) it stands for."""
-        assert self.decisions is not None, "a tree without decisions has no leaves"
+        """Pdfs, and the phone ids at each place of the window (pdf classes at -1) that they stand for.
+
+        A pdf of a decision tree comes once for each of its leaves.
+        """
         anything = frozenset(range(self.num_phones + 1))
-        values = dict.fromkeys(range(self.context_width), anything)
-        values[self.central_position] = anything - {0}
-        values[PDF_CLASS] = frozenset(range(self.topology.num_pdf_classes))
-        return self.decisions.paths(values)
+        if self.decisions is not None:
+            values = dict.fromkeys(range(self.context_width), anything)
+            values[self.central_position] = anything - {0}
+            values[PDF_CLASS] = frozenset(range(self.topology.num_pdf_classes))
+            yield from self.decisions.paths(values)
+            return
+        pdfs = count(self._first_pdfs[0])
+        every_left = [frozenset({0}), *map(frozenset, self.shared)]
+        for number, phones in enumerate(self.shared):
+            for lefts in [anything] if self._ignores_left(number) else every_left:
+                for pdf_class in range(self.topology.num_pdf_classes):
+                    around = {} if self.context_width == 1 else {0: lefts}
+                    own = {self.central_position: frozenset(phones), PDF_CLASS: frozenset({pdf_class})}
+                    yield next(pdfs), around | own
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tree to an npz file at exactly `path`.

@@ -84,7 +84,7 @@ def _merge_equal_tails(fst: Any) -> None:
     fst.decode(mapper)
 
 
-class _Arc(NamedTuple):
+class _Arc(NamedTuple):  # as `Transducer.of_arcs` takes it, but for the source
     dst: int
     ilabel: int
     olabel: int
@@ -168,16 +168,7 @@ class _Speller:
         accepting = np.flatnonzero(self.words.final_log_prob > -math.inf)
         final[2 * accepting + 1] = self.lm_weight * self.words.final_log_prob[accepting]
         final[2 * accepting] = final[2 * accepting + 1] + no_silence
-        return Transducer(
-            num_states=self.num_states,
-            start=2 * self.words.start,
-            src=np.array([src for src, _ in self.arcs], dtype=np.int32),
-            dst=np.array([arc.dst for _, arc in self.arcs], dtype=np.int32),
-            ilabel=np.array([arc.ilabel for _, arc in self.arcs], dtype=np.int32),
-            olabel=np.array([arc.olabel for _, arc in self.arcs], dtype=np.int32),
-            log_prob=np.array([arc.log_prob for _, arc in self.arcs], dtype=np.float64),
-            final_log_prob=final,
-        )
+        return Transducer.of_arcs(((src, *arc) for src, arc in self.arcs), final, 2 * self.words.start)
 
     def leaving(self) -> list[tuple[_PrefixTree, list[_Arc]]]:
         """Of each grammar state, the tree of its words and its epsilon arcs."""

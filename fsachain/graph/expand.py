@@ -19,6 +19,7 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.topology import HmmState, Topology
+from fsachain.graph.transducer import Numbers
 from fsachain.openfst import Transducer
 
 # A phone graph unrolled to units, phones in a wide context, for trees that look beyond the left phone.
@@ -64,22 +65,20 @@ class UnitGraph:
 
         The unrolled graph of an acceptor without epsilon arcs then has none either.
         """
-        graph = self.graph
-        rows = zip(
-            *(c.tolist() for c in (graph.src, graph.dst, graph.ilabel, graph.olabel, graph.log_prob)),
-            self.tags,
-            strict=True,
-        )
         silent: dict[int, list[_Arc]] = {}
         spending: dict[int, list[_Arc]] = {}
-        for arc in rows:
-            (spending if arc[2] else silent).setdefault(arc[0], []).append(arc)
+        for src, arcs_out in enumerate(self.graph.leaving(self.tags)):
+            for arc in arcs_out:
+                (spending if arc[1] else silent).setdefault(src, []).append((src, *arc))
         arcs = [arc for leaving in spending.values() for arc in leaving]
         reached = [(arc[1], arc[4]) for arc in silent.get(0, [])]
         for state, log_prob in reached:  # grows while it is read; at most N - 1 - P silent phones deep
             arcs += [(0, *arc[1:4], log_prob + arc[4], arc[5]) for arc in spending.get(state, [])]
             reached += [(arc[1], log_prob + arc[4]) for arc in silent.get(state, [])]
-        self.graph, self.tags = _graph(arcs, graph.final_log_prob)
+        self.take(arcs, self.graph.final_log_prob)
+
+    def take(self, arcs: list[_Arc], final_log_prob: npt.NDArray[np.float64]) -> None:
+        self.graph, self.tags = Transducer.of_arcs(arcs, final_log_prob), [arc[5] for arc in arcs]
 
     def hmm_pdfs(self, phone: int, left: int = 0) -> HmmPdfs:
         return self._pdfs[phone]
@@ -109,21 +108,12 @@ class _Unroller:
         self.final = phones.final_log_prob.tolist()
         self.units = UnitGraph(tree.topology)
         self.leaving = phones.leaving(tags)
-        self.numbers: dict[_Window, int] = {}
-        self.nodes: list[_Window] = []
+        self.numbers = Numbers(_Window(phones.start, (NO_PHONE,) * (tree.context_width - 1), 0))
         self.arcs: list[_Arc] = []
-        self.number(_Window(phones.start, (NO_PHONE,) * (tree.context_width - 1), 0))
-
-    def number(self, node: _Window) -> int:
-        index = self.numbers.get(node)
-        if index is None:
-            index = self.numbers[node] = len(self.nodes)
-            self.nodes.append(node)
-        return index
 
     def run(self) -> UnitGraph:
         final: list[float] = []
-        for index, node in enumerate(self.nodes):  # the list grows while it is read
+        for index, node in enumerate(self.numbers.nodes):  # which grows while it is read
             if node.state < 0:
                 final.append(0.0 if not node.to_flush else -np.inf)
                 if node.to_flush:
@@ -131,11 +121,11 @@ class _Unroller:
                 continue
             for dst, phone, olabel, log_prob, tag in self.leaving[node.state]:
                 if not phone:
-                    after = self.number(_Window(dst, node.history, 0))
+                    after = self.numbers[_Window(dst, node.history, 0)]
                     self.arcs.append((index, after, 0, olabel, log_prob, -1))
                     continue
                 window = (*node.history, (phone, tag))
-                after = self.number(_Window(dst, self.shift(window), 0))
+                after = self.numbers[_Window(dst, self.shift(window), 0)]
                 self.arcs.append(
                     (index, after, *self.spend(window, olabel), log_prob, window[self.centre][1])
                 )
@@ -143,7 +133,7 @@ class _Unroller:
             final.append(self.final[node.state] if is_end else -np.inf)
             if not is_end and self.final[node.state] > -np.inf:
                 self.add_nothing(index, node.history, self.waiting, self.final[node.state])
-        self.units.graph, self.units.tags = _graph(self.arcs, np.array(final))
+        self.units.take(self.arcs, np.array(final))
         return self.units
 
     def shift(self, window: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -166,16 +156,9 @@ class _Unroller:
             window = (*history, NO_PHONE)
             history, to_flush = self.shift(window) if to_flush > 1 else (), to_flush - 1
             if window[self.centre][0]:
-                after = self.number(_Window(-1, history, to_flush))
+                after = self.numbers[_Window(-1, history, to_flush)]
                 self.arcs.append((index, after, *self.spend(window, 0), log_prob, window[self.centre][1]))
                 return
-
-
-def _graph(arcs: list[_Arc], final: npt.NDArray[np.float64]) -> tuple[Transducer, list[int]]:
-    columns = list(zip(*arcs, strict=True)) or [()] * 6
-    src, dst, ilabel, olabel = (np.array(column, dtype=np.int32) for column in columns[:4])
-    log_prob = np.array(columns[4], dtype=np.float64)
-    return Transducer(len(final), 0, src, dst, ilabel, olabel, log_prob, final), list(columns[5])
 
 
 START, BETWEEN, BLANK = -1, -2, -3  # in place of an HMM state: at the start, after an epsilon, in a blank
@@ -300,13 +283,11 @@ class _Expander:
         self.leave_log_prob = [None if weight is None else transition_scale * weight for weight in leaving]
         self.loop = [self_loop_scale * state.loop_log_prob for state in states]
         self.leaving = phones.leaving(tags)
-        self.numbers: dict[_Node, int] = {}
-        self.nodes: list[_Node] = []
+        self.numbers = Numbers(_Node(phones.start, 0, START))
         self.arcs: list[tuple[int, int, int, int, float, int, int, bool]] = []
-        self.number(_Node(phones.start, 0, START))
 
     def run(self) -> Expansion:
-        for index, node in enumerate(self.nodes):  # the list grows while it is read
+        for index, node in enumerate(self.numbers.nodes):  # which grows while it is read
             if node.hmm_state >= 0 or node.hmm_state == BLANK:
                 self.stay(index, node)
             if node.hmm_state < 0:
@@ -317,19 +298,9 @@ class _Expander:
             paid = self.leave_log_prob[node.hmm_state]
             if paid is not None:
                 self.leave(index, node, paid)
-        final = [self.final_log_prob(node) for node in self.nodes]
-        columns = list(zip(*self.arcs, strict=True)) or [()] * 8
-        src, dst, ilabel, olabel = (np.array(column, dtype=np.int32) for column in columns[:4])
-        log_prob = np.array(columns[4], dtype=np.float64)
-        graph = Transducer(len(self.nodes), 0, src, dst, ilabel, olabel, log_prob, np.array(final))
-        return Expansion(graph, list(columns[5]), list(columns[6]), list(columns[7]))
-
-    def number(self, node: _Node) -> int:
-        index = self.numbers.get(node)
-        if index is None:
-            index = self.numbers[node] = len(self.nodes)
-            self.nodes.append(node)
-        return index
+        final = np.array([self.final_log_prob(node) for node in self.numbers.nodes])
+        phones, tags, starts = ([arc[field] for arc in self.arcs] for field in (5, 6, 7))
+        return Expansion(Transducer.of_arcs(self.arcs, final), phones, tags, starts)  # type: ignore[arg-type]
 
     def final_log_prob(self, node: _Node) -> float:
         if node.hmm_state < 0:
@@ -353,17 +324,17 @@ class _Expander:
         for target, log_prob in self.inner_moves[node.hmm_state]:
             after = node._replace(hmm_state=target)
             pdf = node.pdfs[target][0]
-            self.arcs.append((index, self.number(after), pdf + 1, 0, log_prob, node.phone, node.tag, False))
+            self.arcs.append((index, self.numbers[after], pdf + 1, 0, log_prob, node.phone, node.tag, False))
 
     def leave(self, index: int, node: _Node, paid: float) -> None:
         """From the end of a phone, the start or a blank into whatever may follow."""
         left, arcs = node.left, self.arcs
         if self.has_blank and (node.hmm_state == START or node.hmm_state >= 0):
-            blank = self.number(_Node(node.state, 0, BLANK))
+            blank = self.numbers[_Node(node.state, 0, BLANK)]
             arcs.append((index, blank, 1, 0, paid, 0, -1, False))
         for dst, phone, olabel, log_prob, tag in self.leaving[node.state]:
             if phone == 0:
-                after = self.number(_Node(dst, left, BETWEEN))
+                after = self.numbers[_Node(dst, left, BETWEEN)]
                 arcs.append((index, after, 0, olabel, log_prob + paid, 0, tag, False))
                 continue
             phone_class = self.tree.left_class(phone) if self.keeps_left else 0
@@ -373,7 +344,7 @@ class _Expander:
             waits = (
                 _Node(dst, 0, BLANK) if self.ends_in_blank else _Node(dst, phone_class, 0, phone, pdfs, tag)
             )
-            after = self.number(waits)
+            after = self.numbers[waits]
             arcs.append((index, after, pdfs[0][0] + 1, olabel, log_prob + paid, phone, tag, True))
 
 

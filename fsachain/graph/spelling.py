@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
@@ -82,9 +83,15 @@ def transcript_acceptor(
                 (source, target, phone, 0.0, rest)
                 for source, target, phone in zip(behind, behind[1:], phones[1:], strict=False)
             ]
-    src, dst, phone, weights, tags = zip(*arcs, strict=True)
-    sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
-    return Transducer(num_states, 0, sources, targets, labels, labels, np.array(weights), final), list(tags)
+    return _acceptor(arcs, final, 0)
+
+
+def _acceptor(
+    arcs: Sequence[tuple[int, int, int, float, int]], final: npt.NDArray[np.float64], start: int
+) -> tuple[Transducer, list[int]]:
+    """Of src, dst, phone, log_prob and tag of each arc."""
+    graph = Transducer.of_arcs(((src, dst, phone, phone, w) for src, dst, phone, w, _ in arcs), final, start)
+    return graph, [arc[4] for arc in arcs]
 
 
 def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tuple[Transducer, list[int]]:
@@ -140,13 +147,7 @@ class _Speller:
             self.add(src, dst, label, log_prob, tag)
         final = np.full(self.num_states, -math.inf)
         final[1 : 2 * self.words.num_states : 2] = self.words.final_log_prob
-        src, dst, phone, log_prob, tags = zip(*self.arcs, strict=True)
-        sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
-        start = 2 * self.words.start
-        graph = Transducer(
-            self.num_states, start, sources, targets, labels, labels, np.array(log_prob), final
-        )
-        return graph, list(tags)
+        return _acceptor(self.arcs, final, 2 * self.words.start)
 
     def add(self, src: int, dst: int, label: int, log_prob: float, tag: int) -> None:
         if label == 0:

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import GraphError
-from fsachain.fsa import Fsa, on_a_path
+from fsachain.fsa import Fsa, input_fsa, on_a_path
 from fsachain.openfst import Transducer
 
-Arc = tuple[int, int, int, float, int]  # src, dst, pdf, log_prob, origin
+Node = TypeVar("Node", bound=Hashable)
 _LOOP = math.log(0.5)  # as that of a chain topology
+
+
+class Numbers(dict[Node, int]):
+    """Numbers of nodes, counted from 0 in the order in which they are asked for; `nodes` has them, and grows meanwhile."""
+
+    def __init__(self, first: Node) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        self[first]
+
+    def __missing__(self, node: Node) -> int:
+        self[node] = number = len(self.nodes)
+        self.nodes.append(node)
+        return number
 
 
 def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, npt.NDArray[np.int64]]:
@@ -37,48 +52,43 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
         empty language has one state and no arcs.
     """
     theirs = _arcs_by_pdf(other)
-    leaving: list[list[tuple[int, int, int, float]]] = [[] for _ in range(fsa.num_states)]
-    columns = (
-        fsa.src.tolist(),
-        range(fsa.num_arcs),
-        fsa.dst.tolist(),
-        fsa.pdf.tolist(),
-        fsa.log_prob.tolist(),
-    )
-    for src, arc, dst, pdf, log_prob in zip(*columns, strict=True):
-        leaving[src].append((arc, dst, pdf, log_prob))
+    leaving = _leaving(fsa)
     their_final = other.final_log_prob
     restart = theirs[other.start]
     if log_floor > -math.inf:  # one more state: the start, but it may end
         theirs, their_final = [*theirs, restart], np.append(their_final, 0.0)
     forced: dict[int, list[tuple[int, float]]] = {}  # by arc, what it does where it cannot be followed
     while True:
-        pairs = [(fsa.start, other.start)]
-        numbers = {pairs[0]: 0}
-        arcs: list[Arc] = []
-        for index, (state, their_state) in enumerate(pairs):  # the list grows while it is read
+        numbers = Numbers((fsa.start, other.start))
+        arcs: list[tuple[int, int, int, int, float, int]] = []
+        for index, (state, their_state) in enumerate(numbers.nodes):  # which grows while it is read
             available = theirs[their_state]
             for arc, dst, pdf, log_prob in leaving[state]:
                 for their_dst, their_log_prob in available.get(pdf) or forced.get(arc) or ():
-                    pair = (dst, their_dst)
-                    number = numbers.get(pair)
-                    if number is None:
-                        number = numbers[pair] = len(pairs)
-                        pairs.append(pair)
-                    arcs.append((index, number, pdf, log_prob + their_log_prob, arc))
-        ours, their_states = np.array(pairs).T
-        found = _trim(arcs, fsa.final_log_prob[ours] + their_final[their_states])
-        if found[0].num_arcs or log_floor == -math.inf:
-            return found
-        followed = {arc[4] for arc in arcs}
+                    after, label = numbers[dst, their_dst], pdf + 1
+                    arcs.append((index, after, label, label, log_prob + their_log_prob, arc))
+        ours, their_states = np.array(numbers.nodes).T
+        graph, origin = _trimmed(arcs, fsa.final_log_prob[ours] + their_final[their_states])
+        if origin or log_floor == -math.inf:
+            return input_fsa(graph), np.array(origin, dtype=np.int64)
+        followed = {arc[5] for arc in arcs}
         blocked = [
             (state, *one) for state in set(ours.tolist()) for one in leaving[state] if one[0] not in followed
         ]
         if not blocked:
-            return found
+            return input_fsa(graph), np.array(origin, dtype=np.int64)
         for state, arc, dst, pdf, _ in blocked:
             again = [(their_dst, log_floor + log_prob) for their_dst, log_prob in restart.get(pdf, ())]
             forced[arc] = again or [(other.num_states, _LOOP if dst == state else log_floor)]
+
+
+def _leaving(fsa: Fsa) -> list[list[tuple[int, int, int, float]]]:
+    """Of each state the arcs that leave it: number, dst, pdf, log_prob."""
+    found: list[list[tuple[int, int, int, float]]] = [[] for _ in range(fsa.num_states)]
+    columns = (column.tolist() for column in (fsa.dst, fsa.pdf, fsa.log_prob))
+    for src, *arc in zip(fsa.src.tolist(), range(fsa.num_arcs), *columns, strict=True):
+        found[src].append(tuple(arc))
+    return found
 
 
 # Fsa objects are immutable and hashed by identity, so an entry can neither go stale nor be mistaken.
@@ -86,31 +96,10 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
 def _arcs_by_pdf(fsa: Fsa) -> list[dict[int, list[tuple[int, float]]]]:
     """For each state: pdf -> (dst, log_prob) of its arcs."""
     table: list[dict[int, list[tuple[int, float]]]] = [{} for _ in range(fsa.num_states)]
-    columns = (fsa.src.tolist(), fsa.pdf.tolist(), fsa.dst.tolist(), fsa.log_prob.tolist())
-    for src, pdf, dst, log_prob in zip(*columns, strict=True):
-        table[src].setdefault(pdf, []).append((dst, log_prob))
+    for by_pdf, arcs in zip(table, _leaving(fsa), strict=True):
+        for _, dst, pdf, log_prob in arcs:
+            by_pdf.setdefault(pdf, []).append((dst, log_prob))
     return table
-
-
-def _trim(arcs: list[Arc], final: npt.NDArray[np.float64]) -> tuple[Fsa, npt.NDArray[np.int64]]:
-    """Drop the states that reach no final state; all are reached from state 0."""
-    entering: list[list[int]] = [[] for _ in final]
-    for source, target, *_ in arcs:
-        entering[target].append(source)
-    alive = np.flatnonzero(final > -np.inf).tolist()
-    keep = (final > -np.inf).tolist()
-    for state in alive:  # grows while it is read
-        for source in entering[state]:
-            if not keep[source]:
-                keep[source] = True
-                alive.append(source)
-    keep[0] = True
-    kept = [arc for arc in arcs if keep[arc[0]] and keep[arc[1]]]
-    columns = list(zip(*kept, strict=True)) or [()] * 5
-    src, dst, pdf = (np.array(columns[field], dtype=np.int32) for field in (0, 1, 2))
-    new = np.cumsum(keep).astype(np.int32) - np.int32(1)
-    trimmed = Fsa(int(new[-1]) + 1, new[src], new[dst], pdf, np.array(columns[3]), final[np.array(keep)], 0)
-    return trimmed, np.array(columns[4], dtype=np.int64)
 
 
 # A chain of n epsilons with an arc at each state becomes n * n / 2 arcs: a small file could ask for any memory.
@@ -130,12 +119,12 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
     leaving = [[arc for arc in arcs if arc[1]] for arcs in possible]
     skipping = [[(dst, log_prob) for dst, ilabel, _, log_prob, _ in arcs if not ilabel] for arcs in possible]
     rank = _ranks(skipping)
-    states, numbers = [graph.start], {graph.start: 0}
+    numbers = Numbers(graph.start)
     arcs: list[tuple[int, int, int, int, float, int]] = []
     final: list[float] = []
     most = FREE_STEPS + MOST_GROWTH * (len(graph.src) + graph.num_states)
     steps = 0
-    for index, state in enumerate(states):  # the list grows while it is read
+    for index, state in enumerate(numbers.nodes):  # which grows while it is read
         total = -math.inf
         within_reach = _closure(state, skipping, rank)
         steps += len(within_reach)
@@ -147,11 +136,7 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
         for reached, weight in within_reach:
             total = float(np.logaddexp(total, weight + graph.final_log_prob[reached]))
             for dst, ilabel, olabel, log_prob, tag in leaving[reached]:
-                number = numbers.get(dst)
-                if number is None:
-                    number = numbers[dst] = len(states)
-                    states.append(dst)
-                arcs.append((index, number, ilabel, olabel, weight + log_prob, tag))
+                arcs.append((index, numbers[dst], ilabel, olabel, weight + log_prob, tag))
         final.append(total)
     return _trimmed(arcs, np.array(final))
 
@@ -196,22 +181,14 @@ def _closure(state: int, skipping: list[list[tuple[int, float]]], rank: list[int
 
 
 def _trimmed(
-    arcs: list[tuple[int, int, int, int, float, int]], final: np.ndarray
+    arcs: list[tuple[int, int, int, int, float, int]], final: npt.NDArray[np.float64]
 ) -> tuple[Transducer, list[int]]:
-    columns = list(zip(*arcs, strict=True)) or [()] * 6
-    src, dst, ilabel, olabel = (np.array(column, dtype=np.int32) for column in columns[:4])
-    keep = on_a_path(0, final > -math.inf, src, dst)
+    """The graph of these arcs from state 0 without states that lie on no path, and the last field of each of its arcs."""
+    whole = Transducer.of_arcs(arcs, final)
+    keep = on_a_path(0, final > -math.inf, whole.src, whole.dst)
     keep[0] = True
+    kept = keep[whole.src] & keep[whole.dst]
     new = (np.cumsum(keep) - 1).astype(np.int32)
-    kept = keep[src] & keep[dst]
-    graph = Transducer(
-        int(keep.sum()),
-        0,
-        new[src[kept]],
-        new[dst[kept]],
-        ilabel[kept],
-        olabel[kept],
-        np.array(columns[4], dtype=np.float64)[kept],
-        final[keep],
-    )
-    return graph, np.array(columns[5], dtype=np.int64)[kept].tolist()
+    ends, labels = (new[whole.src[kept]], new[whole.dst[kept]]), (whole.ilabel[kept], whole.olabel[kept])
+    graph = Transducer(int(keep.sum()), 0, *ends, *labels, whole.log_prob[kept], final[keep])
+    return graph, [arc[5] for arc, stays in zip(arcs, kept.tolist(), strict=True) if stays]

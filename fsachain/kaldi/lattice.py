@@ -19,9 +19,9 @@ from fsachain.brief import brief
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
-from fsachain.graph.transducer import remove_epsilons
+from fsachain.graph.transducer import Numbers, remove_epsilons
 from fsachain.kaldi.model import TransitionModel
-from fsachain.openfst import MAGIC, NamedStates, Transducer, read_header
+from fsachain.openfst import MAGIC, Transducer, named_states, read_header
 from fsachain.stream import LONGEST_LINE, Cursor
 
 Ints = npt.NDArray[np.int32]
@@ -220,7 +220,7 @@ def _read_text(cursor: Cursor) -> CompactLattice:
 
     An arc of a compact lattice has one label, that of a plain one two; which it is, the weights tell.
     """
-    builder, states = _Builder(cursor, cursor.position, "f"), NamedStates()
+    builder, start = _Builder(cursor, cursor.position, "f"), -1
     if cursor.peek(1) == b"\n":
         cursor.position += 1
     while cursor.left:
@@ -252,18 +252,19 @@ def _read_text(cursor: Cursor) -> CompactLattice:
                 f"({str(error)[:80]})",
                 begin,
             )
-        states.add(numbers[:2])
+        start = numbers[0] if start < 0 else start
         if len(numbers) == 1:
             builder.final[numbers[0]] = (costs, ids.tobytes())
         else:
             string = ids.tobytes() if len(numbers) == 3 else _one_id(cursor, numbers[2])
             builder.add(numbers[0], numbers[1], numbers[-1], costs, string)
-    if not states.are_possible:
+    src, dst, _ = np.frombuffer(builder.arcs, dtype=np.int32).reshape(-1, 3).T
+    lowest, highest, are_dense = named_states(src, dst, builder.final)
+    if not are_dense:
         cursor.fail(
-            f"a lattice in text form with states {states.lowest} to {states.highest}; expected states numbered densely "
-            "from 0"
+            f"a lattice in text form with states {lowest} to {highest}; expected states numbered densely from 0"
         )
-    return builder.lattice(states.start, states.highest + 1)
+    return builder.lattice(start, highest + 1)
 
 
 def lattice_pdfs(
@@ -306,18 +307,15 @@ def phone_lattice(
     graph = _frames(lattice, model, lm_scale, 0.0, name)
     frame = _frame_of_states(graph, name)
     leaving = graph.leaving(None)
-    nodes, numbers = [graph.start], {graph.start: 0}
+    numbers = Numbers(graph.start)
     arcs, log_probs = [], []  # src, dst (-1: the end), phone, first frame, frame after it
-    for index, state in enumerate(nodes):  # grows while it is read
+    for index, state in enumerate(numbers.nodes):  # which grows while it is read
         for (phone, end, at_end), log_prob in _phones_from(state, graph, model, leaving, name).items():
-            if not at_end and end not in numbers:
-                numbers[end] = len(nodes)
-                nodes.append(end)
             arcs.append((index, -1 if at_end else numbers[end], phone, frame[state], frame[end]))
             log_probs.append(log_prob)
     table = np.array(arcs, dtype=np.int64).reshape(-1, 5)
-    src, dst, phones = table[:, 0], table[:, 1] % (len(nodes) + 1), table[:, 2]
-    final = np.append(np.full(len(nodes), -np.inf), 0.0)
+    src, dst, phones = table[:, 0], table[:, 1] % (len(numbers) + 1), table[:, 2]
+    final = np.append(np.full(len(numbers), -np.inf), 0.0)
     whole = Transducer(len(final), 0, src, dst, phones, phones, np.array(log_probs, dtype=np.float64), final)
     found, origin = remove_epsilons(whole, range(len(arcs)))
     if not len(found.src):

@@ -423,11 +423,5 @@ def _shown_rows(numerator: Any, denominator: Any, max_rows: int) -> list[int]:
 
 
 def _phones_of_pdfs(tree: ContextTree) -> list[str]:
-    found: list[set[int]] = [set() for _ in range(tree.num_pdfs)]
-    if tree.decisions is None:
-        for pdf in range(tree.num_pdfs):
-            found[pdf] |= set(tree.describe(pdf).phones)
-    else:  # one pass over the leaves; `describe` would make one for each pdf
-        for leaf, path in tree.contexts():
-            found[leaf] |= path[tree.central_position]
-    return ["/".join(tree.phones[phone - 1] for phone in sorted(ids)) or "blank" for ids in found]
+    every = [tree.describe(pdf).phones for pdf in range(tree.num_pdfs)]
+    return ["/".join(tree.phones[phone - 1] for phone in phones) or "blank" for phones in every]
