@@ -18,9 +18,9 @@ _waiting: list[tuple[str, Any]] = []  # what the work waits for, innermost last,
 
 
 class Update(Protocol):
-    """What moves a bar or line: `text` stands behind it."""
+    """What moves a bar or line: `total` is None where it is not known, `text` stands behind it."""
 
-    def __call__(self, done: int, total: int, text: str = "") -> None: ...
+    def __call__(self, done: int, total: int | None, text: str = "") -> None: ...
 
 
 class Lines:
@@ -31,13 +31,14 @@ class Lines:
 
     def __init__(self, what: str, stream: TextIO) -> None:
         self._what, self._stream = what, stream
-        self._began, self._state = time.monotonic(), (0, 0, "")
+        self._began = time.monotonic()
+        self._state: tuple[int, int | None, str] = 0, None, ""
         self._first: int | None = None  # done at the first call: earlier work says nothing of the speed
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tell, daemon=True)
         self._thread.start()
 
-    def __call__(self, done: int, total: int, text: str = "") -> None:
+    def __call__(self, done: int, total: int | None, text: str = "") -> None:
         if self._first is None:
             self._first = max(done - 1, 0)
         self._state = done, total, text
@@ -55,7 +56,7 @@ class Lines:
         """What is told after so many seconds."""
         done, total, text = self._state
         new = done - (self._first or 0)
-        told = f"{clock(seconds)} so far"
+        told = f"{done} in {clock(seconds)}" if done else f"{clock(seconds)} so far"
         if total and new:
             told = f"{done} of {total}, {clock(seconds / new * (total - done))} left"
         behind = [text, *(what for what, _ in _waiting[-1:])]

@@ -92,7 +92,7 @@ def test_transcripts_that_no_graph_can_hold_are_listed_by_every_command(
     source = built / "lexicon.txt" if name == "lang" else data
     step = (name, source, out, *options.get(name, lang))
     (data / "text").write_text(TEXT.replace("u2 no", "u2 no maybe").replace("u5 yes yes", "u5"))
-    assert_one_line(fsachain(*step, "--bad-data", "stop"), "2 faults, bad_data is 'stop'", "'maybe'")
+    assert_one_line(fsachain(*step, "--bad-data", "stop"), "2 faults, and --bad-data is stop", "'maybe'")
     assert not out.exists()
     outcome = fsachain(*step)
     assert outcome.status == 3, outcome.err

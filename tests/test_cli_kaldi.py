@@ -93,7 +93,7 @@ def test_supervision_by_lattices_leaves_out_what_has_no_features_and_says_so(
     command = (*command, *graphs_of(taken_over), "--config", taken_over / "config.yaml")
     status, _, err = fsachain(*command, "--bad-data", "stop")
     assert status == 1
-    assert "bad_data is 'stop'" in err and not out.exists()
+    assert "--bad-data is stop" in err and not out.exists()
     status, text, err = fsachain(*command)
     assert status == 3, err
     assert "no recording" in text and "no alignment" in text and "2 utterances left out" in err

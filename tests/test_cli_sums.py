@@ -1,5 +1,7 @@
 """The commands objf and sum give what the losses and recursions give, for files that anybody may have made."""
 
+import json
+
 import numpy as np
 import pytest
 import tolerances
@@ -7,6 +9,7 @@ import torch
 
 pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
 
+from cli_fixtures import assert_one_line
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import DenominatorGraph, LFMMILoss, TableBatch, best_path, forward_backward
@@ -53,8 +56,10 @@ def test_the_objective_of_files_and_its_derivatives_are_those_of_the_loss(fsacha
     given = folder / "out.scp", f"ark:{folder}/num.ark", folder / "den.txt"
     status, out, err = fsachain("objf", *given, "--leaky-hmm-coefficient", 0.1, "--deriv", f"ark:{deriv}")
     found = rows(out)
-    assert status == 3 and "2 utterances are left out" in out and "left out" in err
+    assert status == 3 and "2 utterances are left out" in out and "deriv.faults.jsonl" in err
     assert "d: has scores and no graph" in out and "b: no path of 2 frames" in out
+    faults = (folder / "new/deriv.faults.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in faults] == ["d", "b"]
     assert [found[name][-1] for name in "abc"] == ["ok", "impossible", "ok"] and "d" not in found
     for n, name in ((0, "a"), (2, "c")):
         expected = [LENGTHS[n], float(record.num_log_prob[n]), float(record.den_log_prob[n])]
@@ -67,6 +72,23 @@ def test_the_objective_of_files_and_its_derivatives_are_those_of_the_loss(fsacha
         expected = -padded.grad[n, : LENGTHS[n]] * record.weight_ok
         assert derivatives[name] == pytest.approx(expected.numpy(), abs=tolerances.OCCUPANCY)
     assert not derivatives["b"].any() and derivatives["a"].any()
+
+
+def test_faults_of_sums_stop_them_where_asked_and_are_all_there_is_where_nothing_is_left(
+    fsachain, files, monkeypatch
+):
+    folder, scores = files
+    monkeypatch.chdir(folder)
+    given = "out.scp", "ark:num.ark"
+    for step in (("objf", *given, "den.txt"), ("sum", *given[::-1])):
+        status, out, err = fsachain(*step)
+        assert status == 3 and f"{step[0]}.faults.jsonl" in err and len(rows(out)) > 2
+        outcome = fsachain(*step, "--bad-data", "stop")
+        assert_one_line(outcome, "1 fault, and --bad-data is stop; the first: has scores and no graph")
+    np.savez("none.npz", x=scores["a"])
+    for step in (("objf", "none.npz", "ark:num.ark", "den.txt"), ("sum", "ark:num.ark", "none.npz")):
+        assert_one_line(fsachain(*step), "none.npz: no utterance is left")
+        assert "has scores and no graph" in (folder / f"{step[0]}.faults.jsonl").read_text()
 
 
 @pytest.mark.parametrize("begins", ["start", "anywhere"])

@@ -122,7 +122,7 @@ def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp, 
     assert len(faults) == len({(fault["id"], fault["kind"]) for fault in faults})
     assert {fault["id"] for fault in faults if fault["kind"] == "unknown word"} == {"u2"}
     stopped = fsachain("run", exp, *inputs, "--bad-data", "stop", "--from", "graphs")
-    assert_one_line(stopped, "bad_data is 'stop'", "u2")
+    assert_one_line(stopped, "--bad-data is stop", "u2")
 
 
 @pytest.mark.parametrize(

@@ -86,21 +86,23 @@ class Resources:
         if self.bad_data is None and faults:
             click.echo(told_left_out(faults))
         if not num_left or (faults and self.bad_data == "stop"):
-            why = "bad_data is 'stop'" if num_left else "no utterance is left"
+            what = f"{counted(len(faults), 'fault')}, and --bad-data is stop"
             first = f"; the first: {faults[0].reason}" if faults else ""
-            raise DataError(f"{where}: {len(faults)} faults, {why}{first}")
+            raise DataError(f"{where}: {what if num_left else 'no utterance is left'}{first}")
 
     @contextmanager
     def listing(self, path: Path) -> Iterator[None]:
-        """Print the faults that were met in the block, write them to `path`, or delete what an earlier run wrote there."""
+        """Print the faults that were met in the block and write them to `path`; those of an earlier run go away."""
         path.unlink(missing_ok=True)
+        faults: list[Fault] = []
         try:
             yield
         finally:
             # Several stages may meet an utterance: the first tells why.
-            faults = list({fault.id: fault for fault in reversed(self.faults)}.values())[::-1]
+            faults += list({fault.id: fault for fault in reversed(self.faults)}.values())[::-1]
             if faults:
                 click.echo(told_left_out(faults))
+                write_faults(make_folder(path.parent) / path.name, faults)
         end_without(faults, path)
 
     @contextmanager
@@ -143,10 +145,8 @@ class Resources:
 
 
 def end_without(faults: Sequence[Fault], path: Path) -> None:
-    """Write the faults to `path` and end with LeftOutError, if there are any."""
+    """End with a LeftOutError that names the file of the faults, if there are any."""
     if faults:
-        make_folder(path.parent)
-        write_faults(path, faults)
         raise LeftOutError(f"done, but {counted(len(faults), 'utterance')} left out; all are in {path}")
 
 
@@ -161,12 +161,15 @@ def _attempt(make: Callable[[Any], Any], items: list[Any]) -> list[tuple[Any, st
     return found
 
 
-def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Command]:
+def with_resources(
+    *names: str, beside: bool = False, files: tuple[str, ...] = ()
+) -> Callable[[Command], Command]:
     """Give a command the options of these names, and what they say as one argument, `resources`.
 
     Names are "scheduler", "cache", "workers", "jobs", "bad_data" and "commands", in the order of `--help`. With "bad_data"
     the data sets `data` and `dev` come read, the faults are printed at the command's end and written to `faults.jsonl` in
-    the folder of its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised.
+    the folder of its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised. Of a
+    command without `out` they stand beside the first of the arguments `files` that is given, else in the working directory.
     """
 
     def decorate(command: Command) -> Command:
@@ -178,8 +181,10 @@ def with_resources(*names: str, beside: bool = False) -> Callable[[Command], Com
                 if resources.bad_data is None:
                     command(resources=resources, **arguments)
                     return
-                out: Path = arguments["out"]
-                faults = out.with_name(f"{out.stem}.{FAULTS_FILE}") if beside else out / FAULTS_FILE
+                given_files = [arguments[name] for name in files if arguments[name]]
+                out: Path = [*given_files, Path(command.__name__)][0] if files else arguments["out"]
+                is_file = beside or files
+                faults = out.with_name(f"{out.stem}.{FAULTS_FILE}") if is_file else out / FAULTS_FILE
                 with resources.listing(faults):
                     for name in ("dev", "data"):
                         if arguments.get(name) is not None:

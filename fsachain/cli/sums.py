@@ -17,15 +17,17 @@ from fsachain.backends.dispatch import best_path, forward_backward
 from fsachain.batch import Graph, TableBatch
 from fsachain.cli.inspect import GRAPH, read_graph
 from fsachain.cli.options import OUT, command, make_folder
-from fsachain.data.utterance import Fault, told_left_out
+from fsachain.cli.resources import Resources, with_resources
+from fsachain.data.utterance import Fault
 from fsachain.decode.wer import write_text
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import DataError, LeftOutError, counted
+from fsachain.errors import DataError, counted
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.numerator import load_numerators
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.values import read_matrix, write_matrices
+from fsachain.progress import counter
 
 LANES = 16  # utterances that share a call
 
@@ -83,12 +85,13 @@ class Run(NamedTuple):
 
 
 def runs(
-    graphs: Mapping[str, Fsa] | Fsa, scores: Iterator[tuple[str, Scores]], faults: list[Fault]
+    graphs: Mapping[str, Fsa] | Fsa, scores: Iterator[tuple[str, Scores]], resources: Resources
 ) -> Iterator[Run]:
-    """What has both a graph and scores; scores without a graph become faults."""
+    """What has both a graph and scores, with a bar; scores without a graph are left out."""
 
     def usable() -> Iterator[tuple[str, Scores]]:
-        for name, matrix in scores:
+        for done, (name, matrix) in enumerate(scores):
+            update(done, None)
             if matrix.ndim != 2 or matrix.dtype.kind != "f" or not matrix.shape[1]:
                 found = f"{matrix.dtype} {list(matrix.shape)}"
                 raise DataError(
@@ -97,24 +100,24 @@ def runs(
             if isinstance(graphs, Fsa) or name in graphs:
                 yield name, matrix
             else:
-                faults.append(Fault(name, "has scores and no graph"))
+                resources.leave_out([Fault(name, "has scores and no graph")], 1, "scores")
 
     pairs = usable()
-    while batch := list(islice(pairs, LANES)):
-        names, matrices = [name for name, _ in batch], [matrix for _, matrix in batch]
-        for name, matrix in batch:
-            if matrix.shape[1] != matrices[0].shape[1]:
-                widths = (
-                    f"{matrix.shape[1]} columns; expected {matrices[0].shape[1]} as those of {names[0]!r}"
-                )
-                raise DataError(f"scores of {name!r} have {widths}")
-        lengths = list(map(len, matrices))
-        padded = np.zeros((len(batch), max(lengths), matrices[0].shape[1]), np.result_type(*matrices))
-        for row, matrix in zip(padded, matrices, strict=True):
-            row[: len(matrix)] = matrix
-        yield Run(
-            names, graphs if isinstance(graphs, Fsa) else [graphs[name] for name in names], padded, lengths
-        )
+    with counter("utterances") as update:
+        while batch := list(islice(pairs, LANES)):
+            names, matrices = [name for name, _ in batch], [matrix for _, matrix in batch]
+            for name, matrix in batch:
+                if matrix.shape[1] != matrices[0].shape[1]:
+                    widths = (
+                        f"{matrix.shape[1]} columns; expected {matrices[0].shape[1]} as those of {names[0]!r}"
+                    )
+                    raise DataError(f"scores of {name!r} have {widths}")
+            lengths = list(map(len, matrices))
+            padded = np.zeros((len(batch), max(lengths), matrices[0].shape[1]), np.result_type(*matrices))
+            for row, matrix in zip(padded, matrices, strict=True):
+                row[: len(matrix)] = matrix
+            own = graphs if isinstance(graphs, Fsa) else [graphs[name] for name in names]
+            yield Run(names, own, padded, lengths)
 
 
 @lru_cache(maxsize=LANES)
@@ -142,19 +145,16 @@ def _write(matrices: Iterator[tuple[str, Scores]], path: Path | None) -> None:
         found: dict[str, Any] = dict(matrices)
         with replacing(path) as file:
             np.savez(file, **found)
-        click.echo(f"{len(found)} matrices -> {path}")
+        count = len(found)
     else:
-        click.echo(f"{write_matrices(path, matrices)} matrices -> {path}")
+        count = write_matrices(path, matrices)
+    if path is not None:
+        click.echo(f"{counted(count, 'utterance')} -> {path}")
 
 
-def _end(faults: list[Fault]) -> None:
-    if faults:
-        click.echo(told_left_out(faults))
-        raise LeftOutError(f"done, but {counted(len(faults), 'utterance')} left out")
-
-
-def _impossible(name: str, frames: int) -> Fault:
-    return Fault(name, f"no path of {frames} frames, or NaN or +inf among its scores", "no path")
+def _impossible(name: str, frames: int, resources: Resources) -> None:
+    fault = Fault(name, f"no path of {frames} frames, or NaN or +inf among its scores", "no path")
+    resources.leave_out([fault], 1, "scores")
 
 
 @command(nnet_output=str, num=str, den=GRAPH)
@@ -162,21 +162,29 @@ def _impossible(name: str, frames: int) -> Fault:
 @click.option(
     "--deriv", type=Target(), help="Archive (ark:OUT) or npz file for the derivatives by NNET_OUTPUT."
 )
-def objf(nnet_output: str, num: str, den: Fsa, leaky_hmm_coefficient: float, deriv: Path | None) -> None:
+@with_resources("bad_data", files=("deriv",))
+def objf(
+    nnet_output: str,
+    num: str,
+    den: Fsa,
+    leaky_hmm_coefficient: float,
+    deriv: Path | None,
+    resources: Resources,
+) -> None:
     """Compute the LF-MMI objective of network outputs and graphs as they are, and its derivatives.
 
     In: NNET_OUTPUT, an archive or scp file of matrices [frames, pdfs]; NUM, one of numerators: FSTs over pdf + 1 with the
     normalization composed in, or what `fsachain num-graphs` made; DEN, den.fst: an OpenFst file or AT&T text.
     Out: a line for each utterance and one for all, printed; with --deriv matrices of numerator less denominator occupancies,
-    which are 0 for an utterance without a path.
+    which are 0 for an utterance without a path. Utterances without a graph or a path are listed, and in faults.jsonl.
     Example: fsachain objf nnet_output.ark graphs/test.npz graphs/den.fst --deriv ark:deriv.ark
     """
-    graphs, faults = read_graphs(num), list[Fault]()
+    graphs = read_graphs(num)
     totals = np.zeros(3)  # numerator, denominator, frames
 
     def derivatives() -> Iterator[tuple[str, Scores]]:
         click.echo("utterance\tframes\tnumerator\tdenominator\tobjf per frame\t")
-        for names, fsas, scores, lengths in runs(graphs, read_scores(nnet_output), faults):
+        for names, fsas, scores, lengths in runs(graphs, read_scores(nnet_output), resources):
             above = forward_backward(_batch(fsas, scores), scores, lengths)
             shared = _batch(den, scores, begins="anywhere")
             below = forward_backward(shared, scores, lengths, leaky_hmm_coefficient=leaky_hmm_coefficient)
@@ -189,14 +197,13 @@ def objf(nnet_output: str, num: str, den: Fsa, leaky_hmm_coefficient: float, der
                 if ok:
                     totals[:] += *values, frames
                 else:
-                    faults.append(_impossible(name, frames))
+                    _impossible(name, frames, resources)
                 if deriv:
                     yield name, ok * (above.occupancy[n, :frames] - below.occupancy[n, :frames])
 
     _write(derivatives(), deriv)
-    if totals[2]:
-        click.echo(f"all: objf per frame {(totals[0] - totals[1]) / totals[2]:.6g} over {totals[2]:g} frames")
-    _end(faults)
+    resources.leave_out([], int(totals[2]), nnet_output)
+    click.echo(f"all: objf per frame {(totals[0] - totals[1]) / totals[2]:.6g} over {totals[2]:.0f} frames")
 
 
 @command(graph=str, scores=str)
@@ -213,6 +220,7 @@ def objf(nnet_output: str, num: str, den: Fsa, leaky_hmm_coefficient: float, der
 @click.option(
     "--occupancy", type=Target(), help="Archive (ark:OUT) or npz file for the occupancies [frames, pdfs]."
 )
+@with_resources("bad_data", files=("occupancy", "best"))
 def sum(
     graph: str,
     scores: str,
@@ -220,21 +228,23 @@ def sum(
     leaky_hmm_coefficient: float,
     best: Path | None,
     occupancy: Path | None,
+    resources: Resources,
 ) -> None:
     """Add up the paths of graphs through matrices of scores: log Z, the best path, occupancies.
 
     In: GRAPH, an OpenFst file or AT&T text over pdf + 1, for all SCORES; or an archive of such graphs, or what `fsachain
     num-graphs` made, by utterance. SCORES, an archive or scp file of matrices [frames, pdfs], natural logs; or an npz or npy
     file.
-    Out: utterance, frames, log Z and the best path's score, printed; what the options ask for.
+    Out: utterance, frames, log Z and the best path's score, printed; what the options ask for. Utterances without a graph or
+    a path are listed, and in faults.jsonl.
     Example: fsachain sum graphs/den.fst nnet_output.ark
     """
-    graphs, faults, paths = read_graphs(graph), list[Fault](), dict[str, list[str]]()
+    graphs, paths = read_graphs(graph), dict[str, list[str]]()
     leak = leaky_hmm_coefficient if begins == "anywhere" else 0.0
 
     def occupancies() -> Iterator[tuple[str, Scores]]:
         click.echo("utterance\tframes\tlog Z\tbest path")
-        for names, fsas, values, lengths in runs(graphs, read_scores(scores), faults):
+        for names, fsas, values, lengths in runs(graphs, read_scores(scores), resources):
             batch = _batch(fsas, values, begins=begins)
             found, ways = (
                 forward_backward(batch, values, lengths, leaky_hmm_coefficient=leak),
@@ -242,14 +252,15 @@ def sum(
             )
             for n, (name, frames) in enumerate(zip(names, lengths, strict=True)):
                 click.echo(f"{name}\t{frames}\t{found.log_prob[n]:.6g}\t{ways.score[n]:.6g}")
-                paths[name] = list(map(str, ways.pdfs[n].tolist()))
-                if not found.ok[n]:
-                    faults.append(_impossible(name, frames))
+                if found.ok[n]:
+                    paths[name] = list(map(str, ways.pdfs[n].tolist()))
+                else:
+                    _impossible(name, frames, resources)
                 if occupancy:
                     yield name, found.occupancy[n, :frames]
 
     _write(occupancies(), occupancy)
+    resources.leave_out([], len(paths), scores)
     if best is not None:
         write_text(best, paths)
-        click.echo(f"{len(paths)} paths -> {best}")
-    _end(faults)
+        click.echo(f"{counted(len(paths), 'path')} -> {best}")

@@ -154,6 +154,8 @@ def train(
     if not world.is_first:
         return
     click.echo(f"model -> {out / FINAL_MODEL}")
+    if result.excluded:
+        write_faults(out / FAULTS_FILE, result.excluded)
     with nullcontext() if world.size == 1 else suppress(LeftOutError):
         end_without(result.excluded, out / FAULTS_FILE)
 
