@@ -198,6 +198,4 @@ def test_some_logits_of_minus_infinity_are_classes_that_cannot_be():
 
 @pytest.mark.skipif(not peak.RESET.exists(), reason="the system does not tell how much memory a process held")
 def test_loss_and_gradient_in_place_take_two_percent_of_the_logits():
-    extra = transducer.measure((8, 200, 50, 500))
-    assert extra.arrays <= 0.02 * extra.logits
-    assert extra.process <= 0.02 * extra.logits
+    assert max(transducer.measure((8, 200, 50, 500)).values()) <= 2.0

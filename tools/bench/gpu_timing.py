@@ -191,17 +191,3 @@ class GpuRow:
             "peak_bytes": self.peak,
             "ratios": {comparison.name: vars(comparison.ratio) for comparison in self.comparisons},
         }
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Something that could not be timed, and why: the other rows are still printed."""
-
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"  {self.name:44} FAILED: {self.reason}"
-
-    def record(self) -> dict[str, Any]:
-        return {"name": self.name, "failed": self.reason}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,70 +23,35 @@ from fsachain.batch import TableBatch
 from fsachain.fsa import Fsa
 from fsachain.table import compile_table
 from tools.bench import calls
-from tools.bench.limit import Name
-from tools.bench.tables import as_jobs, pack_numerators
-from tools.bench.timing import HEADER, Comparison, Line, Row, Table, take_turns
+from tools.bench.tables import compared, pack_numerators
+from tools.bench.timing import Call, Row, Table
 from tools.bench.workloads import LEAK, Scores, Sizes, Workloads, random_scores, work_of
 
 DENOMINATORS = 8  # sequences; some peers need gigabytes for more
 EXACT, BEAM = 1e6, 10.0  # output beams of k2
-Call = Callable[[], object]
-Maker = Callable[[Any, Sequence[Fsa], Scores], Call]
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """How to run a peer. `task` is "leaky", "exact" or "numerators"; `make(module, graphs, scores)` gives the call."""
-
-    name: str
-    module: str
-    task: str
-    make: Maker
-
-
-@dataclass(frozen=True)
-class Absent:
-    module: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"  {self.module} is not timed: {self.reason}"
-
-    def record(self) -> dict[str, Any]:
-        return {"name": self.module, "absent": self.reason}
-
-
-def compared(work: Workloads, sizes: Sizes) -> Table:
-    """Every peer that is installed, each next to ours in the same rounds."""
-    modules, rows = _installed()
-    for task in ("leaky", "exact", "numerators", "ctc"):
+def beside_peers(work: Workloads, sizes: Sizes) -> Table:
+    """Ours beside every peer that is installed, in the same rounds."""
+    modules, absent = {}, []
+    for module in dict.fromkeys(module for peers in PEERS.values() for module, _ in peers.values()):
+        try:
+            modules[module] = import_module(module)
+        except ImportError as error:
+            absent.append(f"{module} is not timed: {error}")
+    rows: list[Row] = []
+    for task, peers in PEERS.items():
         batch, graphs, width, leak = _task(work, sizes, task)
         scores = random_scores(batch.size, sizes.frames, width)
-        found = [peer for peer in ADAPTERS if peer.module in modules and peer.task == task]
-        jobs: dict[Name, Call] = {
-            (peer.name, 1): peer.make(modules[peer.module], graphs, scores) for peer in found
+        theirs = {
+            (name, 1): make(modules[module], graphs, scores)
+            for name, (module, make) in peers.items()
+            if module in modules
         }
-        if jobs:
-            ours = (f"fsachain, {task}, B {batch.size}", 1)
-            times = take_turns(
-                as_jobs({ours: calls.backend_call(batch, scores, leak), **jobs}), sizes.seconds
-            )
-            count = work_of(batch, sizes.frames, width).evaluations
-            ratios = tuple(Comparison(name[0], times[ours].over(times[name])) for name in jobs)
-            rows.append(Row(*ours, count, times[ours], ratios))
-            rows += [Row(*name, count, times[name]) for name in jobs]
-    return Table("peers on the same graphs", HEADER, rows)
-
-
-def _installed() -> tuple[dict[str, Any], list[Line]]:
-    modules: dict[str, Any] = {}
-    absent: list[Line] = []
-    for name in dict.fromkeys(peer.module for peer in ADAPTERS):
-        try:
-            modules[name] = import_module(name)
-        except ImportError as error:
-            absent.append(Absent(name, str(error)))
-    return modules, absent
+        if theirs:
+            ours = {(f"{task}, B {batch.size}", 1): calls.backend_call(batch, scores, leak)}
+            rows += compared(ours, theirs, sizes.seconds, work_of(batch, sizes.frames, width).evaluations)
+    return Table("\n  ".join(["peers on the same graphs", *absent]), rows)
 
 
 def _task(work: Workloads, sizes: Sizes, task: str) -> tuple[TableBatch, Sequence[Fsa], int, float]:
@@ -99,10 +64,6 @@ def _task(work: Workloads, sizes: Sizes, task: str) -> tuple[TableBatch, Sequenc
         return pack_numerators(work, work.numerator_pdfs), work.numerators, work.numerator_pdfs, 0.0
     tables = [compile_table(graph, sizes.labels) for graph in work.ctc]
     return TableBatch.pack(tables), work.ctc, sizes.labels, 0.0
-
-
-def _leaf(scores: Scores) -> torch.Tensor:
-    return torch.from_numpy(scores).requires_grad_()
 
 
 def pychain_leaky(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
@@ -123,14 +84,9 @@ def pychain_logs(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
 
 
 def _pychain(module: Any, batch: Any, scores: Scores) -> Call:
-    leaf, lengths = _leaf(scores), torch.full((len(scores),), scores.shape[1])
-
-    def step() -> torch.Tensor:
-        leaf.grad = None
-        module.loss.ChainFunction.apply(leaf, lengths, batch, LEAK).sum().backward()
-        return leaf
-
-    return step
+    leaf, lengths = torch.from_numpy(scores).requires_grad_(), torch.full((len(scores),), scores.shape[1])
+    loss = module.loss.ChainFunction.apply
+    return calls.with_gradient(lambda: loss(leaf, lengths, batch, LEAK).sum(), leaf)
 
 
 def _simple_fst(fsa: Fsa) -> Any:
@@ -142,30 +98,19 @@ def _simple_fst(fsa: Fsa) -> Any:
         return simplefst.StdVectorFst.read(str(path))
 
 
-def k2_beam(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
-    """k2's intersection pruned to a beam of 10, as its MMI recipes use it."""
-    return _k2(module, graphs, scores, BEAM)
-
-
-def k2_exact(module: Any, graphs: Sequence[Fsa], scores: Scores) -> Call:
-    """k2's intersection with a beam that keeps everything."""
-    return _k2(module, graphs, scores, EXACT)
-
-
-def _k2(module: Any, graphs: Sequence[Fsa], scores: Scores, beam: float) -> Call:
+def k2_call(module: Any, graphs: Sequence[Fsa], scores: Scores, beam: float = EXACT) -> Call:
+    """k2's intersection, pruned to a beam of 10 as its MMI recipes use it, or with one that keeps everything."""
     fsas = module.create_fsa_vec(
         [module.arc_sort(module.Fsa(torch.from_numpy(k2_arcs(fsa)))) for fsa in graphs]
     )
-    leaf = _leaf(scores)
+    leaf = torch.from_numpy(scores).requires_grad_()
     segments = torch.tensor([[n, 0, scores.shape[1]] for n in range(len(scores))], dtype=torch.int32)
 
-    def step() -> torch.Tensor:
-        leaf.grad = None
+    def total() -> torch.Tensor:
         lattice = module.intersect_dense(fsas, module.DenseFsaVec(leaf, segments), output_beam=beam)
-        lattice.get_tot_scores(use_double_scores=False, log_semiring=True).sum().backward()
-        return leaf
+        return lattice.get_tot_scores(use_double_scores=False, log_semiring=True).sum()
 
-    return step
+    return calls.with_gradient(total, leaf)
 
 
 def k2_arcs(fsa: Fsa) -> npt.NDArray[np.int32]:
@@ -217,13 +162,15 @@ def gtn_graph(module: Any, fsa: Fsa) -> Any:
     return graph
 
 
-ADAPTERS = (
-    Adapter("PyChain, leaky", "pychain", "leaky", pychain_leaky),
-    Adapter("k2, beam 10", "k2", "exact", k2_beam),
-    Adapter("PyChain, log domain", "pychain", "numerators", pychain_logs),
-    Adapter("k2, exact", "k2", "numerators", k2_exact),
-    Adapter("GTN, loop", "gtn", "numerators", gtn_loop),
-    Adapter("PyChain, log domain", "pychain", "ctc", pychain_logs),
-    Adapter("k2, exact", "k2", "ctc", k2_exact),
-    Adapter("GTN, loop", "gtn", "ctc", gtn_loop),
-)
+Peers = dict[str, tuple[str, Callable[[Any, Sequence[Fsa], Scores], Call]]]
+SEQUENCES: Peers = {
+    "PyChain, log domain": ("pychain", pychain_logs),
+    "k2, exact": ("k2", k2_call),
+    "GTN, loop": ("gtn", gtn_loop),
+}
+PEERS: dict[str, Peers] = {
+    "leaky": {"PyChain, leaky": ("pychain", pychain_leaky)},
+    "exact": {"k2, beam 10": ("k2", partial(k2_call, beam=BEAM))},
+    "numerators": SEQUENCES,
+    "ctc": SEQUENCES,
+}

@@ -4,8 +4,8 @@
 
 A row gives the median, least and most of the time of a forward and backward pass, and nanoseconds per arc-evaluation
 (arcs x frames x sequences). Ratios are ours / theirs, paired round by round, so that a busy machine touches both alike:
-below one means that ours is faster. `limit` is what this machine forbids to undercut (`limit.py`), `plain loop` the same
-work by the loop that anyone would write first (`yardstick.py`), in one thread with scores x 1.
+below one means that ours is faster. `limit` is what this machine forbids to undercut (`yardstick.py`), `plain loop` the same
+work by the loop that anyone would write first, in one thread with scores x 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import machine, peak, peers, tables, transducer, workloads
+from tools.bench.timing import HEADER
 from tools.bench.workloads import Sizes, Workloads
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
@@ -28,11 +29,10 @@ MAKERS = {
     "ctc": tables.ctc,
     "packing": tables.packing,
     "loss": tables.whole_loss,
-    "step": tables.training_step,
     "memory": peak.memory,
     "growth": tables.growth,
     "transducer": transducer.transducer,
-    "peers": peers.compared,
+    "peers": peers.beside_peers,
 }
 
 
@@ -58,8 +58,8 @@ def run(work: Workloads, sizes: Sizes, names: Sequence[str], folder: Path | None
     records: dict[str, list[dict[str, Any]]] = {}
     for name in names:
         table = MAKERS[name](work, sizes)
-        print(f"\n{name}: {table.title}", *table.lines, sep="\n", flush=True)
-        records[table.title] = table.record()
+        print(f"\n{name}: {table.title}", HEADER, *table.rows, sep="\n", flush=True)
+        records[table.title] = [row.record() for row in table.rows]
     if folder is not None:
         print(f"\nwrote {machine.save({**facts, 'graphs': work.source}, records, folder)}")
 

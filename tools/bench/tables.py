@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.table import compile_table
-from tools.bench import calls, digits, workloads
-from tools.bench.limit import Name, against_limit, yardsticks
-from tools.bench.timing import HEADER, Comparison, Job, Row, Spread, Table, Times, take_turns
-from tools.bench.workloads import LEAK, Sizes, Work, Workloads, random_scores, work_of
+from tools.bench import calls, workloads, yardstick
+from tools.bench.timing import Call, Calls, Comparison, Name, Row, Table, take_turns
+from tools.bench.workloads import LEAK, Scores, Sizes, Work, Workloads, random_scores, work_of
 
-PLAIN = ("plain loop", 1)
-Calls = Mapping[Name, Callable[[], object]]
+
+def compared(
+    ours: Calls, theirs: Calls, seconds: float, evaluations: int = 0, least: Work | None = None
+) -> list[Row]:
+    """A row for each of our jobs, with ratios to the work's limit and to theirs: with as many threads, else with one."""
+    times = take_turns({**ours, **theirs, **(yardstick.rates() if least else {})}, seconds)
+    rows = []
+    for key in ours:
+        ratios = [yardstick.against_limit(times, key, least)] if least else []
+        for other in dict.fromkeys(name for name, _ in theirs):
+            beside = times.get((other, key[1])) or times[other, 1]
+            ratios.append(Comparison(other, times[key].over(beside)))
+        rows.append(Row(*key, times[key], least.evaluations if least else evaluations, tuple(ratios)))
+    return rows
+
+
+def per_thread(named: dict[str, Call], sizes: Sizes) -> dict[Name, Call]:
+    return {(name, threads): call for threads in sizes.threads for name, call in named.items()}
 
 
 def leaky_denominator(work: Workloads, sizes: Sizes) -> Table:
@@ -27,22 +42,21 @@ def leaky_denominator(work: Workloads, sizes: Sizes) -> Table:
         for size in sizes.batch_sizes:
             batch = graph.batch(size)
             scores = random_scores(size, sizes.frames, graph.num_pdfs)
-            jobs = per_thread(f"{name}, B {size}", calls.backend_call(batch, scores, LEAK), sizes)
+            ours = per_thread({f"{name}, B {size}": calls.backend_call(batch, scores, LEAK)}, sizes)
             plain = calls.plain_call(batch, scores, LEAK, np.float32)
-            least = work_of(batch, sizes.frames, graph.num_pdfs)
-            rows += compared({**jobs, PLAIN: plain}, least, sizes.seconds)
-    return Table(f"denominator, leak {LEAK:g}", HEADER, rows)
+            rows += _beside_plain(ours, plain, batch, scores, sizes)
+    return Table(f"denominator, leak {LEAK:g}", rows)
 
 
 def long_denominator(work: Workloads, sizes: Sizes) -> Table:
     size, frames = sizes.long
-    graph = work.denominator
-    batch = graph.batch(size)
-    scores = random_scores(size, frames, graph.num_pdfs)
-    call = calls.backend_call(batch, scores, LEAK)
-    jobs = {(f"{work.name}, B {size}, T {frames}", max(sizes.threads)): call}
-    rows = compared(jobs, work_of(batch, frames, graph.num_pdfs), sizes.seconds)
-    return Table(f"a long batch, leak {LEAK:g}", HEADER, rows)
+    batch = work.denominator.batch(size)
+    scores = random_scores(size, frames, work.denominator.num_pdfs)
+    ours = {
+        (f"{work.name}, B {size}, T {frames}", max(sizes.threads)): calls.backend_call(batch, scores, LEAK)
+    }
+    least = work_of(batch, frames, work.denominator.num_pdfs)
+    return Table(f"a long batch, leak {LEAK:g}", compared(ours, {}, sizes.seconds, least=least))
 
 
 def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
@@ -50,22 +64,37 @@ def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
     graph = work.denominator
     batch = graph.batch(sizes.sequences)
     scores = random_scores(batch.size, sizes.frames, graph.num_pdfs)
-    jobs = _at_scales(f"{work.name}, B {batch.size}", batch, scores, (1, 30, 80, 1000), sizes)
+    ours = _at_scales(f"{work.name}, B {batch.size}", batch, scores, (1, 30, 80, 1000), sizes)
     plain = calls.plain_call(batch, scores, 0.0, np.float32)
-    least = work_of(batch, sizes.frames, graph.num_pdfs)
-    return Table("denominator, exact", HEADER, compared({**jobs, PLAIN: plain}, least, sizes.seconds))
+    return Table("denominator, exact", _beside_plain(ours, plain, batch, scores, sizes))
 
 
 def numerators(work: Workloads, sizes: Sizes) -> Table:
     """A graph of its own for each sequence; the plain loop runs in float64, since float32 would underflow."""
     batch = pack_numerators(work, work.numerator_pdfs)
     scores = random_scores(batch.size, sizes.frames, work.numerator_pdfs)
-    jobs = _at_scales(f"B {batch.size}", batch, scores, (1, 80, 1000), sizes)
+    ours = _at_scales(f"B {batch.size}", batch, scores, (1, 80, 1000), sizes)
     plain = calls.plain_call(batch, scores, 0.0, np.float64)
-    # Of the wide network output only the columns of active pdfs are read and written.
-    active = max(len(batch.table(n).active_pdfs) for n in range(batch.size))
-    least = work_of(batch, sizes.frames, active)
-    return Table("numerators", HEADER, compared({**jobs, PLAIN: plain}, least, sizes.seconds))
+    return Table("numerators", _beside_plain(ours, plain, batch, scores, sizes))
+
+
+def _beside_plain(ours: Calls, plain: Call, batch: TableBatch, scores: Scores, sizes: Sizes) -> list[Row]:
+    """Of a wide network output only the columns of active pdfs are read and written."""
+    width = scores.shape[2]
+    if not batch.is_shared:
+        width = max(len(batch.table(n).active_pdfs) for n in range(batch.size))
+    least = work_of(batch, scores.shape[1], width)
+    return compared(ours, {("plain loop", 1): plain}, sizes.seconds, least=least)
+
+
+def _at_scales(
+    name: str, batch: TableBatch, scores: Scores, scales: Iterable[int], sizes: Sizes
+) -> dict[Name, Call]:
+    scaled = {
+        f"{name}, scores x {scale}": calls.backend_call(batch, np.float32(scale) * scores, 0.0)
+        for scale in scales
+    }
+    return per_thread(scaled, sizes)
 
 
 def packing(work: Workloads, sizes: Sizes) -> Table:
@@ -73,19 +102,17 @@ def packing(work: Workloads, sizes: Sizes) -> Table:
     ready = pack_numerators(work, work.numerator_pdfs)
     many = [ready.table(n % ready.size) for n in range(sizes.packed)]
     scores = random_scores(ready.size, sizes.frames, work.numerator_pdfs)
-    again = calls.backend_call(ready, scores, 0.0)
 
     def anew() -> object:
         fresh = TableBatch.pack([replace(table) for table in ready.tables])
         return calls.backend_call(fresh, scores, 0.0)()
 
-    jobs: dict[Name, Callable[[], object]] = {
+    jobs = {
         (f"pack {len(many)} tables", 1): lambda: TableBatch.pack(many),
-        (f"B {ready.size}, tables seen before", 1): again,
+        (f"B {ready.size}, tables seen before", 1): calls.backend_call(ready, scores, 0.0),
         (f"B {ready.size}, new tables", 1): anew,
     }
-    times = take_turns(as_jobs(jobs), sizes.seconds)
-    return Table("packing", HEADER, [Row(*name, 0, times[name]) for name in jobs])
+    return Table("packing", compared(jobs, {}, sizes.seconds))
 
 
 def pack_numerators(work: Workloads, num_pdfs: int) -> TableBatch:
@@ -94,91 +121,13 @@ def pack_numerators(work: Workloads, num_pdfs: int) -> TableBatch:
     return TableBatch.pack([compile_table(fsa, num_pdfs) for fsa in graphs])
 
 
-def compared(jobs: Calls, least: Work, seconds: float) -> list[Row]:
-    """A row for each job but the plain loop, with ratios to the limit and to that loop, where it is there."""
-    times = take_turns(as_jobs({**jobs, **yardsticks()}), seconds)
-    return [_row(name, times, least) for name in jobs if name != PLAIN]
-
-
-def per_thread(name: str, call: Callable[[], object], sizes: Sizes) -> dict[Name, Callable[[], object]]:
-    return {(name, threads): call for threads in sizes.threads}
-
-
-def as_jobs(jobs: Calls) -> dict[Name, Job]:
-    return {(name, threads): Job(call, threads) for (name, threads), call in jobs.items()}
-
-
-def _row(name: Name, times: Mapping[Name, Times], least: Work) -> Row:
-    ratios = [against_limit(times, name, least)]
-    if PLAIN in times:
-        ratios.append(Comparison(PLAIN[0], times[name].over(times[PLAIN])))
-    return Row(*name, least.evaluations, times[name], tuple(ratios))
-
-
-def _at_scales(
-    name: str, batch: TableBatch, scores: calls.Scores, scales: tuple[int, ...], sizes: Sizes
-) -> dict[Name, Callable[[], object]]:
-    jobs: dict[Name, Callable[[], object]] = {}
-    for scale in scales:
-        call = calls.backend_call(batch, np.float32(scale) * scores, 0.0)
-        jobs |= per_thread(f"{name}, scores x {scale}", call, sizes)
-    return jobs
-
-
-# Losses as users call them: LF-MMI, its share of a training step, and CTC beside torch's.
+# Losses as users call them: LF-MMI, and CTC beside torch's.
 
 
 def whole_loss(work: Workloads, sizes: Sizes) -> Table:
     widths = work.denominator.num_pdfs, work.numerator_pdfs
     rows = [_loss_row(work, sizes, width, threads) for width in widths for threads in sizes.threads]
-    return Table("LFMMILoss, with the shares of numerators, denominator and the rest", HEADER, rows)
-
-
-def ctc(work: Workloads, sizes: Sizes) -> Table:
-    """The CTC loss from logits to their gradient: `ctc_loss`, graphs through `total_log_prob`, torch's."""
-    batch = TableBatch.pack([compile_table(graph, sizes.labels) for graph in work.ctc])
-    scores = random_scores(batch.size, sizes.frames, sizes.labels)
-    start = f"B {batch.size}, "
-    made = {
-        f"{start}ctc_loss, logits": calls.ctc_through_loss(work.targets, scores, "logits"),
-        f"{start}ctc_loss, log_softmax": calls.ctc_through_loss(work.targets, scores, "log_probs"),
-        f"{start}total_log_prob": calls.ctc_through_graphs(batch, scores),
-        f"{start}torch ctc_loss": calls.ctc_through_torch(work.targets, scores),
-    }
-    *ours, peer = made
-    jobs: dict[Name, Callable[[], object]] = {}
-    for name, call in made.items():
-        jobs |= per_thread(name, call, sizes)
-    times = take_turns(as_jobs({**jobs, **yardsticks()}), sizes.seconds)
-    least = work_of(batch, sizes.frames, sizes.labels)
-    rows = []
-    for threads in sizes.threads:
-        theirs = times[peer, threads]
-        for name in ours:
-            mine = times[name, threads]
-            ratios = against_limit(times, (name, threads), least), Comparison(peer, mine.over(theirs))
-            rows.append(Row(name, threads, least.evaluations, mine, ratios))
-        rows.append(Row(peer, threads, least.evaluations, theirs))
-    return Table("CTC, log-softmax included", HEADER, rows)
-
-
-def training_step(work: Workloads, sizes: Sizes) -> Table:
-    """One step of the digits recipe and the share of the loss; no row where its texts are not beside this checkout."""
-    rows = []
-    step = digits.make_step(None if work.folder is None else work.folder.parent / "digits")
-    for threads in sizes.threads:
-        jobs = {("step", threads): step.whole, ("loss", threads): step.loss_alone}
-        whole, loss = take_turns(as_jobs(jobs), sizes.seconds).values()
-        rows.append(Row(step.name, threads, 0, whole, (Comparison("share of the loss", loss.over(whole)),)))
-    return Table("a training step: forward, loss, backward, optimiser", HEADER, rows)
-
-
-def shares(whole: Times, numerator: Times, denominator: Times) -> tuple[Comparison, ...]:
-    """What part of the whole the numerators, the denominator and all the rest take, round by round."""
-    rest = zip(whole.seconds, numerator.seconds, denominator.seconds, strict=True)
-    left = Times(tuple(w - n - d for w, n, d in rest))
-    named = {"numerators": numerator, "denominator": denominator, "rest": left}
-    return tuple(Comparison(name, part.over(whole)) for name, part in named.items())
+    return Table("LFMMILoss, with the shares of numerators and denominator", rows)
 
 
 def _loss_row(work: Workloads, sizes: Sizes, num_pdfs: int, threads: int) -> Row:
@@ -186,15 +135,31 @@ def _loss_row(work: Workloads, sizes: Sizes, num_pdfs: int, threads: int) -> Row
     batch = pack_numerators(work, num_pdfs)
     shared = graph.batch(batch.size)
     scores = random_scores(batch.size, sizes.frames, num_pdfs)
-    loss = LFMMILoss(graph, leaky_hmm_coefficient=LEAK)
+    loss, leaf = LFMMILoss(graph, leaky_hmm_coefficient=LEAK), torch.from_numpy(scores).requires_grad_()
+    lengths = torch.full((batch.size,), sizes.frames)
     jobs = {
-        ("loss", threads): calls.loss_call(loss, batch, scores),
+        ("loss", threads): calls.with_gradient(lambda: loss(leaf, lengths, batch), leaf),
         ("numerators", threads): calls.backend_call(batch, scores, 0.0),
         ("denominator", threads): calls.backend_call(shared, scores, LEAK),
     }
-    whole, *parts = take_turns(as_jobs(jobs), sizes.seconds).values()
+    whole, *parts = take_turns(jobs, sizes.seconds).values()
+    shares = [
+        Comparison(name, part.over(whole))
+        for name, part in zip(("numerators", "denominator"), parts, strict=True)
+    ]
     count = sum(work_of(one, sizes.frames, num_pdfs).evaluations for one in (batch, shared))
-    return Row(f"B {batch.size}, P {num_pdfs}", threads, count, whole, shares(whole, *parts))
+    return Row(f"B {batch.size}, P {num_pdfs}", threads, whole, count, tuple(shares))
+
+
+def ctc(work: Workloads, sizes: Sizes) -> Table:
+    """The CTC loss from logits to their gradient: `ctc_loss`, graphs through `total_log_prob`, torch's."""
+    batch = TableBatch.pack([compile_table(graph, sizes.labels) for graph in work.ctc])
+    scores = random_scores(batch.size, sizes.frames, sizes.labels)
+    made: dict[str, Call] = {**calls.ctc_calls(batch, work.targets, scores)}
+    peer = made.popitem()
+    least = work_of(batch, sizes.frames, sizes.labels)
+    rows = compared(per_thread(made, sizes), per_thread(dict([peer]), sizes), sizes.seconds, least=least)
+    return Table(f"CTC, B {batch.size}, log-softmax included", rows)
 
 
 # How time grows with frames, arcs and sequences: a slope of 1 on logarithmic axes is linear.
@@ -202,41 +167,6 @@ def _loss_row(work: Workloads, sizes: Sizes, num_pdfs: int, threads: int) -> Row
 POINTS = 5
 LANES = 16  # sequences that fill a vector register
 FEW_FRAMES = 15
-GROWTH_HEADER = f"  {'':34} {'from':>7} {'to':>7}  {'slope':>6}   nanoseconds per arc-evaluation at each size"
-
-
-@dataclass(frozen=True)
-class Slope:
-    """Seconds of one kind of work at several sizes."""
-
-    name: str  # what grows, of what
-    sizes: tuple[int, ...]  # of the axis
-    evaluations: tuple[int, ...]  # arc-evaluations at each size
-    times: tuple[Spread, ...]  # median, least and most seconds at each size
-
-    @property
-    def slope(self) -> float:
-        """Of the line through log seconds over log size, by least squares; the least times, which others disturb least."""
-        return float(np.polyfit(np.log(self.sizes), np.log([time.least for time in self.times]), 1)[0])
-
-    @property
-    def nanoseconds(self) -> list[float]:
-        """Per arc-evaluation at each size, the median."""
-        pairs = zip(self.times, self.evaluations, strict=True)
-        return [1e9 * time.median / count for time, count in pairs]
-
-    def __str__(self) -> str:
-        each = "  ".join(f"{value:.3f}" for value in self.nanoseconds)
-        return f"  {self.name:34} {self.sizes[0]:7} {self.sizes[-1]:7}  {self.slope:6.3f}   {each}"
-
-    def record(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "sizes": list(self.sizes),
-            "slope": self.slope,
-            "milliseconds": [1e3 * time.median for time in self.times],
-            "nanoseconds_per_arc_evaluation": self.nanoseconds,
-        }
 
 
 def growth(work: Workloads, sizes: Sizes) -> Table:
@@ -244,48 +174,37 @@ def growth(work: Workloads, sizes: Sizes) -> Table:
     frames, arcs, sequences = (_between(*ends) for ends in sizes.growth)
     name, graph, num_pdfs = work.name, work.denominator, work.denominator.num_pdfs
     lanes, numerators = graph.batch(LANES), pack_numerators(work, work.numerator_pdfs)
-    graphs = [DenominatorGraph(workloads.connected(max(n // 10, 2), n, num_pdfs), num_pdfs) for n in arcs]
-    width = work.numerator_pdfs
-    return Table(
-        f"growth with size, leak {LEAK:g} and 0, one thread",
-        GROWTH_HEADER,
-        [
-            _slope(f"{name}, B {LANES}: frames", frames, lambda _, t: (lanes, t, num_pdfs), sizes),
-            _slope(
-                f"random graphs, B {LANES}: arcs",
-                arcs,
-                lambda i, _: (graphs[i].batch(LANES), sizes.frames, num_pdfs),
-                sizes,
-            ),
-            _slope(
-                f"{name}, T {FEW_FRAMES}: sequences",
-                sequences,
-                lambda _, n: (graph.batch(n), FEW_FRAMES, num_pdfs),
-                sizes,
-            ),
-            _slope(
-                f"numerators, B {numerators.size}: frames", frames, lambda _, t: (numerators, t, width), sizes
-            ),
-        ],
-    )
+    graphs = {
+        n: DenominatorGraph(workloads.connected(max(n // 10, 2), n, num_pdfs), num_pdfs).batch(LANES)
+        for n in arcs
+    }
+    rows = [
+        _slope(f"{name}, B {LANES}: frames", frames, lambda t: (lanes, t), sizes),
+        _slope(f"random graphs, B {LANES}: arcs", arcs, lambda n: (graphs[n], sizes.frames), sizes),
+        _slope(
+            f"{name}, T {FEW_FRAMES}: sequences", sequences, lambda n: (graph.batch(n), FEW_FRAMES), sizes
+        ),
+        _slope(f"numerators, B {numerators.size}: frames", frames, lambda t: (numerators, t), sizes),
+    ]
+    return Table(f"growth with size, leak {LEAK:g} and 0, one thread; ns/arc at each size", rows)
 
 
 def _slope(
-    name: str,
-    points: tuple[int, ...],
-    work_at: Callable[[int, int], tuple[TableBatch, int, int]],
-    sizes: Sizes,
-) -> Slope:
-    """Time the batch, frames and pdfs that `work_at(index, size)` gives for each size."""
+    name: str, points: tuple[int, ...], work_at: Callable[[int], tuple[TableBatch, int]], sizes: Sizes
+) -> Row:
+    """Time the batch and frames that `work_at(size)` gives. The slope is that of log seconds over log size."""
     jobs, evaluations = {}, []
-    for index, size in enumerate(points):
-        batch, frames, num_pdfs = work_at(index, size)
-        leak = LEAK if batch.is_shared else 0.0
+    for size in points:
+        batch, frames = work_at(size)
+        num_pdfs = batch.table(0).num_pdfs
         scores = random_scores(batch.size, frames, num_pdfs)
-        jobs[size] = Job(calls.backend_call(batch, scores, leak))
-        evaluations.append(frames * sum(len(batch.table(n).by_dst.arc) for n in range(batch.size)))
-    times = take_turns(jobs, sizes.seconds)
-    return Slope(name, points, tuple(evaluations), tuple(times[size].scaled(1.0) for size in points))
+        jobs[f"{size}", 1] = calls.backend_call(batch, scores, LEAK if batch.is_shared else 0.0)
+        evaluations.append(work_of(batch, frames, num_pdfs).evaluations)
+    times = [taken.scaled(1.0) for taken in take_turns(jobs, sizes.seconds).values()]
+    # Of the least times, which others disturb least.
+    slope = float(np.polyfit(np.log(points), np.log([time.least for time in times]), 1)[0])
+    each = zip(points, times, evaluations, strict=True)
+    return Row(name, 1, figures={"slope": slope, **{f"at {n}:": 1e9 * t.median / e for n, t, e in each}})
 
 
 def _between(first: int, last: int) -> tuple[int, ...]:

@@ -1,28 +1,34 @@
-"""Times taken in turns: every job once per round, so that a busy machine slows all jobs alike; and their tables."""
+"""Times taken in turns: every job once per round, so that a busy machine slows all jobs alike; and rows of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from fsachain.backends.cpu.threads import get_num_threads, set_num_threads
 
-Key = TypeVar("Key")
+Call = Callable[[], object]
+Name = tuple[str, int]  # of a job: what it does, with how many threads of the CPU backend and of torch
+Calls = Mapping[Name, Call]
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
+HEADER = f"  {'':34} {'th':2}  {'ms [least-most]':28} {'ns/arc':>7}   ratios [least-most] to"
 
 
 @dataclass(frozen=True)
-class Job:
-    """Something to time: `run`, with this many threads of the CPU backend and of torch."""
+class Spread:
+    median: float
+    least: float
+    most: float
 
-    run: Callable[[], object]
-    threads: int = 1
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        return cls(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -40,28 +46,15 @@ class Times:
         return Spread.of([mine / (factor * theirs) for mine, theirs in pairs])
 
 
-@dataclass(frozen=True)
-class Spread:
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        return cls(median(values), min(values), max(values))
-
-
-def take_turns(
-    jobs: Mapping[Key, Job], seconds: float, clock: Callable[[], float] = time.perf_counter
-) -> dict[Key, Times]:
+def take_turns(jobs: Calls, seconds: float) -> dict[Name, Times]:
     """Run all jobs round by round, after one round that is not counted (it compiles and fills caches)."""
     before = get_num_threads(), torch.get_num_threads()
-    taken: dict[Key, list[float]] = {name: [] for name in jobs}
+    taken: dict[Name, list[float]] = {name: [] for name in jobs}
     try:
-        _round(jobs, clock)
-        start, rounds = clock(), 0
-        while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and clock() - start < seconds):
-            for name, value in _round(jobs, clock).items():
+        _round(jobs)
+        start, rounds = time.perf_counter(), 0
+        while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and time.perf_counter() - start < seconds):
+            for name, value in _round(jobs).items():
                 taken[name].append(value)
             rounds += 1
     finally:
@@ -70,39 +63,17 @@ def take_turns(
     return {name: Times(tuple(values)) for name, values in taken.items()}
 
 
-def _round(jobs: Mapping[Key, Job], clock: Callable[[], float]) -> dict[Key, float]:
+def _round(jobs: Calls) -> dict[Name, float]:
     result = {}
-    for name, job in jobs.items():
-        if get_num_threads() != job.threads:
-            set_num_threads(job.threads)
-        if torch.get_num_threads() != job.threads:
-            torch.set_num_threads(job.threads)
-        start = clock()
-        job.run()
-        result[name] = clock() - start
+    for (name, threads), run in jobs.items():
+        if get_num_threads() != threads:
+            set_num_threads(threads)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        start = time.perf_counter()
+        run()
+        result[name, threads] = time.perf_counter() - start
     return result
-
-
-class Line(Protocol):
-    """A line of a table: text for the screen, a record for JSON."""
-
-    def record(self) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, what stands above the columns, and the lines."""
-
-    title: str
-    header: str
-    rows: Sequence[Line]
-
-    @property
-    def lines(self) -> list[str]:
-        return [self.header, *map(str, self.rows)]
-
-    def record(self) -> list[dict[str, Any]]:
-        return [row.record() for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -118,35 +89,39 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
+    """A line of a table: `str` is for the screen, `record` for JSON."""
+
     name: str
     threads: int
-    # arcs x frames x sequences, summed over sequences of different graphs; 0 where arcs are not the measure
-    evaluations: int
-    times: Times  # seconds, one entry for each round
+    times: Times | None = None
+    evaluations: int = 0  # arcs x frames x sequences; 0 where arcs are not the measure
     comparisons: tuple[Comparison, ...] = ()  # with other jobs of the same rounds
-
-    @property
-    def nanoseconds(self) -> Spread | None:
-        """Per arc-evaluation, forward and backward together."""
-        return self.times.scaled(1e9 / self.evaluations) if self.evaluations else None
+    figures: dict[str, float] = field(
+        default_factory=dict
+    )  # what else was measured; the names have the units
 
     def __str__(self) -> str:
-        taken, each = self.times.scaled(1e3), self.nanoseconds
-        spread = f"{taken.median:8.2f} [{taken.least:.2f}-{taken.most:.2f}]"
-        per_arc = f"{each.median:7.3f}" if each else " " * 7
-        ratios = "   ".join(str(comparison) for comparison in self.comparisons)
-        return f"  {self.name:34} {self.threads:2}  {spread:28} {per_arc}   {ratios}".rstrip()
+        taken = per_arc = ""
+        if self.times:
+            ms = self.times.scaled(1e3)
+            taken = f"{ms.median:8.2f} [{ms.least:.2f}-{ms.most:.2f}]"
+            per_arc = f"{1e6 * ms.median / self.evaluations:7.3f}" if self.evaluations else ""
+        figures = [f"{name} {value:.4g}" for name, value in self.figures.items()]
+        ratios = "   ".join([*map(str, self.comparisons), *figures])
+        return f"  {self.name:34} {self.threads:2}  {taken:28} {per_arc:7}   {ratios}".rstrip()
 
     def record(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "threads": self.threads,
             "arc_evaluations": self.evaluations,
-            "rounds": len(self.times.seconds),
-            "milliseconds": vars(self.times.scaled(1e3)),
-            "nanoseconds_per_arc_evaluation": vars(self.nanoseconds) if self.nanoseconds else None,
+            "rounds": len(self.times.seconds) if self.times else 0,
+            "milliseconds": vars(self.times.scaled(1e3)) if self.times else None,
             "ratios": {comparison.name: vars(comparison.ratio) for comparison in self.comparisons},
+            **self.figures,
         }
 
 
-HEADER = f"  {'':34} {'th':2}  {'ms [least-most]':28} {'ns/arc':>7}   ratios [least-most] to"
+class Table(NamedTuple):
+    title: str
+    rows: list[Row]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
+from tools.golden.rows import graph_fsa
 
 ROOT = Path(__file__).resolve().parents[2]
 CARRIED = (
@@ -161,16 +162,7 @@ def ctc_graph(targets: npt.NDArray[np.int64]) -> Fsa:
 
 def read_graph(path: Path) -> tuple[Fsa, int]:
     with np.load(path) as archive:
-        fsa = Fsa(
-            int(archive["num_states"]),
-            archive["src"],
-            archive["dst"],
-            archive["pdf"],
-            archive["logweight"].astype(np.float64),
-            archive["final"].astype(np.float64),
-            int(archive["start"]),
-        )
-        return fsa, int(archive["num_pdfs"])
+        return graph_fsa(archive), int(archive["num_pdfs"])
 
 
 def random_scores(size: int, frames: int, pdfs: int) -> Scores:

@@ -3,10 +3,19 @@
 The plain loop does the work of equations (1)-(7) for a batch that shares one graph, in one thread: sequences innermost,
 every alpha kept, each frame divided by its sum. It takes its scores in the order it likes best, has one length for all and
 no way out when a sum underflows.
+
+The limit is what the machine forbids to undercut: two multiply-adds for each arc-evaluation, and the bytes that must
+move. The forward and the backward pass each add a product of a weight and a number of another state to a sum, which is
+one multiply-add per arc with the other factors taken out of the loop; occupancies, exponentials and normalisation come
+on top and are not counted. Through memory go the scores once, the gradient in and out, and the alphas out and in where
+they are larger than the caches. The larger of the two times counts, at rates measured in the same rounds by one thread,
+divided by the threads. Operands of the multiply-adds stand in the first-level cache, which graphs of thousands of
+states do not: no program reaches 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numba
@@ -15,6 +24,8 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.jit import with_cache
 from fsachain.table import ArcView, TransitionTable
+from tools.bench.timing import Call, Comparison, Name, Times
+from tools.bench.workloads import PER_ARC, Work
 
 Reals = npt.NDArray[np.floating[Any]]
 
@@ -23,6 +34,7 @@ ROWS, LANES = 8, 512  # 16 KB, within the first-level cache
 PASSES = 20_000
 MULTIPLY_ADDS = PASSES * ROWS * LANES
 STREAM_LENGTH = 8 << 20  # three arrays of 32 MB, more than the caches hold
+ADDING, MOVING = ("multiply-adds", 1), ("memory", 1)  # the jobs that measure the two rates
 STREAM_BYTES = 4 * 4 * STREAM_LENGTH  # three arrays are read, one is written
 
 
@@ -184,3 +196,17 @@ def stream(x: Any, y: Any, z: Any) -> None:
     """z += x y, once through memory."""
     for i in range(len(z)):
         z[i] += x[i] * y[i]
+
+
+def rates() -> dict[Name, Call]:
+    """The jobs that measure the two rates; they run in the same rounds as what is compared with the limit."""
+    operands, arrays = multiply_add_arrays(), stream_arrays()
+    return {ADDING: lambda: multiply_add(*operands, PASSES), MOVING: lambda: stream(*arrays)}
+
+
+def against_limit(times: Mapping[Name, Times], name: Name, work: Work) -> Comparison:
+    """How far the job `name` is from the limit of its work and threads."""
+    pairs = zip(times[ADDING].seconds, times[MOVING].seconds, strict=True)
+    arithmetic, traffic = PER_ARC * work.evaluations / MULTIPLY_ADDS, work.bytes / STREAM_BYTES
+    limit = Times(tuple(max(arithmetic * a, traffic * m) / name[1] for a, m in pairs))
+    return Comparison("limit", times[name].over(limit))
