@@ -81,8 +81,13 @@ def test_a_model_holds_its_language_and_needs_no_folder(fsachain, trained) -> No
         assert outcome == told[name] and outcome.status == 0, name
     (trained / "more.txt").write_text(LEXICON + "yes Y EH\nnose N OW S\n")
     assert fsachain("lang", trained / "more.txt", trained / "more").status == 0
+    told = []
     for words in commands(trained).values():
-        assert fsachain(*words, "--lang", trained / "more").status == 0
+        outcome = fsachain(*words, "--lang", trained / "more")
+        assert outcome.status == 0
+        told += outcome.err.splitlines()
+    assert told[0].endswith("1 word more ('nose'), 1 word with other pronunciations ('yes')")  # said once
+    assert len([line for line in told if "word more" in line]) == 1
 
 
 def test_a_model_of_an_earlier_version_is_read_and_said_to_be_unchecked(fsachain, trained) -> None:

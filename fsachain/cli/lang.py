@@ -84,6 +84,25 @@ class Lang:
                 return f"{word!r} is said {one!r} in {where[0]}, {two!r} in {where[1]}, which has no way in common"
         return None
 
+    def other_words(self, other: Lang) -> str | None:
+        """How many words of `other` are new, missing or said in other ways, and the first of each; phones are the same."""
+        mine, theirs = (
+            {
+                word: {way.phones for way in ways}
+                for word, ways in zip(lang.lexicon.words, lang.lexicon.pronunciations, strict=True)
+            }
+            for lang in (self, other)
+        )
+        kinds = {
+            "more": [word for word in theirs if word not in mine],
+            "fewer": [word for word in mine if word not in theirs],
+            "with other pronunciations": [w for w in theirs if w in mine and mine[w] != theirs[w]],
+        }
+        told = [
+            f"{counted(len(found), 'word')} {kind} ({found[0]!r})" for kind, found in kinds.items() if found
+        ]
+        return ", ".join(told) or None
+
     @property
     def context_independent(self) -> tuple[str, ...]:
         """The phones whose pdfs do not depend on the phone before."""

@@ -166,7 +166,7 @@ def _lang_of_files(files: Tensors, path: Path) -> Lang:
 def check_lang(model: AcousticModel, lang: Lang) -> None:
     """The language folder must give the model's pdfs and words the meaning that they had in its training.
 
-    It may have other words, or more pronunciations of a word.
+    It may have other words, or more pronunciations of a word, of which a line tells.
     """
     num_pdfs, difference = model.network.num_pdfs, None
     if model.lang is not None:
@@ -180,6 +180,8 @@ def check_lang(model: AcousticModel, lang: Lang) -> None:
         )
     if difference is not None:
         raise DataError(f"{lang.name} is not what {model.path or 'the model'} was trained with: {difference}")
+    if model.lang is not None and (told := model.lang.other_words(lang)):
+        note(f"{lang.name} has the phones and pdfs of {model.path or 'the model'}, and {told}")
 
 
 def lang_of(model: AcousticModel) -> Lang:
