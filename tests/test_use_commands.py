@@ -139,7 +139,7 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
     record(data / "speech.wav", seconds=10.0)
     (data / "wav.scp").write_text("speech speech.wav\n")
     (data / "text").write_text(f"speech {words}\n")
-    assert fsachain("align", model, data, tmp_path / "short", "--lang", tmp_path / "lang")[0] == 0
+    assert fsachain("align", model, data, tmp_path / "short", "--coarse")[0] == 0
     assert (
         fsachain("align-long", model, data / "speech.wav", tmp_path / "text.txt", tmp_path / "long")[0] == 0
     )

@@ -68,7 +68,7 @@ class Aligner:
     ) -> Aligner:
         """Read a model that `fsachain train` made, and its words: those that it holds, or a language folder `lang`.
 
-        `boundaries` is a file that `fsachain align --refine` or `align-corpus` wrote, by default boundaries.npz beside the
+        `boundaries` is a file that `fsachain align` or `align-corpus` wrote, by default boundaries.npz beside the
         model, if it is there.
 
         Raises:

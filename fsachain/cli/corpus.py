@@ -26,7 +26,7 @@ from fsachain.cli.alignment import Aligner
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.decoding import refined
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
-from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, make_folder
+from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, make_folder
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
 from fsachain.data.audio import Recording, audio_identity
@@ -370,7 +370,7 @@ def _after(before: Sequence[CtmEntry], entries: Sequence[CtmEntry]) -> list[CtmE
 @click.option(
     "--lexicon", type=FILE, help="Of the model to be trained; without it words are spelled by characters."
 )
-@click.option("--coarse", is_flag=True, help="Leave boundaries between the network's frames, 30 ms apart.")
+@coarse_option
 @click.option("--strict", is_flag=True, help="Take all words as said, and nothing else.")
 @config_option
 @with_resources("workers", "bad_data")

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from fsachain.cli.graphs import any_phones, build_numerators, normalization_option
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option, normalise_set
-from fsachain.cli.options import DATA, FILE, OUT, command, fresh, phones_per_loop_option, search_options
+from fsachain.cli.options import (
+    DATA,
+    FILE,
+    OUT,
+    coarse_option,
+    command,
+    fresh,
+    phones_per_loop_option,
+    search_options,
+)
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.audio import read_audio
 from fsachain.data.kaldi_dir import DataDir
@@ -261,19 +270,15 @@ def rescore_data(
 @model_lang_option
 @normalization_option(": needed for supervise")
 @click.option("--textgrid", "textgrids", type=OUT, help="Folder for a TextGrid of each utterance, for Praat.")
-@click.option(
-    "--refine",
-    is_flag=True,
-    help="Move boundaries to where the sound changes, by Gaussians of these alignments.",
-)
+@coarse_option
 @with_resources("cache", "workers", "bad_data", "commands")
 def align(out: Path, **options: Any) -> None:
     """Find when each word and phone of the transcripts is said.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
-    the denominator has are looked for; `fsachain supervise` takes no others.
+    the denominator has are looked for; `fsachain supervise` takes no others, and is content with --coarse.
     Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds);
-    boundaries.npz with --refine; faults.jsonl if utterances cannot be used.
+    boundaries.npz, by which boundaries were moved; faults.jsonl if utterances cannot be used.
     Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
     """
     click.echo(f"{align_data(out=out, **options)} -> {out}")
@@ -287,18 +292,19 @@ def align_data(
     resources: Resources,
     normalization: Fsa | None = None,
     textgrids: Path | None = None,
-    refine: bool = False,
+    coarse: bool = False,
 ) -> str:
     """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
 
-    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat. `refine`: see `decode.times`.
+    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat. Boundaries in recordings are moved to where
+    the sound changes (`decode.times`), unless they are to be `coarse`.
 
     Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
     model has no say. With that of a denominator the path found is one that the denominator has: supervision
     made from it can be normalised.
     """
     check_lang(model, lang)
-    fresh(out, "words.ctm", "phones.ctm")
+    fresh(out, "words.ctm", "phones.ctm", BOUNDARIES)
     data, outputs = network_outputs(model, data, resources)
     numerators, faults = build_numerators(lang, data, normalization)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
@@ -307,7 +313,7 @@ def align_data(
     failed |= {name: "has no frames" for name in numerators if name not in outputs}
     faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
     resources.leave_out(faults, len(found), f"{out}: alignments")
-    if refine:
+    if not coarse:
         found = refined(found, data, model.experiment.features.sample_rate, out)
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))

@@ -105,6 +105,11 @@ scheduler_option = click.option(
     help="Dask scheduler, such as tcp://host:8786, whose workers do the work in place of this machine.",
 )
 cache_option = click.option("--cache", type=OUT, help="Folder that keeps features between runs.")
+coarse_option = click.option(
+    "--coarse",
+    is_flag=True,
+    help="Leave boundaries between the network's frames, 30 ms apart: they are not moved to where the sound changes.",
+)
 commands_option = click.option(
     "--allow-commands",
     is_flag=True,

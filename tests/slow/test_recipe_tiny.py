@@ -122,7 +122,7 @@ def test_commands_decode_and_align_as_the_stages_do(exp, tmp_path):
     model, test, lang = exp / "model" / "model.safetensors", exp / "data" / "test", exp / "lang"
     assert run_command("decode", model, test, tmp_path, "--lang", lang) == 0
     assert (tmp_path / "hyp.txt").read_text() == (exp / "decode" / "hyp.txt").read_text()
-    assert run_command("align", model, test, tmp_path, "--lang", lang, "--refine") == 0
+    assert run_command("align", model, test, tmp_path, "--lang", lang) == 0
     assert (tmp_path / "words.ctm").read_text() == (exp / "align" / "words.ctm").read_text()
     assert run_command("score", test / "text", tmp_path / "hyp.txt") == 0
 
