@@ -1,6 +1,7 @@
 """Fixtures that all tests share, and hypothesis profiles: fixed seeds, failures printed so that they can be replayed."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -27,6 +28,48 @@ settings.load_profile(PROFILE)
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 sys.path.append(str(REPOSITORY))  # for tools/, which no wheel holds
+
+
+# Packages of the extras (setup.cfg). Where one is absent, the files and tests that end for want of it are skipped.
+OPTIONAL = re.findall(
+    r"\w+",
+    "click dask distributed espeakng_loader html5lib jinja2 kaldi_decoder kaldi_native_fbank kaldi_native_io kaldialign "
+    "kaldifst kaldilm lhotse lilcom matplotlib mkdocs onnx onnxruntime onnxscript playwright praatio pygraphviz pywrapfst "
+    "rich safetensors sklearn soundfile tensorboardX yaml",
+)
+
+
+def absent_package(error):
+    """The optional package for want of which this error came, or None."""
+    while error is not None:
+        name = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
+        if name in OPTIONAL:
+            return name
+        error = error.__cause__
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    name = absent_package(report.call.excinfo.value) if report.failed else None
+    if name is not None:
+        report.outcome, report.longrepr = "skipped", (str(collector.path), None, f"{name} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    try:
+        return (yield)
+    except ImportError as error:
+        name = absent_package(error)
+        if name is None:
+            raise
+        pytest.skip(f"{name} is not installed")
+
+
+pytest_runtest_setup = pytest_runtest_call
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
+from praatio import textgrid
 from test_use_commands import model, record  # noqa: F401 (a fixture)
 
 from fsachain.cli.corpus import find_parts, in_words_of
@@ -14,8 +16,6 @@ from fsachain.graph.lexicon import Lexicon
 @pytest.fixture
 def corpus(tmp_path):
     """Two speakers, texts of three kinds, a stereo recording at another rate, one without text and a damaged one."""
-    soundfile = pytest.importorskip("soundfile")
-    textgrid = pytest.importorskip("praatio.textgrid")
     folder = tmp_path / "corpus"
     for speaker in ("ann", "bob b"):
         (folder / speaker).mkdir(parents=True)
@@ -46,7 +46,6 @@ EXPECTED = {
 
 
 def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, model, corpus, tmp_path):  # noqa: F811
-    textgrid = pytest.importorskip("praatio.textgrid")
     out = tmp_path / "out"
     command = ("align-corpus", corpus, out, "--model", model, "--strict")
     status, printed, errors = fsachain(*command)
@@ -88,7 +87,6 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
 
 
 def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     small = ("network.channels=8", "network.bottleneck=0", "network.prefinal=0", "train.num_epochs=1")
     settings = [part for one in small for part in ("--set", one)]
     out = tmp_path / "out"

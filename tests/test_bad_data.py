@@ -4,18 +4,7 @@ import json
 
 import numpy as np
 import pytest
-
-soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-for module in (
-    "kaldi_native_fbank",
-    "pywrapfst",
-    "kaldi_decoder",
-    "kaldialign",
-    "safetensors",
-    "yaml",
-    "click",
-):
-    pytest.importorskip(module, reason="the commands need fsachain[recipes]")
+import soundfile
 
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import load_lang
@@ -144,7 +133,6 @@ def test_a_data_set_of_which_nothing_is_left_is_an_error(fsachain, broken):
 
 
 def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broken):
-    pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
     words = ["plot", "trellis", broken / "model.safetensors", broken / "data", broken / "one.png"]
     words += ["--lang", broken / "lang", "--den", broken / "den", "--utterance"]
     status, _, err = fsachain(*words, "u1")

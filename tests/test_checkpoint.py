@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
-
 from toy_training import corpus, new_trainer
 
 from fsachain.errors import ConfigError, DataError

@@ -276,7 +276,6 @@ def test_an_unknown_phone_of_an_alignment_is_named_with_its_utterance():
     ],
 )
 def test_options_of_supervision_are_checked(options, message):
-    pytest.importorskip("yaml", reason="the configuration needs fsachain[recipes]")
     from fsachain.cli.config import SupervisionConfig
 
     with pytest.raises(ConfigError, match=message):

@@ -6,11 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
-
-click = pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
-pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
-
 from cli_fixtures import TEXT, assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,8 +172,8 @@ def test_files_and_folders_of_another_kind_are_refused_by_name(fsachain, built: 
 
 @pytest.fixture
 def model(built: Path) -> Path:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("safetensors", reason="models need fsachain[recipes]")
+    import torch
+
     from fsachain.cli.lang import load_lang
     from fsachain.cli.model import AcousticModel
     from fsachain.data.cmvn import Cmvn

@@ -5,10 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tolerances
-
-pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
-pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
-
 from cli_fixtures import TEXT
 from graph_paths import sample_paths
 
@@ -192,7 +188,6 @@ class TestKaldi:
         assert status == 1 and "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl" in err
 
     def test_outputs_are_decoded_with_a_graph_of_kaldi(self, fsachain, case, tmp_path):
-        pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
         from fsachain.kaldi.archive import read_archive
         from fsachain.openfst import read_fst
 

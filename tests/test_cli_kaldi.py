@@ -11,9 +11,6 @@ import tolerances
 from graph_paths import Scorer, sample_paths
 from test_lattices import spoken, two_ways
 
-pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
-pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
-
 from fsachain import DenominatorGraph, Fsa, equivalent, estimate_phone_lm
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import load_lang

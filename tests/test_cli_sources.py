@@ -8,12 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tolerances
-from graph_paths import Scorer, log_add, sample_paths
-
-pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
-pytest.importorskip("pywrapfst", reason="the graph commands need fsachain[graph]")
-
 from cli_fixtures import TEXT, assert_one_line
+from graph_paths import Scorer, log_add, sample_paths
 
 from fsachain import ContextTree, Forgiveness, Fsa, Lexicon, Topology, build_numerator
 from fsachain.cli.graphs import load_normalization
@@ -212,7 +208,6 @@ def test_a_word_model_is_spelled_out(fsachain, built):
 
 @pytest.mark.parametrize("units", ["words", "phones"])
 def test_a_smoothed_model_gives_every_sequence_a_probability(fsachain, built, units):
-    pytest.importorskip("kaldilm", reason="ARPA files need fsachain[recipes]")
     graphs = ("--lang", built / "lang", "--units", units)
     arpa, fst = built / "lm" / "lm.arpa", built / "lm.fst"
     assert fsachain("estimate-arpa", built / "data/text", arpa, *graphs, "--order", 2)[0] == 0
@@ -270,7 +265,6 @@ def test_units_with_a_blank_go_through_the_usual_commands(fsachain, tmp_path, to
 @pytest.mark.parametrize("topology", ["standard", "compact", "selfless", "minimal"])
 def test_units_with_a_blank_are_decoded(topology):
     """`loll` has two equal units in a row; with a blank between them every topology reads it so."""
-    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
     entries = [("hello", 1, ["he", "l", "lo"]), ("halo", 1, ["ha", "lo"]), ("loll", 1, ["lo", "l", "l"])]
     lexicon = Lexicon.from_entries(entries, silence=None)
     tree = ContextTree.monophone(lexicon.phones, Topology.ctc(topology))
@@ -344,7 +338,6 @@ def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):
 
 def test_a_grammar_of_kaldi_decodes_as_its_arpa_file_does(fsachain, trained):
     """G.fst, whose words have ids of its own, against the n-gram that it was made of."""
-    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
     folder, lang = trained, ("--lang", trained / "lang")
     lexicon = load_lang(folder / "lang").lexicon
     options = (*lang, "--units", "words", "--order", 2)

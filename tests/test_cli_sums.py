@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-
-pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
-
 from cli_fixtures import assert_one_line
 from random_graphs import connected_graph, left_to_right_graph
 

@@ -54,7 +54,8 @@ def test_a_lattice_without_words_has_none_and_a_broken_one_is_refused():
 @given(seed=st.integers(0, 10_000))
 def test_confidences_are_those_of_all_paths_of_the_decoding_graph(seed):
     """With beams that drop nothing: every path of the graph, one by one."""
-    test_decoder = pytest.importorskip("test_decoder", reason="decoding needs fsachain[recipes]")
+    import test_decoder
+
     graph, num_frames = test_decoder.word_loop((0.7, 0.3, 1.1)), 6
     scores = np.random.default_rng(seed).normal(scale=2.0, size=(num_frames, 7)).astype(np.float32)
     decoder = Decoder(graph, test_decoder.WORDS, DecoderConfig(beam=200.0, lattice_beam=150.0))
@@ -92,7 +93,8 @@ def _paths(graph, scores):
 
 
 def test_no_frames_and_no_path_give_no_lattice():
-    test_decoder = pytest.importorskip("test_decoder", reason="decoding needs fsachain[recipes]")
+    import test_decoder
+
     decoder = Decoder(test_decoder.word_loop(), test_decoder.WORDS)
     assert decoder.lattice(np.zeros((0, 7), np.float32)) is None
     assert decoder.lattice(np.full((5, 7), -np.inf, np.float32)) is None

@@ -4,10 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-for module in ("click", "yaml"):
-    pytest.importorskip(module, reason="the command line needs fsachain[recipes]")
-
 from cli_fixtures import assert_one_line
 
 from fsachain.cli.config import Experiment, read_experiment

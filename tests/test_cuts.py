@@ -6,8 +6,10 @@ import json
 import tarfile
 from pathlib import Path
 
+import lhotse
 import numpy as np
 import pytest
+import soundfile
 from tolerances import FLOAT32_ROUNDING
 
 from fsachain.data import DataDir, FeatureConfig, load_examples
@@ -15,10 +17,6 @@ from fsachain.data.audio import audio_identity, read_audio
 from fsachain.data.features import frame_counts, utterance_features
 from fsachain.errors import DataError
 from fsachain.report.media import samples_of
-
-lhotse = pytest.importorskip("lhotse", reason="manifests of cuts need fsachain[lhotse]")
-soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
 
 FEATURES = FeatureConfig(num_mel_bins=8)
 ARCHIVE = FeatureConfig(kind="archive", num_columns=5)
@@ -133,8 +131,6 @@ def test_the_channel_of_a_cut_is_read_and_no_other(corpus):
 
 @pytest.mark.parametrize("storage", ["numpy", "lilcom"])
 def test_stored_features_are_taken_for_kind_archive(corpus, storage):
-    if storage == "lilcom":
-        pytest.importorskip("lilcom", reason="lilcom features need fsachain[lhotse]")
     cut = cut_of(corpus / "a.wav", "a", 0.0, 0.5)
     matrix = np.random.default_rng(0).normal(size=(50, 5)).astype(np.float32)
     writer = lhotse.NumpyFilesWriter if storage == "numpy" else lhotse.LilcomChunkyWriter

@@ -68,8 +68,6 @@ def test_illegal_option_is_refused_by_name(option, value):
 
 
 def test_recorded_speech_becomes_normalised_examples(shared, tmp_path):
-    pytest.importorskip("kaldi_native_fbank")
-    pytest.importorskip("soundfile")
     data = DataDir.read(shared / "data" / "digits" / "isolated" / "dev").select(lambda u: u.id < "k")
     examples = load_examples(data, FeatureConfig(), cache_dir=tmp_path, num_workers=2)
     assert [e.id for e in examples] == [u.id for u in data]
@@ -81,8 +79,6 @@ def test_recorded_speech_becomes_normalised_examples(shared, tmp_path):
 
 
 def test_copies_at_another_speed_have_their_own_ids_and_lengths(shared):
-    pytest.importorskip("kaldi_native_fbank")
-    pytest.importorskip("soundfile")
     data = DataDir(DataDir.read(shared / "data" / "digits" / "isolated" / "dev").utterances[::50])
     plain = load_examples(data, FeatureConfig())
     slow = load_examples(data, FeatureConfig(), perturbation=Perturbation(speed=0.9))

@@ -4,14 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import pywrapfst
 import tolerances
 
 from fsachain.decode.decoder import Decoder, DecoderConfig, decode
 from fsachain.decode.tune import tune
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
-
-pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not installed")
-pytest.importorskip("kaldi_decoder", reason="the extra 'recipes' is not installed")
 
 WORDS = ("yes", "no", "maybe")
 PDFS = ((0, 1), (2, 3), (4, 5, 6))

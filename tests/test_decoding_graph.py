@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import pywrapfst
 import tolerances
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +17,6 @@ from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.topology import Topology
 from fsachain.openfst import Transducer
-
-pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 
 # Homophones (two, too), a word that begins another (to, tot), two pronunciations (a), one word twice as long.
 ENTRIES = [
@@ -151,7 +150,6 @@ def test_no_two_paths_spell_the_same_words_the_same_way():
 @pytest.mark.parametrize("make_tree", [monophone, biphone])
 def test_synthetic_scores_that_spell_words_are_decoded_to_these_words(make_tree):
     """Scores of +4 on the right pdfs, and noise of standard deviation 1 on all; `to` has probability 0.5."""
-    pytest.importorskip("kaldi_decoder", reason="the recipes extra (kaldi-decoder) is not installed")
     from fsachain.decode.decoder import Decoder
 
     tree = make_tree(LEXICON)
@@ -178,7 +176,6 @@ def test_synthetic_scores_that_spell_words_are_decoded_to_these_words(make_tree)
 
 
 def test_a_ctc_topology_decodes_too():
-    pytest.importorskip("kaldi_decoder", reason="the recipes extra (kaldi-decoder) is not installed")
     from fsachain.decode.decoder import Decoder
 
     tree = ContextTree.monophone(NO_SILENCE.phones, Topology.ctc())
@@ -201,7 +198,6 @@ def test_a_ctc_topology_decodes_too():
 
 def test_a_vocabulary_of_600_words_with_a_trigram_makes_ten_arcs_for_each_of_the_grammar(shared, tmp_path):
     """It is rebuilt for every point of an LM-weight scan: 0.15 s of processor time. Measured 44,100 arcs."""
-    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
     corpus = shared / "data/prompts_en"
     lexicon = Lexicon.read(corpus / "lang/lexicon.txt")
     sentences = [line.split()[1:] for line in (corpus / "train/text").read_text().splitlines()]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import soundfile
 from numpy.typing import NDArray
 from tolerances import (
     FBANK,
@@ -21,9 +22,6 @@ from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.features import FeatureConfig, compute_features, load_features
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.errors import ConfigError, DataError, ShapeError
-
-soundfile = pytest.importorskip("soundfile")
-pytest.importorskip("kaldi_native_fbank")
 
 
 def noise(seconds, rate, seed=1):

@@ -9,8 +9,6 @@ import tolerances
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("pywrapfst", reason="graphs need fsachain[graph]")
-
 from fsachain import (
     ContextTree,
     DenominatorGraph,
@@ -127,7 +125,6 @@ def test_floors_are_probabilities_and_files_keep_who_needed_one(tmp_path):
 @pytest.fixture
 def corpus(fsachain, recorded):
     """A phone language model that never saw a transcript end in `no`, of which u3, u4 and u5 have none."""
-    pytest.importorskip("safetensors", reason="training needs fsachain[recipes]")
     lang = ("--lang", recorded / "lang")
     (recorded / "said").write_text("a yes\nb yes yes\nc yes\n")
     assert fsachain("phone-lm", recorded / "said", recorded / "lm.fst", *lang).status == 0

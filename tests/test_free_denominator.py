@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pywrapfst", reason="graphs need fsachain[graph]")
-
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Lexicon, LFMMILoss, Topology, build_numerator
 from fsachain.errors import GraphError

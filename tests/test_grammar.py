@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 
 import pytest
+import pywrapfst
 import tolerances
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.grammar import FALLBACK_DISCOUNTS, discounts, estimate_arpa, grammar_from_arpa, word_loop
 from fsachain.graph.lexicon import Lexicon
 
-pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 LEXICON = Lexicon.from_entries([(word, 1.0, ["P"]) for word in ("a", "b", "c", "d")])
 SENTENCES = st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=1, max_size=8)
 
@@ -118,7 +118,6 @@ def test_perplexity_of_unseen_prompts_falls_with_the_order(shared):
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_the_grammar_gives_each_sentence_the_probability_of_the_arpa_file(order, tmp_path):
     """For seen and unseen sentences; the cheapest path takes an explicit n-gram where there is one."""
-    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
     sentences = [["a", "b", "a"], ["b", "c"], ["a", "b", "c"], []]
     text = estimate_arpa(sentences, order, vocabulary=LEXICON.words)
     path = tmp_path / "lm.arpa"
@@ -132,7 +131,6 @@ def test_the_grammar_gives_each_sentence_the_probability_of_the_arpa_file(order,
 
 
 def test_ngrams_of_words_without_pronunciation_are_left_out(tmp_path):
-    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
     path = tmp_path / "lm.arpa"
     path.write_text(estimate_arpa([["a", "zebra"], ["b"]], 2))
     grammar = grammar_from_arpa(path, LEXICON)
@@ -144,7 +142,6 @@ def test_ngrams_of_words_without_pronunciation_are_left_out(tmp_path):
     "text", ["", "garbage\n", "\\data\\\nngram 1=2\n\n\\1-grams:\n-1 a\n", "\\data\\\nngram 1=x\n"]
 )
 def test_a_malformed_arpa_file_is_an_error_and_not_the_end_of_the_process(text, tmp_path):
-    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
     path = tmp_path / "bad.arpa"
     path.write_text(text)
     with pytest.raises(GraphError, match=r"bad\.arpa: not an n-gram in ARPA format"):
@@ -152,7 +149,6 @@ def test_a_malformed_arpa_file_is_an_error_and_not_the_end_of_the_process(text, 
 
 
 def test_an_absent_or_foreign_arpa_file_is_refused(tmp_path):
-    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
     with pytest.raises(GraphError, match=r"absent\.arpa: no such file"):
         grammar_from_arpa(tmp_path / "absent.arpa", LEXICON)
     path = tmp_path / "other.arpa"
@@ -162,7 +158,6 @@ def test_an_absent_or_foreign_arpa_file_is_refused(tmp_path):
 
 
 def test_a_lexicon_with_a_reserved_word_is_refused(tmp_path):
-    pytest.importorskip("kaldilm", reason="the recipes extra (kaldilm) is not installed")
     path = tmp_path / "lm.arpa"
     path.write_text(estimate_arpa([["a"]], 2))
     with pytest.raises(GraphError, match="word '<s>' of the lexicon"):

@@ -162,8 +162,6 @@ def test_dot_text_has_every_arc_and_final_state():
 class TestOpenFst:
     """Determinisation and minimisation keep the scores of the semiring that is named."""
 
-    pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
-
     @pytest.mark.parametrize(("semiring", "combine"), [("log", log_add), ("tropical", max)])
     @given(fsa=graphs())
     def test_small_graphs_keep_every_score(self, semiring, combine, fsa):

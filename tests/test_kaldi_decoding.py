@@ -6,6 +6,7 @@ import pytest
 from context_trees import full_tree
 from graph_paths import sample_paths
 
+from fsachain.decode.decoder import Decoder
 from fsachain.errors import DataError
 from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.lexicon import Lexicon
@@ -16,10 +17,6 @@ from fsachain.kaldi.model import pdf_graph, read_context_tree, read_transition_m
 from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.openfst import Transducer, read_fst
 from fsachain.stream import Cursor
-
-pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
-pytest.importorskip("kaldi_decoder", reason="the recipes extra is not installed")
-from fsachain.decode.decoder import Decoder
 
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied"]
 

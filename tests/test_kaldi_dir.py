@@ -1,15 +1,15 @@
 """Kaldi data directories: what is read, what is refused and with which message."""
 
+import kaldi_native_io
 import numpy as np
 import pytest
+import soundfile
 import tolerances
 
 from fsachain.data.audio import read_audio
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import DataError
-
-soundfile = pytest.importorskip("soundfile")
 
 RATE = 8000
 RAMP = (np.arange(2 * RATE, dtype=np.float32) / (4 * RATE)).astype(np.float32)
@@ -48,7 +48,6 @@ def test_segments_cut_exactly_the_samples_between_start_and_end(corpus):
 
 
 def test_feats_scp_is_read_through_a_kaldi_reader(corpus):
-    kaldi_native_io = pytest.importorskip("kaldi_native_io")
     matrix = np.random.default_rng(1).standard_normal((7, 40)).astype(np.float32)
     with kaldi_native_io.FloatMatrixWriter(f"ark,scp:{corpus}/f.ark,{corpus}/f.scp") as writer:
         writer.write("a", matrix)

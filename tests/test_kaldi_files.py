@@ -5,8 +5,10 @@ import json
 import math
 
 import kaldi_bytes as kb
+import kaldi_native_io
 import numpy as np
 import pytest
+import pywrapfst
 import tolerances
 
 from fsachain.data.kaldi_examples import read_examples
@@ -23,7 +25,6 @@ from fsachain.openfst import read_fst
 from fsachain.stream import open_file
 
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]
-kaldi_native_io = pytest.importorskip("kaldi_native_io", reason="the recipes extra is not installed")
 
 
 @pytest.fixture(params=CASES)
@@ -87,7 +88,6 @@ def test_tree_and_model_of_different_directories_are_refused(shared):
 
 
 def test_fst_files_are_what_openfst_reads(case):
-    pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
     names = [
         "L.fst",
         "den.fst",

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import tolerances
 
+from fsachain.cli import main
 from fsachain.errors import DataError
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.training_log import LoggedObjective, read_objective
 from fsachain.kaldi.values import read_matrix, write_matrices
-
-pytest.importorskip("click", reason="the command line needs fsachain[recipes]")
-pytest.importorskip("kaldi_native_io", reason="the recipes extra is not installed")
-pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
-from fsachain.cli import main
 
 PREFIX = "LOG (nnet3-chain-compute-prob[5.5.1089]:PrintTotalStats():nnet-chain-diagnostics.cc:194) "
 TRAIN = "LOG (nnet3-chain-train[5.5.1089]:PrintTotalStats():nnet-training.cc:345) "

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli_fixtures import assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
-
-for module in ("pywrapfst", "kaldi_decoder", "kaldialign", "safetensors", "click", "kaldi_native_fbank"):
-    pytest.importorskip(module, reason="the commands need fsachain[recipes]")
-soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-
-from cli_fixtures import assert_one_line
 
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel

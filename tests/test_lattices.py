@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import kaldifst
 import lattice_bytes
 import numpy as np
 import pytest
@@ -132,7 +133,6 @@ def test_every_form_has_the_same_paths(kaldi, form, tmp_path):
 
 
 def test_a_lattice_that_kaldis_own_classes_wrote_is_read(kaldi, tmp_path):
-    kaldifst = pytest.importorskip("kaldifst")
     model, _ = kaldi
     arcs, finals = chained(*two_ways(model))
     theirs = kaldifst.Lattice()

@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 
+import kaldi_native_io
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsachain.data import DataDir, FeatureConfig, Perturbation
 from fsachain.data.features import UNKNOWN, compute_features, frame_counts, num_frames_of, utterance_features
-
-soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
 
 COPIES = (Perturbation(), Perturbation(speed=0.9), Perturbation(speed=1.1, volume=(0.5, 2.0)))
 
@@ -72,7 +71,6 @@ def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data, tmp_pa
 
 
 def test_rows_of_an_archive_are_counted_by_their_headers(tmp_path):
-    kaldi_native_io = pytest.importorskip("kaldi_native_io", reason="needs fsachain[recipes]")
     rng = np.random.default_rng(0)
     sizes = {"a": 7, "b": 12, "c": 1}
     where = f"ark,scp:{tmp_path / 'feats.ark'},{tmp_path / 'feats.scp'}"

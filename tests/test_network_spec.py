@@ -4,9 +4,6 @@ import own_networks
 import pytest
 import torch
 
-for module in ("yaml", "safetensors"):
-    pytest.importorskip(module, reason="configurations and models need fsachain[recipes]")
-
 from fsachain.cli.config import Experiment
 from fsachain.cli.model import AcousticModel, begin_network, permitted_imports, read_weights
 from fsachain.data.cmvn import Cmvn

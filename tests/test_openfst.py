@@ -4,13 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import pywrapfst
 import tolerances
 
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.openfst import Transducer, write_fst
-
-pywrapfst = pytest.importorskip("pywrapfst", reason="the graph extra (pywrapfst) is not installed")
 
 
 def small_fsa():

@@ -5,11 +5,8 @@ from typing import Any
 import pytest
 import tolerances
 import torch
-from toy_training import ToyLoss, ToyModel, config, corpus, new_trainer
-
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
-
 from broken_off import BreakAfter, Interruption
+from toy_training import ToyLoss, ToyModel, config, corpus, new_trainer
 
 from fsachain.data.augment import AugmentConfig
 from fsachain.errors import ConfigError

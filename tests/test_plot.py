@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tolerances
-
-matplotlib = pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
-
 from matplotlib.text import Text
 from plot_inputs import HOSTILE, entries, epoch, every_figure, lattice_inputs, planted_lattice, planted_nodes
 
@@ -77,7 +74,6 @@ def test_a_planted_best_path_is_drawn_at_its_places():
 @pytest.fixture(scope="module")
 def acoustic():
     """A language of two words, its denominator and a numerator."""
-    pytest.importorskip("pywrapfst", reason="graphs from transcripts need fsachain[graph]")
     from fsachain.graph.denominator import build_denominator
     from fsachain.graph.phone_lm import estimate_phone_lm
 
@@ -199,7 +195,6 @@ def test_a_log_cut_in_the_middle_is_drawn(tmp_path):
 
 
 def test_bars_are_the_shares_of_the_kinds_of_errors():
-    pytest.importorskip("kaldialign", reason="scoring needs fsachain[recipes]")
     from fsachain.decode.wer import score
 
     references = {"u1": ["a", "b"], "u2": ["a", "b", "c", "d"], "u3": ["a", "b"], "u4": []}

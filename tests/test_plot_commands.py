@@ -5,20 +5,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
-for package in ("matplotlib", "pygraphviz"):
-    pytest.importorskip(package, reason="pictures need fsachain[plot]")
-for package in (
-    "click",
-    "pywrapfst",
-    "soundfile",
-    "kaldi_native_fbank",
-    "safetensors",
-    "kaldialign",
-    "praatio",
-):
-    pytest.importorskip(package, reason="the command line needs fsachain[recipes]")
-
 import soundfile
 import torch
 from cli_fixtures import run_command as run

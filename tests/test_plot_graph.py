@@ -6,10 +6,6 @@ import re
 import numpy as np
 import pytest
 import tolerances
-
-pytest.importorskip("matplotlib", reason="pictures need fsachain[plot]")
-pytest.importorskip("pygraphviz", reason="pictures of graphs need fsachain[plot]")
-
 from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.text import Text
 from plot_inputs import large_fsa, small_fsa

@@ -9,10 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-for module in ("click", "rich"):
-    pytest.importorskip(module, reason="progress needs fsachain[recipes]")
-
 from test_run import exp, inputs  # noqa: F401 (fixtures)
 
 import fsachain.progress as lines

@@ -9,15 +9,11 @@ import struct
 import sys
 from pathlib import Path
 
+import html5lib
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-for module in ("jinja2", "matplotlib", "click", "kaldialign", "soundfile", "html5lib"):
-    pytest.importorskip(module, reason="the report and its tests need fsachain[report,dev]")
-
-import html5lib
 
 from fsachain.cli import main
 from fsachain.cli.record import record_run, recorded_stage
@@ -283,7 +279,8 @@ def test_stage_log_has_what_each_stage_took(tmp_path):
 
 def scalars(folder):
     """The scalars of event files: length, two checksums and a protocol buffer each, as TensorFlow writes records."""
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2", reason="needs fsachain[tensorboard]")
+    from tensorboardX.proto import event_pb2
+
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
         while content:
@@ -296,7 +293,6 @@ def scalars(folder):
 
 
 def test_tensorboard_gets_every_number_of_every_epoch(exp, tmp_path):
-    pytest.importorskip("tensorboardX", reason="needs fsachain[tensorboard]")
     for _ in range(2):  # the second call replaces what the first one wrote
         assert write_scalars(exp / "model", tmp_path / "tb") == report_inputs.EPOCHS
     found = {(tag, step): value for tag, step, value in scalars(tmp_path / "tb")}

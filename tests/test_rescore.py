@@ -5,12 +5,9 @@ import math
 
 import numpy as np
 import pytest
+import pywrapfst
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not installed")
-for module in ("kaldi_decoder", "kaldilm", "kaldialign"):
-    pytest.importorskip(module, reason="the extra 'recipes' is not installed")
 
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.decode.decoder import Decoder, DecoderConfig

@@ -3,10 +3,6 @@
 import json
 
 import pytest
-
-for module in ("pywrapfst", "click", "kaldi_decoder", "kaldialign", "kaldi_native_fbank", "matplotlib"):
-    pytest.importorskip(module, reason="the whole way needs fsachain[all]")
-
 from cli_fixtures import TEXT, assert_one_line
 
 from fsachain.cli import EXIT_INTERRUPTED, EXIT_LEFT_OUT

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import soundfile
 from toy_training import one_pdf_table
 
 from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
@@ -15,9 +16,6 @@ from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
 from fsachain.train.source import BatchSource, Corpus, Preparation, StreamSource
 from fsachain.train.world import Share
-
-soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
 
 FEATURES = FeatureConfig(num_mel_bins=8)
 COUNT = 23

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +51,6 @@ def test_an_output_comes_with_the_last_frame_that_it_sees(options):
 @pytest.mark.parametrize("kind", ["fbank", "mfcc"])
 @pytest.mark.parametrize("snip_edges", [False, True])
 def test_features_of_blocks_are_those_of_the_whole_signal(kind, snip_edges):
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     samples = (0.1 * np.random.default_rng(0).normal(size=9001)).astype(np.float32)
     config = FeatureConfig(kind=kind, sample_rate=8000, num_mel_bins=40, snip_edges=snip_edges)
     stream = FeatureStream(config)
@@ -94,7 +94,6 @@ def test_resampling_in_blocks_is_that_of_the_whole(rates, lengths):
 
 
 def test_a_tone_keeps_its_pitch_and_level_whatever_the_rate_and_channels(tmp_path):
-    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     seconds = 1.5 * BLOCK_SECONDS
     for rate, ending in ((44100, "wav"), (16000, "flac"), (8000, "wav"), (48000, "ogg")):
         times = np.arange(int(seconds * rate)) / rate
@@ -117,7 +116,6 @@ def test_a_tone_keeps_its_pitch_and_level_whatever_the_rate_and_channels(tmp_pat
 
 
 def test_what_is_no_recording_is_named(tmp_path):
-    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     with pytest.raises(DataError, match=r"absent\.wav': no such file"):
         Recording(tmp_path / "absent.wav", 8000)
     with pytest.raises(DataError, match="not a regular file"):

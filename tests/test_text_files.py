@@ -6,9 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-for module in ("pywrapfst", "yaml"):
-    pytest.importorskip(module, reason="the readers need fsachain[recipes]")
-
 from fsachain.cli.config import Experiment
 from fsachain.cli.use import read_words
 from fsachain.data.kaldi_dir import read_table as read_lines

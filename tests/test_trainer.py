@@ -17,9 +17,6 @@ from toy_training import (
     one_pdf_table,
 )
 
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
-
-
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import Identity, list_checkpoints, load_tensors, save_tensors

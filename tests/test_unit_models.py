@@ -48,7 +48,6 @@ def arpa_probability(text):
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_every_sentence_has_the_probability_of_the_arpa_file(order, tmp_path):
-    pytest.importorskip("kaldilm")
     text = estimate_arpa(SENTENCES, order, vocabulary=UNITS)
     path = tmp_path / "lm.arpa"
     path.write_text(text)

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from fsachain.cli.config import Experiment
@@ -23,8 +24,6 @@ SETTINGS = {
 @pytest.fixture
 def model(built):
     """A network that nobody trained, beside the language folder that it fits: PATH/model/model.safetensors, PATH/lang."""
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
-    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
     from fsachain.cli.lang import load_lang
     from fsachain.cli.model import AcousticModel
     from fsachain.data.cmvn import Cmvn
@@ -42,7 +41,6 @@ def model(built):
 
 def record(path, rate=RATE, channels=1, seconds=SECONDS):
     """Noise that changes its colour four times a second."""
-    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
     rng = np.random.default_rng(0)
     pitch = np.repeat(rng.uniform(200, 3000, int(4 * seconds) + 1), rate // 4)[: int(rate * seconds)]
     tone = 0.3 * np.sin(2 * np.pi * np.cumsum(pitch) / rate) + 0.01 * rng.normal(size=len(pitch))
@@ -150,7 +148,6 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
 def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
     fsachain, model, tmp_path
 ) -> None:
-    soundfile = pytest.importorskip("soundfile")
     from fsachain import Aligner
 
     words, path = ["yes", "no", "yes"], record(tmp_path / "speech.wav", 16000, 2)

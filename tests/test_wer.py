@@ -5,8 +5,6 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("kaldialign", reason="the extra 'recipes' is not installed")
-
 from fsachain.decode.wer import ErrorCounts, score
 
 

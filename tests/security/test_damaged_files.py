@@ -12,9 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-for module in ("safetensors", "yaml", "soundfile", "pywrapfst"):
-    pytest.importorskip(module, reason="the readers need fsachain[recipes]")
-
 from fsachain.errors import FsachainError
 from tools.fuzz.damage import damaged
 from tools.fuzz.reader import most_memory

@@ -8,8 +8,6 @@ import struct
 import pytest
 import torch
 
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
-
 from fsachain.cli.model import AcousticModel
 from fsachain.errors import DataError
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors, save_tensors

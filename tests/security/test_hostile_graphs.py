@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("pywrapfst", reason="graphs need fsachain[graph]")
-
 from fsachain.errors import GraphError
 from fsachain.graph.chunks import holds_chunks, load_chunks
 from fsachain.graph.context import ContextTree
@@ -69,7 +67,6 @@ ARPA_ATTACKS = {
 
 @pytest.mark.parametrize("attack", ARPA_ATTACKS)
 def test_claims_of_an_arpa_file_are_refused_before_memory_is_taken(attack, tmp_path):
-    pytest.importorskip("kaldilm", reason="n-grams need fsachain[recipes]")
     content, message = ARPA_ATTACKS[attack]
     (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
     lexicon = Lexicon.read(tmp_path / "lexicon.txt")

@@ -4,9 +4,6 @@ import sys
 
 import pytest
 import torch
-
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
-
 from safetensors.torch import save_file
 
 from fsachain.cli.model import AcousticModel, permitted_imports, read_weights

@@ -4,8 +4,6 @@ import os
 
 import pytest
 
-pytest.importorskip("yaml", reason="the extra 'recipes' is not installed")
-
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import parse_json
 from fsachain.train.config import MAX_BYTES, load_yaml

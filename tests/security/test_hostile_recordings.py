@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
+import soundfile
 
 from fsachain.data.audio import read_audio
 from fsachain.data.cuts import MAX_SECONDS
@@ -144,7 +143,6 @@ def test_a_command_that_fails_is_a_fault_of_its_utterance(tmp_path):
 
 def test_a_cache_that_somebody_else_filled_is_checked(tmp_path):
     """A wrong file in the cache is computed anew; a pickle in it is never loaded."""
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     soundfile.write(tmp_path / "a.wav", np.sin(np.arange(4000.0)), RATE)
     one = [utterance(tmp_path / "a.wav")]
     (expected,) = load_features(one, FeatureConfig(), cache_dir=tmp_path / "cache")

@@ -3,6 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
+import distributed
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,6 @@ from fsachain.data.workers import Workers
 from fsachain.errors import DataError
 from fsachain.graph.shards import TableShards
 from fsachain.train.checkpoint import load_tensors
-
-distributed = pytest.importorskip("distributed", reason="a cluster needs fsachain[cluster]")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,6 @@ def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, reco
 def test_training_and_decoding_with_a_cluster_give_the_results_of_this_machine(
     fsachain, scheduler, recorded, graphs
 ):
-    pytest.importorskip("kaldi_decoder", reason="decoding needs fsachain[recipes]")
     data = recorded / "data"
     assert fsachain("num-graphs", data, recorded / "num.npz", *graphs)[0] == 0
     texts = []

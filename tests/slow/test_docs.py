@@ -12,9 +12,6 @@ from pathlib import Path
 import docs_inputs
 import pytest
 
-for module in ("pywrapfst", "kaldi_decoder", "kaldi_native_io", "matplotlib", "yaml", "soundfile"):
-    pytest.importorskip(module, reason="the programs of the documentation need fsachain[all]")
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 # The tutorial has commands between its programs: test_tutorial.py runs both.

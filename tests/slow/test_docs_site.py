@@ -6,13 +6,9 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import pytest
-
-mkdocs_config = pytest.importorskip("mkdocs.config", reason="the site needs fsachain[docs]")
-for module in ("mkdocstrings", "material", "pymdownx", "html5lib"):
-    pytest.importorskip(module, reason="the site needs fsachain[docs]")
-
 import html5lib
+import pytest
+from mkdocs import config as mkdocs_config
 from mkdocs.commands.build import build
 
 from tests.slow.test_report_browser import browser

@@ -7,19 +7,6 @@ import shutil
 import click
 import numpy as np
 import pytest
-
-for module in (
-    "pywrapfst",
-    "kaldi_decoder",
-    "kaldialign",
-    "matplotlib",
-    "pygraphviz",
-    "onnx",
-    "tensorboardX",
-    "praatio",
-):
-    pytest.importorskip(module, reason="the examples need fsachain[all]")
-
 from cli_fixtures import run_command
 
 from fsachain.cli.app import COMMANDS, app

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given
@@ -86,8 +87,6 @@ def test_the_module_that_is_exported_is_cmvn_and_network(options, lengths, extra
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS.keys())
 def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options, tmp_path):
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name, reason="export needs fsachain[onnx]")
     import onnxruntime
 
     model, cmvn = model_of(*options)
@@ -108,9 +107,6 @@ def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options
 
 
 def test_export_writes_a_file_that_says_how_its_features_are_made(fsachain, spoken_model, tmp_path):  # noqa: F811
-    for name in ("onnx", "onnxscript"):
-        pytest.importorskip(name, reason="export needs fsachain[onnx]")
-    onnxruntime = pytest.importorskip("onnxruntime", reason="export needs fsachain[onnx]")
     path = tmp_path / "exported" / "model.onnx"
     status, output, errors = fsachain("export", spoken_model, path)
     assert (status, errors) == (0, "")

@@ -2,10 +2,6 @@
 
 import pytest
 import torch
-
-for module in ("espeakng_loader", "pywrapfst", "kaldi_decoder", "kaldialign", "click", "yaml", "soundfile"):
-    pytest.importorskip(module, reason="the recipes need fsachain[all]")
-
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import NETWORK_FLOAT64

@@ -2,9 +2,6 @@
 
 import pytest
 
-for module in ("sklearn", "pywrapfst", "kaldi_decoder", "kaldialign", "kaldi_native_io", "yaml"):
-    pytest.importorskip(module, reason="the recipes need fsachain[all]")
-
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
 from recipes.ctc_vs_lfmmi import compare

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from kill_server import Server
-
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
 
 from fsachain.cli import EXIT_USER_ERROR
 from fsachain.files import PARTIAL
@@ -191,8 +190,6 @@ def test_where_no_checkpoint_is_sound_training_does_not_silently_begin_anew(serv
 
 @pytest.fixture
 def recordings(tmp_path):
-    soundfile = pytest.importorskip("soundfile", reason="audio needs fsachain[recipes]")
-    pytest.importorskip("kaldi_native_fbank", reason="features need fsachain[recipes]")
     for n in range(3):
         soundfile.write(tmp_path / f"{n}.wav", np.sin(np.arange(800.0) * (n + 1) / 10), 8000)
     return tmp_path

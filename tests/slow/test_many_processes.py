@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from process_group import Group
 from shared_work import BY_ID, IMPOSSIBLE, Ended, Trained, gradient, plans, train
 
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
-
 from fsachain.errors import DataError
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints
 from fsachain.train.config import OptimizerConfig

@@ -13,17 +13,6 @@ from pathlib import Path
 
 import pytest
 
-for module in (
-    "pywrapfst",
-    "kaldi_decoder",
-    "kaldilm",
-    "kaldialign",
-    "soundfile",
-    "yaml",
-    "kaldi_native_fbank",
-):
-    pytest.importorskip(module, reason="the recipes need fsachain[all]")
-
 from fsachain.cli import main
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text

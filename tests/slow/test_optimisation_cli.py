@@ -1,13 +1,11 @@
 """Schedules, groups and the choice of the final model, from a configuration file through the command `train`."""
 
-import pytest
 from cli_fixtures import built, fsachain, recorded
 
 from fsachain.train.log import read_log
 
 __all__ = ["built", "fsachain", "recorded"]
 
-pytest.importorskip("yaml", reason="configurations need fsachain[recipes]")
 
 SECTIONS = """features: {sample_rate: 8000, num_mel_bins: 8}
 network: {channels: 8, time_strides: [1], xent: branch}

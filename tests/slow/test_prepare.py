@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-soundfile = pytest.importorskip("soundfile", reason="the recipes need fsachain[recipes]")
+import soundfile
 
 from fsachain.data.kaldi_dir import DataDir
 from recipes.digits.prepare import DIGITS, SAMPLE_RATE, prepare
@@ -56,7 +55,6 @@ def test_same_seed_gives_the_same_strings(download, tmp_path):
 
 
 def test_synthetic_speech_is_the_same_in_every_process(tmp_path):
-    pytest.importorskip("espeakng_loader", reason="the demo needs fsachain[recipes]")
     program = (
         "import sys; from pathlib import Path; from recipes.demo.prepare import prepare;"
         "prepare(None, Path(sys.argv[1]), 1, {'train': 1, 'dev': 1, 'test': 1})"

@@ -4,17 +4,6 @@ from pathlib import Path
 
 import pytest
 
-for module in (
-    "pywrapfst",
-    "kaldi_decoder",
-    "kaldilm",
-    "kaldialign",
-    "kaldi_native_fbank",
-    "soundfile",
-    "yaml",
-):
-    pytest.importorskip(module, reason="the recipes need fsachain[all]")
-
 from fsachain.decode.wer import read_text
 from fsachain.report.collect import read_stages
 from recipes.digits.prepare import prepare as prepare_digits

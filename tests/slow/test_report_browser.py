@@ -13,12 +13,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="browser tests need fsachain[dev] (playwright)"
-)
-for module in ("jinja2", "matplotlib", "kaldialign", "soundfile"):
-    pytest.importorskip(module, reason="the report needs fsachain[report]")
+from playwright import sync_api as playwright
 
 from fsachain.report.collect import Layout
 from fsachain.report.page import ReportOptions, write_report

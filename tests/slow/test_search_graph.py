@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import pywrapfst
 from hypothesis import given
 from hypothesis import strategies as st
 from kaldi_bytes import HUGE, check, damage
@@ -12,9 +13,6 @@ from test_decoder import WORDS, spell, word_loop
 from fsachain.decode.decoder import Decoder, DecoderConfig
 from fsachain.errors import DataError, GraphError, ShapeError
 from fsachain.openfst import Transducer
-
-pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not installed")
-pytest.importorskip("kaldi_decoder", reason="the extra 'recipes' is not installed")
 
 CONTENT = word_loop().write_to_string()
 HEADER = 4 + 4 + len("vector") + 4 + len("standard") + 16  # start, states and arcs come behind it

@@ -1,5 +1,6 @@
 """`fsachain train --stream`: the model of a training in memory, from any kind of data, within bounded memory."""
 
+import lhotse
 import pytest
 import torch
 
@@ -75,7 +76,6 @@ def test_chunks_and_options_of_streaming_without_it_are_refused(fsachain, train,
 
 
 def test_cuts_and_shards_train_the_model_of_the_kaldi_directory(fsachain, ready):
-    lhotse = pytest.importorskip("lhotse", reason="manifests of cuts need fsachain[lhotse]")
     cuts = []
     for line in (ready / "data/text").read_text().splitlines():
         name, text = line.split(maxsplit=1)

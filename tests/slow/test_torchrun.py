@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("safetensors", reason="the extra 'recipes' is not installed")
-
 from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
 from fsachain.train.log import read_log
 

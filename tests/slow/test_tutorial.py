@@ -8,17 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-for module in (
-    "pywrapfst",
-    "kaldi_decoder",
-    "kaldilm",
-    "kaldialign",
-    "soundfile",
-    "matplotlib",
-    "kaldi_native_fbank",
-):
-    pytest.importorskip(module, reason="the tutorial needs fsachain[all]")
-
 from fsachain.cli import main
 from fsachain.decode.wer import read_text
 

@@ -6,9 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("rich", reason="the command line needs fsachain[recipes]")
-
 import torch
 
 from fsachain.cli.warmup import JOBS
