@@ -34,7 +34,7 @@ _NAMES = {  # by module
     "graph.algorithms": "GraphFacts determinize equivalent graph_facts minimize random_paths",
     "graph.context": "BiphoneCounts ContextTree",
     "graph.ctc": "ctc_graph",
-    "graph.decoding": "build_decoding_graph",
+    "graph.decoding": "DecodingGraph build_decoding_graph",
     "graph.denominator": "build_denominator ctc_denominator",
     "graph.forgive": "Forgiveness forgive",
     "graph.grammar": "estimate_arpa grammar_from_arpa ngram_acceptor word_loop",

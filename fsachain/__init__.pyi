@@ -117,6 +117,7 @@ from fsachain.graph.context import (
     ContextTree as ContextTree,
 )
 from fsachain.graph.ctc import ctc_graph as ctc_graph
+from fsachain.graph.decoding import DecodingGraph as DecodingGraph
 from fsachain.graph.decoding import build_decoding_graph as build_decoding_graph
 from fsachain.graph.denominator import (
     build_denominator as build_denominator,

@@ -9,7 +9,6 @@ Labels stay OpenFst's (0 = epsilon), weights become natural log-probabilities: l
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 from array import array
@@ -28,6 +27,9 @@ from fsachain.stream import Cursor, open_file
 _MAGIC = 2125659606
 _EXPANDED_AND_MUTABLE = 3
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
+# Of a lattice of Kaldi: costs of the graph and of the acoustics.
+LATTICE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4", (2,)), ("dst", "<i4")])
+_COUNT = struct.Struct("<q")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,20 +91,30 @@ class Transducer:
 
     def to_bytes(self) -> bytes:
         """OpenFst's binary form, a vector FST (tropical); arcs of one state keep their order."""
-        order = np.argsort(self.src, kind="stable")
-        arcs = np.empty(len(order), dtype=ARC)
-        arcs["ilabel"], arcs["olabel"] = self.ilabel[order], self.olabel[order]
-        arcs["cost"], arcs["dst"] = -self.log_prob[order], self.dst[order]
-        body = arcs.tobytes()
-        ends = np.searchsorted(self.src[order], np.arange(self.num_states), side="right").tolist()
-        pieces = [struct.pack("<ii6si8sii", _MAGIC, 6, b"vector", 8, b"standard", 2, 0)]
-        pieces.append(struct.pack("<Qqqq", _EXPANDED_AND_MUTABLE, self.start, self.num_states, len(arcs)))
-        first = 0
-        for final, end in zip((-self.final_log_prob).tolist(), ends, strict=True):
-            pieces.append(struct.pack("<fq", final, end - first))
-            pieces.append(body[16 * first : 16 * end])
-            first = end
-        return b"".join(pieces)
+        columns = (self.ilabel, self.olabel, -self.log_prob, self.dst)
+        return pack_vector(ARC, self.start, -self.final_log_prob, self.src, *columns)
+
+
+def pack_vector(
+    arc: np.dtype[Any], start: int, finals: npt.NDArray[Any], src: npt.NDArray[np.integer], *columns: Any
+) -> bytes:
+    """A vector FST in OpenFst's binary form; `columns` are those of `arc`, arcs of one state keep their order."""
+    order = np.argsort(src, kind="stable")
+    arcs = np.empty(len(order), dtype=arc)
+    for name, column in zip(arc.names or (), columns, strict=True):
+        arcs[name] = column[order]
+    body, size, final = arcs.tobytes(), arc.itemsize, arc["cost"]
+    heads = finals.astype(final.base).tobytes()
+    ends = np.searchsorted(src[order], np.arange(len(finals)), side="right").tolist()
+    kind = b"standard" if arc == ARC else b"lattice4"
+    pieces = [struct.pack("<ii6si8sii", _MAGIC, 6, b"vector", 8, kind, 2, 0)]
+    pieces.append(struct.pack("<Qqqq", _EXPANDED_AND_MUTABLE, start, len(finals), len(arcs)))
+    first = 0
+    for state, end in enumerate(ends):
+        pieces.append(heads[final.itemsize * state : final.itemsize * (state + 1)])
+        pieces += (_COUNT.pack(end - first), body[size * first : size * end])
+        first = end
+    return b"".join(pieces)
 
 
 _SPARE_STATES = 1000  # that no line names
@@ -282,16 +294,23 @@ def _check_size(cursor: Cursor, header: Header, bytes_per_state: int) -> None:
 
 
 def _read_vector(cursor: Cursor, header: Header) -> Transducer:
-    state, arc = (
-        (struct.Struct("<dq"), _WIDE_ARC) if header.arc_type == "log64" else (struct.Struct("<fq"), ARC)
-    )
-    _check_size(cursor, header, state.size)
-    finals = np.empty(header.num_states)
+    arc = _WIDE_ARC if header.arc_type == "log64" else ARC
+    return _transducer(header, *read_body(cursor, header, arc))
+
+
+def read_body(
+    cursor: Cursor, header: Header, arc: np.dtype[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[Any]]:
+    """Of a vector FST behind its header: final costs, of the type of those in `arc`, owners of arcs, and arcs."""
+    cost = arc["cost"]
+    size = cost.itemsize + _COUNT.size
+    _check_size(cursor, header, size)
     counts = np.empty(header.num_states, dtype=np.int64)
-    pieces, data, offset = [], cursor.data, cursor.position
+    finals, pieces, data, offset = [], [], cursor.data, cursor.position
     for number in range(header.num_states):
-        body = offset + state.size
-        finals[number], count = state.unpack_from(data, offset) if body <= len(data) else (math.nan, -1)
+        body = offset + size
+        (count,) = _COUNT.unpack_from(data, body - _COUNT.size) if body <= len(data) else (-1,)
+        finals.append(data[offset : offset + cost.itemsize])
         offset = body + arc.itemsize * count
         if not 0 <= count <= _MOST_ARCS or offset > len(data):
             cursor.fail(
@@ -300,7 +319,8 @@ def _read_vector(cursor: Cursor, header: Header) -> Transducer:
         counts[number] = count
         pieces.append(data[body:offset])
     cursor.position = offset
-    return _transducer(header, finals, _owners(counts), np.frombuffer(b"".join(pieces), dtype=arc))
+    costs = np.frombuffer(b"".join(finals), dtype=cost.base).reshape(-1, *cost.shape)
+    return costs, _owners(counts), np.frombuffer(b"".join(pieces), dtype=arc)
 
 
 def _read_const(cursor: Cursor, header: Header) -> Transducer:

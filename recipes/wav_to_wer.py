@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from fsachain import (
     ContextTree,
+    DecodingGraph,
     DenominatorGraph,
     Fsa,
     Lexicon,
     LFMMILoss,
     Topology,
     TransitionTable,
-    build_decoding_graph,
     build_denominator,
     build_numerator,
     compile_table,
@@ -50,7 +50,7 @@ from fsachain.data import (
     load_examples,
     normalise,
 )
-from fsachain.decode.decoder import decode
+from fsachain.decode.decoder import decode, lattices
 from fsachain.decode.tune import tune
 from fsachain.decode.wer import score
 from fsachain.nn import Tdnnf, TdnnfConfig, num_parameters
@@ -226,20 +226,18 @@ def main() -> None:
         arpa.write_text(graphs.word_lm, encoding="utf-8")
         grammar = grammar_from_arpa(arpa, lexicon)
 
-    def graph(lm_weight: float, word_insertion_penalty: float) -> object:
-        return build_decoding_graph(
+    def graph(lm_weight: float, word_insertion_penalty: float) -> DecodingGraph:
+        return DecodingGraph.build(
             lexicon, graphs.tree, grammar, lm_weight=lm_weight, word_insertion_penalty=word_insertion_penalty
         )
 
     dev = outputs_of(network, normalise(plain["dev"], cmvn))
     best = tune(
-        dev,
+        lattices(dev, graph(0.7, 0.5), lexicon.words, num_workers=options.workers),
         {utterance.id: utterance.words for utterance in sets["dev"]},
-        graph,
         lexicon.words,
         lm_weights=(0.3, 0.5, 0.7, 0.9, 1.1),
         word_insertion_penalties=(0.0, 0.5, 1.0),
-        num_workers=options.workers,
     ).best
     print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
     found = decode(

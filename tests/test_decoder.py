@@ -1,4 +1,4 @@
-"""Decoding graph and network outputs in, words out; the scan for the LM weight."""
+"""Decoding graph and network outputs in, words out."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,8 +7,8 @@ import pytest
 import pywrapfst
 import tolerances
 
-from fsachain.decode.decoder import Decoder, DecoderConfig, decode
-from fsachain.decode.tune import tune
+from fsachain.decode.decoder import Decoder, DecoderConfig, decode, lattices
+from fsachain.decode.transcribe import word_posteriors
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
 
 WORDS = ("yes", "no", "maybe")
@@ -47,24 +47,24 @@ def spell(words, frames_per_pdf=2, gain=5.0, noise=0.0):
     return scores.astype(np.float32)
 
 
-@pytest.mark.parametrize("search", ["lattice", "beam"])
 @pytest.mark.parametrize("words", [("yes",), ("no", "no", "maybe"), ("maybe", "yes", "no", "yes")])
-def test_scores_that_spell_words_give_these_words(search, words):
-    found = Decoder(word_loop(), WORDS, DecoderConfig(search=search)).decode(spell(words, noise=0.5))
+def test_scores_that_spell_words_give_these_words(words):
+    found = Decoder(word_loop(), WORDS).decode(spell(words, noise=0.5))
     assert found.words == words
     assert found.complete
 
 
-@pytest.mark.parametrize("search", ["lattice", "beam"])
-def test_the_two_scores_are_those_of_the_path_counted_by_hand(search):
-    found = Decoder(word_loop(), WORDS, DecoderConfig(search=search, acoustic_scale=0.5)).decode(
-        spell(("yes", "no"))
-    )
+def test_the_two_scores_are_those_of_the_path_counted_by_hand():
+    decoder = Decoder(word_loop(), WORDS, DecoderConfig(acoustic_scale=0.5))
+    found = decoder.decode(spell(("yes", "no")))
     self_loops = 4
     assert found.graph_log_prob == pytest.approx(
         -(2 * WORD_COST + self_loops * SELF_LOOP_COST + 0.5), abs=tolerances.FEW_FLOAT32_TERMS
     )
     assert found.acoustic_log_prob == pytest.approx(8 * 5.0 * 0.5, abs=tolerances.FEW_FLOAT32_TERMS)
+    lattice = decoder.lattice(spell(("yes", "no")))
+    best = word_posteriors(lattice)
+    assert [WORDS[one.word - 1] for one in best] == ["yes", "no"]
 
 
 def test_a_graph_comes_as_object_bytes_or_path(tmp_path):
@@ -101,19 +101,17 @@ def test_workers_do_not_change_results_nor_their_order():
     assert calls[-1] == (3, 3)
 
 
-@pytest.mark.parametrize("search", ["lattice", "beam"])
-def test_an_impossible_utterance_has_no_words_and_is_not_complete(search):
-    decoder = Decoder(word_loop(), WORDS, DecoderConfig(search=search))
+def test_an_impossible_utterance_has_no_words_and_is_not_complete():
+    decoder = Decoder(word_loop(), WORDS)
     for scores in (np.full((4, 7), -np.inf), np.zeros((0, 7))):
         found = decoder.decode(scores)
         assert (found.words, found.complete, found.graph_log_prob) == ((), False, -np.inf)
 
 
-@pytest.mark.parametrize("search", ["lattice", "beam"])
-def test_a_path_cut_short_is_reported_as_incomplete(search):
+def test_a_path_cut_short_is_reported_as_incomplete():
     scores = np.full((2, 7), -np.inf)
     scores[[0, 1], [4, 5]] = 0.0
-    found = Decoder(word_loop(), WORDS, DecoderConfig(search=search)).decode(scores)
+    found = Decoder(word_loop(), WORDS).decode(scores)
     assert found.words == ("maybe",)
     assert not found.complete
 
@@ -125,48 +123,6 @@ def test_minus_infinity_forbids_a_word():
     assert found.complete
     assert found.words
     assert "no" not in found.words
-
-
-def test_tuning_finds_the_only_weight_without_errors():
-    outputs = {f"u{n}": spell(("yes", "no"), gain=1.0 + 0.1 * n) for n in range(3)}
-    references = dict.fromkeys(outputs, ("yes", "no"))
-
-    def build(weight, penalty):
-        return word_loop((20.0 * abs(weight - 0.5) + penalty, penalty, penalty))
-
-    result = tune(
-        outputs,
-        references,
-        build,
-        WORDS,
-        lm_weights=(0.25, 0.5, 1.0),
-        word_insertion_penalties=(0.0, 0.2),
-        num_workers=1,
-    )
-    assert result.best.lm_weight == 0.5
-    assert result.best.counts.errors == 0
-    assert {point.lm_weight for point in result.points if not point.counts.errors} == {0.5}
-    assert len(result.points) == 6
-    assert result.to_text().count("*") == 1
-
-
-def test_tuning_takes_the_middle_of_a_plateau():
-    outputs = {"u": spell(("yes",))}
-
-    def build(weight, penalty):
-        return word_loop((0.0, 0.0, 0.0)) if 1.0 < weight < 5.0 else word_loop((50.0, 0.0, 0.0))
-
-    weights = (1.0, 2.0, 3.0, 4.0, 5.0)
-    result = tune(
-        outputs,
-        {"u": ("yes",)},
-        build,
-        WORDS,
-        lm_weights=weights,
-        word_insertion_penalties=(0.0,),
-        num_workers=1,
-    )
-    assert result.best.lm_weight == 3.0
 
 
 def test_what_cannot_be_searched_is_refused_by_name(tmp_path):
@@ -183,8 +139,8 @@ def test_what_cannot_be_searched_is_refused_by_name(tmp_path):
     for name in ("bad", "absent"):
         with pytest.raises(GraphError, match=rf"{name}\.fst"):
             Decoder(tmp_path / f"{name}.fst", WORDS)
-    for options in ({"search": "exhaustive"}, {"beam": 0.0}, {"beam": float("nan")}):
+    for options in ({"max_active": 0}, {"beam": 0.0}, {"beam": float("nan")}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             DecoderConfig(**options)
-    with pytest.raises(ConfigError, match="lm_weights"):
-        tune({"u": scores}, {"u": ("no",)}, lambda weight, penalty: graph, WORDS, lm_weights=())
+    with pytest.raises(GraphError, match="expected a DecodingGraph"):
+        lattices({"utt7": scores}, graph, WORDS, num_workers=1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.rescore import Rescorer, best_word_sequences, n_best_lists
+from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
@@ -100,7 +100,7 @@ def test_the_best_path_of_a_sentence_is_openfsts(lexicon, trigram):
 def test_each_sequence_has_the_score_of_decoding_it_alone(lexicon, tree, trigram, seed, frames):
     scores = scores_of(tree, frames, seed)
     decoder = Decoder(build_decoding_graph(lexicon, tree, trigram, lm_weight=0.7), lexicon.words, WIDE)
-    sequences = best_word_sequences(decoder, scores, count=12)
+    sequences = best_word_sequences(decoder.lattice(scores), decoder.words, 12)
     assert 1 <= len(sequences) <= 12
     assert len({one.words for one in sequences}) == len(sequences)
     assert all(a.log_prob >= b.log_prob for a, b in itertools.pairwise(sequences))
@@ -110,7 +110,7 @@ def test_each_sequence_has_the_score_of_decoding_it_alone(lexicon, tree, trigram
     )
     loop = word_loop(lexicon.words, lexicon)
     free = Decoder(build_decoding_graph(lexicon, tree, loop, lm_weight=0.0), lexicon.words, WIDE)
-    heard = {one.words: one.log_prob for one in best_word_sequences(free, scores, count=10_000)}
+    heard = {one.words: one.log_prob for one in best_word_sequences(free.lattice(scores), free.words, 10_000)}
     language = NgramScores(trigram)
     for one in sequences:
         ids = [lexicon.word_id(word) for word in one.words]
@@ -124,8 +124,10 @@ def test_the_lattice_beam_leaves_out_what_is_worse_and_nothing_else(lexicon, tre
     for seed in range(5):
         scores = scores_of(tree, 9, seed)
         every, near = (
-            best_word_sequences(Decoder(graph, lexicon.words, config), scores, count=10_000)
-            for config in (WIDE, DecoderConfig(beam=1000.0, lattice_beam=2.0))
+            best_word_sequences(
+                Decoder(graph, lexicon.words, config).lattice(scores), lexicon.words, 10_000, beam
+            )
+            for config, beam in ((WIDE, math.inf), (DecoderConfig(beam=1000.0, lattice_beam=2.0), 2.0))
         )
         expected = [one for one in every if one.log_prob >= every[0].log_prob - 2.0]
         assert [one.words for one in near] == [one.words for one in expected]
@@ -133,10 +135,17 @@ def test_the_lattice_beam_leaves_out_what_is_worse_and_nothing_else(lexicon, tre
     assert left_out
 
 
-def make_rescorer(lexicon, tree, old, new, seeds, workers=1):
+def make_rescorer(lexicon, tree, old, new, seeds):
     outputs = {f"utt{seed}": scores_of(tree, 9, seed) for seed in seeds}
-    graph = build_decoding_graph(lexicon, tree, old, lm_weight=0.8, word_insertion_penalty=0.3)
-    lists = n_best_lists(outputs, graph, lexicon.words, 10_000, WIDE, num_workers=workers)
+    decoder = Decoder(
+        build_decoding_graph(lexicon, tree, old, lm_weight=0.8, word_insertion_penalty=0.3),
+        lexicon.words,
+        WIDE,
+    )
+    lists = {
+        name: best_word_sequences(decoder.lattice(scores), lexicon.words, 10_000)
+        for name, scores in outputs.items()
+    }
     return Rescorer(lists, lexicon, NgramScores(old), 0.8, 0.3, NgramScores(new)), outputs
 
 

@@ -377,6 +377,16 @@ class DecodingConfig:
     search: DecoderConfig = field(default_factory=DecoderConfig)
 
 
+def _known(sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without decoding.search.search, which models have that were trained when there was a choice of searches."""
+    decoding = sections.get("decoding")
+    search = decoding.get("search") if isinstance(decoding, Mapping) else None
+    if not isinstance(decoding, Mapping) or not isinstance(search, Mapping):
+        return sections
+    kept = {name: value for name, value in search.items() if name != "search"}
+    return {**sections, "decoding": {**decoding, "search": kept}}
+
+
 @dataclass(frozen=True)
 class Experiment:
     """All sections of a configuration file; a section that is left out keeps its defaults.
@@ -442,7 +452,7 @@ class Experiment:
     def from_dict(cls, sections: Mapping[str, Any], where: str = "") -> Experiment:
         """The configuration in a plain table; `where` (a file, say) begins the messages."""
         try:
-            return from_dict(cls, sections)
+            return from_dict(cls, _known(sections))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}" if where else str(error)) from error
 

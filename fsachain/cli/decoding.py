@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import click
@@ -32,8 +33,9 @@ from fsachain.decode.align import Alignment
 from fsachain.decode.align import align as align_outputs
 from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.decoder import decode as decode_outputs
+from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
-from fsachain.decode.rescore import Rescorer, n_best_lists
+from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.times import BOUNDARIES, BoundaryModel, boundary_errors
 from fsachain.decode.tune import TuningResult, tune
@@ -41,7 +43,7 @@ from fsachain.decode.wer import WerReport, score, write_text
 from fsachain.errors import ConfigError, DataError, counted
 from fsachain.files import write_text as write_file
 from fsachain.fsa import Fsa
-from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.decoding import DecodingGraph
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
 from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
@@ -86,11 +88,10 @@ class DecodingGraphs:
         """From `search_options`."""
         return cls(lang, **grammar), (lm_weight, word_insertion_penalty)
 
-    def build(self, lm_weight: float, penalty: float) -> Any:
-        """The graph as a pywrapfst object: input label pdf + 1, output label word id."""
+    def build(self, lm_weight: float, penalty: float) -> DecodingGraph:
         lexicon, tree = self.lang.lexicon, self.lang.tree
         with counter("decoding graph"):
-            return build_decoding_graph(
+            return DecodingGraph.build(
                 lexicon, tree, self.grammar, lm_weight=lm_weight, word_insertion_penalty=penalty
             )
 
@@ -165,17 +166,18 @@ def tune_data(
     fresh(out, *TUNED, *SCORED)
     options = model.experiment.decoding
     data, outputs = network_outputs(model, data, resources)
-    with resources.searching("tuning") as how:
-        result = tune(
-            outputs,
-            _references(data, outputs),
-            graphs.build,
-            graphs.lang.lexicon.words,
-            lm_weights=options.lm_weights,
-            word_insertion_penalties=options.word_insertion_penalties,
-            config=options.search,
-            **how,
-        )
+    # In the middle of the grid, so that nothing that a weight could bring up is far behind.
+    middle = (median_low(options.lm_weights), median_low(options.word_insertion_penalties))
+    graph, words = graphs.build(*middle), graphs.lang.lexicon.words
+    with resources.searching("search of the development set") as how:
+        lattices = search_lattices(outputs, graph, words, options.search, **how)
+    result = tune(
+        lattices,
+        _references(data, outputs),
+        words,
+        lm_weights=options.lm_weights,
+        word_insertion_penalties=options.word_insertion_penalties,
+    )
     _write_tuning(out, result)
     return result
 
@@ -254,8 +256,19 @@ def rescore_data(
     def search(data: DataDir) -> tuple[DataDir, Rescorer]:
         usable, outputs = network_outputs(model, data, resources)
         options = model.experiment.decoding.search
-        with resources.searching("n-best") as how:
-            lists = n_best_lists(outputs, graph, lexicon.words, config.num_hypotheses, options, **how)
+        with resources.searching("search") as how:
+            found = search_lattices(outputs, graph, lexicon.words, options, **how)
+        with counter("word sequences") as update:
+            lists = {}
+            for name, lattice in found.items():
+                lists[name] = (
+                    []
+                    if lattice is None
+                    else best_word_sequences(
+                        lattice, lexicon.words, config.num_hypotheses, options.lattice_beam
+                    )
+                )
+                update(len(lists), len(found))
         return usable, Rescorer(lists, lexicon, old, *weights, new)
 
     dev, rescorer = search(dev)

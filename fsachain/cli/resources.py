@@ -107,7 +107,7 @@ class Resources:
 
     @contextmanager
     def searching(self, what: str) -> Iterator[dict[str, Any]]:
-        """Who searches, as `decode`, `tune` and `n_best_lists` take it, with a bar."""
+        """Who searches, as `decode` and `lattices` take it, with a bar."""
         with counter(what) as update:
             yield {"num_workers": self.workers, "executor": self.executor, "progress": update}
 

@@ -1,6 +1,7 @@
 """Words from network outputs: beam search over a decoding graph with kaldi-decoder.
 
-The graph is what `fsachain.graph.decoding.build_decoding_graph` makes: input label pdf + 1, output label word id, costs.
+The graph is what `fsachain.graph.decoding` makes: input label pdf + 1, output label word id, costs. For the search its
+output labels are replaced by the numbers of its arcs, so that all that is known of an arc is known in a lattice.
 OpenFst allocates what the header of a file claims, aborts the process where it cannot, and follows arcs to states that do
 not exist. So graphs are read and checked by our own reader, and what it read is written anew for kaldifst. kaldi-decoder
 holds the interpreter lock while it searches, so utterances are divided among processes, not threads.
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,15 +26,17 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from fsachain.decode.lattices import WordLattice
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, require
-from fsachain.kaldi.lattice import Lattice, read_lattice
-from fsachain.openfst import read_fst
+from fsachain.graph.decoding import DecodingGraph
+from fsachain.kaldi.lattice import Lattice
+from fsachain.openfst import LATTICE_ARC, Transducer, read_body, read_fst, read_header
 from fsachain.stream import Cursor, open_file
 
 Float32Array = npt.NDArray[np.float32]
 Found = TypeVar("Found")
 Progress = Callable[[int, int], None]  # called with (utterances done, utterances in all)
-Graph = Any  # path of an OpenFst file, its bytes, or a pywrapfst object
+Graph = Any  # a DecodingGraph, path of an OpenFst file, its bytes, or a pywrapfst object
 
 
 class GraphFile(NamedTuple):
@@ -44,17 +47,19 @@ class GraphFile(NamedTuple):
     num_bytes: int
 
 
-Source = GraphFile | bytes
+Source = GraphFile | bytes | DecodingGraph
 
 
 def portable(graph: Graph) -> Source:
-    """The graph as it crosses to another process. GraphError: no such file, or no path, bytes or pywrapfst object."""
-    if isinstance(graph, bytes | GraphFile):
+    """The graph as it crosses to another process. GraphError: no such file, or none of the kinds of `Graph`."""
+    if isinstance(graph, bytes | GraphFile | DecodingGraph):
         return graph
     if hasattr(graph, "write_to_string"):
         return bytes(graph.write_to_string())
     if not isinstance(graph, str | Path):
-        raise GraphError(f"graph: expected a path, bytes or a pywrapfst object, got {type(graph).__name__}")
+        raise GraphError(
+            f"graph: expected a path, bytes, a DecodingGraph or a pywrapfst object, got {type(graph).__name__}"
+        )
     path = Path(graph).resolve()
     if not path.is_file():
         raise GraphError(f"{path}: no such file")
@@ -62,14 +67,17 @@ def portable(graph: Graph) -> Source:
 
 
 @lru_cache(maxsize=1)
-def load(source: Source) -> tuple[Any, int, int]:
-    """The graph as kaldifst object, with the largest input and output label; the last graph is cached."""
+def load(source: Source) -> tuple[Any, Transducer]:
+    """The graph as kaldifst object whose output labels are the arcs' numbers from 1, and its arcs; the last is cached."""
     kaldifst = require("kaldifst", extra="recipes")
-    where = "graph" if isinstance(source, bytes) else source.path
-    try:
-        arcs = read_fst(Cursor(source, where) if isinstance(source, bytes) else open_file(source.path))
-    except DataError as error:
-        raise GraphError(f"{where}: not a readable OpenFst file ({error})") from error
+    if isinstance(source, DecodingGraph):
+        where, arcs = "graph", source.arcs
+    else:
+        where = "graph" if isinstance(source, bytes) else source.path
+        try:
+            arcs = read_fst(Cursor(source, where) if isinstance(source, bytes) else open_file(source.path))
+        except DataError as error:
+            raise GraphError(f"{where}: not a readable OpenFst file ({error})") from error
     # An epsilon cycle that has an arc of negative cost: the search would not end.
     silent = np.flatnonzero((arcs.ilabel == 0) & (arcs.log_prob > -np.inf))
     src, dst, log_prob = arcs.src[silent], arcs.dst[silent], arcs.log_prob[silent]
@@ -81,14 +89,11 @@ def load(source: Source) -> tuple[Any, int, int]:
                 f"{where}: the epsilon arc from state {src[bad]} to {dst[bad]} has cost {-log_prob[bad]:g} and lies on a "
                 "cycle of epsilon arcs; expected no negative cost there (the search would not end)"
             )
+    numbered = replace(arcs, olabel=np.arange(1, len(arcs.src) + 1))
     with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
         path = Path(folder, "graph.fst")
-        path.write_bytes(arcs.to_bytes())
-        fst = kaldifst.StdVectorFst.read(str(path))
-    return fst, int(arcs.ilabel.max(initial=0)), int(arcs.olabel.max(initial=0))
-
-
-SEARCHES = ("lattice", "beam")
+        path.write_bytes(numbered.to_bytes())
+        return kaldifst.StdVectorFst.read(str(path)), arcs
 
 
 @dataclass(frozen=True)
@@ -99,20 +104,15 @@ class DecoderConfig:
         beam (nats): Paths worse than the best of their frame by more than this cost are dropped. 10 to 16.
         lattice_beam (nats): Paths of the lattice worse than the best one by more than this are pruned.
         acoustic_scale (factor): Factor on the network outputs; 1.0 is right for LF-MMI.
-        search: "lattice" keeps a lattice and reads its best path; "beam" keeps one path per state, which is several times
-            faster and finds the same best path.
-        max_active (states): Most that are alive per frame; "beam" search only.
+        max_active (states): Most that are alive per frame where no lattice is kept.
     """
 
     beam: float = 13.0
     lattice_beam: float = 6.0
     acoustic_scale: float = 1.0
-    search: str = "lattice"
     max_active: int = 7000
 
     def __post_init__(self) -> None:
-        if self.search not in SEARCHES:
-            raise ConfigError(f"search: {self.search!r} is not one of {', '.join(SEARCHES)}")
         for name in ("beam", "lattice_beam", "acoustic_scale", "max_active"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not positive")
@@ -138,15 +138,19 @@ NO_PATH = Hypothesis((), -np.inf, -np.inf, complete=False)
 class Decoder:
     """A decoding graph made ready for search.
 
-    `graph` is the path or bytes of an OpenFst file (vector or const, binary or text), or a pywrapfst object; `words` are
-    those of id 1, 2, ...: `lexicon.words`. A graph that cannot be read, is damaged, has no start state, a cycle of epsilons
-    with a negative cost, or a word id beyond `words` is a GraphError.
+    `graph` is a `DecodingGraph`, the path or bytes of an OpenFst file (vector or const, binary or text), or a pywrapfst
+    object; `words` are those of id 1, 2, ...: `lexicon.words`. A graph that cannot be read, is damaged, has no start state,
+    a cycle of epsilons with a negative cost, or a word id beyond `words` is a GraphError.
     """
 
     def __init__(self, graph: Graph, words: Sequence[str], config: DecoderConfig | None = None) -> None:
         self.config = config or DecoderConfig()
         self.words = tuple(words)
-        self._fst, self._num_pdfs, max_word = load(portable(graph))
+        source = portable(graph)
+        self._fst, self._arcs = load(source)
+        self._graph = source if isinstance(source, DecodingGraph) else None
+        self._num_pdfs = int(self._arcs.ilabel.max(initial=0))
+        max_word = int(self._arcs.olabel.max(initial=0))
         if max_word > len(self.words):
             raise GraphError(
                 f"graph: word id {max_word} stands on an arc, but words has only {len(self.words)}"
@@ -156,40 +160,74 @@ class Decoder:
         """Best path for one utterance, `name` in messages, with pseudo-log-likelihoods [T, P].
 
         -inf is legal; NaN and +inf are a DataError, fewer columns than the graph has pdfs or other than two axes a
-        ShapeError.
+        ShapeError. No lattice is kept, which is several times faster and finds the same path.
         """
         scores = self._scaled(nnet_output, name)
         if not len(scores):
             return NO_PATH
-        search = self._searched(scores, self.config.search)
-        is_beam = self.config.search == "beam"
-        complete = search.reached_final() if is_beam else bool(np.isfinite(search.final_relative_cost()))
+        kaldi_decoder = require("kaldi_decoder", extra="recipes")
+        options = kaldi_decoder.FasterDecoderOptions(beam=self.config.beam, max_active=self.config.max_active)
+        search = kaldi_decoder.FasterDecoder(self._fst, options)
+        search.decode(kaldi_decoder.DecodableCtc(scores))
         ok, path = search.get_best_path()
         if not ok:
             return NO_PATH
         kaldifst = require("kaldifst", extra="recipes")
-        _, _, word_ids, weight = kaldifst.get_linear_symbol_sequence(path)
-        words = tuple(self.words[word_id - 1] for word_id in word_ids)
-        return Hypothesis(words, -weight.value1, -weight.value2, complete)
+        _, _, numbers, weight = kaldifst.get_linear_symbol_sequence(path)
+        word_ids = self._arcs.olabel[np.array(numbers, dtype=np.int64) - 1].tolist()
+        words = tuple(self.words[word_id - 1] for word_id in word_ids if word_id)
+        return Hypothesis(words, -weight.value1, -weight.value2, bool(search.reached_final()))
 
     def lattice(self, nnet_output: npt.ArrayLike, name: str = "") -> Lattice | None:
-        """The likely paths of one utterance, whatever `config.search` says; arguments and errors as for `decode`.
+        """The likely paths of one utterance; arguments and errors as for `decode`.
 
         Their cost exceeds that of the best by at most about `lattice_beam`. Transitions are pdf + 1; costs are those of the
         search, acoustic scale included. If no final state was reached every state of the last frame is final. None when
-        no path survived.
+        no path survived. The lattice of a `DecodingGraph` is a `WordLattice`.
         """
         scores = self._scaled(nnet_output, name)
         if not len(scores):
             return None
-        ok, lattice = self._searched(scores, "lattice").get_raw_lattice()
-        if not ok or not lattice.num_states:
+        kaldi_decoder = require("kaldi_decoder", extra="recipes")
+        options = kaldi_decoder.LatticeSimpleDecoderConfig(
+            beam=self.config.beam, lattice_beam=self.config.lattice_beam
+        )
+        search = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
+        search.decode(kaldi_decoder.DecodableCtc(scores))
+        ok, raw = search.get_raw_lattice()
+        if not ok or not raw.num_states:
             return None
         with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
             # kaldifst writes lattices to files alone.
             path = Path(folder, "lattice")
-            lattice.write(str(path))
-            return read_lattice(open_file(path)).expanded()
+            raw.write(str(path))
+            cursor = open_file(path)
+            header = read_header(cursor)
+            finals, src, arcs = read_body(cursor, header, LATTICE_ARC)
+        number, dst = arcs["olabel"] - 1, arcs["dst"].copy()
+        labels = (self._arcs.ilabel[number], self._arcs.olabel[number])
+        columns: list[Any] = [
+            len(finals),
+            header.start,
+            src,
+            dst,
+            *labels,
+            *arcs["cost"].T.copy(),
+            *finals.T.copy(),
+        ]
+        graph = self._graph
+        if graph is None:
+            return Lattice(*columns)
+        state = np.full(len(finals), graph.arcs.start)  # of the graph
+        state[dst] = graph.arcs.dst[number]
+        ends = graph.final_language_cost[state]
+        language = (graph.language_cost[number], np.where(np.isfinite(ends), ends, 0.0))
+        columns += [
+            *(part.astype(np.float32) for part in language),
+            graph.lm_weight,
+            graph.word_insertion_penalty,
+        ]
+        return WordLattice(*columns)
 
     def _scaled(self, nnet_output: npt.ArrayLike, name: str) -> Float32Array:
         """The scores, contiguous. kaldi-decoder reads beyond the end of a short row, hence the checks."""
@@ -206,61 +244,59 @@ class Decoder:
         scale = self.config.acoustic_scale
         return scores if scale == 1.0 else scores * np.float32(scale)
 
-    def _searched(self, scores: Float32Array, search: str) -> Any:
-        """kaldi-decoder's object after the search."""
-        kaldi_decoder = require("kaldi_decoder", extra="recipes")
-        beam = self.config.beam
-        if search == "beam":
-            options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=self.config.max_active)
-            decoder = kaldi_decoder.FasterDecoder(self._fst, options)
-        else:
-            options = kaldi_decoder.LatticeSimpleDecoderConfig(
-                beam=beam, lattice_beam=self.config.lattice_beam
-            )
-            decoder = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
-        decoder.decode(kaldi_decoder.DecodableCtc(scores))
-        return decoder
-
 
 def search_all(
     search: Callable[[Decoder, npt.ArrayLike, str], Found],
     nnet_outputs: Mapping[str, npt.ArrayLike],
     graph: Graph,
     words: Sequence[str],
-    config: DecoderConfig | None,
-    num_workers: int | None,
-    executor: Executor | None,
-    progress: Progress | None,
+    config: DecoderConfig | None = None,
+    *,
+    num_workers: int | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Found]:
-    """Run `search`, which is pickled, over every utterance's [T, P]; other arguments as for `decode`."""
+    """`search(decoder, nnet_output [T, P], name)`, which can be pickled, of every utterance; arguments as for `decode`."""
     scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
     make = (portable(graph), tuple(words), config)
     workers = min(num_workers or os.cpu_count() or 1, len(scores))
     if executor is None and workers <= 1:
-        return _search(make, search, scores, progress)
-    # Four chunks a worker, dealt out by falling length, so that no worker is left with the long ones.
-    count = min(len(scores), 4 * workers)
+        return _search(Decoder(*make), search, scores, progress)
+    # Chunks are dealt out by falling length, so that no worker is left with the long ones. Processes of our own inherit the
+    # decoder; to those of an executor the graph goes with every chunk.
+    count = min(len(scores), (4 if executor else _CHUNKS) * workers)
     longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
     chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
     # Forked: the workers touch neither torch nor numba, whose threads do not survive a fork, and start in milliseconds.
-    pool = executor or ProcessPoolExecutor(workers, multiprocessing.get_context("fork"))
-    found: dict[str, Found] = {}
-    with nullcontext() if executor else pool, warnings.catch_warnings():
+    fork = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        for future in as_completed([pool.submit(_search, make, search, chunk) for chunk in chunks]):
-            found |= future.result()
-            if progress is not None:
-                progress(len(found), len(scores))
+        pool = executor or ProcessPoolExecutor(workers, fork, _inherit, (Decoder(*make),))
+        with nullcontext() if executor else pool:
+            found: dict[str, Found] = {}
+            what = make if executor else None
+            for future in as_completed([pool.submit(_search, what, search, chunk) for chunk in chunks]):
+                found |= future.result()
+                if progress is not None:
+                    progress(len(found), len(scores))
     return {name: found[name] for name in scores}
 
 
+_CHUNKS = 32  # for each process: as often a bar moves
+_inherited: list[Decoder] = []  # by a process that a search forked
+
+
+def _inherit(decoder: Decoder) -> None:
+    _inherited[:] = [decoder]
+
+
 def _search(
-    make: tuple[Source, tuple[str, ...], DecoderConfig | None],
+    make: Decoder | tuple[Source, tuple[str, ...], DecoderConfig | None] | None,
     search: Callable[[Decoder, npt.ArrayLike, str], Found],
     scores: Mapping[str, Float32Array],
     progress: Progress | None = None,
 ) -> dict[str, Found]:
-    decoder = Decoder(*make)
+    decoder = Decoder(*make) if isinstance(make, tuple) else make or _inherited[0]
     found = {}
     for name, output in scores.items():
         found[name] = search(decoder, output, name)
@@ -274,15 +310,30 @@ def decode(
     graph: Graph,
     words: Sequence[str],
     config: DecoderConfig | None = None,
-    *,
-    num_workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
+    **how: Any,
 ) -> dict[str, Hypothesis]:
     """Best path of every utterance, from network outputs [T, P]; the result does not depend on the number of workers.
 
-    `graph`, `words` and `config` are as for `Decoder`; where the graph is a path, every worker reads it. `num_workers`
-    counts processes: all processors by default, 1 searches in this process. An `executor`, for instance a cluster's, runs
-    the work instead of processes of our own. `progress` is called with (utterances done, utterances in all).
+    `graph`, `words` and `config` are as for `Decoder`; where the graph is a path, every worker reads it. In `how`,
+    `num_workers` counts processes: all processors by default, 1 searches in this process. An `executor`, for instance a
+    cluster's, runs the work instead of processes of our own. `progress` is called with (utterances done, utterances in all).
     """
-    return search_all(Decoder.decode, nnet_outputs, graph, words, config, num_workers, executor, progress)
+    return search_all(Decoder.decode, nnet_outputs, graph, words, config, **how)
+
+
+def lattices(
+    nnet_outputs: Mapping[str, npt.ArrayLike],
+    graph: DecodingGraph,
+    words: Sequence[str],
+    config: DecoderConfig | None = None,
+    **how: Any,
+) -> dict[str, WordLattice | None]:
+    """`Decoder.lattice` of every utterance; arguments as for `decode`."""
+    return search_all(_word_lattice, nnet_outputs, graph, words, config, **how)
+
+
+def _word_lattice(decoder: Decoder, nnet_output: npt.ArrayLike, name: str) -> WordLattice | None:
+    found = decoder.lattice(nnet_output, name)
+    if not isinstance(found, WordLattice | None):
+        raise GraphError("graph: expected a DecodingGraph, which knows the grammar's costs")
+    return found

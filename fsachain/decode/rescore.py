@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, Progress, search_all
+from fsachain.decode.lattices import as_transducer
 from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, choose
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, require
 from fsachain.graph.grammar import NgramScores
 from fsachain.graph.lexicon import Lexicon
+from fsachain.kaldi.lattice import Lattice
 from fsachain.openfst import Transducer
 
 BEAM_ROUNDING = 1e-3  # costs of a lattice are float32 sums over its frames
@@ -64,21 +63,15 @@ class WordSequence:
 
 
 def best_word_sequences(
-    decoder: Decoder, nnet_output: npt.ArrayLike, name: str = "", *, count: int
+    lattice: Lattice, words: Sequence[str], count: int, beam: float = math.inf
 ) -> list[WordSequence]:
-    """At most `count` different word sequences of one utterance [T, P] by falling log-probability.
+    """At most `count` different word sequences of a lattice by falling log-probability, `words` those of id 1, 2, ...
 
-    The decoder's `lattice_beam` bounds how far behind the best one a sequence may be. Empty where no path survived.
+    `beam` bounds how far behind the best one a sequence may be.
     """
-    lattice = decoder.lattice(nnet_output, name)
-    if lattice is None:
-        return []
-    costs = lattice.graph_cost + lattice.acoustic_cost
-    finals = lattice.final_graph_cost + lattice.final_acoustic_cost
-    words, states = lattice.word, (lattice.num_states, lattice.start, lattice.src, lattice.dst)
-    paths = Transducer(*states, words, words, -costs, -finals).to_openfst()
-    found = _best_of(paths.topsort(), count, decoder.config.lattice_beam)
-    return [WordSequence(tuple(decoder.words[word - 1] for word in ids), log_prob) for ids, log_prob in found]
+    paths = replace(as_transducer(lattice), ilabel=lattice.word).to_openfst()
+    found = _best_of(paths.topsort(), count, beam)
+    return [WordSequence(tuple(words[word - 1] for word in ids), log_prob) for ids, log_prob in found]
 
 
 def _best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float]]:
@@ -132,27 +125,11 @@ def _best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float
     return [(spelt(number), total) for number, total in best(ends)]
 
 
-def n_best_lists(
-    nnet_outputs: Mapping[str, npt.ArrayLike],
-    graph: Graph,
-    words: Sequence[str],
-    count: int,
-    config: DecoderConfig | None = None,
-    *,
-    num_workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-) -> dict[str, list[WordSequence]]:
-    """`best_word_sequences` of every utterance; other arguments and errors as `decode`."""
-    search = partial(best_word_sequences, count=count)
-    return search_all(search, nnet_outputs, graph, words, config, num_workers, executor, progress)
-
-
 class Rescorer:
     """N-best lists with the scores of both language models, so that weights can be tried without scoring again.
 
-    `lists` is what `n_best_lists` found, `lexicon` gives the word ids of both grammars. `old` is the grammar of the search,
-    in which it had the `lm_weight`, and words the `word_insertion_penalty`; `new` is the second model.
+    `lists` is what `best_word_sequences` found by utterance, `lexicon` gives the word ids of both grammars. `old` is the
+    grammar of the search, with the `lm_weight` and `word_insertion_penalty` of the lists; `new` is the second model.
     """
 
     def __init__(

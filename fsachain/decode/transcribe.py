@@ -43,8 +43,7 @@ def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
     """
     src, dst, words = lattice.src.tolist(), lattice.dst.tolist(), lattice.word.tolist()
     spends = (lattice.transition > 0).tolist()
-    log_prob = -(lattice.graph_cost + lattice.acoustic_cost)
-    final = -(lattice.final_graph_cost + lattice.final_acoustic_cost)
+    log_prob, final = -lattice.cost, -lattice.final_cost
     before: dict[int, set[int]] = {}
     for state, following in zip(src, dst, strict=True):
         before.setdefault(following, set()).add(state)

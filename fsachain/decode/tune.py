@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fsachain.decode.decoder import DecoderConfig, Graph, decode
-from fsachain.decode.wer import ErrorCounts, score
+from fsachain.decode.lattices import WordLattice, best_words
+from fsachain.decode.wer import ErrorCounts, count_errors
 from fsachain.errors import ConfigError
-
-GraphBuilder = Callable[[float, float], Graph]
 
 
 @dataclass(frozen=True)
@@ -59,38 +56,76 @@ class TuningResult:
 
 
 def tune(
-    nnet_outputs: Mapping[str, npt.ArrayLike],
+    lattices: Mapping[str, WordLattice | None],
     references: Mapping[str, Sequence[str]],
-    build_graph: GraphBuilder,
     words: Sequence[str],
     *,
     lm_weights: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5),
     word_insertion_penalties: Sequence[float] = (-0.5, 0.0, 0.5),
-    config: DecoderConfig | None = None,
-    num_workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> TuningResult:
-    """Decode the development set at every pair of weight and penalty and choose one.
+    """Weigh the lattices of the development set at every pair of weight and penalty, and choose one.
 
     Development sets are small, so the fewest errors often stand at several points. Among them the point wins whose
     neighbours on the grid have the fewest errors too (the middle of a plateau rather than its edge), then the one nearest to
-    weight 1 and penalty 0.
+    weight 1 and penalty 0. Where it stands at an edge of the grid, a row or column is added there, as far from the edge as
+    the next one is inside (a weight is at least halved), until it does so no more, but at most 12 of them. A single weight
+    or penalty is taken as it is.
 
-    `references` are words by utterance id. `build_graph` makes the decoding graph from (LM weight, cost per word).
-    `progress` is called with (points done, points in all); other arguments are as for `decode`.
+    `lattices` are those of `fsachain.decode.decoder.lattices`, `references` words by utterance id, `words` those of id 1,
+    2, ... A path that the search's beams dropped cannot be found by another weight: search with weights in the middle of
+    the grid.
     """
     check_grid("", lm_weights, word_insertion_penalties)
-    grid = list(product(sorted(lm_weights), sorted(word_insertion_penalties)))
-    points: list[TuningPoint] = []
-    for weight, penalty in grid:
-        graph = build_graph(weight, penalty)
-        found = decode(nnet_outputs, graph, words, config, num_workers=num_workers, executor=executor)
-        report = score(references, {name: hypothesis.words for name, hypothesis in found.items()})
-        points.append(TuningPoint(weight, penalty, report.total))
-        if progress is not None:
-            progress(len(points), len(grid))
-    return choose(points)
+    found = [lattice for lattice in lattices.values() if lattice is not None]
+    errors = _Errors([(references[name], words) for name, lattice in lattices.items() if lattice is not None])
+    lost = sum(
+        (count_errors(references[name], ()) for name, one in lattices.items() if one is None), ErrorCounts()
+    )
+    weights, penalties = sorted(lm_weights), sorted(word_insertion_penalties)
+    points: dict[tuple[float, float], TuningPoint] = {}
+    for _ in range(_MOST_ADDED + 1):
+        grid = list(product(weights, penalties))
+        new = [pair for pair in grid if pair not in points]
+        for pair, ids in zip(new, best_words(found, new), strict=True):
+            points[pair] = TuningPoint(*pair, lost + errors.of(ids))
+        result = choose([points[pair] for pair in grid])
+        if not (
+            _extended(weights, result.best.lm_weight, 0.0)
+            | _extended(penalties, result.best.word_insertion_penalty)
+        ):
+            break
+    return result
+
+
+_MOST_ADDED = 12
+
+
+def _extended(values: list[float], best: float, above: float = -math.inf) -> bool:
+    """Add a value beyond the edge of the ascending `values`, if `best` is one: larger than `above`."""
+    if len(values) > 1 and best == values[-1]:
+        values.append(round(2 * best - values[-2], 9))
+    elif len(values) > 1 and best == values[0] > above:
+        step = 2 * best - values[1]
+        values.insert(0, round(step if step > above else (best + above) / 2, 9))
+    else:
+        return False
+    return True
+
+
+class _Errors:
+    """Counts the errors of word ids; what was counted once is known."""
+
+    def __init__(self, references: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
+        self._references = references
+        self._known: list[dict[tuple[int, ...], ErrorCounts]] = [{} for _ in references]
+
+    def of(self, found: Sequence[tuple[int, ...]]) -> ErrorCounts:
+        total = ErrorCounts()
+        for (reference, words), known, ids in zip(self._references, self._known, found, strict=True):
+            if ids not in known:
+                known[ids] = count_errors(reference, [words[word - 1] for word in ids])
+            total += known[ids]
+        return total
 
 
 def check_grid(prefix: str, lm_weights: Sequence[float], word_insertion_penalties: Sequence[float]) -> None:

@@ -128,22 +128,12 @@ def score(
     for names, side, other in ((unknown, "hypotheses", "reference"), (no_speaker, "speakers", "speaker")):
         if names:
             raise DataError(f"{side}: {len(names)} utterances have no {other}, the first is {names[0]!r}")
-    kaldialign = require("kaldialign", extra="recipes")
     total = ErrorCounts()
     by_speaker: dict[str, ErrorCounts] = {}
     utterances = []
     for name, reference in references.items():
-        hypothesis = hypotheses.get(name, ())
-        for side, words in (("reference", reference), ("hypothesis", hypothesis)):
-            if EPSILON in words:
-                raise DataError(f"{side}: the word {EPSILON!r} is reserved for empty places of the alignment")
-        alignment = tuple(map(tuple, kaldialign.align(list(reference), list(hypothesis), EPSILON)))
-        insertions = sum(ref == EPSILON for ref, _ in alignment)
-        deletions = sum(hyp == EPSILON for _, hyp in alignment)
-        substitutions = sum(ref != hyp for ref, hyp in alignment) - insertions - deletions
-        is_wrong = int(insertions + deletions + substitutions > 0)
-        num_words = len(alignment) - insertions
-        counts = ErrorCounts(insertions, deletions, substitutions, num_words, 1, is_wrong)
+        alignment = align_words(reference, hypotheses.get(name, ()))
+        counts = _counts(alignment)
         total = total + counts
         speaker = "" if speakers is None else speakers[name]
         if speakers is not None:
@@ -151,6 +141,30 @@ def score(
         utterances.append(UtteranceScore(name, speaker, counts, alignment))
     missing = tuple(name for name in references if name not in hypotheses)
     return WerReport(total, dict(sorted(by_speaker.items())), tuple(utterances), missing)
+
+
+def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
+    """The errors of one utterance."""
+    return _counts(align_words(reference, hypothesis))
+
+
+def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs (reference, hypothesis) of fewest errors, `<eps>` where one side is empty."""
+    for side, words in (("reference", reference), ("hypothesis", hypothesis)):
+        if EPSILON in words:
+            raise DataError(f"{side}: the word {EPSILON!r} is reserved for empty places of the alignment")
+    kaldialign = require("kaldialign", extra="recipes")
+    return tuple(map(tuple, kaldialign.align(list(reference), list(hypothesis), EPSILON)))
+
+
+def _counts(alignment: Sequence[tuple[str, str]]) -> ErrorCounts:
+    insertions = sum(reference == EPSILON for reference, _ in alignment)
+    deletions = sum(hypothesis == EPSILON for _, hypothesis in alignment)
+    substitutions = (
+        sum(reference != hypothesis for reference, hypothesis in alignment) - insertions - deletions
+    )
+    is_wrong = int(insertions + deletions + substitutions > 0)
+    return ErrorCounts(insertions, deletions, substitutions, len(alignment) - insertions, 1, is_wrong)
 
 
 def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:

@@ -11,16 +11,83 @@ prune by the grammar's scores early. Path weights are not changed by this.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from fsachain.brief import brief
 from fsachain.errors import ConfigError, GraphError, require
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import check_phones
 from fsachain.openfst import Transducer
+
+
+@dataclass(frozen=True, eq=False)
+class DecodingGraph:
+    """A decoding graph that knows which part of its costs is the grammar's: its lattices can be weighed anew.
+
+    Attributes:
+        arcs: input label pdf + 1 or epsilon, output label as the grammar's, all log-probabilities; trimmed, arcs sorted by
+            source state and input label.
+        language_cost: float64 [A], the part of each arc's cost that is the grammar's, at weight one. Shares that were moved
+            towards a word's beginning are among it; along a whole path they cancel out.
+        final_language_cost: float64 [S], the same of the ends; inf: not final.
+        lm_weight, word_insertion_penalty: those of `arcs`; words that print nothing bear no penalty.
+    """
+
+    arcs: Transducer
+    language_cost: npt.NDArray[np.float64]
+    final_language_cost: npt.NDArray[np.float64]
+    lm_weight: float
+    word_insertion_penalty: float
+
+    __repr__ = brief
+
+    @classmethod
+    def build(
+        cls,
+        lexicon: Lexicon,
+        tree: ContextTree,
+        grammar: Any,
+        *,
+        lm_weight: float = 1.0,
+        word_insertion_penalty: float = 0.0,
+    ) -> DecodingGraph:
+        """Arguments and errors are those of `build_decoding_graph`."""
+        if not 0 <= lm_weight < math.inf:
+            raise ConfigError(f"lm_weight = {lm_weight}: expected a finite number >= 0")
+        if not math.isfinite(word_insertion_penalty):
+            raise ConfigError(f"word_insertion_penalty = {word_insertion_penalty}: expected a finite number")
+        check_phones(lexicon, tree)
+        words = Transducer.from_openfst(grammar)
+        bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > len(lexicon.words)))
+        if bad.size:
+            came = (
+                f"grammar: arc {words.src[bad[0]]} -> {words.dst[bad[0]]} has word id {words.ilabel[bad[0]]}"
+            )
+            raise GraphError(f"{came}; the lexicon has ids 1 to {len(lexicon.words)} (0 is epsilon)")
+        phones, other, printed = _merged(_Speller(words, lexicon, lm_weight, word_insertion_penalty).run())
+        # The same graph twice: with all weights, and with those that are not the grammar's.
+        whole, rest = (
+            expand_arcs(one, tree, self_loop_scale=1.0, transition_scale=1.0).graph for one in (phones, other)
+        )
+        # OpenFst trims and sorts a copy whose output labels are the numbers of the arcs.
+        numbered = replace(whole, olabel=np.arange(1, len(whole.src) + 1))
+        kept = Transducer.from_openfst(numbered.to_openfst().connect().arcsort("ilabel"))
+        arc = kept.olabel - 1
+        state = np.full(kept.num_states, whole.start)
+        state[kept.src], state[kept.dst] = whole.src[arc], whole.dst[arc]
+        arcs = replace(kept, olabel=printed[whole.olabel[arc]])
+        language = rest.log_prob[arc] - arcs.log_prob - word_insertion_penalty * (arcs.olabel > 0)
+        is_final = arcs.final_log_prob > -math.inf
+        at_end = np.where(is_final, rest.final_log_prob[state], 0.0) - arcs.final_log_prob
+        scale = 1.0 / lm_weight if lm_weight else 0.0
+        ends = np.where(is_final, scale * np.where(is_final, at_end, 0.0), math.inf)
+        return cls(arcs, scale * language, ends, lm_weight, word_insertion_penalty)
 
 
 def build_decoding_graph(
@@ -43,10 +110,11 @@ def build_decoding_graph(
         grammar: pywrapfst FST; input labels are word ids, output labels what to print (word ids as a rule), 0
             is epsilon, as on back-off arcs.
         lm_weight: factor on the grammar's costs, >= 0; found on a development set.
-        word_insertion_penalty: cost for each word; negative values favour more words.
+        word_insertion_penalty: cost for each word that is printed; negative values favour more words.
 
     Returns:
         pywrapfst `VectorFst` (tropical): input label pdf + 1 or epsilon, output label as the grammar's.
+        `DecodingGraph.build` keeps the grammar's costs apart, for `tune`.
 
     Raises:
         GraphError: lexicon and tree disagree on the phones, a word id is not in the lexicon, or the grammar
@@ -54,41 +122,62 @@ def build_decoding_graph(
         ConfigError: lm_weight or word_insertion_penalty is not a legal number.
         MissingExtraError: pywrapfst is not installed.
     """
-    if not 0 <= lm_weight < math.inf:
-        raise ConfigError(f"lm_weight = {lm_weight}: expected a finite number >= 0")
-    if not math.isfinite(word_insertion_penalty):
-        raise ConfigError(f"word_insertion_penalty = {word_insertion_penalty}: expected a finite number")
-    check_phones(lexicon, tree)
-    words = Transducer.from_openfst(grammar)
-    bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > len(lexicon.words)))
-    if bad.size:
-        came = f"grammar: arc {words.src[bad[0]]} -> {words.dst[bad[0]]} has word id {words.ilabel[bad[0]]}"
-        raise GraphError(f"{came}; the lexicon has ids 1 to {len(lexicon.words)} (0 is epsilon)")
-    spoken = _Speller(words, lexicon, lm_weight, word_insertion_penalty).run().to_openfst()
-    spoken.connect()
-    if spoken.start() < 0:
-        raise GraphError("grammar: no word sequence is accepted")
-    _merge_equal_tails(spoken)
-    phones = Transducer.from_openfst(spoken)
-    graph = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph.to_openfst()
-    return graph.connect().arcsort("ilabel")
+    weights = {"lm_weight": lm_weight, "word_insertion_penalty": word_insertion_penalty}
+    return DecodingGraph.build(lexicon, tree, grammar, **weights).arcs.to_openfst()
 
 
-def _merge_equal_tails(fst: Any) -> None:
-    """Merge states of the same future; weights count as labels, so none is pushed or quantised."""
+def _merged(spoken: _Spoken) -> tuple[Transducer, Transducer, npt.NDArray[np.int32]]:
+    """The graph of phones with states of the same future merged; the same with other costs only; what is printed.
+
+    Weights count as labels, so none is pushed or quantised. Output labels of the two are numbers k; [k] of the third is the
+    grammar's label. Ends are arcs of a label of their own meanwhile.
+    """
     mapper = require("pywrapfst", extra="graph").EncodeMapper(
-        fst.arc_type(), encode_labels=True, encode_weights=True
+        "standard", encode_labels=True, encode_weights=True
     )
+    pairs, label = np.unique(
+        np.stack([spoken.arcs.olabel, spoken.other], axis=1), axis=0, return_inverse=True
+    )
+    fst = replace(spoken.arcs, olabel=label.ravel() + 1).to_openfst().connect()
+    if fst.start() < 0:
+        raise GraphError("grammar: no word sequence is accepted")
     fst.encode(mapper)
     fst.minimize(allow_nondet=True)
     fst.decode(mapper)
+    printed, costs = np.concatenate([np.zeros((1, 2)), pairs]).T
+    merged = Transducer.from_openfst(fst)
+    ends, inner = merged.ilabel == spoken.end, merged.ilabel != spoken.end
+
+    def phones(log_prob: npt.NDArray[np.float64]) -> Transducer:
+        final = np.full(merged.num_states, -math.inf)
+        final[merged.src[ends]] = log_prob[ends]
+        src, dst, ilabel, olabel = (
+            column[inner] for column in (merged.src, merged.dst, merged.ilabel, merged.olabel)
+        )
+        return Transducer(merged.num_states, merged.start, src, dst, ilabel, olabel, log_prob[inner], final)
+
+    return phones(merged.log_prob), phones(costs[merged.olabel]), printed.astype(np.int32)
 
 
-class _Arc(NamedTuple):  # as `Transducer.of_arcs` takes it, but for the source
+class _Arc(NamedTuple):
+    """`other` is the part of `log_prob` that is neither the grammar's nor the penalty: pronunciation and silence."""
+
     dst: int
     ilabel: int
     olabel: int
     log_prob: float
+    other: float = 0.0
+
+    def after(self, log_prob: float) -> _Arc:
+        return self._replace(log_prob=self.log_prob + log_prob, other=self.other + log_prob)
+
+
+class _Spoken(NamedTuple):
+    """A graph of phones whose only final state is reached by arcs of the input label `end`; `other` is by arc."""
+
+    arcs: Transducer
+    other: npt.NDArray[np.float64]
+    end: int
 
 
 class _PrefixTree:
@@ -103,7 +192,7 @@ class _PrefixTree:
         self.leaves: list[tuple[int, _Arc]] = []
         self._children: dict[tuple[int, int], int] = {}
 
-    def add(self, phones: tuple[int, ...], olabel: int, dst: int, log_prob: float) -> None:
+    def add(self, phones: tuple[int, ...], olabel: int, dst: int, log_prob: float, other: float) -> None:
         node = 0
         for phone in phones[:-1]:
             child = self._children.get((node, phone))
@@ -112,7 +201,7 @@ class _PrefixTree:
                 self.parent.append(node)
                 self.phone.append(phone)
             node = child
-        self.leaves.append((node, _Arc(dst, phones[-1], olabel, log_prob)))
+        self.leaves.append((node, _Arc(dst, phones[-1], olabel, log_prob, other)))
 
     def masses(self) -> list[float]:
         """Log-sum of the leaves beneath each node; 0 for the root, so that it takes no share of its arcs."""
@@ -155,20 +244,27 @@ class _Speller:
             for pronunciations in lexicon.pronunciations
         ]
 
-    def run(self) -> Transducer:
+    def run(self) -> _Spoken:
         silence, no_silence = self.lexicon.silence_log_probs()
-        phone = self.lexicon.silence_phone
+        phone, end = self.lexicon.silence_phone, len(self.lexicon.phones) + 1
         for state, (tree, epsilons) in enumerate(self.leaving()):
-            for arc in (*self.grow(tree), *epsilons):
-                self.arcs.append((2 * state, arc._replace(log_prob=arc.log_prob + no_silence)))
+            ends = []
+            if self.words.final_log_prob[state] > -math.inf:
+                ends = [_Arc(-1, end, 0, self.lm_weight * float(self.words.final_log_prob[state]))]
+            for arc in (*self.grow(tree), *epsilons, *ends):
+                self.arcs.append((2 * state, arc.after(no_silence)))
                 self.arcs.append((2 * state + 1, arc))
             if phone is not None:
-                self.arcs.append((2 * state, _Arc(2 * state + 1, phone, 0, silence)))
-        final = np.full(self.num_states, -math.inf)
-        accepting = np.flatnonzero(self.words.final_log_prob > -math.inf)
-        final[2 * accepting + 1] = self.lm_weight * self.words.final_log_prob[accepting]
-        final[2 * accepting] = final[2 * accepting + 1] + no_silence
-        return Transducer.of_arcs(((src, *arc) for src, arc in self.arcs), final, 2 * self.words.start)
+                self.arcs.append((2 * state, _Arc(2 * state + 1, phone, 0, silence, silence)))
+        last = self.num_states
+        rows = [
+            (src, last if arc.dst < 0 else arc.dst, *arc[1:])
+            for src, arc in self.arcs
+            if arc.log_prob > -math.inf
+        ]
+        final = np.append(np.full(last, -math.inf), 0.0)
+        graph = Transducer.of_arcs(rows, final, 2 * self.words.start)
+        return _Spoken(graph, np.array([row[-1] for row in rows], dtype=np.float64), end)
 
     def leaving(self) -> list[tuple[_PrefixTree, list[_Arc]]]:
         """Of each grammar state, the tree of its words and its epsilon arcs."""
@@ -184,7 +280,8 @@ class _Speller:
                 epsilons.append(_Arc(2 * dst + 1, 0, olabel, scaled))
                 continue
             for phones, spelling_log_prob in self.spellings[ilabel - 1]:
-                tree.add(phones, olabel, 2 * dst, scaled - self.penalty + spelling_log_prob)
+                penalty = self.penalty if olabel else 0.0
+                tree.add(phones, olabel, 2 * dst, scaled - penalty + spelling_log_prob, spelling_log_prob)
         return found
 
     def grow(self, tree: _PrefixTree) -> list[_Arc]:

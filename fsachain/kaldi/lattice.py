@@ -25,7 +25,7 @@ from fsachain.openfst import MAGIC, Transducer, named_states, read_header
 from fsachain.stream import LONGEST_LINE, Cursor
 
 Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating]
 
 # A plain lattice is an FST over transition ids and words whose weights are two costs, of the graph (language model,
 # pronunciations, transitions) and of the acoustics. A compact one has words on its arcs and a string of transition ids in
@@ -64,6 +64,16 @@ class Lattice:
     final_acoustic_cost: Floats
 
     __repr__ = brief
+
+    @property
+    def cost(self) -> npt.NDArray[np.float64]:
+        """float64 [A], both costs of each arc."""
+        return np.add(self.graph_cost, self.acoustic_cost, dtype=np.float64)
+
+    @property
+    def final_cost(self) -> npt.NDArray[np.float64]:
+        """float64 [S]."""
+        return np.add(self.final_graph_cost, self.final_acoustic_cost, dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +349,7 @@ def _frames(
             f"{len(model.transitions.pdf) - 1}"
         )
 
-    def log_prob(graph: Floats, acoustic: Floats) -> Floats:
+    def log_prob(graph: Floats, acoustic: Floats) -> npt.NDArray[np.float64]:
         """An infinite cost is -inf under any scale."""
         possible = np.isfinite(graph) & np.isfinite(acoustic)
         costs = lm_scale * np.where(possible, graph, 0.0) + acoustic_scale * np.where(possible, acoustic, 0.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kaldi_bytes import HUGE, check, damage
 from test_decoder import WORDS, spell, word_loop
 
-from fsachain.decode.decoder import Decoder, DecoderConfig
+from fsachain.decode.decoder import Decoder
 from fsachain.errors import DataError, GraphError, ShapeError
 from fsachain.openfst import Transducer
 
@@ -22,8 +22,9 @@ FIRST_ARCS = HEADER + 24 + 4  # count of arcs of state 0
 def search(path):
     """What a user does with a graph; refusals are DataError for `check`."""
     try:
-        for kind in ("lattice", "beam"):
-            Decoder(path, WORDS, DecoderConfig(search=kind)).decode(spell(("yes", "no"), noise=0.5))
+        decoder = Decoder(path, WORDS)
+        for kind in (decoder.decode, decoder.lattice):
+            kind(spell(("yes", "no"), noise=0.5))
     except GraphError as error:
         raise DataError(f"{path}, byte 0: {error}".replace("\n", " ")) from error
     except ShapeError:
@@ -68,9 +69,10 @@ def silent_cycle(costs):
     return Transducer(2, 0, *ends, ilabel, ilabel, weights, np.array([-np.inf, 0.0])).to_bytes()
 
 
-@pytest.mark.parametrize("search", ["lattice", "beam"])
-def test_epsilon_cycles_without_gain_are_searched(search):
-    found = Decoder(silent_cycle([0.25, 0.0]), WORDS, DecoderConfig(search=search)).decode(np.zeros((3, 1)))
+def test_epsilon_cycles_without_gain_are_searched():
+    decoder = Decoder(silent_cycle([0.25, 0.0]), WORDS)
+    assert decoder.lattice(np.zeros((3, 1))) is not None
+    found = decoder.decode(np.zeros((3, 1)))
     assert found.words == ("yes",) * 3 and found.graph_log_prob == -0.25 - 3 * 0.5
 
 
