@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
@@ -100,11 +102,8 @@ def _refine(state: Ints, other: Ints, pdf: Ints, log_weight: Floats, colour: Int
     classes = np.unique(colour, return_inverse=True)[1].astype(np.int64)
     num_classes = int(classes.max()) + 1
     while True:
-        order = np.lexsort((classes[other], pdf, state))
-        keys = np.stack([state[order], pdf[order], classes[other[order]]])
-        first = np.flatnonzero(np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: keys.shape[1]])
-        total = np.add.reduceat(prob[order], first) if len(first) else np.empty(0)
-        row, label, target = keys[:, first].astype(np.uint64)
+        *keys, total = _sums(state, pdf, classes[other], prob)
+        row, label, target = (column.astype(np.uint64) for column in keys)
         with np.errstate(divide="ignore"):
             weight = _quantise(np.log(total), tolerance).astype(np.uint64)
         arc_hash = _mix(_mix(_mix(label) ^ target) ^ weight)
@@ -126,15 +125,55 @@ def _merge(fsa: Fsa, classes: Ints, weights: Floats) -> Fsa:
     number[np.argsort(earliest)] = np.arange(len(members))
     share = weights / members[classes]
     final = np.bincount(number[classes], share * np.exp(fsa.final_log_prob), len(members))
-    src, dst = number[classes[fsa.src]], number[classes[fsa.dst]]
-    order = np.lexsort((dst, fsa.pdf, src))
-    keys = np.stack([src, fsa.pdf, dst])[:, order]
-    first = np.flatnonzero(np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: keys.shape[1]])
-    prob = (share[fsa.src] * np.exp(fsa.log_prob))[order]
-    total = np.add.reduceat(prob, first) if len(first) else prob
-    source, pdf, target = keys[:, first]
+    prob = share[fsa.src] * np.exp(fsa.log_prob)
+    source, pdf, target, total = _sums(number[classes[fsa.src]], fsa.pdf, number[classes[fsa.dst]], prob)
     with np.errstate(divide="ignore"):
         return Fsa(len(members), source, target, pdf, np.log(total), np.log(final), 0)
+
+
+COARSE_TOLERANCE = 4.0  # nats within which weights count as equal where states are merged for a star
+
+
+@lru_cache(maxsize=4)  # an Fsa is immutable and hashed by identity
+def coarse(fsa: Fsa) -> Fsa:
+    """An acceptor with fewer states in which no sequence weighs more than in `fsa`.
+
+    States with arcs of the same pdfs into the same classes, of like weight, are one, whose arcs weigh the least that they do
+    in any of them:
+
+        w'(C -> D, pdf) = min over s in C of the sum over d in D of w(s -> d, pdf),     final'(C) likewise.
+
+    By induction over its length a sequence weighs from C at most what it does from any s in C.
+    """
+    is_start = np.arange(fsa.num_states) == fsa.start
+    colours = np.stack([_quantise(fsa.final_log_prob, COARSE_TOLERANCE), is_start])
+    colour = np.unique(colours, axis=1, return_inverse=True)[1].ravel()
+    classes = _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, colour, COARSE_TOLERANCE)
+    state, pdf, target, total = _sums(fsa.src, fsa.pdf, classes[fsa.dst], np.exp(fsa.log_prob))
+    order = np.lexsort((target, pdf, classes[state]))
+    keys = np.stack([classes[state], pdf, target])[:, order]
+    first = _runs(keys)
+    least = np.minimum.reduceat(total[order], first) if len(first) else total
+    final = np.full(int(classes.max()) + 1, np.inf)
+    np.minimum.at(final, classes, fsa.final_log_prob)
+    src, pdf, dst = keys[:, first]
+    return Fsa(len(final), src, dst, pdf, np.log(least), final, int(classes[fsa.start]))
+
+
+def _runs(keys: Ints) -> Ints:
+    """Where in sorted columns [K, A] another one begins."""
+    changes = np.any(keys[:, 1:] != keys[:, :-1], axis=0)
+    return np.flatnonzero(np.append(True, changes)[: keys.shape[1]])
+
+
+def _sums(src: Ints, pdf: Ints, dst: Ints, prob: Floats) -> tuple[Ints, Ints, Ints, Floats]:
+    """Parallel arcs as one, sorted by (src, pdf, dst)."""
+    order = np.lexsort((dst, pdf, src))
+    keys = np.stack([src, pdf, dst])[:, order]
+    first = _runs(keys)
+    total = np.add.reduceat(prob[order], first) if len(first) else prob
+    source, label, target = keys[:, first]
+    return source, label, target, total
 
 
 def _quantise(log_prob: Floats, tolerance: float) -> Ints:

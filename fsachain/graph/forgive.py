@@ -85,6 +85,29 @@ class Forgiveness:
         """The share of c that falls to each place between labels, and to both ends."""
         return math.log(-math.expm1(-self.deletion))
 
+    def constant(self, num_labels: int) -> float:
+        """log c."""
+        return num_labels * self.label_log_prob + (num_labels + 1) * self.stop_log_prob
+
+    def scripts_between(self, star: bool, left_out: int) -> list[tuple[float, tuple[int, int, int]]]:
+        """What may stand between two labels that are kept: (-penalty, (n_s, n_i, n_d)) of each, if it is not forbidden.
+
+        `left_out` labels are not said, in place of which there is one star or none. A star is one deletion before
+        labels that are inserted, or stands for the first of them, one or more, which are then substituted.
+        """
+        found = [(j, left_out - j, 0) for j in range(1, left_out + 1)] if star else []
+        found.append((0, left_out, int(star)))
+        penalties = self.substitution, self.insertion, self.deletion
+        paid = [
+            (-sum(n * p for n, p in zip(counts, penalties, strict=True) if n), counts) for counts in found
+        ]
+        return [one for one in paid if one[0] > -math.inf]
+
+    def between(self, star: bool, left_out: int) -> float:
+        """The log-sum of `scripts_between`."""
+        weights = [weight for weight, _ in self.scripts_between(star, left_out)]
+        return float(np.logaddexp.reduce(weights)) if weights else -math.inf
+
 
 class Forgiven(NamedTuple):
     """An acceptor whose label `star` is the star.

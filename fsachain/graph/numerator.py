@@ -15,7 +15,7 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -39,10 +39,11 @@ from fsachain.graph.archive import (
     unique_names,
 )
 from fsachain.graph.context import ContextTree
+from fsachain.graph.denominator import coarse
 from fsachain.graph.expand import expand_acceptor
-from fsachain.graph.forgive import KEPT, Forgiveness, linear, with_star
+from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon, name_difference
-from fsachain.graph.spelling import NO_WORD, any_phones, spell, transcript_acceptor, ways_to_say
+from fsachain.graph.spelling import ForgivingTranscript, any_phones, transcript_acceptor, ways_to_say
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer
 
@@ -155,34 +156,19 @@ def build_numerator(
     where = "" if name is None else f"utterance {name!r}: "
     if not words:
         raise GraphError(f"{where}the transcript is empty: a numerator needs at least one word")
+    how: dict[str, Any] = {"normalization": normalization, "floor": floor, "name": name}
     if forgive is None:
         ways = [ways_to_say(word, position, lexicon, name=name) for position, word in enumerate(words)]
         phones, tags = transcript_acceptor(ways, lexicon)
-    else:
-        phones, tags = forgiving_acceptor(words, lexicon, forgive, anything, name=name)
-    how: dict[str, Any] = {"normalization": normalization, "floor": floor, "name": name}
-    return numerator_of_phones(phones, tags, tuple(words), lexicon, tree, **how)
-
-
-def forgiving_acceptor(
-    words: Sequence[str],
-    lexicon: Lexicon,
-    forgive: Forgiveness,
-    anything: Fsa | None,
-    *,
-    name: str | None = None,
-) -> tuple[Transducer, list[int]]:
-    """All phone sequences that may have been said where `words` was written, with the tag of each arc.
-
-    Arguments as for `build_numerator`; tags as `Numerator.arc_word`.
-    """
-    ids = [lexicon.word_id(word, name=name) for word in words]
-    star = len(lexicon.words)
-    graph, way, arc = with_star(linear([number - 1 for number in ids]), star, forgive)
-    part = any_phones(lexicon, forgive.star) if anything is None else anything
-    phones, arcs = spell(graph.to_transducer(), lexicon, [part])
-    tag_of = np.where(way == KEPT, arc, -2 - graph.dst)
-    return phones, np.append(tag_of, NO_WORD)[arcs].tolist()
+        return numerator_of_phones(phones, tags, tuple(words), lexicon, tree, **how)
+    if forgive.has_star and normalization is not None:
+        how["normalization"] = coarse(normalization)
+    star = any_phones(lexicon, forgive.star) if anything is None else anything
+    transcript = ForgivingTranscript(words, lexicon, forgive, star, name=name)
+    found = numerator_of_phones(
+        transcript.graph, transcript.graph.dst.tolist(), tuple(words), lexicon, tree, **how
+    )
+    return replace(found, arc_word=np.array(transcript.tag, dtype=np.int32)[found.arc_word])
 
 
 def numerator_of_phones(

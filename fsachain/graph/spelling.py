@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +12,13 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.forgive import Star
+from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.openfst import Transducer
 
 NO_WORD = -1
+WORDS_PER_STAR = 3  # what is missing between two words is often more than one
 
 
 class Way(NamedTuple):
@@ -92,6 +94,108 @@ def _acceptor(
     """Of src, dst, phone, log_prob and tag of each arc."""
     graph = Transducer.of_arcs(((src, dst, phone, phone, w) for src, dst, phone, w, _ in arcs), final, start)
     return graph, [arc[4] for arc in arcs]
+
+
+class ForgivingTranscript:
+    """All phone sequences that may have been said where words were written, epsilon-free; states know their place.
+
+    Place k is where k words are done with. It has two states as in `transcript_acceptor`, and a copy of a star's acceptor
+    that leaves them, with an optional silence behind it. What follows a place leaves all of these. It may skip words that
+    were not said, at the price of `Forgiveness.between`, which no other arc or final weight has. Behind a star and a silence
+    another one may begin where `most_left_out` words are skipped.
+
+    Attributes:
+        tag [S]: of the arcs that enter a state: the position of a word, `NO_WORD`, or -2 - k for a star at place k.
+        place [S]: the state's place, -1 within a word.
+        star [S]: whether the state is in a star or behind it.
+        graph: the acceptor; its start is state 0.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        lexicon: Lexicon,
+        forgive: Forgiveness,
+        star: Fsa,
+        *,
+        name: str | None = None,
+    ) -> None:
+        self.tag: list[int] = []
+        self.place: list[int] = []
+        self.star: list[bool] = []
+        self._lexicon, self._forgive, self._part = lexicon, forgive, star
+        self._arcs: list[tuple[int, int, int, float]] = []  # src, dst, phone, log_prob
+        self._leaving: list[list[tuple[int, float]]] = []  # by place, what leaves it: states and weights
+        self._rest: list[int | None] = []  # by place, the state behind the silence of its star
+        said = self._state(NO_WORD, 0, False)
+        for number, word in enumerate(words):
+            self._add_place(number, said)
+            before, said = self._before(number), self._state(number, number + 1, False)
+            for phones, prob in lexicon.pronunciations_of(word, name=name):
+                states = [*(self._state(number, -1, False) for _ in phones[1:]), said]
+                self._arcs += [(src, states[0], phones[0], w + math.log(prob)) for src, w in before]
+                self._arcs += [
+                    (*pair, phone, 0.0) for pair, phone in zip(pairwise(states), phones[1:], strict=True)
+                ]
+        self._add_place(len(words), said)
+        final = np.full(len(self.tag), -math.inf)
+        for state, weight in self._before(len(words)):
+            final[state] = weight + forgive.constant(len(words))
+        src, dst, phone, log_prob = zip(*self._arcs, strict=True)
+        sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
+        self.graph = Transducer(len(final), 0, sources, targets, labels, labels, np.array(log_prob), final)
+
+    def _state(self, tag: int, place: int, star: bool) -> int:
+        self.tag.append(tag)
+        self.place.append(place)
+        self.star.append(star)
+        return len(self.tag) - 1
+
+    def _add_place(self, place: int, said: int) -> None:
+        """The states and arcs of a place where `said` is a state, but for what follows it."""
+        ready = self._silence({said: 0.0}, place, False)
+        self._leaving.append(ready)
+        self._rest.append(None)
+        forgive, part = self._forgive, self._part
+        if not forgive.has_star:
+            return
+        first = list(ready)
+        again = self._rest[place - forgive.most_left_out] if place >= forgive.most_left_out else None
+        price = forgive.between(True, forgive.most_left_out)
+        if again is not None and price > -math.inf:
+            first.append((again, price))
+        copy = [self._state(NO_WORD - 1 - place, place, True) for _ in range(part.num_states)]
+        columns = (part.src, part.dst, part.pdf + 1, part.log_prob)
+        for src, dst, phone, weight in zip(*(column.tolist() for column in columns), strict=True):
+            self._arcs.append((copy[src], copy[dst], phone, weight))
+            if src == part.start:
+                self._arcs += [(state, copy[dst], phone, w + weight) for state, w in first]
+        ends = {copy[state]: float(part.final_log_prob[state]) for state in np.unique(part.dst).tolist()}
+        behind = self._silence({state: w for state, w in ends.items() if w > -math.inf}, place, True)
+        self._leaving[place] = ready + behind
+        if self._lexicon.silence_phone is not None:
+            self._rest[place] = behind[-1][0]
+
+    def _silence(self, states: dict[int, float], place: int, star: bool) -> list[tuple[int, float]]:
+        """What leaves states with some weights and an optional silence behind them."""
+        silence, no_silence = self._lexicon.silence_log_probs()
+        leaving = [(state, weight + no_silence) for state, weight in states.items()]
+        phone = self._lexicon.silence_phone
+        if phone is not None:
+            ready = self._state(NO_WORD, place, star)
+            self._arcs += [(state, ready, phone, weight + silence) for state, weight in states.items()]
+            leaving.append((ready, 0.0))
+        return leaving
+
+    def _before(self, place: int) -> list[tuple[int, float]]:
+        """The states that what follows `place` may leave, words skipped, with their weights."""
+        found = []
+        for skipped in range(min(place, self._forgive.most_left_out) + 1):
+            for state, weight in self._leaving[place - skipped]:
+                price = self._forgive.between(self.star[state], skipped)
+                if price > -math.inf:
+                    found.append((state, weight + price))
+        return found
 
 
 def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tuple[Transducer, list[int]]:
@@ -203,15 +307,25 @@ def phone_loop(phones: Sequence[int], *, stop_prob: float = 0.1) -> Fsa:
 
 
 def any_phones(lexicon: Lexicon, star: Star = "mean") -> Fsa:
-    """Phones but silence, one or more, as many on average as in a pronunciation of the lexicon.
+    """Phones, one or more, with an optional silence between any two; as many on average as `WORDS_PER_STAR` words have.
 
-    "mean": n of the K phones have probability q (1 - q)^(n - 1) / K^n; "sum": each sequence weighs K^n times as much. Either
-    way a sequence of phones weighs at most one, however many of these stand in a row.
+    "mean": n of the K phones but silence have probability q (1 - q)^(n - 1) / K^n; "sum": each sequence weighs K^n times as
+    much. Silences have the lexicon's probability.
     """
     spoken = [phone for phone in range(1, len(lexicon.phones) + 1) if phone != lexicon.silence_phone]
     lengths = [len(ways.phones) for all_ways in lexicon.pronunciations for ways in all_ways]
-    loop = phone_loop(spoken, stop_prob=min(0.5, len(lengths) / sum(lengths)))
-    if star == "mean":
-        return loop
-    log_prob = loop.log_prob + math.log(len(spoken))
-    return Fsa(loop.num_states, loop.src, loop.dst, loop.pdf, log_prob, loop.final_log_prob)
+    stop = min(0.5, len(lengths) / sum(lengths) / WORDS_PER_STAR)
+    each = -math.log(len(spoken)) if star == "mean" else 0.0
+    silence, no_silence = lexicon.silence_log_probs()
+    more = math.log1p(-stop)
+    # 0 at the start, 1 behind a phone, 2 behind a silence
+    arcs = [
+        (src, 1, phone, each + before)
+        for src, before in ((0, 0.0), (1, more + no_silence))
+        for phone in spoken
+    ]
+    if lexicon.silence_phone is not None:
+        arcs.append((1, 2, lexicon.silence_phone, more + silence))
+        arcs += [(2, 1, phone, each) for phone in spoken]
+    src, dst, phones, log_prob = (np.array(column) for column in zip(*arcs, strict=True))
+    return Fsa(3, src, dst, phones - 1, log_prob, np.array([-math.inf, math.log(stop), -math.inf]))

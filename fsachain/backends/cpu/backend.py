@@ -159,6 +159,7 @@ Expected = tuple[Floats, Floats, Bools]  # log Z, E[A], ok [N]
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two or four
+DENSE = 8  # arcs for each pdf, from which they are summed by pdf where a graph is not shared, too
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
 
@@ -343,8 +344,11 @@ def _group_job(
     def run() -> None:
         form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
         alone = ArcGroups if len(lanes) == 1 and kind != "expected" else ArcRows
-        layout = alone if batch.is_shared else ArcList
-        graph = _graph(batch.table(int(lanes[0])), dtype, form, job.leaky > 0.0, layout, job.scores.shape[2])
+        table = batch.table(int(lanes[0]))
+        # A list reads a score for each arc: right where few arcs have a pdf in common.
+        dense = table.num_arcs > DENSE * len(table.active_pdfs)
+        layout = alone if batch.is_shared or dense else ArcList
+        graph = _graph(table, dtype, form, job.leaky > 0.0, layout, job.scores.shape[2])
         found[:, lanes], certain[lanes] = _in_numbers(graph, job, lanes)
 
     return run
