@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from edit_scripts import STAR, scripts
+from edit_scripts import STAR, scripts, spoken_scripts
 from graph_paths import Scorer, log_add
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
 from fsachain.decode.suspicious import doubts
 from fsachain.errors import ConfigError, GraphError
-from fsachain.graph.denominator import build_denominator
+from fsachain.graph.denominator import build_denominator, coarse
 from fsachain.graph.forgive import forgive
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import any_phones, phone_loop
@@ -116,14 +116,15 @@ def spoken(words, options):
     anything = {
         tuple(label + 1 for label in said): math.exp(star(said))
         for length in range(1, LONGEST + 1)
-        for said in itertools.product((A - 1, B - 1), repeat=length)
+        for said in itertools.product((SIL - 1, A - 1, B - 1), repeat=length)
     }
     total = {}
-    for spelled, weight in scripts(words, options, LONGEST):
+    for spelled, _, weight in spoken_scripts(words, options):
         strings = place
-        for symbol in spelled:
+        for symbol, after in itertools.zip_longest(spelled, spelled[1:]):
             said = anything if symbol == STAR else dict(LEXICON.pronunciations_of(symbol))
-            for part in (said, place):
+            between = {(SIL,): LEXICON.silence_prob} if symbol == after == STAR else place
+            for part in (said, between):
                 strings = join(strings, part)
         for string, p in strings.items():
             total[string] = total.get(string, 0.0) + math.exp(weight) * p
@@ -139,7 +140,7 @@ def join(left, right):
 
 
 @pytest.mark.parametrize("options", FORGIVING)
-@pytest.mark.parametrize("words", [["a"], ["ab", "a"]])
+@pytest.mark.parametrize("words", [["a"], ["ab", "a", "a"]])
 def test_a_numerator_accepts_the_phones_of_what_may_have_been_said(words, options):
     score = Scorer(build_numerator(words, LEXICON, TREE, forgive=options).fsa, log_add)
     wanted = spoken(words, options)
@@ -147,6 +148,7 @@ def test_a_numerator_accepts_the_phones_of_what_may_have_been_said(words, option
         for phones in itertools.product((SIL, A, B), repeat=length):
             pdfs = [TREE.hmm_pdfs(phone)[0][0] for phone in phones]  # each phone lasts one frame
             assert math.exp(score(pdfs)) == pytest.approx(wanted.get(phones, 0.0), abs=tolerances.ENUMERATION)
+    assert sum(wanted.values()) <= 1.0 or options.star == "sum"
 
 
 def test_without_a_price_that_can_be_paid_a_numerator_is_the_plain_one():
@@ -177,8 +179,11 @@ def test_objf_stays_at_most_0_with_the_exact_denominator_and_loses_at_most_the_c
     scores = scale * torch.from_numpy(np.random.default_rng(seed).normal(size=(1, frames, TREE.num_pdfs)))
     loss = LFMMILoss(DENOMINATOR, leaky_hmm_coefficient=0.0)
     plain, forgiving = (
-        build_numerator(["a", "ab"], LEXICON, TREE, normalization=NORMALIZATION, forgive=way)
-        for way in (None, options)
+        build_numerator(["a", "ab"], LEXICON, TREE, normalization=normalization, forgive=way)
+        for way, normalization in (
+            (None, coarse(NORMALIZATION) if options.has_star else NORMALIZATION),
+            (options, NORMALIZATION),
+        )
     )
     objf = {
         way: float(loss.objective(scores, [frames], [n.fsa]).objf)
@@ -228,33 +233,64 @@ def test_a_word_is_said_as_often_as_the_paths_that_keep_it():
 
 def ways(said, words, options, stop):
     """(weight, which words are kept) of each script and each way to cut `said` into its symbols."""
-    constant = math.exp(len(words) * options.label_log_prob + (len(words) + 1) * options.stop_log_prob)
 
-    def stars(said):  # each takes one phone or more
-        for taken in range(1, len(said) + 1):
-            yield stop * (1 - stop) ** (taken - 1) / 2**taken, said[taken:]
+    def cuts(said, spelled):
+        if not spelled:
+            yield 1.0 if not said else 0.0
+        elif spelled[0] != STAR:
+            yield from cuts(said[1:], spelled[1:]) if said[:1] == (spelled[0],) else ()
+        else:  # one phone or more
+            for taken in range(1, len(said) + 1):
+                for p in cuts(said[taken:], spelled[1:]):
+                    yield stop * (1 - stop) ** (taken - 1) / 2**taken * p
 
-    def rest(said, place, left_out):
-        if not left_out:
-            for weight, behind in stars(said):
-                for p, kept in rest(behind, place, 0):
-                    yield weight * math.exp(-options.deletion) * p, kept
-                if place < len(words):
-                    for p, kept in rest(behind, place + 1, 0):
-                        yield weight * math.exp(-options.substitution) * p, [0, *kept]
-        if place == len(words):
-            if not said:
-                yield 1.0, []
-            return
-        if said[:1] == (words[place],):
-            for p, kept in rest(said[1:], place + 1, 0):
-                yield p, [1, *kept]
-        if left_out < options.most_left_out:
-            for p, kept in rest(said, place + 1, left_out + 1):
-                yield math.exp(-options.insertion) * p, [0, *kept]
+    for spelled, kept, weight in spoken_scripts(words, options):
+        if (STAR, STAR) not in itertools.pairwise(spelled):  # between them would be a silence
+            for p in cuts(said, spelled):
+                yield math.exp(weight) * p, kept
 
-    for p, kept in rest(said, 0, 0):
-        yield constant * p, kept
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_sequence_weighs_more_in_a_coarse_acceptor_and_states_that_differ_little_are_one(seed):
+    random = np.random.default_rng(seed)
+    copies = 3
+    prob = np.repeat(random.dirichlet(np.ones(4), size=2), copies, axis=0)
+    prob *= random.uniform(0.9, 1.0, size=prob.shape)
+    target = random.integers(0, 2, size=(2, 4))
+    arcs = [
+        (
+            state,
+            copies * target[state // copies, pdf] + random.integers(copies),
+            pdf,
+            np.log(prob[state, pdf]),
+        )
+        for state, pdf in itertools.product(range(2 * copies), range(4))
+    ]
+    src, dst, pdf, log_prob = zip(*arcs, strict=True)
+    fine = fsachain.Fsa(2 * copies, src, dst, pdf, log_prob, random.uniform(-1.0, 0.0, size=2 * copies))
+    found = coarse(fine)
+    assert found.num_states <= fine.num_states
+    wanted, score = Scorer(fine, log_add), Scorer(found, log_add)
+    for said in itertools.product(range(4), repeat=3):
+        assert score(said) <= wanted(said) + tolerances.ROUNDING
+
+
+def test_a_place_costs_no_more_arcs_than_a_coarse_normalization_and_a_quarter():
+    """Of words that follow each other at random a 4-gram knows what no star needs."""
+    random = np.random.default_rng(5)
+    words = {"a": ["A", "B", "A"], "b": ["B", "C"], "c": ["C", "A"], "d": ["D"]}
+    lexicon = Lexicon.from_entries([(word, 1.0, phones) for word, phones in words.items()])
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
+    texts = [random.choice(list(words), size=6) for _ in range(300)]
+    said = [[lexicon.phone_id(phone) for word in text for phone in words[word]] for text in texts]
+    graph = build_denominator(estimate_phone_lm(said, ngram_order=4, no_prune_ngram_order=4), tree)
+    fine = DenominatorGraph(graph, tree.num_pdfs).normalization_fsa()
+    assert coarse(fine).num_arcs < 0.7 * fine.num_arcs
+    counts = [
+        build_numerator(["a"] * count, lexicon, tree, normalization=fine, forgive=FORGIVING[-1]).fsa.num_arcs
+        for count in (4, 5)
+    ]
+    assert counts[1] - counts[0] < 1.25 * coarse(fine).num_arcs
 
 
 def test_a_planted_word_is_doubted_and_the_others_are_not():

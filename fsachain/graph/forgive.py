@@ -21,6 +21,10 @@ Two scripts that differ in order alone, such as a star and then a label left out
 these the one with the star first is kept. In a row at most `most_left_out` labels are left out, so that the size of the
 result is linear in that of the acceptor.
 
+Of words for LF-MMI (`fsachain.graph.spelling.ForgivingTranscript`) a star is any sequence of phones, so that one is enough
+between two words that are kept, whatever is missing there: some of the scripts above, and in place of several words that are
+substituted one star instead of one for each. No script comes about in two ways, so that all together weigh one at most.
+
 Labels missing: Pratap et al., 2022 (star temporal classification); labels wrong or too many: Gao et al., Interspeech 2023
 (bypass); all three: Gao et al., ASRU 2023 (omni-temporal). docs/weak_transcripts.md says which settings these are.
 """
@@ -30,16 +34,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 
 Star = Literal["mean", "sum"]
-KEPT, SUBSTITUTED, EXTRA = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -109,51 +111,32 @@ class Forgiveness:
         return float(np.logaddexp.reduce(weights)) if weights else -math.inf
 
 
-class Forgiven(NamedTuple):
-    """An acceptor whose label `star` is the star.
-
-    way [A]: KEPT, SUBSTITUTED or EXTRA. arc [A]: which arc of the acceptor it was made of is kept or substituted; -1 for an
-    extra star, which ends where it begins.
-    """
-
-    fsa: Fsa
-    way: npt.NDArray[np.int8]
-    arc: npt.NDArray[np.int64]
-
-
-def with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Forgiven:
-    """The scripts of this page over an acceptor, epsilon-free, with states of the same numbers."""
+def _with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Fsa:
+    """The scripts of this page over an acceptor, epsilon-free, with states of the same numbers and the label `star`."""
     stop, label = forgive.stop_log_prob, forgive.label_log_prob
     columns = (labels.src, labels.dst, labels.pdf, labels.log_prob)
-    leaving: list[list[tuple[int, int, float, int]]] = [[] for _ in range(labels.num_states)]
-    for arc, (src, dst, pdf, log_prob) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
-    ):
-        leaving[src].append((dst, pdf, log_prob + label + stop, arc))
-    arcs: list[tuple[int, int, int, float, int, int]] = []  # src, dst, label, log_prob, way, arc
+    leaving: list[list[tuple[int, int, float]]] = [[] for _ in range(labels.num_states)]
+    for state, following, unit, log_prob in zip(*(column.tolist() for column in columns), strict=True):
+        leaving[state].append((following, unit, log_prob + label + stop))
+    arcs: list[tuple[int, int, int, float]] = []  # src, dst, label, log_prob
     final = np.full(labels.num_states, -math.inf)
     for state in range(labels.num_states):
         if forgive.deletion < math.inf:
-            arcs.append((state, state, star, -forgive.deletion, EXTRA, -1))
+            arcs.append((state, state, star, -forgive.deletion))
         if forgive.substitution < math.inf:
             arcs += [
-                (state, dst, star, log_prob - forgive.substitution, SUBSTITUTED, arc)
-                for dst, _, log_prob, arc in leaving[state]
+                (state, dst, star, log_prob - forgive.substitution) for dst, _, log_prob in leaving[state]
             ]
         for reached, weight in _left_out(state, leaving, forgive):
             final[state] = np.logaddexp(final[state], weight + labels.final_log_prob[reached] + stop)
-            arcs += [
-                (state, dst, pdf, weight + log_prob, KEPT, arc)
-                for dst, pdf, log_prob, arc in leaving[reached]
-            ]
-    columns_ = list(zip(*arcs, strict=True)) or [()] * 6
+            arcs += [(state, dst, pdf, weight + log_prob) for dst, pdf, log_prob in leaving[reached]]
+    columns_ = list(zip(*arcs, strict=True)) or [()] * 4
     src, dst, pdf = (np.array(column, dtype=np.int32) for column in columns_[:3])
-    fsa = Fsa(labels.num_states, src, dst, pdf, np.array(columns_[3], dtype=float), final, labels.start)
-    return Forgiven(fsa, np.array(columns_[4], dtype=np.int8), np.array(columns_[5], dtype=np.int64))
+    return Fsa(labels.num_states, src, dst, pdf, np.array(columns_[3], dtype=float), final, labels.start)
 
 
 def _left_out(
-    state: int, leaving: list[list[tuple[int, int, float, int]]], forgive: Forgiveness
+    state: int, leaving: list[list[tuple[int, int, float]]], forgive: Forgiveness
 ) -> list[tuple[int, float]]:
     """States within reach by leaving out labels, itself first, with the log-sum over the ways."""
     total = front = {state: 0.0}
@@ -161,7 +144,7 @@ def _left_out(
         for _ in range(forgive.most_left_out):
             following: dict[int, float] = {}
             for here, weight in front.items():
-                for dst, _, log_prob, _ in leaving[here]:
+                for dst, _, log_prob in leaving[here]:
                     paid = weight + log_prob - forgive.insertion
                     following[dst] = float(np.logaddexp(following.get(dst, -math.inf), paid))
             total = total | {q: float(np.logaddexp(total.get(q, -math.inf), w)) for q, w in following.items()}
@@ -202,7 +185,7 @@ def forgive(
         raise GraphError(f"units = {list(units)}: expected distinct labels of at least 0, one or more")
     graph = labels if isinstance(labels, Fsa) else linear(labels)
     mark = max(int(graph.pdf.max(initial=0)), int(ids.max())) + 1
-    fsa = with_star(graph, mark, options).fsa
+    fsa = _with_star(graph, mark, options)
     is_star = fsa.pdf == mark
     copies = np.where(is_star, len(ids), 1)
     each = math.log(len(ids)) if star == "mean" else 0.0

@@ -5,8 +5,9 @@ weights are left out (transition and self-loop scale 0): they enter once, throug
 (Hadian et al., Interspeech 2018). Lexicon and silence probabilities stay. Without normalization the graph is
 linear in the transcript.
 
-A transcript that may be wrong is a graph of its words (`fsachain.graph.forgive`) whose stars are loops of phones. Composed
-with the normalization, a star is what the denominator knows: each costs as much as a copy of it.
+Where a transcript may be wrong (`fsachain.graph.forgive`), a star of phones may stand at each place between its words.
+Composed with the normalization, each star is what the denominator knows, and costs as much as a copy of it; therefore a
+coarse one (`fsachain.graph.denominator.coarse`) takes its place, in which no path weighs more.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Numerator:
         words: the transcript, word by word, as it was given.
         arc_phone: int32 [A], phone id of each arc (0: CTC blank).
         arc_word: int32 [A], position in `words` of the word that the arc belongs to; -1 for silence between
-            words and blank. In a forgiving graph -2 - k is what the transcript lacks before
-            word k, or for k = len(words) at the end, or what was said in place of word k - 1.
+            words and blank. In a forgiving graph -2 - k is what was said behind the first k words and
+            before the next one that is kept, unwritten or in place of words.
         arc_is_start: bool [A], True where the arc spends the first frame of a phone, False where it continues
             one: two equal phones in a row, across a word boundary or not, stay apart.
         arc_begins_word: bool [A], True where the arc belongs to the first phone of a word; None where each word is said
