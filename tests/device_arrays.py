@@ -3,9 +3,12 @@
 import mmap
 
 import numpy as np
+import pytest
 
 from fsachain.backends.cuda.device import DeviceArray
-from tools.cuda_on_host import HostDevice
+from tools.cuda_on_host import HostDevice, skip_reason
+
+needs_host_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 
 
 def on_device(device, array):

@@ -1,144 +1,173 @@
-"""The GPU as the library sees it: what is asked of cupy, with a stand-in that writes it down (see fake_cupy)."""
+"""The GPU as the library sees it: what the real CuPy asks of a driver that is ours, which writes it down."""
 
+import ctypes
 import gc
 import os
 import sys
+import time
 import weakref
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
-import fake_cupy
 import numpy as np
 import pytest
+import torch
 from random_graphs import left_to_right_graph
 
 from fsachain import BackendUnavailable, available_backends, compile_table, kernels
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import memory as cuda_memory
-from fsachain.backends.cuda.device import DeviceArray, KernelSpec, Limits
+from fsachain.backends.cuda.device import DeviceArray, KernelSpec, Limits, macros
+from tools.cuda_on_host import libcuda, skip_reason
 
-INDEX = 1
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
+
+LIMITS = Limits((9, 0), 4, 232_448, 8, 1 << 33)
+CACHES = ("_limits", "_capability", "_function", "_module", "_at_once")
+TEXT, DEFINES = "dense_rows.cu", macros(ELEMENT="float32", OUT="float32", ROWS=32)
+
+
+class World:
+    """CuPy, two of its devices, and the calls of the driver; launches do nothing."""
+
+    def __init__(self, cupy, calls):
+        self.cupy, self.calls, self.runtime = cupy, calls, cupy.cuda.runtime
+        self.indices = [libcuda.device_with(LIMITS._replace(multiprocessors=4 + n), {}) for n in (0, 1)]
+
+    def stream(self, which=1):
+        with self.cupy.cuda.Device(self.indices[which]):
+            return self.cupy.cuda.Stream(non_blocking=True)
+
+    def device(self, stream=None, which=1):
+        index = self.indices[which]
+        stream = stream or self.cupy.cuda.Stream.null
+        return cuda_device.CupyDevice(index, stream, lambda size: cuda_memory.CupyBlock(index, size))
+
+    def of(self, *names):
+        return [(name, *numbers) for name, *numbers in self.calls if name in names]
 
 
 @pytest.fixture
 def world(monkeypatch):
-    with fake_cupy.installed(monkeypatch) as world:
-        yield world
+    """The library has not used any device yet."""
+    libcuda.load()
+    import cupy
+
+    monkeypatch.setattr(cuda_device, "_usable", set())
+    _forget()
+    settings = libcuda.settings()
+    settings.executes = 0
+    with libcuda.visible(), libcuda.calls() as calls:
+        yield World(cupy, calls)
+        _forget()
+        gc.collect()
+    settings.executes = settings.finishes = 1
 
 
-def make_device(world, stream=None, index=INDEX):
-    stream = stream or world.stream
-    return cuda_device.CupyDevice(index, stream, lambda size: cuda_memory.CupyBlock(index, size))
+def _forget():
+    for name in CACHES:
+        getattr(cuda_device, name).cache_clear()
+    cuda_memory._residents.clear()
+    cuda_memory._captured.clear()
+    cuda_memory._staging = cuda_memory._Staging()
 
 
 def kernel(**changed):
-    return KernelSpec("best_path.cu", "best_path_whole", (("LANES", 4), ("BACK", "unsigned char")))._replace(
-        **changed
-    )
+    return KernelSpec(TEXT, "clear_rows", DEFINES)._replace(**changed)
 
 
 def contents(memory, dtype):
-    return np.frombuffer((fake_cupy.ctypes.c_char * memory.num_bytes).from_address(memory.pointer), dtype)
-
-
-def test_arguments_reach_the_kernel_in_their_exact_types(world):
-    device = make_device(world)
-    memory, array = device.empty(64), DeviceArray(4096, "float32", (2, 3), (3, 1), None)
-    given = [np.int64(-3), np.float32(0.5), np.uint8(7), memory, array, np.float64(0.1), np.int32(9)]
-    device.launch(kernel(), (3, 2), 96, 1024, given)
-    (launch,) = world.launches
-    assert [type(value) for value in launch.args] == [
-        *(np.int64, np.float32, np.uint8, np.uint64, np.uint64, np.float64, np.int32)
-    ]
-    assert list(launch.args) == [-3, 0.5, 7, memory.pointer, 4096, 0.1, 9]
-    assert (launch.grid, launch.block, launch.shared_mem) == ((3, 2), (96,), 1024)
+    return np.frombuffer((ctypes.c_char * memory.num_bytes).from_address(memory.pointer), dtype)
 
 
 def test_a_launch_is_on_the_devices_index_and_stream_whatever_is_current(world):
-    stream = fake_cupy.Stream(world, 42)
-    make_device(world, stream).launch(kernel(), 3, 32, 0, [])
-    (launch,) = world.launches
-    assert launch.device == INDEX and launch.stream is stream and launch.grid == (3, 1)
-    assert world.current == 0
+    stream = world.stream()
+    device = world.device(stream)
+    device.launch(kernel(), (3, 2), 32, 1024, [device.empty(8), DeviceArray(64, "float32", (2,), (1,), None)])
+    assert world.of("clear_rows") == [("clear_rows", 6, world.indices[1], stream.ptr, 0)]
+    assert world.cupy.cuda.Device().id == 0
 
 
-def test_a_kernel_is_compiled_once_for_a_device_from_one_text_with_its_macros(world):
-    for index in (0, 1, 1, 0):
-        make_device(world, index=index).launch(kernel(), 1, 32, 0, [])
-        make_device(world, index=index).launch(kernel(name="best_path_marks"), 1, 32, 0, [])
-    assert len(world.modules) == 2
-    module = world.modules[0]
-    assert module.options == ("--std=c++17", "--fmad=false", "-DLANES=4", "-DBACK=unsigned char")
-    assert module.code == kernels.read_unit("best_path.cu") and '#include "' not in module.code
-    assert not module.cooperative
+def test_a_kernel_is_compiled_once_for_a_device_from_one_text_with_its_macros(world, monkeypatch):
+    made, real = [], world.cupy.RawModule
+    monkeypatch.setattr(world.cupy, "RawModule", lambda **options: made.append(options) or real(**options))
+    for which in (0, 1, 1, 0):
+        world.device(which=which).launch(kernel(), 1, 32, 0, [])
+        world.device(which=which).launch(kernel(name="scale_rows"), 1, 32, 0, [])
+    options = ("--std=c++17", "--fmad=false", "-DELEMENT=float", "-DOUT=float", "-DROWS=32")
+    text = kernels.read_unit(TEXT)
+    assert made == 2 * [{"code": text, "options": options, "enable_cooperative_groups": False}]
+    assert '#include "' not in text
+
+
+def test_a_text_without_the_kernel_and_a_cubin_of_another_device_are_refused(world):
+    from cupy.cuda import driver
+
+    with pytest.raises(driver.CUDADriverError, match="the cubin has no kernel clear_columns"):
+        world.device().launch(kernel(name="clear_columns"), 1, 32, 0, [])
+    old = libcuda.device_with(LIMITS._replace(capability=(8, 0)), {})
+    with world.cupy.cuda.Device(world.indices[1]):
+        unique = f"{os.getpid()}_{time.time_ns()}"
+        code = f'extern "C" __global__ void nothing_{unique}() {{}}'
+        world.cupy.RawModule(code=code).compile()
+    kept = Path(os.environ["CUPY_CACHE_DIR"]).glob("*.cubin")
+    cubin = max(kept, key=os.path.getmtime).read_bytes()
+    with world.cupy.cuda.Device(old), pytest.raises(driver.CUDADriverError, match="the cubin is for sm_90"):
+        driver.moduleLoadData(cubin[cubin.index(b"\x7fELF") :])
 
 
 def test_blocks_that_wait_for_one_another_are_launched_together_or_not_at_all(world):
-    device, together = make_device(world), kernel(cooperative=True)
-    device.launch(together, (2, 4), 128, 0, [])
-    assert world.modules[0].cooperative
+    device, together = world.device(which=0), kernel(cooperative=True)
+    device.launch(together, (8, 4), 256, 0, [])
+    assert world.of("clear_rows") == [("clear_rows", 32, world.indices[0], 0, 1)]
     with pytest.raises(
         BackendUnavailable,
-        match="best_path_whole needs 9 blocks of 128 threads at once; device 1 runs at most 8",
+        match=r"clear_rows needs 33 blocks of 256 threads at once; device .* runs at most 32",
     ):
-        device.launch(together, 9, 128, 0, [])
-    assert len(world.launches) == 1
+        device.launch(together, 33, 256, 0, [])
+    assert len(world.of("clear_rows")) == 1
 
 
-def test_the_driver_says_how_many_clusters_run_at_once(world, monkeypatch):
-    asked = []
-
-    def max_active_clusters(count, function, config):
-        config, attribute = config._obj, config._obj.attributes[0]
-        asked.append(
-            (function.value, *config.grid, *config.block, config.shared_bytes, config.num_attributes)
-        )
-        asked.append((attribute.id, *attribute.value[:3]))
-        count._obj.value = 30
-        return status
-
-    status = 0
-    driver = SimpleNamespace(cuOccupancyMaxActiveClusters=max_active_clusters)
-    monkeypatch.setattr(cuda_device, "_driver", lambda: driver)
-    assert make_device(world).at_once(kernel(cluster=4), 384, 230_000) == 30
-    assert asked == [(77, 4, 1, 1, 384, 1, 1, 230_000, 1), (4, 4, 1, 1)]
-    assert (
-        make_device(world).at_once(kernel(), 128, 0) == 2 * 4
-    )  # blocks, of which a multiprocessor holds two
-    status = 1
+def test_what_the_driver_says_of_clusters_it_cannot_run_is_named(world):
+    assert world.device(which=0).at_once(kernel(), 1024, 0) == 2 * 4
     with pytest.raises(
         BackendUnavailable, match="gives CUDA error 1 for clusters of 2 blocks of 384 threads"
     ):
-        make_device(world).at_once(kernel(cluster=2), 384, 0)
+        world.device().at_once(kernel(cluster=2), 384, 0)
 
 
 @pytest.mark.parametrize(
-    ("capability", "cluster"), [("75", 1), ("80", 1), ("89", 1), ("90", 8), ("100", 8), ("120", 8)]
+    ("capability", "cluster"),
+    [((7, 5), 1), ((8, 0), 1), ((8, 9), 1), ((9, 0), 8), ((10, 0), 8), ((12, 0), 8)],
 )
 def test_limits_are_those_of_the_device(world, capability, cluster):
-    world.capability = capability
-    pair = int(capability[:-1]), int(capability[-1])
-    assert make_device(world).limits == Limits(pair, 4, fake_cupy.SHARED_BYTES, cluster, 1 << 34)
+    limits = LIMITS._replace(capability=capability, cluster=cluster)
+    device = cuda_device.CupyDevice(libcuda.device_with(limits, {}), world.cupy.cuda.Stream.null, None)
+    assert device.limits == limits
 
 
 def test_an_upload_is_one_transfer_of_aligned_pieces_on_the_stream(world):
     arrays = [np.arange(10), np.float32([1.5, 2.5]), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T]
-    pieces = make_device(world).upload(arrays)
-    ((target, _, _, stream),) = world.copies
-    assert target == pieces[0].pointer and stream == world.stream.ptr
+    stream = world.stream()
+    pieces = world.device(stream).upload(arrays)
+    ((_, _, size, on, _),) = world.of("cudaMemcpyAsync")
+    assert on == stream.ptr and size == 3 * 256
     for array, piece in zip(arrays, pieces, strict=True):
         assert piece.num_bytes == array.nbytes and piece.pointer % 256 == 0
         assert (contents(piece, array.dtype) == array.ravel()).all()
 
 
 def test_a_pinned_buffer_is_kept_until_its_transfer_is_done(world):
-    device = make_device(world)
+    device = world.device()
+    libcuda.settings().finishes = 0
     for _ in range(3):
         device.upload([np.zeros(100)])
     assert len(cuda_memory._staging._busy) == 3
-    for event in world.events:
-        event.done = True
+    libcuda.settings().finishes = 1
     device.upload([np.zeros(100)])
-    assert [buffer.ptr for _, buffer in cuda_memory._staging._busy] == [world.copies[3][1]]
+    last = world.of("cudaMemcpyAsync")[3][1]
+    assert [buffer.ptr for _, buffer in cuda_memory._staging._busy] == [last]
 
 
 def make_owner():
@@ -152,11 +181,11 @@ def test_resident_arrays_are_uploaded_once_for_each_device_and_live_as_long_as_t
         made.append(len(made))
         return [np.arange(5), np.arange(3.0)]
 
-    device = make_device(world)
+    device = world.device()
     pointers = {tuple(piece.pointer for piece in device.resident(owner, "a", make)) for _ in range(3)}
     assert len(pointers) == len(made) == 1
     device.resident(owner, "b", make)
-    make_device(world, index=0).resident(owner, "a", make)
+    world.device(which=0).resident(owner, "a", make)
     assert len(made) == 3
     del owner
     gc.collect()
@@ -164,175 +193,183 @@ def test_resident_arrays_are_uploaded_once_for_each_device_and_live_as_long_as_t
 
 
 def test_another_stream_waits_for_a_resident_upload_and_its_memory_for_that_stream(world):
-    owner, other = make_owner(), fake_cupy.Stream(world, 42)
-    make_device(world).resident(owner, "a", lambda: [np.arange(5)])
-    (uploaded,) = world.events
+    owner, other, home = make_owner(), world.stream(), 0
+    world.device().resident(owner, "a", lambda: [np.arange(5)])
+    ((_, uploaded, *_),) = world.of("cudaEventRecord")
     for _ in range(2):
-        make_device(world, other).resident(owner, "a", list)
-    assert world.log == [("record", uploaded.ptr, 5), ("wait", 42, uploaded.ptr)]
+        world.device(other).resident(owner, "a", list)
+    names = "cudaEventRecord", "cudaStreamWaitEvent"
+    record, wait = (("cudaEventRecord", uploaded, home), ("cudaStreamWaitEvent", other.ptr, uploaded))
+    assert [call[:3] for call in world.of(*names)] == [record, wait]
     del owner
     gc.collect()
-    assert world.log[2:] == [("record", 1001, 42), ("wait", 5, 1001)]
+    (again, event, on), (waited, stream, for_it) = (call[:3] for call in world.of(*names)[2:])
+    assert (again, on, waited, stream) == ("cudaEventRecord", other.ptr, "cudaStreamWaitEvent", home)
+    assert event == for_it
+
+
+@contextmanager
+def captured(world, *streams):
+    for stream in streams:
+        stream.begin_capture()
+    yield
+    for stream in streams:
+        world.runtime.streamEndCapture(stream.ptr)
 
 
 def test_a_capture_uses_resident_tables_and_refuses_those_that_are_not_there(world):
-    owner, stream = make_owner(), fake_cupy.Stream(world, 42)
-    make_device(world).resident(owner, "a", lambda: [np.arange(5)])
-    before, stream.capturing = list(world.log), True
-    device = make_device(world, stream)
-    assert device.resident(owner, "a", list)[0].num_bytes == 40
-    assert world.log == before
-    with pytest.raises(
-        BackendUnavailable, match="captured and a TransitionTable is not on the device yet; expected"
-    ):
-        device.resident(owner, "b", list)
+    owner, stream = make_owner(), world.stream()
+    world.device().resident(owner, "a", lambda: [np.arange(5)])
+    before = list(world.calls)
+    with captured(world, stream):
+        device = world.device(stream)
+        assert device.resident(owner, "a", list)[0].num_bytes == 40
+        assert world.calls == before
+        with pytest.raises(
+            BackendUnavailable, match="captured and a TransitionTable is not on the device yet; expected"
+        ):
+            device.resident(owner, "b", list)
 
 
 def test_tables_and_memory_of_a_captured_graph_outlive_their_owner(world):
     """A replay reads them, and nobody says when a graph is gone."""
-    owner, other, stream = make_owner(), make_owner(), fake_cupy.Stream(world, 42)
-    device = make_device(world, stream)
-    blocks = [weakref.ref(device.resident(o, "a", lambda: [np.arange(5)])[0]._block) for o in (owner, other)]
-    world.stream.capturing = stream.capturing = True
-    device.resident(owner, "a", list)
-    device.resident(owner, "a", list)
-    work = device.empty(64)._block._memory
-    world.stream.capturing = stream.capturing = False
-    kept = weakref.ref(work)
-    del owner, other, work
+    owner, other, stream = make_owner(), make_owner(), world.stream()
+    device = world.device(stream)
+    with world.cupy.cuda.Device(world.indices[1]), stream:  # the stream that memory is taken for
+        blocks = [
+            weakref.ref(device.resident(o, "a", lambda: [np.arange(5)])[0]._block) for o in (owner, other)
+        ]
+        with captured(world, stream):
+            device.resident(owner, "a", list)
+            device.resident(owner, "a", list)
+            pointer = device.empty(64).pointer
+    del owner, other
     gc.collect()
     assert [block() is not None for block in blocks] == [True, False]
-    assert kept() is not None and len(cuda_memory._captured) == 2
+    table, work = cuda_memory._captured
+    assert table is blocks[0]() and work.ptr == pointer
 
 
 def test_nobody_asks_for_the_memory_of_a_device_that_is_not_used(world):
     """That would make a context there: every process of a training would have one on device 0."""
-    world.current = 1
-    assert available_backends()["cuda"] == "available"
-    cuda_device.check_any()
-    assert world.contexts == []
-    cuda_device.check_device(1)
-    assert make_device(world, index=1).limits.multiprocessors == 4
-    assert world.contexts == [1]
+    used = world.indices[1]
+    with world.cupy.cuda.Device(used):
+        assert available_backends()["cuda"] == "available"
+        cuda_device.check_any()
+        assert not world.of("cudaMemGetInfo")
+        cuda_device.check_device(used)
+    assert world.device().limits.multiprocessors == 5
+    assert [device for _, device, *_ in world.of("cudaMemGetInfo")] == [used]
 
 
 def test_transfers_of_a_capture_are_from_buffers_that_stay_as_they_are(world):
     """A replay reads them again, whatever was uploaded in between."""
-    make_device(world).upload([np.zeros(1)])
-    buffers, events, stream = len(world.pinned), len(world.events), fake_cupy.Stream(world, 42)
-    stream.capturing = True
-    for value in (7, 8):
-        make_device(world, stream).upload([np.full(50, value)])
-    assert (len(world.pinned), len(world.events)) == (buffers, events)  # neither may be made in a capture
-    stream.capturing = False
-    for event in world.events:
-        event.done = True
+    world.device().upload([np.zeros(1)])
+    stream = world.stream()
+    made = "cudaHostAlloc", "cudaEventCreate"
+    before = world.of(*made)
+    with captured(world, stream):
+        for value in (7, 8):
+            world.device(stream).upload([np.full(50, value)])
+        assert world.of(*made) == before  # neither may be made in a capture
     for _ in range(10):
-        make_device(world, stream).upload([np.zeros(50)])
-    for value, (_, source, size, _) in zip((7, 8), world.copies[1:3], strict=True):
-        again = np.frombuffer((fake_cupy.ctypes.c_char * size).from_address(source), np.int64)
+        world.device(stream).upload([np.zeros(50)])
+    for value, (_, source, size, *_) in zip((7, 8), world.of("cudaMemcpyAsync")[1:3], strict=True):
+        again = np.frombuffer((ctypes.c_char * size).from_address(source), np.int64)
         assert (again[:50] == value).all()
 
 
 def test_a_capture_that_comes_first_or_is_too_large_is_refused(world):
-    stream = fake_cupy.Stream(world, 42)
-    stream.capturing = True
-    with pytest.raises(
-        BackendUnavailable, match="being captured: 256 bytes from the host, room for 0; expected the same"
+    stream = world.stream()
+    with (
+        captured(world, stream),
+        pytest.raises(
+            BackendUnavailable, match="being captured: 256 bytes from the host, room for 0; expected the same"
+        ),
     ):
-        make_device(world, stream).upload([np.zeros(1)])
-    make_device(world).upload([np.zeros(1)])
-    with pytest.raises(BackendUnavailable, match=f"room for {cuda_memory.RESERVE_BYTES}"):
-        make_device(world, stream).upload([np.zeros(cuda_memory.RESERVE_BYTES, np.uint8), np.zeros(1)])
+        world.device(stream).upload([np.zeros(1)])
+    world.device().upload([np.zeros(1)])
+    with (
+        captured(world, stream),
+        pytest.raises(BackendUnavailable, match=f"room for {cuda_memory.RESERVE_BYTES}"),
+    ):
+        world.device(stream).upload([np.zeros(cuda_memory.RESERVE_BYTES, np.uint8), np.zeros(1)])
 
 
 def test_room_for_captures_is_made_anew_before_it_is_full(world):
-    stream = fake_cupy.Stream(world, 42)
+    stream = world.stream()
     for _ in range(5):
-        stream.capturing = False
-        make_device(world, stream).upload([np.zeros(1)])
-        stream.capturing = True
-        make_device(world, stream).upload([np.zeros(cuda_memory.RESERVE_BYTES // 2, np.uint8)])
+        world.device(stream).upload([np.zeros(1)])
+        with captured(world, stream):
+            world.device(stream).upload([np.zeros(cuda_memory.RESERVE_BYTES // 2, np.uint8)])
     assert len(cuda_memory._staging._reserves) == 3
 
 
 def test_memory_comes_from_the_pool_of_the_callers_library(world, monkeypatch):
-    asked = []
-    monkeypatch.setattr(cuda_device, "TorchBlock", lambda *sizes: asked.append(sizes) or fake_cupy_block())
-    streams = {1: SimpleNamespace(cuda_stream=1234)}
-    monkeypatch.setattr(torch_module().cuda, "current_stream", streams.__getitem__)
-    device = cuda_device.device_of_tensor(SimpleNamespace(device=SimpleNamespace(index=1)))
+    asked, index = [], world.indices[1]
+    block = SimpleNamespace(pointer=0)
+    monkeypatch.setattr(cuda_device, "TorchBlock", lambda *sizes: asked.append(sizes) or block)
+    streams = {index: SimpleNamespace(cuda_stream=1234)}
+    monkeypatch.setattr(torch.cuda, "current_stream", streams.__getitem__)
+    device = cuda_device.device_of_tensor(SimpleNamespace(device=SimpleNamespace(index=index)))
     device.empty(100)
     device.launch(kernel(), 1, 32, 0, [])
-    assert asked == [(1, 100)] and world.launches[0].stream.ptr == 1234
+    assert asked == [(index, 100)]
 
-    array = world.module.asarray(np.zeros(3))
-    own = cuda_device.device_of_array(array)
+    stream = world.stream(0)
+    with world.cupy.cuda.Device(world.indices[0]), stream:
+        own = cuda_device.device_of_array(world.cupy.empty(3))
     memory = own.empty(24)
-    assert asked == [(1, 100)]
+    assert asked == [(index, 100)]
     assert memory.array("float64", (3,)).data.ptr == memory.pointer
     own.launch(kernel(), 1, 32, 0, [])
-    assert world.launches[1].stream is world.stream and world.launches[1].device == 0
-
-
-def fake_cupy_block():
-    return SimpleNamespace(pointer=0)
-
-
-def torch_module():
-    import torch
-
-    return torch
+    where = [call[2:4] for call in world.of("clear_rows")]
+    assert where == [(index, 1234), (world.indices[0], stream.ptr)]
 
 
 def test_the_reason_why_there_is_no_cuda_backend_is_named(world, monkeypatch):
-    assert available_backends()["cuda"] == "available"
-    world.capability = "70"
-    cuda_device._capability.cache_clear()
-    assert available_backends()["cuda"] == "compute capability 7.0; expected at least 7.5"
-    world.nvrtc = (12, 9)
-    assert available_backends()["cuda"] == "available"
-    world.count = 0
+    old = libcuda.device_with(LIMITS._replace(capability=(7, 0)), {})
+    with world.cupy.cuda.Device(old):
+        assert available_backends()["cuda"] == "compute capability 7.0; expected at least 7.5"
+        monkeypatch.setattr(world.cupy.cuda.nvrtc, "getVersion", lambda: (12, 9))
+        assert available_backends()["cuda"] == "available"
+    monkeypatch.setattr(libcuda.settings(), "visible", 0)
+    assert available_backends()["cuda"].startswith("no CUDA device can be used (cudaErrorNoDevice")
+    monkeypatch.setattr(world.runtime, "getDeviceCount", lambda: 0)
     assert available_backends()["cuda"] == "there is no CUDA device"
-
-    def no_driver():
-        raise RuntimeError("cudaErrorInsufficientDriver")
-
-    world.module.cuda.runtime.getDeviceCount = no_driver
-    assert available_backends()["cuda"] == "no CUDA device can be used (cudaErrorInsufficientDriver)"
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", None)
-        assert "cupy cannot be imported" in available_backends()["cuda"]
-        assert "pip install 'fsachain[cuda13]'" in available_backends()["cuda"]
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "cupy cannot be imported" in available_backends()["cuda"]
+    assert "pip install 'fsachain[cuda13]'" in available_backends()["cuda"]
 
 
-@pytest.mark.parametrize("index", [2, -1])
+@pytest.mark.parametrize("index", [libcuda.COUNT, -1])
 def test_a_device_that_is_not_there_is_refused(world, index):
-    with pytest.raises(BackendUnavailable, match=f"backend 'cuda' on device {index}: there are 2 devices"):
+    match = f"backend 'cuda' on device {index}: there are {libcuda.COUNT} devices"
+    with pytest.raises(BackendUnavailable, match=match):
         cuda_device.check_device(index)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.parametrize("used", [True, False])
 def test_a_child_refuses_a_device_that_its_parent_used_and_leaves_its_memory_alone(world, used):
-    owner = make_owner()
+    owner, index = make_owner(), world.indices[0]
     if used:
-        cuda_device.check_device(0)
-        make_device(world, index=0).resident(owner, "a", lambda: [np.arange(5)])
-        make_device(world, fake_cupy.Stream(world, 42), index=0).resident(owner, "a", list)
+        cuda_device.check_device(index)
+        world.device(which=0).resident(owner, "a", lambda: [np.arange(5)])
+        world.device(world.stream(0), which=0).resident(owner, "a", list)
     child = os.fork()
     if child == 0:
         status = 1
         try:
             del owner
             gc.collect()
-            waits = [entry for entry in world.log if entry[0] == "wait"]
             try:
-                cuda_device.check_device(0)
+                cuda_device.check_device(index)
                 status = 0 if not used else 2
             except BackendUnavailable as error:
+                waits = world.of("cudaStreamWaitEvent")
                 status = 0 if used and "forked" in str(error) and len(waits) == 1 else 3
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    cuda_device.check_device(0)
+    cuda_device.check_device(index)

@@ -22,6 +22,7 @@ from pathlib import Path
 from fsachain.kernels import read_unit
 
 from fsachain.backends.cuda.device import OPTIONS, KernelSpec
+from tools.cuda_on_host.libcuda import find_nvrtc
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / "build" / "cuda_compile"
@@ -61,6 +62,7 @@ def skip_reason() -> str | None:
     """Why nothing can be compiled; None where it can."""
     if importlib.util.find_spec("cupy") is None:
         return "cupy is not installed; pip install 'fsachain[cuda13]' brings it and NVRTC"
+    find_nvrtc()
     try:
         from cupy.cuda import nvrtc
 

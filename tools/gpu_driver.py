@@ -303,9 +303,9 @@ def device_of(limits: dict[str, int], on_host: bool) -> Iterator[tuple[torch.dev
     """A device with these limits, and the kernels that it is given while the context lasts."""
     kernels: list[KernelSpec] = []
     if on_host:
-        from tools.cuda_on_host.pretend import PretendDevice, pretended
+        from tools.cuda_on_host.pretend import pretended
 
-        with pretended(PretendDevice(**limits)) as device:
+        with pretended(**limits) as device:
             yield torch.device("cpu"), kernels
             kernels += [launch.kernel for launch in device.launches]
         return

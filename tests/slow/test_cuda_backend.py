@@ -3,14 +3,12 @@
 import dataclasses
 import math
 
-import fake_cupy
 import numpy as np
-import pretend_device
 import pytest
 import tolerances
 import torch
+from device_arrays import needs_host_compiler
 from loss_inputs import KINDS, WIDTH, make_denominator, make_loss
-from pretend_device import needs_host_compiler
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import (
@@ -21,7 +19,8 @@ from fsachain import (
     total_log_prob,
 )
 from fsachain.backends import arrays as kinds
-from fsachain.backends.cuda import backend as cuda_call
+from fsachain.backends.cuda.device import Limits
+from tools.cuda_on_host import libcuda
 from tools.cuda_on_host.pretend import pretended
 
 pytestmark = needs_host_compiler
@@ -85,45 +84,44 @@ def test_forward_backward_of_a_device_tensor_runs_its_kernels_and_equals_the_ora
     assert names == {"frames.cu", "forward_backward.cu", "dense_rows.cu"}
 
 
-def test_cupy_arrays_give_cupy_arrays(monkeypatch):
+@pytest.fixture
+def cupy():
+    """The real one, whose current device is the host; what arrays it has live there."""
+    index = libcuda.device_with(Limits((9, 0), 4, 232_448, 8), {})
+    import cupy
+
+    with libcuda.visible(), cupy.cuda.Device(index), libcuda.calls() as calls:
+        yield cupy
+    assert {"forward", "backward"} <= {name for name, *_ in calls}
+
+
+def test_cupy_arrays_give_cupy_arrays(cupy):
     batch, scores = make_batch("shared"), make_scores()
     exact = forward_backward(batch, scores, LENGTHS, leaky_hmm_coefficient=0.1, backend="reference")
-    with fake_cupy.installed(monkeypatch) as world:
-        monkeypatch.setattr(cuda_call, "find_device", lambda array: pretend_device.PretendCupyDevice())
-        found = forward_backward(
-            batch, world.module.asarray(scores.numpy()), LENGTHS, leaky_hmm_coefficient=0.1
-        )
-        results = found.log_prob, found.ok, found.occupancy, found.arc_occupancy(1)
-        assert {kinds.kind_of(result) for result in results} == {"cupy"}
-        for ours, oracle in zip(
-            results, (exact.log_prob, exact.ok, exact.occupancy, exact.arc_occupancy(1)), strict=True
-        ):
-            np.testing.assert_allclose(ours.get(), oracle.numpy(), rtol=0, atol=tolerances.OCCUPANCY)
-        assert kinds.kind_of(best_path(batch, world.module.asarray(scores.numpy()), LENGTHS).score) == "cupy"
+    there = cupy.asarray(scores.numpy())
+    found = forward_backward(batch, there, LENGTHS, leaky_hmm_coefficient=0.1)
+    results = found.log_prob, found.ok, found.occupancy, found.arc_occupancy(1)
+    assert {kinds.kind_of(result) for result in results} == {"cupy"}
+    for ours, oracle in zip(
+        results, (exact.log_prob, exact.ok, exact.occupancy, exact.arc_occupancy(1)), strict=True
+    ):
+        np.testing.assert_allclose(ours.get(), oracle.numpy(), rtol=0, atol=tolerances.OCCUPANCY)
+    best, expected = (
+        best_path(batch, x, LENGTHS, backend=y) for x, y in ((there, "auto"), (scores, "reference"))
+    )
+    assert kinds.kind_of(best.score) == "cupy"
+    for ours, oracle in zip(best.arcs, expected.arcs, strict=True):
+        np.testing.assert_array_equal(ours, oracle)
 
 
 @pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.clone], ids=["numpy", "torch"])
-def test_arrays_of_the_host_travel_to_the_device_and_results_back_when_cuda_is_asked_for(
-    monkeypatch, convert
-):
+def test_arrays_of_the_host_travel_to_the_device_and_results_back_when_cuda_is_asked_for(cupy, convert):
     batch, scores = make_batch("packed"), make_scores()
     exact = forward_backward(batch, scores, LENGTHS, backend="reference")
-    devices = []
-
-    def find_device(array):
-        assert kinds.kind_of(array) == "cupy"
-        devices.append(pretend_device.PretendCupyDevice())
-        return devices[-1]
-
-    with fake_cupy.installed(monkeypatch):
-        monkeypatch.setattr(cuda_call, "find_device", find_device)
-        found = forward_backward(batch, convert(scores), LENGTHS, backend="cuda")
-        assert {type(value) for value in (found.log_prob, found.ok, found.occupancy)} == {
-            type(convert(scores))
-        }
-        np.testing.assert_allclose(found.occupancy, exact.occupancy, rtol=0, atol=tolerances.OCCUPANCY)
-        np.testing.assert_allclose(found.log_prob, exact.log_prob, rtol=tolerances.LOG_PROB_RELATIVE)
-    assert any(device.launches for device in devices)
+    found = forward_backward(batch, convert(scores), LENGTHS, backend="cuda")
+    assert {type(value) for value in (found.log_prob, found.ok, found.occupancy)} == {type(convert(scores))}
+    np.testing.assert_allclose(found.occupancy, exact.occupancy, rtol=0, atol=tolerances.OCCUPANCY)
+    np.testing.assert_allclose(found.log_prob, exact.log_prob, rtol=tolerances.LOG_PROB_RELATIVE)
 
 
 @pytest.mark.parametrize("kind", ["shared", "packed"])

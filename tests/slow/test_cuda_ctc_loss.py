@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 import tolerances
 import torch
-from pretend_device import needs_host_compiler
+from device_arrays import needs_host_compiler
 
 from fsachain import Forgiveness
 from fsachain.graph.ctc import CtcTopology

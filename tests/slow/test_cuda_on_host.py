@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fsachain.backends.cuda.device import KernelSpec
-from tools.cuda_on_host import HostDevice, HostError, Sanitizer, Threads, build
+from tools.cuda_on_host import HostDevice, HostError, Sanitizer, Threads, skip_reason
 from tools.cuda_on_host.replay import SanitizerError, record, replay, uninitialised_reads
 
-pytestmark = pytest.mark.skipif(build.skip_reason() is not None, reason=str(build.skip_reason()))
+pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 
 FOLDER = Path(__file__).parents[1] / "host_kernels"
 PATIENCE = 2.0

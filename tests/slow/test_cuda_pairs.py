@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import on_device, read
-from pretend_device import needs_host_compiler
+from device_arrays import needs_host_compiler, on_device, read
 
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.loss.pruned import pair_normalizer, pair_normalizer_gradient

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from pretend_device import needs_host_compiler
+from device_arrays import needs_host_compiler
 from rnnt_inputs import BLANK, FRAMES, LABELS, TYPES, WIDTH, make_logits, make_targets, pack
 
 from fsachain import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pretend_device import needs_host_compiler
+from device_arrays import needs_host_compiler
 
 from fsachain import compile_table, forward_backward
 from fsachain.batch import TableBatch

@@ -4,8 +4,9 @@
 accesses are real, so that sanitizers find them: see `replay`.
 """
 
-from tools.cuda_on_host.build import BuildError, Sanitizer, skip_reason
+from tools.cuda_on_host.build import BuildError, Sanitizer
 from tools.cuda_on_host.device import HostDevice, HostError, Launch, Observer, Threads
+from tools.cuda_on_host.libcuda import skip_reason
 from tools.cuda_on_host.memory import HostMemory
 
 __all__ = [

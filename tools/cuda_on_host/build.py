@@ -60,13 +60,6 @@ class BuildError(Exception):
     """The text of a kernel does not compile on the host, or breaks a rule that the host relies on."""
 
 
-def skip_reason() -> str | None:
-    """Why kernels cannot run on this host; None where they can."""
-    if shutil.which("g++") is None:
-        return "g++ is not installed"
-    return None
-
-
 @lru_cache(maxsize=1)
 def _compiler() -> tuple[str, str]:
     path = shutil.which("g++")
@@ -117,9 +110,7 @@ def _source(folder: Path, name: str, defines: Defines) -> str:
 
 
 def _own_texts() -> str:
-    return "".join(
-        p.read_text() for p in sorted([*HERE.glob("*.cc"), *HERE.glob("*.h"), *HERE.glob("include/*.h")])
-    )
+    return "".join(p.read_text() for p in sorted([*HERE.glob("*.h"), *HERE.glob("include/*.h")]))
 
 
 def _compile(options: list[str], source: str | None) -> str:
@@ -143,7 +134,7 @@ def _make(
     Args:
         kind, suffix: parts of the file's name.
         options: of the compiler.
-        inputs: all texts that the result depends on beside those of this package.
+        inputs: all texts that the result depends on beside our headers.
         source: makes the text that the compiler reads from its standard input.
     """
     key = "\0".join((_compiler()[1], _own_texts(), *inputs, *options))
@@ -160,9 +151,12 @@ def _make(
 
 
 @lru_cache(maxsize=1)
-def runtime() -> Path:
-    """The library that runs kernels in this process."""
-    return _make("runtime", ".so", ["-O2", "-shared", "-fPIC", str(HERE / "runtime.cc")])
+def driver() -> Path:
+    """The library libcuda.so.1, which runs kernels in this process."""
+    # Kernels reach variables of threads as those of a library that was there from the start.
+    options = ["-O2", "-shared", "-fPIC", "-ftls-model=initial-exec", "-Wl,-soname,libcuda.so.1"]
+    sources = [HERE / f"{part}.cc" for part in ("runtime", "libcuda")]
+    return _make("libcuda", ".so", [*options, *map(str, sources)], [path.read_text() for path in sources])
 
 
 def _contents(texts: dict[str, str]) -> list[str]:
@@ -175,7 +169,7 @@ def _defined(defines: Defines) -> list[str]:
 
 @cache
 def library(folder: Path, name: str, defines: Defines) -> Path:
-    """A library with the kernels of one text; it finds what runs them in the library `runtime()`.
+    """A library with the kernels of one text; it finds what runs them in the library `driver()`.
 
     Args:
         folder: where the text and what it includes lie.
@@ -197,6 +191,7 @@ def program(folder: Path, name: str, defines: Defines, sanitizer: Sanitizer) -> 
     _check(texts)
     # Without optimisation no access is left out; the compiler is also twice as fast.
     watched = ["-O0", "-g1", *sanitizer.value]
-    parts = [_make(part, ".o", [*watched, "-c", str(HERE / f"{part}.cc")]) for part in ("runtime", "runner")]
+    sources = [HERE / f"{part}.cc" for part in ("runtime", "runner")]
+    parts = [_make(path.stem, ".o", [*watched, "-c", str(path)], [path.read_text()]) for path in sources]
     options = [*watched, "-rdynamic", *map(str, parts), f"-I{folder}", *_defined(defines)]
     return _make(Path(name).stem, ".exe", options, _contents(texts), lambda: _source(folder, name, defines))

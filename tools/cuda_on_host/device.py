@@ -6,21 +6,20 @@ import ctypes
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
-from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain import kernels
-from fsachain.backends.cuda.device import KernelSpec, Limits
-from tools.cuda_on_host import build
+from fsachain.backends.cuda.device import Argument, CupyDevice, KernelSpec, Limits
+from tools.cuda_on_host import libcuda
+from tools.cuda_on_host.libcuda import HostKernel, Request
 from tools.cuda_on_host.memory import HostMemory
 
 MAX_BLOCK = 1024
 MAX_GRID_Y = 65_535
-THREADS_PER_MULTIPROCESSOR = 2048
 MESSAGE_BYTES = 8192
 
 
@@ -45,40 +44,8 @@ class Launch(NamedTuple):
     arguments: tuple[np.generic | HostMemory, ...]
 
 
-class _Request(ctypes.Structure):
-    """The structure CudaOnHostLaunch of runtime.h."""
-
-    _fields_ = [
-        ("entry", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("grid_x", ctypes.c_uint32),
-        ("grid_y", ctypes.c_uint32),
-        ("block", ctypes.c_uint32),
-        ("shared_bytes", ctypes.c_uint32),
-        ("cluster", ctypes.c_uint32),
-        ("cooperative", ctypes.c_uint32),
-        ("fill", ctypes.c_uint32),
-        ("together", ctypes.c_uint32),
-        ("fibers", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
-        ("patience", ctypes.c_double),
-    ]
-
-
-@lru_cache(maxsize=1)
-def _runtime() -> ctypes.CDLL:
-    return ctypes.CDLL(str(build.runtime()), mode=ctypes.RTLD_GLOBAL)
-
-
-@cache
-def _library(path: Path) -> ctypes.CDLL:
-    _runtime()
-    return ctypes.CDLL(str(path))
-
-
-class HostDevice:
-    """A `fsachain.backends.cuda.device.Device` made of threads of the host, with the limits of a GPU of your choice.
+class HostDevice(CupyDevice):
+    """The device of the CUDA backend, through the real CuPy, with the limits of a GPU of your choice and the host below.
 
     New memory, shared memory too, holds the byte `fill` everywhere; 0xFF makes every float a NaN. Launches run to their
     end at once. A launch that a GPU would refuse, a deadlock, a barrier that some threads miss and a write beside a
@@ -91,7 +58,8 @@ class HostDevice:
         threads: what a CUDA thread is.
         together: how many blocks, or clusters, of a launch that is not cooperative run at once.
         patience: seconds without any progress after which a launch is given up.
-        folder: where kernel texts lie; the package's own by default.
+        folder: where kernel texts lie, which then run without CuPy; the package's own by default.
+        knows_all: whether all memory that kernels are given is the device's, none the caller's.
 
     Attributes:
         fill, folder: see above.
@@ -113,26 +81,29 @@ class HostDevice:
         together: int = 1,
         patience: float = 20.0,
         folder: Path | None = None,
+        knows_all: bool = True,
     ) -> None:
         largest = 8 if capability >= (9, 0) else 1
-        cluster = largest if cluster is None else cluster
-        self._limits = Limits(capability, multiprocessors, shared_bytes, cluster, memory_bytes)
-        self._clusters = clusters or {}
+        limits = Limits(capability, multiprocessors, shared_bytes, cluster or largest, memory_bytes)
+        stream: Any = SimpleNamespace(ptr=0, is_capturing=lambda: False)
+        super().__init__(libcuda.device_with(limits, clusters or {}), stream, self.empty)
+        self._limits = limits
         self.fill = fill
         self.launches: list[Launch] = []
         self.observers: list[Observer] = []
         self._threads = threads
         self._together = together
         self._patience = patience
-        self.folder = folder or Path(next(iter(kernels.__path__)))
+        self.folder = folder or libcuda.FOLDER
+        self._knows_all = knows_all
         self._memories: weakref.WeakSet[HostMemory] = weakref.WeakSet()
         self._residents: weakref.WeakKeyDictionary[Any, dict[Hashable, list[HostMemory]]]
         self._residents = weakref.WeakKeyDictionary()
 
     @property
     def limits(self) -> Limits:
-        """What the device pretends to have."""
-        return self._limits
+        """What the device pretends to have, clusters smaller than those of a GPU too."""
+        return super().limits._replace(cluster=self._limits.cluster)
 
     def empty(self, num_bytes: int) -> HostMemory:
         """Memory that holds the byte `fill` everywhere."""
@@ -159,13 +130,9 @@ class HostDevice:
         return kept[key]
 
     def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
-        """Of a kernel's clusters, or of its blocks where it has none."""
-        if kernel.cluster in self._clusters:
-            return self._clusters[kernel.cluster]
-        fit = THREADS_PER_MULTIPROCESSOR // block
-        if shared_bytes:
-            fit = min(fit, max(1, self._limits.shared_bytes // shared_bytes))
-        return max(1, fit * self._limits.multiprocessors // kernel.cluster)
+        """As the driver says."""
+        with libcuda.visible():
+            return super().at_once(kernel, block, shared_bytes)
 
     def launch(
         self,
@@ -173,7 +140,7 @@ class HostDevice:
         grid: int | tuple[int, int],
         block: int,
         shared_bytes: int,
-        arguments: Sequence[np.generic | HostMemory],
+        arguments: Sequence[Argument],
     ) -> None:
         """Run a kernel to its end.
 
@@ -181,35 +148,41 @@ class HostDevice:
             HostError: see the class.
             BuildError: the text does not compile.
         """
-        asked = Launch(
-            kernel, grid if isinstance(grid, tuple) else (grid, 1), block, shared_bytes, tuple(arguments)
-        )
+        blocks = grid if isinstance(grid, tuple) else (grid, 1)
+        known = (np.generic, HostMemory)
+        given = tuple(x if isinstance(x, known) else np.uint64(x.pointer) for x in arguments)
+        asked = Launch(kernel, blocks, block, shared_bytes, given)
         name = f"{kernel.text}: {kernel.name}"
         self._check_size(name, asked)
-        self._check_text(name, asked)
-        library = _library(build.library(self.folder, kernel.text, kernel.defines))
-        slots = self._slots(name, self.signature(kernel), arguments)
+        facts = self._facts(kernel)
+        _check_text(name, asked, facts)
+        slots = self._slots(name, facts.signature, given)
         self.launches.append(asked._replace(arguments=()))  # which would keep their memory alive
         for observer in self.observers:
             observer.before(asked)
-        self._run(name, library, asked, slots)
+        if self.folder == libcuda.FOLDER:
+            libcuda.settings().launch = self._request()
+            try:
+                with libcuda.visible():
+                    super().launch(kernel, blocks, block, shared_bytes, given)
+            except libcuda.driver_error() as error:
+                raise HostError(f"{name}: {error}") from None
+        else:
+            self._run(name, facts, asked, slots)
         self._check_guards(name, asked)
         for observer in self.observers:
             observer.after(asked)
 
     def signature(self, kernel: KernelSpec) -> str:
-        """One letter for each parameter of a kernel: P for a pointer, else the letter of Python's struct module."""
-        return str(self._ask(kernel, "signature", ctypes.c_char_p).decode())
+        """See `libcuda.HostKernel`."""
+        return self._facts(kernel).signature
 
-    def _ask(self, kernel: KernelSpec, what: str, answer: Any) -> Any:
-        """What the text says about a kernel."""
-        library = _library(build.library(self.folder, kernel.text, kernel.defines))
+    def _facts(self, kernel: KernelSpec) -> HostKernel:
+        library = libcuda.host_library(self.folder, kernel.text, kernel.defines)
         try:
-            function = getattr(library, f"{kernel.name}__{what}")
+            return HostKernel(library, kernel.name)
         except AttributeError:
             raise HostError(f'{kernel.text} has no extern "C" __global__ void {kernel.name}(') from None
-        function.restype = answer
-        return function()
 
     def memory_at(self, pointer: int) -> HostMemory | None:
         """The memory in which, or right behind which, an address lies."""
@@ -239,16 +212,6 @@ class HostDevice:
         if wrong:
             raise HostError(f"{name}: {wrong}")
 
-    def _check_text(self, name: str, asked: Launch) -> None:
-        """What the text of a kernel says about its launches."""
-        threads, cluster = (self._ask(asked.kernel, what, ctypes.c_int) for what in ("threads", "cluster"))
-        if asked.block > threads:
-            raise HostError(f"{name}: a block of {asked.block} threads; its __launch_bounds__ are {threads}")
-        if asked.kernel.cluster != cluster:
-            raise HostError(
-                f"{name}: clusters of {asked.kernel.cluster} blocks; its __cluster_dims__ are {cluster}"
-            )
-
     def _slots(
         self, name: str, letters: str, arguments: Sequence[np.generic | HostMemory]
     ) -> npt.NDArray[np.uint64]:
@@ -261,7 +224,7 @@ class HostDevice:
             else:
                 given, pointer = _letter(argument), int(argument) if letter == "P" else 0
             if letter == "P" and given in "PQ":
-                if pointer and self.memory_at(pointer) is None:
+                if pointer and self._knows_all and self.memory_at(pointer) is None:
                     raise HostError(
                         f"{name}: argument {i} points to no memory of this device that is still held"
                     )
@@ -274,15 +237,19 @@ class HostDevice:
                 )
         return slots
 
-    def _run(self, name: str, library: ctypes.CDLL, asked: Launch, slots: npt.NDArray[np.uint64]) -> None:
-        kernel = asked.kernel
-        entry = ctypes.cast(getattr(library, f"{kernel.name}__launch"), ctypes.c_void_p)
-        request = _Request(
-            entry, slots.ctypes.data, name.encode(), *asked.grid, asked.block, asked.shared_bytes, kernel.cluster,
-            kernel.cooperative, self.fill, self._together, self._threads is Threads.IN_TURN, 0, self._patience,
-        )  # fmt: skip
+    def _request(self) -> Request:
+        in_turn = self._threads is Threads.IN_TURN
+        return Request(fill=self.fill, together=self._together, fibers=in_turn, patience=self._patience)
+
+    def _run(self, name: str, facts: HostKernel, asked: Launch, slots: npt.NDArray[np.uint64]) -> None:
+        """What the driver does, for texts that are only the host's."""
+        request, kernel = self._request(), asked.kernel
+        request.entry, request.slots, request.name = facts.entry, slots.ctypes.data, kernel.name.encode()
+        (request.grid_x, request.grid_y), request.block = asked.grid, asked.block
+        request.shared_bytes, request.cluster = asked.shared_bytes, kernel.cluster
+        request.cooperative = kernel.cooperative
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
-        if _runtime().cuda_on_host_launch(ctypes.byref(request), message, ctypes.c_uint64(MESSAGE_BYTES)):
+        if libcuda.load().cuda_on_host_launch(ctypes.byref(request), message, ctypes.c_uint64(MESSAGE_BYTES)):
             raise HostError(f"{name}: {message.value.decode(errors='replace')}")
 
     def _check_guards(self, name: str, asked: Launch) -> None:
@@ -303,6 +270,18 @@ class Observer:
 
     def after(self, launch: Launch) -> None:
         """Called when all threads have returned."""
+
+
+def _check_text(name: str, asked: Launch, facts: HostKernel) -> None:
+    """What the text of a kernel says about its launches."""
+    if asked.block > facts.threads:
+        raise HostError(
+            f"{name}: a block of {asked.block} threads; its __launch_bounds__ are {facts.threads}"
+        )
+    if asked.kernel.cluster != facts.cluster:
+        raise HostError(
+            f"{name}: clusters of {asked.kernel.cluster} blocks; its __cluster_dims__ are {facts.cluster}"
+        )
 
 
 def _pointer(argument: np.generic | HostMemory) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,13 @@ class HostMemory:
     def read(self, dtype: npt.DTypeLike, shape: int | tuple[int, ...] = -1) -> npt.NDArray[Any]:
         """A copy of the bytes as an array."""
         return self.bytes.copy().view(dtype).reshape(shape)
+
+    def array(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        """The bytes themselves as a tensor of torch, as results of the recursions are."""
+        import torch
+
+        of_type = getattr(torch, dtype)
+        return torch.from_numpy(self.bytes)[: prod(shape) * of_type.itemsize].view(of_type).view(shape)
 
     def damage(self) -> str | None:
         """What was written outside the bytes; None if nothing was."""
