@@ -57,10 +57,14 @@ class DryDevice:
 
     limits: Limits
     kernels: list[KernelSpec] = field(default_factory=list)
+    index: int = 0
 
     def empty(self, num_bytes: int) -> DryMemory:
         """An address that nobody may use."""
         return DryMemory(1 << 32, num_bytes)
+
+    def pieces(self, sizes: Sequence[int]) -> list[DryMemory]:
+        return [self.empty(size) for size in sizes]
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[DryMemory]:
         return [self.empty(array.nbytes) for array in arrays]

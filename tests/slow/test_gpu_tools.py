@@ -17,7 +17,7 @@ from fsachain import compile_table, forward_backward
 from fsachain.batch import TableBatch
 from tools import gpu_driver, gpu_pack
 from tools import gpu_report as whole_report
-from tools.bench import gpu_report, gpu_workloads
+from tools.bench import gpu_report, gpu_workloads, host_time
 from tools.bench.gpu_tables import MAKERS
 from tools.bench.workloads import ROOT
 from tools.gpu_results import told
@@ -47,6 +47,22 @@ def test_the_bigram_denominator_has_every_pair_and_repeats_only_after_a_blank():
     enter = fsa.log_prob[(fsa.src == 0) & (fsa.dst == 1)][0]
     found = forward_backward(batch, scores, backend="reference").log_prob[0]
     assert found == pytest.approx(enter + (frames - 1) * stay)
+
+
+@needs_host_compiler
+def test_a_call_launches_and_computes_as_little_as_is_known_to_do():
+    """Launches, and functions of Python that are entered: they, not a clock of a busy machine, say what the host does."""
+    with host_time.empty_driver() as cupy:
+        for name, call in host_time.cases(cupy).items():
+            for _ in range(2):
+                call()
+            launches, functions = host_time.work(call)
+            assert (launches, functions) <= {
+                "denominator": (17, 380),
+                "numerators": (12, 280),
+                "CTC": (16, 350),
+            }[name]
+            assert functions <= 30 * launches
 
 
 @pytest.mark.parametrize("table", MAKERS)

@@ -111,6 +111,9 @@ class HostDevice(CupyDevice):
         self._memories.add(memory)
         return memory
 
+    def pieces(self, sizes: Sequence[int]) -> list[HostMemory]:
+        return [self.empty(size) for size in sizes]
+
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[HostMemory]:
         """Copies of arrays, each in memory of its own, so that reads beside it can be found."""
         memories = []
@@ -205,10 +208,6 @@ class HostDevice(CupyDevice):
             wrong = (
                 f"clusters of {kernel.cluster} blocks in a grid of {x}; the device has up to {limits.cluster}"
             )
-        elif kernel.cooperative:
-            most = self.at_once(kernel, block, shared)
-            if x * y > most:
-                wrong = f"a cooperative launch of {x * y} blocks; {most} run at once"
         if wrong:
             raise HostError(f"{name}: {wrong}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -136,8 +137,14 @@ def find_device(array: Any) -> Device:
     return cuda_device.device_of_array(array)
 
 
+@lru_cache(maxsize=64)
+def _dtype(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return "uint8" if name == "bool" else name
+
+
 def view(array: Any) -> DeviceArray:
-    dtype = "uint8" if "bool" in str(array.dtype) else kinds.dtype_name(array)
+    dtype = _dtype(array.dtype)
     if kinds.kind_of(array) == "torch":
         return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), tuple(array.stride()), array)
     strides = tuple(stride // array.itemsize for stride in array.strides)

@@ -109,7 +109,10 @@ def ctc(
     # Labels in 32 bits, where they repeat, and whether they are legal.
     most = int(targets.lengths.max(initial=0))  # each target has room for so many labels
     width = COLUMNS * int(_rounded(targets.lengths).max(initial=0)) + 1
-    labels, links, legal = (device.empty(bytes_) for bytes_ in (4 * size * most, 4 * size * most, 8 * size))
+    softmax_bytes = 8 * size * num_frames if task.normalizes else 0
+    labels, links, legal, log_sums, loss = device.pieces(
+        [4 * size * most, 4 * size * most, 8 * size, softmax_bytes, 8 * size]
+    )
     linked = labels, links, legal
     given = targets.labels
     by_sequence = given.strides[0] if len(given.shape) == 2 else -1
@@ -125,9 +128,7 @@ def ctc(
     )
     label_sizes = np.int64(most), np.int64(task.blank), np.int64(width)
 
-    log_sums = None
     if task.normalizes:  # the softmax goes to the gradient
-        log_sums = device.empty(8 * size * num_frames)
         arguments = [*strided(scores), *shape, np.int64(num_classes), frames, log_sums, *strided(gradient)]
         launch("log_softmax.cu", "log_softmax", arguments)
 
@@ -154,14 +155,13 @@ def ctc(
     else:
         log_prob, _ = cuda.add_occupancy(*inputs, ones, occupancy, memory_budget)
 
-    loss = device.empty(8 * size)
     device.launch(
         KernelSpec("ctc.cu", "ctc_loss", defines),
         size,
         sizes.targets,
         sizes.targets // 32 * 8,
         [
-            *(address(log_sums), log_prob, frames, legal, np.int64(num_frames)),
+            *(address(log_sums if task.normalizes else None), log_prob, frames, legal, np.int64(num_frames)),
             *(np.float64(task.rounding), loss),
         ],
     )

@@ -2,15 +2,18 @@
 
 The drivers of the kernels never learn which device they have: a GPU through CuPy, or a host that runs the same kernel text
 (tools/cuda_on_host). CuPy compiles a kernel (adding -ftz=true, and its own and NVIDIA's include folders), keeps what it
-compiled in a folder of the user ($CUPY_CACHE_DIR), loads it on each device, and packs arguments. A kernel text reaches it
-with all of our headers in their places, so that its cache notices a change in any of them.
+compiled in a folder of the user ($CUPY_CACHE_DIR), and loads it on each device. A kernel text reaches it with all of our
+headers in their places, so that its cache notices a change in any of them. Arguments are packed here, eight bytes each: a
+call launches a dozen kernels of twenty arguments.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from math import prod
@@ -19,7 +22,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cuda.memory import Block, CupyBlock, Memory, Piece, TorchBlock, resident, upload
+from fsachain.backends.cuda.memory import (
+    Block,
+    CupyBlock,
+    Memory,
+    Piece,
+    TorchBlock,
+    pieces,
+    resident,
+    upload,
+)
 from fsachain.errors import BackendUnavailable
 from fsachain.kernels import read_unit
 
@@ -95,10 +107,17 @@ class Device(Protocol):
     """
 
     @property
+    def index(self) -> int:
+        """Its number: what is kept for a device is kept for that."""
+
+    @property
     def limits(self) -> Limits: ...
 
     def empty(self, num_bytes: int) -> Memory:
         """`num_bytes` >= 0 bytes that hold anything."""
+
+    def pieces(self, sizes: Sequence[int]) -> Sequence[Memory]:
+        """As `empty` for each of the sizes, by one request of the pool; the memory is given back when all are dropped."""
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
         """Copies of host arrays for this call, by one transfer into one block; the arrays may change afterwards.
@@ -138,12 +157,12 @@ class Device(Protocol):
 
 def macros(**values: DeviceArray | str | int) -> Macros:
     """The macros that stand before a kernel's text; an array or the name of its dtype gives the C type of its elements."""
+    return _macros(*((name, getattr(value, "dtype", value)) for name, value in values.items()))
 
-    def text(value: DeviceArray | str | int) -> int | str:
-        name = value.dtype if isinstance(value, DeviceArray) else value
-        return C_TYPES.get(name, name) if isinstance(name, str) else int(name)
 
-    return tuple((name, text(value)) for name, value in values.items())
+@lru_cache(maxsize=1024)
+def _macros(*values: tuple[str, str | int]) -> Macros:
+    return tuple((name, C_TYPES.get(x, x) if isinstance(x, str) else int(x)) for name, x in values)
 
 
 def strided(array: DeviceArray | None, dimensions: int = 3) -> list[Argument]:
@@ -178,32 +197,64 @@ class _TorchStream:
         return bool(torch.cuda.is_current_stream_capturing())
 
 
+MOST_ARGUMENTS = 64
+_LETTERS: dict[Any, str] = {np.uint8: "B7x", np.int32: "i4x", np.uint32: "I4x", np.float32: "f4x"}
+_LETTERS.update({np.int64: "q", np.uint64: "Q", np.float64: "d"})
+
+
+class _Room(threading.local):
+    """Where a thread puts the arguments of a launch, eight bytes for each, and their addresses for the driver."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray(8 * MOST_ARGUMENTS)
+        first = np.frombuffer(self.bytes, np.uint8).ctypes.data
+        self._addresses = np.arange(first, first + len(self.bytes), 8, dtype=np.uint64)
+        self.pointer = int(self._addresses.ctypes.data)
+
+
+_room = _Room()
+
+
+@lru_cache(maxsize=1024)
+def _packing(types: tuple[type, ...]) -> tuple[struct.Struct, tuple[int, ...]]:
+    """How arguments of these types are packed, and which of them are memory."""
+    memories = tuple(n for n, kind in enumerate(types) if not issubclass(kind, np.generic))
+    letters = ["Q" if n in memories else _LETTERS[kind] for n, kind in enumerate(types)]
+    return struct.Struct("=" + "".join(letters)), memories
+
+
 class CupyDevice:
     """A GPU and a stream of it; made by `device_of_tensor` and `device_of_array`."""
 
     def __init__(self, index: int, stream: Any, make_block: Callable[[int], Block]) -> None:
-        self._index, self._stream, self._make_block = index, stream, make_block
+        from cupy import cuda
+
+        self.index, self._stream, self._make_block = index, stream, make_block
+        self._here, self._driver = cuda.Device(index), cuda.driver
 
     @property
     def limits(self) -> Limits:
-        return _limits(self._index)
+        return _limits(self.index)
 
     def empty(self, num_bytes: int) -> Piece:
         return Piece(self._make_block(num_bytes), 0, num_bytes)
 
+    def pieces(self, sizes: Sequence[int]) -> list[Memory]:
+        return pieces(self._make_block, sizes)[1]
+
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
-        with _current(self._index):
+        with self._here:
             return upload(arrays, self._make_block, self._stream)[1]
 
     def resident(
         self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
     ) -> list[Memory]:
-        with _current(self._index):
-            return resident(owner, (self._index, key), make, self._make_block, self._stream)
+        with self._here:
+            return resident(owner, (self.index, key), make, self._make_block, self._stream)
 
     def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
-        with _current(self._index):
-            return max(1, _at_once(kernel, self._index, block, shared_bytes))
+        with self._here:
+            return max(1, _at_once(kernel, self.index, block, shared_bytes))
 
     def launch(
         self,
@@ -213,20 +264,25 @@ class CupyDevice:
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
-        blocks = grid if isinstance(grid, tuple) else (grid, 1)
-        # Exact types: cupy would make a Python integer an int64 and any array a pointer.
-        packed = tuple(a if isinstance(a, np.generic) else np.uint64(a.pointer) for a in arguments)
-        with _current(self._index):
-            function = _function(kernel, self._index)
-            if kernel.cooperative:
-                # cupy would start as many blocks as fit, and they would wait for the others for ever.
-                most = _at_once(kernel, self._index, block, shared_bytes)
-                if blocks[0] * blocks[1] > most:
-                    raise BackendUnavailable(
-                        f"kernel {kernel.name} needs {blocks[0] * blocks[1]} blocks of {block} threads at once; "
-                        f"device {self._index} runs at most {most}"
-                    )
-            function(blocks, (block,), packed, shared_mem=shared_bytes, stream=self._stream)
+        x, y = grid if isinstance(grid, tuple) else (grid, 1)
+        packed, memories = _packing(tuple(map(type, arguments)))
+        values: list[Any] = list(arguments)
+        for number in memories:
+            values[number] = values[number].pointer
+        with self._here:
+            function = _function(kernel, self.index)
+            packed.pack_into(_room.bytes, 0, *values)
+            launch = x, y, 1, block, 1, 1, shared_bytes, self._stream.ptr, _room.pointer
+            if not kernel.cooperative:
+                self._driver.launchKernel(function.ptr, *launch, 0)
+                return
+            most = _at_once(kernel, self.index, block, shared_bytes)
+            if x * y > most:
+                raise BackendUnavailable(
+                    f"kernel {kernel.name} needs {x * y} blocks of {block} threads at once; "
+                    f"device {self.index} runs at most {most}"
+                )
+            self._driver.launchCooperativeKernel(function.ptr, *launch)
 
 
 def device_of_tensor(tensor: Any) -> CupyDevice:
@@ -308,12 +364,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _current(index: int) -> Any:
-    import cupy
-
-    return cupy.cuda.Device(index)
-
-
 @lru_cache(maxsize=64)
 def _capability(index: int) -> tuple[int, int]:
     import cupy
@@ -344,7 +394,7 @@ def _function(kernel: KernelSpec, index: int) -> Any:
     """The kernel on the device that is current, `index`; it may use all of a block's shared memory there."""
     function = _module(kernel.text, kernel.defines, kernel.cooperative, index).get_function(kernel.name)
     function.max_dynamic_shared_size_bytes = _limits(index).shared_bytes
-    return function
+    return function.kernel
 
 
 @lru_cache(maxsize=256)
@@ -360,7 +410,7 @@ def _module(text: str, defines: Macros, cooperative: bool, index: int) -> Any:
 def _at_once(kernel: KernelSpec, index: int, block: int, shared_bytes: int) -> int:
     from cupy.cuda import driver
 
-    pointer = _function(kernel, index).kernel.ptr
+    pointer = _function(kernel, index).ptr
     if kernel.cluster > 1:
         return _clusters_at_once(pointer, kernel.cluster, block, shared_bytes)
     each = driver.occupancyMaxActiveBlocksPerMultiprocessor(pointer, block, shared_bytes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from threading import Lock
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ from fsachain.backends.cuda.device import (
     DeviceArray,
     KernelSpec,
     Limits,
-    Macros,
     address,
     macros,
     strided,
@@ -57,6 +56,7 @@ from fsachain.backends.cuda.plan import (
     WARP,
     Groups,
     Growth,
+    Plan,
     PlannedTables,
     form_of,
     growth_of,
@@ -69,7 +69,6 @@ from fsachain.backends.cuda.plan import (
     plan_shared,
     shared_bytes,
     window_of,
-    with_frames,
 )
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
@@ -97,23 +96,37 @@ class SubBatch(NamedTuple):
         return self.tables.shared_bytes(kind, ARC_BYTES[self.form], lanes)
 
 
-def recursion(name: str, part: SubBatch, kind: int, lanes: int, leaky: float) -> KernelSpec:
+def recursion(
+    name: str, part: SubBatch, kind: int, lanes: int, leaky: float, cooperative: bool = False
+) -> KernelSpec:
     """A kernel of forward_backward.cu."""
-    plan = part.tables.plan
+    return _recursion(name, part.tables.plan, part.form, kind, lanes, leaky > 0.0, cooperative)
+
+
+@lru_cache(maxsize=1024)
+def _recursion(
+    name: str, plan: Plan, form: int, kind: int, lanes: int, leaks: bool, cooperative: bool
+) -> KernelSpec:
     defines = macros(
         KIND=kind,
         LANES=lanes,
         CHUNK=plan.chunk,
-        LEAK=leaky > 0.0,
+        LEAK=leaks,
         ON_CHIP=plan.on_chip,
         CLUSTER=plan.cluster,
         ARCS_ON_CHIP=plan.arcs_on_chip,
         THREADS=plan.threads,
-        EXPONENTS=part.form == EXPONENTS,
-        LOGS=part.form == LOGS,
+        EXPONENTS=form == EXPONENTS,
+        LOGS=form == LOGS,
     )
-    has_cluster = name in ("forward", "backward")
-    return KernelSpec("forward_backward.cu", name, defines, plan.cluster if has_cluster else 1)
+    cluster = plan.cluster if name in ("forward", "backward") else 1
+    return KernelSpec("forward_backward.cu", name, defines, cluster, cooperative)
+
+
+@lru_cache(maxsize=1024)
+def _frames(name: str, kind: int, lanes: int, chunk: int, scores: str, out: str) -> KernelSpec:
+    """A kernel of frames.cu, for scores and occupancies of these types."""
+    return KernelSpec("frames.cu", name, macros(KIND=kind, LANES=lanes, CHUNK=chunk, ELEMENT=scores, OUT=out))
 
 
 class DeviceTables(NamedTuple):
@@ -144,7 +157,11 @@ class Call:
     ok: Memory
     counters: Memory
 
-    @property
+    @cached_property
+    def strided_scores(self) -> list[Argument]:
+        return strided(self.scores)
+
+    @cached_property
     def log_leak(self) -> np.float64:
         return np.float64(math.log(self.leaky) if self.leaky > 0.0 else -math.inf)
 
@@ -154,7 +171,7 @@ class Run:
     """The launches for a kind of number and a sub-batch.
 
     lanes: sequences of a thread. frames: of a window. num_frames: of the longest sequence. least_total: see
-    `plan.least_plain_total`; 0 for other kinds. on_device, fields, sequences, lengths: tables and `groups` on the device.
+    `plan.least_plain_total`; 0 for other kinds. on_device, fields, lanes_there: tables and `groups` on the device.
     first_counter: a uint32 for each group. checkpoints: states at the beginnings of the windows but the first, once
     `forward` has run.
     """
@@ -169,16 +186,15 @@ class Run:
     least_total: float
     on_device: DeviceTables
     fields: Memory
-    sequences: Memory
-    lengths: Memory
+    lanes_there: Memory
     first_counter: int
     checkpoints: list[Memory] = field(default_factory=list)
     _memory: dict[str, Memory] = field(default_factory=dict)
 
     def forward(self, keep: bool) -> None:
         """log Z of the sequences of this kind; `keep`: the last window's history and the states before all windows."""
-        self.checkpoints, states = [], [self._state(), self._state()]
         begins = self._windows()
+        self.checkpoints, states = [], self._take_memory(keep)
         for number, begin in enumerate(begins):
             before = states[number % 2] if number else None
             after = states[(number + 1) % 2]
@@ -187,7 +203,7 @@ class Run:
                 states[(number + 1) % 2] = after = self._state()
             self._read_frames(begin)
             is_last = number == len(begins) - 1
-            self._forward(begin, before, after, self._buffer("history") if keep and is_last else None)
+            self._forward(begin, before, after, self._memory["history"] if keep and is_last else None)
         self._finish(states[len(begins) % 2])
 
     def backward(self, weights: Memory | DeviceArray, out: DeviceArray, is_new: bool) -> None:
@@ -203,7 +219,7 @@ class Run:
             if number < last:
                 self._read_frames(begin)
                 before = self.checkpoints[number - 1] if number else None
-                self._forward(begin, before, None, self._buffer("history"))
+                self._forward(begin, before, None, self._memory["history"])
             self._backward(
                 begin,
                 betas[(number + 1) % 2] if number < last else None,
@@ -222,48 +238,52 @@ class Run:
     def _end(self, begin: int) -> int:
         return min(begin + self.frames, self.num_frames)
 
-    def _buffer(self, name: str) -> Memory:
-        """Memory for all groups, the same one at each call until `release`."""
-        if name not in self._memory:
-            lanes = 8 * len(self.groups.sequences)
-            if name == "exponents":
-                count = lanes
-            elif name == "offsets":
-                count = lanes * self.num_frames
-            else:
-                frames = self.frames if name in ("probs", "history") else 1
-                count = self.groups.sizes[name] * frames * VALUE_BYTES[self.kind]
-            self._memory[name] = self.call.device.empty(count)
-        return self._memory[name]
+    def _take_memory(self, keep: bool) -> list[Memory]:
+        """Two states, and what all windows share: `_memory` until `release`."""
+        lanes, value, sizes = self.groups.num_lanes, VALUE_BYTES[self.kind], self.groups.sizes
+        state = sizes["state"] * value
+        needed = {
+            "probs": sizes["probs"] * self.frames * value,
+            "exponents": 8 * lanes,
+            "offsets": 8 * lanes * self.num_frames,
+            "history": sizes["history"] * self.frames * value if keep else 0,
+            "work": 0 if self.part.tables.plan.on_chip else sizes["work"] * value,
+        }
+        first, second, *others = self.call.device.pieces([state, state, *needed.values()])
+        self._memory = dict(zip(needed, others, strict=True))
+        return [first, second]
 
     def _state(self) -> Memory:
         return self.call.device.empty(self.groups.sizes["state"] * VALUE_BYTES[self.kind])
 
-    def _macros(self, **more: DeviceArray | str | int) -> Macros:
-        return macros(KIND=self.kind, LANES=self.lanes, CHUNK=self.part.tables.plan.chunk, **more)
+    def _frames(self, name: str, out: str) -> KernelSpec:
+        chunk = self.part.tables.plan.chunk
+        return _frames(name, self.kind, self.lanes, chunk, self.call.scores.dtype, out)
 
-    def recursion(self, name: str) -> KernelSpec:
-        return recursion(name, self.part, self.kind, self.lanes, self.call.leaky)
+    def recursion(self, name: str, cooperative: bool = False) -> KernelSpec:
+        return recursion(name, self.part, self.kind, self.lanes, self.call.leaky, cooperative)
 
+    @cached_property
     def _of_lanes(self) -> list[Argument]:
-        return [self.sequences, self.lengths, self.call.kinds]
+        lengths = self.lanes_there.pointer + 4 * self.groups.num_lanes
+        return [self.lanes_there, np.uint64(lengths), self.call.kinds]
 
     def _read_frames(self, begin: int) -> None:
         end = self._end(begin)
         tiles = -(-(end - begin) // (TILE // self.part.tables.plan.sequences(self.lanes)))
         if not tiles:
             return
-        scores, num_lanes = self.call.scores, len(self.groups.sequences)
+        scores, num_lanes = self.call.scores, self.groups.num_lanes
         # OUT does not concern `read_frames`; with the usual one it is compiled together with `write_occupancies`.
         out = "float64" if scores.dtype == "float64" else "float32"
         self.call.device.launch(
-            KernelSpec("frames.cu", "read_frames", self._macros(ELEMENT=scores, OUT=out)),
+            self._frames("read_frames", out),
             len(self.groups.fields) * tiles,
             THREADS,
             16 * TILE + 16 * TILE + TILE * (TILE + 1) * VALUE_BYTES[self.kind],
             [
-                *(self.fields, self.on_device.pdfs, *self._of_lanes(), *strided(scores)),
-                *(self._buffer("probs"), self._buffer("offsets")),
+                *(self.fields, self.on_device.pdfs, *self._of_lanes, *self.call.strided_scores),
+                *(self._memory["probs"], self._memory["offsets"]),
                 *(np.int32(num_lanes), np.int32(begin), np.int32(end)),
             ],
         )
@@ -271,17 +291,17 @@ class Run:
     def _pass(self, name: str, arguments: list[Argument], tail: list[Argument]) -> None:
         """Launch `forward` or `backward`; its arguments before and after those of the blocks that share a group."""
         device, tables, count = self.call.device, self.part.tables, len(self.groups.fields)
-        plan, kernel = tables.plan, self.recursion(name)
+        plan = tables.plan
         work: list[Argument] = [NULL, NULL]
         if plan.on_chip:
-            blocks = plan.cluster
+            blocks, kernel = plan.cluster, self.recursion(name)
             shared = self.part.shared_bytes(self.kind, self.lanes)
         else:
             at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
-            blocks = max(1, min(int(tables.sizes["shards"].max()), at_once // count))
-            kernel = kernel._replace(cooperative=blocks > 1)
+            blocks = max(1, min(tables.most_shards, at_once // count))
+            kernel = self.recursion(name, cooperative=blocks > 1)
             shared = WARP * VALUE_BYTES[self.kind] * (plan.threads // WARP)
-            work = [self._buffer("work"), np.uint64(self.call.counters.pointer + 4 * self.first_counter)]
+            work = [self._memory["work"], np.uint64(self.call.counters.pointer + 4 * self.first_counter)]
         arguments = [*arguments, *work, np.int32(blocks), *tail]
         device.launch(kernel, count * blocks, plan.threads, shared, arguments)
 
@@ -293,8 +313,8 @@ class Run:
         self._pass(
             "forward",
             [
-                *(self.fields, *on_device.forward, on_device.vectors, *self._of_lanes()),
-                *(self._buffer("probs"), *states, self._buffer("exponents")),
+                *(self.fields, *on_device.forward, on_device.vectors, *self._of_lanes),
+                *(self._memory["probs"], *states, self._memory["exponents"]),
             ],
             [np.int32(begin), np.int32(self._end(begin)), self.call.log_leak, np.float32(self.least_total)],
         )
@@ -304,22 +324,22 @@ class Run:
         self._pass(
             "backward",
             [
-                *(self.fields, *on_device.backward, on_device.pairs, on_device.vectors, *self._of_lanes()),
-                *(self._buffer("probs"), self._buffer("history"), address(after), address(before)),
+                *(self.fields, *on_device.backward, on_device.pairs, on_device.vectors, *self._of_lanes),
+                *(self._memory["probs"], self._memory["history"], address(after), address(before)),
             ],
             [np.int32(begin), np.int32(self._end(begin)), self.call.log_leak],
         )
 
     def _finish(self, state: Memory) -> None:
-        num_lanes = len(self.groups.sequences)
+        num_lanes = self.groups.num_lanes
         self.call.device.launch(
             self.recursion("finish"),
             num_lanes,
             THREADS,
             THREADS * (VALUE_BYTES[self.kind] + 8),
             [
-                *(self.fields, self.on_device.vectors, *self._of_lanes(), state),
-                *(self._buffer("offsets"), self._buffer("exponents"), np.int32(num_lanes)),
+                *(self.fields, self.on_device.vectors, *self._of_lanes, state),
+                *(self._memory["offsets"], self._memory["exponents"], np.int32(num_lanes)),
                 *(self.call.log_leak, self.call.log_prob, self.call.ok),
             ],
         )
@@ -335,13 +355,13 @@ class Run:
         at_once = BUSY_THREADS * self.call.device.limits.multiprocessors // threads
         blocks = max(1, min(end - begin, at_once // groups))
         self.call.device.launch(
-            KernelSpec("frames.cu", "write_occupancies", self._macros(ELEMENT=self.call.scores, OUT=out)),
+            self._frames("write_occupancies", out.dtype),
             groups * blocks,
             threads,
             threads * VALUE_BYTES[self.kind],
             [
                 *(self.fields, on_device.pdfs, on_device.pairs_by_column, on_device.column_ends),
-                *(*self._of_lanes(), self.call.ok, address(weights), self._buffer("history")),
+                *(*self._of_lanes, self.call.ok, address(weights), self._memory["history"]),
                 *(*strided(out), np.int32(begin), np.int32(end), np.int32(blocks)),
                 np.int64(out.shape[2] if is_new else 0),
             ],
@@ -371,27 +391,32 @@ def make_runs(
     kinds, starts = kinds_of(scores.dtype, least_total, lengths, growth)
     budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
     longest = int(lengths.max(initial=0))
-    plans: list[tuple[int, SubBatch, int, Groups, int]] = []
+    plans: list[tuple[int, SubBatch, int, tuple[PlannedTables, int, int]]] = []
     arrays: list[npt.NDArray[Any]] = [starts, lengths]
+    made: dict[
+        Hashable, tuple[Groups, int, int]
+    ] = {}  # with the frames of a window, and which array is the first
     for kind in kinds:
         for part in sub_batches(batch, limits, kind, scores.dtype == "float64"):
             which, rows = part.which, part.rows
             lanes = _lanes(device, part, kind, leaky) if rows is None else 1
+            key = part.tables, lanes, VALUE_BYTES[kind]
+            plans.append((kind, part, lanes, key))
+            if key in made:
+                continue
             of_part = growth if rows is None else growth[which]
             groups = make_groups(part.tables, lanes, which, rows, lengths[which], of_part)
             frames = window_of(kind, groups, longest, budget)
-            plans.append((kind, part, lanes, groups, frames))
-            arrays += [with_frames(groups.fields, frames), groups.sequences, groups.lengths]
-    starting_kinds, lengths_there, *uploaded = device.upload(arrays)
-    num_counters = sum(len(groups.fields) for _, _, _, groups, _ in plans)
-    kinds_there, log_prob, ok, counters = (
-        device.empty(size) for size in (4 * batch.size, 8 * batch.size, batch.size, 4 * num_counters)
-    )
-    call = Call(device, scores, leaky, kinds_there, lengths_there, log_prob, ok, counters)
+            made[key] = groups, frames, len(arrays)
+            arrays += [groups.in_windows(frames).fields, groups.lanes]
+    uploaded = device.upload(arrays)
+    num_counters = sum(len(made[key][0].fields) for *_, key in plans)
+    sizes = 4 * batch.size, 8 * batch.size, batch.size, 4 * num_counters
+    kinds_there, log_prob, ok, counters = device.pieces(sizes)
+    call = Call(device, scores, leaky, kinds_there, uploaded[1], log_prob, ok, counters)
     runs, counter = [], 0
-    for number, (kind, part, lanes, groups, frames) in enumerate(plans):
-        tables = tables_on_device(device, batch, part, kind)
-        fields, sequences, frames_of = uploaded[3 * number : 3 * number + 3]
+    for kind, part, lanes, key in plans:
+        groups, frames, first = made[key]
         runs.append(
             Run(
                 call,
@@ -402,10 +427,9 @@ def make_runs(
                 frames,
                 num_frames=longest,
                 least_total=least_total or 0.0,
-                on_device=tables,
-                fields=fields,
-                sequences=sequences,
-                lengths=frames_of,
+                on_device=tables_on_device(device, batch, part, kind),
+                fields=uploaded[first],
+                lanes_there=uploaded[first + 1],
                 first_counter=counter,
             )
         )
@@ -416,21 +440,26 @@ def make_runs(
         -(-max(batch.size, num_counters) // THREADS),
         THREADS,
         0,
-        [starting_kinds, call.kinds, size, call.counters, np.int32(num_counters)],
+        [uploaded[0], call.kinds, size, call.counters, np.int32(num_counters)],
     )
     return runs
 
 
 def _lanes(device: Device, part: SubBatch, kind: int, leaky: float) -> int:
-    plan = part.tables.plan
+    """Sequences of a thread; kept, since the driver's answers for three choices take long to ask for."""
+    plan, size = part.tables.plan, len(part.which)
     if plan.max_lanes == 1:
         return 1
-    kernel = recursion("forward", part, kind, plan.max_lanes, leaky)  # it needs the most registers
 
-    def at_once(lanes: int) -> int:
-        return device.at_once(kernel, plan.threads, part.shared_bytes(kind, lanes))
+    def chosen() -> int:
+        kernel = recursion("forward", part, kind, plan.max_lanes, leaky)  # it needs the most registers
+        return lanes_for(
+            plan, size, lambda lanes: device.at_once(kernel, plan.threads, part.shared_bytes(kind, lanes))
+        )
 
-    return lanes_for(plan, len(part.which), at_once)
+    key = "lanes", kind, part.form, size, leaky > 0.0, device.index, device.limits
+    lanes: int = _keep(part.tables, key, chosen)
+    return lanes
 
 
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
@@ -493,11 +522,13 @@ def _layouts(tables: Sequence[TransitionTable], division: Division) -> list[Layo
 
 def sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool) -> list[SubBatch]:
     """How a batch is divided for one kind of number; kept with the table that all share, or with the batch."""
-    if not batch.is_shared:
-        parts: list[SubBatch] = _keep(
-            batch, (limits, kind, float64), lambda: _own_sub_batches(batch, limits, kind, float64)
-        )
-        return parts
+    owner, divide = (batch.tables[0], _shared) if batch.is_shared else (batch, _own_sub_batches)
+    key = "parts", limits, kind, float64, batch.size
+    parts: list[SubBatch] = _keep(owner, key, lambda: divide(batch, limits, kind, float64))
+    return parts
+
+
+def _shared(batch: TableBatch, limits: Limits, kind: int, float64: bool) -> list[SubBatch]:
     table = batch.tables[0]
     form = form_of(kind, float64, _growths(batch.tables, 0.0)[0])
     # One object for wide numbers and the logs that read their arcs.

@@ -118,6 +118,16 @@ class Piece:
         return self._block.array(self._offset, dtype, shape)
 
 
+def pieces(make_block: Callable[[int], Block], sizes: Sequence[int]) -> tuple[Block, list[Memory]]:
+    """A block with pieces of these sizes, each at a multiple of `ALIGNMENT`."""
+    firsts, total = [], 0
+    for size in sizes:
+        firsts.append(total)
+        total += -(-size // ALIGNMENT) * ALIGNMENT
+    block = make_block(total)
+    return block, [Piece(block, first, size) for first, size in zip(firsts, sizes, strict=True)]
+
+
 class _Staging:
     """The pinned buffers of transfers: a buffer must stay as it is until its transfer is done."""
 
@@ -168,27 +178,22 @@ def upload(
     """Copies of the arrays by one transfer: their block, its pieces, and an event after the transfer (None in a capture)."""
     import cupy
 
-    offsets, total = [], 0
-    for array in arrays:
-        offsets.append(total)
-        total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    block, parts = pieces(make_block, [array.nbytes for array in arrays])
+    total = parts[-1].pointer - block.pointer + parts[-1].num_bytes
     capturing = stream.is_capturing()
-    block = make_block(total)
     buffer = _staging.take_for_capture(total) if capturing else _staging.take(total)
-    staged = np.frombuffer(buffer, np.uint8, count=total)
-    for offset, array in zip(offsets, arrays, strict=True):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        staged[offset : offset + flat.size] = flat
+    staged = memoryview(buffer).cast("B")
+    for array, part in zip(arrays, parts, strict=True):
+        if array.size:
+            first = part.pointer - block.pointer
+            staged[first : first + part.num_bytes] = np.ascontiguousarray(array).data.cast("B")
     runtime, done = cupy.cuda.runtime, None
     runtime.memcpyAsync(block.pointer, buffer.ptr, total, runtime.memcpyHostToDevice, stream.ptr)
     if not capturing:
         done = cupy.cuda.Event(disable_timing=True)
         done.record(stream)
         _staging.keep(buffer, done)
-    pieces: list[Memory] = [
-        Piece(block, offset, array.nbytes) for offset, array in zip(offsets, arrays, strict=True)
-    ]
-    return block, pieces, done
+    return block, parts, done
 
 
 class _Resident:

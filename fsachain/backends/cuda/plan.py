@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ GROUP = fields_of(
     "backward_partials max_shard_states max_shard_pairs growth"
 )
 
+PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
 WARP = 32
 SHARD_ARCS, MAX_SHARDS = 4096, 512  # arcs of a shard in memory, and shards at most
@@ -78,6 +79,7 @@ class PlannedTables:
 
     plan: Plan
     layouts: tuple[Layout, ...]
+    _shared_bytes: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> npt.NDArray[Any]:
@@ -85,21 +87,38 @@ class PlannedTables:
         return stacked([layout.sizes for layout in self.layouts])
 
     @cached_property
-    def fields(self) -> npt.NDArray[Any]:
-        """[tables] `GROUP`: what does not depend on the sequences; 0 for the rest."""
+    def most_shards(self) -> int:
+        return int(self.sizes["shards"].max())
+
+    @cached_property
+    def counts(self) -> Integers:
+        """[tables, `OF_GROUP`]: values that a sequence takes of probabilities, history, state and work."""
+        sizes = self.sizes
+        partials = [sizes[name if self.plan.on_chip else f"all_{name}"] for name in PARTIALS]
+        # In memory: alphas, or pair values and betas, with partial sums and the shards' sums; see forward.cuh, backward.cuh.
+        forward, backward = 2 * sizes["states"] + partials[0], sizes["pairs"] + sizes["states"] + partials[1]
+        work = np.maximum(forward, backward) + 2 * sizes["shards"]
+        return np.stack([sizes["columns"], sizes["pairs"], sizes["states"] + 1, work], axis=1)
+
+    @cached_property
+    def fields(self) -> Integers:
+        """[tables, `GROUP`]: what does not depend on the sequences; 0 for the rest."""
         sizes, fields = self.sizes, np.zeros(len(self.layouts), GROUP)
         for name in ("shards", "states", "pairs", "columns", "max_shard_states", "max_shard_pairs"):
             fields[name] = sizes[name]
-        for name in ("forward_partials", "backward_partials"):
+        for name in PARTIALS:
             fields[name] = sizes[name if self.plan.on_chip else f"all_{name}"]
         fields["first_shard"] = starts_of(sizes["shards"])
         fields["vectors"] = starts_of(2 * sizes["states"] + 2)
         fields["first_column"] = starts_of(sizes["columns"])
         fields["first_pair_row"] = starts_of(sizes["filled_pairs"])
-        return fields
+        return fields.view(np.int64).reshape(len(fields), -1)
 
     def shared_bytes(self, kind: int, arc: int, lanes: int) -> int:
-        return int(shared_bytes(self.sizes, self.plan, kind, arc, lanes).max())
+        key = kind, arc, lanes
+        if key not in self._shared_bytes:
+            self._shared_bytes[key] = int(shared_bytes(self.sizes, self.plan, *key).max())
+        return self._shared_bytes[key]
 
 
 def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes: int) -> Integers:
@@ -197,19 +216,28 @@ def lanes_for(plan: Plan, size: int, at_once: Callable[[int], int]) -> int:
     return min(zip(waves, choices, strict=True), key=lambda choice: choice[0] * (5.0 + 1.5 * choice[1]))[1]
 
 
+OF_GROUP = ("probs", "history", "state", "work")  # fields of a group that say where its values begin
+FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
+
+
 @dataclass(frozen=True)
 class Groups:
     """Sequences, longest first, in groups that a block, a cluster or blocks that share memory work on together.
 
-    fields: [groups] `GROUP`. sequences, lengths: int32 [lanes], the number in the batch, -1 for none, and the frames of
-    each lane. sizes: values that probabilities, history, state and work of all groups take; of the first two for each
+    fields: [groups, `GROUP`] int64. lanes: int32 [2, lanes], the number of each lane's sequence in the batch, -1 for none,
+    and its frames. sizes: values that probabilities, history, state and work of all groups take; of the first two for each
     frame.
     """
 
-    fields: npt.NDArray[Any]
-    sequences: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int32]
+    fields: Integers
+    lanes: npt.NDArray[np.int32]
     sizes: dict[str, int]
+    num_lanes: int
+
+    def in_windows(self, frames: int) -> Groups:
+        """With probabilities and history of a group frame after frame of windows of so many."""
+        self.fields[:, FIRST_OF_GROUP : FIRST_OF_GROUP + 2] *= frames
+        return self
 
 
 def make_groups(
@@ -225,41 +253,25 @@ def make_groups(
     `rows` are the numbers of their tables and `growth` that of each; None: there is one table and one growth.
     """
     width = tables.plan.sequences(lanes)
-    order = np.argsort(-lengths, kind="stable")
+    order = (-lengths).argsort(kind="stable")
     count = -(-len(order) // width)
-    sequences, frames = np.full((2, count * width), -1, dtype=np.int32)
-    sequences[: len(order)], frames[: len(order)] = numbers[order], lengths[order]
-    fields = np.repeat(tables.fields, count) if rows is None else tables.fields[rows[order]]
-    fields["growth"] = growth if rows is None else growth[order]
-    # In memory: alphas, or pair values and betas, with partial sums and the shards' sums; see forward.cuh, backward.cuh.
-    forward = 2 * fields["states"] + fields["forward_partials"]
-    backward = fields["pairs"] + fields["states"] + fields["backward_partials"]
-    counts = {
-        "probs": fields["columns"],
-        "history": fields["pairs"],
-        "state": fields["states"] + 1,
-        "work": np.maximum(forward, backward) + 2 * fields["shards"],
-    }
-    totals = {}
-    for name, rows_of_group in counts.items():
-        ends = np.cumsum(rows_of_group * width)
-        fields[name] = ends - rows_of_group * width
-        totals[name] = int(ends[-1])
-    return Groups(fields, sequences, frames, totals)
-
-
-def with_frames(fields: npt.NDArray[Any], frames: int) -> npt.NDArray[Any]:
-    """The fields for windows of so many frames: probabilities and history of a group lie frame after frame."""
-    result = fields.copy()
-    for name in ("probs", "history"):
-        result[name] *= frames
-    return result
+    placed = np.full((2, count * width), -1, dtype=np.int32)
+    placed[:, : len(order)] = numbers[order], lengths[order]
+    of_group = np.zeros(count, np.int64) if rows is None else rows[order]
+    fields = tables.fields.take(of_group, axis=0)
+    fields[:, -1] = growth if rows is None else growth[order]
+    counts = tables.counts.take(of_group, axis=0)
+    ends = counts.cumsum(axis=0)
+    first = FIRST_OF_GROUP
+    fields[:, first : first + len(OF_GROUP)] = (ends - counts) * width
+    totals = [width * total for total in ends[-1].tolist()]
+    return Groups(fields, placed, dict(zip(OF_GROUP, totals, strict=True)), count * width)
 
 
 def window_of(kind: int, groups: Groups, num_frames: int, budget: float) -> int:
     """Frames of a window under `budget` bytes for history, probabilities and offsets, and for the states between windows."""
     value, sizes = VALUE_BYTES[kind], groups.sizes
-    frame = (sizes["history"] + sizes["probs"]) * value + 8 * len(groups.sequences)
+    frame = (sizes["history"] + sizes["probs"]) * value + 8 * groups.num_lanes
     return frames_of_window(num_frames, frame, sizes["state"] * value, budget)
 
 
@@ -352,10 +364,11 @@ def kinds_of(
         return (LOG,), np.full(len(lengths), LOG, np.int32)
     kinds = (WIDE, LOG) if least_total is None else (PLAIN, WIDE, LOG)
     # Logs where the table alone may exceed wide numbers; where no score of the type can, nothing needs them.
+    powers, frames = int(growth.max()), int(lengths.max(initial=0)) + 2
+    if powers * frames < WIDE_BUDGET:
+        first = np.full(len(lengths), kinds[0], np.int32)
+        if dtype == "float16" and WIDE_BUDGET / frames - powers > LARGEST_HALF:
+            return kinds[:-1], first
+        return kinds, first
     first = np.where(growth * (lengths + 2) < WIDE_BUDGET, kinds[0], LOG).astype(np.int32)
-    if (first == LOG).all():
-        return (LOG,), first
-    room = WIDE_BUDGET / (lengths + 2.0) - growth
-    if dtype == "float16" and room.min(initial=np.inf) > LARGEST_HALF:
-        return kinds[:-1], first
-    return kinds, first
+    return ((LOG,) if (first == LOG).all() else kinds), first

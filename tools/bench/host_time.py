@@ -1,0 +1,139 @@
+"""How long the host works for a call on a device: the real CuPy over a driver that checks launches and does nothing.
+
+    python -m tools.bench.host_time [--calls N]
+
+Milliseconds of the calling thread: the least and the median of N calls, then launches, and functions of Python, of one. The
+arrays are CuPy's. What torch adds, its autograd and its pool, only a GPU can tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fsachain import TableBatch, compile_table
+from fsachain.backends.cuda import backend
+from fsachain.backends.cuda.ctc import Targets, Task, ctc
+from fsachain.backends.cuda.device import Limits
+from fsachain.denominator import DenominatorGraph
+from tools.bench.workloads import connected, left_to_right
+from tools.cuda_on_host import libcuda
+
+H200 = Limits((9, 0), 132, 232_448, 8, 139 << 30)
+TARGETS = {"denominator": 0.25, "numerators": 0.2, "CTC": 0.25}  # ms
+FRAMES = 16  # the host's work does not depend on them
+
+Call = Callable[[], Any]
+
+
+@contextmanager
+def empty_driver() -> Iterator[Any]:
+    """CuPy on an H200 that does nothing."""
+    index = libcuda.device_with(H200, {})
+    import cupy
+
+    settings = libcuda.settings()
+    with libcuda.visible(), cupy.cuda.Device(index):
+        settings.executes = 0
+        try:
+            yield cupy
+        finally:
+            settings.executes = 1
+
+
+def occupancies(cupy: Any, batch: TableBatch, leaky: float) -> Call:
+    """Log Z and occupancies as a loss asks for them."""
+    shape = batch.size, FRAMES, batch.tables[0].num_pdfs
+    scores, out = cupy.empty(shape, np.float32), cupy.empty(shape, np.float32)
+    weights, lengths = cupy.empty(batch.size, np.float64), np.full(batch.size, FRAMES)
+    return lambda: backend.OnDevice().write_occupancy(batch, scores, lengths, leaky, weights, out, None)
+
+
+def numerators(rng: np.random.Generator, size: int = 128, states: int = 200, pdfs: int = 2000) -> TableBatch:
+    fsas = [
+        left_to_right(rng.integers(0, pdfs, states), np.zeros(states, bool), -1.0, 1) for _ in range(size)
+    ]
+    return TableBatch.pack([compile_table(fsa, pdfs) for fsa in fsas])
+
+
+def losses(cupy: Any, size: int = 32, classes: int = 500, labels: int = 40) -> Call:
+    shape = size, FRAMES, classes
+    scores, gradient = cupy.empty(shape, np.float32), cupy.empty(shape, np.float32)
+    targets = Targets(backend.view(cupy.empty((size, labels), np.int64)), np.full(size, labels))
+    lengths = np.full(size, FRAMES)
+
+    def call() -> Any:
+        device = backend.find_device(scores)
+        return ctc(device, backend.view(scores), targets, lengths, Task(0), backend.view(gradient))
+
+    return call
+
+
+def cases(cupy: Any) -> dict[str, Call]:
+    rng = np.random.default_rng(0)
+    fsa = connected(3033, 51_022, 84)
+    denominator = DenominatorGraph(replace(fsa, pdf=fsa.dst % 84), 84).batch(128)
+    return {
+        "denominator": occupancies(cupy, denominator, 1e-5),
+        "numerators": occupancies(cupy, numerators(rng), 0.0),
+        "CTC": losses(cupy),
+    }
+
+
+def milliseconds(call: Call, count: int) -> list[float]:
+    """Of the calling thread, for each of `count` calls, once everything is compiled and uploaded."""
+    for _ in range(20):
+        call()
+    taken = []
+    for _ in range(count):
+        start = time.thread_time_ns()
+        call()
+        taken.append(1e-6 * (time.thread_time_ns() - start))
+    return taken
+
+
+def work(call: Call) -> tuple[int, int]:
+    """Launches, and functions of Python that are entered, of a call that has been made before."""
+    entered = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal entered
+        entered += event == "call"
+
+    with libcuda.calls() as calls:
+        call()
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return sum(not name.startswith("cuda") for name, *_ in calls), entered
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=300)
+    options = parser.parse_args(arguments)
+    with empty_driver() as cupy:
+        for name, call in cases(cupy).items():
+            taken = milliseconds(call, options.calls)
+            launches, entered = work(call)
+            print(
+                f"{name:12} least {min(taken):.3f} ms, median {median(taken):.3f}, limit {TARGETS[name]:.2f}; "
+                f"{launches} launches, {entered} functions"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
