@@ -35,16 +35,27 @@ def run_command(*arguments: object) -> int:
     return int(stop.value.code or 0)
 
 
-@pytest.fixture
-def fsachain(capsys):
-    """Run a command; gives its status and what it wrote."""
+class CommandLine:
+    """Runs commands in this process and gives their status and what they wrote."""
 
-    def run(*arguments):
+    def __init__(self, capsys) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
         status = run_command(*arguments)
-        captured = capsys.readouterr()
+        captured = self.capsys.readouterr()
         return Outcome(status, captured.out, captured.err)
 
-    return run
+    def ok(self, *arguments: object) -> Outcome:
+        """Of a command that has to succeed."""
+        outcome = self(*arguments)
+        assert outcome.status == 0, outcome.err
+        return outcome
+
+
+@pytest.fixture
+def fsachain(capsys):
+    return CommandLine(capsys)
 
 
 @pytest.fixture
@@ -56,9 +67,9 @@ def built(fsachain, tmp_path) -> Path:
     (data / "text").write_text(TEXT)
     (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 6)))
     lang = ("--lang", tmp_path / "lang")
-    assert fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang")[0] == 0
-    assert fsachain("phone-lm", data / "text", tmp_path / "phone_lm.fst", *lang)[0] == 0
-    assert fsachain("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)[0] == 0
+    fsachain.ok("lang", tmp_path / "lexicon.txt", tmp_path / "lang")
+    fsachain.ok("phone-lm", data / "text", tmp_path / "phone_lm.fst", *lang)
+    fsachain.ok("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)
     return tmp_path
 
 

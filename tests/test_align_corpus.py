@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import soundfile
+from cli_fixtures import assert_one_line
 from praatio import textgrid
 from test_use_commands import model, record  # noqa: F401 (a fixture)
 
@@ -100,12 +101,13 @@ def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
 
 
 def test_a_data_directory_is_a_corpus_too_and_nothing_at_all_is_an_error(fsachain, model, recorded, tmp_path):  # noqa: F811
-    status, _, errors = fsachain("align-corpus", recorded / "data", tmp_path / "out", "--model", model)
-    assert status == 0, errors
+    fsachain.ok("align-corpus", recorded / "data", tmp_path / "out", "--model", model)
     assert sorted(path.name for path in (tmp_path / "out").rglob("*.TextGrid"))[0] == "u1.TextGrid"
     (tmp_path / "nothing").mkdir()
-    status, _, errors = fsachain("align-corpus", tmp_path / "nothing", tmp_path / "out", "--model", model)
-    assert status == 1 and "no recordings with transcripts" in errors
+    assert_one_line(
+        fsachain("align-corpus", tmp_path / "nothing", tmp_path / "out", "--model", model),
+        "no recordings with transcripts",
+    )
 
 
 def test_words_take_the_form_that_the_lexicon_has():

@@ -62,10 +62,9 @@ def test_help_starts_without_pytorch() -> None:
 
 
 def test_graph_commands_read_each_others_files(fsachain, built: Path) -> None:
-    outcome = fsachain(
+    outcome = fsachain.ok(
         "num-graphs", built / "data", built / "n.npz", "--lang", built / "lang", "--den", built / "den"
     )
-    assert outcome.status == 0, outcome.err
     assert "5 numerators" in outcome.out
     assert "5 utterances, 11 words" in fsachain("info", built / "n.npz").out
     assert "pdfs: 12" in fsachain("info", built / "lang").out  # five phones and silence, two pdfs each
@@ -99,7 +98,7 @@ def test_transcripts_that_no_graph_can_hold_are_listed_by_every_command(
     made = out.read_bytes() if out.is_file() else None
     (data / "text").write_text(TEXT.replace("u2 no\n", "").replace("u5 yes yes\n", ""))
     (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in (1, 3, 4)))
-    assert fsachain(*step).status == 0
+    fsachain.ok(*step)
     assert not listed.exists()
     if name in ("phone-lm", "word-lm", "estimate-arpa"):
         assert out.read_bytes() == made
@@ -108,8 +107,7 @@ def test_transcripts_that_no_graph_can_hold_are_listed_by_every_command(
 def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
     (tmp_path / "ref").write_text("a one two\nb three\n")
     (tmp_path / "hyp").write_text("a one\nb three three\n")
-    outcome = fsachain("score", tmp_path / "ref", tmp_path / "hyp", "--out", tmp_path / "scored")
-    assert outcome.status == 0
+    outcome = fsachain.ok("score", tmp_path / "ref", tmp_path / "hyp", "--out", tmp_path / "scored")
     assert "WER 66.67 % [ 2 / 3, 1 ins, 1 del, 0 sub ]" in outcome.out
     assert (tmp_path / "scored" / "wer.json").is_file()
 
@@ -135,7 +133,7 @@ def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, built: Path)
     (built / "data" / "wav.scp").write_text("".join(f"u{n} touch {ran} |\n" for n in range(1, 6)))
     step = ("num-graphs", built / "data", built / "n.npz", "--lang", built / "lang")
     assert fsachain(*step).status == EXIT_USER_ERROR
-    assert fsachain(*step, "--allow-commands").status == 0
+    fsachain.ok(*step, "--allow-commands")
     assert "5 utterances" in fsachain("info", built / "data").out
     assert not ran.exists()
 
@@ -211,7 +209,7 @@ def test_language_folder_of_another_width_is_refused(fsachain, model: Path, step
     corpus = model.parent
     (corpus / "biphone.yaml").write_text("lang: {context: biphone}\n")
     other = corpus / "other"
-    assert fsachain("lang", corpus / "lexicon.txt", other, "--config", corpus / "biphone.yaml").status == 0
+    fsachain.ok("lang", corpus / "lexicon.txt", other, "--config", corpus / "biphone.yaml")
     outcome = fsachain(step, model, corpus / "data", corpus / "out", "--lang", other)
     assert_one_line(outcome, "the window of a pdf is 1 phones in the model, 2 phones in ")
 
@@ -219,7 +217,7 @@ def test_language_folder_of_another_width_is_refused(fsachain, model: Path, step
 def test_unreadable_notes_of_a_training_are_refused_by_file(fsachain, built: Path) -> None:
     numerators = built / "n.npz"
     step = ("num-graphs", built / "data", numerators, "--lang", built / "lang")
-    assert fsachain(*step).status == 0
+    fsachain.ok(*step)
     out = built / "trained"
     out.mkdir()
     (out / "experiment.json").write_text("")
@@ -255,9 +253,9 @@ def test_training_refuses_graphs_made_with_another_language_folder(fsachain, bui
     biphone = built / "biphone.yaml"
     biphone.write_text("lang: {context: biphone}\n")
     other = built / "other"
-    assert fsachain("lang", built / "lexicon.txt", other, "--config", biphone).status == 0
+    fsachain.ok("lang", built / "lexicon.txt", other, "--config", biphone)
     numerators = ("num-graphs", built / "data", built / "train.npz", "--lang", built / "lang")
-    assert fsachain(*numerators).status == 0
+    fsachain.ok(*numerators)
     outcome = fsachain(
         "train", built / "data", built / "train.npz", built / "model", "--lang", other, "--den", built / "den"
     )
@@ -273,7 +271,7 @@ def test_the_configuration_travels_with_the_language_folder(fsachain, built: Pat
     step = ("phone-lm", built / "data/text")
     named = fsachain(*step, built / "named.fst", *lang, "--config", config)
     assert f"changed from {built}/lang/config.yaml: phone_lm.ngram_order was 4, is 2\n" in named.out
-    assert fsachain("lang", built / "lexicon.txt", built / "lang", "--config", config).status == 0
+    fsachain.ok("lang", built / "lexicon.txt", built / "lang", "--config", config)
     taken = fsachain(*step, built / "taken.fst", *lang)
     assert f"configuration: {built}/lang/config.yaml" in taken.out
     assert (built / "taken.fst").read_bytes() == (built / "named.fst").read_bytes()
@@ -329,7 +327,7 @@ def test_ctrl_c_says_how_to_go_on(fsachain, built, monkeypatch, command, work, h
         raise KeyboardInterrupt
 
     numerators, lang = built / "n.npz", ("--lang", built / "lang")
-    assert fsachain("num-graphs", built / "data", numerators, *lang, "--den", built / "den").status == 0
+    fsachain.ok("num-graphs", built / "data", numerators, *lang, "--den", built / "den")
     steps = {
         "lang": ("lang", built / "lexicon.txt", built / "lang"),
         "train": ("train", built / "data", numerators, built / "m", *lang, "--den", built / "den"),

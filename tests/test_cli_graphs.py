@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tolerances
-from cli_fixtures import TEXT
+from cli_fixtures import TEXT, assert_one_line
 from graph_paths import sample_paths
 
 from fsachain import Fsa
@@ -23,9 +23,8 @@ def test_a_tied_language_is_made_by_counts(fsachain, built):
         "lang: {context: tied-biphone, min_biphone_count: 3, min_monophone_count: 2}\n"
     )
     arguments = ("lang", built / "lexicon.txt", built / "tied", "--config", built / "tied.yaml")
-    status, _, err = fsachain(*arguments)
-    assert status == 1 and "--text" in err
-    assert fsachain(*arguments, "--text", built / "data/text")[0] == 0
+    assert_one_line(fsachain(*arguments), "--text")
+    fsachain.ok(*arguments, "--text", built / "data/text")
     tree = load_lang(built / "tied").tree
     ids = {phone: n + 1 for n, phone in enumerate(tree.phones)}
     after = [tree.pdf(ids["OW"], 0, left) for left in range(len(ids) + 1)]
@@ -35,8 +34,8 @@ def test_a_tied_language_is_made_by_counts(fsachain, built):
 
 def test_equal_and_different_graphs_have_their_own_exit_status(fsachain, built):
     den, norm = built / "den/den.fst", built / "den/normalization.fst"
-    status, out, _ = fsachain("equivalent", den, den, "--semiring", "log")
-    assert status == 0 and out.startswith("no difference found: 200 sequences")
+    out = fsachain.ok("equivalent", den, den, "--semiring", "log").out
+    assert out.startswith("no difference found: 200 sequences")
     status, out, _ = fsachain("equivalent", den, norm, "--semiring", "log", "--count", 20)
     assert status == 1 and out.startswith("different: 40 sequences")
     assert fsachain("equivalent", den, den)[0] == 2  # the semiring is named
@@ -47,18 +46,17 @@ def test_small_graphs_are_drawn_walked_and_made_smaller(fsachain, tmp_path):
     graph = tmp_path / "graph.fst"
     fsa.write(graph)
     assert fsachain("dot", graph)[1].count("->") == 5
-    status, out, _ = fsachain("random-paths", graph, "--count", 3)
-    assert status == 0 and [line.split("\t")[1] for line in out.splitlines()] == ["0 1"] * 3
+    out = fsachain.ok("random-paths", graph, "--count", 3).out
+    assert [line.split("\t")[1] for line in out.splitlines()] == ["0 1"] * 3
     assert float(out.split()[0]) == pytest.approx(0.0, abs=tolerances.GRAPH_COST)
     det, least = tmp_path / "det.fst", tmp_path / "small" / "min.fst"
-    assert fsachain("determinize", graph, det, "--semiring", "log")[0] == 0
-    status, out, _ = fsachain("minimize", det, least, "--semiring", "log")
-    assert status == 0 and out.startswith("3 states, 2 arcs")
-    assert fsachain("equivalent", graph, least, "--semiring", "log")[0] == 0
-    status, _, err = fsachain("minimize", graph, least, "--semiring", "log")
-    assert status == 1 and "determinize it first" in err
-    status, out, _ = fsachain("info", graph)
-    assert status == 0 and "not deterministic" in out and "shortest path 2 frames" in out
+    fsachain.ok("determinize", graph, det, "--semiring", "log")
+    out = fsachain.ok("minimize", det, least, "--semiring", "log").out
+    assert out.startswith("3 states, 2 arcs")
+    fsachain.ok("equivalent", graph, least, "--semiring", "log")
+    assert_one_line(fsachain("minimize", graph, least, "--semiring", "log"), "determinize it first")
+    out = fsachain.ok("info", graph).out
+    assert "not deterministic" in out and "shortest path 2 frames" in out
 
 
 def test_compiled_numerators_go_on_where_they_were(fsachain, built):
@@ -77,36 +75,31 @@ def test_compiled_numerators_go_on_where_they_were(fsachain, built):
     assert "3 shards (2 were there)" in fsachain(*arguments, "--shard-size", 2)[1]
     assert list(TableShards(built / "tables")) == [f"u{n}" for n in range(1, 6)]
     for path in (built / "tables", built / "tables/00000.tables"):
-        status, out, _ = fsachain("info", path)
-        assert status == 0 and out.startswith("compiled tables: ")
+        out = fsachain.ok("info", path).out
+        assert out.startswith("compiled tables: ")
 
 
 def test_shards_train_a_model_whose_alignment_ties_a_tree(fsachain, recorded):
     """num-tables, train, align, tie-tree; and a tree of another language is refused by name."""
     folder, config = recorded, ("--config", recorded / "small.yaml")
     lang, den = ("--lang", folder / "lang"), ("--den", folder / "den")
-    assert fsachain("num-tables", folder / "data", folder / "tables", *lang, *den)[0] == 0
-    status, _, err = fsachain(
-        "train", folder / "data", folder / "tables", folder / "exp", *lang, *den, *config
-    )
-    assert status == 0, err
+    fsachain.ok("num-tables", folder / "data", folder / "tables", *lang, *den)
+    fsachain.ok("train", folder / "data", folder / "tables", folder / "exp", *lang, *den, *config)
     model = folder / "exp/model.safetensors"
-    assert fsachain("align", model, folder / "data", folder / "ali", *lang, *den)[0] == 0
-    status, out, err = fsachain(
-        "tie-tree", folder / "data", folder / "ali/phones.ctm", folder / "tied", *lang, *config,
-        "--num-pdfs", 9, "--min-frames", 2,
-    )  # fmt: skip
-    assert status == 0, err
+    fsachain.ok("align", model, folder / "data", folder / "ali", *lang, *den)
+    least = ("--num-pdfs", 9, "--min-frames", 2)
+    tie = ("tie-tree", folder / "data", folder / "ali/phones.ctm", folder / "tied", *lang, *config, *least)
+    out = fsachain.ok(*tie).out
     tied = load_lang(folder / "tied")
     assert tied.tree.num_pdfs == 9 and tied.tree.context_width == 2
     assert "9 pdfs, tied from" in out and "5 utterances" in out
     assert tied.lexicon.words == load_lang(folder / "lang").lexicon.words
     (folder / "data/text").write_text(TEXT.replace("u2 no", "u2 yes"))
-    status, _, err = fsachain(
-        "train", folder / "data", folder / "tables", folder / "new", *lang, *den, *config
+    assert_one_line(
+        fsachain("train", folder / "data", folder / "tables", folder / "new", *lang, *den, *config),
+        "the transcript of 'u2' has changed",
     )
-    assert status == 1 and "the transcript of 'u2' has changed" in err
-    assert fsachain("kaldi", "outputs", model, folder / "data", folder / "kaldi/out.ark")[0] == 0
+    fsachain.ok("kaldi", "outputs", model, folder / "data", folder / "kaldi/out.ark")
     found = dict(read_table(folder / "kaldi/out.scp", read_matrix))
     assert {name: matrix.shape for name, matrix in found.items()} == {f"u{n}": (34, 12) for n in range(1, 6)}
 
@@ -114,16 +107,13 @@ def test_shards_train_a_model_whose_alignment_ties_a_tree(fsachain, recorded):
 def test_a_training_is_not_mixed_with_another(fsachain, recorded):
     """What differs is named, old and new: an option, the graphs, the development set, epochs that the schedule forbids."""
     folder, lang = recorded, ("--lang", recorded / "lang")
-    assert (
-        fsachain("num-graphs", folder / "data", folder / "num.npz", *lang, "--den", folder / "den").status
-        == 0
-    )
+    fsachain.ok("num-graphs", folder / "data", folder / "num.npz", *lang, "--den", folder / "den")
     config = ("--config", folder / "small.yaml")
     step = ("train", folder / "data", folder / "num.npz", folder / "exp", *lang, *config)
     first = (*step, "--den", folder / "den")
-    assert fsachain(*first).status == 0
-    assert fsachain("word-lm", folder / "data", folder / "words.fst", *lang).status == 0
-    assert fsachain("den-graph", folder / "words.fst", folder / "other", *lang).status == 0
+    fsachain.ok(*first)
+    fsachain.ok("word-lm", folder / "data", folder / "words.fst", *lang)
+    fsachain.ok("den-graph", folder / "words.fst", folder / "other", *lang)
     for words, told in (
         ((*first, "--set", "network.channels=4"), "network.channels was 8, is 4;"),
         ((*step, "--den", folder / "other"), "graphs.denominator was '"),
@@ -143,7 +133,7 @@ def test_a_training_is_not_mixed_with_another(fsachain, recorded):
             and "holds a training with other options" in outcome.err
             and told in outcome.err
         )
-    assert fsachain(*first).status == 0
+    fsachain.ok(*first)
     constant = ("--set", "train.schedule={decay: constant, warmup: 0}")
     again = (
         "train",
@@ -155,7 +145,7 @@ def test_a_training_is_not_mixed_with_another(fsachain, recorded):
         folder / "den",
         *config,
     )
-    assert fsachain(*again, *constant).status == 0
+    fsachain.ok(*again, *constant)
     outcome = fsachain(*again, *constant, "--num-epochs", 2)
     assert outcome.status == 0 and "epoch   2/2" in outcome.err and "epoch   1/" not in outcome.err
 
@@ -169,23 +159,24 @@ class TestKaldi:
 
     def test_directory_and_denominator_become_folders_of_ours(self, fsachain, case, tmp_path):
         lang, den = tmp_path / "lang", tmp_path / "den"
-        status, out, err = fsachain("kaldi", "lang", case / "lexiconp.txt", case, lang)
-        assert status == 0, err
+        out = fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, lang).out
         phones = read_phones(case / "phones.txt")
         assert load_lang(lang).tree.equals(read_context_tree(case / "tree", case / "0.trans_mdl", phones))
         assert "18 pdfs" in out
-        assert fsachain("kaldi", "den", case / "den.fst", den, "--lang", lang)[0] == 0
-        assert fsachain("equivalent", den / "den.fst", case / "den.fst", "--semiring", "log")[0] == 0
+        fsachain.ok("kaldi", "den", case / "den.fst", den, "--lang", lang)
+        fsachain.ok("equivalent", den / "den.fst", case / "den.fst", "--semiring", "log")
         data = tmp_path / "data"
         data.mkdir()
         (data / "text").write_text((case / "test_text.txt").read_text())
         (data / "wav.scp").write_text("".join(f"t{n} absent.wav\n" for n in range(4)))
-        status, out, _ = fsachain("num-graphs", data, tmp_path / "num.npz", "--lang", lang, "--den", den)
-        assert status == 0 and "\n4 numerators" in out
+        out = fsachain.ok("num-graphs", data, tmp_path / "num.npz", "--lang", lang, "--den", den).out
+        assert "\n4 numerators" in out
 
     def test_a_directory_without_its_files_is_refused_by_name(self, fsachain, case, tmp_path):
-        status, _, err = fsachain("kaldi", "lang", case / "lexiconp.txt", tmp_path, tmp_path / "lang")
-        assert status == 1 and "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl" in err
+        assert_one_line(
+            fsachain("kaldi", "lang", case / "lexiconp.txt", tmp_path, tmp_path / "lang"),
+            "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl",
+        )
 
     def test_outputs_are_decoded_with_a_graph_of_kaldi(self, fsachain, case, tmp_path):
         from fsachain.kaldi.archive import read_archive
@@ -201,28 +192,29 @@ class TestKaldi:
         scores = np.full((len(path), tree.num_pdfs), -20.0)
         scores[np.arange(len(path)), numerator.fsa.pdf[path]] = 0.0
         write_matrices(tmp_path / "out.ark", {name: scores})
-        status, _, err = fsachain(
-            "kaldi", "decode", tmp_path / "out.scp", tmp_path / "HCLG.fst", case / "0.trans_mdl", case / "words.txt",
+        fsachain.ok(
+            "kaldi",
+            "decode",
+            tmp_path / "out.scp",
+            tmp_path / "HCLG.fst",
+            case / "0.trans_mdl",
+            case / "words.txt",
             tmp_path / "hyp",
-        )  # fmt: skip
-        assert status == 0, err
+        )
         assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]
 
 
 def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):
     (tmp_path / "graph.txt").write_text("0 1 1 1 0.5\n1 1 2 2 0.7\n1 0.2\n")
-    status, text, _ = fsachain("info", tmp_path / "graph.txt")
-    assert status == 0 and text.startswith(
-        "acceptor: 2 states, 1 of them final, 2 arcs, 2 pdfs, the largest 1"
-    )
-    assert fsachain("equivalent", tmp_path / "graph.txt", tmp_path / "graph.txt", "--semiring", "log")[0] == 0
+    text = fsachain.ok("info", tmp_path / "graph.txt").out
+    assert text.startswith("acceptor: 2 states, 1 of them final, 2 arcs, 2 pdfs, the largest 1")
+    fsachain.ok("equivalent", tmp_path / "graph.txt", tmp_path / "graph.txt", "--semiring", "log")
     (tmp_path / "lexicon.txt").write_text("0 1 0 0 0.5\n0 1 3 0\n1 1 4 7 0.7\n1 1 5 0\n1\n")
-    status, text, _ = fsachain("info", tmp_path / "lexicon.txt")
-    assert status == 0 and text.splitlines() == [
+    text = fsachain.ok("info", tmp_path / "lexicon.txt").out
+    assert text.splitlines() == [
         "transducer: 2 states, 1 of them final, 4 arcs",
         "3 input labels, 1 output labels",
         "1 arcs without input label, 3 without output label, 1 without both; 2 self-loops",
     ]
     (tmp_path / "tree").write_text("ContextDependency")
-    status, _, err = fsachain("info", tmp_path / "tree")
-    assert status == 1 and "fsachain kaldi show" in err
+    assert_one_line(fsachain("info", tmp_path / "tree"), "fsachain kaldi show")

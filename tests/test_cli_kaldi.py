@@ -8,6 +8,7 @@ import lattice_bytes
 import numpy as np
 import pytest
 import tolerances
+from cli_fixtures import assert_one_line
 from graph_paths import Scorer, sample_paths
 from test_lattices import spoken, two_ways
 
@@ -34,10 +35,10 @@ def case(shared):
 def taken_over(fsachain, case, tmp_path):
     """The language of a golden case, a denominator in which any phone may follow any, a data directory of features."""
     lang = ("--lang", tmp_path / "lang")
-    assert fsachain("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")[0] == 0
+    fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")
     pairs = [[a, b] for a in range(1, 10) for b in range(1, 10)]
     estimate_phone_lm(pairs, 2, 0, 2).write(tmp_path / "phone_lm.fst")
-    assert fsachain("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)[0] == 0
+    fsachain.ok("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)
     data = tmp_path / "data"
     data.mkdir()
     rng = np.random.default_rng(0)
@@ -118,8 +119,7 @@ def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case)
         lattices,
     )
     command = (*command, *graphs_of(taken_over), *config)
-    status, _, err = fsachain(*command, "--lm-scale", 0.5)
-    assert status == 1 and "weights need whole utterances" in err
+    assert_one_line(fsachain(*command, "--lm-scale", 0.5), "weights need whole utterances")
     status, out, err = fsachain(*command, "--phones", names)
     assert status == 3 and "2 chunks" in out, err
     status, _, err = fsachain(
@@ -132,10 +132,8 @@ def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case)
     )
     assert status == 3, err
     names.write_text(names.read_text().replace("SIL", "noise"))
-    status, _, err = fsachain(*command, "--phones", names)
-    assert status == 1 and "lacks the phone 'noise'" in err
-    status, _, err = fsachain(*command, lattices)
-    assert status == 1 and "the lattice of 'a' is in another table too" in err
+    assert_one_line(fsachain(*command, "--phones", names), "lacks the phone 'noise'")
+    assert_one_line(fsachain(*command, lattices), "the lattice of 'a' is in another table too")
 
 
 def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, case):
@@ -149,8 +147,8 @@ def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, 
     (taken_over / "ali.2").write_text(lines[1])
     ctm = taken_over / "phones.ctm"
     command = ("kaldi", "ctm", case / "0.trans_mdl", case / "phones.txt", ctm, taken_over / "ali.1")
-    status, out, err = fsachain(*command, taken_over / "ali.2")
-    assert status == 0 and out.startswith("2 utterances"), err
+    out = fsachain.ok(*command, taken_over / "ali.2").out
+    assert out.startswith("2 utterances")
     names = load_lang(taken_over / "lang").lexicon.phones
     assert ctm.read_text().splitlines() == [
         f"a 1 0.000 0.040 {names[0]}",
@@ -160,25 +158,22 @@ def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, 
         f"b 1 0.080 0.070 {names[3]}",
     ]
     config = ("--config", taken_over / "config.yaml")
-    status, out, err = fsachain(
+    out = fsachain.ok(
         "supervise", taken_over / "data", ctm, taken_over / "chunks.npz", *graphs_of(taken_over), *config
-    )
-    assert status == 0, err
+    ).out
     assert "utterances supervised" in out
     (taken_over / "ali.2").write_text("c 1 999\n")
-    status, _, err = fsachain(*command, taken_over / "ali.2")
-    assert status == 1 and "utterance 'c': frame 1 has 999: expected a transition id" in err
-    status, _, err = fsachain(*command, taken_over / "ali.1")
-    assert status == 1 and "the alignment of 'a' is in another table too" in err
-    status, _, err = fsachain(*command, "--frame-shift", 0)
-    assert status == 1 and "frame_shift = 0" in err
+    assert_one_line(
+        fsachain(*command, taken_over / "ali.2"), "utterance 'c': frame 1 has 999: expected a transition id"
+    )
+    assert_one_line(fsachain(*command, taken_over / "ali.1"), "the alignment of 'a' is in another table too")
+    assert_one_line(fsachain(*command, "--frame-shift", 0), "frame_shift = 0")
 
 
 def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):
     """Features and chunks are those of the examples, graph for graph, and `train` takes them."""
     archive, out = case / "egs/cegs.ark", taken_over / "egs"
-    status, text, err = fsachain("kaldi", "egs", out, archive)
-    assert status == 0, err
+    text = fsachain.ok("kaldi", "egs", out, archive).out
     assert text.startswith("3 examples of 3 features and 18 pdfs, one output for 3 frames")
     features = dict(read_table(out / "data/feats.scp", read_matrix))
     chunks = load_chunks(out / "chunks.npz")
@@ -191,12 +186,12 @@ def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):
             example.window.first + example.window.length,
         )
     config = ("--config", taken_over / "config.yaml")
-    status, _, err = fsachain(
+    fsachain.ok(
         "train", out / "data", out / "chunks.npz", taken_over / "exp", *graphs_of(taken_over), *config
     )
-    assert status == 0, err
-    status, _, err = fsachain("kaldi", "egs", out, archive, archive)
-    assert status == 1 and "the example 't0' is in another table too" in err
+    assert_one_line(
+        fsachain("kaldi", "egs", out, archive, archive), "the example 't0' is in another table too"
+    )
 
 
 def test_weights_of_examples_become_factors_and_speaker_vectors_are_named(fsachain, tmp_path):
@@ -205,8 +200,8 @@ def test_weights_of_examples_become_factors_and_speaker_vectors_are_named(fsacha
     graph = kb.const_fst([[(1, 1, 0.0, 0)]], [0.0])
     outputs = [(0, t, 0) for t in (0, 3, 6)]
     (tmp_path / "cegs.ark").write_bytes(b"a \0B" + kb.chain_example(features, rows, outputs, 1, graph))
-    status, text, err = fsachain("kaldi", "egs", tmp_path / "egs", tmp_path / "cegs.ark")
-    assert status == 0 and "speaker" not in text, err
+    text = fsachain.ok("kaldi", "egs", tmp_path / "egs", tmp_path / "cegs.ark").out
+    assert "speaker" not in text
     ((chunk,),) = load_chunks(tmp_path / "egs/chunks.npz")["a"]
     assert chunk.frame_weights.tolist() == [0.5] * 3
 
@@ -229,8 +224,7 @@ def test_what_is_shown_can_be_read_again(fsachain, tmp_path, kind):
     read, content = VALUES[kind]
     source, shown = tmp_path / "values.ark", tmp_path / "shown.ark"
     source.write_bytes(content)
-    status, text, err = fsachain("kaldi", "show", kind, source)
-    assert status == 0, err
+    text = fsachain.ok("kaldi", "show", kind, source).out
     shown.write_text(text)
     before, after = dict(read_table(source, read)), dict(read_table(shown, read))
     assert list(before) == list(after)
@@ -269,8 +263,7 @@ def test_models_trees_and_examples_are_shown(fsachain, case):
     den = read_value(case / "den.fst", read_fst)
     assert len(text.splitlines()) == len(den.src) + np.isfinite(den.final_log_prob).sum()
     assert text.startswith(f"{den.start}\t")
-    status, _, err = fsachain("kaldi", "show", "matrix", case / "egs/cegs.ark")
-    assert status == 1 and "expected a matrix" in err
+    assert_one_line(fsachain("kaldi", "show", "matrix", case / "egs/cegs.ark"), "expected a matrix")
 
 
 @pytest.mark.parametrize(
@@ -284,26 +277,26 @@ def test_phone_sequences_become_the_phone_language_model_of_kaldi(fsachain, shar
     folder = shared / "golden/kaldi/lm"
     if options is None:
         options = json.loads((folder / "index.json").read_text())[name]["lm_opts"].replace("=", " ").split()
-    status, text, err = fsachain(
+    text = fsachain.ok(
         "kaldi", "phone-lm", folder / name / "phone_seqs.txt", tmp_path / "lm.fst", *options
-    )
-    assert status == 0, err
+    ).out
     theirs = Fsa.read(folder / name / "phone_lm.fst")
     assert f"{theirs.num_states} states, {theirs.num_arcs} arcs" in text
     assert equivalent(Fsa.read(tmp_path / "lm.fst"), theirs, semiring="log", tolerance=tolerances.GRAPH_COST)
     (tmp_path / "empty").write_text("")
-    status, _, err = fsachain("kaldi", "phone-lm", tmp_path / "empty", tmp_path / "no.fst")
-    assert status == 1 and "no sequence of phones" in err
+    assert_one_line(
+        fsachain("kaldi", "phone-lm", tmp_path / "empty", tmp_path / "no.fst"), "no sequence of phones"
+    )
 
 
 def test_the_normalization_of_kaldi_is_made_on_request(fsachain, case, tmp_path):
     """Kaldi keeps the best of like arcs out of the start; exact sums are the default."""
-    assert fsachain("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")[0] == 0
+    fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")
     lang, theirs = ("--lang", tmp_path / "lang"), Fsa.read(case / "normalization.fst")
     alike = {}
     for merge in ("sum", "min"):
         den = tmp_path / merge
-        assert fsachain("kaldi", "den", case / "den.fst", den, *lang, "--merge", merge)[0] == 0
+        fsachain.ok("kaldi", "den", case / "den.fst", den, *lang, "--merge", merge)
         ours = Fsa.read(den / "normalization.fst")
         score, expected = Scorer(ours), Scorer(theirs)
         differences = []
@@ -314,7 +307,7 @@ def test_the_normalization_of_kaldi_is_made_on_request(fsachain, case, tmp_path)
         alike[merge] = max(differences) <= tolerances.KALDI_SUPERVISION_PATH
     assert alike == {"sum": False, "min": True}
     made = tmp_path / "made"
-    assert fsachain("den-graph", case / "phone_lm.fst", made, *lang, "--merge", "min")[0] == 0
+    fsachain.ok("den-graph", case / "phone_lm.fst", made, *lang, "--merge", "min")
     den = DenominatorGraph(Fsa.read(made / "den.fst"), 18)
     found, expected = Fsa.read(made / "normalization.fst"), den.normalization_fsa("min")
     assert equivalent(found, expected, semiring="log", tolerance=tolerances.GRAPH_COST)

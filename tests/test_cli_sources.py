@@ -80,12 +80,9 @@ def test_numerators_of_patterns_train_whatever_the_transcripts_say(fsachain, rec
     (recorded / "patterns").write_text("".join(f"u{n} * ( 0.5 yes | 0.5 no ) *\n" for n in range(1, 6)))
     (recorded / "data/text").write_text("".join(f"u{n}\n" for n in range(1, 6)))
     graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
-    assert fsachain("num-patterns", recorded / "patterns", recorded / "num.npz", *graphs)[0] == 0
+    fsachain.ok("num-patterns", recorded / "patterns", recorded / "num.npz", *graphs)
     config = ("--config", recorded / "small.yaml")
-    status, _, err = fsachain(
-        "train", recorded / "data", recorded / "num.npz", recorded / "exp", *graphs, *config
-    )
-    assert status == 0, err
+    fsachain.ok("train", recorded / "data", recorded / "num.npz", recorded / "exp", *graphs, *config)
 
 
 WORD_GRAPH = "0 1 2 2 0.5\n0 1 1 1 1.5\n1 1 2 2 0.7\n1 0.25\n"
@@ -102,7 +99,7 @@ def test_word_graphs_come_as_text_openfst_and_addresses(fsachain, built):
     status, text, err = fsachain("num-fsts", built / "graphs.txt", built / "a.npz", *lang)
     assert status == 3, err
     assert "2 numerators" in text and "u3: the grammar has labels" in text
-    assert fsachain("num-fsts", built / "graphs.scp", built / "b.npz", *lang)[0] == 0
+    fsachain.ok("num-fsts", built / "graphs.scp", built / "b.npz", *lang)
     text_form, files = load_numerators(built / "a.npz"), load_numerators(built / "b.npz")
     scores_alike(text_form["u1"].fsa, files["u1"].fsa)
     scores_alike(text_form["u1"].fsa, files["u2"].fsa)
@@ -123,10 +120,7 @@ def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
     (built / "phones.txt").write_text("u1\n" + "\n".join([*arcs, "5"]) + "\n\n")
     graphs = ("--lang", built / "lang", "--den", built / "den")
     for table, labels in (("pdfs.scp", "pdfs"), ("phones.txt", "phones")):
-        status, _, err = fsachain(
-            "num-fsts", built / table, built / f"{labels}.npz", *graphs, "--labels", labels
-        )
-        assert status == 0, err
+        fsachain.ok("num-fsts", built / table, built / f"{labels}.npz", *graphs, "--labels", labels)
     normalization = load_normalization(language, built / "den")
     expected = build_numerator(["yes", "no"], lexicon, tree, normalization=normalization).fsa
     scores_alike(load_numerators(built / "pdfs.npz")["u1"].fsa, expected)
@@ -136,24 +130,23 @@ def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
         pdfs = only.fsa.pdf[path]
         assert score(pdfs) == pytest.approx(inside(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
     (built / "wide.txt").write_text("u1\n0 1 99 99\n1\n\n")
-    status, _, err = fsachain("num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "pdfs")
-    assert status == 1 and "utterance 'u1': has pdf 98; the tree has 12" in err
-    status, _, err = fsachain(
-        "num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "transition-ids"
+    assert_one_line(
+        fsachain("num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "pdfs"),
+        "utterance 'u1': has pdf 98; the tree has 12",
     )
-    assert status == 1 and "transition ids need their model" in err
+    assert_one_line(
+        fsachain("num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "transition-ids"),
+        "transition ids need their model",
+    )
 
 
 def test_graphs_of_kaldi_over_transition_ids_are_numerators(fsachain, shared, tmp_path):
     """graphs.ark of compile-train-graphs is what our builder makes of the same transcripts."""
     case = shared / "golden/kaldi/lm/lm1_tiny"
     lang = tmp_path / "lang"
-    assert fsachain("kaldi", "lang", case / "lexiconp.txt", case, lang)[0] == 0
+    fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, lang)
     model = ("--labels", "transition-ids", "--model", case / "0.trans_mdl")
-    status, text, err = fsachain(
-        "num-fsts", case / "graphs.ark", tmp_path / "num.npz", "--lang", lang, *model
-    )
-    assert status == 0, err
+    text = fsachain.ok("num-fsts", case / "graphs.ark", tmp_path / "num.npz", "--lang", lang, *model).out
     language = load_lang(lang)
     said = dict(line.split(" ", 1) for line in (case / "test_text.txt").read_text().splitlines())
     found = load_numerators(tmp_path / "num.npz")
@@ -194,15 +187,14 @@ def test_a_word_model_is_spelled_out(fsachain, built):
     """With two ways to say a word, whose probabilities are scaled to a distribution."""
     (built / "lexiconp.txt").write_text("yes 1.0 Y EH S\nyes 0.5 Y EH\nno 1.0 N OW\n")
     lang = ("--lang", built / "ways")
-    assert fsachain("lang", built / "lexiconp.txt", built / "ways")[0] == 0
-    status, text, err = fsachain("word-lm", built / "data/text", built / "words.fst", *lang)
-    assert status == 0, err
+    fsachain.ok("lang", built / "lexiconp.txt", built / "ways")
+    text = fsachain.ok("word-lm", built / "data/text", built / "words.fst", *lang).out
     lexicon = load_lang(built / "ways").lexicon
     assert text.startswith("phone language model of ")
     fsa = Fsa.read(built / "words.fst")
     sums = np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
     assert sums == pytest.approx(1.0, abs=tolerances.FEW_FLOAT32_TERMS)
-    assert fsachain("den-graph", built / "words.fst", built / "den2", *lang)[0] == 0
+    fsachain.ok("den-graph", built / "words.fst", built / "den2", *lang)
     assert lexicon.pronunciations_of("yes")[1].prob == 0.5  # the numerators' lexicon stays as it is
 
 
@@ -210,10 +202,10 @@ def test_a_word_model_is_spelled_out(fsachain, built):
 def test_a_smoothed_model_gives_every_sequence_a_probability(fsachain, built, units):
     graphs = ("--lang", built / "lang", "--units", units)
     arpa, fst = built / "lm" / "lm.arpa", built / "lm.fst"
-    assert fsachain("estimate-arpa", built / "data/text", arpa, *graphs, "--order", 2)[0] == 0
+    fsachain.ok("estimate-arpa", built / "data/text", arpa, *graphs, "--order", 2)
     assert arpa.read_text().startswith("\\data\\")
-    assert fsachain("arpa-lm", arpa, fst, *graphs)[0] == 0
-    assert fsachain("den-graph", fst, built / "den2", "--lang", built / "lang")[0] == 0
+    fsachain.ok("arpa-lm", arpa, fst, *graphs)
+    fsachain.ok("den-graph", fst, built / "den2", "--lang", built / "lang")
     lexicon = load_lang(built / "lang").lexicon
     score = Scorer(Fsa.read(fst), log_add)
     unseen = [
@@ -233,11 +225,11 @@ def test_text_alone_is_enough(fsachain, tmp_path, name, prob):
     lexicon, lang = tmp_path / name, ("--lang", tmp_path / "lang")
     assert fsachain("spell", data / "text", lexicon)[1].startswith("5 words, 9 characters")
     assert lexicon.read_text().splitlines()[:2] == [f"it's {prob}i t ' s", f"10 {prob}1 0"]
-    assert fsachain("lang", lexicon, tmp_path / "lang")[0] == 0
-    assert fsachain("phone-lm", data / "text", tmp_path / "lm.fst", *lang)[0] == 0
-    assert fsachain("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)[0] == 0
-    status, text, err = fsachain("num-graphs", data, tmp_path / "num.npz", *lang, "--den", tmp_path / "den")
-    assert status == 0 and "\n3 numerators" in text, err
+    fsachain.ok("lang", lexicon, tmp_path / "lang")
+    fsachain.ok("phone-lm", data / "text", tmp_path / "lm.fst", *lang)
+    fsachain.ok("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)
+    text = fsachain.ok("num-graphs", data, tmp_path / "num.npz", *lang, "--den", tmp_path / "den").out
+    assert "\n3 numerators" in text
 
 
 @pytest.mark.parametrize("topology", ["standard", "minimal"])
@@ -250,9 +242,9 @@ def test_units_with_a_blank_go_through_the_usual_commands(fsachain, tmp_path, to
         f"lang: {{silence: null, topology: {name}}}\nphone_lm: {{ngram_order: 2}}\n"
     )
     config, lang = ("--config", tmp_path / "units.yaml"), ("--lang", tmp_path / "lang")
-    assert fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang", *config)[0] == 0
-    assert fsachain("phone-lm", tmp_path / "text", tmp_path / "lm.fst", *lang, *config)[0] == 0
-    assert fsachain("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)[0] == 0
+    fsachain.ok("lang", tmp_path / "lexicon.txt", tmp_path / "lang", *config)
+    fsachain.ok("phone-lm", tmp_path / "text", tmp_path / "lm.fst", *lang, *config)
+    fsachain.ok("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)
     language = load_lang(tmp_path / "lang")
     assert language.tree.num_pdfs == len(language.lexicon.phones) + 1
     assert equivalent(
@@ -281,17 +273,16 @@ def trained(fsachain, recorded) -> Path:
     """The corpus with a model in the folder exp."""
     graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
     files = (recorded / "data", recorded / "num.npz")
-    assert fsachain("num-graphs", *files, *graphs)[0] == 0
+    fsachain.ok("num-graphs", *files, *graphs)
     config = ("--config", recorded / "small.yaml")
-    assert fsachain("train", *files, recorded / "exp", *graphs, *config)[0] == 0
+    fsachain.ok("train", *files, recorded / "exp", *graphs, *config)
     return recorded
 
 
 def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fsachain, trained):
     lang, den = ("--lang", trained / "lang"), ("--den", trained / "den")
     numerators = ("num-graphs", trained / "data", trained / "forgiving.npz", *lang, *den)
-    status, _, err = fsachain(*numerators, "--set", "forgive.insertion=2", "--set", "forgive.deletion=3.5")
-    assert status == 0, err
+    fsachain.ok(*numerators, "--set", "forgive.insertion=2", "--set", "forgive.deletion=3.5")
     language, normalization = load_lang(trained / "lang"), Fsa.read(trained / "den/normalization.fst")
     for name, found in load_numerators(trained / "forgiving.npz").items():
         options = Forgiveness(insertion=2.0, deletion=3.5, star="sum")
@@ -304,8 +295,7 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
         "forgive.deletion = 0.0: expected a penalty above 0",
     )
     model, out = trained / "exp/model.safetensors", trained / "doubts"
-    status, text, err = fsachain("suspicious", model, trained / "data", out, *lang, *den)
-    assert status == 0, err
+    text = fsachain.ok("suspicious", model, trained / "data", out, *lang, *den).out
     rows = [line.split() for line in (out / "words.txt").read_text().splitlines()]
     said = {name: words for name, *words in (line.split() for line in TEXT.splitlines())}
     assert sorted((name, int(place), word) for _, name, place, word in rows) == sorted(
@@ -322,18 +312,20 @@ def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):
     folder, lang = trained, ("--lang", trained / "lang")
     model = folder / "exp/model.safetensors"
     arguments = ("keyword", model, folder / "data", "yes no", folder / "spot", *lang)
-    status, text, err = fsachain(*arguments, "--false-alarms-per-hour", 0)
-    assert status == 0, err
+    text = fsachain.ok(*arguments, "--false-alarms-per-hour", 0).out
     assert text.startswith("false-reject rate ") and "of 2)" in text and "3 utterances" in text
     rows = [line.split() for line in (folder / "spot/scores.txt").read_text().splitlines()]
     assert {name: mark for name, _, mark in rows} == {"u1": "1", "u2": "0", "u3": "0", "u4": "1", "u5": "0"}
     threshold = max(float(score) for _, score, mark in rows if mark == "0")
     missed = sum(float(score) <= threshold for _, score, mark in rows if mark == "1")
     assert f"({missed} of 2)" in text
-    status, _, err = fsachain("keyword", model, folder / "data", "yes yes yes", folder / "none", *lang)
-    assert status == 1 and "0 of 5 utterances have the keyword 'yes yes yes'" in err
-    status, _, err = fsachain("keyword", model, folder / "data", "maybe", folder / "none", *lang)
-    assert status == 1 and "word 'maybe'" in err
+    assert_one_line(
+        fsachain("keyword", model, folder / "data", "yes yes yes", folder / "none", *lang),
+        "0 of 5 utterances have the keyword 'yes yes yes'",
+    )
+    assert_one_line(
+        fsachain("keyword", model, folder / "data", "maybe", folder / "none", *lang), "word 'maybe'"
+    )
 
 
 def test_a_grammar_of_kaldi_decodes_as_its_arpa_file_does(fsachain, trained):
@@ -341,7 +333,7 @@ def test_a_grammar_of_kaldi_decodes_as_its_arpa_file_does(fsachain, trained):
     folder, lang = trained, ("--lang", trained / "lang")
     lexicon = load_lang(folder / "lang").lexicon
     options = (*lang, "--units", "words", "--order", 2)
-    assert fsachain("estimate-arpa", folder / "data/text", folder / "lm.arpa", *options)[0] == 0
+    fsachain.ok("estimate-arpa", folder / "data/text", folder / "lm.arpa", *options)
     grammar = Transducer.from_openfst(grammar_from_arpa(folder / "lm.arpa", lexicon))
     size = len(lexicon.words)
     ids = np.array([0, *range(size, 0, -1)], dtype=np.int32)  # their numbers run the other way
@@ -351,10 +343,11 @@ def test_a_grammar_of_kaldi_decodes_as_its_arpa_file_does(fsachain, trained):
     theirs = replace(grammar, ilabel=ids[grammar.ilabel], olabel=ids[grammar.olabel])
     write_fst(theirs.to_openfst(), folder / "G.fst")
     decode = ("decode", folder / "exp/model.safetensors", folder / "data")
-    assert fsachain(*decode, folder / "a", *lang, "--arpa", folder / "lm.arpa")[0] == 0
+    fsachain.ok(*decode, folder / "a", *lang, "--arpa", folder / "lm.arpa")
     pair = ("--grammar", folder / "G.fst", folder / "words.txt")
-    status, _, err = fsachain(*decode, folder / "b", *lang, *pair)
-    assert status == 0, err
+    fsachain.ok(*decode, folder / "b", *lang, *pair)
     assert (folder / "a/hyp.txt").read_text() == (folder / "b/hyp.txt").read_text()
-    status, _, err = fsachain(*decode, folder / "c", *lang, *pair, "--arpa", folder / "lm.arpa")
-    assert status == 1 and "expected one language model" in err
+    assert_one_line(
+        fsachain(*decode, folder / "c", *lang, *pair, "--arpa", folder / "lm.arpa"),
+        "expected one language model",
+    )

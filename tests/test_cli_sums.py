@@ -126,10 +126,12 @@ def test_graphs_of_an_archive_meet_their_own_scores_and_others_are_named(fsachai
     assert status == 0
     assert [float(rows(out)[name][1]) for name in "ac"] == pytest.approx(expected, rel=tolerances.SIX_DIGITS)
     np.savez(folder / "wrong.npz", a=scores["a"], c=scores["c"][:, :5], d=scores["d"][0])
-    status, _, err = fsachain("sum", folder / "num.ark", folder / "wrong.npz")
-    assert (
-        status == 1 and "scores of 'd' are float32 [9]; expected floating-point numbers [frames, pdfs]" in err
+    assert_one_line(
+        fsachain("sum", folder / "num.ark", folder / "wrong.npz"),
+        "scores of 'd' are float32 [9]; expected floating-point numbers [frames, pdfs]",
     )
     np.savez(folder / "wrong.npz", a=scores["a"], c=scores["c"][:, :5])
-    status, _, err = fsachain("sum", folder / "num.ark", folder / "wrong.npz")
-    assert status == 1 and "scores of 'c' have 5 columns; expected 9 as those of 'a'" in err
+    assert_one_line(
+        fsachain("sum", folder / "num.ark", folder / "wrong.npz"),
+        "scores of 'c' have 5 columns; expected 9 as those of 'a'",
+    )

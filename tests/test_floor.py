@@ -127,8 +127,8 @@ def corpus(fsachain, recorded):
     """A phone language model that never saw a transcript end in `no`, of which u3, u4 and u5 have none."""
     lang = ("--lang", recorded / "lang")
     (recorded / "said").write_text("a yes\nb yes yes\nc yes\n")
-    assert fsachain("phone-lm", recorded / "said", recorded / "lm.fst", *lang).status == 0
-    assert fsachain("den-graph", recorded / "lm.fst", recorded / "den", *lang).status == 0
+    fsachain.ok("phone-lm", recorded / "said", recorded / "lm.fst", *lang)
+    fsachain.ok("den-graph", recorded / "lm.fst", recorded / "den", *lang)
     return recorded
 
 

@@ -31,12 +31,12 @@ OTHERS = {  # lexicon: what is named
 def trained(fsachain, recorded: Path) -> Path:
     """A model of one epoch, its numerators and denominator, and the folders of `OTHERS`."""
     lang, den = ("--lang", recorded / "lang"), ("--den", recorded / "den")
-    assert fsachain("num-graphs", recorded / "data", recorded / "num.npz", *lang, *den).status == 0
+    fsachain.ok("num-graphs", recorded / "data", recorded / "num.npz", *lang, *den)
     step = ("train", recorded / "data", recorded / "num.npz", recorded / "exp", *lang, *den)
-    assert fsachain(*step, "--config", recorded / "small.yaml").status == 0
+    fsachain.ok(*step, "--config", recorded / "small.yaml")
     for name, (text, _) in OTHERS.items():
         (recorded / f"{name}.txt").write_text(text)
-        assert fsachain("lang", recorded / f"{name}.txt", recorded / name).status == 0
+        fsachain.ok("lang", recorded / f"{name}.txt", recorded / name)
     (recorded / "words.arpa").write_text(ARPA)
     return recorded
 
@@ -75,11 +75,10 @@ def test_a_model_holds_its_language_and_needs_no_folder(fsachain, trained) -> No
         outcome = fsachain(*words)
         assert outcome == told[name] and outcome.status == 0, name
     (trained / "more.txt").write_text(LEXICON + "yes Y EH\nnose N OW S\n")
-    assert fsachain("lang", trained / "more.txt", trained / "more").status == 0
+    fsachain.ok("lang", trained / "more.txt", trained / "more")
     told = []
     for words in commands(trained).values():
-        outcome = fsachain(*words, "--lang", trained / "more")
-        assert outcome.status == 0
+        outcome = fsachain.ok(*words, "--lang", trained / "more")
         told += outcome.err.splitlines()
     assert told[0].endswith("1 word more ('nose'), 1 word with other pronunciations ('yes')")  # said once
     assert len([line for line in told if "word more" in line]) == 1
@@ -90,30 +89,24 @@ def test_a_model_of_an_earlier_version_is_read_and_said_to_be_unchecked(fsachain
     tensors, header = load_tensors(model)
     save_tensors(model, {name: one for name, one in tensors.items() if not name.startswith("lang.")}, header)
     step = commands(trained)["decode"]
-    outcome = fsachain(*step, "--lang", trained / "renamed")
-    assert outcome.status == 0
+    outcome = fsachain.ok(*step, "--lang", trained / "renamed")
     assert "holds no words, phones and tree" in outcome.err and "is not checked" in outcome.err
     (trained / "biphone.yaml").write_text("lang: {context: biphone}\n")
-    assert (
-        fsachain(
-            "lang", trained / "lexicon.txt", trained / "wide", "--config", trained / "biphone.yaml"
-        ).status
-        == 0
-    )
+    fsachain.ok("lang", trained / "lexicon.txt", trained / "wide", "--config", trained / "biphone.yaml")
     assert_one_line(fsachain(*step, "--lang", trained / "wide"), "the model has 12 pdfs, ", "wide 72")
     (trained / "lang").rename(trained / "exp/lang")
-    assert fsachain(*step).status == 0
+    fsachain.ok(*step)
 
 
 def test_graphs_of_another_language_folder_are_refused_with_the_first_difference(fsachain, trained) -> None:
     """Numerators, shards of them, chunks, the denominator and its phone language model."""
     data, den = trained / "data", ("--den", trained / "den")
     graphs = ("--lang", trained / "lang", *den)
-    assert fsachain("num-tables", data, trained / "tables", *graphs).status == 0
-    assert fsachain("align", trained / "exp/model.safetensors", data, trained / "ali", *den).status == 0
+    fsachain.ok("num-tables", data, trained / "tables", *graphs)
+    fsachain.ok("align", trained / "exp/model.safetensors", data, trained / "ali", *den)
     config = ("--config", trained / "small.yaml")
     chunks = ("supervise", data, trained / "ali/phones.ctm", trained / "chunks.npz", *graphs, *config)
-    assert fsachain(*chunks).status == 0
+    fsachain.ok(*chunks)
     renamed = ("--lang", trained / "renamed")
     difference = f"phone 2 is 'EH' in the file, 'IH' in {trained}/renamed"
     for made in ("num.npz", "tables", "chunks.npz"):
@@ -133,7 +126,7 @@ def test_graphs_of_another_language_folder_are_refused_with_the_first_difference
 
 def test_a_network_that_begins_with_weights_of_another_language_says_so(fsachain, trained) -> None:
     graphs, start = ("--lang", trained / "swapped"), trained / "exp/model.safetensors"
-    assert fsachain("num-graphs", trained / "data", trained / "n.npz", *graphs).status == 0
+    fsachain.ok("num-graphs", trained / "data", trained / "n.npz", *graphs)
     config = ("--config", trained / "small.yaml", "--set", f"network.init_from={start}")
     step = (
         "train",
@@ -145,16 +138,14 @@ def test_a_network_that_begins_with_weights_of_another_language_says_so(fsachain
         trained / "den",
         *config,
     )
-    outcome = fsachain(*step)
-    assert outcome.status == 0
+    outcome = fsachain.ok(*step)
     assert "was trained with other words or pdfs: 'yes' is said 'Y EH S' in the model" in outcome.err
 
 
 def test_numerators_that_do_not_say_what_made_them_are_read_with_a_warning(fsachain, trained) -> None:
     save_numerators(trained / "num.npz", load_numerators(trained / "num.npz"))
     step = ("train", trained / "data", trained / "num.npz", trained / "new", "--den", trained / "den")
-    outcome = fsachain(*step, "--lang", trained / "lang", "--config", trained / "small.yaml")
-    assert outcome.status == 0
+    outcome = fsachain.ok(*step, "--lang", trained / "lang", "--config", trained / "small.yaml")
     assert "num.npz does not say what it was made with" in outcome.err
 
 

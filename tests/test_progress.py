@@ -71,7 +71,7 @@ def test_all_long_work_of_a_run_is_counted_to_its_end(fsachain, exp, inputs, mon
             pass
 
     monkeypatch.setattr(lines, "Lines", Noted)
-    assert fsachain("run", exp, *inputs).status == 0
+    fsachain.ok("run", exp, *inputs)
     counted = {"features", "numerators", "network", "tuning", "decoding", "aligning", "epoch 1/1"}
     assert counted | {"phone language model", "denominator graph", "decoding graph", "report"} <= set(found)
     for what in counted:

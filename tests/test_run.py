@@ -39,24 +39,21 @@ def stages_of(out):
 
 
 def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inputs):
-    outcome = fsachain("run", exp, *inputs, "--seed", 3)
-    assert outcome.status == 0, outcome.err
+    outcome = fsachain.ok("run", exp, *inputs, "--seed", 3)
     assert stages_of(outcome.out) == FIRST
     assert "features, as the recordings have them: 40 fbank at 8000 Hz" in outcome.out
     assert (exp / "report.txt").read_text().startswith("test         WER ")
     assert "<audio" in (exp / "report.html").read_text()  # the test set is found without data/test
     kept = Experiment.read(exp / "config.yaml")
     assert (kept.train.seed, kept.features.sample_rate, kept.features.num_mel_bins) == (3, 8000, 40)
-    again = fsachain("run", exp)  # inputs and configuration are those of before
-    assert again.status == 0, again.err
+    again = fsachain.ok("run", exp)
     assert f"configuration: {exp / 'config.yaml'}" in again.out and "all is done" in again.out
     assert stages_of(again.out) == []
 
 
 def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
-    assert fsachain("run", exp, *inputs).status == 0
-    outcome = fsachain("run", exp, "--set", "decoding.ngram_order=2", "--to", "decode")
-    assert outcome.status == 0, outcome.err
+    fsachain.ok("run", exp, *inputs)
+    outcome = fsachain.ok("run", exp, "--set", "decoding.ngram_order=2", "--to", "decode")
     assert "done before: lang, features, graphs, train" in outcome.out
     assert stages_of(outcome.out) == ["decode"]
     assert (exp / "decode" / "grammar.arpa").is_file()
@@ -79,10 +76,9 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
 
 def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs):
     first = [*inputs, "--set", "phone_lm.ngram_order=2", "--set", "phone_lm.no_prune_ngram_order=2"]
-    assert fsachain("run", exp, *first, "--to", "train").status == 0
+    fsachain.ok("run", exp, *first, "--to", "train")
     second = exp.with_name("second")
-    outcome = fsachain("run", second, "--first", exp, "--set", "supervision.chunk_frames=60")
-    assert outcome.status == 0, outcome.err
+    outcome = fsachain.ok("run", second, "--first", exp, "--set", "supervision.chunk_frames=60")
     assert stages_of(outcome.out) == ["align-train", "supervise", *FIRST[3:]]
     assert Experiment.read(second / "config.yaml").phone_lm.ngram_order == 2
     assert (second / "report.html").is_file() and not (second / "lang").exists()
@@ -90,8 +86,7 @@ def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inpu
 
 
 def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, inputs, recorded):
-    outcome = fsachain("run", exp, *inputs, *CTC, "--to", "train")
-    assert outcome.status == 0, outcome.err
+    fsachain.ok("run", exp, *inputs, *CTC, "--to", "train")
     lang, graph = ("--lang", recorded / "ctc-lang"), ("--den", recorded / "ctc-den")
     data, numerators = recorded / "data", recorded / "ctc.npz"
     for step in (
@@ -101,8 +96,7 @@ def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, in
         ("num-graphs", data, numerators, *lang, *graph),
         ("train", data, numerators, recorded / "model", *lang, *graph),
     ):
-        outcome = fsachain(*step)
-        assert outcome.status == 0, outcome.err
+        fsachain.ok(*step)
     free = Fsa.read(graph[1] / "den.fst")
     assert free.num_states == 1 and free.pdf.tolist() == list(range(7)) and not free.log_prob.any()
     for name in ("den.fst", "normalization.fst"):

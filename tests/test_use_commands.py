@@ -81,7 +81,7 @@ def test_transcribe_hears_the_words_that_decode_finds(fsachain, model, tmp_path)
     record(data / "a.wav")
     (data / "wav.scp").write_text("a a.wav\n")
     (data / "text").write_text("a yes\n")
-    assert fsachain("decode", model, data, tmp_path / "out", "--lang", tmp_path / "lang")[0] == 0
+    fsachain.ok("decode", model, data, tmp_path / "out", "--lang", tmp_path / "lang")
     heard = fsachain("transcribe", model, data / "a.wav", "--format", "text")[1]
     assert heard.split() == (tmp_path / "out" / "hyp.txt").read_text().split()
 
@@ -137,10 +137,8 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
     record(data / "speech.wav", seconds=10.0)
     (data / "wav.scp").write_text("speech speech.wav\n")
     (data / "text").write_text(f"speech {words}\n")
-    assert fsachain("align", model, data, tmp_path / "short", "--coarse")[0] == 0
-    assert (
-        fsachain("align-long", model, data / "speech.wav", tmp_path / "text.txt", tmp_path / "long")[0] == 0
-    )
+    fsachain.ok("align", model, data, tmp_path / "short", "--coarse")
+    fsachain.ok("align-long", model, data / "speech.wav", tmp_path / "text.txt", tmp_path / "long")
     for name in ("words.ctm", "phones.ctm"):
         assert read_ctm(tmp_path / "long" / name) == read_ctm(tmp_path / "short" / name)
 
@@ -153,7 +151,7 @@ def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
     words, path = ["yes", "no", "yes"], record(tmp_path / "speech.wav", 16000, 2)
     (tmp_path / "text.txt").write_text(" ".join(words))
     options = ("--filler-cost", "inf")
-    assert fsachain("align-long", model, path, tmp_path / "text.txt", tmp_path / "out", *options)[0] == 0
+    fsachain.ok("align-long", model, path, tmp_path / "text.txt", tmp_path / "out", *options)
     aligner = Aligner.load(model)
     found = aligner.align(path, None, "yes no - yes")
     assert found.ok and found.utterance == "speech"

@@ -206,7 +206,7 @@ def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, co
     assert err.count("\n") == 1
     faults = [json.loads(line) for line in (corpus.parent / "faults.jsonl").read_text().splitlines()]
     assert {fault["id"] for fault in faults} == {"u1", "u2"}
-    assert fsachain(*step, "--policy", "exclude")[0] == 0
+    fsachain.ok(*step, "--policy", "exclude")
     for name in ("u3", "u4"):
         (corpus / f"{name}.wav").unlink()
     assert fsachain(*step, "--policy", "exclude")[0] == EXIT_USER_ERROR
@@ -224,7 +224,7 @@ def training(fsachain, corpus):
         ("den-graph", top / "lm.fst", top / "den", *lang),
         ("num-graphs", corpus, top / "num.npz", *lang, *den),
     ):
-        assert fsachain(*step)[0] == 0
+        fsachain.ok(*step)
     return ("train", corpus, top / "num.npz", top / "model", *lang, *den, *config)
 
 
@@ -269,11 +269,10 @@ def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, train
 def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus):
     top = corpus.parent
     lang = ("--lang", top / "lang")
-    assert fsachain("num-tables", corpus, top / "tables", *lang)[0] == 0
+    fsachain.ok("num-tables", corpus, top / "tables", *lang)
     words = ["validate", corpus, "--config", top / "config.yaml", "--numerators"]
     for numerators in (top / "tables", top / "num.npz"):
-        status, out, _ = fsachain(*words, numerators)
-        assert status == 0, out
+        out = fsachain.ok(*words, numerators).out
     shard = top / "tables" / "00000.tables"
     content = bytearray(shard.read_bytes())
     content[100] ^= 1
@@ -286,8 +285,8 @@ def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, traini
     assert status == EXIT_USER_ERROR
     assert "00000.tables" in err
     assert not (top / "model" / "checkpoints").exists()
-    assert fsachain("num-tables", corpus, top / "tables", *lang)[0] == 0
-    assert fsachain(*words, top / "tables")[0] == 0
+    fsachain.ok("num-tables", corpus, top / "tables", *lang)
+    fsachain.ok(*words, top / "tables")
     (corpus / "text").write_text((corpus / "text").read_text().replace("u1 yes", "u1 no"))
     for numerators in (top / "tables", top / "num.npz"):
         status, out, _ = fsachain(*words, numerators)

@@ -42,7 +42,7 @@ def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, reco
     (recorded / "patterns").write_text("u1 ( 0.7 yes | 0.3 no )\nu2 * no *\n")
     for name, options in (("here", ()), ("there", ("--scheduler", scheduler))):
         place = recorded / f"{name}-patterns.npz"
-        assert fsachain("num-patterns", recorded / "patterns", place, *graphs, *options)[0] == 0
+        fsachain.ok("num-patterns", recorded / "patterns", place, *graphs, *options)
     assert (recorded / "here-patterns.npz").read_bytes() == (recorded / "there-patterns.npz").read_bytes()
     one, other = TableShards(recorded / "here"), TableShards(recorded / "there")
     assert list(one) == list(other) == ["u1", "u3", "u4"]
@@ -54,7 +54,7 @@ def test_training_and_decoding_with_a_cluster_give_the_results_of_this_machine(
     fsachain, scheduler, recorded, graphs
 ):
     data = recorded / "data"
-    assert fsachain("num-graphs", data, recorded / "num.npz", *graphs)[0] == 0
+    fsachain.ok("num-graphs", data, recorded / "num.npz", *graphs)
     texts = []
     for name, stream, options in (
         ("here", ("--stream",), ()),
@@ -62,15 +62,9 @@ def test_training_and_decoding_with_a_cluster_give_the_results_of_this_machine(
     ):
         out = recorded / name
         settings = ("--config", recorded / "small.yaml")
-        status, _, told = fsachain(
-            "train", data, recorded / "num.npz", out, *graphs, *settings, *stream, *options
-        )
-        assert status == 0, told
+        fsachain.ok("train", data, recorded / "num.npz", out, *graphs, *settings, *stream, *options)
         lang = ("--lang", recorded / "lang", "--workers", 1)
-        status, _, told = fsachain(
-            "decode", out / "model.safetensors", data, out / "decoded", *lang, *options
-        )
-        assert status == 0, told
+        fsachain.ok("decode", out / "model.safetensors", data, out / "decoded", *lang, *options)
         texts.append((out / "decoded/hyp.txt").read_text())
     one, other = (load_tensors(recorded / name / "model.safetensors")[0] for name in ("here", "there"))
     assert all(torch.equal(one[name], other[name]) for name in one | other)

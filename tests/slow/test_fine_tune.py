@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cli_fixtures import assert_one_line
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import NETWORK_FLOAT64
@@ -64,16 +65,17 @@ def test_the_encoder_begins_where_pretraining_ended_and_the_other_does_not(exp):
 def test_commands_use_the_model_on_the_users_word(exp, tmp_path, fsachain):
     model, lang = exp / "pretrained-1" / "model" / "model.safetensors", exp / "pretrained-1" / "lang"
     test = exp / "pretrained-1" / "data" / "test"
-    status, _, errors = fsachain("decode", model, test, tmp_path / "no", "--lang", lang)
-    assert status == 1 and f"--allow-import {KIND}" in errors
+    assert_one_line(
+        fsachain("decode", model, test, tmp_path / "no", "--lang", lang), f"--allow-import {KIND}"
+    )
     word = ("--allow-import", KIND)
-    assert fsachain(*word, "decode", model, test, tmp_path / "decoded", "--lang", lang)[0] == 0
+    fsachain.ok(*word, "decode", model, test, tmp_path / "decoded", "--lang", lang)
     expected = (exp / "pretrained-1" / "decode" / "hyp.txt").read_text()
     assert (tmp_path / "decoded" / "hyp.txt").read_text() == expected
-    status, output, _ = fsachain(*word, "info", model)
-    assert status == 0 and KIND in output
+    output = fsachain.ok(*word, "info", model).out
+    assert KIND in output
     recording = next(iter(DataDir.read(test))).audio
-    assert fsachain(*word, "transcribe", model, recording, "--format", "text")[0] == 0
+    fsachain.ok(*word, "transcribe", model, recording, "--format", "text")
     assert fsachain("info", model)[0] == 1  # the word was for one command
 
 

@@ -15,8 +15,8 @@ def ready(fsachain, recorded):
     """The corpus with numerators in both forms, and a configuration."""
     (recorded / "small.yaml").write_text(BASE + OPTIONS + "cmvn: {scope: speaker}\n")
     graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
-    assert fsachain("num-graphs", recorded / "data", recorded / "num.npz", *graphs)[0] == 0
-    assert fsachain("num-tables", recorded / "data", recorded / "tables", *graphs)[0] == 0
+    fsachain.ok("num-graphs", recorded / "data", recorded / "num.npz", *graphs)
+    fsachain.ok("num-tables", recorded / "data", recorded / "tables", *graphs)
     return recorded
 
 
@@ -97,11 +97,10 @@ def test_cuts_and_shards_train_the_model_of_the_kaldi_directory(fsachain, ready)
     ):
         folder, out = ready / data, ready / f"out-{len(models)}"
         lm = ("phone-lm", folder / "text" if data == "data" else folder, ready / "lm.fst", *graphs[:2])
-        assert fsachain(*lm)[0] == 0
+        fsachain.ok(*lm)
         assert (ready / "lm.fst").read_bytes() == (ready / "phone_lm.fst").read_bytes()
         numerators = "-" if options else ready / "num.npz"
-        status, _, told = fsachain("train", folder, numerators, out, *graphs, *options)
-        assert status == 0, told
+        fsachain.ok("train", folder, numerators, out, *graphs, *options)
         models.append(load_tensors(out / "model.safetensors")[0])
     assert "cuts of lhotse: 5 utterances, 11 words, 5 speakers" in fsachain("info", ready / "shar")[1]
     for other in models[1:3]:

@@ -126,8 +126,7 @@ def test_sigterm_to_torchrun_saves_once_and_one_process_goes_on(arguments, torch
     checkpoint = Checkpoint.load(list_checkpoints(out / "checkpoints")[-1])
     assert checkpoint.step == events[-1]["step"] > 0
     assert json.loads((out / "stages.jsonl").read_text().splitlines()[-1])["event"] == "stopped"
-    status, _, errors = fsachain(*arguments(out), "--stream")
-    assert status == 0, errors
+    fsachain.ok(*arguments(out), "--stream")
     resumed = [event for event in read_log(out / "train.jsonl") if event["event"] == "resume"]
     assert [event["processes"] for event in resumed] == [1]
     assert (out / "model.safetensors").exists()
