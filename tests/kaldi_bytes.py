@@ -1,5 +1,7 @@
 """Kaldi's binary forms, written for tests from their description: what no wheel writes; and how they are damaged."""
 
+import math
+import random
 import re
 import struct
 import tracemalloc
@@ -7,10 +9,10 @@ import tracemalloc
 from hypothesis import strategies as st
 
 from fsachain.errors import DataError
+from tools.fuzz.damage import HUGE, damaged  # noqa: F401
 
 MEMORY_PER_BYTE = 20  # the value included; a claim of a header is 2 ** 31
 MEMORY_FLOOR = 8_000_000
-HUGE = [b"\xff\xff\xff\x7f", b"\xff" * 8, b"\x00\x00\x00\x40", b"\x7f" * 8, b"\xff" * 4]
 
 
 def i4(value):
@@ -97,21 +99,42 @@ def is_refused(path, content, read):
 
 
 def damage(draw, content):
-    """Cut, change bytes, put a huge count somewhere, or repeat a part."""
-    data = bytearray(content)
-    for _ in range(draw(st.integers(1, 3))):
-        place = draw(st.integers(0, max(len(data) - 1, 0)))
-        kind = draw(st.sampled_from(["cut", "byte", "huge", "repeat", "insert"]))
-        if kind == "cut":
-            del data[place:]
-        elif kind == "byte" and data:
-            data[place] = draw(st.integers(0, 255))
-        elif kind == "huge":
-            piece = draw(st.sampled_from(HUGE))
-            data[place : place + len(piece)] = piece
-        elif kind == "repeat":
-            end = draw(st.integers(place, min(place + 64, len(data))))
-            data[end:end] = data[place:end] * draw(st.integers(1, 8))
-        else:
-            data[place:place] = draw(st.binary(max_size=16))
-    return bytes(data)
+    return damaged(content, random.Random(draw(st.integers(0, 2**32))))
+
+
+def lattice(arcs, finals, start=0, *, compact=True):
+    """arcs: for each state a list of (word, transition ids, graph cost, acoustic cost, dst); finals: a weight or None.
+
+    A weight is (graph cost, acoustic cost, transition ids). Plain lattices have one transition id, or none, on each arc.
+    """
+
+    def weight(graph, acoustic, string):
+        data = struct.pack("<ff", graph, acoustic)
+        return data + struct.pack(f"<i{len(string)}i", len(string), *string) if compact else data
+
+    kind = b"compactlattice44" if compact else b"lattice4"
+    data = struct.pack("<ii6si", 2125659606, 6, b"vector", len(kind)) + kind
+    data += struct.pack("<iiQqqq", 2, 0, 0, start, len(arcs), sum(map(len, arcs)))
+    for final, leaving in zip(finals, arcs, strict=True):
+        data += weight(*(final or (math.inf, math.inf, ()))) + struct.pack("<q", len(leaving))
+        for word, string, graph, acoustic, dst in leaving:
+            ilabel = word if compact else (string[0] if string else 0)
+            data += (
+                struct.pack("<ii", ilabel, word) + weight(graph, acoustic, string) + struct.pack("<i", dst)
+            )
+    return data
+
+
+def lattice_text(arcs, finals, *, compact=True):
+    """The same as lines; the start is state 0."""
+
+    def weight(graph, acoustic, string):
+        return f"{graph},{acoustic}" + ("," + "_".join(map(str, string)) if compact else "")
+
+    lines = []
+    for state, leaving in enumerate(arcs):
+        for word, string, graph, acoustic, dst in leaving:
+            labels = str(word) if compact else f"{string[0] if string else 0}\t{word}"
+            lines.append(f"{state}\t{dst}\t{labels}\t{weight(graph, acoustic, string)}")
+    lines += [f"{state}\t{weight(*final)}" for state, final in enumerate(finals) if final]
+    return ("\n" + "\n".join(lines) + "\n\n").encode()

@@ -4,7 +4,6 @@ import json
 import math
 
 import kaldi_bytes as kb
-import lattice_bytes
 import numpy as np
 import pytest
 import tolerances
@@ -60,7 +59,7 @@ def lattices(case, tmp_path):
     """lat.1 has `a`, phones 2 3 or 2 4 in five frames."""
     model = read_transition_model(case / "0.trans_mdl")
     path = tmp_path / "lat.1"
-    path.write_bytes(b"a " + lattice_bytes.binary(*two_ways(model)))
+    path.write_bytes(b"a " + kb.lattice(*two_ways(model)))
     return path
 
 
@@ -214,7 +213,7 @@ VALUES = {
     "fst": (read_fst, b"a\n1 0 3 4 0.5\n1 2.5\n0 1\n\n"),
     "lattice": (
         lambda cursor: read_lattice(cursor).expanded(),
-        b"a " + lattice_bytes.binary([[(7, [1], 0.5, 2.0, 1)], []], [None, (0.25, 1.0, ())]),
+        b"a " + kb.lattice([[(7, [1], 0.5, 2.0, 1)], []], [None, (0.25, 1.0, ())]),
     ),
 }
 

@@ -1,8 +1,14 @@
 """Examples, batches and the order of an epoch."""
 
+from dataclasses import replace
+
+import kaldi_native_io
 import numpy as np
 import pytest
+import soundfile
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tolerances import NORMALISED_VARIANCE, SPEED_FRAMES
 
 from fsachain.data import (
@@ -13,10 +19,11 @@ from fsachain.data import (
     Perturbation,
     collate,
     estimate_cmvn,
-    length_buckets,
     load_examples,
     normalise,
 )
+from fsachain.data.features import UNKNOWN, compute_features, frame_counts, num_frames_of, utterance_features
+from fsachain.data.order import EpochOrder, length_buckets
 from fsachain.errors import ConfigError, DataError
 
 LENGTHS = np.random.default_rng(4).integers(20, 600, 203).tolist()
@@ -86,3 +93,153 @@ def test_copies_at_another_speed_have_their_own_ids_and_lengths(shared):
         assert other.id == f"sp0.9-{one.id}"
         assert other.speaker == f"sp0.9-{one.speaker}"
         assert other.num_frames == pytest.approx(one.num_frames / 0.9, abs=SPEED_FRAMES)
+
+
+# The order of an epoch: frame buckets, shards, and a number of steps that stays.
+
+
+def order(**options):
+    return EpochOrder(lambda epoch: LENGTHS, **({"batch_size": 16, "seed": 1} | options))
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=60),
+    st.integers(1, 9),
+    st.none() | st.integers(1, 900),
+    st.none() | st.integers(1, 7),
+    st.integers(0, 50),
+)
+def test_every_epoch_has_every_utterance_once_in_the_same_number_of_steps(
+    lengths, size, frames, shards, epoch
+):
+    shard_of = None if shards is None else [position % shards for position in range(len(lengths))]
+    found = EpochOrder(
+        lambda _: lengths, batch_size=size, seed=3, batch_frames=frames, shard_of=shard_of, shards_at_once=2
+    )
+    buckets = found.buckets(epoch)
+    assert len(buckets) == found.num_batches
+    assert sorted(position for bucket in buckets for position in bucket) == list(range(len(lengths)))
+    assert 1 <= min(map(len, buckets)) <= max(map(len, buckets)) <= size
+
+
+def test_without_a_frame_limit_the_order_is_that_of_length_buckets():
+    for epoch in range(3):
+        assert order().buckets(epoch) == length_buckets(LENGTHS, batch_size=16, seed=1, epoch=epoch)
+
+
+def test_padded_steps_keep_to_the_frame_limit_and_fill_it():
+    found = order(batch_size=203, batch_frames=4000)
+    for epoch in range(8):
+        costs = [len(bucket) * max(LENGTHS[i] for i in bucket) for bucket in found.buckets(epoch)]
+        assert max(costs) <= 4000
+        assert np.mean(costs) > 0.8 * 4000
+
+
+def test_neighbouring_steps_come_from_few_shards_and_these_change_from_epoch_to_epoch():
+    shard_of = [position // 20 for position in range(203)]
+    found = order(shard_of=shard_of, shards_at_once=3)
+    seen = []
+    for epoch in range(2):
+        spans = [{shard_of[i] for i in bucket} for bucket in found.buckets(epoch)]
+        groups = []  # shards of the steps so far that overlap
+        for span in spans:
+            if groups and groups[-1] & span:
+                groups[-1] |= span
+            else:
+                groups.append(set(span))
+        assert max(map(len, groups)) == 3
+        assert sorted(shard for group in groups for shard in group) == list(range(11))
+        seen.append(groups)
+    assert seen[0] != seen[1]
+
+
+def test_lengths_that_change_with_the_epoch_do_not_change_the_number_of_steps():
+    rng = np.random.default_rng(0)
+    drawn = {
+        epoch: (np.array(LENGTHS) * rng.uniform(0.9, 1.1, 203)).astype(int).tolist() for epoch in range(20)
+    }
+    found = EpochOrder(drawn.__getitem__, batch_size=203, seed=1, batch_frames=2000)
+    assert {len(found.buckets(epoch)) for epoch in range(20)} == {found.num_batches}
+
+
+@pytest.mark.parametrize("option", ["batch_size", "batch_frames", "shards_at_once"])
+def test_an_option_below_one_is_refused_by_name(option):
+    with pytest.raises(ConfigError, match=f"{option} is 0"):
+        order(**{option: 0})
+
+
+# Frames that utterances will have are known beforehand, and are those of their features.
+
+
+COPIES = (Perturbation(), Perturbation(speed=0.9), Perturbation(speed=1.1, volume=(0.5, 2.0)))
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, size in (("a", 8123), ("b", 4000), ("c", 1)):
+        soundfile.write(tmp_path / f"{name}.wav", 0.1 * rng.normal(size=size), 8000)
+    (tmp_path / "wav.scp").write_text(f"a a.wav\nb b.wav\nc c.wav\nd cat {tmp_path / 'a.wav'} |\n")
+    (tmp_path / "text").write_text("a one\nb one\nc one\nd one\n")
+    return DataDir.read(tmp_path, allow_commands=True)
+
+
+@given(
+    st.integers(0, 3000),
+    st.sampled_from([8000, 11025, 16000]),
+    st.booleans(),
+    st.sampled_from([(25.0, 10.0), (20.0, 12.5), (21.7, 7.3)]),
+)
+def test_frames_of_so_many_samples_are_those_that_are_computed(size, rate, snip, window):
+    config = FeatureConfig(
+        sample_rate=rate, snip_edges=snip, frame_length_ms=window[0], frame_shift_ms=window[1], num_mel_bins=8
+    )
+    samples = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    assert len(compute_features(samples, config)) == num_frames_of(size, config)
+
+
+def test_counts_are_those_of_the_features_at_every_speed(data):
+    config = FeatureConfig(num_mel_bins=8)
+    counts, faults = frame_counts(data.utterances, config, COPIES, num_workers=2)
+    assert faults == []
+    for copy, found in zip(COPIES, counts.tolist(), strict=True):
+        assert found == [len(utterance_features(one, config, copy)) for one in data]
+
+
+def test_a_segment_is_counted_without_opening_its_recording(data):
+    cut = replace(data.utterances[0], audio="/nowhere.wav", start=0.25, end=0.75)
+    counts, faults = frame_counts([cut], FeatureConfig(sample_rate=8000))
+    assert (counts.tolist(), faults) == ([[50]], [])
+
+
+def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data, tmp_path):
+    first, second = data.utterances[:2]
+    soundfile.write(tmp_path / "fast.wav", np.zeros(100), 16000)
+    broken = [
+        replace(first, id="gone", audio="/nowhere.wav"),
+        replace(first, id="fast", audio=str(tmp_path / "fast.wav")),
+        replace(first, id="mute", audio=None),
+    ]
+    counts, faults = frame_counts([*broken, second], FeatureConfig(sample_rate=8000))
+    assert counts.tolist() == [[UNKNOWN, UNKNOWN, UNKNOWN, 50]]
+    assert [(fault.id, fault.kind) for fault in faults] == [
+        ("gone", "missing file"),
+        ("fast", "sampling rate"),
+        ("mute", "no recording"),
+    ]
+
+
+def test_rows_of_an_archive_are_counted_by_their_headers(tmp_path):
+    rng = np.random.default_rng(0)
+    sizes = {"a": 7, "b": 12, "c": 1}
+    where = f"ark,scp:{tmp_path / 'feats.ark'},{tmp_path / 'feats.scp'}"
+    with kaldi_native_io.CompressedMatrixWriter(where) as writer:
+        for name, size in sizes.items():
+            matrix = rng.normal(size=(size, 4)).astype(np.float32)
+            writer.write(name, matrix, kaldi_native_io.CompressionMethod.kAutomaticMethod)
+    (tmp_path / "text").write_text("a one\nb one\nc one\n")
+    data = DataDir.read(tmp_path)
+    config = FeatureConfig(kind="archive", num_columns=4)
+    assert frame_counts(data.utterances, config)[0].tolist() == [[7, 12, 1]]
+    part = replace(data.utterances[1], feats=f"{data.utterances[1].feats}[2:5]")
+    assert frame_counts([part], config)[0].tolist() == [[4]]

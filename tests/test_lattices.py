@@ -3,8 +3,8 @@
 import itertools
 import math
 
+import kaldi_bytes as kb
 import kaldifst
-import lattice_bytes
 import numpy as np
 import pytest
 import tolerances
@@ -100,10 +100,10 @@ def sequences(fsa, num_frames):
 def forms(model):
     compact, plain = two_ways(model), chained(*two_ways(model))
     return {
-        "compact binary": lattice_bytes.binary(*compact),
-        "compact text": lattice_bytes.text(*compact),
-        "plain binary": lattice_bytes.binary(*plain, compact=False),
-        "plain text": lattice_bytes.text(*plain, compact=False),
+        "compact binary": kb.lattice(*compact),
+        "compact text": kb.lattice_text(*compact),
+        "plain binary": kb.lattice(*plain, compact=False),
+        "plain text": kb.lattice_text(*plain, compact=False),
     }
 
 
@@ -152,7 +152,7 @@ def test_a_lattice_that_kaldis_own_classes_wrote_is_read(kaldi, tmp_path):
 
 @pytest.mark.parametrize("claim", ["states", "arcs", "string"])
 def test_a_claim_of_a_header_allocates_nothing(claim, tmp_path):
-    content = bytearray(lattice_bytes.binary([[(1, [1], 0.0, 0.0, 1)], []], [None, (0.0, 0.0, ())]))
+    content = bytearray(kb.lattice([[(1, [1], 0.0, 0.0, 1)], []], [None, (0.0, 0.0, ())]))
     header = 4 + 4 + 6 + 4 + 16 + 16
     place = {"states": header + 8, "arcs": header + 24 + 12, "string": header + 24 + 20 + 16}[claim]
     content[place : place + 4] = b"\xff\xff\xff\x7f"
@@ -203,7 +203,7 @@ def test_phones_and_times_are_those_of_the_alignment_of_each_path(kaldi):
 def test_a_lattice_of_one_path_is_the_supervision_of_its_alignment(kaldi):
     model, tree = kaldi
     ids = spoken(model, 2, 3) + spoken(model, 3, 2) + spoken(model, 3, 2)
-    lattice = read_bytes(lattice_bytes.binary([[(1, ids, 0.5, 9.0, 1)], []], [None, (0.0, 0.0, ())]))
+    lattice = read_bytes(kb.lattice([[(1, ids, 0.5, 9.0, 1)], []], [None, (0.0, 0.0, ())]))
     ours = phone_lattice(lattice, model).supervision(21, tree, left_tolerance=3, right_tolerance=3)
     aligned = [AlignedPhone(phone, 3 * first, 3 * last) for phone, first, last in model.phones(ids)]
     theirs = build_supervision(aligned, 21, tree, left_tolerance=3, right_tolerance=3)
@@ -247,12 +247,12 @@ def test_wrong_lattices_are_refused_by_name(kaldi):
         phone_lattice(read_bytes(forms(model)["plain text"]), model, lm_scale=-1)
     loop = spoken(model, 2, 2)[1]
     for ids, message in (([10**6], "has transition id 1000000"), ([loop], "begins with a self-loop")):
-        lattice = read_bytes(lattice_bytes.binary([[(1, ids, 0.0, 0.0, 1)], []], [None, (0.0, 0.0, ())]))
+        lattice = read_bytes(kb.lattice([[(1, ids, 0.0, 0.0, 1)], []], [None, (0.0, 0.0, ())]))
         with pytest.raises(DataError, match=message):
             phone_lattice(lattice, model)
     uneven = [[(1, loop_free(model, 1), 0.0, 0.0, 1), (1, loop_free(model, 2), 0.0, 0.0, 1)], []]
     with pytest.raises(DataError, match="behind 1 and behind 2"):
-        phone_lattice(read_bytes(lattice_bytes.binary(uneven, [None, (0.0, 0.0, ())])), model)
+        phone_lattice(read_bytes(kb.lattice(uneven, [None, (0.0, 0.0, ())])), model)
 
 
 def loop_free(model, phones):

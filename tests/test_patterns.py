@@ -7,12 +7,14 @@ import math
 import numpy as np
 import pytest
 import tolerances
+from enumeration import all_paths, log_sum
 from graph_paths import Scorer, log_add, pdf_sequences, sample_paths
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import GraphError
+from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph import transducer as epsilons
 from fsachain.graph.context import ContextTree
@@ -24,6 +26,7 @@ from fsachain.graph.patterns import (
     build_pattern_numerator,
     numerator_of_words,
     optional,
+    parse_pattern,
     phone_model_of_words,
 )
 from fsachain.graph.phone_lm import estimate_phone_lm
@@ -285,3 +288,143 @@ def test_wrong_patterns_are_refused_by_name(make, message):
         return
     with pytest.raises(GraphError, match=message):
         make()
+
+
+# Patterns written as text are the patterns they say, and what is no pattern is refused with its place.
+
+
+SPELL = phone_loop([1])
+PARTS = {"<loop>": LOOP, "<spell>": SPELL}
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("", []),
+        ("a b a", ["a", "b", "a"]),
+        ("ask <loop> now", ["ask", LOOP, "now"]),
+        ("* hey robin *", [optional([LOOP]), "hey", "robin", optional([LOOP])]),
+        ("a [ b c ] d", ["a", optional(["b", "c"]), "d"]),
+        ("( 0.7 a b | 0.3 c ) d", [OneOf([(0.7, ["a", "b"]), (0.3, ["c"])]), "d"]),
+        ("( 0.5 <spell> | 5e-1 )", [OneOf([(0.5, [SPELL]), (0.5, [])])]),
+        (
+            "( 1 a [ ( 0.2 b | 0.8 ) ] )",
+            [OneOf([(1.0, ["a", optional([OneOf([(0.2, ["b"]), (0.8, [])])])])])],
+        ),
+        (r"\* \( \<loop> \x 0.7", ["*", "(", "<loop>", r"\x", "0.7"]),
+    ],
+)
+def test_a_line_is_the_pattern_that_it_says(text, pattern):
+    assert parse_pattern(text, PARTS) == pattern
+    assert parse_pattern(text.split(), PARTS) == pattern
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a )", r"no bracket is open at '\)' \(field 2 of 2\)"),
+        ("a | b", r"no bracket is open at '\|'"),
+        ("( 0.5 a", r"expected \| or \) at the end \(field 4 of 3\)"),
+        ("[ a", "expected ] at the end"),
+        ("[ a | b ]", r"expected ] at '\|'"),
+        ("( 0.5 a ]", r"expected \| or \) at '\]'"),
+        ("( a | b )", "expected the probability of an alternative at 'a'"),
+        ("(", "expected the probability of an alternative at the end"),
+        ("( -1 a )", "probability -1"),
+        ("( nan a )", "probability nan"),
+    ],
+)
+def test_what_is_no_pattern_is_refused_with_its_place(text, message):
+    with pytest.raises(GraphError, match=message):
+        parse_pattern(text, PARTS)
+
+
+def test_a_gap_needs_a_loop():
+    with pytest.raises(GraphError, match=r"a gap needs the part <loop> at '\*' \(field 2 of 2\)"):
+        parse_pattern("a *", {})
+
+
+items = st.deferred(
+    lambda: st.one_of(
+        st.sampled_from(["a", "b", LOOP]),
+        st.lists(items, max_size=3).map(optional),
+        st.lists(
+            st.tuples(st.sampled_from([0.25, 0.5, 1.0]), st.lists(items, max_size=3)), min_size=1, max_size=3
+        ).map(OneOf),
+    )
+)
+
+
+def written(pattern):
+    fields = []
+    for item in pattern:
+        if isinstance(item, OneOf):
+            ways = [" ".join([repr(prob), *written(alternative)]) for prob, alternative in item.alternatives]
+            fields += ["(", *" | ".join(ways).split(), ")"]
+        else:
+            fields.append("<loop>" if item is LOOP else item)
+    return fields
+
+
+@given(st.lists(items, max_size=5))
+def test_every_pattern_can_be_written_down(pattern):
+    assert parse_pattern(" ".join(written(pattern)), PARTS) == pattern
+
+
+@given(st.lists(st.sampled_from(["(", ")", "[", "]", "|", "*", "0.5", "a", "<loop>"]), max_size=12))
+def test_any_line_is_a_pattern_or_a_graph_error(fields):
+    try:
+        assert isinstance(parse_pattern(fields, PARTS), list)
+    except GraphError as error:
+        assert "field" in str(error) or "OneOf" in str(error)
+
+
+# Keyword scores are differences of path sums, and the false-reject rate is the count at the threshold.
+
+
+HEY = Lexicon.from_entries([("hey", 1.0, ["A", "B"])], silence=None)
+HEY_TREE = ContextTree.monophone(HEY.phones, Topology.chain_one_pdf())
+ANYTHING = phone_loop([1, 2])
+KEYWORD = build_pattern_numerator([optional([ANYTHING]), "hey", optional([ANYTHING])], HEY, HEY_TREE).fsa
+FILLER = build_pattern_numerator([ANYTHING], HEY, HEY_TREE).fsa
+SCORES = st.lists(st.floats(-5, 5), min_size=1, max_size=30)
+
+
+def test_the_score_is_the_difference_of_the_sums_over_paths_per_frame():
+    outputs = np.random.default_rng(0).normal(size=(2, 4, HEY_TREE.num_pdfs))
+    found = keyword_scores(KEYWORD, FILLER, outputs, [4, 3])
+    for n, length in enumerate([4, 3]):
+        sums = [log_sum([s for s, _ in all_paths(fsa, outputs[n, :length])]) for fsa in (KEYWORD, FILLER)]
+        assert found[n] == pytest.approx((sums[0] - sums[1]) / length, abs=tolerances.FLOAT64)
+
+
+def test_the_keyword_raises_the_score():
+    """Frames that say A B against frames that say B A B A backwards: B B A A has no A followed by B."""
+    said = np.full((2, 4, 2), -8.0)
+    for n, pdfs in enumerate([[0, 0, 1, 1], [1, 1, 0, 0]]):
+        said[n, np.arange(4), pdfs] = 0.0
+    with_keyword, without = keyword_scores(KEYWORD, FILLER, said, [4, 4])
+    assert with_keyword > without + 0.5
+
+
+def test_too_few_frames_for_the_keyword_score_minus_infinity():
+    assert keyword_scores(KEYWORD, FILLER, np.zeros((1, 1, 2)), [1])[0] == -math.inf
+
+
+def test_an_impossible_filler_is_refused():
+    with pytest.raises(DataError, match=r"nnet_outputs\[0\]: the filler"):
+        keyword_scores(KEYWORD, FILLER, np.full((1, 2, 2), -np.inf), [2])
+
+
+@given(SCORES, SCORES, st.floats(0.1, 20), st.floats(0, 10))
+def test_the_rate_is_that_of_the_lowest_threshold_that_keeps_to_the_alarms(positive, negative, hours, rate):
+    point = false_reject_rate(positive, negative, hours, false_alarms_per_hour=rate)
+
+    def alarms(threshold):
+        return sum(score > threshold for score in negative) / hours
+
+    assert alarms(point.threshold) == pytest.approx(point.false_alarms_per_hour)
+    assert point.false_alarms_per_hour <= rate * (1 + tolerances.ROUNDING)
+    assert point.false_reject_rate == sum(s <= point.threshold for s in positive) / len(positive)
+    lower = [s for s in (*negative, -math.inf) if s < point.threshold]
+    assert not lower or alarms(max(lower)) > rate * (1 - tolerances.ROUNDING)

@@ -1,7 +1,14 @@
 """The cache of machine code where it is silenced, damaged, read-only, or filled by several processes at once."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+import torch
 from test_jit import ANNOUNCED, LOST, ROOT, Kernels, files, finished
+
+from fsachain.cli.warmup import JOBS
 
 
 @pytest.fixture
@@ -109,3 +116,39 @@ def test_the_package_can_be_imported_where_nothing_can_be_written(kernels):
     show = "import fsachain.backends.cpu.backend as b; print(b.__file__)"
     kernels.forbid_writing_beside_the_source()
     assert kernels.run("", show)[0] == [str(copy / "backends" / "cpu" / "backend.py")]
+
+
+# `fsachain warmup` leaves nothing to be compiled to the work that it is for.
+
+
+WORK = """
+import torch, fsachain
+scores = torch.randn(5, 300, 50, requires_grad=True)
+loop = fsachain.Fsa(1, [0] * 50, [0] * 50, list(range(50)), [-4.0] * 50, [0.0])
+said = [fsachain.Fsa(3, [0, 1, 1], [1, 1, 2], [n, n, 7], [-0.1] * 3, [-float("inf")] * 2 + [0.0]) for n in range(5)]
+loss = fsachain.LFMMILoss(fsachain.DenominatorGraph(loop, 50), leaky_hmm_coefficient=0.2, l2_regularize=1e-3)
+for factor in (1, 500):
+    loss(scores * factor, [300, 300, 90, 80, 3], said).backward()
+"""
+
+
+def run(folder, *arguments):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    environment.pop("FSACHAIN_QUIET", None)
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+
+def test_losses_compile_nothing_after_it(tmp_path):
+    run(tmp_path, "-m", "fsachain", "warmup")
+    made = sorted(tmp_path.rglob("*.nbk"))
+    assert made
+    told = run(tmp_path, "-c", WORK).stderr
+    assert "compiling" not in told
+    assert sorted(tmp_path.rglob("*.nbk")) == made
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_runs(job):
+    JOBS[job](2, 1.0, torch.float32)

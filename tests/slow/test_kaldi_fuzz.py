@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kaldi_bytes import HUGE, check, damage, is_refused
+from kaldi_bytes import check, damage, is_refused
 
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError, GraphError
@@ -25,6 +25,7 @@ from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
 from fsachain.openfst import MAGIC, read_fst
 from fsachain.stream import open_file
+from tools.fuzz.damage import HUGE
 
 
 def table_of(read):

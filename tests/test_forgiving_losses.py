@@ -1,0 +1,217 @@
+"""CTC of targets that may be wrong: the loss is that of the graphs, whose paths are counted in test_ctc_graph."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import rnnt_inputs
+import tolerances
+import torch
+from ctc_inputs import random_batch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsachain import (
+    ConfigError,
+    CTCLoss,
+    Forgiveness,
+    RNNTLoss,
+    TableBatch,
+    compile_table,
+    ctc_graph,
+    ctc_loss,
+    forward_backward,
+    rnnt_loss,
+)
+
+TOPOLOGIES = ["standard", "selfless", "minimal"]
+OPTIONS = Forgiveness(1.0, 0.5, 0.7, "sum", 2)
+BATCH = random_batch(1, size=3, frames=9, classes=4, labels=3)
+
+
+def loss_of(scores, forgive, **options):
+    return ctc_loss(scores, *BATCH.arguments(), reduction="none", forgive=forgive, **options)
+
+
+@pytest.mark.parametrize("star", ["mean", "sum"])
+@pytest.mark.parametrize("topology", [*TOPOLOGIES, "compact"])
+def test_a_loss_is_minus_log_z_of_a_graph_with_a_class_for_the_star(topology, star):
+    options = Forgiveness(1.0, 0.5, 0.7, star)
+    log_probs = BATCH.leaf().log_softmax(dim=2).detach()
+    units = torch.cat([log_probs[:, :, : BATCH.blank], log_probs[:, :, BATCH.blank + 1 :]], dim=2)
+    column = units.exp().mean(2).log() if star == "mean" else units.exp().sum(2).log()
+    scores = torch.cat([log_probs, column.unsqueeze(2)], dim=2).transpose(0, 1).numpy()
+    graphs = [
+        ctc_graph(target[:count], BATCH.blank, topology, forgive=options, star=scores.shape[2] - 1)
+        for target, count in zip(BATCH.targets, BATCH.target_lengths, strict=True)
+    ]
+    batch = TableBatch.pack([compile_table(graph, scores.shape[2]) for graph in graphs])
+    wanted = forward_backward(batch, scores, BATCH.input_lengths, backend="reference").log_prob
+    for backend in ("cpu", "reference"):
+        found = loss_of(log_probs, options, topology=topology, backend=backend)
+        assert found.numpy() == pytest.approx(-wanted, abs=tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"inputs": "logits"}, {"log_priors": torch.tensor([0.1, -0.3, 0.2, 0.0])}]
+)
+def test_differences_give_the_gradient(options):
+    leaf = BATCH.leaf() if options else BATCH.leaf().log_softmax(dim=2).detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda y: loss_of(y, OPTIONS, **options), leaf, atol=tolerances.DIFFERENCE
+    )
+
+
+@pytest.mark.parametrize("inputs", ["log_probs", "logits"])
+def test_with_infinite_penalties_loss_and_gradient_are_the_plain_ones(inputs):
+    found = []
+    for options in (None, Forgiveness()):
+        leaf = BATCH.leaf()
+        scores = leaf if inputs == "logits" else leaf.log_softmax(dim=2)
+        loss = CTCLoss(BATCH.blank, inputs=inputs, forgive=options)(scores, *BATCH.arguments()[:3])
+        loss.backward()
+        found.append((loss.item(), leaf.grad))
+    assert found[0][0] == pytest.approx(found[1][0], abs=tolerances.FLOAT64)
+    assert torch.allclose(found[0][1], found[1][1], rtol=0, atol=tolerances.FLOAT64)
+
+
+@given(
+    seed=st.integers(0, 1000), scale=st.sampled_from([0.1, 3.0, 30.0]), topology=st.sampled_from(TOPOLOGIES)
+)
+def test_a_loss_of_probabilities_is_never_negative_however_cheap_errors_are(seed, scale, topology):
+    batch = random_batch(seed, size=3, frames=12, classes=3, labels=4, scale=scale)
+    cheap = Forgiveness(0.0, 0.0, 0.05, "sum")
+    losses = ctc_loss(
+        batch.leaf(), *batch.arguments(), reduction="none", inputs="logits", topology=topology, forgive=cheap
+    )
+    assert losses.min() >= -tolerances.FLOAT64
+
+
+def test_padding_may_hold_anything_and_single_precision_is_near_double():
+    for inputs in ("log_probs", "logits"):
+        scores = BATCH.leaf().log_softmax(dim=2).detach()
+        wanted = loss_of(scores, OPTIONS, inputs=inputs)
+        single = scores.float()
+        for n, frames in enumerate(BATCH.input_lengths):
+            single[frames:, n] = math.nan
+        single.requires_grad_()
+        found = loss_of(single, OPTIONS, inputs=inputs)
+        found.sum().backward()
+        assert np.allclose(found.detach(), wanted, rtol=tolerances.LOG_PROB_RELATIVE)
+        for n, frames in enumerate(BATCH.input_lengths):
+            assert not single.grad[frames:, n].any() and single.grad[:frames, n].isfinite().all()
+
+
+def test_a_delay_penalty_is_refused():
+    with pytest.raises(ConfigError, match=r"delay_penalty = 0.1 with forgive; expected 0"):
+        loss_of(BATCH.leaf(), OPTIONS, delay_penalty=0.1)
+
+
+# Transducers of targets that may be wrong against every way through the grid, written down one by one.
+
+
+EACH = [
+    Forgiveness(substitution=1.0),
+    Forgiveness(insertion=0.5),
+    Forgiveness(deletion=0.7),
+    Forgiveness(0.3, 0.5, 0.7, "sum"),
+]
+
+
+def transducer_loss_of(logits, forgive, **options):
+    lengths = rnnt_inputs.FRAMES, rnnt_inputs.LABELS
+    return rnnt_loss(
+        logits,
+        rnnt_inputs.make_targets(),
+        *lengths,
+        rnnt_inputs.BLANK,
+        reduction="none",
+        forgive=forgive,
+        **options,
+    )
+
+
+def probability(log_probs, target, options):
+    """The sum over all paths of one sequence: at each step a blank, an extra label, a target kept, wrong or left out."""
+    frames, width, labels = len(log_probs), log_probs.shape[2], len(target)
+    unit = 1.0 / (width - 1) if options.star == "mean" else 1.0
+    wrong, left_out, extra = (
+        math.exp(-p) for p in (options.substitution, options.insertion, options.deletion)
+    )
+    total = 0.0
+    for at in itertools.combinations_with_replacement(range(frames), labels):  # the frame of each label
+        steps = sorted([(t, 1, u) for u, t in enumerate(at)] + [(t, 2, 0) for t in range(frames)])
+        weight, u = 1.0, 0
+        for t, kind, _ in steps:
+            p = log_probs[t, u].exp()
+            star = unit * sum(p[v] for v in range(width) if v != rnnt_inputs.BLANK)
+            if kind == 2:
+                weight = weight * (p[rnnt_inputs.BLANK] + extra * star)
+            else:
+                weight = weight * (p[target[u]] + wrong * star + left_out)
+                u += 1
+        total = total + weight
+    return total / (1 + wrong + left_out + extra) ** (frames + labels)
+
+
+@pytest.mark.parametrize("options", EACH)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_loss_is_the_sum_over_all_paths_and_never_negative(options, backend):
+    logits, targets = rnnt_inputs.make_logits(), rnnt_inputs.make_targets()
+    found = transducer_loss_of(logits, options, backend=backend).detach()
+    for n, (frames, labels) in enumerate(zip(rnnt_inputs.FRAMES, rnnt_inputs.LABELS, strict=True)):
+        log_probs = logits[n, :frames, : labels + 1].detach().log_softmax(dim=2)
+        target = targets[n, :labels].tolist()
+        wanted = -math.log(probability(log_probs, target, options))
+        assert float(found[n]) == pytest.approx(wanted, abs=tolerances.FLOAT64) and wanted >= 0
+
+
+@pytest.mark.parametrize("options", EACH)
+def test_differences_give_the_gradient_also_where_scores_are_large(options):
+    for scale in (1.0, 8.0):
+        logits = rnnt_inputs.make_logits(scale)[1:3, :5, :4, :5].detach().requires_grad_()
+
+        def loss(x):
+            return rnnt_loss(x, [[0, 3, 0], [1, 0, 0]], [5, 3], [3, 1], 4, reduction="none", forgive=options)
+
+        assert torch.autograd.gradcheck(loss, logits, atol=tolerances.DIFFERENCE)
+
+
+def test_with_infinite_penalties_loss_and_gradient_are_the_plain_ones_packed_too():
+    found = []
+    for options in (None, Forgiveness()):
+        logits = rnnt_inputs.make_logits()
+        packed = RNNTLoss(rnnt_inputs.BLANK, forgive=options)(
+            rnnt_inputs.pack(logits), rnnt_inputs.make_targets(), rnnt_inputs.FRAMES, rnnt_inputs.LABELS
+        )
+        transducer_loss_of(logits, options).sum().backward()
+        found.append((packed.item(), logits.grad))
+    rnnt_inputs.close(found[0][0], found[1][0])
+    rnnt_inputs.close(found[0][1], found[1][1])
+
+
+def test_impossible_scores_leave_no_trace_in_the_gradient():
+    """Scores of minus infinity and a certain blank: 0 / 0 in a careless derivative."""
+    logits = rnnt_inputs.make_logits(dtype=torch.float32).detach()
+    logits[0, 2:4, :, rnnt_inputs.BLANK] = 1000.0
+    logits[1, :, :, :3] = -math.inf
+    logits.requires_grad_()
+    loss = transducer_loss_of(logits, EACH[3])
+    loss.sum().backward()
+    assert loss.isfinite().all() and logits.grad.isfinite().all()
+    assert logits.grad.sum(dim=3).abs().max() < tolerances.GRADIENT_ROW_SUM
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rnnt_type": "modified"},
+        {"fused_log_softmax": False},
+        {"fastemit_lambda": 0.1},
+        {"delay_penalty": 0.1},
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        transducer_loss_of(rnnt_inputs.make_logits(), EACH[0], **options)
