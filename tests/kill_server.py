@@ -52,7 +52,7 @@ class Server:
             work: one of `WORK`.
             folder: of all files of the work.
             fault: `point` and `kind` ("kill", "full" or "read-only"): at that point, counted from 0; or `after`:
-                killed after so many seconds; or `stop_at`: SIGTERM after so many batches.
+                killed after so many seconds.
         """
         request = {"work": work, "folder": str(folder), **fault}
         assert self._process.stdin is not None
@@ -145,12 +145,12 @@ class Points:
 
 
 class Recorder:
-    """Progress that writes down the objective after each batch, bit for bit, and may ask the training to stop."""
+    """Progress that writes down the objective after each batch, bit for bit."""
 
-    def __init__(self, folder, stop_at):
+    def __init__(self, folder):
         self.file = (folder / "losses.txt").open("a")
         self.messages = (folder / "messages.txt").open("a")
-        self.epoch, self.left = 0, stop_at
+        self.epoch = 0
 
     def start_epoch(self, epoch, num_epochs, num_batches, done):
         self.epoch = epoch
@@ -158,10 +158,6 @@ class Recorder:
     def batch(self, sums):
         self.file.write(f"{self.epoch} {sums.batches} {sums.objf.hex()}\n")
         self.file.flush()
-        if self.left is not None:
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGTERM)
 
     def end_epoch(self, *figures): ...
 
@@ -172,17 +168,17 @@ class Recorder:
     def close(self): ...
 
 
-def train(folder, stop_at=None):
+def train(folder):
     """The whole training, or what is left of it."""
     from toy_training import corpus, lfmmi_trainer
 
     examples, numerators = corpus(18)
     trainer = lfmmi_trainer(folder / "model", numerators)
-    trainer.progress = Recorder(folder, stop_at)
+    trainer.progress = Recorder(folder)
     trainer.fit(examples, examples[:4])
 
 
-def fill_cache(folder, stop_at=None):
+def fill_cache(folder):
     """Features of two chunks of recordings, which the driver has written."""
     from fsachain.data.features import FeatureConfig, load_features
     from fsachain.data.kaldi_dir import Utterance
@@ -191,20 +187,7 @@ def fill_cache(folder, stop_at=None):
     load_features(utterances, FeatureConfig(num_mel_bins=4), cache_dir=folder / "cache")
 
 
-def compile_shards(folder, stop_at=None):
-    """Numerators of five transcripts in three shards."""
-    from fsachain.graph.context import ContextTree
-    from fsachain.graph.lexicon import Lexicon
-    from fsachain.graph.shards import NumeratorMaker, make_shards
-    from fsachain.graph.topology import Topology
-
-    lexicon = Lexicon.read(folder / "lexicon.txt")
-    maker = NumeratorMaker(lexicon, ContextTree.monophone(lexicon.phones, Topology.chain()))
-    said = [(f"u{n}", ("yes", "no")[: n % 2 + 1]) for n in range(5)]
-    make_shards(said, maker, folder / "shards", shard_size=2)
-
-
-WORK = {"train": train, "cache": fill_cache, "shards": compile_shards}
+WORK = {"train": train, "cache": fill_cache}
 
 
 def child(request):
@@ -216,7 +199,7 @@ def child(request):
     Points(folder / "points.txt", request.get("point"), request.get("kind", "kill")).install()
     status = 0
     try:
-        WORK[request["work"]](folder, request.get("stop_at"))
+        WORK[request["work"]](folder)
     except (FsachainError, OSError) as error:
         (folder / "error.txt").write_text(describe(error))
         status = exit_status(error)

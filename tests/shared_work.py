@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from toy_training import NUM_FEATURES, NUM_PDFS, Output, ToyModel, config, corpus, one_pdf_table
+from toy_training import (
+    NUM_FEATURES,
+    NUM_PDFS,
+    Output,
+    ToyModel,
+    any_pdf,
+    config,
+    corpus,
+    one_pdf_table,
+    tdnnf,
+)
 
-from fsachain.denominator import DenominatorGraph
 from fsachain.errors import DataError
-from fsachain.fsa import Fsa
 from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.config import OptimizerConfig
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
@@ -64,15 +70,9 @@ class NotingLoss(LFMMILoss):
 
 
 def make_loss():
-    """All terms of the loss; the denominator takes any pdf at any time."""
-    zeros = np.zeros(NUM_PDFS, dtype=np.int32)
-    anything = Fsa(1, zeros, zeros, np.arange(NUM_PDFS), np.full(NUM_PDFS, -np.log(NUM_PDFS)), [0.0])
-    return NotingLoss(
-        DenominatorGraph(anything, NUM_PDFS),
-        l2_regularize=1e-3,
-        out_of_range_regularize=0.1,
-        xent_regularize=0.1,
-    )
+    """All terms of the loss."""
+    terms = {"l2_regularize": 1e-3, "out_of_range_regularize": 0.1, "xent_regularize": 0.1}
+    return NotingLoss(any_pdf(), **terms)
 
 
 def make_model(kind, dropout=0.0):
@@ -82,8 +82,7 @@ def make_model(kind, dropout=0.0):
         return ToyModel()
     if kind == "linear":
         return Linear()
-    sizes = {"channels": 16, "bottleneck": 8, "prefinal": 16, "time_strides": (1, 1), "xent": "branch"}
-    return Tdnnf(TdnnfConfig(NUM_FEATURES, NUM_PDFS, dropout=dropout, **sizes))
+    return tdnnf(dropout=dropout)
 
 
 @dataclass
@@ -133,8 +132,8 @@ class Plan:
         kind: of the network.
         options: of `config`.
         dropout: of the network.
-        stop_at, kill_at, raise_at, hang_at: number of batches of the first epoch after which this process sends itself
-            SIGTERM or SIGKILL, raises, or sleeps.
+        stop_at, kill_at, raise_at: number of batches of the first epoch after which this process sends itself SIGTERM or
+            SIGKILL, or raises.
     """
 
     folder: Path
@@ -144,7 +143,6 @@ class Plan:
     stop_at: int | None = None
     kill_at: int | None = None
     raise_at: int | None = None
-    hang_at: int | None = None
 
 
 class Faulty(BatchSource):
@@ -161,8 +159,6 @@ class Faulty(BatchSource):
                 os.kill(os.getpid(), signal.SIGKILL)
             if number == plan.raise_at:
                 raise DataError("utterance 'u7': cannot read 'u7.wav'")
-            if number == plan.hang_at:
-                time.sleep(1e4)
             yield parts
 
 

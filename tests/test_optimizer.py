@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import tolerances
 import torch
-from broken_off import BreakAfter, Interruption
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from toy_training import ToyLoss, ToyModel, config, corpus, new_trainer
+from toy_training import BreakAfter, Interruption, ToyLoss, ToyModel, config, corpus, new_trainer
 
 from fsachain.data.augment import AugmentConfig
 from fsachain.errors import ConfigError, DataError

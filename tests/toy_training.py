@@ -1,5 +1,6 @@
 """A corpus, a network, a loss and options so small that a whole training takes a fraction of a second."""
 
+import io
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import compile_table
 from fsachain.train.config import TrainConfig
+from fsachain.train.reporting import ShownProgress
 from fsachain.train.schedule import ScheduleConfig
 from fsachain.train.trainer import Trainer
 
@@ -138,12 +140,36 @@ def new_trainer(directory, numerators, **options):
 
 
 def lfmmi_trainer(directory, numerators):
-    """The real network and the real loss; the denominator takes any pdf at any time."""
-    pdfs = np.arange(NUM_PDFS)
-    zeros = np.zeros(NUM_PDFS, dtype=np.int32)
-    anything = Fsa(1, zeros, zeros, pdfs, np.full(NUM_PDFS, -np.log(NUM_PDFS)), [0.0])
-    loss = LFMMILoss(DenominatorGraph(anything, NUM_PDFS), l2_regularize=1e-4, xent_regularize=0.1)
+    """The real network and the real loss."""
+    loss = LFMMILoss(any_pdf(), l2_regularize=1e-4, xent_regularize=0.1)
     torch.manual_seed(5)
+    return Trainer(tdnnf(), loss, config(checkpoint_every=2), directory, numerators=numerators)
+
+
+def tdnnf(dropout=0.0):
     sizes = {"channels": 16, "bottleneck": 8, "prefinal": 16, "time_strides": (1, 1), "xent": "branch"}
-    model = Tdnnf(TdnnfConfig(NUM_FEATURES, NUM_PDFS, **sizes))
-    return Trainer(model, loss, config(checkpoint_every=2), directory, numerators=numerators)
+    return Tdnnf(TdnnfConfig(NUM_FEATURES, NUM_PDFS, dropout=dropout, **sizes))
+
+
+def any_pdf():
+    """A denominator that takes any pdf at any time."""
+    zeros = np.zeros(NUM_PDFS, dtype=np.int32)
+    anything = Fsa(1, zeros, zeros, np.arange(NUM_PDFS), np.full(NUM_PDFS, -np.log(NUM_PDFS)), [0.0])
+    return DenominatorGraph(anything, NUM_PDFS)
+
+
+class Interruption(Exception):
+    """Stands for a crash."""
+
+
+class BreakAfter(ShownProgress):
+    """Breaks the training off after some batches."""
+
+    def __init__(self, batches):
+        super().__init__(io.StringIO())
+        self.left = batches
+
+    def batch(self, sums):
+        self.left -= 1
+        if self.left < 0:
+            raise Interruption
