@@ -35,6 +35,24 @@ def run_command(*arguments: object) -> int:
     return int(stop.value.code or 0)
 
 
+def save_untrained(path: Path, lang: Path, sections: dict) -> Path:
+    """An acoustic model whose network nobody trained, for a language folder; `sections` are those of its configuration."""
+    import torch
+
+    from fsachain.cli.config import Experiment
+    from fsachain.cli.lang import load_lang
+    from fsachain.cli.model import AcousticModel
+    from fsachain.data.cmvn import Cmvn
+    from fsachain.nn.tdnnf import Tdnnf
+
+    experiment, language = Experiment.from_dict(sections), load_lang(lang)
+    torch.manual_seed(1)
+    network = Tdnnf(experiment.network_config(language.tree.num_pdfs)).eval()
+    path.parent.mkdir(exist_ok=True)
+    AcousticModel(experiment, network, Cmvn(experiment.cmvn), language).save(path)
+    return path
+
+
 class CommandLine:
     """Runs commands in this process and gives their status and what they wrote."""
 

@@ -5,14 +5,11 @@ import json
 import numpy as np
 import pytest
 import soundfile
+from cli_fixtures import save_untrained
 
-from fsachain.cli.config import Experiment
-from fsachain.cli.lang import load_lang
-from fsachain.cli.model import AcousticModel
 from fsachain.cli.resources import Resources
-from fsachain.data.cmvn import Cmvn
 from fsachain.errors import ConfigError, DataError, counted
-from fsachain.nn.tdnnf import Tdnnf
+from fsachain.train.config import load_yaml
 
 USABLE = ("u1", "u4")
 ARPA = "\\data\\\nngram 1=4\n\n\\1-grams:\n-99 <s>\n-0.5 </s>\n-0.5 yes\n-0.5 no\n\n\\end\\\n"
@@ -26,11 +23,7 @@ def broken(recorded):
     (data / "2.wav").write_bytes(b"RIFF, and nothing more")
     soundfile.write(data / "3.wav", np.zeros(8000), 16000)
     (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 5)))
-    experiment = Experiment.read(recorded / "small.yaml")
-    lang = load_lang(recorded / "lang")
-    network = Tdnnf(experiment.network_config(lang.tree.num_pdfs)).eval()
-    model = AcousticModel(experiment, network, Cmvn(experiment.cmvn), lang)
-    model.save(recorded / "model.safetensors")
+    save_untrained(recorded / "model.safetensors", recorded / "lang", load_yaml(recorded / "small.yaml"))
     return recorded
 
 

@@ -6,18 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import soundfile
-import torch
 from cli_fixtures import run_command as run
+from cli_fixtures import save_untrained
 from plot_inputs import epoch, lattice_inputs
 
 from fsachain.cli import EXIT_USER_ERROR
-from fsachain.cli.config import Experiment
-from fsachain.cli.lang import load_lang
-from fsachain.cli.model import AcousticModel
-from fsachain.data.cmvn import Cmvn
 from fsachain.decode.ctm import read_ctm, textgrid_name
 from fsachain.fsa import Fsa
-from fsachain.nn.tdnnf import Tdnnf
 from fsachain.plot import save_figure
 
 CONFIG = "phone_lm: {ngram_order: 2}\nfeatures: {sample_rate: 8000, num_mel_bins: 8}\n"
@@ -42,12 +37,8 @@ def exp(tmp_path_factory):
     assert run("phone-lm", root / "data" / "text", root / "phone_lm.fst", *lang, *config) == 0
     assert run("den-graph", root / "phone_lm.fst", root / "graphs", *lang) == 0
     assert run("num-graphs", root / "data", root / "graphs" / "num.npz", *lang) == 0
-    torch.manual_seed(1)
     sections = {"features": {"sample_rate": 8000, "num_mel_bins": 8}, "network": {"channels": 8}}
-    experiment = Experiment.from_dict({**sections, "cmvn": {"scope": "speaker"}})
-    language = load_lang(root / "lang")
-    network = Tdnnf(experiment.network_config(language.tree.num_pdfs)).eval()
-    AcousticModel(experiment, network, Cmvn(experiment.cmvn), language).save(root / "model.safetensors")
+    save_untrained(root / "model.safetensors", root / "lang", {**sections, "cmvn": {"scope": "speaker"}})
     aligned = ("align", root / "model.safetensors", root / "data", root / "aligned", *lang)
     assert run(*aligned, "--textgrid", root / "praat") == 0
     return root

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from cli_fixtures import save_untrained
 
-from fsachain.cli.config import Experiment
 from fsachain.decode.ctm import read_ctm
 from fsachain.errors import counted
 
@@ -23,20 +23,8 @@ SETTINGS = {
 
 @pytest.fixture
 def model(built):
-    """A network that nobody trained, beside the language folder that it fits: PATH/model/model.safetensors, PATH/lang."""
-    from fsachain.cli.lang import load_lang
-    from fsachain.cli.model import AcousticModel
-    from fsachain.data.cmvn import Cmvn
-    from fsachain.nn.tdnnf import Tdnnf
-
-    experiment = Experiment.from_dict(SETTINGS)
-    torch.manual_seed(0)
-    lang = load_lang(built / "lang")
-    network = Tdnnf(experiment.network_config(lang.tree.num_pdfs)).eval()
-    path = built / "model" / "model.safetensors"
-    path.parent.mkdir()
-    AcousticModel(experiment, network, Cmvn(experiment.cmvn), lang).save(path)
-    return path
+    """PATH/model/model.safetensors, beside the language folder PATH/lang."""
+    return save_untrained(built / "model" / "model.safetensors", built / "lang", SETTINGS)
 
 
 def record(path, rate=RATE, channels=1, seconds=SECONDS):
