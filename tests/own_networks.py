@@ -68,12 +68,6 @@ class WithoutFeatures(nn.Module):
         super().__init__()
 
 
-class Demanding(Plain):
-    def __init__(self, num_features: int, num_pdfs: int, path: str) -> None:
-        super().__init__(num_features, num_pdfs)
-        self.path = path
-
-
 class Silent(nn.Module):
     """An ordinary module that knows nothing of frames."""
 
@@ -83,9 +77,3 @@ class Silent(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         return features
-
-
-class Unbounded(Plain):
-    """Sees the whole utterance."""
-
-    context = None

@@ -7,7 +7,6 @@ import numpy as np
 from fsachain.grid import REGULAR, GridArc, Rows, num_cells
 
 SIZES = np.array([[6, 4], [3, 2], [1, 0], [5, 0], [4, 4]])  # frames and labels
-LAYOUTS = ("padded", "packed", "pruned")
 KEPT = 3  # labels of a frame of pruned rows
 
 

@@ -25,26 +25,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.batch import TableBatch
-from fsachain.data.dataset import Example
-from fsachain.denominator import DenominatorGraph
-from fsachain.fsa import Fsa
-from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
-from fsachain.table import TransitionTable, compile_table
-from fsachain.train.config import TrainConfig
 from fsachain.train.reporting import Progress
-from fsachain.train.trainer import Trainer
+from tests.toy_training import NUM_PDFS, any_pdf, corpus, lfmmi_trainer, one_pdf_table
 from tools.cuda_on_host import HostDevice, skip_reason
 
 MAX_SLOPE = 1.0  # MB per 100 steps
 NUM_PROCESSES = 8
-NUM_PDFS, NUM_FEATURES = 12, 8
-STEPS_PER_EPOCH = 50
+STEPS_PER_EPOCH, BATCH = 50, 4
 _EVERY = 10  # steps between two measurements
 _WARM = 5  # one part in so many is left out at the beginning: caches fill, pools grow
 
@@ -83,35 +74,6 @@ class Course:
         return line, good
 
 
-def graph(generator: np.random.Generator, num_phones: int) -> Fsa:
-    states = np.arange(num_phones)
-    pdfs = generator.integers(0, NUM_PDFS, 2 * num_phones)
-    src, dst = np.repeat(states, 2), np.stack([states, states + 1], axis=1).ravel()
-    final = np.full(num_phones + 1, -np.inf)
-    final[-1] = 0.0
-    return Fsa(num_phones + 1, src, dst, pdfs, np.full(2 * num_phones, np.log(0.5)), final)
-
-
-def denominator() -> DenominatorGraph:
-    """Any pdf after any other."""
-    states = np.arange(NUM_PDFS)
-    src, dst = (part.ravel() for part in np.meshgrid(states, states, indexing="ij"))
-    weights = np.full(len(src), -np.log(NUM_PDFS))
-    return DenominatorGraph(Fsa(NUM_PDFS, src, dst, dst, weights, np.zeros(NUM_PDFS)), NUM_PDFS)
-
-
-def corpus(count: int) -> tuple[list[Example], dict[str, TransitionTable]]:
-    """Utterances of many lengths, so that no buffer fits twice."""
-    generator = np.random.default_rng(1)
-    examples, tables = [], {}
-    for number in range(count):
-        name = f"u{number}"
-        features = generator.standard_normal((int(generator.integers(60, 300)), NUM_FEATURES))
-        examples.append(Example(name, "a", ("word",), features.astype(np.float32)))
-        tables[name] = compile_table(graph(generator, int(generator.integers(3, 15))), NUM_PDFS, name=name)
-    return examples, tables
-
-
 class Watch(Progress):
     def __init__(self, course: Course) -> None:
         self.course, self.steps = course, 0
@@ -122,19 +84,17 @@ class Watch(Progress):
 
 
 def soak_training(steps: int) -> Course:
-    examples, tables = corpus(4 * STEPS_PER_EPOCH)
-    torch.manual_seed(1)
-    model = Tdnnf(
-        TdnnfConfig(NUM_FEATURES, NUM_PDFS, channels=16, bottleneck=8, prefinal=16, time_strides=(1, 1))
-    )
-    config = TrainConfig(
-        num_epochs=max(1, steps // STEPS_PER_EPOCH), batch_size=4, checkpoint_every=25, num_threads=0
-    )
+    """Utterances of many lengths, so that no buffer fits twice."""
+    examples, numerators = corpus(STEPS_PER_EPOCH * BATCH)
     course = Course("training")
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            model, LFMMILoss(denominator()), config, folder, numerators=tables, progress=Watch(course)
-        )
+        options = {
+            "num_epochs": max(1, steps // STEPS_PER_EPOCH),
+            "batch_size": BATCH,
+            "checkpoint_every": 25,
+        }
+        trainer = lfmmi_trainer(folder, numerators, **options)
+        trainer.progress = Watch(course)
         trainer.fit(examples, examples[:20])
     return course
 
@@ -142,12 +102,12 @@ def soak_training(steps: int) -> Course:
 def soak_device(steps: int) -> Course:
     """Run the CUDA kernels on the host, on batches that change."""
     device, generator = HostDevice(), np.random.default_rng(2)
-    shared = denominator().table
+    shared = any_pdf().table
     course = Course("device")
     for step in range(1, steps + 1):
         size = int(generator.integers(1, 5))
         lengths = generator.integers(4, 12, size)
-        tables = [compile_table(graph(generator, 3), NUM_PDFS) for _ in range(size)]
+        tables = [one_pdf_table(int(pdf), 3) for pdf in generator.integers(0, NUM_PDFS, size)]
         batch = TableBatch.share(shared, size) if step % 2 else TableBatch.pack(tables)
         scores = generator.standard_normal((size, int(lengths.max()), NUM_PDFS)).astype(np.float32)
         there, out, weights = device.upload([scores, np.zeros_like(scores), np.ones(size)])
@@ -172,11 +132,11 @@ from fsachain.backends.dispatch import forward_backward
 from fsachain.data.features import load_features
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import Utterance
-from tools.soak import NUM_PDFS, denominator
+from tests.toy_training import NUM_PDFS, any_pdf
 
 folder = Path(sys.argv[1])
 scores = np.sin(np.arange(3 * 20 * NUM_PDFS, dtype=np.float32)).reshape(3, 20, NUM_PDFS)
-found = forward_backward(TableBatch.share(denominator().table, 3), scores, backend="cpu")
+found = forward_backward(TableBatch.share(any_pdf().table, 3), scores, backend="cpu")
 wanted = [Utterance(f"u{n}", "a", (), str(folder / "a.wav")) for n in range(130)]
 features = load_features(wanted, FeatureConfig(), cache_dir=folder / "features")
 sums = [*found.log_prob.tolist(), float(np.sum(found.occupancy)), float(features[-1].sum())]

@@ -87,8 +87,6 @@ def test_the_module_that_is_exported_is_cmvn_and_network(options, lengths, extra
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS.keys())
 def test_onnxruntime_computes_the_same_from_raw_features_at_every_length(options, tmp_path):
-    import onnxruntime
-
     model, cmvn = model_of(*options)
     path = tmp_path / "model.onnx"
     difference = export_onnx(path, model, cmvn, {"subsampling": model.subsampling, "names": ["a", "ß"]})

@@ -22,7 +22,7 @@ from tools.bench import workloads
 from tools.bench.gpu_tables import MAKERS, Entry
 from tools.bench.gpu_timing import HEADER, Clock, GpuRow, Rates, clock_of, measure_rates, take_turns
 from tools.bench.gpu_workloads import GpuSizes
-from tools.bench.timing import Comparison, Times
+from tools.bench.timing import Comparison, Times, some_of
 from tools.bench.workloads import CARRIED, Workloads
 from tools.gpu_results import tell
 
@@ -166,18 +166,10 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--only", type=_names, default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
+    add("--only", type=some_of(MAKERS), default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
     add("--seconds", type=float, default=GpuSizes.seconds, help="time for each group of rows")
     add("--on-host", action="store_true", help="tiny cases on a device that is the host")
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in MAKERS:
-            raise argparse.ArgumentTypeError(f"{name!r}; expected some of {','.join(MAKERS)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import machine, peak, peers, tables, transducer, workloads
-from tools.bench.timing import HEADER
+from tools.bench.timing import HEADER, some_of
 from tools.bench.workloads import Sizes, Workloads
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
@@ -69,21 +69,13 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--only", type=_names, default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
+    add("--only", type=some_of(MAKERS), default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
     add("--threads", type=_counts, default=Sizes.threads, help="counts of threads, default 1,2")
     add("--seconds", type=float, default=Sizes.seconds, help="time for each group of rows")
     add("--frames", type=int, default=Sizes.frames, help="frames of each sequence")
     add("--graphs", type=Path, default=workloads.GRAPHS, help="folder of benchmark graphs (npz)")
     add("--save", action="store_true", help="write benchmarks/results/cpu-<date>.json too")
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in MAKERS:
-            raise argparse.ArgumentTypeError(f"{name!r}; expected some of {','.join(MAKERS)}")
-    return names
 
 
 def _counts(text: str) -> tuple[int, ...]:

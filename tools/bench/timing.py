@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
@@ -125,3 +126,16 @@ class Row:
 class Table(NamedTuple):
     title: str
     rows: list[Row]
+
+
+def some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """For argparse: names of tables with commas between."""
+
+    def names(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        for name in chosen:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r}; expected some of {','.join(known)}")
+        return chosen
+
+    return names
