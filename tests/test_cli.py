@@ -140,7 +140,7 @@ def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, built: Path)
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "0 faults"), ("u1\n", "the transcript is empty"), ("u1 maybe\n", "'maybe'")],
+    [("", "no utterance is left"), ("u1\n", "the transcript is empty"), ("u1 maybe\n", "'maybe'")],
 )
 def test_phone_lm_without_a_usable_transcript_says_so(fsachain, built: Path, text: str, reason: str) -> None:
     (built / "data" / "text").write_text(text)
