@@ -372,8 +372,8 @@ class LongAligner:
     """The best path of network outputs that come in blocks through one long numerator, in memory that does not grow.
 
     The graph of the whole text is small; its trellis would be large. So the best path is sought window by window. A window
-    begins in the state, at the frame, where the last one was left; its graph is all that the text allows within so many
-    frames, and its path may end anywhere. Of this path all but the last frames, the `lookahead`, are kept. Where the whole
+    begins in the state, at the frame, where the last one was left; its graph is all of the text that can be said, or
+    skipped at a frame for each nat, within so many frames (the last window may skip all that is left), and its path may end anywhere. Of this path all but the last frames, the `lookahead`, are kept. Where the whole
     recording's best path agrees with each window's up to the lookahead, the result is the whole recording's best path.
 
     Recordings hold more than their text: applause, music, a sentence that nobody wrote down. Between words, where silence
@@ -401,8 +401,15 @@ class LongAligner:
         self.numerator = numerator
         self.window, self.lookahead, self.name = window, lookahead, name
         fsa = self.numerator.fsa
-        ones = np.ones(fsa.num_arcs)
-        self._adjacency = sparse.csr_array((ones, (fsa.src, fsa.dst)), shape=(fsa.num_states,) * 2)
+        # How far a window may go: an arc takes a frame, one that skips or repeats words as many as its nats, so that
+        # skipping does not lead further into the text than speaking fast does. Of arcs side by side the shortest.
+        frames = np.maximum(1.0, -fsa.log_prob)
+        order = np.lexsort((frames, fsa.dst, fsa.src))
+        pairs = np.stack([fsa.src, fsa.dst])[:, order]
+        first = order[np.flatnonzero(np.any(np.diff(pairs, prepend=-1) != 0, axis=0))]
+        self._adjacency = sparse.csr_array(
+            (frames[first], (fsa.src[first], fsa.dst[first])), shape=(fsa.num_states,) * 2
+        )
         self._state, self._log_prob, self._done = fsa.start, 0.0, 0
         self._kept = np.zeros((0, self._filler + 1), np.float32)
         self._arcs = [np.zeros(0, np.int32)]
@@ -421,9 +428,8 @@ class LongAligner:
             )
         columns = [block[:, : self._filler], block.max(axis=1, keepdims=True)]
         self._kept = np.concatenate([self._kept, np.concatenate(columns, axis=1)])
-        ends = np.zeros(self.numerator.fsa.num_states)  # a path may end in every state
         while len(self._kept) > self.window:
-            self._align(self._kept[: self.window], self.window - self.lookahead, ends)
+            self._align(self._kept[: self.window], self.window - self.lookahead)
 
     def finish(self) -> tuple[npt.NDArray[np.int32], float]:
         """Align what is left, up to the end of the text: an arc of `self.numerator.fsa` for each frame, and the score.
@@ -431,7 +437,7 @@ class LongAligner:
         DataError as `accept`; the text may be longer than the recording.
         """
         if len(self._kept):
-            self._align(self._kept, len(self._kept), self.numerator.fsa.final_log_prob)
+            self._align(self._kept, len(self._kept), last=True)
         final = float(self.numerator.fsa.final_log_prob[self._state])
         if not self._done or final == -math.inf:
             raise AlignmentError(self._no_path(0))
@@ -447,12 +453,13 @@ class LongAligner:
         """For each frame aligned so far, the score of its pdf minus that of the frame's best pdf: 0 or less, [T]."""
         return np.concatenate(self._margins)
 
-    def _align(self, scores: Float32Array, keep: int, final: npt.NDArray[np.float64]) -> None:
-        """Find the best path of a window and append its first `keep` frames."""
+    def _align(self, scores: Float32Array, keep: int, last: bool = False) -> None:
+        """Find the best path of a window and append its first `keep` frames; it may end anywhere but in the last one."""
         whole = self.numerator.fsa
+        final = whole.final_log_prob if last else np.zeros(whole.num_states)
         # The part of the graph that so many frames can pass; `origin` are its arcs' numbers in the whole.
         frames = len(scores)
-        distance = csgraph.dijkstra(self._adjacency, unweighted=True, indices=self._state, limit=frames)
+        distance = csgraph.dijkstra(self._adjacency, unweighted=last, indices=self._state, limit=frames)
         near = distance <= frames
         origin = np.flatnonzero((distance[whole.src] < frames) & near[whole.dst])
         number = np.cumsum(near) - 1
