@@ -373,8 +373,9 @@ class LongAligner:
 
     The graph of the whole text is small; its trellis would be large. So the best path is sought window by window. A window
     begins in the state, at the frame, where the last one was left; its graph is all of the text that can be said, or
-    skipped at a frame for each nat, within so many frames (the last window may skip all that is left), and its path may end anywhere. Of this path all but the last frames, the `lookahead`, are kept. Where the whole
-    recording's best path agrees with each window's up to the lookahead, the result is the whole recording's best path.
+    skipped at a frame for each nat, within so many frames (the last window may skip all that is left), and its path may
+    end anywhere. Of this path all but the last frames, the `lookahead`, are kept. Where the whole recording's best path
+    agrees with each window's up to the lookahead, the result is the whole recording's best path.
 
     Recordings hold more than their text: applause, music, a sentence that nobody wrote down. Between words, where silence
     may stand, the path may also take the filler: in every frame the score of the best pdf, less a cost.
