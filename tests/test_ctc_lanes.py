@@ -1,6 +1,5 @@
 """CTC on the CPU runs few sequences one by one, others in sixteen lanes: no bit depends on which."""
 
-import numpy as np
 import pytest
 import torch
 from ctc_inputs import random_batch
@@ -58,18 +57,3 @@ def test_sequences_have_as_many_lanes_as_they_need(one_thread, size, widths, mon
     with torch.no_grad():
         ctc_loss(batch.leaf(torch.float32), *batch.arguments(), inputs="logits")
     assert used == widths
-
-
-def test_losses_of_the_same_targets_share_their_tables(one_thread, monkeypatch):
-    groups, real = [], cpu_ctc.group_of
-
-    def spy(problem, kind, lanes):
-        groups.append(real(problem, kind, lanes))
-        return groups[-1]
-
-    monkeypatch.setattr(cpu_ctc, "group_of", spy)
-    batch = random_batch(6)
-    for _ in range(2):
-        ctc_loss(batch.leaf(torch.float32), *batch.arguments(), inputs="logits").backward()
-    assert len(groups) == 2 and groups[0] is groups[1]
-    assert np.array_equal(np.sort(groups[0].lengths)[-5:], np.sort(batch.input_lengths))

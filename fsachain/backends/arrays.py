@@ -7,6 +7,7 @@ knows about the kinds of arrays, and in `cuda` about devices.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -83,8 +84,14 @@ Home = Literal["cpu", "cuda"]
 
 def kind_of(array: Any) -> Kind:
     """The library of an array; what is of neither torch nor cupy counts as numpy's."""
-    module = type(array).__module__.split(".")[0]
-    if module == "torch" or hasattr(array, "requires_grad_"):  # torch's subclasses have modules of their own
+    of: Any = type(array)
+    return _kind_of_type(of)
+
+
+@lru_cache(maxsize=64)
+def _kind_of_type(of: Any) -> Kind:
+    module = of.__module__.split(".")[0]
+    if module == "torch" or hasattr(of, "requires_grad_"):  # torch's subclasses have modules of their own
         return "torch"
     return "cupy" if module == "cupy" else "numpy"
 
@@ -131,13 +138,19 @@ def scores_as_numpy(scores: Any) -> npt.NDArray[np.floating]:
 
 
 def new_like(array: Any, make: Literal["zeros", "empty"] = "zeros") -> Any:
-    """An array of this shape, kind and place for occupancies: float64 for float64 scores, else float32."""
+    """An array of this shape, kind and place for occupancies: float64 for float64 scores, else float32.
+
+    On the host by numpy, which asks the system for large pages: torch's zeros take four times as long, most of it for
+    pages. In order, whatever the order of `array`.
+    """
     kind, wide = kind_of(array), "float64" if dtype_name(array) == "float64" else "float32"
     if kind == "numpy":
         return getattr(np, make)(array.shape, wide)
     if kind == "torch":
         import torch
 
+        if array.is_cpu:
+            return torch.from_numpy(getattr(np, make)(tuple(array.shape), wide))
         return getattr(torch, make)(array.shape, dtype=getattr(torch, wide), device=array.device)
     import cupy
 

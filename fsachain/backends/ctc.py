@@ -13,7 +13,7 @@ further frames of the k-th label. The score of a column at frame t is y[t, class
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +64,7 @@ class CtcProblem:
 
     labels: int64 [N, U], U the largest target; entries beyond a target are 0. differs: bool [N, U + 1], see
     `fsachain.graph.ctc.differs_from_previous`. log_prior: float64 [C]; empty for none. delay_penalty: in nats for each
-    frame. kept: what a backend makes of the problem.
+    frame.
     """
 
     labels: Integers
@@ -76,7 +76,6 @@ class CtcProblem:
     topology: CtcTopology
     log_prior: Floats
     delay_penalty: float
-    kept: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def repeats_apart(self) -> bool:
@@ -90,31 +89,30 @@ class CtcProblem:
 
 
 class CtcColumns(NamedTuple):
-    """What each column of some sequences reads: classes [K, W], how many there are [W], what is taken off [K, W].
+    """What each column of a target reads: its class [K], and what is taken off the score there [K].
 
-    slope [K]: the delay penalty of the columns that have one. K is the same for all; columns beyond a sequence's own are
-    impossible.
+    slope [K]: the delay penalty of the columns that have one.
     """
 
     classes: Integers
-    counts: Integers
     offset: Floats
     slope: Floats
 
 
-def columns_of(problem: CtcProblem, lanes: Integers, num_labels: int) -> CtcColumns:
-    """The columns of sequences `lanes` [W], for graphs of `num_labels` labels or fewer."""
-    labels = np.zeros((len(lanes), num_labels), np.int64)
-    own = problem.labels[lanes, :num_labels]
-    labels[:, : own.shape[1]] = own
-    classes = np.concatenate([np.full((len(lanes), 1), problem.blank), labels], axis=1).T
-    counts, step = problem.label_counts[lanes] + 1, 1
-    if problem.repeats_apart:
-        classes, counts, step = np.repeat(classes, 2, axis=0)[1:], 2 * counts - 1, 2
-    slope = np.zeros(len(classes))
-    slope[1::step] = problem.delay_penalty
-    offset = problem.log_prior[classes] if problem.log_prior.size else np.zeros(classes.shape)
-    return CtcColumns(np.ascontiguousarray(classes), counts, np.ascontiguousarray(offset), slope)
+def column_labels(num_labels: int, repeats_apart: bool) -> Integers:
+    """[K]: the label of each column, counted from 1, 0 for the blank."""
+    labels = np.arange(num_labels + 1)
+    return np.repeat(labels, 2)[1:] if repeats_apart else labels
+
+
+def columns_of(problem: CtcProblem, n: int) -> CtcColumns:
+    """The columns of sequence n."""
+    count = int(problem.label_counts[n])
+    label = column_labels(count, problem.repeats_apart)
+    classes = np.append(problem.blank, problem.labels[n, :count])[label]
+    offset = problem.log_prior[classes] if problem.log_prior.size else np.zeros(len(classes))
+    slope = np.where(np.diff(label, prepend=0) > 0, problem.delay_penalty, 0.0)
+    return CtcColumns(classes, offset, slope)
 
 
 def column_shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> Fsa:
@@ -140,10 +138,10 @@ def column_graph(problem: CtcProblem, n: int) -> Fsa:
 def column_scores(problem: CtcProblem, scores: Rows, n: int) -> Floats:
     """[T_n, K]: what the graph of sequence n reads, float64."""
     frames = int(problem.frame_counts[n])
-    columns = columns_of(problem, np.array([n]), int(problem.label_counts[n]))
+    columns = columns_of(problem, n)
     late = (frames - 1) / 2.0 - np.arange(frames)[:, None]
-    own = scores.sequence(n)[:frames, columns.classes[:, 0]].astype(np.float64)
-    return np.asarray(own - columns.offset[:, 0] + columns.slope * late)
+    own = scores.sequence(n)[:frames, columns.classes].astype(np.float64)
+    return np.asarray(own - columns.offset + columns.slope * late)
 
 
 def write_gradient(
@@ -151,13 +149,17 @@ def write_gradient(
 ) -> None:
     """Sequence n of out = softmax - occupancy [T_n, K] by column; without statistics 0 is the softmax."""
     frames = len(occupancy)
-    into, columns = out.sequence(n)[:frames], columns_of(problem, np.array([n]), int(problem.label_counts[n]))
+    into, classes = out.sequence(n)[:frames], columns_of(problem, n).classes
     gradient = np.zeros((frames, problem.num_classes))
     if statistics.size:
         top, total = statistics[:, n, :frames, None]
         gradient = np.exp(scores.sequence(n)[:frames] - top) / total
-    np.subtract.at(gradient.T, columns.classes[:, 0], occupancy.T)
+    np.subtract.at(gradient.T, classes, occupancy.T)
     into[:] = gradient
+
+
+def name_of(names: str, n: int) -> str:
+    return names.split("\n")[n] if names else f"sequence {n}"
 
 
 def make_problem(
@@ -173,40 +175,8 @@ def make_problem(
 ) -> CtcProblem:
     """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are.
 
-    Several layers of a network may have the same targets: the last few problems are kept. shape: N, T, C. names: of the
-    utterances, one in a line; empty for numbers.
+    shape: N, T, C. names: of the utterances, one in a line; empty for numbers.
     """
-    integers = targets, frame_counts, label_counts
-    key: tuple[Any, ...] = tuple([(array.dtype.char, array.shape, array.tobytes()) for array in integers])
-    key += shape, blank, topology, log_prior.shape, log_prior.tobytes(), delay_penalty
-    found = _recent.get(key)
-    if found is None:
-        found = _check_problem(*integers, shape, blank, topology, log_prior, delay_penalty, names)
-        while len(_recent) >= _MOST_RECENT:
-            _recent.pop(next(iter(_recent)), None)
-        _recent[key] = found
-    return found
-
-
-_recent: dict[Any, CtcProblem] = {}
-_MOST_RECENT = 4
-
-
-def name_of(names: str, n: int) -> str:
-    return names.split("\n")[n] if names else f"sequence {n}"
-
-
-def _check_problem(
-    targets: npt.NDArray[Any],
-    frame_counts: npt.NDArray[Any],
-    label_counts: npt.NDArray[Any],
-    shape: tuple[int, int, int],
-    blank: int,
-    topology: CtcTopology,
-    log_prior: Floats,
-    delay_penalty: float,
-    names: str,
-) -> CtcProblem:
     size, num_frames, num_classes = shape
     if not size:
         raise ShapeError("log_probs has no sequences; expected at least one")
@@ -221,8 +191,11 @@ def _check_problem(
     if not np.isfinite(delay_penalty):
         raise ConfigError(f"delay_penalty = {delay_penalty}; expected a finite number")
     labels, counts = _padded_labels(targets, label_counts, size, names)
-    real = np.arange(labels.shape[1]) < counts[:, None]
-    wrong = real & ((labels < 0) | (labels >= num_classes) | (labels == blank))
+    # A negative number is a large one without a sign.
+    wrong = (labels.view(np.uint64) >= num_classes) | (labels == blank)
+    if min(counts.tolist()) < labels.shape[1]:
+        real = np.arange(labels.shape[1]) < counts[:, None]
+        labels, wrong = np.where(real, labels, 0), wrong & real
     if wrong.any():
         n, k = np.argwhere(wrong)[0]
         raise DataError(
@@ -230,7 +203,6 @@ def _check_problem(
             f"the blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as there "
             "are labels with the blank"
         )
-    labels = np.where(real, labels, 0)
     return CtcProblem(
         labels,
         differs_from_previous(labels),
@@ -251,9 +223,9 @@ def _check_counts(
         raise ShapeError(
             f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers"
         )
-    wrong = (counts < 0) | (counts > most)
-    if wrong.any():
-        n = int(wrong.argmax())
+    values = counts.tolist()
+    if min(values) < 0 or max(values) > most:
+        n = next(n for n, value in enumerate(values) if not 0 <= value <= most)
         raise ShapeError(f"{name_of(names, n)}: {argument}[{n}] = {counts[n]}; expected 0 to {most}, {what}")
     return counts.astype(np.int64)
 
@@ -272,7 +244,7 @@ def _padded_labels(
     most = targets.shape[-1]
     counts = _check_counts("target_lengths", label_counts, size, most, "the labels of targets", names)
     if padded:
-        return targets[:, : int(counts.max())].astype(np.int64), counts
+        return targets[:, : max(counts.tolist())].astype(np.int64, "C"), counts
     if counts.sum() != len(targets):
         raise ShapeError(
             f"target_lengths add up to {counts.sum()}; expected {len(targets)}, as many labels as targets has"

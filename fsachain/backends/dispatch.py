@@ -249,7 +249,7 @@ def best_path(batch: Graphs, scores: Any, lengths: Any = None, *, backend: Backe
 
 def computes_ctc_on_device(scores: Any, backend: str) -> bool:
     """Whether CTC runs where these scores live, on a device; else it is for `ctc_backend`."""
-    return arrays.home_of(scores) == "cuda" and backend in ("auto", "cuda")
+    return backend in ("auto", "cuda") and arrays.home_of(scores) == "cuda"
 
 
 def ctc_backend(name: str, scores: Any) -> Any:

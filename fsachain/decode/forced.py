@@ -176,9 +176,7 @@ def _problem(
     differs = problem.differs.copy()
     differs[:, 1:] |= stars
     differs[:, 2:] |= stars[:, :-1]
-    return replace(
-        problem, labels=np.where(stars, num_classes, problem.labels), differs=differs, kept={}
-    ), stars
+    return replace(problem, labels=np.where(stars, num_classes, problem.labels), differs=differs), stars
 
 
 def _too_short(problem: CtcProblem) -> dict[int, str]:

@@ -14,10 +14,13 @@ from __future__ import annotations
 import heapq
 import math
 import operator
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
@@ -34,7 +37,8 @@ class _State:
 
     `backoff` is the index of the state without the oldest phone, -1 where this one must stay; `total` the sum of
     `counts`, 0 for a state that was merged into its backoff or never seen; `total_below` adds the totals of all states
-    whose backoff chain passes here; `may_merge` says that the state is, or was, in the queue.
+    whose backoff chain passes here; `may_merge` says that the state is, or was, in the queue. `known_cost` is that of the
+    merge after so many changes of the counts of the backoff.
     """
 
     history: tuple[int, ...]
@@ -44,6 +48,8 @@ class _State:
     total_below: int = 0
     may_merge: bool = False
     known_log_likelihood: float | None = None
+    known_cost: tuple[int, float] = (-1, 0.0)
+    num_changes: int = 0
 
     def log_likelihood(self) -> float:
         """`_log_likelihood` of the counts, kept until they change."""
@@ -55,7 +61,8 @@ class _State:
         for phone, count in other.counts.items():
             self.counts[phone] = self.counts.get(phone, 0) + count
         self.total += other.total
-        self.known_log_likelihood = None
+        self.known_log_likelihood, self.known_cost = None, (-1, 0.0)
+        self.num_changes += 1
         other.counts, other.total, other.total_below, other.may_merge = {}, 0, 0, False
 
 
@@ -91,10 +98,13 @@ def estimate_phone_lm(
     if num_extra_lm_states < 0:
         raise ConfigError(f"num_extra_lm_states = {num_extra_lm_states}: expected at least 0")
     estimator = _Estimator(ngram_order, no_prune_ngram_order)
+    text, starts = array("q"), array("q")
     for number, sequence in enumerate(sequences):
-        estimator.add(_phones(sequence, number))
-    if not any(state.counts.keys() - {_BOUNDARY} for state in estimator.states):
+        starts.append(len(text))
+        text.extend((_BOUNDARY, *_phones(sequence, number)))
+    if len(text) == len(starts):
         raise GraphError("sequences hold no phone: expected at least one sentence with at least one phone")
+    estimator.count(np.append(text, _BOUNDARY), np.array(starts))
     estimator.prune(num_extra_lm_states)
     return estimator.acceptor()
 
@@ -123,14 +133,30 @@ class _Estimator:
         self.states: list[_State] = []
         self.index: dict[tuple[int, ...], int] = {}
 
-    def add(self, phones: list[int]) -> None:
-        history: tuple[int, ...] = (_BOUNDARY,)
-        for phone in (*phones, _BOUNDARY):
-            index = self.index.get(history)
-            state = self.states[self.find_or_create(history) if index is None else index]
-            state.counts[phone] = state.counts.get(phone, 0) + 1
-            state.total += 1
-            history = (*history, phone)[-self.longest :]
+    def count(self, text: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
+        """Make the states of all histories in the order in which they appear.
+
+        text: the sentences, a boundary before each and behind the last; starts: where each begins.
+        """
+        place = np.arange(1, len(text))
+        start = starts[np.searchsorted(starts, place - 1, side="right") - 1]
+        base = int(text.max()) + 2
+        history = np.zeros(len(place), np.int64)
+        for back in range(min(self.longest, int((place - start).max())), 0, -1):
+            older = np.where(place - back >= start, text[place - back] + 1, 0)
+            history = _small(history, base) * base + older
+        history = _small(history, base)
+        known, first = np.unique(history, return_index=True)
+        pairs, counts = np.unique(history * base + text[1:], return_counts=True)
+        ends = np.append(np.searchsorted(pairs, known * base), len(pairs)).tolist()
+        phones, counts = (pairs % base).tolist(), counts.tolist()
+        for number in np.argsort(first).tolist():
+            end = int(place[first[number]])
+            begin = max(end - self.longest, int(start[first[number]]))
+            state = self.states[self.find_or_create(tuple(text[begin:end].tolist()))]
+            own = slice(ends[number], ends[number + 1])
+            state.counts = dict(zip(phones[own], counts[own], strict=True))
+            state.total = sum(counts[own])
 
     def find_or_create(self, history: tuple[int, ...]) -> int:
         """Index of the state of `history`, made with its chain of backoff states if new."""
@@ -198,6 +224,11 @@ class _Estimator:
         backoff = self.states[state.backoff]
         if backoff.total == 0:
             return float(np.float32(1e-15 * state.total))
+        if state.known_cost[0] != backoff.num_changes:
+            state.known_cost = backoff.num_changes, self._merge_cost(state, backoff)
+        return state.known_cost[1]
+
+    def _merge_cost(self, state: _State, backoff: _State) -> float:
         counts = dict(backoff.counts)
         for phone, count in state.counts.items():
             counts[phone] = counts.get(phone, 0) + count
@@ -226,9 +257,18 @@ class _Estimator:
         )
 
 
+def _small(keys: npt.NDArray[np.int64], base: int) -> npt.NDArray[np.int64]:
+    """The keys, or their ranks where a further digit to this base could leave the range of integers."""
+    if int(keys.max()) < np.iinfo(np.int64).max // base - 1:
+        return keys
+    return np.unique(keys, return_inverse=True)[1].astype(np.int64)
+
+
 def _log_likelihood(counts: dict[int, int], total: int) -> float:
     """Log-likelihood of `counts` under their own relative frequencies."""
-    return sum(math.log(count / total) * count for _, count in sorted(counts.items()))
+    ordered = list(map(counts.__getitem__, sorted(counts)))
+    shares = map(operator.truediv, ordered, repeat(total))
+    return sum(map(operator.mul, map(math.log, shares), ordered))
 
 
 def _longest_suffix(history: tuple[int, ...], number: dict[tuple[int, ...], int]) -> int:

@@ -27,6 +27,8 @@ _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Torch has no public names for these two; where it lacks the private ones, everything counts as traced.
 _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+# Nor for whether backward may come again; where this is absent, it may.
+_may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
 class Operator:
@@ -37,7 +39,8 @@ class Operator:
 
     `kernel` returns a tensor or a NamedTuple of tensors, none of which is a view of another or of an argument; only the
     first has a gradient. `gradient` takes the incoming gradient and, by name, arguments and results of the kernel
-    (`options`: those that are no tensors), and returns gradients by name; without it the kernel has no derivative.
+    (`options`: those that are no tensors), and returns gradients by name; without it the kernel has no derivative. If it
+    takes `is_last`, that says whether nobody reads these tensors after it, so that they may be written to.
     `mutates` names arguments that the kernel writes to; it then returns None.
     """
 
@@ -59,6 +62,7 @@ class Operator:
         self._tensors = tuple(i for i, kind in enumerate(types.values()) if kind is Tensor)
         if gradient is not None:
             needs = list(inspect.signature(gradient).parameters)[1:]
+            self._asks_for_last = "is_last" in needs
             needs = [name for name in needs if name in self._fields or types.get(name) is Tensor]
             # Where each is found: among the arguments followed by the results.
             places = {name: i for i, name in enumerate((*self._names, *self._fields))}
@@ -103,7 +107,7 @@ class Operator:
         if not wanted:
             return self.kernel(*inputs)
         if self._gradient is not None:
-            found = _Node.apply(self, *inputs)
+            found = _Node.apply(self, inputs, *[inputs[i] for i in self._tensors])
             return self._result(*found) if self._fields else found[0]
         with torch.no_grad():
             found = self.kernel(*inputs)
@@ -120,17 +124,25 @@ class Operator:
         ctx.mark_non_differentiable(*results[1:])
         ctx.set_materialize_grads(False)
 
-    def backward(self, ctx: Any, factor: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(
+        self, ctx: Any, factor: Tensor | None, *_: Any, is_last: bool = False
+    ) -> tuple[Tensor | None, ...]:
         if factor is None or self._gradient is None:
             return (None,) * len(self._names)
-        kept = {name: tensor for (name, _), tensor in zip(self._saved, ctx.saved_tensors, strict=True)}
+        kept: dict[str, Any] = {
+            name: tensor for (name, _), tensor in zip(self._saved, ctx.saved_tensors, strict=True)
+        }
+        if self._asks_for_last:
+            kept["is_last"] = is_last
         found = self._gradient(factor, **kept, **ctx.options)
         return tuple([found.get(name) for name in self._names])
 
 
 class _Node(torch.autograd.Function):
+    """An operator of `inputs`, whose tensors torch is told of once more: it looks at each argument several times."""
+
     @staticmethod
-    def forward(ctx: Any, operator: Operator, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, operator: Operator, inputs: tuple[Any, ...], *_: Tensor) -> tuple[Tensor, ...]:
         found = operator.kernel(*inputs)
         results = tuple(found) if isinstance(found, tuple) else (found,)
         operator.save(ctx, inputs, results)
@@ -139,7 +151,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *factors: Tensor | None) -> tuple[Tensor | None, ...]:
-        return None, *ctx.operator.backward(ctx, *factors)
+        is_last = not (_may_come_again() or torch.is_grad_enabled())
+        found = ctx.operator.backward(ctx, *factors, is_last=is_last)
+        return None, None, *[found[i] for i in ctx.operator._tensors]
 
 
 def refuse_forward_mode() -> None:
@@ -199,7 +213,7 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
     return torch.zeros(scores.shape if wanted else (0, 0, 0), dtype=kind, device=scores.device)
 
 
-def _scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
+def _scale_rows(values: Tensor, factors: Tensor, like: Tensor, in_place: bool) -> Tensor:
     """values [N, .., P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
     if arrays.home_of(values) == "cuda" and values.numel():
         out = torch.empty_like(values, dtype=like.dtype)
@@ -208,24 +222,29 @@ def _scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
             given = rows[0], factors.double().contiguous(), rows[1]
             cuda.scale_rows(cuda.find_device(values), *map(cuda.view, given))
             return out
-    by_row = (-1, *[1] * (values.ndim - 1))
-    scaled = values * factors.to(values.dtype).view(by_row)
+    by_row = factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
     if not factors.is_cpu:
-        return scaled.masked_fill_(values == 0, 0).to(like.dtype)
-    for n, factor in enumerate(factors.tolist()):
-        if not math.isfinite(factor):
-            scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
+        return (values * by_row).masked_fill_(values == 0, 0).to(like.dtype)
+    infinite = [n for n, factor in enumerate(factors.tolist()) if not math.isfinite(factor)]
+    if in_place and not infinite:
+        return values.mul_(by_row).to(like.dtype)
+    scaled = values * by_row
+    for n in infinite:
+        scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
     return scaled.to(like.dtype)
 
 
-scale_rows = Operator(_scale_rows, lambda values, factors, like: torch.empty_like(values, dtype=like.dtype))
+scale_rows = Operator(
+    _scale_rows, lambda values, factors, like, in_place: torch.empty_like(values, dtype=like.dtype)
+)
 
 
-def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool) -> Tensor:
     """By broadcasting, in the dtype of `like`."""
-    return (gradient * factor.to(gradient.dtype)).to(like.dtype)
+    factor = factor.to(gradient.dtype)
+    return (gradient.mul_(factor) if in_place else gradient * factor).to(like.dtype)
 
 
 scale_gradient = Operator(
-    _scale_gradient, lambda gradient, factor, like: torch.empty_like(gradient, dtype=like.dtype)
+    _scale_gradient, lambda gradient, factor, like, in_place: torch.empty_like(gradient, dtype=like.dtype)
 )

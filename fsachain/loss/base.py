@@ -129,8 +129,10 @@ def fake_terms(nnet_output: Tensor, *others: Any) -> Terms:
     return Terms(new(), new(size), new(size), new(size), ok, new(), new(), *buffers, new(size), new(size))
 
 
-def terms_gradient(factor: Tensor, gradient: Tensor, nnet_output: Tensor) -> dict[str, Tensor | None]:
-    return {"nnet_output": scale_gradient(gradient, factor, nnet_output)}
+def terms_gradient(
+    factor: Tensor, gradient: Tensor, nnet_output: Tensor, is_last: bool
+) -> dict[str, Tensor | None]:
+    return {"nnet_output": scale_gradient(gradient, factor, nnet_output, is_last)}
 
 
 def placed_weights(weights: Tensor, batch: TableBatch, call: dispatch.Call, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends.arrays import check_budget
+from fsachain.backends.arrays import check_budget, new_like
 from fsachain.backends.ctc import Checks, CtcProblem, Rows, make_problem, name_of
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
@@ -40,13 +40,14 @@ class NormalizationWarning(UserWarning):
 
 
 class CtcLosses(NamedTuple):
-    """Losses [N] in float64, inf where there is no path and NaN for an illegal score; their derivatives [T, N, C].
+    """What `ctc_loss` returns, the shares [N] of the sequences' losses in it, and the derivatives [T, N, C] of these losses.
 
     The derivatives are made in forward, by the recursion that makes the losses, and empty unless asked for; backward scales
-    them.
+    them. A loss that is not finite has none.
     """
 
-    losses: Tensor
+    loss: Tensor
+    shares: Tensor
     gradient: Tensor
 
 
@@ -63,6 +64,8 @@ def _ctc(
     unnormalized: str,
     names: str,
     backend: str,
+    reduction: str,
+    zero_infinity: bool,
     with_gradient: bool,
     memory_budget: float | None,
 ) -> CtcLosses:
@@ -77,7 +80,8 @@ def _ctc(
     if on_device:
         if unnormalized == "error" and not is_logits:
             _check_sums_there(scores, input_lengths, names)
-        return _on_device(scores, targets, problem, is_logits, gradient, memory_budget)
+        losses = _on_device(scores, targets, problem, is_logits, gradient, memory_budget)
+        return _reduced(losses, gradient, problem, scores, reduction, zero_infinity)
     module, rows = ctc_backend(backend, scores), _rows(scores)
     size, num_frames, _ = rows.shape
     statistics = np.zeros((2 if is_logits else 0, size, num_frames))
@@ -89,34 +93,65 @@ def _ctc(
     if is_logits:
         with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
             losses += _log_sums(problem, statistics)
-    if checks and _is_far(sums, scores.dtype):
+    elif checks and _is_far(sums, scores.dtype):
         if checks.every > 1:  # of all rows the worst is named
             module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], memory_budget)
         _refuse_sums(sums, scores, unnormalized, names)
-    if problem.is_probability:
-        # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
-        most = 8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1)
-        losses[(losses < 0.0) & (losses >= -most)] = 0.0
-    if with_gradient:
-        for n, frames in enumerate(problem.frame_counts.tolist()):
-            if frames < num_frames or not math.isfinite(losses[n]):
-                gradient[frames if math.isfinite(losses[n]) else 0 :, n] = 0.0
-    return CtcLosses(torch.from_numpy(losses), gradient)
+    # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
+    rounding = 8.0 * torch.finfo(scores.dtype).eps if problem.is_probability else 0.0
+    for n, (loss, frames) in enumerate(zip(losses.tolist(), problem.frame_counts.tolist(), strict=True)):
+        if 0.0 > loss >= -rounding * (frames + 1):
+            losses[n] = 0.0
+        if with_gradient and not (loss < math.inf and frames == num_frames):
+            gradient[frames if loss < math.inf else 0 :, n] = 0.0
+    return _reduced(losses, gradient, problem, scores, reduction, zero_infinity)
+
+
+def _reduced(
+    losses: Any,
+    gradient: Tensor,
+    problem: CtcProblem,
+    scores: Tensor,
+    reduction: str,
+    zero_infinity: bool,
+) -> CtcLosses:
+    """From losses [N] in float64, numpy's or on a device: inf where there is no path and NaN for an illegal score."""
+    counts = problem.label_counts.tolist()
+    weights: Any = [1.0 / (max(count, 1) * len(counts)) if reduction == "mean" else 1.0 for count in counts]
+    library, weights = (
+        (np, np.array(weights))
+        if isinstance(losses, np.ndarray)
+        else (torch, torch.tensor(weights, dtype=torch.float64).to(losses.device))
+    )
+    shares = library.where(losses < math.inf, weights, 0.0)
+    if zero_infinity:
+        losses = library.where(losses == math.inf, 0.0, losses)
+    loss = losses if reduction == "none" else losses.dot(weights)
+    return CtcLosses(torch.as_tensor(loss, dtype=_wide(scores)), torch.as_tensor(shares), gradient)
+
+
+def _wide(scores: Tensor) -> torch.dtype:
+    return torch.float64 if scores.dtype == torch.float64 else torch.float32
 
 
 def _fake_ctc(scores: Tensor, *others: Any) -> CtcLosses:
-    losses = scores.new_empty(scores.shape[1], dtype=torch.float64)
-    return CtcLosses(losses, _gradient_of(scores, others[-2]))
+    reduction, _, with_gradient, _ = others[-4:]
+    size = scores.shape[1]
+    loss = scores.new_empty((size,) if reduction == "none" else (), dtype=_wide(scores))
+    gradient = scores.new_empty(scores.shape if with_gradient else (0, 0, 0), dtype=_wide(scores))
+    if with_gradient and _is_batch_first(scores):
+        gradient = gradient.transpose(0, 1).contiguous().transpose(0, 1)
+    return CtcLosses(loss, scores.new_empty(size, dtype=torch.float64), gradient)
 
 
 def _ctc_gradient(
-    factor: Tensor, losses: Tensor, gradient: Tensor, scores: Tensor
+    factor: Tensor, shares: Tensor, gradient: Tensor, scores: Tensor, is_last: bool
 ) -> dict[str, Tensor | None]:
-    # A loss that is not finite has derivatives 0, whatever comes in.
+    factors = factor * shares
     if scores.is_cpu:
-        return {"scores": scale_rows(gradient.transpose(0, 1), factor, scores).transpose(0, 1)}
-    used = torch.where(torch.isfinite(losses), factor, 0.0)
-    return {"scores": scale_gradient(gradient, used.view(1, -1, 1), scores)}
+        return {"scores": scale_rows(gradient.transpose(0, 1), factors, scores, is_last).transpose(0, 1)}
+    used = torch.where(shares > 0.0, factors, 0.0)  # whatever comes in
+    return {"scores": scale_gradient(gradient, used.view(1, -1, 1), scores, is_last)}
 
 
 ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
@@ -136,6 +171,8 @@ def _ctc_forgiving(
     most_left_out: int,
     names: str,
     backend: str,
+    reduction: str,
+    zero_infinity: bool,
     with_gradient: bool,
     memory_budget: float | None,
 ) -> CtcLosses:
@@ -154,7 +191,7 @@ def _ctc_forgiving(
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
         real &= torch.isfinite(log_prob)
         gradient += torch.where(real.unsqueeze(2), normalized.exp(), 0.0)
-    return CtcLosses(0.0 - log_prob, gradient)
+    return _reduced(0.0 - log_prob, gradient, problem, scores, reduction, zero_infinity)
 
 
 ctc_forgiving = Operator(_ctc_forgiving, _fake_ctc, _ctc_gradient)
@@ -162,13 +199,11 @@ ctc_forgiving = Operator(_ctc_forgiving, _fake_ctc, _ctc_gradient)
 
 def _gradient_of(scores: Tensor, wanted: bool) -> Tensor:
     """Uninitialised; contiguous or batch first as the scores are."""
-    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
     if not wanted:
-        return scores.new_empty((0, 0, 0), dtype=wide)
+        return scores.new_empty((0, 0, 0), dtype=_wide(scores))
     if _is_batch_first(scores):
-        first = scores.transpose(0, 1)
-        return torch.empty_like(first, dtype=wide, memory_format=torch.contiguous_format).transpose(0, 1)
-    return torch.empty_like(scores, dtype=wide, memory_format=torch.contiguous_format)
+        return cast(Tensor, new_like(scores.transpose(0, 1), "empty").transpose(0, 1))
+    return cast(Tensor, new_like(scores, "empty"))
 
 
 def _make_problem(
@@ -183,10 +218,12 @@ def _make_problem(
 ) -> CtcProblem:
     """On the host; `counts` are input_lengths and target_lengths."""
     num_frames, size, num_classes = scores.shape
-    frame_counts, label_counts = [values.cpu().numpy() for values in counts]
     priors = log_priors.detach().double().cpu().numpy() if log_priors.numel() else _NO_PRIORS
+    labels, frame_counts, label_counts = (
+        values.numpy() if values.is_cpu else values.cpu().numpy() for values in (targets, *counts)
+    )
     return make_problem(
-        targets.cpu().numpy(),
+        labels,
         frame_counts,
         label_counts,
         (size, num_frames, num_classes),
@@ -236,7 +273,8 @@ def _log_sums(problem: CtcProblem, statistics: Floats) -> Floats:
 def _is_far(sums: Floats, dtype: torch.dtype) -> bool:
     """Whether a sum misses one, by more than rounding of the scores."""
     # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
-    return not np.abs(sums - 1.0).max(initial=0.0) <= max(1e-3, 16.0 * torch.finfo(dtype).eps)
+    most = max(1e-3, 16.0 * torch.finfo(dtype).eps)
+    return not (sums.min(initial=1.0) >= 1.0 - most and sums.max(initial=1.0) <= 1.0 + most)
 
 
 def _checks(unnormalized: str) -> Checks | None:
@@ -282,7 +320,7 @@ def _on_device(
     is_logits: bool,
     gradient: Tensor,
     memory_budget: float | None,
-) -> CtcLosses:
+) -> Tensor:
     """The host waits for lengths and priors that are on the device, and for nothing else.
 
     Labels are checked if the host has them; else they stay where they are, and an illegal one makes its loss NaN.
@@ -298,7 +336,7 @@ def _on_device(
         cuda.view(gradient.transpose(0, 1)) if len(gradient) else None,
         memory_budget,
     )
-    return CtcLosses(loss.array("float64", (scores.shape[1],)), gradient)
+    return cast(Tensor, loss.array("float64", (scores.shape[1],)))
 
 
 def _is_beside(targets: Tensor, scores: Tensor) -> bool:
@@ -400,7 +438,7 @@ def ctc_loss(
         joined = _joined(names, scores.shape[1])
         if unnormalized == "error" and inputs != "logits":
             _check_sums_there(scores, frames, joined)
-        losses: Tensor = ctc_forgiving(
+        loss: Tensor = ctc_forgiving(
             scores,
             labels,
             frames,
@@ -414,42 +452,31 @@ def ctc_loss(
             forgive.most_left_out,
             joined,
             backend,
+            reduction,
+            zero_infinity,
             torch.is_grad_enabled() and scores.requires_grad,
             memory_budget,
-        ).losses
-        return _reduced(losses, counts, log_probs, reduction, zero_infinity)
-    losses = ctc(
-        scores,
-        labels,
-        frames,
-        counts,
-        priors,
-        blank,
-        inputs,
-        topology,
-        delay_penalty,
-        unnormalized,
-        _joined(names, scores.shape[1]),
-        backend,
-        torch.is_grad_enabled() and scores.requires_grad,
-        memory_budget,
-    ).losses
-    return _reduced(losses, counts, log_probs, reduction, zero_infinity)
-
-
-def _reduced(
-    losses: Tensor, label_counts: Tensor, log_probs: Tensor, reduction: Reduction, zero_infinity: bool
-) -> Tensor:
-    """What `ctc_loss` returns for losses [N]."""
-    if zero_infinity:
-        losses = torch.where(losses == float("inf"), 0.0, losses)
-    if reduction == "mean":
-        losses = (losses / label_counts.clamp(min=1).to(losses.device)).mean()
-    elif reduction == "sum":
-        losses = losses.sum()
-    elif log_probs.ndim == 2:
-        losses = losses[0]
-    return losses.to(torch.float64 if log_probs.dtype == torch.float64 else torch.float32)
+        ).loss
+    else:
+        loss = ctc(
+            scores,
+            labels,
+            frames,
+            counts,
+            priors,
+            blank,
+            inputs,
+            topology,
+            delay_penalty,
+            unnormalized,
+            _joined(names, scores.shape[1]),
+            backend,
+            reduction,
+            zero_infinity,
+            torch.is_grad_enabled() and scores.requires_grad,
+            memory_budget,
+        ).loss
+    return loss[0] if reduction == "none" and log_probs.ndim == 2 else loss
 
 
 class CTCLoss(nn.Module):

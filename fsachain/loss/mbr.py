@@ -96,11 +96,11 @@ def _fake_expected_accuracy(scores: Tensor, accuracy: Tensor, *others: Any) -> E
 
 
 def _expected_accuracy_gradient(
-    factor: Tensor, gradient: Tensor, occupancy: Tensor, scores: Tensor, accuracy: Tensor
+    factor: Tensor, gradient: Tensor, occupancy: Tensor, scores: Tensor, accuracy: Tensor, is_last: bool
 ) -> dict[str, Tensor | None]:
     return {
-        "scores": scale_rows(gradient, factor, scores),
-        "accuracy": scale_rows(occupancy, factor, accuracy) if len(occupancy) else None,
+        "scores": scale_rows(gradient, factor, scores, is_last),
+        "accuracy": scale_rows(occupancy, factor, accuracy, is_last) if len(occupancy) else None,
     }
 
 

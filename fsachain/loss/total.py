@@ -53,8 +53,10 @@ def _fake_log_prob(
     return LogProb(scores.new_empty(scores.shape[0], dtype=torch.float64), new_buffer(scores, with_occupancy))
 
 
-def _log_prob_gradient(factor: Tensor, occupancy: Tensor, scores: Tensor) -> dict[str, Tensor | None]:
-    return {"scores": scale_rows(occupancy, factor, scores)}
+def _log_prob_gradient(
+    factor: Tensor, occupancy: Tensor, scores: Tensor, is_last: bool
+) -> dict[str, Tensor | None]:
+    return {"scores": scale_rows(occupancy, factor, scores, is_last)}
 
 
 log_prob = Operator(_log_prob, _fake_log_prob, _log_prob_gradient)
@@ -145,10 +147,16 @@ arc_gradient = Operator(_arc_gradient, lambda arcs, factors, arc_counts, like: t
 
 
 def _weighted_gradient(
-    factor: Tensor, occupancy: Tensor, arcs: Tensor, scores: Tensor, arc_log_probs: Tensor, arc_counts: Tensor
+    factor: Tensor,
+    occupancy: Tensor,
+    arcs: Tensor,
+    scores: Tensor,
+    arc_log_probs: Tensor,
+    arc_counts: Tensor,
+    is_last: bool,
 ) -> dict[str, Tensor | None]:
     return {
-        "scores": scale_rows(occupancy, factor, scores) if len(occupancy) else None,
+        "scores": scale_rows(occupancy, factor, scores, is_last) if len(occupancy) else None,
         "arc_log_probs": arc_gradient(arcs, factor, arc_counts, arc_log_probs) if len(arcs) else None,
     }
 

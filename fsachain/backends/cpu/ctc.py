@@ -9,8 +9,9 @@ then in wide numbers, last in logs, as in `cpu`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+import itertools
+import math
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.backend import DOUBLE, SMALLEST, run
 from fsachain.backends.cpu.frames import FORMS, CtcFrames, OwnColumns, leave_out_masks
-from fsachain.backends.cpu.jit import helper, jit
+from fsachain.backends.cpu.jit import helper, jit, jit_on_views
 from fsachain.backends.cpu.layouts import ArcRows
 from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.cpu.numbers import (
@@ -27,8 +28,8 @@ from fsachain.backends.cpu.numbers import (
     Weights,
     weights,
 )
-from fsachain.backends.cpu.simd import aligned_bytes
-from fsachain.backends.cpu.structs import Form, Packed, pack
+from fsachain.backends.cpu.simd import LINE, aligned_bytes
+from fsachain.backends.cpu.structs import Form, Packed, address_of, pack
 from fsachain.backends.cpu.tables import kernel_table
 from fsachain.backends.cpu.threads import get_num_threads, run_all
 from fsachain.backends.ctc import (
@@ -37,14 +38,14 @@ from fsachain.backends.ctc import (
     Integers,
     Rows,
     column_graph,
+    column_labels,
     column_scores,
     column_shape,
-    columns_of,
     write_gradient,
 )
 from fsachain.fsa import Floats
 from fsachain.graph.ctc import CtcTopology, ctc_arcs, final_states
-from fsachain.table import TransitionTable, compile_table
+from fsachain.table import compile_table
 
 # What sequences with targets of their own run on side by side: a graph for all, weights and columns for each
 # lane.
@@ -66,58 +67,121 @@ class Group(NamedTuple):
     lanes: Integers
     lengths: Integers
     table: Packed
-    columns: Any  # packed `OwnColumns`
+    columns: Packed  # `OwnColumns`
     shape: Shape
 
 
-def group_of(problem: CtcProblem, kind: int, lanes: Integers) -> Group:
-    """Made once for each problem."""
-    key = kind, lanes.tobytes()
-    if key not in problem.kept:
-        width = next(width for width in WIDTHS if width >= len(lanes))
-        form, padded = FORMS_TRIED[width][kind], np.resize(lanes, width)
-        lengths = np.full(width, -1)
-        lengths[: len(lanes)] = problem.frame_counts[lanes]
-        most = int(problem.label_counts[lanes].max())
-        num_labels = -(-most // LABELS) * LABELS
-        table = _lane_table(problem, padded, num_labels, form)
-        pattern = _pattern(num_labels, problem.topology, problem.repeats_apart, form).value
-        columns: Any = _own_columns(problem, padded, num_labels)
-        shape = shape_of(pattern, columns, form, DOUBLE)
-        problem.kept[key] = Group(form, padded, lengths, table, pack(columns), shape)
-    found: Group = problem.kept[key]
-    return found
+class _Pattern(NamedTuple):
+    """What all targets of so many labels have in common.
 
-
-def _own_columns(problem: CtcProblem, lanes: Integers, num_labels: int) -> OwnColumns:
-    classes, counts, offset, slope = columns_of(problem, lanes, num_labels)
-    place = np.arange(len(classes), dtype=np.uint32)
-    return OwnColumns(classes.astype(np.uint32), counts, offset, slope, np.empty(0, np.int64), place)
-
-
-class _Shape(NamedTuple):
-    """The graph of all targets of so many labels.
-
-    In each of the three orders of `ArcRows` there are `sizes` arcs; of these, `rows` are there only where the labels that
-    they lead to, `labels`, differ from the ones before.
+    What a target decides stands in a block of `size` bytes; its parts, (shape, type, first byte) of arrays, are the last
+    arguments of `_fill`. The words of table and columns are those for a block at address 0; the entries `in_block` of each
+    are addresses there. Weights come in the three orders of `ArcRows`, then the final ones. `rows`: of arcs that are there
+    only where the label that they lead to, in `labels`, differs from the one before; final [U + 1, 2]: of the final states
+    of a target of so many labels. column_labels: see `fsachain.backends.ctc`.
     """
 
-    table: TransitionTable
-    sizes: tuple[int, int, int]
-    rows: tuple[Integers, Integers, Integers]
-    labels: tuple[Integers, Integers, Integers]
+    shape: Shape
+    size: int
+    parts: tuple[tuple[tuple[int, ...], Any, int], ...]
+    table: Packed
+    columns: Packed
+    in_block: tuple[Integers, ...]
+    rows: Integers
+    labels: Integers
+    final: Integers
+    column_labels: Integers
+
+
+def group_of(problem: CtcProblem, kind: int, lanes: Integers) -> Group:
+    """What a target decides is filled into a block of its own; all else is made once."""
+    form = FORMS_TRIED[1 if len(lanes) == 1 else WIDTHS[-1]][kind]
+    most = max(problem.label_counts[lanes].tolist())
+    own = _pattern(-(-most // LABELS) * LABELS, problem.topology, problem.repeats_apart, form)
+    block = aligned_bytes(own.size)
+    parts = [np.ndarray(shape, dtype, block, first) for shape, dtype, first in own.parts]
+    _fill(
+        lanes,
+        problem.labels,
+        problem.differs,
+        problem.label_counts,
+        problem.frame_counts,
+        problem.log_prior,
+        problem.blank,
+        problem.delay_penalty,
+        own.rows,
+        own.labels,
+        own.final,
+        own.column_labels,
+        *parts,
+    )
+    start = address_of(block)
+    table, columns = (
+        Packed((block, own), part._numba_type_, part.words + at * start)
+        for part, at in zip((own.table, own.columns), own.in_block, strict=True)
+    )
+    return Group(form, parts[-2], parts[-1], table, columns, own.shape)
+
+
+@jit_on_views
+def _fill(
+    given: Any,
+    labels: Any,
+    differs: Any,
+    label_counts: Any,
+    frame_counts: Any,
+    log_prior: Any,
+    blank: int,
+    delay_penalty: float,
+    rows: Any,
+    row_labels: Any,
+    final: Any,
+    column_labels: Any,
+    mantissas: Any,
+    exponents: Any,
+    offset: Any,
+    slope: Any,
+    active: Any,
+    counts: Any,
+    lanes: Any,
+    lengths: Any,
+) -> None:
+    """Weights, columns, lanes and lengths of the sequences `given`, of which some fill up the lanes once more."""
+    first = final[0, 0]
+    for k in range(len(column_labels)):
+        slope[k] = delay_penalty if k > 0 and column_labels[k] > column_labels[k - 1] else 0.0
+    for g in range(len(lanes)):
+        n = given[g % len(given)]
+        count = label_counts[n]
+        lanes[g], lengths[g] = n, frame_counts[n] if g < len(given) else -1
+        for row in range(len(mantissas)):
+            mantissas[row, g] = 1.0 if row < first else 0.0
+        for i in range(len(rows)):
+            if row_labels[i] <= count and not differs[n, row_labels[i]]:
+                mantissas[rows[i], g] = 0.0
+        for i in range(2):
+            mantissas[final[count, i], g] = 1.0
+        for row in range(len(exponents)):
+            exponents[row, g] = 0 if mantissas[row, g] > 0.0 else ZERO
+        counts[g] = 0
+        for k in range(len(column_labels)):
+            own = column_labels[k] <= count
+            counts[g] += own
+            class_ = labels[n, column_labels[k] - 1] if own and column_labels[k] > 0 else blank
+            active[k, g] = class_
+            offset[k, g] = log_prior[class_] if len(log_prior) > 0 else 0.0
 
 
 @lru_cache(maxsize=256)
-def _shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> _Shape:
+def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form) -> _Pattern:
     fsa, own = column_shape(num_labels, topology, repeats_apart), ctc_arcs(num_labels, topology)
-    table = compile_table(fsa)
-    arcs: Any = kernel_table(table, DOUBLE, Form(1), False, ArcRows).arcs
+    data = kernel_table(compile_table(fsa), DOUBLE, form, False, ArcRows)
+    arcs: Any = data.arcs
     key = fsa.src.astype(np.int64) * fsa.num_states + fsa.dst  # no two arcs have the same ends
     sorting = np.argsort(key)
     pair_dst = np.repeat(np.arange(fsa.num_states), np.diff(arcs.state_pairs))
     src_of = np.repeat(np.arange(fsa.num_states), np.diff(arcs.src_arcs))
-    sizes, rows, labels = [], [], []
+    firsts, rows, labels = [0], [], []
     for src, dst in (
         (arcs.arc_src, np.repeat(pair_dst, np.diff(arcs.pair_arcs))),
         (arcs.column_src, np.repeat(arcs.column_dst, np.diff(arcs.column_arcs))),
@@ -125,62 +189,48 @@ def _shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> _Shap
     ):
         number = sorting[np.searchsorted(key, src.astype(np.int64) * fsa.num_states + dst, sorter=sorting)]
         found = np.flatnonzero(own.must_differ(topology)[number])
-        sizes.append(len(number))
-        rows.append(found)
+        rows.append(firsts[-1] + found)
         labels.append(own.label[number[found]].astype(np.int64))
-    return _Shape(table, tuple(sizes), tuple(rows), tuple(labels))  # type: ignore[arg-type]
-
-
-def _lane_table(problem: CtcProblem, lanes: Integers, num_labels: int, form: Form) -> Packed:
-    """The kernels' table of the shape, with weights of its own for each lane: 0 for arcs that a target has not."""
-    shape = _shape(num_labels, problem.topology, problem.repeats_apart)
-    differs = np.ones((num_labels + 1, len(lanes)), np.bool_)
-    own = problem.differs[lanes, : num_labels + 1].T
-    differs[: len(own)] = own
-    made = {}
-    for name, size, rows, labels in zip(ORDERS, shape.sizes, shape.rows, shape.labels, strict=True):
-        made[name] = arcs = _lane_weights(form, size, 1.0)
-        arcs.mantissas[rows] = differs[labels]
-        if len(arcs.exponents):
-            arcs.exponents[rows] = np.where(differs[labels], 0, ZERO)
-    made["final"] = final = _lane_weights(form, shape.table.num_states, 0.0)
-    for state in final_states(problem.label_counts[lanes], problem.topology):
-        final.mantissas[state, np.arange(len(lanes))] = 1.0
-        if len(final.exponents):
-            final.exponents[state, np.arange(len(lanes))] = 0
-    pattern = _pattern(num_labels, problem.topology, problem.repeats_apart, form)
-    return pattern.with_arrays({f"{name}.{part}": x for name, own in made.items() for part, x in own.parts()})
-
-
-ORDERS = "arcs.arc_weight", "arcs.column_weight", "arcs.src_weight"
-
-
-@lru_cache(maxsize=256)
-def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form) -> Packed:
-    """A packed table of the shape, whose weights `_lane_table` replaces."""
-    shape = _shape(num_labels, topology, repeats_apart)
-    table: Any = kernel_table(shape.table, DOUBLE, form, False, ArcRows)
-    one, two, three = (_lane_weights(form, size, 1.0) for size in shape.sizes)
-    arcs = table.arcs._replace(arc_weight=one, column_weight=two, src_weight=three)
-    return pack(table._replace(arcs=arcs, final=_lane_weights(form, shape.table.num_states, 0.0)))
-
-
-def _lane_weights(form: Form, count: int, value: float) -> Weights:
-    """Rows of weights, all 0 or all 1, as `numbers.weights` makes them; in memory that begins at a line."""
-    width = form.width
-    size = count * width * DOUBLE.itemsize
-    mantissas = aligned_bytes(size).view(np.float64).reshape(count, width)
-    mantissas.fill(value)
-    if not form.is_wide:
-        return Weights(mantissas, _no_exponents(width))
-    exponents = aligned_bytes(size).view(np.int64).reshape(count, width)
-    exponents.fill(0 if value else ZERO)
-    return Weights(mantissas, exponents)
-
-
-@lru_cache
-def _no_exponents(width: int) -> Integers:
-    return np.empty((0, width), np.int64)
+        firsts.append(firsts[-1] + len(number))
+    last, width = firsts[-1] + fsa.num_states, form.width
+    label_of = column_labels(num_labels, repeats_apart)
+    parts, size = [], 0
+    for shape, kind in (
+        ((last, width), np.float64),  # mantissas
+        ((last if form.is_wide else 0, width), np.int64),  # exponents
+        ((len(label_of), width), np.float64),  # offset
+        ((len(label_of),), np.float64),  # slope
+        ((len(label_of), width), np.uint32),  # active
+        *[((width,), np.int64)] * 3,  # counts, lanes, lengths
+    ):
+        parts.append((shape, kind, size))
+        size += -(-math.prod(shape) * np.dtype(kind).itemsize // LINE) * LINE
+    block = aligned_bytes(size)
+    mantissas, exponents, offset, slope, active, counts, *_ = [
+        np.ndarray(shape, kind, block, first) for shape, kind, first in parts
+    ]
+    one, two, three, final = (
+        Weights(mantissas[a:b], exponents[a:b]) for a, b in itertools.pairwise((*firsts, last))
+    )
+    arcs = arcs._replace(arc_weight=one, column_weight=two, src_weight=three)
+    data = data._replace(arcs=arcs, final=final)
+    place = np.arange(len(label_of), dtype=np.uint32)
+    columns: Any = OwnColumns(active, counts, offset, slope, np.empty(0, np.int64), place)
+    packed, start = (pack(data), pack(columns)), address_of(block)
+    in_block = tuple([((x.words >= start) & (x.words <= start + size)).astype(np.int64) for x in packed])
+    for part, at in zip(packed, in_block, strict=True):
+        part.words -= start * at
+    return _Pattern(
+        shape_of(data, columns, form, DOUBLE),
+        size,
+        tuple(parts),
+        *packed,
+        in_block,
+        np.concatenate(rows),
+        np.concatenate(labels),
+        firsts[-1] + np.stack(final_states(np.arange(num_labels + 1), topology), axis=1),
+        label_of,
+    )
 
 
 ALONE = 3  # so many sequences of a thread take less time one after the other than side by side
@@ -215,15 +265,17 @@ def log_probs(
     statistics. Sequences whose log Z is not finite are not written to `out`.
     """
     job = _Job(problem, scores, statistics, sums, checks, out, thread_budget(memory_budget))
-    log_z, waiting = np.full(len(problem.labels), -np.inf), np.arange(len(problem.labels))
+    size = len(problem.labels)
+    log_z, certain, waiting = np.empty(size), np.empty(size, np.bool_), np.arange(size)
     for kind in range(KINDS):
-        if waiting.size:
-            certain = np.ones(len(log_z), np.bool_)
-            groups = _groups(problem, waiting)
-            run_all([_group_job(job, kind, lanes, log_z, certain) for lanes in groups])
-            waiting = (~certain).nonzero()[0]
-    if waiting.size:
-        run_all([_log_job(job, int(n), log_z) for n in waiting])
+        run_all(
+            [partial(_in_numbers, job, kind, lanes, log_z, certain) for lanes in _groups(problem, waiting)]
+        )
+        waiting = waiting[~certain[waiting]]
+        if not len(waiting):
+            break
+    else:
+        run_all([partial(_in_logs, job, int(n), log_z) for n in waiting])
     trim()
     return log_z
 
@@ -238,20 +290,13 @@ def _groups(problem: CtcProblem, waiting: Integers) -> list[Integers]:
     return np.array_split(ordered, count)
 
 
-def _group_job(
-    job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: npt.NDArray[np.bool_]
-) -> Callable[[], None]:
-    def run_group() -> None:
-        log_z[lanes], certain[lanes] = _in_numbers(job, kind, lanes)
-
-    return run_group
-
-
-def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:
+def _in_numbers(
+    job: _Job, kind: int, lanes: Integers, log_z: Floats, all_certain: npt.NDArray[np.bool_]
+) -> None:
     """log Z of the lanes and whether each is certain; the gradient of those that are."""
     problem = job.problem
     form, padded, lengths, table, columns, shape = group_of(problem, kind, lanes)
-    count = int(lengths.max())
+    count = max(lengths.tolist())
     plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
     limit = -ZERO / 4 if form.is_wide else SMALLEST[DOUBLE]
     found, certain = np.empty((2, len(padded))), np.empty(len(padded), np.bool_)
@@ -285,7 +330,7 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers) -> tuple[Floats, npt.NDAr
             job.out,
             False,
         )
-    return found[0, : len(lanes)], certain[: len(lanes)]
+    log_z[lanes], all_certain[lanes] = found[0, : len(lanes)], certain[: len(lanes)]
 
 
 @lru_cache
@@ -298,24 +343,16 @@ def _no_leak(form: Form) -> Any:
     return pack(weights(form, np.array([-np.inf]), DOUBLE))
 
 
-def _log_job(job: _Job, n: int, log_z: Floats) -> Callable[[], None]:
-    def run_one() -> None:
-        log_z[n] = _in_logs(job, n)
-
-    return run_one
-
-
-def _in_logs(job: _Job, n: int) -> float:
+def _in_logs(job: _Job, n: int, log_z: Floats) -> None:
     """The same for one sequence in logs, always certain."""
     table, scores = compile_table(column_graph(job.problem, n)), column_scores(job.problem, job.scores, n)
     pdfs = np.zeros((len(scores) if len(job.out) else 0, len(table.active_pdfs)))
-    log_z, _ = cpu_log.run(table, scores, 0.0, cpu_log.Wanted(pdfs=pdfs))
-    if len(job.out) and np.isfinite(log_z):
+    log_z[n], _ = cpu_log.run(table, scores, 0.0, cpu_log.Wanted(pdfs=pdfs))
+    if len(job.out) and np.isfinite(log_z[n]):
         occupancy = np.zeros(scores.shape)
         occupancy[:, table.active_pdfs] = pdfs
         into = job.scores._replace(flat=job.out)
         write_gradient(job.problem, job.scores, job.statistics, n, occupancy, into)
-    return log_z
 
 
 # The best path of a target, equations (8) and (9) on the graphs of `graph.ctc`, in float64.

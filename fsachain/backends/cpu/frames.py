@@ -259,7 +259,7 @@ class CtcFrames(NamedTuple):
     scores: npt.NDArray[np.floating]
     lanes: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    columns: OwnColumns
+    columns: OwnColumns | Packed
     strides: npt.NDArray[np.int64]
     num_classes: int
     statistics: npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fsachain.backends.cpu.frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu.layouts import ArcGroups, ArcRows
 from fsachain.backends.cpu.simd import LINE, aligned_bytes
-from fsachain.backends.cpu.structs import Form, Packed, StructType, array_type, struct_type
+from fsachain.backends.cpu.structs import Form, Packed, StructType, address_of, array_type, struct_type
 from fsachain.backends.cpu.tables import KernelTable
 from fsachain.backends.cpu.threads import get_num_threads
 
@@ -203,7 +203,7 @@ def memory_for(shape: Shape, plan: Plan, kept: int) -> Iterator[Packed]:
     if buffer is None:
         buffer = aligned_bytes(size)
     try:
-        yield Packed(buffer, numba_type, words + is_address * buffer.__array_interface__["data"][0])
+        yield Packed(buffer, numba_type, words + is_address * address_of(buffer))
     finally:
         with _lock:
             _buffers.append(buffer)

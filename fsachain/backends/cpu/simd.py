@@ -26,6 +26,7 @@ from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, register_model
 
 from fsachain.backends.cpu.jit import helper
+from fsachain.backends.cpu.structs import address_of
 
 LINE = 64  # bytes of a cache line
 
@@ -95,7 +96,7 @@ def _row_address(
 def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
     """`size` bytes that begin at a cache line, as arrays must whose rows are loaded: no row then straddles two lines."""
     raw = np.empty(size + LINE, np.uint8)
-    start = -raw.ctypes.data % LINE
+    start = -address_of(raw) % LINE
     return raw[start : start + size]
 
 

@@ -8,6 +8,7 @@ kernel runs, which the compiler is told.
 
 from __future__ import annotations
 
+from ctypes import addressof, c_char
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -31,6 +32,15 @@ from numba.extending import (
 from numba.np.arrayobj import populate_array
 
 _WORD = ir.IntType(64)
+_NO_BYTES = c_char * 0
+
+
+def address_of(array: Any) -> int:
+    """Where a contiguous array begins, asked in a fifth of the time that its `__array_interface__` takes."""
+    try:
+        return addressof(_NO_BYTES.from_buffer(array))
+    except TypeError:  # it is read-only
+        return int(array.__array_interface__["data"][0])
 
 
 class FormType(types.Type):
@@ -84,13 +94,13 @@ class Packed:
 
     def __init__(self, value: Any, numba_type: StructType, words: npt.NDArray[np.int64]) -> None:
         self.value, self._numba_type_, self.words = value, numba_type, words
-        self.address = words.__array_interface__["data"][0]
+        self.address = address_of(words)
 
     def with_arrays(self, arrays: dict[str, npt.NDArray[Any]]) -> Packed:
         """The same with other arrays of the same shapes and types at these paths."""
         words = self.words.copy()
         for path, array in arrays.items():
-            words[self._numba_type_.first_word(path)] = array.__array_interface__["data"][0]
+            words[self._numba_type_.first_word(path)] = address_of(array)
         return Packed((self.value, arrays), self._numba_type_, words)
 
 
@@ -104,7 +114,7 @@ def pack(value: Any) -> Packed:
 def _describe(value: Any, words: list[int]) -> Any:
     """The numba type of a value, whose words are appended."""
     if isinstance(value, np.ndarray):
-        words.append(value.__array_interface__["data"][0])
+        words.append(address_of(value))
         words.extend(value.shape)
         return array_type(value.dtype, value.ndim)
     if type(value) is int:
