@@ -175,27 +175,6 @@ def test_synthetic_scores_that_spell_words_are_decoded_to_these_words(make_tree)
         assert found.acoustic_log_prob == pytest.approx(acoustic_log_prob, abs=tolerances.GRAPH_COST)
 
 
-def test_a_ctc_topology_decodes_too():
-    from fsachain.decode.decoder import Decoder
-
-    tree = ContextTree.monophone(NO_SILENCE.phones, Topology.ctc())
-    graph = build_decoding_graph(NO_SILENCE, tree, word_loop(NO_SILENCE.words, NO_SILENCE))
-    t, o, blank = (tree.phones.index("T") + 1, tree.phones.index("O") + 1, tree.blank_pdf)
-    pdfs = [
-        blank,
-        tree.pdf(t, 0),
-        tree.pdf(o, 0),
-        blank,
-        tree.pdf(t, 0),
-        blank,
-        tree.pdf(t, 0),
-        tree.pdf(o, 0),
-    ]
-    scores = np.full((len(pdfs), tree.num_pdfs), -8.0, dtype=np.float32)
-    scores[np.arange(len(pdfs)), pdfs] = 0.0
-    assert Decoder(graph, NO_SILENCE.words).decode(scores).words == ("tot", "to")
-
-
 def test_a_vocabulary_of_600_words_with_a_trigram_makes_ten_arcs_for_each_of_the_grammar(shared, tmp_path):
     """It is rebuilt for every point of an LM-weight scan: 0.15 s of processor time. Measured 44,100 arcs."""
     corpus = shared / "data/prompts_en"

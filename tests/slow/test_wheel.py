@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fsachain.errors import MissingExtraError, require
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("fsachain", "kernels", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
@@ -112,8 +110,3 @@ def test_wheel_carries_the_templates_of_the_report(installed_python):
 def test_importing_loads_no_other_package_beside_torch(installed_python):
     """Compilers, graph libraries and optional packages come with the first name that needs them."""
     assert run_installed(installed_python, IMPORT_PROGRAM).split() == ["fsachain"]
-
-
-def test_missing_extra_is_named_with_its_install_command():
-    with pytest.raises(MissingExtraError, match=r"fsachain\[graph\]"):
-        require("a_package_that_nobody_has", extra="graph")
