@@ -100,7 +100,9 @@ struct BackwardFrame {
       const Value* rows = i < shard.whole_chunks ? memory.values : partials;
       const Row beta = sum_arcs(shard.arcs + chunk.first_arc + slot_of_thread(), segment.length, rows);
       store(memory.betas, segment.row + memory.beta_base(shard), beta);
-      if (LEAK) add_product(shard_total, beta, shard.entries[chunk.first_segment + slot_of_thread()]);
+#if LEAK
+      add_product(shard_total, beta, shard.entries[chunk.first_segment + slot_of_thread()]);
+#endif
     }
     return shard_total;
   }

@@ -83,11 +83,12 @@ struct ForwardFrame {
   // Ends a pair whose arcs sum to `sum`: what it adds to its state.
   DEVICE Row close(Row sum, const Entry& pair, int number) const {
     Row prob;
-    load(prob, probs, pair.index);
+    load(prob, probs, column_of(pair));
     for (int v = 0; v < LANES; ++v) {
       // What depends on tot alone is made anew for each pair: registers are scarcer than instructions here.
-      if (LEAK)
-        sum.lane[v] = Number::normalize(Number::add_product(sum.lane[v], Number::product(leak, total.lane[v]), pair));
+#if LEAK
+      sum.lane[v] = Number::normalize(Number::add_product(sum.lane[v], Number::product(leak, total.lane[v]), pair));
+#endif
       const int scale = Number::scale(total.lane[v], Number::kShift);
       sum.lane[v] = Number::normalize(Number::product(sum.lane[v], Number::scaled(prob.lane[v], scale)));
     }

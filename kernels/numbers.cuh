@@ -175,7 +175,6 @@ typedef Log Number;
 #endif
 
 typedef Number::Value Value;
-typedef Number::Entry Entry;
 typedef Number::Arc Arc;
 
 // The values of one state, pair or pdf for the sequences of one thread: one load of at most 16 bytes, or two.

@@ -5,10 +5,6 @@
 
 #include "storage.cuh"
 
-#ifndef LEAK
-#define LEAK 0
-#endif
-
 namespace fsachain {
 
 // The sequences of a thread: one of each group that runs in this kind of number, others have the length 0.

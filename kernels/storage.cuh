@@ -16,6 +16,9 @@
 #include "layout.cuh"
 #include "numbers.cuh"
 
+#ifndef LEAK
+#define LEAK 0
+#endif
 #ifndef ON_CHIP
 #define ON_CHIP 1
 #endif
@@ -106,6 +109,16 @@ DEVICE const Arc* resident(unsigned char*& free, const Arc* from, long long coun
   return from;
 #endif
 }
+
+// What is read beside the arcs: forward of each pair its pdf's column, and what leaks to it; backward of each segment init of
+// its state. Without a leak the list of pairs has all that.
+#if LEAK
+typedef Number::Entry Entry;
+DEVICE int column_of(const Entry& entry) { return entry.index; }
+#else
+typedef Pair Entry;
+DEVICE int column_of(const Entry& entry) { return entry.column; }
+#endif
 
 // The arrays of one shard in one direction.
 struct Shard {

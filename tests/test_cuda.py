@@ -1,5 +1,6 @@
 """Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
 
+import pickle
 from dataclasses import replace
 from itertools import product
 
@@ -16,6 +17,7 @@ from fsachain import DenominatorGraph, TableBatch, best_path, compile_table, ker
 from fsachain.backends.cpu import grid as cpu_grid
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
+from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda import plan as cuda_plan
 from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
 from fsachain.backends.cuda.layout import LOG, PLAIN, WIDE, Division, lay_out
@@ -86,6 +88,29 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
     clusters = {launch.kernel.cluster for launch in device.launches if launch.kernel.name == "forward"}
     on_chip = {dict(x.kernel.defines)["ON_CHIP"] for x in device.launches if x.kernel.name == "forward"}
     assert (max(clusters) > 1) == ("cluster" in name) and (on_chip == {0}) == ("memory" in name)
+
+
+@needs_compiler
+def test_a_batch_laid_out_in_a_worker_gives_the_same_bits_and_is_not_laid_out_again(monkeypatch):
+    batch, device = own_batch(), HostDevice()
+    laid_out = pickle.loads(pickle.dumps(own_batch().lay_out()))
+    assert len(laid_out.laid_out.sizes) == 3 and shared_batch().lay_out().laid_out is None
+    weights = device.upload([np.ones(3)])[0]
+
+    def occupancy(of, dtype):
+        scores = random_scores(dtype=dtype)
+        out, there = on_device(device, np.zeros(scores.shape, dtype)), on_device(device, scores)
+        log_prob, _ = cuda.add_occupancy(device, of, there, LENGTHS, 0.0, weights, out)
+        return log_prob.read(np.float64), read(out)
+
+    expected = {dtype: occupancy(batch, dtype) for dtype in (np.float32, np.float64)}
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_launch, "lay_out", None)
+        found = {np.float32: occupancy(laid_out, np.float32)}
+    found[np.float64] = occupancy(laid_out, np.float64)  # whose weights nobody has laid out
+    for dtype, pair in found.items():
+        for ours, theirs in zip(pair, expected[dtype], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @needs_compiler
@@ -336,7 +361,7 @@ def test_the_driver_is_asked_with_its_device_and_a_batch_fills_it():
     graph = DenominatorGraph(replace(fsa, pdf=fsa.dst % 84), 84)
     for clusters, size, lanes in ((30, 60, 2), (30, 61, 4), (33, 66, 2), (33, 67, 4), (15, 60, 4)):
         device = HostDevice(multiprocessors=132, clusters={4: clusters})
-        asked = DryDevice(GPUS[90])
+        asked = DryDevice(GPUS[90], index=device.index)
         asked.at_once = device.at_once
         scores = asked.array("float32", size, 3, 84)
         cuda.log_probs(asked, graph.batch(size), scores, np.full(size, 3), 1e-5)

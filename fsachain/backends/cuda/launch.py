@@ -34,14 +34,13 @@ from fsachain.backends.cuda.device import (
     strided,
 )
 from fsachain.backends.cuda.layout import (
+    LOG,
     WIDE,
     Division,
     Integers,
     Layout,
     encode,
-    encode_joined,
-    encoded_vectors,
-    joined,
+    entries,
     lay_out,
     stacked,
 )
@@ -54,8 +53,10 @@ from fsachain.backends.cuda.plan import (
     RESIDENT_BLOCKS,
     VALUE_BYTES,
     WARP,
+    WIDE_BUDGET,
     Groups,
     Growth,
+    LaidOut,
     Plan,
     PlannedTables,
     form_of,
@@ -132,7 +133,7 @@ def _frames(name: str, kind: int, lanes: int, chunk: int, scores: str, out: str)
 class DeviceTables(NamedTuple):
     """The tables of a sub-batch on the device, in one kind of number.
 
-    forward, backward: shards, chunks, segments, arcs and entries of layout.cuh. The others: as in `Layout`.
+    forward, backward: shards, chunks, segments, arcs of layout.cuh and entries of storage.cuh. The others: as in `Layout`.
     """
 
     forward: list[Memory]
@@ -385,8 +386,13 @@ def make_runs(
     limits = device.limits
     least_total = _least_total(batch, leaky)
     owner = batch.tables[0] if batch.is_shared else batch
-    growth: Integers = _keep(
-        owner, ("growths", leaky), lambda: np.array([g.powers for g in _growths(batch.tables, leaky)])
+    laid_out: LaidOut | None = None if leaky > 0.0 or scores.dtype == "float64" else batch.laid_out
+    growth: Integers = (
+        laid_out.powers
+        if laid_out
+        else _keep(
+            owner, ("growths", leaky), lambda: np.array([g.powers for g in _growths(batch.tables, leaky)])
+        )
     )
     kinds, starts = kinds_of(scores.dtype, least_total, lengths, growth)
     budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
@@ -397,7 +403,7 @@ def make_runs(
         Hashable, tuple[Groups, int, int]
     ] = {}  # with the frames of a window, and which array is the first
     for kind in kinds:
-        for part in sub_batches(batch, limits, kind, scores.dtype == "float64"):
+        for part in sub_batches(batch, limits, kind, scores.dtype == "float64", laid_out):
             which, rows = part.which, part.rows
             lanes = _lanes(device, part, kind, leaky) if rows is None else 1
             key = part.tables, lanes, VALUE_BYTES[kind]
@@ -427,7 +433,7 @@ def make_runs(
                 frames,
                 num_frames=longest,
                 least_total=least_total or 0.0,
-                on_device=tables_on_device(device, batch, part, kind),
+                on_device=tables_on_device(device, batch, part, kind, leaky > 0.0),
                 fields=uploaded[first],
                 lanes_there=uploaded[first + 1],
                 first_counter=counter,
@@ -520,8 +526,30 @@ def _layouts(tables: Sequence[TransitionTable], division: Division) -> list[Layo
     return _keep_each(tables, keys, make)
 
 
-def sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool) -> list[SubBatch]:
+def lay_out_batch(batch: TableBatch) -> LaidOut | None:
+    """What calls without a leak, for scores that are not in float64, need of a batch whose tables all fit a chip.
+
+    None where the weights of its tables are not all written alike, or a table is shared: that is laid out once anyway.
+    """
+    numbers = {table: number for number, table in enumerate(dict.fromkeys(batch.tables))}
+    growths = [growth_of(table, 0.0) for table in numbers]
+    forms = {form_of(WIDE, False, growth) for growth in growths}
+    if batch.is_shared or len(forms) > 1 or max(growth.powers for growth in growths) >= WIDE_BUDGET:
+        return None
+    plan, division = own_on_chip(list(numbers))
+    tables, (form,) = PlannedTables(plan, tuple(lay_out(list(numbers), division))), forms
+    rows = np.array([numbers[table] for table in batch.tables])
+    powers = np.array([growth.powers for growth in growths])[rows]
+    weights = tables.weights(WIDE, form == EXPONENTS)
+    return LaidOut(plan, (), form, rows, powers, tables.sizes, tables.shape(), weights, tables.vectors(LOG))
+
+
+def sub_batches(
+    batch: TableBatch, limits: Limits, kind: int, float64: bool, laid_out: LaidOut | None = None
+) -> list[SubBatch]:
     """How a batch is divided for one kind of number; kept with the table that all share, or with the batch."""
+    if laid_out and laid_out.shared_bytes(kind, ARC_BYTES[laid_out.form], 1) <= limits.shared_bytes:
+        return [SubBatch(laid_out, np.arange(batch.size), laid_out.rows, laid_out.form)]
     owner, divide = (batch.tables[0], _shared) if batch.is_shared else (batch, _own_sub_batches)
     key = "parts", limits, kind, float64, batch.size
     parts: list[SubBatch] = _keep(owner, key, lambda: divide(batch, limits, kind, float64))
@@ -564,22 +592,30 @@ def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool
     return parts
 
 
-def tables_on_device(device: Device, batch: TableBatch, part: SubBatch, kind: int) -> DeviceTables:
+def tables_on_device(
+    device: Device, batch: TableBatch, part: SubBatch, kind: int, leaks: bool
+) -> DeviceTables:
     """The tables of a sub-batch in one kind of number, uploaded on first use."""
     tables, form = part.tables, part.form
     owner = batch.tables[0] if batch.is_shared else batch
-    shape = device.resident(owner, ("shape", tables), lambda: joined(tables.layouts))
+    shape = device.resident(owner, ("shape", tables), tables.shape)
     # Logs have vectors of their own beside the arcs of wide numbers.
     of_arcs = kind if form == LOGS else min(kind, WIDE)
 
-    def numbers() -> list[npt.NDArray[Any]]:
+    def weights() -> list[npt.NDArray[Any]]:
         if batch.is_shared:  # nobody else needs them
             return [*encode(of_arcs, form == EXPONENTS, tables.layouts)[0]]
-        return [*encode_joined(of_arcs, form == EXPONENTS, tables.layouts)]
+        return [*tables.weights(of_arcs, form == EXPONENTS)]
 
-    *arcs, vectors = device.resident(owner, ("numbers", tables, of_arcs, form), numbers)
+    *arcs, vectors = device.resident(owner, ("weights", tables, of_arcs, form), weights)
     if kind != of_arcs:
-        (vectors,) = device.resident(
-            owner, ("vectors", tables), lambda: [encoded_vectors(kind, tables.layouts)]
+        (vectors,) = device.resident(owner, ("vectors", tables), lambda: [tables.vectors(kind)])
+    pairs = shape[6]
+    first, second = pairs, pairs
+    if leaks:
+        first, second = device.resident(
+            owner, ("entries", tables, of_arcs), lambda: entries(of_arcs, tables.layouts)
         )
-    return DeviceTables([*shape[:3], *arcs[:2]], [*shape[3:6], *arcs[2:4]], vectors, shape[6], *shape[7:])
+    return DeviceTables(
+        [*shape[:3], arcs[0], first], [*shape[3:6], arcs[1], second], vectors, pairs, *shape[7:]
+    )

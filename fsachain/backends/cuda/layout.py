@@ -574,19 +574,17 @@ _ENTRY_TYPES = (
 
 
 def encode(kind: int, exponents: bool, layouts: Sequence[Layout]) -> list[list[Bytes]]:
-    """Of each table its arcs and entries, forward and backward, and its vectors.
+    """Of each table its arcs, forward and backward, and its vectors.
 
     kind: PLAIN, WIDE or LOG. exponents: wide arcs have them; else they are written as plain ones.
     """
     made, counts = [], []
     for directions in ([layout.forward for layout in layouts], [layout.backward for layout in layouts]):
-        index, log, entry_index, entry_log = (
-            np.concatenate([getattr(d, name) for d in directions])
-            for name in ("arc_index", "arc_log", "entry_index", "entry_log")
+        index, log = (
+            np.concatenate([getattr(d, name) for d in directions]) for name in ("arc_index", "arc_log")
         )
-        made.append(_entries(PLAIN if kind == WIDE and not exponents else kind, index, log))
-        made.append(_entries(kind, entry_index, entry_log))
-        counts += [[len(d.arc_log) for d in directions], [len(d.entry_log) for d in directions]]
+        made.append(_weights(PLAIN if kind == WIDE and not exponents else kind, index, log))
+        counts.append([len(d.arc_log) for d in directions])
     made.append(encoded_vectors(kind, layouts))
     counts.append([len(layout.vectors) for layout in layouts])
     pieces = []
@@ -606,7 +604,19 @@ def encode_joined(kind: int, exponents: bool, layouts: Sequence[Layout]) -> list
     return [np.concatenate(arrays) for arrays in zip(*(x.encoded[key] for x in layouts), strict=True)]
 
 
-def _entries(kind: int, index: npt.NDArray[np.int32], log: Floats) -> npt.NDArray[Any]:
+def entries(kind: int, layouts: Sequence[Layout]) -> list[npt.NDArray[Any]]:
+    """What a leak reads beside the arcs, of all tables one after another, forward and backward."""
+    return [
+        _weights(
+            kind,
+            np.concatenate([d.entry_index for d in directions]),
+            np.concatenate([d.entry_log for d in directions]),
+        )
+        for directions in ([layout.forward for layout in layouts], [layout.backward for layout in layouts])
+    ]
+
+
+def _weights(kind: int, index: npt.NDArray[np.int32], log: Floats) -> npt.NDArray[Any]:
     """The struct Entry of numbers.cuh for each index and log weight."""
     result = np.zeros(len(index), dtype=_ENTRY_TYPES[kind])
     result["index"] = index

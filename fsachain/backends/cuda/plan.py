@@ -22,10 +22,14 @@ from fsachain.backends.cuda.layout import (
     PLAIN,
     PLAIN_SHIFT,
     WIDE,
+    Bytes,
     Division,
     Integers,
     Layout,
+    encode_joined,
+    encoded_vectors,
     fields_of,
+    joined,
     lay_out,
     stacked,
     starts_of,
@@ -79,7 +83,7 @@ class PlannedTables:
 
     plan: Plan
     layouts: tuple[Layout, ...]
-    _shared_bytes: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _shared_bytes: dict[tuple[int, int, int], int] = field(default_factory=dict, kw_only=True)
 
     @cached_property
     def sizes(self) -> npt.NDArray[Any]:
@@ -103,7 +107,7 @@ class PlannedTables:
     @cached_property
     def fields(self) -> Integers:
         """[tables, `GROUP`]: what does not depend on the sequences; 0 for the rest."""
-        sizes, fields = self.sizes, np.zeros(len(self.layouts), GROUP)
+        sizes, fields = self.sizes, np.zeros(len(self.sizes), GROUP)
         for name in ("shards", "states", "pairs", "columns", "max_shard_states", "max_shard_pairs"):
             fields[name] = sizes[name]
         for name in PARTIALS:
@@ -114,11 +118,53 @@ class PlannedTables:
         fields["first_pair_row"] = starts_of(sizes["filled_pairs"])
         return fields.view(np.int64).reshape(len(fields), -1)
 
+    def shape(self) -> list[npt.NDArray[Any]]:
+        """See `layout.joined`."""
+        return joined(self.layouts)
+
+    def weights(self, kind: int, exponents: bool) -> list[Bytes]:
+        """See `layout.encode_joined`."""
+        return encode_joined(kind, exponents, self.layouts)
+
+    def vectors(self, kind: int) -> npt.NDArray[Any]:
+        """See `layout.encoded_vectors`."""
+        return encoded_vectors(kind, self.layouts)
+
     def shared_bytes(self, kind: int, arc: int, lanes: int) -> int:
         key = kind, arc, lanes
         if key not in self._shared_bytes:
             self._shared_bytes[key] = int(shared_bytes(self.sizes, self.plan, *key).max())
         return self._shared_bytes[key]
+
+
+@dataclass(frozen=True, eq=False)
+class LaidOut(PlannedTables):
+    """All tables of a batch on chip, as the arrays that are sent: what a worker has made, for numbers that are not plain.
+
+    form: of the arcs of every table. rows: the number of each sequence's table; powers: its `Growth.powers`. all_sizes,
+    shape_arrays, weight_arrays, log_vectors: what `sizes`, `shape`, `weights` of wide numbers and `vectors` of logs give.
+    """
+
+    form: int
+    rows: Integers
+    powers: Integers
+    all_sizes: npt.NDArray[Any]
+    shape_arrays: list[npt.NDArray[Any]]
+    weight_arrays: list[Bytes]
+    log_vectors: npt.NDArray[Any]
+
+    @property
+    def sizes(self) -> npt.NDArray[Any]:
+        return self.all_sizes
+
+    def shape(self) -> list[npt.NDArray[Any]]:
+        return self.shape_arrays
+
+    def weights(self, kind: int, exponents: bool) -> list[Bytes]:
+        return self.weight_arrays
+
+    def vectors(self, kind: int) -> npt.NDArray[Any]:
+        return self.log_vectors
 
 
 def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes: int) -> Integers:
