@@ -19,6 +19,7 @@ from fsachain.decode.suspicious import doubts
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.denominator import build_denominator, coarse
 from fsachain.graph.forgive import forgive
+from fsachain.graph.numerator import load_numerators, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import any_phones, phone_loop
 from recipes.weak_transcripts.corrupt import Rates, corrupt, corrupt_text, precision_at
@@ -291,6 +292,57 @@ def test_a_place_costs_no_more_arcs_than_a_coarse_normalization_and_a_quarter():
         for count in (4, 5)
     ]
     assert counts[1] - counts[0] < 1.25 * coarse(fine).num_arcs
+
+
+CHANGED = Forgiveness(2.5, 0.2, 1.1, "sum", 2)
+
+
+@pytest.mark.parametrize("topology", [Topology.chain(), Topology.ctc(), Topology.left_to_right(2)])
+def test_a_numerator_with_other_penalties_is_the_one_that_they_make(topology, tmp_path):
+    tree = ContextTree.monophone(LEXICON.phones, topology)
+    normalization = DenominatorGraph(build_denominator(LM, tree), tree.num_pdfs).normalization_fsa()
+    how = {"normalization": normalization}
+    words = ["ab", "a", "ab", "a"]
+    first, wanted = (
+        build_numerator(words, LEXICON, tree, forgive=options, **how) for options in (FORGIVING[3], CHANGED)
+    )
+    save_numerators(tmp_path / "n.npz", {"u": first})
+    for made in (first, load_numerators(tmp_path / "n.npz")["u"]):
+        found = made.priced(CHANGED)
+        assert found.log_prob == pytest.approx(wanted.fsa.log_prob, abs=tolerances.ENUMERATION)
+        assert found.final_log_prob == pytest.approx(wanted.fsa.final_log_prob, abs=tolerances.ENUMERATION)
+
+
+def test_edits_are_the_derivatives_of_log_z_by_the_penalties():
+    words, step = ["ab", "a", "a"], 1e-4
+    made = build_numerator(words, LEXICON, TREE, normalization=NORMALIZATION, forgive=CHANGED)
+    scores = 3.0 * np.random.default_rng(8).normal(size=(1, 8, TREE.num_pdfs))
+
+    def log_z(penalties):
+        options = Forgiveness(*penalties, CHANGED.star, CHANGED.most_left_out)
+        table = fsachain.compile_table(made.priced(options), TREE.num_pdfs)
+        batch = fsachain.TableBatch.pack([table])
+        found = fsachain.forward_backward(batch, scores, backend="reference").log_prob[0]
+        return found - options.constant(len(words))
+
+    batch = fsachain.TableBatch.pack([fsachain.compile_table(made.fsa, TREE.num_pdfs)])
+    found = fsachain.forward_backward(batch, scores, backend="reference")
+    penalties = np.array([CHANGED.substitution, CHANGED.insertion, CHANGED.deletion])
+    wanted = [
+        (log_z(penalties - step * one) - log_z(penalties + step * one)) / (2 * step) for one in np.eye(3)
+    ]
+    edits = made.edits(found.arc_occupancy(0))
+    assert edits == pytest.approx(wanted, abs=tolerances.DIFFERENCE)
+    assert made.said(found.arc_occupancy(0)).sum() == pytest.approx(len(words) - edits[:2].sum())
+
+
+def test_penalties_that_cannot_take_the_place_of_others_are_named():
+    made = build_numerator(["a"], LEXICON, TREE, forgive=FORGIVING[0])
+    for options in (FORGIVING[3], Forgiveness(1.0, star="sum"), Forgiveness(1.0, most_left_out=1)):
+        with pytest.raises(ConfigError, match="asks for other arcs than"):
+            made.priced(options)
+    with pytest.raises(ConfigError, match="expected a forgiving one"):
+        build_numerator(["a"], LEXICON, TREE).priced(FORGIVING[0])
 
 
 def test_a_planted_word_is_doubted_and_the_others_are_not():

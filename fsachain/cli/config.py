@@ -306,30 +306,43 @@ class ForgiveConfig:
     """What transcripts of the training set may be wrong in, for numerators of transcripts; see `fsachain.Forgiveness`.
 
     Attributes:
-        substitution (nats): penalty of a word in whose place another was said; None: there is none.
+        substitution (nats): penalty of a word in whose place another was said, a number or a schedule such as "20,4@0.5,4"
+            (see `fsachain.train.schedule.Schedule`), taken at the middle of each epoch; None: there is none.
         insertion (nats): penalty of a word that was not said, likewise.
-        deletion (nats): penalty of words that the transcript lacks, above 0, likewise.
+        deletion (nats): penalty of what the transcript lacks between two words, above 0, likewise.
         star: "sum": any phones are as likely as the phone language model says; "mean": each costs the log of their number
             more.
         most_left_out (words): how many in a row may not have been said.
     """
 
-    substitution: float | None = None
-    insertion: float | None = None
-    deletion: float | None = None
+    substitution: Scheduled | None = None
+    insertion: Scheduled | None = None
+    deletion: Scheduled | None = None
     star: str = "sum"
     most_left_out: int = 3
 
     def __post_init__(self) -> None:
         try:
-            self.forgiveness()
+            for progress in (0.0, 1.0, *(at for one in self._changing for _, at in one.points)):
+                self.forgiveness(progress)
         except ConfigError as error:
             raise ConfigError(f"forgive.{error}") from error
 
-    def forgiveness(self) -> Forgiveness | None:
-        """None where nothing is forgiven."""
+    @property
+    def _changing(self) -> list[Schedule]:
+        return [
+            one for one in (self.substitution, self.insertion, self.deletion) if isinstance(one, Schedule)
+        ]
+
+    @property
+    def changes(self) -> bool:
+        """Whether a penalty changes while a training goes on."""
+        return bool(self._changing)
+
+    def forgiveness(self, progress: float = 1.0) -> Forgiveness | None:
+        """At some progress of the training, at its end if none is given; None where nothing is forgiven."""
         given = (self.substitution, self.insertion, self.deletion)
-        wrong, too_many, missing = (math.inf if value is None else value for value in given)
+        wrong, too_many, missing = (math.inf if one is None else value_at(one, progress) for one in given)
         found = Forgiveness(wrong, too_many, missing, cast(Star, self.star), self.most_left_out)
         return None if set(given) == {None} else found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.files import read_npz, replacing
 from fsachain.graph.archive import origin_of
 from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
+from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import FLOOR, Numerator, load_numerators, source_of
 from fsachain.graph.shards import NumeratorMaker, TableShards
 from fsachain.progress import counter
@@ -34,6 +35,7 @@ from fsachain.train.source import (
     PIECE,
     BatchSource,
     Corpus,
+    ForgivingNumerators,
     OutputLengths,
     Preparation,
     Source,
@@ -264,17 +266,39 @@ class Loader:
         variants = [normalise_set(examples, cmvn) for examples in variants]
         if isinstance(train, ChunkedSet):
             variants = replace(train, data=data).cut(variants, self.experiment.network_spec(num_pdfs))
-        tables = train.tables(num_pdfs, [copy.prefix for copy in self._copies])
-        augmentation = self.experiment.augment
-        source = BatchSource(
-            variants, tables, self.output_lengths, augmentation=augmentation, **self._batching
-        )
+        prefixes = [copy.prefix for copy in self._copies]
+        forgiving = self._forgiving(train, prefixes)
+        tables = train.tables(num_pdfs, prefixes) if forgiving is None else forgiving.at(0)
+        how = {"augmentation": self.experiment.augment, "forgiving": forgiving, **self._batching}
+        source = BatchSource(variants, tables, self.output_lengths, **how)
         if dev is None:
             return Sources(cmvn, source, None, faults)
         _, (examples,) = load(dev, (Perturbation(),))
         variants = [normalise_set(examples, cmvn)]
         dev_source = BatchSource(variants, dev.tables(num_pdfs, [""]), self.output_lengths, **self._batching)
         return Sources(cmvn, source, dev_source, faults)
+
+    def _forgiving(
+        self, train: TrainingSet | ChunkedSet, prefixes: Sequence[str]
+    ) -> ForgivingNumerators | None:
+        """None where no numerator forgives, or none that is in memory."""
+        config, given = self.experiment.forgive, train.numerators if isinstance(train, TrainingSet) else None
+        graphs = {} if given is None or isinstance(given, TableShards) else given
+        if not any(graph.forgive is not None for graph in graphs.values()):
+            if config.changes:
+                raise ConfigError(
+                    "forgive: has penalties that change with the training; expected numerators in memory that forgive, as "
+                    "`fsachain num-graphs` makes them with this section"
+                )
+            return None
+        size = self.experiment.train.num_epochs
+
+        def penalties(epoch: int) -> Forgiveness:
+            return cast(Forgiveness, config.forgiveness((epoch + 0.5) / size))
+
+        copies = {prefix + name: graph for prefix in prefixes for name, graph in graphs.items()}
+        changing = (penalties, f"{config} {size}") if config.changes else ()
+        return ForgivingNumerators(copies, self.lang.tree.num_pdfs, *changing)
 
     def stream(
         self,
@@ -311,6 +335,8 @@ class Loader:
                 **self._batching,
             )
 
+        if self.experiment.forgive.changes:
+            raise ConfigError("forgive: has penalties that change with the training; train without --stream")
         if isinstance(train, ChunkedSet):
             raise ConfigError(
                 f"{train.path}: chunks are cut from utterances in memory; train on them without --stream"

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
@@ -109,6 +110,26 @@ class Forgiveness:
         """The log-sum of `scripts_between`."""
         weights = [weight for weight, _ in self.scripts_between(star, left_out)]
         return float(np.logaddexp.reduce(weights)) if weights else -math.inf
+
+    def prices(self) -> npt.NDArray[np.float64]:
+        """`between` for [no star, star] and [0 .. most_left_out] labels, [2, most_left_out + 1]."""
+        return np.array(
+            [
+                [self.between(star, left_out) for left_out in range(self.most_left_out + 1)]
+                for star in (False, True)
+            ]
+        )
+
+    def edits(self) -> npt.NDArray[np.float64]:
+        """The expected (n_s, n_i, n_d) of each of `prices`, [2, most_left_out + 1, 3]."""
+        found = np.zeros((2, self.most_left_out + 1, 3))
+        for star, left_out in np.ndindex(found.shape[:2]):
+            scripts = self.scripts_between(bool(star), left_out)
+            total = self.between(bool(star), left_out)
+            found[star, left_out] = sum(
+                math.exp(weight - total) * np.array(counts) for weight, counts in scripts
+            )
+        return found
 
 
 def _with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Fsa:

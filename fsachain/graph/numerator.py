@@ -13,10 +13,11 @@ coarse one (`fsachain.graph.denominator.coarse`) takes its place, in which no pa
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from fsachain.brief import brief
 from fsachain.errors import ConfigError, GraphError
-from fsachain.files import read_npz, replacing
+from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.archive import (
     Arrays,
@@ -44,7 +45,13 @@ from fsachain.graph.denominator import coarse
 from fsachain.graph.expand import expand_acceptor
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon, name_difference
-from fsachain.graph.spelling import ForgivingTranscript, any_phones, transcript_acceptor, ways_to_say
+from fsachain.graph.spelling import (
+    NO_WORD,
+    ForgivingTranscript,
+    any_phones,
+    transcript_acceptor,
+    ways_to_say,
+)
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer
 
@@ -73,6 +80,10 @@ class Numerator:
             one: two equal phones in a row, across a word boundary or not, stay apart.
         arc_begins_word: bool [A], True where the arc belongs to the first phone of a word; None where each word is said
             once, and words are told apart without it.
+        forgive: the penalties in the weights; None for a graph that takes its words as they stand.
+        state_place: int32 [S] of a forgiving graph: 2 k for a state at place k, where k of `words` are done with, and one
+            more in or behind a star; -1 within a word. None where the tree looks at the next phone: then arcs have the
+            penalties of what follows them.
         floored: whether n-grams that the normalization never saw have their floor; such a graph is no part of the
             denominator, and is for development sets alone.
     """
@@ -84,6 +95,8 @@ class Numerator:
     arc_is_start: npt.NDArray[np.bool_]
     arc_begins_word: npt.NDArray[np.bool_] | None = None
     floored: bool = False
+    forgive: Forgiveness | None = None
+    state_place: npt.NDArray[np.int32] | None = None
 
     __repr__ = brief
 
@@ -107,6 +120,63 @@ class Numerator:
         said = np.zeros(len(self.words))
         np.add.at(said, self.arc_word[begins], mass[begins])
         return said
+
+    def _priced(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Which of `Forgiveness.prices`, ravelled, is in the weight of each arc [A] and at each end [S]; -1: none."""
+        assert self.forgive is not None and self.state_place is not None
+        most, place = self.forgive.most_left_out, self.state_place.astype(np.int64)
+        star, done = place % 2, place // 2
+        leaves, src = self.arc_is_start & (place[self.fsa.src] >= 0), self.fsa.src
+        begins = leaves & (self.arc_word >= 0)
+        again = (
+            leaves & (self.arc_word < NO_WORD) & (star[src] == 1) & (done[src] != NO_WORD - 1 - self.arc_word)
+        )
+        arcs = np.where(begins, (most + 1) * star[src] + self.arc_word - done[src], -1)
+        arcs[again] = 2 * most + 1
+        can_end = np.isfinite(self.fsa.final_log_prob) & (place >= 0)
+        ends = np.where(can_end, (most + 1) * star + len(self.words) - done, -1)
+        both = np.append(arcs, ends)
+        if both.min(initial=0) < -1 or both.max(initial=0) > 2 * most + 1:
+            raise GraphError("state_place: no places of these words; build the numerator anew")
+        return arcs, ends
+
+    def priced(self, forgive: Forgiveness) -> Fsa:
+        """The graph with other penalties, infinite where they were and with stars of the same kind.
+
+        Raises:
+            ConfigError: other penalties are infinite, the stars or `most_left_out` differ, or the graph's penalties are not
+                known, because it is not forgiving or the tree looks at the next phone.
+        """
+        if self.forgive is None or self.state_place is None:
+            raise ConfigError(
+                "forgive: the penalties of this numerator cannot change; expected a forgiving one, over a tree that does "
+                "not look at the next phone"
+            )
+        before, now = self.forgive.prices().ravel(), forgive.prices().ravel()
+        same_kind = (forgive.star, forgive.most_left_out) == (self.forgive.star, self.forgive.most_left_out)
+        if not same_kind or (np.isfinite(before) != np.isfinite(now)).any():
+            raise ConfigError(
+                f"forgive: {forgive} asks for other arcs than {self.forgive}, whose weights it is to change"
+            )
+        with np.errstate(invalid="ignore"):
+            change = np.append(np.where(np.isfinite(now), now - before, 0.0), 0.0)  # the last for -1
+        arcs, ends = self._priced()
+        constant = forgive.constant(len(self.words)) - self.forgive.constant(len(self.words))
+        fsa = self.fsa
+        weights = fsa.log_prob + change[arcs], fsa.final_log_prob + change[ends] + constant
+        return Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, *weights, fsa.start)
+
+    def edits(self, arc_occupancy: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        """How many of `words` are substituted and inserted, and how many times something is deleted, [3], by arc occupancy.
+
+        The expected numbers, for a forgiving graph whose penalties are known (`state_place`).
+        """
+        assert self.forgive is not None
+        arcs, ends = self._priced()
+        edits = np.vstack([self.forgive.edits().reshape(-1, 3), np.zeros((1, 3))])  # the last for -1
+        mass = np.asarray(arc_occupancy, dtype=np.float64)
+        found: npt.NDArray[np.float64] = mass.sum(axis=0) @ edits[arcs] + mass[-1] @ edits[ends[self.fsa.dst]]
+        return found
 
     def phone_segments(self, arcs: Sequence[int] | npt.NDArray[np.integer]) -> list[Segment]:
         """Cut a path, given as arc numbers frame by frame (`BestPath.arcs`), into phones."""
@@ -169,7 +239,26 @@ def build_numerator(
     found = numerator_of_phones(
         transcript.graph, transcript.graph.dst.tolist(), tuple(words), lexicon, tree, **how
     )
-    return replace(found, arc_word=np.array(transcript.tag, dtype=np.int32)[found.arc_word])
+    return _placed(found, transcript, forgive, tree)
+
+
+def _placed(
+    made: Numerator, transcript: ForgivingTranscript, forgive: Forgiveness, tree: ContextTree
+) -> Numerator:
+    """With its words and places, where `arc_word` is the state of the transcript that an arc enters, -1 for blanks."""
+    entered, fsa = made.arc_word, made.fsa
+    words = np.append(np.array(transcript.tag, dtype=np.int32), np.int32(NO_WORD))[entered]
+    if tree.context_width - 1 > tree.central_position:
+        return replace(made, arc_word=words, forgive=forgive)
+    state = np.full(fsa.num_states, -1)
+    state[fsa.start] = 0
+    state[fsa.dst[entered >= 0]] = entered[entered >= 0]
+    while (state < 0).any():  # behind a blank is where it began
+        reached = (state[fsa.dst] < 0) & (state[fsa.src] >= 0)
+        state[fsa.dst[reached]] = state[fsa.src[reached]]
+    place, star = np.array(transcript.place)[state], np.array(transcript.star)[state]
+    places = np.where(place < 0, -1, 2 * place + star).astype(np.int32)
+    return replace(made, arc_word=words, forgive=forgive, state_place=places)
 
 
 def numerator_of_phones(
@@ -268,6 +357,11 @@ def save_numerators(
         "num_words": np.array([len(n.words) for n in values], dtype=np.int64),
         "floored": np.array([n.floored for n in values], dtype=np.bool_),
     }
+    forgive = values[0].forgive if values else None
+    places = [n.state_place for n in values if n.state_place is not None and n.forgive == forgive]
+    if forgive is not None and len(places) == len(values):
+        arrays["forgive"] = np.array(json.dumps(asdict(forgive)))
+        arrays["state_place"] = join(places, np.int32)
     arrays |= join_fsas([n.fsa for n in values])
     arrays |= {name: join([getattr(n, name) for n in values], dtype) for name, dtype in _ARC_ARRAYS.items()}
     with replacing(path) as file:
@@ -300,10 +394,26 @@ def _of_arrays(arrays: Arrays) -> dict[str, Numerator]:
     floored = [False] * len(names)
     if "floored" in arrays:
         floored = numbers(arrays, "floored", np.bool_, len(names)).tolist()
+    forgive, places = _forgiven(arrays, fsas)
     made = {}
-    for name, fsa, said, arcs, unseen in zip(
-        names, fsas, pairwise(first_word), pairwise(first_arc.tolist()), floored, strict=True
+    for name, fsa, said, arcs, unseen, place in zip(
+        names, fsas, pairwise(first_word), pairwise(first_arc.tolist()), floored, places, strict=True
     ):
         spoken, mine = tuple(words[slice(*said)].tolist()), slice(*arcs)
-        made[name] = Numerator(fsa, spoken, phone[mine], word[mine], starts[mine], floored=unseen)
+        made[name] = Numerator(
+            fsa, spoken, phone[mine], word[mine], starts[mine], None, unseen, forgive, place
+        )
     return made
+
+
+def _forgiven(
+    arrays: Arrays, fsas: Sequence[Fsa]
+) -> tuple[Forgiveness | None, Sequence[npt.NDArray[np.int32] | None]]:
+    """Penalties and `state_place` of each of `fsas`, None for a file without."""
+    if "forgive" not in arrays:
+        return None, [None] * len(fsas)
+    given = parse_json(arrays["forgive"].item(), "forgive")
+    forgive = Forgiveness(**given)
+    ends = np.cumsum([fsa.num_states for fsa in fsas]).tolist()
+    column = numbers(arrays, "state_place", np.int32, ends[-1] if ends else 0)
+    return forgive, np.split(column, ends[:-1])

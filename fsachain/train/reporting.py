@@ -92,6 +92,9 @@ def figures(summary: dict[str, Any]) -> str:
         f"{summary['frames_per_second']:,.0f} frames/s, loss {100 * summary['loss_share']:.0f} % of time, "
         f"waiting for data {100 * summary['data_share']:.0f} %"
     )
+    if "deleted" in summary:
+        wrong = f"{100 * summary['substituted']:.0f} / {100 * summary['inserted']:.0f}"
+        text += f", of 100 words {wrong} substituted / inserted, {100 * summary['deleted']:.0f} deletions"
     if summary["excluded"]:
         text += f", {summary['excluded']} excluded"
     if summary["skipped_batches"]:

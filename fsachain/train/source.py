@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
@@ -29,7 +30,9 @@ from fsachain.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import arcs_from
-from fsachain.table import TransitionTable
+from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.numerator import Numerator
+from fsachain.table import TransitionTable, compile_table
 from fsachain.train.world import WHOLE, Share
 
 PIECE = 8  # utterances that a worker takes at a time
@@ -68,10 +71,60 @@ def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fa
     )
 
 
+class ForgivingNumerators:
+    """Numerators of transcripts that may be wrong, with the penalties of each epoch.
+
+    Args:
+        graphs: by utterance id.
+        num_pdfs: of the tables.
+        penalties: those of an epoch, counted from 0; None: what is in the graphs' weights.
+        text: what tells `penalties` from others.
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Numerator],
+        num_pdfs: int,
+        penalties: Callable[[int], Forgiveness] | None = None,
+        text: str = "",
+    ) -> None:
+        self._graphs, self._num_pdfs, self._penalties, self.text = graphs, num_pdfs, penalties, text
+        self._tables: dict[Numerator, TransitionTable] = {}
+        self._now: Forgiveness | None = None
+
+    def at(self, epoch: int) -> Mapping[str, TransitionTable]:
+        """The tables of an epoch, by utterance id."""
+        penalties = None if self._penalties is None else self._penalties(epoch)
+        if penalties != self._now or not self._tables:
+            self._now = penalties
+            self._tables = {
+                graph: compile_table(
+                    graph.fsa if penalties is None else graph.priced(penalties), self._num_pdfs, name=name
+                )
+                for name, graph in self._graphs.items()
+            }
+        return {name: self._tables[graph] for name, graph in self._graphs.items()}
+
+    def edits(self, batch: SupervisedBatch, nnet_output: torch.Tensor, lengths: torch.Tensor) -> list[float]:
+        """Of one utterance of a batch, another from batch to batch: [words, substituted, inserted, places with deletions].
+
+        The last three are expected numbers under the penalties of the epoch; all are 0 where there is no path.
+        """
+        n = int(lengths.sum()) % len(batch.batch.ids)
+        graph = self._graphs[batch.batch.ids[n]]
+        table, frames = batch.numerators.table(n), int(lengths[n])
+        found = forward_backward(TableBatch.pack([table]), nnet_output[n : n + 1].detach().cpu(), [frames])
+        if graph.state_place is None or not found.ok[0] or not frames:
+            return [0.0] * 4
+        edits = replace(graph, forgive=self._now or graph.forgive).edits(found.arc_occupancy(0))
+        return [float(len(graph.words)), *edits.tolist()]
+
+
 @dataclass(frozen=True)
 class SupervisedBatch:
     batch: Batch
     numerators: TableBatch
+    forgiving: ForgivingNumerators | None = None
 
 
 class Source(Protocol):
@@ -111,6 +164,7 @@ class BatchSource:
 
     `variants` are one or more versions of the same utterances in the same order, for instance at several speeds; an epoch
     draws one version of each. `numerators` are by the id of each version. `batch_frames` includes padding; see `EpochOrder`.
+    `forgiving` has the tables of each epoch, and counts edits; `numerators` are then those of any epoch.
     `reasons` say, for the report, why an utterance has no numerator. `excluded` are examples without numerator, with fewer
     output frames than it needs, or with features that are not finite.
     """
@@ -126,11 +180,13 @@ class BatchSource:
         batch_frames: int | None = None,
         augmentation: AugmentConfig | None = None,
         reasons: Mapping[str, str] | None = None,
+        forgiving: ForgivingNumerators | None = None,
     ) -> None:
         if not variants or len({len(examples) for examples in variants}) != 1:
             sizes = [len(examples) for examples in variants]
             raise DataError(f"variants: expected versions of the same utterances, got {sizes} examples")
         self._numerators = numerators
+        self._forgiving = forgiving
         self._batch_size = batch_size
         self._seed = seed
         self._augmentation = augmentation
@@ -168,8 +224,10 @@ class BatchSource:
         return self._order.num_batches
 
     def fingerprint(self) -> list[Any]:
-        """Of augmentation, and ids and lengths of all examples."""
-        augmentation = None if self._augmentation is None else asdict(self._augmentation)
+        """Of augmentation, ids and lengths of all examples, and penalties that change."""
+        augmentation: Any = None if self._augmentation is None else asdict(self._augmentation)
+        if self._forgiving is not None and self._forgiving.text:
+            augmentation = [augmentation, self._forgiving.text]
         examples = (example for versions in self._choices for example in versions)
         return [augmentation, [[example.id, example.num_frames] for example in examples]]
 
@@ -177,6 +235,8 @@ class BatchSource:
         self, epoch: int, start: int = 0, share: Share = WHOLE
     ) -> Iterator[tuple[SupervisedBatch, ...]]:
         examples = self._draw(epoch)
+        if self._forgiving is not None:
+            self._numerators = self._forgiving.at(epoch)
         for bucket in self._order.buckets(epoch)[start:]:
             yield self._supervise(share.parts([examples[position] for position in bucket]), epoch)
 
@@ -192,7 +252,10 @@ class BatchSource:
         """Features are augmented only where an epoch is given."""
         if epoch is not None and self._augmentation is not None:
             parts = [[augment(one, self._augmentation, epoch) for one in part] for part in parts]
-        return tuple(supervise(part, self._numerators) for part in parts)
+        supervised = (supervise(part, self._numerators) for part in parts)
+        if epoch is None:
+            return tuple(supervised)
+        return tuple(replace(one, forgiving=self._forgiving) for one in supervised)
 
     def _lengths(self, epoch: int) -> list[int]:
         return [example.num_frames for example in self._draw(epoch)]

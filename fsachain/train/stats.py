@@ -18,7 +18,14 @@ _SUMMED = (
     "weight",
     "output_frames",
     "input_frames",
+    "words",
+    "substituted",
+    "inserted",
+    "deleted",
 )
+
+
+_EDITS = ("substituted", "inserted", "deleted")  # in a summary per word
 
 
 @dataclass
@@ -34,6 +41,10 @@ class EpochSums:
     weight: float = 0.0  # times output frames
     output_frames: int = 0
     input_frames: int = 0  # of excluded sequences too: what went through the network
+    words: float = 0.0  # of the utterances whose edits were counted, see `ForgivingNumerators.edits`
+    substituted: float = 0.0  # of these words, expected numbers
+    inserted: float = 0.0
+    deleted: float = 0.0  # places between them
     batches: int = 0
     grad_norm: float = 0.0  # before clipping, of the batches that moved parameters
     max_grad_norm: float = 0.0
@@ -68,6 +79,13 @@ class EpochSums:
         self.output_frames += sum(length for length, good in zip(lengths, ok, strict=True) if good)
         self.excluded += [str(name) for name in record.excluded]
 
+    def add_edits(self, edits: Sequence[float]) -> None:
+        """Words, substituted and inserted ones, deletions."""
+        self.words += edits[0]
+        self.substituted += edits[1]
+        self.inserted += edits[2]
+        self.deleted += edits[3]
+
     def add_norm(self, norm: float) -> None:
         self.grad_norm += norm
         self.max_grad_norm = max(self.max_grad_norm, norm)
@@ -98,6 +116,7 @@ class EpochSums:
             "max_change_components": _ratio(self.limited_components, self.moved_batches),
             "excluded": len(self.excluded),
             "skipped_batches": self.skipped_batches,
+            **{name: getattr(self, name) / self.words for name in _EDITS if self.words},
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -433,6 +433,8 @@ class Stepper:
         mine.ok += float(record.ok.sum())
         mine.sums.add_record(record, output.lengths.tolist())
         mine.sums.input_frames += int(item.batch.lengths.sum())
+        if item.forgiving is not None:
+            mine.sums.add_edits(item.forgiving.edits(item, output.nnet_output, output.lengths))
         mine.excluded = float(len(mine.sums.excluded))
 
     def _reduce(self, mine: _Found) -> tuple[_Found, float]:
