@@ -26,6 +26,9 @@ from fsachain.graph.numerator import load_numerators, source_of
 from fsachain.graph.patterns import OneOf, build_pattern_numerator, optional
 from fsachain.graph.spelling import phone_loop
 from fsachain.openfst import Transducer, write_fst
+from fsachain.table import compile_table
+from fsachain.train.log import read_log
+from fsachain.train.source import ForgivingNumerators
 
 PATTERNS = {
     "u1": "( 0.7 yes no | 0.3 yes yes no )",
@@ -279,6 +282,38 @@ def trained(fsachain, recorded) -> Path:
     return recorded
 
 
+def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain, trained):
+    common = ("--lang", trained / "lang", "--den", trained / "den")
+    changing = ("--config", trained / "small.yaml", "--set", "train.num_epochs=2")
+    changing += ("--set", "forgive.substitution=9,1", "--set", "forgive.deletion=2")
+    assert fsachain("num-graphs", trained / "data", trained / "forgiving.npz", *common, *changing)[0] == 0
+    train = ("train", trained / "data", trained / "forgiving.npz", trained / "changing", *common, *changing)
+    status, _, err = fsachain(*train)
+    assert status == 0, err
+    epochs = [e["train"] for e in read_log(trained / "changing/train.jsonl") if e["event"] == "epoch"]
+    assert [set(e) >= {"substituted", "inserted", "deleted"} for e in epochs] == [True, True]
+    assert epochs[0]["inserted"] == epochs[1]["inserted"] == 0.0
+    assert epochs[0]["substituted"] < epochs[1]["substituted"] < 1.0
+    assert "of 100 words" in err
+    graphs = load_numerators(trained / "forgiving.npz")
+    numerators = ForgivingNumerators(
+        graphs, 1000, lambda epoch: Forgiveness(9.0 - epoch, deletion=2.0, star="sum")
+    )
+    name, graph = next(iter(graphs.items()))
+    assert graph.forgive == Forgiveness(1.0, deletion=2.0, star="sum")
+    for epoch in (0, 1, 8):
+        wanted = graph.priced(Forgiveness(9.0 - epoch, deletion=2.0, star="sum"))
+        table = numerators.at(epoch)[name]
+        assert np.array_equal(table.by_src.log_prob, compile_table(wanted, 1000).by_src.log_prob)
+    for numerators, out, more, told in (
+        ("num.npz", "other", (), "expected numerators in memory that forgive"),
+        ("forgiving.npz", "stream", ("--stream",), "train without --stream"),
+    ):
+        files = (trained / "data", trained / numerators, trained / out)
+        status, _, err = fsachain("train", *files, *common, *changing, *more)
+        assert status == 1 and "forgive: has penalties that change with the training" in err and told in err
+
+
 def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fsachain, trained):
     lang, den = ("--lang", trained / "lang"), ("--den", trained / "den")
     numerators = ("num-graphs", trained / "data", trained / "forgiving.npz", *lang, *den)
@@ -290,10 +325,11 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
         wanted = build_numerator(found.words, *how, normalization=normalization, forgive=options, name=name)
         assert np.array_equal(found.arc_word, wanted.arc_word)
         assert np.array_equal(found.fsa.log_prob, wanted.fsa.log_prob)
-    assert_one_line(
-        fsachain(*numerators, "--set", "forgive.deletion=0"),
-        "forgive.deletion = 0.0: expected a penalty above 0",
-    )
+    for wrong in ("0", "0@0,2@1"):
+        assert_one_line(
+            fsachain(*numerators, "--set", f"forgive.deletion={wrong}"),
+            "forgive.deletion = 0.0: expected a penalty above 0",
+        )
     model, out = trained / "exp/model.safetensors", trained / "doubts"
     text = fsachain.ok("suspicious", model, trained / "data", out, *lang, *den).out
     rows = [line.split() for line in (out / "words.txt").read_text().splitlines()]
