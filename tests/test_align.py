@@ -183,13 +183,13 @@ def corpus(count, first=0):
 
 @pytest.fixture(scope="module")
 def model():
-    return BoundaryModel.fit([(samples, wrong) for samples, _, wrong in corpus(25)], RATE)
+    return BoundaryModel.fit([([samples], wrong) for samples, _, wrong in corpus(60)], RATE)
 
 
 def test_boundaries_move_to_where_the_sound_changes_and_all_else_stays(model):
     before, after = [], []
     for samples, edges, wrong in corpus(10, first=1000):
-        found = model.refine(samples, wrong)
+        found = model.refine([samples], wrong)
         assert [phone[3:] for phone in found.phones] == [phone[3:] for phone in wrong.phones]
         ends = [phone.start + phone.duration for phone in found.phones]
         assert found.phones[0].start == 0.0 and ends[-1] == pytest.approx(wrong.seconds)
@@ -200,14 +200,14 @@ def test_boundaries_move_to_where_the_sound_changes_and_all_else_stays(model):
         after += [phone.start - edge for phone, edge in zip(found.phones[1:], edges[1:], strict=False)]
         assert max(abs(np.diff([ends[:-1], [p.start for p in wrong.phones[1:]]], axis=0)[0])) <= REACH + 0.005
     assert np.abs(after).mean() < 0.4 * np.abs(before).mean()
-    assert abs(np.mean(after)) < 0.004 < abs(np.mean(before))
+    assert abs(np.mean(after)) < 0.005 < abs(np.mean(before))
 
 
 def test_a_model_is_kept_in_a_file_and_damaged_ones_are_refused(model, tmp_path):
     model.save(tmp_path / "b.npz")
     again = BoundaryModel.load(tmp_path / "b.npz")
     samples, _, wrong = corpus(1, first=7)[0]
-    assert again.refine(samples, wrong) == model.refine(samples, wrong)
+    assert again.refine([samples], wrong) == model.refine([samples], wrong)
     np.savez(tmp_path / "other.npz", means=np.zeros(3))
     with pytest.raises(DataError, match="not a model of boundaries"):
         BoundaryModel.load(tmp_path / "other.npz")
@@ -217,9 +217,32 @@ def test_what_the_model_cannot_place_stays_as_it_was(model):
     samples, _, wrong = corpus(1, first=7)[0]
     unknown = alignment("u", ["SIL", "zz", "SIL"], [0.0, 0.2, 0.4, wrong.seconds])
     nothing = Alignment("u", -math.inf, reason="no path")
-    assert model.refine(samples, unknown) is unknown and model.refine(samples, nothing) is nothing
-    with pytest.raises(DataError, match="no alignment to learn boundaries from"):
-        BoundaryModel.fit([(samples, nothing)], RATE)
+    assert model.refine([samples], unknown) is unknown and model.refine([samples], nothing) is nothing
+    for few in (nothing, wrong):
+        with pytest.raises(
+            DataError, match=r"s of aligned speech to learn boundaries from; expected at least 60"
+        ):
+            BoundaryModel.fit([([samples], few)], RATE)
+
+
+def test_a_long_recording_is_moved_piece_by_piece_whatever_its_blocks(model):
+    parts = [spoken([*"abab" * 3, "SIL"], seed) for seed in range(2000, 2040)]
+    samples = np.concatenate([part[0] for part in parts])
+    starts = np.cumsum([0.0] + [part[2].seconds for part in parts])
+    edges = np.concatenate([part[1][:-1] + start for part, start in zip(parts, starts, strict=False)])
+    wrong = np.concatenate(
+        [
+            [phone.start + start for phone in part[2].phones]
+            for part, start in zip(parts, starts, strict=False)
+        ]
+    )
+    long = alignment("u", [*"abababababab", "SIL"] * 40, [*wrong.round(6), starts[-1]])
+    assert long.seconds > 100.0
+    found = model.refine([samples], long)
+    assert model.refine(np.array_split(samples, 77), long) == found
+    off = np.array([phone.start for phone in found.phones])[1:] - edges[1:]
+    assert np.abs(off).mean() < 0.4 * np.abs(wrong - edges)[1:].mean() and np.abs(off).max() < 0.06
+    assert len(found.phones) == len(long.phones) and found.phones[-1][1] < starts[-1]
 
 
 def test_errors_compare_words_that_are_the_same_and_phones_one_by_one():

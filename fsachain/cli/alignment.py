@@ -18,7 +18,7 @@ from fsachain.data.audio import Recording, Resampler
 from fsachain.data.dataset import Example
 from fsachain.data.features import compute_features
 from fsachain.decode.align import STRICT, Alignment, LongAligner, Tolerance, alignment_numerator
-from fsachain.decode.times import BOUNDARIES, BoundaryModel
+from fsachain.decode.times import BoundaryModel
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
 
 Samples = NDArray[np.float32]
@@ -42,7 +42,7 @@ class Aligner:
     """A trained model that says when the words of a recording are said; see docs/alignment.md.
 
     `tolerance` is what transcripts may be wrong in when `tolerant=True`; `boundaries` moves boundaries to where the sound
-    changes, in recordings of up to two minutes.
+    changes.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class Aligner:
         """
         acoustic = AcousticModel.load(Path(model))
         words = lang_of(acoustic) if lang is None else load_lang(Path(lang))
-        times = Path(boundaries) if boundaries is not None else Path(model).with_name(BOUNDARIES)
-        known = BoundaryModel.load(times) if boundaries is not None or times.is_file() else None
+        known = BoundaryModel.beside(Path(model)) if boundaries is None else BoundaryModel.load(boundaries)
         return cls(acoustic, words, boundaries=known)
 
     def align(
@@ -113,7 +112,7 @@ class Aligner:
         long = isinstance(samples, Recording)
         scores = stream_outputs(self.model, samples) if long else self._outputs([samples])
         found = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
-        return found if long else self._refined(samples, found)
+        return self._refined(samples, found)
 
     def align_many(
         self, items: Iterable[Spoken | tuple[Any, ...]], *, tolerant: bool = False, batch_size: int = 16
@@ -141,7 +140,7 @@ class Aligner:
                 try:
                     scores = [outputs[n]] if n in outputs else stream_outputs(self.model, found[n])
                     done = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
-                    yield self._refined(found[n], done) if n in outputs else done
+                    yield self._refined(found[n], done)
                 except DataError as error:
                     yield Alignment(_name(spoken), -math.inf, reason=str(error))
 
@@ -175,8 +174,10 @@ class Aligner:
         none = np.zeros((0, self.model.network.num_pdfs), np.float32)
         return [found.get(example.id, none) for example in examples]
 
-    def _refined(self, samples: Samples, found: Alignment) -> Alignment:
-        return found if self.boundaries is None else self.boundaries.refine(samples, found)
+    def _refined(self, audio: Samples | Recording, found: Alignment) -> Alignment:
+        if self.boundaries is None:
+            return found
+        return self.boundaries.refine(audio.blocks() if isinstance(audio, Recording) else [audio], found)
 
     def _words(self, spoken: Spoken) -> list[str]:
         if not isinstance(spoken.text, str):

@@ -24,7 +24,7 @@ import click
 
 from fsachain.cli.alignment import Aligner
 from fsachain.cli.config import Experiment, config_option
-from fsachain.cli.decoding import refined
+from fsachain.cli.decoding import refined, sounds_of
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
 from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, make_folder
 from fsachain.cli.resources import Resources, with_resources
@@ -418,8 +418,8 @@ def align_corpus(
         model = train_on(data, lexicon, experiment, out, resources)
     aligner, spoken = Aligner(model, lang_of(model)), DataDir.read(data)
     found = align_all(aligner, spoken, out, not strict, resources)
-    if not coarse and any(alignment.ok for alignment in found.values()):
-        found = refined(found, spoken, rate, out)
+    if not coarse:
+        found = refined(found, sounds_of(spoken, rate), model, out)
     texts, by_id = {one.id: one.words for one in spoken}, {part.id: part for part in parts}
     checked = [Checked(by_id[name], texts[name], alignment) for name, alignment in found.items()]
     ordered = write_found(checked, out)

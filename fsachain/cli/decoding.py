@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -28,7 +29,7 @@ from fsachain.cli.options import (
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.audio import read_audio
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.utterance import Fault
+from fsachain.data.utterance import Fault, Utterance
 from fsachain.decode.align import Alignment
 from fsachain.decode.align import align as align_outputs
 from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
@@ -37,7 +38,7 @@ from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.decode.suspicious import doubts
-from fsachain.decode.times import BOUNDARIES, BoundaryModel, boundary_errors
+from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, BoundaryModel, boundary_errors
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
 from fsachain.errors import ConfigError, DataError, counted
@@ -291,7 +292,8 @@ def align(out: Path, **options: Any) -> None:
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
     the denominator has are looked for; `fsachain supervise` takes no others, and is content with --coarse.
     Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds);
-    boundaries.npz, by which boundaries were moved; faults.jsonl if utterances cannot be used.
+    boundaries.npz, by which boundaries were moved, unless one lies beside the model or less than a minute is said;
+    faults.jsonl if utterances cannot be used.
     Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
     """
     click.echo(f"{align_data(out=out, **options)} -> {out}")
@@ -327,7 +329,7 @@ def align_data(
     faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
     resources.leave_out(faults, len(found), f"{out}: alignments")
     if not coarse:
-        found = refined(found, data, model.experiment.features.sample_rate, out)
+        found = refined(found, sounds_of(data, model.experiment.features.sample_rate), model, out)
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
     if textgrids is not None:
@@ -338,16 +340,46 @@ def align_data(
     return f"{counted(len(found), 'utterance')} aligned, {len(faults)} left out"
 
 
-def refined(found: Mapping[str, Alignment], data: DataDir, rate: int, out: Path) -> dict[str, Alignment]:
-    """The alignments of recordings with boundaries moved by a model of these alignments, which is kept in boundaries.npz."""
-    recorded = [one for one in data if one.id in found and found[one.id].ok and one.audio is not None]
-    if not recorded:
-        return dict(found)
-    with counter("boundaries") as update:
-        model = BoundaryModel.fit(((read_audio(one, rate), found[one.id]) for one in recorded), rate, update)
-    out.mkdir(parents=True, exist_ok=True)
-    model.save(out / BOUNDARIES)
-    return {**found, **{one.id: model.refine(read_audio(one, rate), found[one.id]) for one in recorded}}
+def refined(
+    found: Mapping[str, Alignment],
+    sounds: Mapping[str, Callable[[], Iterable[Any]]],
+    model: AcousticModel,
+    out: Path,
+) -> dict[str, Alignment]:
+    """The alignments with boundaries moved, of recordings whose samples [L] in blocks `sounds` makes, by utterance.
+
+    By the boundaries.npz beside the model, or else by one that is learned from these alignments and kept in `out`.
+    """
+    heard = {name: sounds[name] for name, alignment in found.items() if alignment.ok and name in sounds}
+    rate, seconds = model.experiment.features.sample_rate, sum(found[name].seconds for name in heard)
+    boundaries = BoundaryModel.beside(model.path)
+    if boundaries is not None and boundaries.sample_rate != rate:
+        raise DataError(
+            f"{BOUNDARIES} beside the model is of {boundaries.sample_rate} Hz; the model's rate is {rate} Hz"
+        )
+    if boundaries is None:
+        if seconds < LEAST_SECONDS:
+            if heard:
+                click.echo(
+                    f"boundaries stay between the network's frames: {seconds:.0f} s of speech, at least {LEAST_SECONDS:.0f} "
+                    "are needed to learn where sounds change"
+                )
+            return dict(found)
+        with counter("boundaries") as update:
+            every = ((blocks(), found[name]) for name, blocks in heard.items())
+            boundaries = BoundaryModel.fit(every, rate, update)
+        out.mkdir(parents=True, exist_ok=True)
+        boundaries.save(out / BOUNDARIES)
+    return {**found, **{name: boundaries.refine(blocks(), found[name]) for name, blocks in heard.items()}}
+
+
+def sounds_of(data: DataDir, sample_rate: int) -> dict[str, Callable[[], Iterable[Any]]]:
+    """For each utterance with a recording, what reads its samples."""
+    return {one.id: partial(_whole, one, sample_rate) for one in data if one.audio is not None}
+
+
+def _whole(utterance: Utterance, sample_rate: int) -> Iterator[Any]:
+    yield read_audio(utterance, sample_rate)
 
 
 def compare_times(data: Path, out: Path, silence: str | None) -> list[str]:

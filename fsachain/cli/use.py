@@ -12,16 +12,17 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.decoding import DecodingGraphs
+from fsachain.cli.decoding import DecodingGraphs, refined
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
-from fsachain.cli.options import FILE, OUT, command, fresh, make_folder, many, search_options
+from fsachain.cli.options import FILE, OUT, coarse_option, command, fresh, make_folder, many, search_options
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
 from fsachain.decode.align import STRICT, LongAligner, Tolerance, alignment_numerator
 from fsachain.decode.ctm import write_ctm, write_textgrid
 from fsachain.decode.decoder import Decoder
+from fsachain.decode.times import BOUNDARIES
 from fsachain.decode.transcribe import PauseCutter, Piece, RecognisedWord, Transcriber, silence_pdfs
 from fsachain.errors import DataError, LeftOutError, counted
 from fsachain.files import text_lines
@@ -200,6 +201,7 @@ def _utterance_name(path: Path) -> str:
     help="Of an output frame between words that is neither silence nor text; inf: there are none.",
 )
 @click.option("--tolerant", is_flag=True, help="Words may be skipped, said again or replaced.")
+@coarse_option
 def align_long(
     model: AcousticModel,
     recording: Path,
@@ -211,18 +213,19 @@ def align_long(
     lookahead: float,
     filler_cost: float,
     tolerant: bool,
+    coarse: bool,
 ) -> None:
     """Find when each word of a long recording is said, in memory that does not grow with it.
 
     In: MODEL, made by `fsachain train`; RECORDING, whatever soundfile reads; TEXT, its words in order, spelt as in the
     lexicon, separated by white space.
-    Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), and fit.txt (start,
-    fit and label of each word). The fit is how far the word's scores are below the best ones, per frame: where it is far
-    below the others, recording and text differ.
+    Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), fit.txt (start,
+    fit and label of each word), and boundaries.npz as of `align`. The fit is how far the word's scores are below the best
+    ones, per frame: where it is far below the others, recording and text differ.
     Example: fsachain align-long model/model.safetensors audio/1.wav audio/1.txt long --lang lang
     """
     check_lang(model, lang)
-    fresh(out, "words.ctm", "phones.ctm", "fit.txt")
+    fresh(out, "words.ctm", "phones.ctm", "fit.txt", BOUNDARIES)
     audio = Recording(recording, model.experiment.features.sample_rate)
     name, timing = _utterance_name(recording), model.timing
     tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
@@ -236,6 +239,8 @@ def align_long(
     for scores in _with_progress(model, audio, "aligning"):
         aligner.accept(scores)
     found = aligner.alignment(lang.lexicon.phones, timing)
+    if not coarse:
+        found = refined({name: found}, {name: audio.blocks}, model, out)[name]
     words = found.words
     write_ctm(out / "words.ctm", words)
     write_ctm(out / "phones.ctm", found.phones)

@@ -9,10 +9,11 @@ are expected times, (7) summed over frames, on the chain of the alignment's stat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,8 @@ SHIFT, WINDOW = 0.005, 0.015  # seconds
 STATES = 4  # of a phone
 REACH = 0.1  # seconds that a boundary may move
 ITERATIONS = 6
-MOST_SECONDS = 3600.0  # of speech that a model is learned from
+LEAST_SECONDS, MOST_SECONDS = 60.0, 3600.0  # of speech that a model is learned from
+PIECE_SECONDS = 20.0, 40.0  # of speech whose states are held at once
 _FEWEST = 40.0  # frames of a state with a Gaussian of its own
 _FORMAT = "fsachain-boundaries-1"
 BOUNDARIES = "boundaries.npz"  # beside alignments, or beside a model
@@ -114,32 +116,37 @@ class BoundaryModel:
     @classmethod
     def fit(
         cls,
-        spoken: Iterable[tuple[Samples, Alignment]],
+        spoken: Iterable[tuple[Iterable[Samples], Alignment]],
         sample_rate: int,
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> BoundaryModel:
-        """Learn from alignments that are `ok` and the samples [L] of each; at most an hour of them is used.
+        """Learn from alignments that are `ok` and the samples [L] of each, in blocks; an hour of them is used at most.
 
-        `progress` is called with (iterations done, iterations in all). DataError: no alignment.
+        `progress` is called with (iterations done, iterations in all). DataError: less than a minute, from which times get
+        worse: few phones have been heard in few places.
         """
-        items, seconds = [], 0.0
-        for samples, alignment in spoken:
-            if alignment.ok and seconds < MOST_SECONDS:
-                items.append((_cepstra(samples, sample_rate), *_segments(alignment)))
-                seconds += alignment.seconds
-        if not items:
-            raise DataError("no alignment to learn boundaries from; expected some that are ok")
-        names = sorted({label for _, labels, _ in items for label in labels})
+        pieces, seconds = list[_Piece](), 0.0
+        for blocks, alignment in spoken:
+            for piece in _pieces(blocks, sample_rate, alignment) if alignment.ok else ():
+                if seconds > MOST_SECONDS:
+                    break
+                pieces.append(piece)
+                seconds += piece.edges[-1]
+        if seconds < LEAST_SECONDS:
+            raise DataError(
+                f"{seconds:.1f} s of aligned speech to learn boundaries from; expected at least {LEAST_SECONDS:g}"
+            )
+        names = sorted({label for piece in pieces for label in piece.labels})
 
         def learned(model: BoundaryModel | None) -> BoundaryModel:
             """From the occupancies under `model`; without one, states divide each stretch evenly."""
-            sums = _Sums(len(names), items[0][0].shape[1])
-            for features, labels, edges in items:
-                chain = np.array([names.index(label) for label in labels])
+            sums = _Sums(len(names), pieces[0].features.shape[1])
+            for piece in pieces:
+                chain = np.array([names.index(label) for label in piece.labels])
                 if model is None:
-                    sums.add(features, chain, _even(len(features), edges))
-                elif (occupancy := model._occupancy(features, chain, edges)) is not None:
-                    sums.add(features, chain, occupancy)
+                    sums.add(piece.features, chain, _even(len(piece.features), piece.edges))
+                elif (occupancy := model._occupancy(piece)) is not None:
+                    sums.add(piece.features, chain, occupancy)
             return cls(tuple(names), sample_rate, *sums.gaussians())
 
         model = learned(None)
@@ -149,20 +156,22 @@ class BoundaryModel:
         progress(1 + ITERATIONS, 1 + ITERATIONS)
         return model
 
-    def refine(self, samples: Samples, alignment: Alignment) -> Alignment:
-        """The same alignment with boundaries moved by at most 0.1 s; `samples` [L] at the model's rate."""
+    def refine(self, blocks: Iterable[Samples], alignment: Alignment) -> Alignment:
+        """The same alignment with boundaries moved by at most 0.1 s; samples [L] at the model's rate, in blocks of any size.
+
+        Memory is that of half a minute. Where there are phones that the model never heard, boundaries stay.
+        """
         if not alignment.ok or not alignment.phones:
             return alignment
-        labels, edges = _segments(alignment)
-        if not set(labels) <= set(self.phones):
+        moved: dict[int, float] = {}
+        for piece in _pieces(blocks, self.sample_rate, alignment):
+            occupancy = self._occupancy(piece)
+            if occupancy is not None:
+                ends = SHIFT * np.cumsum(occupancy.sum(axis=0).reshape(len(piece.labels), STATES).sum(axis=1))
+                old, new = ((piece.start + times).tolist() for times in (piece.edges[1:-1], ends[:-1]))
+                moved.update(zip(_keys(old), new, strict=True))
+        if not moved:
             return alignment
-        features = _cepstra(samples, self.sample_rate)
-        chain = np.array([self.phones.index(label) for label in labels])
-        occupancy = self._occupancy(features, chain, edges)
-        if occupancy is None:
-            return alignment
-        ends = SHIFT * np.cumsum(occupancy.sum(axis=0).reshape(len(labels), STATES).sum(axis=1))
-        moved = dict(zip(_keys(edges[1:-1]), ends[:-1].tolist(), strict=True))
 
         def at_new(entries: Sequence[CtmEntry]) -> tuple[CtmEntry, ...]:
             made = []
@@ -177,11 +186,15 @@ class BoundaryModel:
         tiers: Any = {name: at_new(getattr(alignment, name)) for name in ("words", "phones", "other")}
         return replace(alignment, **tiers)
 
-    def _occupancy(self, features: Floats, chain: npt.NDArray[np.int64], edges: Floats) -> Floats | None:
-        """[T, K S] of the chain's states; None where it has no path within reach of the edges."""
+    def _occupancy(self, piece: _Piece) -> Floats | None:
+        """[T, K S] of the states of the piece's phones; None where one is unknown, or out of reach of its edges."""
+        _, labels, edges, features = piece
+        if not set(labels) <= set(self.phones):
+            return None
+        chain = [self.phones.index(label) for label in labels]
         scores = np.full((len(features), len(chain), STATES), -np.inf)
         times = SHIFT * (0.5 + np.arange(len(features)))
-        for place, phone in enumerate(chain.tolist()):
+        for place, phone in enumerate(chain):
             first = 0 if place == 0 else np.searchsorted(times, edges[place] - REACH)
             last = len(times) if place == len(chain) - 1 else np.searchsorted(times, edges[place + 1] + REACH)
             for state in range(STATES):
@@ -214,6 +227,12 @@ class BoundaryModel:
                 f"{path}: arrays of {[one.shape for one in arrays]} do not fit {len(phones)} phones"
             )
         return cls(phones, int(found["sample_rate"]), *arrays)
+
+    @classmethod
+    def beside(cls, model: Path | None) -> BoundaryModel | None:
+        """The boundaries.npz in the folder of a model, if there is one."""
+        path = None if model is None else model.with_name(BOUNDARIES)
+        return cls.load(path) if path is not None and path.is_file() else None
 
 
 class _Sums:
@@ -280,6 +299,41 @@ def _segments(alignment: Alignment) -> tuple[list[str], Floats]:
         labels.append(OTHER)
         edges.append(alignment.seconds)
     return labels, np.array(edges)
+
+
+class _Piece(NamedTuple):
+    """A stretch of a recording that begins at `start`, in seconds.
+
+    labels: K in a row; edges [K + 1]: where they begin and end, in seconds from `start`; features [T, D].
+    """
+
+    start: float
+    labels: list[str]
+    edges: Floats
+    features: Floats
+
+
+def _pieces(blocks: Iterable[Samples], sample_rate: int, alignment: Alignment) -> Iterator[_Piece]:
+    """The recording in pieces of half a minute; all between the middles of two long phones or silences."""
+    labels, edges = _segments(alignment)
+    rest, heard = iter(blocks), np.zeros(0, np.float32)
+    start, end, fewest, most = 0.0, float(edges[-1]), *PIECE_SECONDS
+    while start < end:
+        cut = end
+        if end - start > most:
+            # What of each label lies where a piece may end; the longest is cut in its middle.
+            inside = np.clip(edges, start + fewest, min(start + most, end - fewest))
+            longest = int(np.diff(inside).argmax())
+            cut = float(inside[longest : longest + 2].mean())
+        count = round(cut * sample_rate) - round(start * sample_rate)
+        while (cut == end or len(heard) < count) and (block := next(rest, None)) is not None:
+            heard = np.concatenate([heard, block])
+        own, heard = np.split(heard, [len(heard) if cut == end else count])
+        first, last = np.searchsorted(edges, [start, cut], side="right") - 1
+        last = min(last, len(labels) - 1)
+        inner = np.concatenate([[start], edges[first + 1 : last + 1], [cut]]) - start
+        yield _Piece(start, labels[first : last + 1], inner, _cepstra(own, sample_rate))
+        start = cut
 
 
 def _keys(times: Iterable[float]) -> list[int]:
