@@ -330,6 +330,21 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
             fsachain(*numerators, "--set", f"forgive.deletion={wrong}"),
             "forgive.deletion = 0.0: expected a penalty above 0",
         )
+    data, graphs = trained / "data", (*lang, *den, "--set", "forgive.insertion=2")
+    assert fsachain("num-tables", data, trained / "tables", *graphs).status == 0
+    for made, written in (("num-graphs", "dev.npz"), ("num-tables", "dev")):
+        assert fsachain(made, data, trained / written, *graphs, "--as-written").status == 0
+    train = ("train", data, trained / "forgiving.npz", trained / "exp2", *lang, *den)
+    train += ("--config", trained / "small.yaml", "--dev", data)
+    for forgiving in ("forgiving.npz", "tables"):
+        assert_one_line(fsachain(*train, trained / forgiving), "`fsachain num-graphs --as-written`")
+    plain = load_numerators(trained / "num.npz")
+    assert all(
+        np.array_equal(one.arc_word, plain[name].arc_word)
+        for name, one in load_numerators(trained / "dev.npz").items()
+    )
+    for written in ("dev.npz", "dev"):
+        assert fsachain(*train, trained / written, "--num-epochs", 1).status == 0
     model, out = trained / "exp/model.safetensors", trained / "doubts"
     text = fsachain.ok("suspicious", model, trained / "data", out, *lang, *den).out
     rows = [line.split() for line in (out / "words.txt").read_text().splitlines()]

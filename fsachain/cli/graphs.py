@@ -133,24 +133,31 @@ floor_option = click.option(
     "development set alone. 0: they are left out.",
 )
 
+as_written_option = click.option(
+    "--as-written",
+    is_flag=True,
+    help="Nothing is forgiven, whatever section forgive says: a development set is judged by its transcripts.",
+)
+
 
 @command(data=DATA, out=OUT)
 @lang_option
 @normalizing_option
 @floor_option
+@as_written_option
 @config_option
 @with_resources("jobs", "scheduler", "bad_data", "commands", beside=True)
-def num_graphs(out: Path, experiment: Experiment, **options: Any) -> None:
+def num_graphs(out: Path, as_written: bool, experiment: Experiment, **options: Any) -> None:
     """Build the numerator graph of every utterance.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
-    The section forgive of the configuration says what transcripts may be wrong in; leave it out for a development set.
+    The section forgive of the configuration says what transcripts may be wrong in.
     Out: OUT, one npz file. Numerators that need --floor are counted; training sets go without them.
     Example: fsachain num-graphs train graphs/train.npz --lang lang --den graphs
     """
-    forgive = experiment.forgive.forgiveness()
+    forgive = None if as_written else experiment.forgive.forgiveness()
     if forgive is not None:
-        click.echo("transcripts may be wrong, by section forgive: not for a development set")
+        click.echo("transcripts may be wrong, by section forgive; --as-written for a development set")
     click.echo(f"{make_numerators(out=out, forgive=forgive, **options)} -> {out}")
 
 
@@ -166,7 +173,7 @@ def make_numerators(
     """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`."""
     resources = resources or Resources()
     made = build_numerators(lang, data, normalization, resources, forgive, floor)
-    return _write(out, lang, *made, "transcripts", resources)
+    return _write(out, lang, *made, "transcripts", resources, forgive)
 
 
 def _write(
@@ -176,10 +183,11 @@ def _write(
     faults: Sequence[Fault],
     source: NumeratorSource,
     resources: Resources,
+    forgive: Forgiveness | None = None,
 ) -> str:
     resources.leave_out(faults, len(numerators), f"{out}: numerators")
     make_folder(out.parent)
-    save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree))
+    save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree, forgive))
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
     floored = told_floored(sum(numerator.floored for numerator in numerators.values()))
     return f"{len(numerators)} numerators, {arcs} arcs, {counted(len(faults), 'utterance')} excluded{floored}"
@@ -215,6 +223,7 @@ def _words(data: DataDir) -> Iterator[tuple[str, tuple[str, ...]]]:
 @lang_option
 @normalizing_option
 @floor_option
+@as_written_option
 @click.option("--shard-size", type=COUNT, default=2000, help="Utterances per file.")
 @config_option
 @with_resources("jobs", "scheduler", "bad_data", "commands")
@@ -224,6 +233,7 @@ def num_tables(
     lang: Lang,
     normalization: Fsa | None,
     floor: float,
+    as_written: bool,
     shard_size: int,
     experiment: Experiment,
     resources: Resources,
@@ -239,10 +249,11 @@ def num_tables(
     wrong = {fault.id for fault in faults}
     said = [(name, words) for name, words in _words(data) if name not in wrong]
     resources.leave_out(faults, len(said), f"{out}: numerators")
+    forgive = None if as_written else experiment.forgive.forgiveness()
     with counter("numerators") as update:
         summary = make_shards(
             said,
-            NumeratorMaker(lang.lexicon, lang.tree, normalization, experiment.forgive.forgiveness(), floor),
+            NumeratorMaker(lang.lexicon, lang.tree, normalization, forgive, floor),
             out,
             shard_size=shard_size,
             jobs=resources.jobs,

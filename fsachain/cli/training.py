@@ -192,6 +192,11 @@ def train_model(
         raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
     if dev is not None:
         _refuse_shared_ids(train.data, dev.data)
+        if dev.forgiving:
+            raise DataError(
+                "the development set's numerators forgive errors of transcripts, so its objective would tell little; "
+                "expected those of `fsachain num-graphs --as-written`"
+            )
     unseen: list[Fault] = []
     if isinstance(train, TrainingSet):
         train, unseen = train.seen()

@@ -51,34 +51,37 @@ STATISTICS_UTTERANCES = 5000  # that global statistics are taken from; more woul
 class TrainingSet:
     """Utterances and the numerators of those that can be used, by utterance id: graphs, or tables in mapped shards.
 
-    Where `numerators` is None, they are compiled from the transcripts while a training streams the utterances.
+    Where `numerators` is None, they are compiled from the transcripts while a training streams the utterances. `forgiving`
+    ones allow for transcripts that are wrong, in a training set alone.
     """
 
     data: DataDir
     numerators: Mapping[str, Numerator] | TableShards | None
+    forgiving: bool = False
 
     @classmethod
     def read(cls, data: DataDir, path: Path, lang: Lang | None) -> TrainingSet:
         """With the numerators of whole utterances, from a file or a folder of shards, which `lang` made."""
         if path.is_dir():
             shards = TableShards(path)
-            check_origin(lang, shards.origin, path)
+            origin = shards.origin
             shards.check_bodies()
             changed = [one.id for one in data if one.id in shards and not shards.says(one.id, one.words)]
-            found = cls(data, shards)
+            numerators: Any = shards
         else:
             graphs = load_numerators(path)
-            check_origin(lang, origin_of(path), path)
+            origin = origin_of(path)
             # Numerators of patterns and graphs are not made from transcripts, so their words may differ.
             compared = graphs if source_of(path) == "transcripts" else ()
             changed = [one.id for one in data if one.id in compared and graphs[one.id].words != one.words]
-            found = cls(data, graphs)
+            numerators = graphs
+        check_origin(lang, origin, path)
         if changed:
             raise DataError(
                 f"{path}: the transcript of {changed[0]!r} has changed since its numerator was made; "
                 "build the numerators anew"
             )
-        return found
+        return cls(data, numerators, isinstance(origin, Mapping) and bool(origin.get("forgive")))
 
     @property
     def _floored(self) -> frozenset[str]:

@@ -315,8 +315,8 @@ def check_phones(lexicon: Lexicon, tree: ContextTree) -> None:
         raise GraphError(f"{difference}: expected the same phones in both")
 
 
-def made_with(lexicon: Lexicon, tree: ContextTree) -> dict[str, Any]:
-    """What files of graphs keep of their lexicon and tree, as JSON can hold it: the phones, and a hash of each."""
+def made_with(lexicon: Lexicon, tree: ContextTree, forgive: Forgiveness | None = None) -> dict[str, Any]:
+    """What files of graphs keep of how they were made, as JSON can hold it: the phones, a hash of lexicon and of tree."""
     spoken = zip(lexicon.words, lexicon.pronunciations, strict=True)
     parts: dict[str, list[Any]] = {
         "tree": [tree.topology, tree.context_width, tree.central_position, tuple(tree.shared)],
@@ -327,7 +327,7 @@ def made_with(lexicon: Lexicon, tree: ContextTree) -> dict[str, Any]:
         None if tree.decisions is None else tree.decisions.to_columns(),
     ]
     hashes = {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
-    return {"phones": list(tree.phones), **hashes}
+    return {"phones": list(tree.phones), **hashes, **({"forgive": True} if forgive else {})}
 
 
 FLOOR = 1e-5  # of development sets: the least leak that is usual, so that the denominator outweighs them

@@ -118,7 +118,7 @@ def make_shards(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     packed = pickle.dumps(maker)
-    made = made_with(maker.lexicon, maker.tree)
+    made = made_with(maker.lexicon, maker.tree, maker.forgive)
     origin = _fingerprint(made, maker)
     shards = {
         folder / f"{number:05d}{SUFFIX}": tuple(transcripts[first : first + shard_size])
