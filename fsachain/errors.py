@@ -72,8 +72,14 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def counted(number: int, noun: str) -> str:
-    """As in "1 utterance" and "2 utterances"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """As in "1 utterance" and "2 utterances", "3 batches"."""
+    ending = "" if number == 1 else "es" if noun.endswith(("ch", "x")) else "s"
+    return f"{number} {noun}{ending}"
+
+
+def but_for(number: int) -> str:
+    """As in "96 numerators, 2 utterances left out": what is said behind a number of utterances; nothing for 0."""
+    return f", {counted(number, 'utterance')} left out" if number else ""
 
 
 def printable(text: str) -> str:

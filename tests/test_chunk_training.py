@@ -269,10 +269,10 @@ def test_an_unknown_phone_of_an_alignment_is_named_with_its_utterance():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"left_tolerance": -1}, "supervision.left_tolerance: -1 is negative"),
-        ({"overlap_frames": -1}, "supervision.overlap_frames: -1 is negative"),
-        ({"chunk_frames": 30, "overlap_frames": 30}, "supervision.chunk_frames: 30 is not more"),
-        ({"chunk_frames": 0}, "supervision.chunk_frames: 0 is not more"),
+        ({"left_tolerance": -1}, "left_tolerance: -1 is negative"),
+        ({"overlap_frames": -1}, "overlap_frames: -1 is negative"),
+        ({"chunk_frames": 30, "overlap_frames": 30}, "chunk_frames: 30 is not more"),
+        ({"chunk_frames": 0}, "chunk_frames: 0 is not more"),
     ],
 )
 def test_options_of_supervision_are_checked(options, message):

@@ -73,9 +73,9 @@ def test_compiled_numerators_go_on_where_they_were(fsachain, built):
         built / "den",
     )
     status, out, _ = fsachain(*arguments, "--shard-size", 2, "--jobs", 2)
-    assert status == 0 and "\n5 numerators in 3 shards (0 were there), 0 utterances excluded" in out
+    assert status == 0 and "\n5 numerators in 3 shards -> " in out
     (built / "tables/00001.tables").unlink()
-    assert "3 shards (2 were there)" in fsachain(*arguments, "--shard-size", 2)[1]
+    assert "3 shards, 2 of them were there" in fsachain(*arguments, "--shard-size", 2)[1]
     assert list(TableShards(built / "tables")) == [f"u{n}" for n in range(1, 6)]
     for path in (built / "tables", built / "tables/00000.tables"):
         out = fsachain.ok("info", path).out

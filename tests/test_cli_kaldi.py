@@ -166,7 +166,7 @@ def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, 
         fsachain(*command, taken_over / "ali.2"), "utterance 'c': frame 1 has 999: expected a transition id"
     )
     assert_one_line(fsachain(*command, taken_over / "ali.1"), "the alignment of 'a' is in another table too")
-    assert_one_line(fsachain(*command, "--frame-shift", 0), "frame_shift = 0")
+    assert_one_line(fsachain(*command, "--frame-shift", 0), "--frame-shift 0: expected seconds above 0")
 
 
 def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):

@@ -174,7 +174,7 @@ ALONE = {phone: ContextTree.biphone("abc", CHAIN, context_independent=[phone]) f
     [
         (PLAIN, ContextTree.monophone("ab", CHAIN), "phone 3 is 'c' in A, B has 2"),
         (PLAIN, ContextTree.monophone("abd", CHAIN), "phone 3 is 'c' in A, 'd' in B"),
-        (PLAIN, ContextTree.biphone("abc", CHAIN), "the window of a pdf is 1 phones in A, 2 phones in B"),
+        (PLAIN, ContextTree.biphone("abc", CHAIN), "the window of a pdf is 1 phone in A, 2 phones in B"),
         (PLAIN, ContextTree.monophone("abc", Topology.left_to_right(3)), "number of pdfs is 6 in A, 9 in B"),
         (ALONE["a"], ALONE["b"], "pdf 0 is that of a, class 0 in A, of a after (none), class 0 in B"),
     ],

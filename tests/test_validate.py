@@ -262,7 +262,7 @@ def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, train
     status, _, err = fsachain(*training)
     assert status == EXIT_USER_ERROR
     *_, last = err.splitlines()
-    assert last.startswith("error: no utterance is left, 4 were excluded; the first: utterance 'u1'")
+    assert last.startswith("error: training set: no utterance is left; the first: utterance 'u1'")
     assert err.count("error: ") == 1
 
 

@@ -8,6 +8,7 @@ others      one file for each group of commands: the command and what it does; r
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -34,7 +35,8 @@ def call(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except (FsachainError, OSError) as error:
-        print(f"error: {describe(error)}", file=sys.stderr)
+        kind = "" if isinstance(error, LeftOutError) else "error: "
+        print(f"{kind}{describe(error)}", file=sys.stderr)
         return exit_status(error)
 
 
@@ -63,7 +65,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """The message of an error as one line."""
+    """The message of an error as one line; whole numbers without ".0"."""
     if isinstance(error, OSError) and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
-    return printable(" ".join(str(error).split())) or type(error).__name__
+    text = re.sub(r"(?<![\w./-])(-?\d+)\.0(?![\w./])", r"\1", " ".join(str(error).split()))
+    return printable(text) or type(error).__name__

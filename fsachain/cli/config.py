@@ -224,7 +224,11 @@ class LangConfig:
     def __post_init__(self) -> None:
         for name, known in (("topology", TOPOLOGIES), ("context", CONTEXTS)):
             if getattr(self, name) not in known:
-                raise ConfigError(f"lang.{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
+        if self.silence is not None and not 0.0 < self.silence_prob < 1.0:
+            raise ConfigError(
+                f"silence_prob: {self.silence_prob} is not in (0, 1); silence: null is a lexicon without"
+            )
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,15 @@ class PhoneLmConfig:
     no_prune_ngram_order: int = 3
     edge_silence: float = 0.8
     between_silence: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name, least in (("ngram_order", 0), ("num_extra_lm_states", 0), ("no_prune_ngram_order", 1)):
+            if getattr(self, name) < least or (name, getattr(self, name)) == ("ngram_order", 1):
+                expected = "0, or 2 and more" if name == "ngram_order" else f"at least {least}"
+                raise ConfigError(f"{name}: {getattr(self, name)}; expected {expected}")
+        for name in ("edge_silence", "between_silence"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name}: {getattr(self, name)} is no probability in [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -269,10 +282,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             for number in values_of(value):
-                try:
-                    check_factor(name, number)
-                except ConfigError as error:
-                    raise ConfigError(f"loss.{error}") from error
+                check_factor(name, number)
 
     def at(self, progress: float) -> dict[str, float]:
         """The options as numbers: their values at some progress of the training in [0, 1]."""
@@ -295,6 +305,11 @@ class PerturbationConfig:
 
     speeds: tuple[float, ...] = (1.0,)
     volume: tuple[float, float] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if not self.speeds:
+            raise ConfigError("speeds: is empty; [1.0] takes the recordings as they are")
+        self.copies(0)
 
     def copies(self, seed: int) -> list[Perturbation]:
         """One perturbation for each speed."""
@@ -322,11 +337,8 @@ class ForgiveConfig:
     most_left_out: int = 3
 
     def __post_init__(self) -> None:
-        try:
-            for progress in (0.0, 1.0, *(at for one in self._changing for _, at in one.points)):
-                self.forgiveness(progress)
-        except ConfigError as error:
-            raise ConfigError(f"forgive.{error}") from error
+        for progress in (0.0, 1.0, *(at for one in self._changing for _, at in one.points)):
+            self.forgiveness(progress)
 
     @property
     def _changing(self) -> list[Schedule]:
@@ -366,10 +378,10 @@ class SupervisionConfig:
     def __post_init__(self) -> None:
         for name in ("left_tolerance", "right_tolerance", "overlap_frames"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"supervision.{name}: {getattr(self, name)} is negative")
+                raise ConfigError(f"{name}: {getattr(self, name)} is negative")
         if self.chunk_frames is not None and self.chunk_frames <= self.overlap_frames:
             raise ConfigError(
-                f"supervision.chunk_frames: {self.chunk_frames} is not more than the overlap, {self.overlap_frames}"
+                f"chunk_frames: {self.chunk_frames} is not more than the overlap, {self.overlap_frames}"
             )
 
 
@@ -526,12 +538,15 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
         click.echo(f"configuration: {path or file}")
         return found
     before, now = kept.to_dict(), found.to_dict()
-    if told := changes(before["lang"], now["lang"], "lang"):
+    if others := changes(before["lang"], now["lang"], "lang"):
         raise ConfigError(
-            f"{path or '--set'}: {', '.join(told)}; {file} tells what the language folder was made with: expected the "
+            f"{path or '--set'}: {', '.join(others)}; {file} tells what the language folder was made with: expected the "
             "same, or a folder made anew with `fsachain lang`"
         )
-    click.echo(f"configuration: {path or file}; changed from {file}: {', '.join(changes(before, now))}")
+    told = ", ".join(changes(before, now))
+    click.echo(
+        f"configuration: {path}; other than {file}: {told}" if path else f"configuration: {file}; {told}"
+    )
     return found
 
 

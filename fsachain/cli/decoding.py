@@ -25,6 +25,7 @@ from fsachain.cli.options import (
     fresh,
     phones_per_loop_option,
     search_options,
+    track,
 )
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.audio import read_audio
@@ -41,7 +42,7 @@ from fsachain.decode.suspicious import doubts
 from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, BoundaryModel, boundary_errors
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
-from fsachain.errors import ConfigError, DataError, counted
+from fsachain.errors import ConfigError, DataError, but_for, counted
 from fsachain.files import write_text as write_file
 from fsachain.fsa import Fsa
 from fsachain.graph.decoding import DecodingGraph
@@ -337,7 +338,7 @@ def align_data(
             tiers = {"words": result.words, "phones": result.phones}
             seconds = model.timing.start_of(len(outputs[name]))
             write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
-    return f"{counted(len(found), 'utterance')} aligned, {len(faults)} left out"
+    return f"{counted(len(found), 'utterance')} aligned{but_for(len(faults))}"
 
 
 def refined(
@@ -484,8 +485,10 @@ def keyword(
     """
     sought = tuple(words.split())
     if not sought:
-        raise ConfigError("keyword is empty: expected its words")
+        raise ConfigError("WORDS is empty: expected those of the keyword")
     check_lang(model, lang)
+    for word in sought:
+        lang.lexicon.word_id(word)
     fresh(out, "scores.txt")
     loop = any_phones(lang, phones_per_loop)
     patterns: dict[str, Pattern] = {
@@ -525,8 +528,8 @@ def _keyword_scores(spoken: Fsa, filler: Fsa, outputs: Outputs) -> dict[str, flo
     """By utterance, in batches of similar length."""
     found: dict[str, float] = {}
     names = sorted(outputs, key=lambda name: len(outputs[name]))
-    for first in range(0, len(names), KEYWORD_BATCH):
-        batch = names[first : first + KEYWORD_BATCH]
+    batches = [names[first : first + KEYWORD_BATCH] for first in range(0, len(names), KEYWORD_BATCH)]
+    for batch in track(batches, "keyword"):
         lengths = [len(outputs[name]) for name in batch]
         scores = np.zeros((len(batch), max(lengths), outputs[batch[0]].shape[1]), dtype=np.float32)
         for row, name in zip(scores, batch, strict=True):

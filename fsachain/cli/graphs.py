@@ -29,7 +29,7 @@ from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir, Utterance, read_table
 from fsachain.data.utterance import Fault
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, DataError, GraphError, counted
+from fsachain.errors import DataError, GraphError, but_for, counted
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph import patterns as pattern
 from fsachain.graph.context import ContextTree
@@ -74,7 +74,7 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
     click.echo(f"{make_denominator(lang, phone_lm, out, merge)} -> {out}")
 
 
-def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> DenominatorGraph:
+def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> str:
     """That of a phone language model of order 0 accepts every sequence of pdfs."""
     fsa = Fsa.read(phone_lm)
     check_phone_names(lang, phone_lm)
@@ -87,13 +87,18 @@ def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum"
         raise GraphError(f"{phone_lm}: no phone language model for these phones: {error}") from error
 
 
-def write_denominator(lang: Lang, fsa: Fsa, out: Path, merge: Merge) -> DenominatorGraph:
+def write_denominator(lang: Lang, fsa: Fsa, out: Path, merge: Merge) -> str:
     """Write den.fst, normalization.fst and the tree they were made with, tree.npz, to the folder `out`."""
     denominator = DenominatorGraph(fsa, lang.tree.num_pdfs)
     lang.tree.save(make_folder(out) / TREE)
     fsa.write(out / DENOMINATOR)
     denominator.normalization_fsa(merge).write(out / NORMALIZATION)
-    return denominator
+    sizes = (
+        counted(fsa.num_states, "state"),
+        counted(fsa.num_arcs, "arc"),
+        counted(lang.tree.num_pdfs, "pdf"),
+    )
+    return f"denominator graph of {', '.join(sizes)}"
 
 
 def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:
@@ -190,7 +195,8 @@ def _write(
     save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree, forgive))
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
     floored = told_floored(sum(numerator.floored for numerator in numerators.values()))
-    return f"{len(numerators)} numerators, {arcs} arcs, {counted(len(faults), 'utterance')} excluded{floored}"
+    sizes = f"{counted(len(numerators), 'numerator')}, {counted(arcs, 'arc')}"
+    return f"{sizes}{but_for(len(faults))}{floored}"
 
 
 def build_numerators(
@@ -346,9 +352,7 @@ def num_fsts(
     Example: fsachain num-fsts graphs.scp graphs/fsts.npz --lang lang
     """
     if (labels == "transition-ids") != (model is not None):
-        raise ConfigError(
-            f"labels = {labels!r}, model = {model}: transition ids need their model, others have none"
-        )
+        raise click.UsageError("--model goes with --labels transition-ids, and these with --model")
     symbols = lang.lexicon.words if words is None else read_symbols(words)
     transitions = None if model is None else read_transition_model(model)
     make = partial(_Builder(lang, normalization).of_graph, labels, symbols, transitions)

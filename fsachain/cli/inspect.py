@@ -5,6 +5,7 @@ What brings PyTorch is imported where it is needed: most of these commands start
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import click
 
 from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, command, make_folder, seed_option
-from fsachain.decode.wer import read_text
+from fsachain.decode.wer import WerReport, read_text
 from fsachain.decode.wer import score as score_words
-from fsachain.errors import DataError, GraphError, counted
+from fsachain.errors import DataError, GraphError, but_for, counted
 from fsachain.fsa import Fsa
 from fsachain.graph import algorithms
 from fsachain.graph.chunks import holds_chunks, load_chunks
@@ -22,6 +23,7 @@ from fsachain.graph.numerator import load_numerators
 from fsachain.graph.shards import SUFFIX, TableShards
 from fsachain.kaldi.archive import read_value
 from fsachain.openfst import MAGIC, read_fst
+from fsachain.progress import counter
 from fsachain.stream import open_file
 from fsachain.table_file import TableFile
 
@@ -63,13 +65,17 @@ def score(reference: Path, hypothesis: Path, speakers: dict[str, str] | None, ou
     with --out also as files.
     Example: fsachain score test/text decoded/hyp.txt
     """
-    references = read_text(reference)
-    if not references:
-        raise DataError(f"{reference}: no utterances; expected lines of an utterance and its words")
-    report = score_words(references, read_text(hypothesis), speakers=speakers)
+    report = compare(reference, hypothesis, speakers)
     if out is not None:
         report.write(out)
     click.echo(report.to_text(), nl=False)
+
+
+def compare(reference: Path, hypothesis: Path, speakers: Mapping[str, str] | None) -> WerReport:
+    references = read_text(reference)
+    if not references:
+        raise DataError(f"{reference}: no utterances; expected lines of an utterance and its words")
+    return score_words(references, read_text(hypothesis), speakers=speakers)
 
 
 @command(path=PATH)
@@ -103,7 +109,7 @@ def _describe_shards(path: Path) -> str:
     num_bytes = sum(Path(file.path).stat().st_size for file in files)
     excluded = sum(len(file.facts.get("excluded", ())) for file in files)
     sizes = f"{sum(map(len, files))} in {counted(len(files), 'file')}, {num_bytes:,} bytes"
-    return f"compiled tables: {sizes}, {counted(excluded, 'utterance')} excluded"
+    return f"compiled tables: {sizes}{but_for(excluded)}"
 
 
 def _describe_numerators(path: Path) -> str:
@@ -121,8 +127,8 @@ def _describe_chunks(path: Path) -> str:
     frames = [chunk.end - chunk.start for chunk in chunks]
     arcs = sum(chunk.fsa.num_arcs for chunk in chunks)
     return (
-        f"chunks: {len(frames)} of {counted(len(utterances), 'utterance')} in {copies} copies\n"
-        f"at most {max(frames, default=0)} output frames in one, {sum(frames)} in all, {arcs} arcs"
+        f"{counted(len(frames), 'chunk')} of {counted(len(utterances), 'utterance')}, speeds: {copies}\n"
+        f"at most {counted(max(frames, default=0), 'output frame')} in one, {sum(frames)} in all, {counted(arcs, 'arc')}"
     )
 
 
@@ -133,7 +139,7 @@ def _describe_model(path: Path) -> str:
     model = AcousticModel.load(path)
     network, features = model.network, model.experiment.features
     return (
-        f"model: {num_parameters(network)} parameters, {network.num_pdfs} pdfs, {model.kind}\n"
+        f"model: {counted(num_parameters(network), 'parameter')}, {counted(network.num_pdfs, 'pdf')}, {model.kind}\n"
         f"input: {features.num_features} {features.kind} features at {features.sample_rate} Hz, "
         f"normalised per {model.cmvn.config.scope}\n"
         f"output: one frame every {1000 * model.timing.frame_seconds:g} ms\n"
@@ -159,7 +165,7 @@ def _describe_folder(path: Path) -> str:
         return (
             f"language folder: {counted(len(lexicon.words), 'word')}, {counted(ways, 'pronunciation')}\n"
             f"phones: {len(lexicon.phones)}, silence {lexicon.silence} ({lexicon.silence_prob:g})\n"
-            f"pdfs: {tree.num_pdfs}, context of {tree.context_width} phones"
+            f"pdfs: {tree.num_pdfs}, context of {counted(tree.context_width, 'phone')}"
         )
     if not cuts and not (path / "text").is_file():
         raise DataError(f"{path}: expected a language folder ({LEXICON}) or a data directory (text, wav.scp)")
@@ -185,7 +191,8 @@ def equivalent(context: click.Context, first: Fsa, second: Fsa, **options: Any) 
     Out: the largest difference and where it was found, printed; exit status 1 if it is beyond the tolerance.
     Example: fsachain equivalent graphs/den.fst minimal.fst --semiring log
     """
-    found = algorithms.equivalent(first, second, **options)
+    with counter("paths"):
+        found = algorithms.equivalent(first, second, **options)
     click.echo(str(found))
     context.exit(0 if found else DIFFERENT)
 
@@ -227,7 +234,9 @@ def determinize(graph: Fsa, out: Path, semiring: str) -> None:
     Out: OUT, an OpenFst acceptor.
     Example: fsachain determinize minimal.fst determinate.fst --semiring log
     """
-    _write(algorithms.determinize(graph, semiring=semiring), out)
+    with counter("determinize"):
+        found = algorithms.determinize(graph, semiring=semiring)
+    _write(found, out)
 
 
 @command(graph=GRAPH, out=OUT)
@@ -239,10 +248,12 @@ def minimize(graph: Fsa, out: Path, semiring: str) -> None:
     Out: OUT, an OpenFst acceptor.
     Example: fsachain minimize graphs/den.fst minimal.fst --semiring log
     """
-    _write(algorithms.minimize(graph, semiring=semiring), out)
+    with counter("minimize"):
+        found = algorithms.minimize(graph, semiring=semiring)
+    _write(found, out)
 
 
 def _write(fsa: Fsa, out: Path) -> None:
     make_folder(out.parent)
     fsa.write(out)
-    click.echo(f"{fsa.num_states} states, {fsa.num_arcs} arcs -> {out}")
+    click.echo(f"{counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')} -> {out}")

@@ -51,6 +51,7 @@ from fsachain.kaldi.model import pdf_graph, read_context_tree, read_topology, re
 from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.training_log import read_objective
 from fsachain.openfst import Transducer, read_fst
+from fsachain.progress import counter
 from fsachain.stream import Cursor
 
 MODELS = ("0.trans_mdl", "final.mdl")
@@ -132,7 +133,9 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
     sequences = [ids.tolist() for _, ids in read_table(phones, values.read_alignment)]
     if not sequences:
         raise DataError(f"{phones}: no sequence of phones")
-    click.echo(f"{write_phone_lm(out, estimate_phone_lm(sequences, **options), ())} -> {out}")
+    with counter("phone language model"):
+        fsa = estimate_phone_lm(sequences, **options)
+    click.echo(f"{write_phone_lm(out, fsa, ())} -> {out}")
 
 
 @command(kaldi, None, model=FILE, phones=FILE, out=OUT, alignments=many(str))
@@ -216,7 +219,10 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
     (data / "text").write_text("".join(f"{name}\n" for name in features), encoding="utf-8")
     save_chunks(out / "chunks.npz", chunks)
     width, num_pdfs, subsampling = kinds.pop()
-    text = f"{len(features)} examples of {width} features and {num_pdfs} pdfs, one output for {subsampling} frames"
+    sizes = f"{width} features and {counted(num_pdfs, 'pdf')}"
+    text = (
+        f"{counted(len(features), 'example')} of {sizes}, an output for every {counted(subsampling, 'frame')}"
+    )
     if speakers:
         text += f"; {speakers} speaker vectors left out, our networks take none"
     click.echo(f"{text} -> {out}")
@@ -251,7 +257,8 @@ def decode_archive(
     """
     graph = pdf_graph(read_value(hclg, read_fst), read_transition_model(model)).to_openfst()
     scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, values.read_matrix)}
-    found = decode(scores, graph, read_symbols(words), num_workers=jobs)
+    with counter("decoding") as update:
+        found = decode(scores, graph, read_symbols(words), num_workers=jobs, progress=update)
     write_text(make_folder(out) / "hyp.txt", {name: result.words for name, result in found.items()})
     click.echo(f"{counted(len(found), 'utterance')} -> {out}")
 
@@ -303,20 +310,22 @@ def _example(key: str, example: ChainExample) -> Lines:
     for part in example.inputs:
         rows, columns = part.features.shape
         times = part.indexes.t
-        yield f"{key} input {part.name}: {rows} rows of {columns}, times {times.min()} to {times.max()}"
+        yield f"{key} input {part.name}: {counted(rows, 'row')} of {columns}, times {times.min()} to {times.max()}"
     for output in example.outputs:
         arcs = sum(fsa.num_arcs for fsa in output.fsas)
         kind = "end-to-end" if output.end_to_end else "from alignments"
         yield (
-            f"{key} output {output.name}: {output.num_sequences} sequences of {output.frames_per_sequence} frames, "
-            f"{output.label_dim} pdfs, weight {_number(output.weight)}, {kind}, {len(output.fsas)} graphs, {arcs} arcs"
+            f"{key} output {output.name}: {counted(output.num_sequences, 'sequence')} of "
+            f"{counted(output.frames_per_sequence, 'frame')}, {counted(output.label_dim, 'pdf')}, "
+            f"weight {_number(output.weight)}, {kind}, {counted(len(output.fsas), 'graph')}, {counted(arcs, 'arc')}"
         )
 
 
 def _model(path: str) -> Lines:
     model = read_transition_model(path)
     table = model.transitions
-    yield f"{model.num_phones} phones, {model.num_pdfs} pdfs, {len(table.pdf) - 1} transition ids"
+    sizes = counted(model.num_phones, "phone"), counted(model.num_pdfs, "pdf")
+    yield f"{', '.join(sizes)}, {counted(len(table.pdf) - 1, 'transition id')}"
     yield "transition\tphone\tstate\tpdf\tself-loop\tlast\tlog-prob"
     for number in range(1, len(table.pdf)):
         marks = ("yes" if mark[number] else "no" for mark in (table.is_self_loop, table.is_final))

@@ -329,7 +329,7 @@ def write_phone_lm(out: Path, fsa: Fsa, phones: Sequence[str]) -> str:
     """With the names of the phones, which `check_phone_names` compares."""
     make_folder(out.parent)
     write_named(fsa.to_openfst(), out, phones)
-    return f"phone language model of {fsa.num_states} states, {fsa.num_arcs} arcs"
+    return f"phone language model of {counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}"
 
 
 def check_phone_names(lang: Lang, path: Path) -> None:
@@ -363,8 +363,10 @@ def word_lm(text: Path, out: Path, lang: Lang, order: int, resources: Resources)
     """
     usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
     ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
-    model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
-    click.echo(f"{write_phone_lm(out, _spelled_out(model, lang), lang.lexicon.phones)} -> {out}")
+    with counter("phone language model"):
+        model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
+        fsa = _spelled_out(model, lang)
+    click.echo(f"{write_phone_lm(out, fsa, lang.lexicon.phones)} -> {out}")
 
 
 def _spelled_out(words: Fsa, lang: Lang) -> Fsa:
@@ -435,8 +437,9 @@ def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     Example: fsachain arpa-lm grammar.arpa graphs/arpa_lm.fst --lang lang --units words
     """
-    if units == "phones":
-        fsa = grammar.ngram_acceptor(arpa, lang.lexicon.phones)
-    else:
-        fsa = _spelled_out(grammar.ngram_acceptor(arpa, lang.lexicon.words), lang)
+    with counter("phone language model"):
+        if units == "phones":
+            fsa = grammar.ngram_acceptor(arpa, lang.lexicon.phones)
+        else:
+            fsa = _spelled_out(grammar.ngram_acceptor(arpa, lang.lexicon.words), lang)
     click.echo(f"{write_phone_lm(out, fsa, lang.lexicon.phones)} -> {out}")

@@ -23,7 +23,7 @@ from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
-from fsachain.errors import DataError, FsachainError, require
+from fsachain.errors import DataError, FsachainError, counted, require
 from fsachain.nn.network import Network, TakenWeights, num_parameters, take_weights
 from fsachain.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
 
@@ -172,7 +172,7 @@ def check_lang(model: AcousticModel, lang: Lang) -> None:
     if model.lang is not None:
         difference = model.lang.difference(lang)
     elif num_pdfs != lang.tree.num_pdfs:
-        difference = f"the model has {num_pdfs} pdfs, {lang.name} {lang.tree.num_pdfs}"
+        difference = f"the model has {counted(num_pdfs, 'pdf')}, {lang.name} {lang.tree.num_pdfs}"
     else:
         note(
             f"warning: {model.path or 'the model'} holds no words, phones and tree, an earlier version wrote it: whether "
@@ -265,7 +265,7 @@ def begin_network(experiment: Experiment, spec: NetworkSpec, lang: Lang | None =
     another meaning than in `lang`, a line says so.
     """
     network = spec.build()
-    first = f"network: {spec.kind}, {num_parameters(network)} parameters"
+    first = f"network: {spec.kind}, {counted(num_parameters(network), 'parameter')}"
     if spec.init_from is None:
         return Beginning(network, (first,), None)
     path = Path(spec.init_from)

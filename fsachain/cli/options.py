@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from fsachain.errors import FsachainError
 from fsachain.progress import counter
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -50,7 +52,8 @@ def command(group: click.Group | None = None, name: str | None = None, /, **kind
     The names are those of the function. In its help "Out:" and "Example:" begin paragraphs; lines of the latter stay whole.
     """
 
-    def decorate(function: Command) -> click.Command:
+    def decorate(work: Command) -> click.Command:
+        function = _with_options_named(work)
         for argument, kind in reversed(kinds.items()):
             settings = kind if isinstance(kind, dict) else {"type": kind}
             function = click.argument(argument, **settings)(function)
@@ -59,6 +62,26 @@ def command(group: click.Group | None = None, name: str | None = None, /, **kind
         return (click if group is None else group).command(name)(function)
 
     return decorate
+
+
+def _with_options_named(function: Command) -> Command:
+    """Errors that name an argument of Python name the option of the command that gave it."""
+
+    @wraps(function)
+    def run(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except FsachainError as error:
+            text = str(error)
+            for one in click.get_current_context().command.params:
+                if isinstance(one, click.Option) and one.name:
+                    text = re.sub(rf"(?<![\w.'-]){one.name} = ", f"{one.opts[0]} ", text)
+                    if "_" in one.name:
+                        text = re.sub(rf"(?<![\w.'-]){one.name}\b", one.opts[0], text)
+            error.args = (text, *error.args[1:])
+            raise
+
+    return run
 
 
 def many(kind: click.ParamType | type) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fsachain.backends.dispatch import forward_backward
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator, load_normalization
-from fsachain.cli.inspect import read_graph, speakers_option
+from fsachain.cli.inspect import compare, read_graph, speakers_option
 from fsachain.cli.lang import LANG, Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
 from fsachain.cli.options import (
@@ -35,7 +35,6 @@ from fsachain.data.audio import read_audio
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.decode.ctm import read_ctm
-from fsachain.decode.wer import read_text, score
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.files import read_npz
@@ -285,8 +284,12 @@ def _total_wer(path: Path) -> float:
     try:
         report: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return float(report["total"]["wer"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file}: expected a wer.json with a rate: {error!r}") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{file}: has no word error rate; expected a wer.json of `fsachain decode`"
+        ) from error
 
 
 @command(plot, "wer", reference=FILE, hypothesis=FILE, out=OUT)
@@ -298,5 +301,5 @@ def draw_wer(reference: Path, hypothesis: Path, out: Path, speakers: dict[str, s
     Out: OUT, the picture.
     Example: fsachain plot wer test/text decoded/hyp.txt wer.png
     """
-    report = score(read_text(reference), read_text(hypothesis), speakers=speakers)
+    report = compare(reference, hypothesis, speakers)
     _save(results.plot_wer(report, title=str(hypothesis)), out)

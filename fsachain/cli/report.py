@@ -105,5 +105,7 @@ def occupancies(
         if all(map(math.isfinite, pair.log_probs or ())):
             seen[name] = Seen(pair, model.timing.frame_seconds)
         else:
-            reasons[name] = f"utterance {name!r}: has no path of its {len(outputs[name])} output frames"
+            reasons[name] = (
+                f"utterance {name!r}: has no path of its {counted(len(outputs[name]), 'output frame')}"
+            )
     return seen, reasons

@@ -87,8 +87,9 @@ class Resources:
             click.echo(told_left_out(faults))
         if not num_left or (faults and self.bad_data == "stop"):
             what = f"{counted(len(faults), 'fault')}, and --bad-data is stop"
+            none = "no utterance is left" if self.faults else "there are no utterances"
             first = f"; the first: {faults[0].reason}" if faults else ""
-            raise DataError(f"{where}: {what if num_left else 'no utterance is left'}{first}")
+            raise DataError(f"{where}: {what if num_left else none}{first}")
 
     @contextmanager
     def listing(self, path: Path) -> Iterator[None]:

@@ -256,7 +256,7 @@ def _report(run: Run) -> None:
         f"test         {(decoded / 'wer.txt').read_text().splitlines()[0]}",
         f"dev          WER {dev['wer']:.2f} %, LM weight {dev['lm_weight']:g}, "
         f"word insertion penalty {dev['word_insertion_penalty']:g}",
-        f"size         {parameters} parameters, seed {seed}",
+        f"size         {counted(parameters, 'parameter')}, seed {seed}",
         f"training     {counted(len(epochs), 'epoch')}, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
         f"time         {'  '.join(f'{one.name} {one.seconds:.1f} s' for one in stages if one.seconds is not None)}",
         f"model        {run.exp / 'model' / FINAL_MODEL}",
@@ -480,6 +480,10 @@ def run(
     """
     if first is not None and first.resolve() == exp.resolve():
         raise ConfigError(f"--first {first}: is EXP itself; expected another folder")
+    if first is not None and "train" not in _kept(first).get("done", {}):
+        raise ConfigError(
+            f"--first {first}: holds no training that is done; expected the folder of a first pass"
+        )
     kept = {**(_kept(first) if first else {}).get("inputs", {}), **_kept(exp).get("inputs", {})}
     inputs = {name: given.get(name) or Path(kept[name]) for name in INPUTS if given.get(name) or name in kept}
     for name in (*SPLITS, "lexicon"):

@@ -153,7 +153,7 @@ def _write(matrices: Iterator[tuple[str, Scores]], path: Path | None) -> None:
 
 
 def _impossible(name: str, frames: int, resources: Resources) -> None:
-    fault = Fault(name, f"no path of {frames} frames, or NaN or +inf among its scores", "no path")
+    fault = Fault(name, f"no path of {counted(frames, 'frame')}, or NaN or +inf among its scores", "no path")
     resources.leave_out([fault], 1, "scores")
 
 

@@ -21,7 +21,7 @@ from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
 from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm
-from fsachain.errors import ConfigError, DataError, counted
+from fsachain.errors import ConfigError, DataError, but_for, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
 from fsachain.graph.lexicon import read_phones
@@ -116,14 +116,13 @@ def _write(
             faults.append(utterance.unusable("no alignment", f": is not in the alignment {where}").fault)
     chunks, refused = resources.collect(make, items, "supervision")
     faults += refused
-    resources.leave_out(faults, len(chunks), f"{out}: supervisions")
+    resources.leave_out(faults, len(chunks), f"{out}: chunks")
     make_folder(out.parent)
     save_chunks(out, chunks, made_with(lang.lexicon, lang.tree))
     arcs = [chunk.fsa.num_arcs for lists in chunks.values() for one in lists for chunk in one]
     return (
         f"{counted(len(chunks), 'utterance')} supervised, {counted(len(arcs), 'chunk')} of all copies, "
-        f"{counted(sum(arcs), 'arc')}, "
-        f"{counted(len(faults), 'utterance')} excluded"
+        f"{counted(sum(arcs), 'arc')}{but_for(len(faults))}"
     )
 
 

@@ -188,8 +188,6 @@ def train_model(
     experiment = experiment.fitted(train.data, tell=world.is_first)
     if world.is_first:
         _claim_folder(experiment, lang, denominator, out)
-    if not experiment.perturbation.speeds:
-        raise ConfigError("perturbation.speeds: is empty; [1.0] trains on the recordings as they are")
     if dev is not None:
         _refuse_shared_ids(train.data, dev.data)
         if dev.forgiving:
@@ -276,7 +274,7 @@ def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Pa
         "denominator": hashlib.sha256((denominator / DENOMINATOR).read_bytes()).hexdigest()[:12],
     }
     path = out / "experiment.json"
-    if path.is_file():
+    if path.is_file() and list_checkpoints(out / "checkpoints"):  # else it broke off before its first epoch
         try:
             before = dict(parse_json(path.read_bytes(), str(path)))
         except (TypeError, ValueError) as error:
@@ -414,5 +412,5 @@ def _too_short(utterance: Utterance, example: Example, lang: Lang, subsampling: 
     if need is not None and have >= need:
         return None
     words = counted(len(utterance.words), "word")
-    reason = f"{have} output frames ({example.num_frames} of features), its {words} take {need}"
+    reason = f"{counted(have, 'output frame')} ({example.num_frames} of features), its {words} take {need}"
     return utterance.unusable("too short", f": {reason}").fault

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.dataset import Example, cut_example, estimate_cmvn, load_usable
 from fsachain.data.features import frame_counts
 from fsachain.data.kaldi_dir import DataDir, Utterance
-from fsachain.data.utterance import Fault, Member
+from fsachain.data.utterance import Fault, Member, told_left_out
 from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import read_npz, replacing
@@ -244,7 +245,7 @@ class Loader:
         faults: list[Fault] = []
 
         def load(
-            given: TrainingSet | ChunkedSet, copies: Sequence[Perturbation]
+            which: str, given: TrainingSet | ChunkedSet, copies: Sequence[Perturbation]
         ) -> tuple[DataDir, list[list[Example]]]:
             found = _without_numerator(given, self.lang)
             with counter("features") as update:
@@ -258,13 +259,13 @@ class Loader:
                 )
             found += broken
             if not len(usable):
-                first = f"; the first: {found[0].reason}" if found else ""
-                raise DataError(f"no utterance is left, {len(found)} were excluded{first}")
+                click.echo(told_left_out(found))
+                raise DataError(f"{which} set: no utterance is left; the first: {found[0].reason}")
             faults.extend(found)
             return usable, variants
 
         num_pdfs = self.lang.tree.num_pdfs
-        data, variants = load(train, self._copies)
+        data, variants = load("training", train, self._copies)
         cmvn = estimate_cmvn(variants[0], self.experiment.cmvn)
         variants = [normalise_set(examples, cmvn) for examples in variants]
         if isinstance(train, ChunkedSet):
@@ -276,7 +277,7 @@ class Loader:
         source = BatchSource(variants, tables, self.output_lengths, **how)
         if dev is None:
             return Sources(cmvn, source, None, faults)
-        _, (examples,) = load(dev, (Perturbation(),))
+        _, (examples,) = load("development", dev, (Perturbation(),))
         variants = [normalise_set(examples, cmvn)]
         dev_source = BatchSource(variants, dev.tables(num_pdfs, [""]), self.output_lengths, **self._batching)
         return Sources(cmvn, source, dev_source, faults)
@@ -432,6 +433,6 @@ def _shards(utterances: Sequence[Utterance]) -> list[int]:
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     if len(numbers) < 2:
         raise ConfigError(
-            "shards_at_once: the corpus does not lie in several shards or archives; leave the option away"
+            "--shards-at-once: the corpus does not lie in several shards or archives; leave the option away"
         )
     return [numbers[name] for name in names]

@@ -224,6 +224,8 @@ def align_long(
     ones, per frame: where it is far below the others, recording and text differ.
     Example: fsachain align-long model/model.safetensors audio/1.wav audio/1.txt long --lang lang
     """
+    if not lookahead < window:
+        raise click.UsageError(f"--lookahead {lookahead:g}: expected less than --window {window:g}")
     check_lang(model, lang)
     fresh(out, "words.ctm", "phones.ctm", "fit.txt", BOUNDARIES)
     audio = Recording(recording, model.experiment.features.sample_rate)

@@ -172,7 +172,7 @@ def _opened(utterance: Utterance, sample_rate: int | None) -> Iterator[Any]:
                 raise utterance.unusable(
                     "sampling rate",
                     f": {audio} has {file.samplerate} Hz, expected {sample_rate} Hz; convert the recording or change "
-                    "sample_rate",
+                    "features.sample_rate",
                 )
             yield file
     except UtteranceError:

@@ -36,9 +36,7 @@ class CmvnConfig:
     def __post_init__(self) -> None:
         for name, choices in (("scope", SCOPES), ("moments", MOMENTS)):
             if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"cmvn {name} is {getattr(self, name)!r}; expected one of {', '.join(choices)}"
-                )
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True)

@@ -343,7 +343,7 @@ def cut_samples(text: str, sample_rate: int) -> NDArray[np.float32]:
     cut = _checked(text)
     if cut.sampling_rate != sample_rate:
         raise DataError(
-            f"has {cut.sampling_rate} Hz, expected {sample_rate} Hz; resample the cuts or change sample_rate"
+            f"has {cut.sampling_rate} Hz, expected {sample_rate} Hz; resample the cuts or change features.sample_rate"
         )
     return _loaded(cut.load_audio).mean(axis=0)
 

@@ -67,7 +67,8 @@ def read_table(path: str | Path) -> dict[str, tuple[int, str]]:
 def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utterance]:
     """The utterances without faults, in the order of segments (or wav.scp) and feats.scp."""
     if not folder.is_dir():
-        raise DataError(f"data directory {str(folder)!r} does not exist")
+        what = "is a file; expected a folder with text and wav.scp" if folder.is_file() else "does not exist"
+        raise DataError(f"data directory {str(folder)!r} {what}")
     if not (folder / "text").is_file():
         raise DataError(f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts")
     sources = (folder / "wav.scp", folder / "feats.scp")

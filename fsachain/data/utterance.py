@@ -122,7 +122,8 @@ class Fault:
     @property
     def without_id(self) -> str:
         """The reason, where it does not begin by naming the utterance."""
-        return self.reason.removeprefix(f"utterance {self.id!r}").removeprefix(":").lstrip()
+        bare = self.reason.removeprefix(f"utterance {self.id!r}").removeprefix(self.id)
+        return bare.removeprefix(":").lstrip()
 
     def __str__(self) -> str:
         return f"{self.id}: {self.without_id}"

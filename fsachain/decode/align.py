@@ -24,7 +24,7 @@ from scipy.sparse import csgraph
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.decode.ctm import CtmEntry, write_textgrid
-from fsachain.errors import AlignmentError, ConfigError, DataError, GraphError, ShapeError
+from fsachain.errors import AlignmentError, ConfigError, DataError, GraphError, ShapeError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon, bare
@@ -171,7 +171,7 @@ def align(
             found[name] = result
         else:
             needed = numerator.required_frames
-            failed[name] = f"no path of {len(np.asarray(output))} frames, {needed:.0f} are needed"
+            failed[name] = f"no path of {counted(len(np.asarray(output)), 'frame')}, {needed:.0f} are needed"
         if progress is not None:
             progress(done, len(nnet_outputs))
     return found, failed

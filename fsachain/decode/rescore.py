@@ -48,9 +48,7 @@ class RescoringConfig:
 
     def __post_init__(self) -> None:
         if self.num_hypotheses < 1:
-            raise ConfigError(
-                f"rescoring.num_hypotheses: expected a positive number, got {self.num_hypotheses}"
-            )
+            raise ConfigError(f"num_hypotheses: expected a positive number, got {self.num_hypotheses}")
         check_grid("rescoring.", self.lm_weights, self.word_insertion_penalties)
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
+from fsachain.errors import counted
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.spelling import NO_WORD
 from fsachain.table import compile_table
@@ -54,7 +55,9 @@ def doubts(
             unwritten = occupancy[:, numerator.arc_word < NO_WORD].sum() / len(scores)
             found[name] = Doubt(numerator.words, numerator.said(occupancy), float(unwritten))
         else:
-            failed[name] = f"no path of {len(scores)} frames, {numerator.required_frames:.0f} are needed"
+            failed[name] = (
+                f"no path of {counted(len(scores), 'frame')}, {numerator.required_frames:.0f} are needed"
+            )
         if progress is not None:
             progress(done, len(nnet_outputs))
     return found, failed

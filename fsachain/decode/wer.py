@@ -127,7 +127,9 @@ def score(
     no_speaker = [name for name in references if speakers is not None and name not in speakers]
     for names, side, other in ((unknown, "hypotheses", "reference"), (no_speaker, "speakers", "speaker")):
         if names:
-            raise DataError(f"{side}: {len(names)} utterances have no {other}, the first is {names[0]!r}")
+            raise DataError(
+                f"{side}: {counted(len(names), 'utterance')} without {other}, the first is {names[0]!r}"
+            )
     total = ErrorCounts()
     by_speaker: dict[str, ErrorCounts] = {}
     utterances = []

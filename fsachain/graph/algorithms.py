@@ -19,7 +19,7 @@ from scipy.sparse import csgraph
 from scipy.sparse.linalg import MatrixRankWarning, spsolve
 
 from fsachain import fsa as reachability
-from fsachain.errors import ConfigError, GraphError, require
+from fsachain.errors import ConfigError, GraphError, counted, require
 from fsachain.fsa import Fsa
 from fsachain.openfst import Transducer
 from fsachain.table import ArcView, TransitionTable, compile_table
@@ -142,8 +142,8 @@ class Comparison:
         )
         verdict = "no difference found" if self else "different"
         return (
-            f"{verdict}: {self.num_sequences} sequences, worst difference {self.worst_difference:.3g} "
-            f"({self.scores[0]:.6g} and {self.scores[1]:.6g}), on {len(self.worst_sequence)} frames: {shown}"
+            f"{verdict}: {counted(self.num_sequences, 'sequence')}, worst difference {self.worst_difference:.3g} "
+            f"({self.scores[0]:.6g} and {self.scores[1]:.6g}), on {counted(len(self.worst_sequence), 'frame')}: {shown}"
         )
 
 
@@ -226,20 +226,24 @@ class GraphFacts:
 
     def __str__(self) -> str:
         cycles = (
-            f"{self.num_cyclic_states} states on cycles, in groups: {self.num_cycles}"
+            f"{counted(self.num_cyclic_states, 'state')} on cycles, in groups: {self.num_cycles}"
             if self.num_cycles
             else "no cycle"
         )
         unused = self.num_states - self.num_useful_states
-        pdfs = f"{self.num_pdfs} pdfs, the largest {self.largest_pdf}" if self.num_pdfs else "no pdfs"
+        sums = (f"{self.least_sum:.6g}", f"{self.largest_sum:.6g}")
+        pdfs = (
+            f"{counted(self.num_pdfs, 'pdf')}, the largest {self.largest_pdf}" if self.num_pdfs else "no pdfs"
+        )
         return "\n".join(
             [
-                f"acceptor: {self.num_states} states, {self.num_finals} of them final, {self.num_arcs} arcs, {pdfs}",
-                f"{self.num_self_loops} self-loops, {cycles}, {unused} states on no path, "
+                f"acceptor: {counted(self.num_states, 'state')}, {self.num_finals} of them final, "
+                f"{counted(self.num_arcs, 'arc')}, {pdfs}",
+                f"{counted(self.num_self_loops, 'self-loop')}, {cycles}, {counted(unused, 'state')} on no path, "
                 f"{'deterministic' if self.is_deterministic else 'not deterministic'}, "
                 f"{self.num_parallel_arcs} parallel arcs of one pdf",
                 f"shortest path {self.min_frames:g} frames",
-                f"probabilities of a state add up to {self.least_sum:.6g} to {self.largest_sum:.6g}",
+                f"probabilities of a state add up to {' to '.join(dict.fromkeys(sums))}",
                 f"compiled: {self.table_bytes:,} bytes; {self.arcs_per_frame:,} arc-evaluations per frame and sequence",
             ]
         )
@@ -302,7 +306,8 @@ class TransducerFacts:
     def __str__(self) -> str:
         return "\n".join(
             [
-                f"transducer: {self.num_states} states, {self.num_finals} of them final, {self.num_arcs} arcs",
+                f"transducer: {counted(self.num_states, 'state')}, {self.num_finals} of them final, "
+                f"{counted(self.num_arcs, 'arc')}",
                 f"{self.num_input_labels} input labels, {self.num_output_labels} output labels",
                 f"{self.num_input_epsilons} arcs without input label, {self.num_output_epsilons} without output label, "
                 f"{self.num_epsilons} without both; {self.num_self_loops} self-loops",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fsachain.brief import brief
-from fsachain.errors import GraphError
+from fsachain.errors import GraphError, counted
 from fsachain.files import parse_json, replacing
 from fsachain.graph.archive import Arrays, numbers, offsets, read_archive, unique_names
 from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Node, Path, Table
@@ -439,7 +439,11 @@ class ContextTree:
         if phones is not None:
             return phones
         for what, ours, theirs in (
-            ("the window of a pdf", f"{self.context_width} phones", f"{other.context_width} phones"),
+            (
+                "the window of a pdf",
+                counted(self.context_width, "phone"),
+                counted(other.context_width, "phone"),
+            ),
             ("the number of pdfs", self.num_pdfs, other.num_pdfs),
             ("the topology", self.topology, other.topology),
         ):

@@ -92,12 +92,10 @@ class Lexicon:
             raise GraphError(f"lexicon has {len(phones)} phones, {len(phone_ids)} of them distinct")
         if self.silence is not None and self.silence not in phone_ids:
             raise GraphError(
-                f"silence = {self.silence!r:.80} is not a phone of the lexicon; silence=None: there is none"
+                f"silence = {self.silence!r:.80} is not a phone of the lexicon; expected one of its phones, or None"
             )
         if self.silence is not None and not 0.0 < self.silence_prob < 1.0:
-            raise GraphError(
-                f"silence_prob = {self.silence_prob}: expected one in (0, 1); silence=None: no silence"
-            )
+            raise GraphError(f"silence_prob = {self.silence_prob}: expected a probability in (0, 1)")
         if self.oov is not None and self.oov not in word_ids:
             raise GraphError(f"oov = {self.oov!r:.80} is not a word of the lexicon")
         pronunciations = tuple(map(_as_pronunciations, self.pronunciations))

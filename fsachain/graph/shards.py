@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fsachain.errors import ConfigError, DataError, GraphError, counted
+from fsachain.errors import ConfigError, DataError, GraphError, but_for, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
@@ -81,8 +81,9 @@ class ShardSummary:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_tables} numerators in {self.num_shards} shards ({self.num_reused} were there), "
-            f"{counted(len(self.excluded), 'utterance')} excluded{told_floored(self.num_floored)}"
+            f"{counted(self.num_tables, 'numerator')} in {counted(self.num_shards, 'shard')}"
+            f"{f', {self.num_reused} of them were there' if self.num_reused else ''}"
+            f"{but_for(len(self.excluded))}{told_floored(self.num_floored)}"
         )
 
 

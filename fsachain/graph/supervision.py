@@ -102,7 +102,7 @@ class Supervision:
         if not fsa.num_arcs:
             raise GraphError(
                 f"utterance {self.name!r}: the normalization accepts no path of the output frames "
-                f"[{start}, {end})"
+                f"[{start}, {end}); those of `fsachain align --den` have one"
             )
         return fsa
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fsachain.data.audio import seeded_generator
-from fsachain.errors import ConfigError, DataError, require
+from fsachain.errors import ConfigError, DataError, counted, require
 from fsachain.files import parse_json, remove_partials, replacing
 from fsachain.train.config import TrainConfig, changes, to_dict
 from fsachain.train.log import JsonLinesLog
@@ -427,7 +427,7 @@ class Checkpoints:
 
         torn = log.rewind(lambda event: not comes_again(event))
         if torn:
-            warn(f"{log.path}: {torn} lines were cut short and are gone")
+            warn(f"{log.path}: {counted(torn, 'line')} cut short, which went away")
         for text in told:
             log.write("warning", text=text)
         if checkpoint is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -189,7 +190,11 @@ def from_dict(kind: type[Config], values: Mapping[str, Any], where: str = "") ->
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
             raise ConfigError(f"{place}: unknown option{hint}")
         arguments[name] = _convert(hints[name], value, place)
-    return kind(**arguments)
+    try:
+        return kind(**arguments)
+    except ConfigError as error:  # which begins with the name of an option
+        own = where and re.match(r"\w*", str(error))[0] in known  # type: ignore[index]
+        raise ConfigError(f"{where}.{error}" if own else str(error)) from error
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:

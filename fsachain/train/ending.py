@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, counted
 from fsachain.train.checkpoint import Checkpoint, Tensors, average_states
 from fsachain.train.config import TrainConfig
 from fsachain.train.source import Source, SupervisedBatch
@@ -162,7 +162,7 @@ def make_final_model(
         found = best_average(newest_first(), objective, moving if config.ema else None)
         take(found.state)
         averaged = names[len(names) - found.num_models :]
-        best = f"mean of {len(averaged)} epochs" if averaged else "moving average"
+        best = f"mean of {counted(len(averaged), 'epoch')}" if averaged else "moving average"
         return Ending(averaged, f"{best}, the best of {len(found.objf)} candidates", found.objf)
     if config.combine == "ema":
         take(moving)
@@ -174,4 +174,4 @@ def make_final_model(
         if world.is_first
         else model.state_dict()
     )
-    return Ending(names, f"mean of {len(names)} epochs")
+    return Ending(names, f"mean of {counted(len(names), 'epoch')}")

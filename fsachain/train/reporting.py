@@ -67,6 +67,7 @@ class ShownProgress(Progress):
         self._num_epochs, self._num_batches = num_epochs, num_batches
         shown = progress.counter(f"epoch {epoch}/{num_epochs}", self._stream)
         self._update = self._epoch.enter_context(shown)
+        self._update(done, num_batches)
 
     def batch(self, sums: EpochSums) -> None:
         now, last = time.monotonic(), sums.batches == self._num_batches
@@ -98,7 +99,7 @@ def figures(summary: dict[str, Any]) -> str:
     if summary["excluded"]:
         text += f", {summary['excluded']} excluded"
     if summary["skipped_batches"]:
-        text += f", {summary['skipped_batches']} batches skipped"
+        text += f", {counted(summary['skipped_batches'], 'batch')} skipped"
     return text
 
 
@@ -126,7 +127,9 @@ class Reporter:
 
     def resumed(self, state: TrainState) -> None:
         self.write("resume", **state.position, processes=self._world.size)
-        self.progress.message(f"continuing after {state.epoch} epochs and {state.batch} batches")
+        self.progress.message(
+            f"continuing after {counted(state.epoch, 'epoch')} and {counted(state.batch, 'batch')}"
+        )
 
     def start(
         self, model: nn.Module, source: Source, faults: Iterable[Fault], facts: Mapping[str, Any]

@@ -34,7 +34,7 @@ def test_graphs_of_a_cluster_are_those_of_this_machine(fsachain, scheduler, reco
         for command, place in (("num-graphs", f"{name}.npz"), ("num-tables", name)):
             status, told, failed = fsachain(command, recorded / "data", recorded / place, *graphs, *options)
             assert status == 3, failed
-            assert "2 utterances excluded" in told
+            assert "2 utterances left out" in told
     here, there = np.load(recorded / "here.npz"), np.load(recorded / "there.npz")
     assert here.files == there.files
     for name in here.files:
