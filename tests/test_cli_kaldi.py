@@ -173,7 +173,7 @@ def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):
     """Features and chunks are those of the examples, graph for graph, and `train` takes them."""
     archive, out = case / "egs/cegs.ark", taken_over / "egs"
     text = fsachain.ok("kaldi", "egs", out, archive).out
-    assert text.startswith("3 examples of 3 features and 18 pdfs, one output for 3 frames")
+    assert text.startswith("3 examples of 3 features and 18 pdfs, an output for every 3 frames")
     features = dict(read_table(out / "data/feats.scp", read_matrix))
     chunks = load_chunks(out / "chunks.npz")
     for found in read_examples(archive):
@@ -257,7 +257,7 @@ def test_models_trees_and_examples_are_shown(fsachain, case):
     )
     text = fsachain("kaldi", "show", "example", case / "egs/cegs.ark")[1]
     assert "t0 input input: 152 rows of 3, times -1 to 150" in text
-    assert "t0 output output: 1 sequences of 50 frames, 18 pdfs, weight 1, end-to-end, 1 graphs" in text
+    assert "t0 output output: 1 sequence of 50 frames, 18 pdfs, weight 1, end-to-end, 1 graph" in text
     text = fsachain("kaldi", "show", "fst-file", case / "den.fst")[1]
     den = read_value(case / "den.fst", read_fst)
     assert len(text.splitlines()) == len(den.src) + np.isfinite(den.final_log_prob).sum()

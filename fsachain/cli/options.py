@@ -110,7 +110,10 @@ search_options = together(
         "--grammar", type=(FILE, FILE), metavar="G WORDS", help="The same as G.fst, and its words.txt."
     ),
     click.option(
-        "--lm-weight", type=float, default=1.0, help="Factor on its costs; `decode --dev` finds one."
+        "--lm-weight",
+        type=click.FloatRange(min=0),
+        default=1.0,
+        help="Factor on its costs; `decode --dev` finds one.",
     ),
     click.option("--word-insertion-penalty", type=float, default=0.0, help="Cost of each word, likewise."),
 )
