@@ -10,7 +10,11 @@ import torch
 from cli_fixtures import save_untrained
 
 from fsachain.decode.ctm import read_ctm
+from fsachain.decode.lattices import as_transducer
 from fsachain.errors import counted
+from fsachain.kaldi.archive import read_table
+from fsachain.kaldi.lattice import read_lattice
+from fsachain.openfst import Transducer
 
 RATE = 8000
 SECONDS = 3.0
@@ -34,6 +38,31 @@ def record(path, rate=RATE, channels=1, seconds=SECONDS):
     tone = 0.3 * np.sin(2 * np.pi * np.cumsum(pitch) / rate) + 0.01 * rng.normal(size=len(pitch))
     soundfile.write(path, np.repeat(tone[:, None], channels, axis=1), rate)
     return path
+
+
+@pytest.mark.parametrize("form", ["kaldi", "openfst"])
+def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsachain, model, tmp_path, form):
+    data, out = tmp_path / "said", tmp_path / "out"
+    data.mkdir()
+    record(data / "a.wav")
+    (data / "wav.scp").write_text("a a.wav\n")
+    (data / "text").write_text("a \n")
+    (data / "utt2spk").write_text("a a\n")
+    status, _, errors = fsachain("decode", model, data, out, "--lattices", form)
+    assert status == 0, errors
+    names = [line.split()[0] for line in (out / "words.txt").read_text().splitlines()]
+    words = (out / "hyp.txt").read_text().split()[1:]
+    assert words == [entry.label for entry in read_ctm(out / "words.ctm")]
+    if form == "kaldi":
+        ((name, lattice),) = read_table(out / "lattices.ark", read_lattice)
+        graph = as_transducer(lattice.expanded()).to_openfst()
+    else:
+        pywrapfst = pytest.importorskip("pywrapfst")
+        far = pywrapfst.FarReader.open(str(out / "lattices.far"))
+        name, graph = far.get_key(), far.get_fst()
+    assert name == "a"
+    best = Transducer.from_openfst(pytest.importorskip("pywrapfst").shortestpath(graph).topsort())
+    assert words == [names[word] for word in best.olabel[np.argsort(best.src)] if word]
 
 
 def words_of(line):

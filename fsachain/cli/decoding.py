@@ -33,13 +33,15 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance
 from fsachain.decode.align import Alignment
 from fsachain.decode.align import align as align_outputs
-from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
+from fsachain.decode.ctm import CtmEntry, read_ctm, textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
+from fsachain.decode.lattices import write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, BoundaryModel, boundary_errors
+from fsachain.decode.transcribe import timed_words
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
 from fsachain.errors import ConfigError, DataError, but_for, counted
@@ -59,6 +61,8 @@ Weights = tuple[float, float]  # LM weight, word insertion penalty
 KEYWORD_BATCH = 32
 TUNED = ("tuning.txt", "tuning.json")
 SCORED = ("hyp.txt", "wer.txt", "wer.json")
+KEPT = ("words.txt", "words.ctm")
+LATTICES = {"kaldi": (write_kaldi_lattices, "ark"), "openfst": (write_openfst_lattices, "far")}
 NATS = click.FloatRange(min=0)
 
 
@@ -129,6 +133,11 @@ def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[st
 @model_lang_option
 @search_options
 @click.option("--dev", type=DATA, help="Data set on which LM weight and insertion penalty are chosen.")
+@click.option(
+    "--lattices",
+    type=click.Choice(list(LATTICES)),
+    help="Keep the likely paths: kaldi, lattices.ark with graph and acoustic costs; openfst, lattices.far with their sum.",
+)
 @with_resources("scheduler", "cache", "workers", "bad_data", "commands")
 def decode(
     model: AcousticModel,
@@ -136,14 +145,16 @@ def decode(
     out: Path,
     lang: Lang,
     dev: DataDir | None,
+    lattices: str | None,
     resources: Resources,
     **search: Any,
 ) -> None:
     """Recognise the words of a data directory, and score them against its transcripts.
 
     In: MODEL, made by `fsachain train`, and DATA, a data set as `fsachain train` takes it.
-    Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; faults.jsonl if
-    utterances cannot be used, which are not scored.
+    Out: folder OUT with hyp.txt, wer.txt and wer.json; tuning.txt and tuning.json where --dev is given; with --lattices
+    these, over pdf + 1 and the word ids of words.txt, and words.ctm with times and confidences; faults.jsonl if utterances
+    cannot be used, which are not scored.
     Example: fsachain decode model/model.safetensors test decoded --lang lang --arpa grammar.arpa --dev dev
     """
     check_lang(model, lang)
@@ -153,7 +164,7 @@ def decode(
         best = tune_data(model, graphs, dev, out, resources).best
         weights = best.lm_weight, best.word_insertion_penalty
         click.echo(f"LM weight {weights[0]:g}, word insertion penalty {weights[1]:g}: dev {best.counts}")
-    click.echo(f"{decode_data(model, graphs, data, out, weights, resources).total} -> {out}")
+    click.echo(f"{decode_data(model, graphs, data, out, weights, resources, lattices).total} -> {out}")
 
 
 def tune_data(
@@ -169,8 +180,11 @@ def tune_data(
     options = model.experiment.decoding
     data, outputs = network_outputs(model, data, resources)
     # In the middle of the grid, so that nothing that a weight could bring up is far behind.
-    middle = (median_low(options.lm_weights), median_low(options.word_insertion_penalties))
-    graph, words = graphs.build(*middle), graphs.lang.lexicon.words
+    weight = median_low([weight for weight in options.lm_weights if weight] or [0.0])
+    graph, words = (
+        graphs.build(weight, median_low(options.word_insertion_penalties)),
+        graphs.lang.lexicon.words,
+    )
     with resources.searching("search of the development set") as how:
         lattices = search_lattices(outputs, graph, words, options.search, **how)
     result = tune(
@@ -191,19 +205,40 @@ def decode_data(
     out: Path,
     weights: Weights,
     resources: Resources,
+    lattices: str | None = None,
 ) -> WerReport:
     """Recognise and score a data set; writes hyp.txt, wer.txt and wer.json to `out`.
 
-    Utterances that `resources` leaves out are not scored. With an executor features and searches are its work; the
-    network runs here.
+    With `lattices`, one of `LATTICES`, also these, words.txt and words.ctm, all of one search. Utterances that `resources`
+    leaves out are not scored. With an executor features and searches are its work; the network runs here.
     """
     check_lang(model, graphs.lang)
-    fresh(out, *SCORED)
+    fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
     data, outputs = network_outputs(model, data, resources)
     graph, words = graphs.build(*weights), graphs.lang.lexicon.words
+    options = model.experiment.decoding.search
+    if lattices is None:
+        with resources.searching("decoding") as how:
+            found = decode_outputs(outputs, graph, words, options, **how)
+        return _write_scored(out, data, {name: hypothesis.words for name, hypothesis in found.items()})
     with resources.searching("decoding") as how:
-        found = decode_outputs(outputs, graph, words, model.experiment.decoding.search, **how)
-    return _write_scored(out, data, {name: hypothesis.words for name, hypothesis in found.items()})
+        searched = search_lattices(outputs, graph, words, options, **how)
+    kept = {name: lattice for name, lattice in searched.items() if lattice is not None}
+    write, ending = LATTICES[lattices]
+    write(out / f"lattices.{ending}", kept)
+    names = enumerate(("<eps>", *words))
+    write_file(out / "words.txt", "".join(f"{word} {number}\n" for number, word in names))
+    lang = graphs.lang
+    heard: dict[str, Sequence[str]] = dict.fromkeys(searched, ())
+    with counter("times of words") as update:
+        entries = []
+        for done, (name, lattice) in enumerate(kept.items(), start=1):
+            timed = timed_words(lattice, outputs[name], lang.lexicon, lang.tree, model.timing, name)
+            entries += [CtmEntry(name, one.start, one.duration, one.word, one.confidence) for one in timed]
+            heard[name] = tuple(one.word for one in timed)
+            update(done, len(kept))
+    write_ctm(out / "words.ctm", entries)
+    return _write_scored(out, data, heard)
 
 
 @command(model=TRAINED, data=DATA, second={"metavar": "ARPA", "type": FILE}, out=OUT)

@@ -108,11 +108,39 @@ class RecognisedWord(NamedTuple):
     confidence: float
 
 
-class Transcriber:
-    """Words from the best path of the decoder's lattice, confidences from `word_posteriors`, times by alignment.
+def timed_words(
+    lattice: Lattice,
+    nnet_output: npt.ArrayLike,
+    lexicon: Lexicon,
+    tree: ContextTree,
+    timing: FrameTiming,
+    name: str = "recording",
+) -> list[RecognisedWord]:
+    """The words of the lattice's best path, in order, with confidences from `word_posteriors`.
 
-    The times are those of the best path through the numerator of the recognised words. The decoder's graph is made of
-    the same lexicon and tree.
+    The times are those of the best path through the numerator of these words for `nnet_output` [T, P].
+    """
+    found = word_posteriors(lattice)
+    if not found:
+        return []
+    words = [lexicon.words[posterior.word - 1] for posterior in found]
+    numerator = build_numerator(words, lexicon, tree, name=name)
+    aligned = align_utterance(nnet_output, numerator, lexicon.phones, timing, name=name)
+    if aligned is None:  # a path that broke off inside its last word
+        length = timing.frame_seconds
+        spans = [(timing.start_of(posterior.frame), length) for posterior in found]
+    else:
+        spans = [(entry.start, entry.duration) for entry in aligned.words]
+    return [
+        RecognisedWord(word, *span, posterior.confidence)
+        for word, span, posterior in zip(words, spans, found, strict=True)
+    ]
+
+
+class Transcriber:
+    """Words with times and confidences of recordings and their parts: `timed_words` of the decoder's lattices.
+
+    The decoder's graph is made of the same lexicon and tree.
     """
 
     def __init__(self, decoder: Decoder, lexicon: Lexicon, tree: ContextTree, timing: FrameTiming) -> None:
@@ -127,22 +155,11 @@ class Transcriber:
         recording's start.
         """
         lattice = self.decoder.lattice(nnet_output, name)
-        found = [] if lattice is None else word_posteriors(lattice)
-        if not found:
+        if lattice is None:
             return []
-        words = [self.decoder.words[posterior.word - 1] for posterior in found]
-        numerator = build_numerator(words, self.lexicon, self.tree, name=name)
-        aligned = align_utterance(nnet_output, numerator, self.lexicon.phones, self.timing, name=name)
-        if aligned is None:  # a path that broke off inside its last word
-            length = self.timing.frame_seconds
-            spans = [(self.timing.start_of(posterior.frame), length) for posterior in found]
-        else:
-            spans = [(entry.start, entry.duration) for entry in aligned.words]
         offset = first_frame * self.timing.frame_seconds
-        return [
-            RecognisedWord(word, round(start + offset, 6), duration, posterior.confidence)
-            for word, (start, duration), posterior in zip(words, spans, found, strict=True)
-        ]
+        words = timed_words(lattice, nnet_output, self.lexicon, self.tree, self.timing, name)
+        return [word._replace(start=round(word.start + offset, 6)) for word in words]
 
 
 class Piece(NamedTuple):
