@@ -58,7 +58,9 @@ def test_confidences_are_those_of_all_paths_of_the_decoding_graph(seed):
 
     graph, num_frames = test_decoder.word_loop((0.7, 0.3, 1.1)), 6
     scores = np.random.default_rng(seed).normal(scale=2.0, size=(num_frames, 7)).astype(np.float32)
-    decoder = Decoder(graph, test_decoder.WORDS, DecoderConfig(beam=200.0, lattice_beam=150.0))
+    decoder = Decoder(
+        graph, test_decoder.WORDS, DecoderConfig(beam=200.0, lattice_beam=150.0, first_beam=200.0)
+    )
     found = word_posteriors(decoder.lattice(scores))
     paths = list(_paths(graph, scores))
     best = max(paths)[1]

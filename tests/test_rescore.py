@@ -16,7 +16,7 @@ from fsachain.graph.decoding import build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
 
-WIDE = DecoderConfig(beam=1000.0, lattice_beam=1000.0)
+WIDE = DecoderConfig(beam=1000.0, lattice_beam=1000.0, max_active=10**6, first_beam=1000.0)
 # A trigram with every kind of back-off: seen, backed off once and twice, and an end that is unseen after "da".
 ARPA = """\\data\\
 ngram 1=5
@@ -127,7 +127,10 @@ def test_the_lattice_beam_leaves_out_what_is_worse_and_nothing_else(lexicon, tre
             best_word_sequences(
                 Decoder(graph, lexicon.words, config).lattice(scores), lexicon.words, 10_000, beam
             )
-            for config, beam in ((WIDE, math.inf), (DecoderConfig(beam=1000.0, lattice_beam=2.0), 2.0))
+            for config, beam in (
+                (WIDE, math.inf),
+                (DecoderConfig(beam=1000.0, lattice_beam=2.0, first_beam=1000.0), 2.0),
+            )
         )
         expected = [one for one in every if one.log_prob >= every[0].log_prob - 2.0]
         assert [one.words for one in near] == [one.words for one in expected]

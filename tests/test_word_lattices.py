@@ -219,6 +219,22 @@ def test_a_grid_is_not_extended_for_ever_and_lost_utterances_count():
         tuned({"a": never}, lm_weights=(), word_insertion_penalties=(0.0,))
 
 
+def test_the_beam_of_a_lattice_is_widened_until_the_best_path_is_in_it(lexicon, tree, grammar):
+    """With a first beam that loses some best paths, and costs of a search that loses none."""
+    graph = graph_at(lexicon, tree, grammar, (0.9, 0.3))
+    outputs = [scores_of(tree, 20, seed) for seed in range(12)]
+    best = [Decoder(graph, lexicon.words, WIDE).decode(scores) for scores in outputs]
+    lost = 0
+    for beam, is_wide in ((40.0, True), (0.5, False)):
+        decoder = Decoder(graph, lexicon.words, DecoderConfig(beam=beam, lattice_beam=0.5, first_beam=0.5))
+        for scores, expected in zip(outputs, best, strict=True):
+            cost = shortest(decoder.lattice(scores))
+            worse = cost + expected.graph_log_prob + expected.acoustic_log_prob > tolerances.GRAPH_COST
+            assert not (is_wide and worse)
+            lost += worse
+    assert lost, "a narrow beam alone would do"
+
+
 @pytest.fixture(scope="module")
 def searched(lexicon, tree, grammar):
     outputs = {f"utt{seed}": scores_of(tree, 12, seed) for seed in range(3)}

@@ -34,6 +34,8 @@ from fsachain.openfst import LATTICE_ARC, Transducer, read_body, read_fst, read_
 from fsachain.stream import Cursor, open_file
 
 Float32Array = npt.NDArray[np.float32]
+_WIDENED = 3.0  # nats by which the beam of a lattice is wider in each further search
+_ROUNDING = 0.01  # nats between the costs of a path in two searches
 Found = TypeVar("Found")
 Progress = Callable[[int, int], None]  # called with (utterances done, utterances in all)
 Graph = Any  # a DecodingGraph, path of an OpenFst file, its bytes, or a pywrapfst object
@@ -101,19 +103,22 @@ class DecoderConfig:
     """Options of the search.
 
     Attributes:
-        beam (nats): Paths worse than the best of their frame by more than this cost are dropped. 10 to 16.
+        beam (nats): Paths worse than the best of their frame by more than this cost are dropped.
         lattice_beam (nats): Paths of the lattice worse than the best one by more than this are pruned.
         acoustic_scale (factor): Factor on the network outputs; 1.0 is right for LF-MMI.
-        max_active (states): Most that are alive per frame where no lattice is kept.
+        max_active (states): Most that are alive per frame: what keeps a wide beam fast where scores are flat.
+        first_beam (nats): The beam of the search for a lattice, which has no such bound. Where the best path that the search
+            without one finds is not in the lattice it is widened by steps of 3, at most to `beam`.
     """
 
-    beam: float = 13.0
+    beam: float = 16.0
     lattice_beam: float = 6.0
     acoustic_scale: float = 1.0
-    max_active: int = 7000
+    max_active: int = 2000
+    first_beam: float = 9.0
 
     def __post_init__(self) -> None:
-        for name in ("beam", "lattice_beam", "acoustic_scale", "max_active"):
+        for name in ("beam", "lattice_beam", "acoustic_scale", "max_active", "first_beam"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not positive")
 
@@ -162,7 +167,9 @@ class Decoder:
         -inf is legal; NaN and +inf are a DataError, fewer columns than the graph has pdfs or other than two axes a
         ShapeError. No lattice is kept, which is several times faster and finds the same path.
         """
-        scores = self._scaled(nnet_output, name)
+        return self._best(self._scaled(nnet_output, name))
+
+    def _best(self, scores: Float32Array) -> Hypothesis:
         if not len(scores):
             return NO_PATH
         kaldi_decoder = require("kaldi_decoder", extra="recipes")
@@ -188,12 +195,7 @@ class Decoder:
         scores = self._scaled(nnet_output, name)
         if not len(scores):
             return None
-        kaldi_decoder = require("kaldi_decoder", extra="recipes")
-        options = kaldi_decoder.LatticeSimpleDecoderConfig(
-            beam=self.config.beam, lattice_beam=self.config.lattice_beam
-        )
-        search = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
-        search.decode(kaldi_decoder.DecodableCtc(scores))
+        search = self._lattice_search(scores)
         ok, raw = search.get_raw_lattice()
         if not ok or not raw.num_states:
             return None
@@ -228,6 +230,28 @@ class Decoder:
             graph.word_insertion_penalty,
         ]
         return WordLattice(*columns)
+
+    def _lattice_search(self, scores: Float32Array) -> Any:
+        """kaldi-decoder's object after a search that found no worse a path than `_best` does.
+
+        Its time grows with its beam, without bound where scores are flat; and what beam is needed differs from
+        utterance to utterance.
+        """
+        kaldi_decoder, kaldifst = (require(name, extra="recipes") for name in ("kaldi_decoder", "kaldifst"))
+        best = self._best(scores)
+        most = _ROUNDING - best.graph_log_prob - best.acoustic_log_prob
+        beam = min(self.config.first_beam, self.config.beam)
+        while True:
+            options = kaldi_decoder.LatticeSimpleDecoderConfig(
+                beam=beam, lattice_beam=self.config.lattice_beam
+            )
+            search = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
+            search.decode(kaldi_decoder.DecodableCtc(scores))
+            ok, path = search.get_best_path()
+            weight = kaldifst.get_linear_symbol_sequence(path)[-1] if ok else None
+            if beam >= self.config.beam or (weight and weight.value1 + weight.value2 <= most):
+                return search
+            beam = min(beam + _WIDENED, self.config.beam)
 
     def _scaled(self, nnet_output: npt.ArrayLike, name: str) -> Float32Array:
         """The scores, contiguous. kaldi-decoder reads beyond the end of a short row, hence the checks."""
