@@ -233,7 +233,7 @@ def main() -> None:
 
     dev = outputs_of(network, normalise(plain["dev"], cmvn))
     best = tune(
-        lattices(dev, graph(0.7, 0.5), lexicon.words, num_workers=options.workers),
+        lattices(dev, graph(0.5, 0.5), lexicon.words, num_workers=options.workers),
         {utterance.id: utterance.words for utterance in sets["dev"]},
         lexicon.words,
         lm_weights=(0.3, 0.5, 0.7, 0.9, 1.1),

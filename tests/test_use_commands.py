@@ -46,10 +46,12 @@ def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsacha
     data.mkdir()
     record(data / "a.wav")
     (data / "wav.scp").write_text("a a.wav\n")
-    (data / "text").write_text("a \n")
+    (data / "text").write_text("a nobody knows nobody\n")
     (data / "utt2spk").write_text("a a\n")
-    status, _, errors = fsachain("decode", model, data, out, "--lattices", form)
+    status, told, errors = fsachain("decode", model, data, out, "--lattices", form)
     assert status == 0, errors
+    assert "transcripts: 3 of 3 words (100.0 %), 2 different ones, are not in the language model" in told
+    assert "most often: nobody 2, knows 1" in told
     names = [line.split()[0] for line in (out / "words.txt").read_text().splitlines()]
     words = (out / "hyp.txt").read_text().split()[1:]
     assert words == [entry.label for entry in read_ctm(out / "words.ctm")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
 from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.symbols import grammar_over, read_symbols
-from fsachain.openfst import read_fst
+from fsachain.openfst import Transducer, read_fst
 from fsachain.progress import counter
 
 Outputs = Mapping[str, NDArray[np.float32]]
@@ -63,6 +64,7 @@ TUNED = ("tuning.txt", "tuning.json")
 SCORED = ("hyp.txt", "wer.txt", "wer.json")
 KEPT = ("words.txt", "words.ctm")
 LATTICES = {"kaldi": (write_kaldi_lattices, "ark"), "openfst": (write_openfst_lattices, "far")}
+MOST_UNKNOWN = 10  # words that are told
 NATS = click.FloatRange(min=0)
 
 
@@ -93,6 +95,20 @@ class DecodingGraphs:
     ) -> tuple[DecodingGraphs, Weights]:
         """From `search_options`."""
         return cls(lang, **grammar), (lm_weight, word_insertion_penalty)
+
+    def tell_unknown(self, data: DataDir, what: str) -> None:
+        """A line about the words of transcripts that no search of these graphs can find, if there are any."""
+        ids = np.unique(Transducer.from_openfst(self.grammar).ilabel)
+        known = {self.lang.lexicon.words[number - 1] for number in ids.tolist() if number}
+        said = Counter(word for utterance in data for word in utterance.words)
+        unknown = Counter({word: count for word, count in said.items() if word not in known})
+        if unknown:
+            share = f"{unknown.total()} of {counted(said.total(), 'word')} ({100 * unknown.total() / said.total():.1f} %)"
+            most = ", ".join(f"{word} {count}" for word, count in unknown.most_common(MOST_UNKNOWN))
+            click.echo(
+                f"{what}: {share}, {len(unknown)} different ones, are not in the language model and cannot be found; "
+                f"most often: {most}"
+            )
 
     def build(self, lm_weight: float, penalty: float) -> DecodingGraph:
         lexicon, tree = self.lang.lexicon, self.lang.tree
@@ -177,14 +193,13 @@ def tune_data(
     """
     check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
+    graphs.tell_unknown(data, "development set")
     options = model.experiment.decoding
     data, outputs = network_outputs(model, data, resources)
-    # In the middle of the grid, so that nothing that a weight could bring up is far behind.
-    weight = median_low([weight for weight in options.lm_weights if weight] or [0.0])
-    graph, words = (
-        graphs.build(weight, median_low(options.word_insertion_penalties)),
-        graphs.lang.lexicon.words,
-    )
+    # A low weight: a beam that keeps what is good under it keeps what is good under higher ones too, but not the other way.
+    tried = sorted(weight for weight in options.lm_weights if weight) or [0.0]
+    penalty = median_low(options.word_insertion_penalties)
+    graph, words = graphs.build(tried[len(tried) // 4], penalty), graphs.lang.lexicon.words
     with resources.searching("search of the development set") as how:
         lattices = search_lattices(outputs, graph, words, options.search, **how)
     result = tune(
@@ -214,6 +229,7 @@ def decode_data(
     """
     check_lang(model, graphs.lang)
     fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
+    graphs.tell_unknown(data, "transcripts")
     data, outputs = network_outputs(model, data, resources)
     graph, words = graphs.build(*weights), graphs.lang.lexicon.words
     options = model.experiment.decoding.search

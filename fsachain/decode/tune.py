@@ -72,8 +72,8 @@ def tune(
     or penalty is taken as it is.
 
     `lattices` are those of `fsachain.decode.decoder.lattices`, `references` words by utterance id, `words` those of id 1,
-    2, ... A path that the search's beams dropped cannot be found by another weight: search with weights in the middle of
-    the grid.
+    2, ... A path that the search's beams dropped cannot be found by another weight. Search with a low weight of the grid:
+    paths that only a high one makes good are rarely dropped, the other way round they often are.
     """
     check_grid("", lm_weights, word_insertion_penalties)
     found = [lattice for lattice in lattices.values() if lattice is not None]
