@@ -236,7 +236,8 @@ def _tuned(run: Run) -> dict[str, Any]:
 def _align(run: Run) -> None:
     out, model = run.exp / "align", run.model(run.exp)
     print(align_data(model, run.lang, run.data("test"), out, run.resources))
-    print("\n".join(_times(run)))
+    for line in _times(run):
+        print(line)
 
 
 def _times(run: Run) -> list[str]:

@@ -224,6 +224,11 @@ class GraphFacts:
     table_bytes: int
     arcs_per_frame: int
 
+    @property
+    def sums(self) -> str:
+        """The least and the largest sum of a state's probabilities; one number where they are the same."""
+        return " to ".join(dict.fromkeys(f"{value:.5g}" for value in (self.least_sum, self.largest_sum)))
+
     def __str__(self) -> str:
         cycles = (
             f"{counted(self.num_cyclic_states, 'state')} on cycles, in groups: {self.num_cycles}"
@@ -231,7 +236,6 @@ class GraphFacts:
             else "no cycle"
         )
         unused = self.num_states - self.num_useful_states
-        sums = (f"{self.least_sum:.6g}", f"{self.largest_sum:.6g}")
         pdfs = (
             f"{counted(self.num_pdfs, 'pdf')}, the largest {self.largest_pdf}" if self.num_pdfs else "no pdfs"
         )
@@ -243,7 +247,7 @@ class GraphFacts:
                 f"{'deterministic' if self.is_deterministic else 'not deterministic'}, "
                 f"{self.num_parallel_arcs} parallel arcs of one pdf",
                 f"shortest path {self.min_frames:g} frames",
-                f"probabilities of a state add up to {' to '.join(dict.fromkeys(sums))}",
+                f"probabilities of a state add up to {self.sums}",
                 f"compiled: {self.table_bytes:,} bytes; {self.arcs_per_frame:,} arc-evaluations per frame and sequence",
             ]
         )

@@ -427,7 +427,10 @@ def _layout(fsa: Fsa, part: Part) -> Layout:
     groups = list(together.values())
     edges = [ends[group[0]] for group in groups]
     widths = _text_widths(part.labels)
-    sizes = [(max(widths[arc] for arc in group) + _SPACE, _LINE * len(group)) for group in groups]
+    thick = part.widths / POINTS  # so that no label touches a thick line or its head
+    sizes = [
+        (max(widths[arc] + 2 * thick[arc] for arc in group) + _SPACE, _LINE * len(group)) for group in groups
+    ]
     nodes = _diameters(part)
     found = lay_out(nodes, edges, sizes)
     if _scale(found) <= _SMALL:

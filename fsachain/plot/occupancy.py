@@ -349,9 +349,10 @@ def plot_trellis(
     )
     if hidden := parts[0].shape[1] - len(rows):
         both = parts[0] + parts[1]
-        share = 1.0 - both[:, rows].sum() / max(both.sum(), 1e-300)
-        note = f"{hidden} rows with {100 * share:.1f} % of the occupancy are not shown"
-        title = f"{title} ({note})" if title else note
+        share = 100.0 * (1.0 - both[:, rows].sum() / max(both.sum(), 1e-300))
+        if share >= 0.05:
+            note = f"{hidden} rows with {share:.1f} % of the occupancy are not shown"
+            title = f"{title} ({note})" if title else note
     figure = new_figure(1.6 + 3 * max(0.9, 0.125 * len(rows)))
     with plain_text(figure):
         grid = figure.subplots(3, 1, sharex=True, sharey=True)

@@ -234,7 +234,7 @@ def _graphs(found: Findings) -> Table:
                 *(amount(value) for value in (*numbers, facts.num_states - facts.num_useful_states)),
                 Cell("yes" if facts.is_deterministic else "no", float(facts.is_deterministic)),
                 amount(facts.min_frames),
-                Cell(f"{facts.least_sum:.4g} to {facts.largest_sum:.4g}", facts.largest_sum),
+                Cell(facts.sums, facts.largest_sum),
                 amount(facts.arcs_per_frame),
                 memory(facts.table_bytes),
                 memory(num_bytes),
