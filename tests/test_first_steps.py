@@ -1,4 +1,4 @@
-"""recipes/wav_to_wer.py on words that are chords: it reads, builds, trains, decodes and scores by itself."""
+"""What a newcomer runs first: recipes/wav_to_wer.py, here on words that are chords, and the README's program."""
 
 import re
 import runpy
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+import tolerances
 
 SCRIPT = Path(__file__).resolve().parent.parent / "recipes" / "wav_to_wer.py"
 RATE = 8000
@@ -54,3 +55,22 @@ def test_from_recordings_to_a_low_word_error_rate(tmp_path, monkeypatch, capsys)
     assert wer is not None
     assert float(wer[1]) <= 15.0
     assert (tmp_path / "model.pt").stat().st_size > 10_000
+
+
+# The README's first program is run as it is printed there.
+
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def test_quick_start_runs_and_prints_what_it_says(capsys):
+    program = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert program is not None
+    assert len(program[1].splitlines()) <= 30
+    names: dict = {}
+    exec(compile(program[1], str(README), "exec"), names)
+    assert names["loss"].item() > 0.0  # the denominator contains the numerator, so objf is negative
+    rows = names["scores"].grad[0].sum(dim=-1)
+    assert rows.abs().max() < tolerances.GRADIENT_ROW_SUM
+    assert names["scores"].grad.abs().max() > 0.01
+    assert "tensor(" in capsys.readouterr().out
