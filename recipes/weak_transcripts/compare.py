@@ -25,7 +25,7 @@ CORPORA: dict[str, Prepare] = {"digits": prepare_digits, "prompts": prepare_prom
 ERRORS = {"17/17/17": Rates(0.17, 0.17, 0.17), "0/0/70": Rates(0.0, 0.0, 0.7)}
 FORGIVING = {  # by errors: what may be wrong, at which price
     "17/17/17": {"substitution": 4.0, "insertion": 4.0, "deletion": 3.0},
-    "0/0/70": {"deletion": 8.0},
+    "0/0/70": {"deletion": 2.0},
 }
 GOING_ON = {"num_epochs": 6, "schedule.peak": 2e-3}  # of a forgiving training, section train
 # A network that was let to leave words out needs a bonus for them.
