@@ -25,6 +25,9 @@
 #ifndef ARCS_ON_CHIP
 #define ARCS_ON_CHIP 1
 #endif
+#ifndef METADATA_ON_CHIP
+#define METADATA_ON_CHIP 0
+#endif
 #ifndef THREADS
 #define THREADS 256
 #endif
@@ -97,17 +100,16 @@ DEVICE void copy_rows(Row* to, const Row* from, long long count) {
     copy_piece(reinterpret_cast<Piece*>(to) + i, reinterpret_cast<const Piece*>(from) + i);
 }
 
-// Arcs are what is read most: they stay in shared memory where they fit. Units and entries, of which there are fewer, come
-// through the cache.
-DEVICE const Arc* resident(unsigned char*& free, const Arc* from, long long count) {
-#if ARCS_ON_CHIP && ON_CHIP
-  Arc* to = take<Arc>(free, count);
+// Arcs are what is read most: they stay in shared memory where they fit, and chunks, segments, entries and pairs where these
+// fit beside them (METADATA_ON_CHIP). Else they come from the second-level cache in each frame, since the cluster's barrier
+// empties the first.
+template <typename T>
+DEVICE const T* resident(bool on_chip, unsigned char*& free, const T* from, long long count) {
+  if (!on_chip) return from;
+  T* to = take<T>(free, count);
 #pragma unroll 4
   for (long long i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
   return to;
-#else
-  return from;
-#endif
 }
 
 // What is read beside the arcs: forward of each pair its pdf's column, and what leaks to it; backward of each segment init of
@@ -151,11 +153,17 @@ struct Shards {
     shard.state_base = static_cast<int>(field[kStateBase]);
     shard.states = static_cast<int>(field[kShardStates]);
     shard.partial_base = static_cast<int>(field[kPartialBase]);
-    shard.chunks = chunks + field[kFirstChunk];
-    shard.segments = segments + field[kFirstSegment];
-    shard.arcs = resident(free, arcs + field[kFirstArc], field[kArcs]);
-    shard.entries = entries + field[kFirstEntry];
-    shard.pairs = pairs == nullptr ? nullptr : pairs + field[kFirstPair];
+    shard.arcs = resident(ON_CHIP && ARCS_ON_CHIP, free, arcs + field[kFirstArc], field[kArcs]);
+    const bool others = ON_CHIP && METADATA_ON_CHIP;
+    const int count = shard.whole_chunks + shard.part_chunks + shard.split_chunks;
+    shard.chunks = resident(others, free, chunks + field[kFirstChunk], count);
+    shard.segments = resident(others, free, segments + field[kFirstSegment], field[kSegments]);
+    shard.pairs = nullptr;
+    if (pairs != nullptr) shard.pairs = resident(others, free, pairs + field[kFirstPair], field[kPairRows]);
+    // Without a leak the backward pass reads none.
+    shard.entries = nullptr;
+    if (LEAK || pairs == nullptr)
+      shard.entries = resident(others, free, entries + field[kFirstEntry], field[kEntries]);
     return shard;
   }
 };

@@ -24,7 +24,8 @@ from fsachain.backends.cuda.layout import LOG, PLAIN, WIDE, Division, lay_out
 from fsachain.backends.cuda.paths import best_paths
 from fsachain.backends.reference import grid as reference_grid
 from fsachain.backends.reference import sums as reference
-from tools import cuda_compile
+from tools import cuda_compile, gpu_report
+from tools.bench import gpu_report as gpu_bench
 from tools.bench.workloads import connected
 from tools.cuda_configurations import GPUS, DryDevice, main_kernels
 from tools.cuda_on_host import HostDevice, skip_reason
@@ -88,6 +89,32 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
     clusters = {launch.kernel.cluster for launch in device.launches if launch.kernel.name == "forward"}
     on_chip = {dict(x.kernel.defines)["ON_CHIP"] for x in device.launches if x.kernel.name == "forward"}
     assert (max(clusters) > 1) == ("cluster" in name) and (on_chip == {0}) == ("memory" in name)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "value"), gpu_bench.VARIANTS.values(), ids=gpu_bench.VARIANTS)
+def test_a_variant_of_the_plan_launches_other_kernels_or_arcs_and_gives_the_same(monkeypatch, name, value):
+    scores, lengths, results, kernels_of = np.tile(random_scores(), (3, 1, 1)), np.tile(LENGTHS, 3), [], []
+    for setting in (getattr(cuda_plan, name), value):
+        monkeypatch.setattr(cuda_plan, name, setting)
+        # With room for four sequences of a thread in a cluster; for metadata.
+        states, arcs, room = (80, 600, 26_000) if name == "MAX_LANES" else (100, 3000, 36_000)
+        device = HostDevice(multiprocessors=2, shared_bytes=room)
+        table = shared_batch(states, arcs).tables[0]  # plans are kept with it
+        out, (weights,) = on_device(device, np.zeros(scores.shape, np.float32)), device.upload([np.ones(9)])
+        inputs = TableBatch.share(table, 9), on_device(device, scores), lengths, LEAK
+        log_prob, _ = cuda.add_occupancy(device, *inputs, weights, out)
+        results.append((log_prob.read(np.float64), read(out)))
+        kernels_of.append([dict(x.kernel.defines) for x in device.launches if x.kernel.name == "forward"])
+    assert (kernels_of[0] == kernels_of[1]) == (name == "SPREAD")
+    assert set(gpu_report.VARIANTS) == set(gpu_bench.VARIANTS)
+    for ours, theirs in zip(*results, strict=True):
+        if name == "METADATA_ON_CHIP":
+            np.testing.assert_array_equal(ours, theirs)
+        else:  # sums in another order
+            np.testing.assert_allclose(
+                ours, theirs, rtol=tolerances.LOG_PROB_RELATIVE, atol=tolerances.OCCUPANCY
+            )
 
 
 @needs_compiler

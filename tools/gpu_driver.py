@@ -262,9 +262,11 @@ def pairs(device: torch.device) -> Iterator[Check]:
 ON_CHIP = "forward_backward.cu"
 
 
-def _cluster(size: int, states: int, arcs: int, shared_bytes: int) -> Family:
+def _cluster(size: int, states: int, arcs: int, shared_bytes: int, **wanted: int) -> Family:
     checks = partial(recursion, partial(denominator, states, arcs), (0.1, 0.0))
-    return Family(checks, {"shared_bytes": shared_bytes}, ((ON_CHIP, {"CLUSTER": size, "ON_CHIP": 1}),))
+    return Family(
+        checks, {"shared_bytes": shared_bytes}, ((ON_CHIP, {"CLUSTER": size, "ON_CHIP": 1, **wanted}),)
+    )
 
 
 FAMILIES: dict[str, Family] = {
@@ -272,6 +274,7 @@ FAMILIES: dict[str, Family] = {
     "cluster of 2": _cluster(2, 80, 600, 9500),
     "cluster of 4": _cluster(4, 100, 3000, 16_000),
     "cluster of 8": _cluster(8, 100, 3000, 9500),
+    "cluster with its metadata": _cluster(4, 40, 1500, 12_000, METADATA_ON_CHIP=1),
     "teams in memory": Family(
         partial(recursion, partial(denominator, 1600, 8400), (0.1, 0.0)),
         {"shared_bytes": 9500},

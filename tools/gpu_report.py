@@ -34,10 +34,12 @@ TOTAL_SECONDS = 540.0
 CUDA_FOLDERS = ("usr/local/cuda/bin", "usr/local/cuda/compute-sanitizer", "opt/nvidia/nsight-compute/*")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 TABLES = ("denominator", "numerators", "loss", "ctc", "bigram", "transducer")  # of tools.bench.gpu_tables
+# The A/B part: of tools.bench.gpu_report, whose rows are compared with those of "bench: denominator".
+VARIANTS = ("metadata through the cache", "arcs in their own order", "at most 2 sequences of a thread")
 # Families of tools.gpu_driver, as they share a process under a sanitizer.
 FAMILIES = (
     ("cluster of 1", "cluster of 2", "cluster of 4"),
-    ("cluster of 8", "teams in memory", "numerators"),
+    ("cluster of 8", "cluster with its metadata", "teams in memory", "numerators"),
     ("paths", "paths in memory", "penalties", "scaled rows", "CTC", "pairs"),
     ("regular", "constrained", "HAT", "TDT", "multi-blank", "grid in memory"),
 )
@@ -76,6 +78,14 @@ def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
         Step(f"bench: {name}", [*python, "tools.bench.gpu_report", "--only", name, *there], 90.0)
         for name in TABLES
     ]
+    variants = [
+        Step(
+            f"variant: {name}",
+            [*python, "tools.bench.gpu_report", "--only", "denominator", "--variant", name, *there],
+            60.0,
+        )
+        for name in VARIANTS
+    ]
     pytest = [*python, "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "tools.gpu_results"]
     # In a dry run there is nothing to test but that the tests are found.
     must = {} if on_host else {"FSACHAIN_GPU_REPORT": "1"}
@@ -106,6 +116,7 @@ def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
         "compile": (1, [Step("compile", [*python, "tools.gpu_device", "compile", *there], 90.0)]),
         "families": (min(6, cores), families),
         "bench": (1, tables),
+        "variants": (1, variants),
         "tests": (min(6, cores), tests),
         "sanitizers": (min(8, cores), sanitized),
         "profile": (1, [Step("profile", profiled, 120.0)]),
@@ -215,6 +226,12 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     ]  # a profiler's times are its own
     rows = [line["row"] for outcome in timed for line in outcome.lines if "row" in line]
     lines += [f"{row['name'][:60]:60} {row['value']:10.3f}  {row['target']}" for row in rows if row["target"]]
+    for outcome in outcomes:
+        if outcome.name.startswith("variant: "):
+            found = [line["row"] for line in outcome.lines if "row" in line and line["row"]["target"]]
+            lines += [
+                f"{outcome.name}: {row['name']}"[:60].ljust(60) + f" {row['value']:10.3f}" for row in found
+            ]
     failed = [outcome for outcome in outcomes if not outcome.ok]
     lines += ["", f"{len(outcomes) - len(failed)} of {len(outcomes)} steps passed"]
     for outcome in failed:

@@ -68,6 +68,12 @@ CASES = {
         {"shared_bytes": 9500, "multiprocessors": 1},
         {"ON_CHIP": {1}, "KIND": {1, 2}, "LEAK": {0}},
     ),
+    "a cluster with its metadata": Case(
+        lambda: shared(40, 1500),
+        0.1,
+        {"shared_bytes": 12_000, "multiprocessors": 1},
+        {"ON_CHIP": {1}, "KIND": {0, 2}, "METADATA_ON_CHIP": {1}},
+    ),
     "memory, blocks in a team": Case(
         lambda: shared(1600, 4200),
         0.1,

@@ -1,6 +1,6 @@
 """How fast the CUDA backend is, next to what the device allows and to other losses, once its results are those of float64.
 
-    python -m tools.bench.gpu_report [--only TABLES] [--seconds S]
+    python -m tools.bench.gpu_report [--only TABLES] [--seconds S] [--variant NAME]
 
 Times are of CUDA events around calls as a user makes them, inputs rotate so that none is found in a cache. "host" is the
 time until such a call returns, "replay" that of a CUDA graph of it: the device alone. What is not here is an error: graphs,
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fsachain.backends.cuda import plan
 from tools.bench import workloads
 from tools.bench.gpu_tables import MAKERS, Entry
 from tools.bench.gpu_timing import HEADER, Clock, GpuRow, Rates, clock_of, measure_rates, take_turns
@@ -44,10 +45,20 @@ TINY_HOST = workloads.Sizes(
 )
 
 
+# What `--variant` changes: one thing of the plans, all else as it is, so that the rows of two runs tell what that is worth.
+VARIANTS = {
+    "metadata through the cache": ("METADATA_ON_CHIP", False),
+    "arcs in their own order": ("SPREAD", False),
+    "at most 2 sequences of a thread": ("MAX_LANES", 2),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """1 where a row failed."""
     options = _parser().parse_args(arguments)
     sizes = replace(GpuSizes(), seconds=options.seconds)
+    if options.variant:
+        setattr(plan, *VARIANTS[options.variant])
     if not options.on_host:
         return run(whole(), sizes, FULL, torch.device("cuda"), options.only)
     from tools.cuda_on_host.pretend import pretended
@@ -168,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--only", type=some_of(MAKERS), default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
     add("--seconds", type=float, default=GpuSizes.seconds, help="time for each group of rows")
+    add("--variant", choices=VARIANTS, help="with one thing otherwise")
     add("--on-host", action="store_true", help="tiny cases on a device that is the host")
     return parser
 

@@ -116,6 +116,7 @@ def _recursion(
         ON_CHIP=plan.on_chip,
         CLUSTER=plan.cluster,
         ARCS_ON_CHIP=plan.arcs_on_chip,
+        METADATA_ON_CHIP=plan.metadata_on_chip,
         THREADS=plan.threads,
         EXPONENTS=form == EXPONENTS,
         LOGS=form == LOGS,

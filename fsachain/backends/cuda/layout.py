@@ -39,10 +39,11 @@ SHARD = fields_of(
     "pair_rows pair_base state_base states partial_base"
 )
 # Of a table: its shards, states, rows of pairs, active pdfs, and pairs without holes; the states, rows of pairs, arcs and
-# partial sums of the shard with most of them; the partial sums of all shards.
+# partial sums of the shard with most of them; the partial sums of all shards; chunks and segments as arcs.
 SIZES = fields_of(
     "shards states pairs columns filled_pairs max_shard_states max_shard_pairs forward_arcs backward_arcs forward_partials "
-    "backward_partials all_forward_partials all_backward_partials"
+    "backward_partials all_forward_partials all_backward_partials forward_chunks backward_chunks forward_segments "
+    "backward_segments"
 )
 
 
@@ -191,6 +192,9 @@ def lay_out(tables: Sequence[TransitionTable], division: Division) -> list[Layou
     for name, direction in (("forward", forward), ("backward", backward)):
         sizes[f"{name}_arcs"] = np.maximum.reduceat(direction.shards["arcs"], first_shard)
         sizes[f"{name}_partials"] = np.maximum.reduceat(direction.partials, first_shard)
+        chunks = sum(direction.shards[f"{level}_chunks"] for level in ("whole", "part", "split"))
+        sizes[f"{name}_chunks"] = np.maximum.reduceat(chunks, first_shard)
+        sizes[f"{name}_segments"] = np.maximum.reduceat(direction.shards["segments"], first_shard)
         sizes[f"all_{name}_partials"] = np.add.reduceat(direction.partials, first_shard)
     together = Layout(
         forward,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,8 @@ from fsachain.backends.cuda.layout import (
 )
 from fsachain.table import TransitionTable
 
-VALUE_BYTES = (4, 8, 8)  # by kind of number
+VALUE_BYTES, ENTRY_BYTES = (4, 8, 8), (8, 16, 16)  # by kind of number
+CHUNK_BYTES, SEGMENT_BYTES, PAIR_BYTES = 16, 8, 8
 # How weights of arcs are written: as plain ones, with exponents, as logs in float64.
 COMPACT, EXPONENTS, LOGS = range(3)
 ARC_BYTES = (8, 16, 16)
@@ -47,6 +49,9 @@ GROUP = fields_of(
     "backward_partials max_shard_states max_shard_pairs growth"
 )
 
+# Where there is room: a barrier of a cluster empties the first-level cache, from which metadata would come else.
+METADATA_ON_CHIP = True
+SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
 WARP = 32
@@ -63,6 +68,7 @@ class Plan(NamedTuple):
 
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
+    metadata_on_chip: chunks, segments, entries and pairs in shared memory as well.
     """
 
     on_chip: bool
@@ -71,6 +77,7 @@ class Plan(NamedTuple):
     arcs_on_chip: bool
     max_lanes: int
     chunk: int
+    metadata_on_chip: bool = False
 
     def sequences(self, lanes: int) -> int:
         """Sequences of a group whose threads have `lanes` each."""
@@ -182,12 +189,21 @@ def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes
         + sizes["backward_partials"]
         + both
     )
-    row, arrays = VALUE_BYTES[kind] * lanes, 8 * 16
+    row, arrays = VALUE_BYTES[kind] * lanes, 12 * 16
     arcs = arc if plan.arcs_on_chip else 0
-    return np.maximum(
-        forward * row + arrays + sizes["forward_arcs"] * arcs,
-        backward * row + arrays + sizes["backward_arcs"] * arcs,
+    passes = forward * row + sizes["forward_arcs"] * arcs, backward * row + sizes["backward_arcs"] * arcs
+    if not plan.metadata_on_chip:
+        return arrays + np.maximum(*passes)
+    entry, pairs = ENTRY_BYTES[kind], sizes["max_shard_pairs"]
+    read_forward = (
+        CHUNK_BYTES * sizes["forward_chunks"] + SEGMENT_BYTES * sizes["forward_segments"] + entry * pairs
     )
+    read_backward = (
+        CHUNK_BYTES * sizes["backward_chunks"]
+        + (SEGMENT_BYTES + entry) * sizes["backward_segments"]
+        + PAIR_BYTES * pairs
+    )
+    return arrays + np.maximum(passes[0] + read_forward, passes[1] + read_backward)
 
 
 def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> PlannedTables:
@@ -224,16 +240,19 @@ def _on_chip(table: TransitionTable, cluster: int) -> tuple[Plan, Division]:
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
     return Plan(True, cluster, threads, True, MAX_LANES, WARP), Division(
-        (cluster,), WARP, longest, spread=True
+        (cluster,), WARP, longest, spread=SPREAD
     )
 
 
 def _with_most_lanes(
     plan: Plan, layouts: Sequence[Layout], kind: int, arc: int, limits: Limits
 ) -> PlannedTables | None:
-    """With 4, 2 or 1 sequences of a thread, as many as shared memory holds; None where it holds none."""
-    for lanes in (4, 2, 1):
-        tables = PlannedTables(plan._replace(max_lanes=lanes), tuple(layouts))
+    """With 4, 2 or 1 sequences of a thread, as many as shared memory holds, and metadata if it holds these too; or None."""
+    choices = (True, False) if METADATA_ON_CHIP and plan.cluster > 1 else (False,)
+    most = [lanes for lanes in (4, 2, 1) if lanes <= MAX_LANES]
+    for lanes, metadata in product(most, choices):
+        planned = plan._replace(max_lanes=lanes, metadata_on_chip=metadata)
+        tables = PlannedTables(planned, tuple(layouts))
         if tables.shared_bytes(kind, arc, lanes) <= limits.shared_bytes:
             return tables
     return None
