@@ -224,10 +224,6 @@ int cuModuleGetFunction(void** out, void* from, const char* name) {
   *out = new Function{name, module.parameters(*info)};
   return kSuccess;
 }
-int cuFuncGetAttribute(int* value, int, void*) {
-  *value = 0;
-  return kSuccess;
-}
 int cuFuncSetAttribute(void* function, int attribute, int value) {
   const int largest_shared = 8;
   if (attribute != largest_shared || value > cuda_on_host_devices[current].shared_bytes)
@@ -267,35 +263,18 @@ int cuLaunchCooperativeKernel(void* function, unsigned gx, unsigned gy, unsigned
                               unsigned bz, unsigned shared, void* stream, void** arguments) {
   return launch(*static_cast<Function*>(function), {gx, gy, gz}, {bx, by, bz}, shared, stream, arguments, true);
 }
-int cuCtxGetCurrent(void** context) {
-  *context = &cuda_on_host_devices[current];
-  return kSuccess;
-}
-int cuCtxSetCurrent(void*) {
-  return kSuccess;
-}
-int cuCtxGetDevice(int* device) {
-  *device = current;
-  return kSuccess;
-}
-int cuDevicePrimaryCtxRelease_v2(int) {
-  return kSuccess;
-}
 
 // The runtime.
+
+int runtime_cudaGetLastError() { return kSuccess; }
+int runtime_cudaEventDestroy(void*) { return kSuccess; }
+int runtime_cudaStreamDestroy(void*) { return kSuccess; }
 
 const char* runtime_cudaGetErrorName(int status) {
   return status == kNoDevice ? "cudaErrorNoDevice" : "cudaError";
 }
 const char* runtime_cudaGetErrorString(int status) {
   return status == kNoDevice ? "no CUDA-capable device is detected" : failure.c_str();
-}
-int runtime_cudaGetLastError() {
-  return kSuccess;
-}
-int runtime_cudaDriverGetVersion(int* version) {
-  *version = 13000;
-  return kSuccess;
 }
 int runtime_cudaGetDeviceCount(int* count) {
   *count = kDevices;
@@ -323,10 +302,6 @@ int runtime_cudaDeviceGetAttribute(int* value, int attribute, int index) {
   }
   return kSuccess;
 }
-int runtime_cudaDeviceGetPCIBusId(char* text, int capacity, int device) {
-  std::snprintf(text, static_cast<std::size_t>(capacity), "0000:%02x:00.0", static_cast<unsigned>(device));
-  return kSuccess;
-}
 int runtime_cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   tell("cudaMemGetInfo", static_cast<Number>(current));
   *free = *total = cuda_on_host_devices[current].memory_bytes;
@@ -349,34 +324,22 @@ int runtime_cudaFreeHost(void* memory) {
   std::free(memory);
   return kSuccess;
 }
-int runtime_cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* stream) {
-  tell("cudaMemcpyAsync", number(from), bytes, number(stream));
-  std::memcpy(to, from, bytes);
-  return kSuccess;
-}
-int runtime_cudaMemcpy(void* to, const void* from, std::size_t bytes, int) {
-  std::memcpy(to, from, bytes);
+int runtime_cudaPointerGetAttributes(void* out, const void*) {
+  std::memset(out, 0, 2 * sizeof(int));  // of the kind: memory of the host that is not registered
   return kSuccess;
 }
 int runtime_cudaMemsetAsync(void* to, int value, std::size_t bytes, void*) {
   std::memset(to, value, bytes);
   return kSuccess;
 }
-int runtime_cudaPointerGetAttributes(void* out, const void* pointer) {
-  struct Attributes {
-    int type, device;
-    const void *on_device, *on_host;
-    long reserved[8];
-  };
-  *static_cast<Attributes*>(out) = {2, current, pointer, pointer, {}};
+int runtime_cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* stream) {
+  tell("cudaMemcpyAsync", number(from), bytes, number(stream));
+  std::memcpy(to, from, bytes);
   return kSuccess;
 }
 int runtime_cudaEventCreateWithFlags(void** event, unsigned) {
   tell("cudaEventCreate");
   return make_handle(event);
-}
-int runtime_cudaEventDestroy(void*) {
-  return kSuccess;
 }
 int runtime_cudaEventQuery(void*) {
   return settings.finishes ? kSuccess : kNotReady;
@@ -385,21 +348,11 @@ int runtime_cudaEventRecord(void* event, void* stream) {
   tell("cudaEventRecord", number(event), number(stream));
   return kSuccess;
 }
-int runtime_cudaEventSynchronize(void*) {
-  return kSuccess;
-}
 int runtime_cudaStreamCreateWithPriority(void** stream, unsigned, int) {
   return make_handle(stream);
 }
-int runtime_cudaStreamDestroy(void*) {
-  return kSuccess;
-}
 int runtime_cudaStreamSynchronize(void* stream) {
   tell("cudaStreamSynchronize", number(stream));
-  return kSuccess;
-}
-int runtime_cudaDeviceSynchronize() {
-  tell("cudaDeviceSynchronize");
   return kSuccess;
 }
 int runtime_cudaStreamWaitEvent(void* stream, void* event, unsigned) {
