@@ -109,7 +109,7 @@ def load() -> ctypes.CDLL:
     os.environ.setdefault("CUPY_CACHE_DIR", str(build.BUILD / "cubins"))
     from cupy_backends.cuda.api import runtime
 
-    _replace(Path(runtime.__file__), library)
+    _replace(Path(runtime.__file__).resolve(), library)
     settings(library).executes = settings(library).finishes = 1
     settings(library).launch = Request(fill=0xFF, together=1, fibers=1, patience=20.0)
     cuda_device._function = lru_cache(maxsize=1024)(_bound)  # type: ignore[assignment]
