@@ -189,7 +189,7 @@ def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes
         + sizes["backward_partials"]
         + both
     )
-    row, arrays = VALUE_BYTES[kind] * lanes, 12 * 16
+    row, arrays = VALUE_BYTES[kind] * lanes, (12 if plan.metadata_on_chip else 8) * 16
     arcs = arc if plan.arcs_on_chip else 0
     passes = forward * row + sizes["forward_arcs"] * arcs, backward * row + sizes["backward_arcs"] * arcs
     if not plan.metadata_on_chip:
