@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import json
 import math
 import os
@@ -193,8 +192,7 @@ def text_lines(
 MAX_UNPACKED_BYTES = 1 << 34
 MAX_RATIO = 200  # of unpacked to packed bytes; graphs have about 10, a bomb 1000
 _FREE_BYTES = 1 << 24  # that any file may unpack to
-_LARGEST_READ = 70_000  # bytes: a directory of a thousand members; zipfile makes half a kilobyte of 46 bytes
-_PIECE = 1 << 16  # bytes of an array that are read at once
+_MOST_ARRAYS = 1000
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack as much at once as they like
 _LONGEST_HEADER = 1024
 _HEADER = re.compile(
@@ -213,7 +211,7 @@ def read_npz(
     """
     name = os.fspath(path)
     try:
-        with _SmallReads(io.FileIO(name)) as file, zipfile.ZipFile(file) as archive:
+        with Path(name).open("rb") as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             _check_sizes(name, members, os.fstat(file.fileno()).st_size)
             found = ((member.filename.removesuffix(".npy"), member) for member in members)
@@ -228,18 +226,9 @@ def read_npz(
         raise DataError(f"{name}: no npz file, or damaged ({error})") from error
 
 
-class _SmallReads(io.BufferedReader):
-    """Refuses reads of more than `_LARGEST_READ` bytes: zipfile reads its directory in one."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _LARGEST_READ:
-            raise DataError(
-                f"{self.name}: claims a directory of {size} bytes; expected at most {_LARGEST_READ}"
-            )
-        return super().read(size)
-
-
 def _check_sizes(name: str, members: list[zipfile.ZipInfo], size: int) -> None:
+    if len(members) > _MOST_ARRAYS:
+        raise DataError(f"{name}: {len(members)} arrays; expected at most {_MOST_ARRAYS}")
     claimed = sum(member.file_size for member in members)
     allowed = min(MAX_UNPACKED_BYTES, max(_FREE_BYTES, MAX_RATIO * size))
     if claimed > allowed:
@@ -260,12 +249,8 @@ def _array(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.
         size, left = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
         if size != left:
             raise DataError(f"{where} claims {size} bytes, its member has {left}")
-        content = bytearray(size)
-        filled = 0
-        while piece := stream.read(_PIECE):  # up to the claimed size and no further; the end checks the CRC
-            content[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        if filled != size:
+        content = bytearray(stream.read())  # up to the claimed size and no further; the end checks the CRC
+        if len(content) != size:
             raise DataError(f"{where} is cut short")
         return np.ndarray(shape, dtype, buffer=content, order=order)
 

@@ -1,4 +1,4 @@
-"""Many compiled tables in one file, mapped into memory: any table by its name, without reading the others.
+"""Many compiled tables in one file: any table by its name, without reading the others.
 
 Layout, little-endian, every part at a multiple of 8 bytes:
 
@@ -6,15 +6,13 @@ Layout, little-endian, every part at a multiple of 8 bytes:
     bodies     the arrays of one table after another
     index      per table place, size, CRC-32 and sizes; all names and the facts, as JSON
 
-The arrays of a table are read-only views of the file. A table is checked when it is asked for and not in use already:
-its CRC-32, and that every number in it points into the table, so that a damaged file cannot send a kernel out of its
-arrays.
+A table is read and checked whenever it is asked for: its CRC-32, and that every number in it points into the table, so
+that a damaged file cannot send a kernel out of its arrays.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -22,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -115,35 +112,31 @@ def _padded(array: npt.NDArray[Any]) -> bytes:
 
 
 class TableFile(Mapping[str, TransitionTable]):
-    """The tables of a file by name, in its order. Picklable: a copy in another process opens the file anew.
+    """The tables of a file by name, in its order.
 
     A file of another version or with a damaged index is a DataError; `facts` are those that `write_tables` was given.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        try:
-            with Path(self.path).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < _HEADER.size:
-                    raise DataError(f"{self.path}: {size} bytes are no file of compiled tables")
-                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
-        mark, version, crc, place, length, count = _HEADER.unpack_from(self._data, 0)
+        with self._opened() as file:
+            size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
+            if len(header) < _HEADER.size:
+                raise DataError(f"{self.path}: {size} bytes are no file of compiled tables")
+            mark, version, crc, place, length, count = _HEADER.unpack(header)
+            index = os.pread(file.fileno(), length, place) if place + length == size else b""
         if mark != _MARK:
             raise DataError(f"{self.path}: no file of compiled tables (it does not begin as one)")
         if version != VERSION:
             raise DataError(
                 f"{self.path}: version {version} of the format; expected {VERSION}, compile the tables anew"
             )
-        index = self._data[place : place + length]
-        if place + length != size or count * _ENTRY.itemsize > length or zlib.crc32(index) != crc:
+        if len(index) < max(length, count * _ENTRY.itemsize) or zlib.crc32(index) != crc:
             raise DataError(
                 f"{self.path}: the index of {count} tables at byte {place} is damaged or cut short"
             )
         self._entries = np.frombuffer(index[: count * _ENTRY.itemsize], dtype=_ENTRY)
-        record = parse_json(bytes(index[count * _ENTRY.itemsize :]), self.path)
+        record = parse_json(index[count * _ENTRY.itemsize :], self.path)
         try:
             self.facts: dict[str, Any] = dict(record["facts"])
             names = [_short(name) for name in record["names"]]
@@ -152,17 +145,16 @@ class TableFile(Mapping[str, TransitionTable]):
         self._number = {name: number for number, name in enumerate(names)}
         if not len(self._number) == len(names) == count:
             raise DataError(f"{self.path}: the index has {len(self._number)} names for {count} tables")
-        self._in_use: WeakValueDictionary[str, TransitionTable] = WeakValueDictionary()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TableFile, (self.path,)
 
     def __getitem__(self, name: str) -> TransitionTable:
-        table = self._in_use.get(name)
-        if table is None:
-            number = self._number[name]
-            begin, size = self._span(number)
-            table = self._in_use[name] = self._table(number, name, self._data[begin : begin + size])
+        entry = self._entries[self._number[name]]
+        with self._opened() as file:
+            body = self._body(file, entry, name)
+        try:
+            table = _parse(body, entry)
+            check_indices(table)
+        except ValueError as error:
+            raise self._damage(entry, name, f" ({error})") from error
         return table
 
     def __iter__(self) -> Iterator[str]:
@@ -171,17 +163,11 @@ class TableFile(Mapping[str, TransitionTable]):
     def __len__(self) -> int:
         return len(self._number)
 
-    def read(self, name: str) -> TransitionTable:
-        """The same table copied to memory, and not kept; pages of mapped ones may stay in memory."""
-        number = self._number[name]
-        with self._opened() as file:
-            return self._table(number, name, self._body(file, number))
-
     def check_bodies(self) -> None:
         """Compare every table with its checksum; a DataError names the first that is damaged."""
         with self._opened() as file:
-            for number, name in enumerate(self):
-                self._check(number, name, self._body(file, number))
+            for entry, name in zip(self._entries, self, strict=True):
+                self._body(file, entry, name)
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
@@ -191,31 +177,16 @@ class TableFile(Mapping[str, TransitionTable]):
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
 
-    def _body(self, file: BinaryIO, number: int) -> memoryview:
-        place, size = self._span(number)
-        return memoryview(os.pread(file.fileno(), size, place))
+    def _body(self, file: BinaryIO, entry: Any, name: str) -> memoryview:
+        size, place = int(entry["size"]), int(entry["place"])
+        fits = place + size <= os.fstat(file.fileno()).st_size
+        body = os.pread(file.fileno(), size, place) if fits else b""
+        if len(body) != size or zlib.crc32(body) != entry["crc"]:
+            raise self._damage(entry, name)
+        return memoryview(body)
 
-    def _span(self, number: int) -> tuple[int, int]:
-        """Place and size of a table's body; (0, 0) where it would end beyond the file."""
-        place, size = int(self._entries[number]["place"]), int(self._entries[number]["size"])
-        return (place, size) if place + size <= len(self._data) else (0, 0)
-
-    def _check(self, number: int, name: str, body: memoryview) -> None:
-        entry = self._entries[number]
-        if len(body) != int(entry["size"]) or zlib.crc32(body) != entry["crc"]:
-            raise DataError(f"{self.path}, byte {int(entry['place'])}: the table {name[:80]!r} is damaged")
-
-    def _table(self, number: int, name: str, body: memoryview) -> TransitionTable:
-        self._check(number, name, body)
-        entry = self._entries[number]
-        try:
-            table = _parse(body, entry)
-            check_indices(table)
-        except ValueError as error:
-            raise DataError(
-                f"{self.path}, byte {int(entry['place'])}: the table {name[:80]!r} is damaged ({error})"
-            ) from error
-        return table
+    def _damage(self, entry: Any, name: str, reason: str = "") -> DataError:
+        return DataError(f"{self.path}, byte {entry['place']}: the table {name[:80]!r} is damaged{reason}")
 
 
 def _short(name: Any) -> str:

@@ -16,7 +16,7 @@ from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.ctc import CtcTopology, ctc_graph
 from fsachain.graph.denominator import build_denominator, ctc_denominator
-from fsachain.graph.expand import expand_acceptor, expand_arcs, expand_phones
+from fsachain.graph.expand import expand_arcs
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.openfst import Transducer
@@ -303,13 +303,6 @@ class TestOpenFst:
             np.testing.assert_array_equal(getattr(plain, name), getattr(constant, name))
         assert plain.ilabel.tolist() == [1, 1, 2]
 
-    def test_expanding_an_openfst_object_is_expanding_its_arrays(self, pywrapfst):
-        fst = expand_phones(
-            EPSILONS.to_openfst(), TREES["biphone"], self_loop_scale=1.0, transition_scale=1.0
-        )
-        direct = expand_arcs(EPSILONS, TREES["biphone"], self_loop_scale=1.0, transition_scale=1.0).graph
-        assert pywrapfst.equal(fst, direct.to_openfst(), delta=tolerances.FEW_FLOAT32_TERMS)
-
     def test_the_empty_fst_and_other_semirings_are_refused(self, pywrapfst):
         with pytest.raises(GraphError, match="no start state"):
             Transducer.from_openfst(pywrapfst.VectorFst())
@@ -323,7 +316,9 @@ def test_acceptors_stay_free_of_epsilon_in_wide_trees(name):
     arcs = [(0, 1, 1, 1, -0.5), (1, 2, 2, 2, 0.0), (2, 2, 1, 1, -0.1), (1, 1, 1, 1, -0.25)]
     graph = transducer(arcs, {1: -0.2, 2: -1.0}, 3)
     tree = TREES[name]
-    expansion = expand_acceptor(graph, tree, self_loop_scale=0.0, transition_scale=0.0, tags=[7, 8, 9, 10])
+    expansion = expand_arcs(
+        graph, tree, self_loop_scale=0.0, transition_scale=0.0, tags=[7, 8, 9, 10], epsilon_free=True
+    )
     assert np.all(expansion.graph.ilabel > 0)
     expected = oracle(graph, tree, NUM_FRAMES, 0.0, 0.0)
     assert accepted(expansion.graph, NUM_FRAMES) == {tuple(pdf + 1 for pdf in pdfs) for pdfs in expected}

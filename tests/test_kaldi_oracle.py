@@ -15,7 +15,7 @@ from graph_paths import Scorer, sample_paths
 
 from fsachain.fsa import input_fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import expand_acceptor
+from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.spelling import transcript_acceptor, ways_to_say
@@ -90,7 +90,8 @@ def test_transition_probabilities_weigh_as_in_kaldi(topology, tmp_path):
     for words, theirs in zip(job.transcripts, graphs, strict=True):
         ways = [ways_to_say(word, n, job.lexicon) for n, word in enumerate(words)]
         phones, _ = transcript_acceptor(ways, job.lexicon)
-        ours = input_fsa(expand_acceptor(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph)
+        scales = {"self_loop_scale": 1.0, "transition_scale": 1.0}
+        ours = input_fsa(expand_arcs(phones, tree, **scales, epsilon_free=True).graph)
         assert_same_scores(ours, theirs)
 
 

@@ -120,7 +120,7 @@ class TrainingSet:
         """Gives the table of an utterance; those in shards are read when they are asked for."""
         shards = self.numerators
         if isinstance(shards, TableShards):
-            return lambda utterance: self._table(utterance.id, shards.read(utterance.id), num_pdfs)
+            return lambda utterance: self._table(utterance.id, shards[utterance.id], num_pdfs)
         tables = self.tables(num_pdfs, [""])
         return lambda utterance: tables[utterance.id]
 

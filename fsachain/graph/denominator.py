@@ -12,7 +12,7 @@ from fsachain.errors import GraphError
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.ctc import CtcTopology, check_topology
-from fsachain.graph.expand import expand_acceptor
+from fsachain.graph.expand import expand_arcs
 
 # Merging states: a stochastic graph stays stochastic.
 #
@@ -210,8 +210,9 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
         raise GraphError(
             f"phone_lm ({phone_lm.num_states} states, {phone_lm.num_arcs} arcs) accepts no phone sequence"
         )
-    graph = expand_acceptor(model.to_transducer(), tree, self_loop_scale=1.0, transition_scale=1.0).graph
-    return lump(input_fsa(graph))
+    phones = model.to_transducer()
+    expansion = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0, epsilon_free=True)
+    return lump(input_fsa(expansion.graph))
 
 
 def free_denominator(num_pdfs: int) -> Fsa:

@@ -10,7 +10,7 @@ second path through an epsilon. Trees that look further than one phone to the le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -186,23 +186,6 @@ class _Node(NamedTuple):
     tag: int = -1
 
 
-def expand_phones(
-    phone_fst: Any, tree: ContextTree, *, self_loop_scale: float, transition_scale: float
-) -> Any:
-    """Expand a pywrapfst FST over phones (input labels: ids or epsilon) to one over pdfs (tropical, label = pdf + 1).
-
-    Output labels, such as words, go to the first frame of their phone; epsilon arcs stay. The scales are factors on the
-    log-probabilities of the topology's self-loops and of its other transitions.
-    """
-    expansion = expand_arcs(
-        Transducer.from_openfst(phone_fst),
-        tree,
-        self_loop_scale=self_loop_scale,
-        transition_scale=transition_scale,
-    )
-    return expansion.graph.to_openfst()
-
-
 def expand_arcs(
     phones: Transducer,
     tree: ContextTree,
@@ -210,36 +193,25 @@ def expand_arcs(
     self_loop_scale: float,
     transition_scale: float,
     tags: Sequence[int] | None = None,
+    epsilon_free: bool = False,
 ) -> Expansion:
-    """`expand_phones` on arrays, with the origin of each arc.
+    """Expand a phone graph (input labels: phone ids or epsilon) to pdfs, with the origin of each arc.
 
-    `tags` has one integer for each arc of `phones`, such as a word position; arcs of different tags share no node.
-    """
-    _check_phones(phones, tree)
-    if tree.is_narrow:
-        return _Expander(phones, tree, self_loop_scale, transition_scale, tags).run()
-    return _expand_units(in_context(phones, tree, tags), self_loop_scale, transition_scale)
+    Output labels, such as words, go to the first frame of their phone; epsilon arcs stay. The scales are factors on the
+    log-probabilities of the topology's self-loops and of its other transitions. `tags` has one integer for each arc of
+    `phones`, such as a word position; arcs of different tags share no node.
 
-
-def expand_acceptor(
-    phones: Transducer,
-    tree: ContextTree,
-    *,
-    self_loop_scale: float,
-    transition_scale: float,
-    tags: Sequence[int] | None = None,
-) -> Expansion:
-    """`expand_arcs` of an acceptor without epsilon arcs: the result has none either. Output labels may be lost.
-
-    A tree that looks to the right makes `expand_arcs` read the first phones by epsilon arcs; here they are joined with
-    the arc of the first frame.
+    A tree that looks to the right has the first phones read by epsilon arcs. With `epsilon_free`, for acceptors without
+    such arcs, these are joined with the arc of the first frame; output labels may be lost.
     """
     _check_phones(phones, tree)
     if tree.is_narrow:
         return _Expander(phones, tree, self_loop_scale, transition_scale, tags).run()
     units = in_context(phones, tree, tags)
-    units.spend_at_once()
-    return _expand_units(units, self_loop_scale, transition_scale)
+    if epsilon_free:
+        units.spend_at_once()
+    expansion = _Expander(units.graph, units, self_loop_scale, transition_scale, units.tags).run()
+    return expansion._replace(arc_phone=[units.phone_of[unit] for unit in expansion.arc_phone])
 
 
 def _check_phones(phones: Transducer, tree: ContextTree) -> None:
@@ -250,11 +222,6 @@ def _check_phones(phones: Transducer, tree: ContextTree) -> None:
             f"arc {arc} (state {phones.src[arc]} -> {phones.dst[arc]}) has phone {phones.ilabel[arc]}: "
             f"expected a phone id in [1, {tree.num_phones}], or 0 for epsilon"
         )
-
-
-def _expand_units(units: UnitGraph, self_loop_scale: float, transition_scale: float) -> Expansion:
-    expansion = _Expander(units.graph, units, self_loop_scale, transition_scale, units.tags).run()
-    return expansion._replace(arc_phone=[units.phone_of[unit] for unit in expansion.arc_phone])
 
 
 class _Expander:
@@ -394,18 +361,16 @@ def unroll(expansion: Expansion, first: Ints, end: Ints, num_frames: int) -> Unr
     graph = expansion.graph
     # The tag -1 finds the entry behind all others.
     earliest, latest = np.append(first, 0).tolist(), np.append(end, num_frames).tolist()
-    leaving: list[list[tuple[int, int, int, int]]] = [[] for _ in range(graph.num_states)]
-    columns = (graph.src.tolist(), graph.dst.tolist(), expansion.arc_tag)
-    for arc, (src, dst, tag) in enumerate(zip(*columns, strict=True)):
-        leaving[src].append((arc, dst, earliest[tag], latest[tag]))
+    spans = [(earliest[tag], latest[tag]) for tag in expansion.arc_tag]
+    leaving = graph.leaving(range(len(spans)))
     layer, layers = {graph.start: 0}, [1]
     num_states = 1
     arcs: list[tuple[int, int, int]] = []  # src, dst, arc of the expansion
     for frame in range(num_frames):
         following: dict[int, int] = {}
         for state, number in layer.items():
-            for arc, dst, begin, stop in leaving[state]:
-                if begin <= frame < stop:
+            for dst, _, _, _, arc in leaving[state]:
+                if spans[arc][0] <= frame < spans[arc][1]:
                     target = following.get(dst)
                     if target is None:
                         target = following[dst] = num_states

@@ -411,10 +411,9 @@ def _grouped(
 ) -> dict[str, list[_Entry]]:
     """Pronunciations by word, in order of the words' first entries; unknown phones and repetitions are refused."""
     allowed = None if known is None else frozenset(known)
-    same: dict[str, str] = {}  # one object for all occurrences of a name
     grouped: dict[str, list[_Entry]] = {}
     for line, word, prob, names in entries:
-        spoken = tuple([same.setdefault(name, name) for name in names])
+        spoken = tuple(names)
         if allowed is not None and not allowed.issuperset(spoken):
             stranger = next(name for name in spoken if name not in allowed)
             where = "" if path is None else f"{path}:{line}: "

@@ -42,7 +42,7 @@ from fsachain.graph.archive import (
 )
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import coarse
-from fsachain.graph.expand import expand_acceptor
+from fsachain.graph.expand import expand_arcs
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon, name_difference
 from fsachain.graph.spelling import (
@@ -278,7 +278,8 @@ def numerator_of_phones(
     """
     where = "" if name is None else f"utterance {name!r}: "
     check_phones(lexicon, tree)
-    expansion = expand_acceptor(phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=word_of_arc)
+    scales = {"self_loop_scale": 0.0, "transition_scale": 0.0}
+    expansion = expand_arcs(phones, tree, **scales, tags=word_of_arc, epsilon_free=True)
     fsa = input_fsa(expansion.graph)
     if not fsa.num_arcs:
         raise GraphError(f"{where}no path has a phone: a numerator needs at least one word or phone")

@@ -53,12 +53,8 @@ class NumeratorMaker:
 
     def numerator(self, name: str, words: Sequence[str]) -> Numerator:
         """Errors as for `build_numerator`."""
-        how: dict[str, Any] = {
-            "normalization": self.normalization,
-            "forgive": self.forgive,
-            "floor": self.floor,
-        }
-        return build_numerator(words, self.lexicon, self.tree, name=name, **how)
+        how: dict[str, Any] = {"forgive": self.forgive, "floor": self.floor, "name": name}
+        return build_numerator(words, self.lexicon, self.tree, normalization=self.normalization, **how)
 
     def table(self, name: str, words: Sequence[str]) -> TransitionTable:
         """The compiled numerator; errors as for `build_numerator`."""
@@ -204,10 +200,6 @@ class TableShards(Mapping[str, TransitionTable]):
 
     def __len__(self) -> int:
         return len(self._file_of)
-
-    def read(self, name: str) -> TransitionTable:
-        """The same table, not kept; see `TableFile.read`."""
-        return self._file_of[name].read(name)
 
 
 def words_checksum(words: Sequence[str]) -> int:

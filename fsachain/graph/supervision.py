@@ -16,7 +16,7 @@ weight one, and a supervision is a set of paths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from fsachain.brief import brief
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import Expansion, FrameTimes, Unrolled, expand_acceptor, unroll
+from fsachain.graph.expand import Expansion, FrameTimes, Unrolled, expand_arcs, unroll
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer
 
@@ -66,13 +66,8 @@ class Supervision:
     __repr__ = brief
 
     @cached_property
-    def _leaving(self) -> list[list[tuple[int, int]]]:
-        """(pdf, dst) of the arcs that leave each state."""
-        leaving: list[list[tuple[int, int]]] = [[] for _ in range(self.fsa.num_states)]
-        columns = (self.fsa.src.tolist(), self.fsa.pdf.tolist(), self.fsa.dst.tolist())
-        for src, pdf, dst in zip(*columns, strict=True):
-            leaving[src].append((pdf, dst))
-        return leaving
+    def _leaving(self) -> list[list[tuple[int, int, int, float, int]]]:
+        return self.fsa.to_transducer().leaving(None)
 
     def chunk(self, start: int, end: int, *, normalization: Fsa | None = None) -> Fsa:
         """What output frames [start, end) of the complete paths spell, each pdf sequence once.
@@ -117,8 +112,8 @@ class Supervision:
             for members, number in layer.items():
                 reached: dict[int, list[int]] = {}
                 for member in members:
-                    for pdf, dst in self._leaving[member]:
-                        reached.setdefault(pdf, []).append(dst)
+                    for dst, label, *_ in self._leaving[member]:
+                        reached.setdefault(label - 1, []).append(dst)
                 for pdf, states in sorted(reached.items()):
                     subset = frozenset(states)
                     target = following.get(subset)
@@ -173,35 +168,38 @@ def build_supervision(
     centres, first, end = times.limits(spans, num_input_frames)
     if tree.blank_pdf is None:
         _check_covered(first, end, centres, phones, name)
-    expansion = expand_acceptor(
-        _linear([phone.phone for phone in phones]),
-        tree,
-        self_loop_scale=0.0,
-        transition_scale=0.0,
-        tags=range(len(phones)),
+    graph = _linear([phone.phone for phone in phones])
+    return _supervision(
+        *_unrolled(
+            graph, first, end, centres, tree, times, f"utterance {name!r}: the {len(phones)} aligned phones"
+        ),
+        name,
     )
+
+
+def _unrolled(
+    phones: Transducer, first: Ints, end: Ints, centres: Ints, tree: ContextTree, times: FrameTimes, what: str
+) -> tuple[Expansion, Unrolled]:
+    """The paths on which the phone of arc k keeps to the output frames [first[k], end[k]); `what` is for messages."""
+    scales = {"self_loop_scale": 0.0, "transition_scale": 0.0}
+    expansion = expand_arcs(phones, tree, **scales, tags=range(len(phones.src)), epsilon_free=True)
     found = unroll(expansion, first, end, len(centres))
     if found is None:
         raise GraphError(
-            f"utterance {name!r}: the {len(phones)} aligned phones have no path through {len(centres)} output "
-            f"frames within tolerances of {left_tolerance} and {right_tolerance} input frames; widen them"
+            f"{what} have no path through {len(centres)} output frames within tolerances of {times.left_tolerance} and "
+            f"{times.right_tolerance} input frames; widen them"
         )
-    return supervision_of(expansion, found, name)
+    return expansion, found
 
 
-def supervision_of(expansion: Expansion, unrolled: Unrolled, name: str) -> Supervision:
-    """A `Supervision` of the paths of an expansion through the frames of an utterance; all weights become one."""
-    fsa = unrolled.fsa
-    if fsa.log_prob.any():
-        fsa = Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, np.zeros(fsa.num_arcs), _final_of(unrolled), 0)
+def _supervision(expansion: Expansion, unrolled: Unrolled, name: str) -> Supervision:
+    """All weights become one."""
+    final = np.where(unrolled.state_frame == unrolled.state_frame[-1], 0.0, -np.inf)
+    fsa = replace(unrolled.fsa, log_prob=np.zeros(unrolled.fsa.num_arcs), final_log_prob=final)
     phone = np.array(expansion.arc_phone, dtype=np.int32)[unrolled.origin]
     starts = np.array(expansion.arc_is_start, dtype=np.bool_)[unrolled.origin]
     num_frames = int(unrolled.state_frame[-1])
     return Supervision(fsa, unrolled.state_frame, phone, starts, num_frames, name)
-
-
-def _final_of(unrolled: Unrolled) -> npt.NDArray[np.float64]:
-    return np.where(unrolled.state_frame == unrolled.state_frame[-1], 0.0, -np.inf)
 
 
 def _check_alignment(
@@ -292,7 +290,7 @@ class PhoneLattice:
         Arguments and errors are those of `build_supervision`.
         """
         times = FrameTimes(left_tolerance, right_tolerance, subsampling, time_offset)
-        return supervision_of(*self._unrolled(num_input_frames, tree, times), self.name)
+        return _supervision(*self._within(num_input_frames, tree, times), self.name)
 
     def numerator(
         self,
@@ -310,7 +308,7 @@ class PhoneLattice:
         Arguments and errors are those of `build_supervision`, and `normalization` that of `build_numerator`.
         """
         times = FrameTimes(left_tolerance, right_tolerance, subsampling, time_offset)
-        _, unrolled = self._unrolled(num_input_frames, tree, times)
+        _, unrolled = self._within(num_input_frames, tree, times)
         if normalization is None:
             return unrolled.fsa
         fsa, _ = product(unrolled.fsa, normalization)
@@ -318,7 +316,7 @@ class PhoneLattice:
             raise GraphError(f"utterance {self.name!r}: the normalization accepts no path of the lattice")
         return fsa
 
-    def _unrolled(
+    def _within(
         self, num_input_frames: int, tree: ContextTree, times: FrameTimes
     ) -> tuple[Expansion, Unrolled]:
         times.check(self.name)
@@ -332,13 +330,5 @@ class PhoneLattice:
                 f"expected at most an output frame ({times.subsampling}) between them"
             )
         centres, first, end = times.limits(self.spans, num_input_frames)
-        expansion = expand_acceptor(
-            self.phones, tree, self_loop_scale=0.0, transition_scale=0.0, tags=range(len(self.spans))
-        )
-        found = unroll(expansion, first, end, len(centres))
-        if found is None:
-            raise GraphError(
-                f"utterance {self.name!r}: no path of the lattice goes through {len(centres)} output frames within "
-                f"tolerances of {times.left_tolerance} and {times.right_tolerance} input frames; widen them"
-            )
-        return expansion, found
+        what = f"utterance {self.name!r}: the phones of the lattice"
+        return _unrolled(self.phones, first, end, centres, tree, times, what)

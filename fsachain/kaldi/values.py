@@ -24,7 +24,6 @@ Floats = npt.NDArray[np.floating]
 
 _PRECISION = {"FM": "<f4", "DM": "<f8"}
 _COMPRESSED = ("CM", "CM2", "CM3")
-_FEW_CODES = 1 << 12  # which are unpacked at a time
 _BRACKETED = re.compile(rb"\[([^\]]*)\]([^\n]*)\n?")
 _WIDTH_AND_INT = np.dtype([("width", "u1"), ("value", "<i4")])
 
@@ -167,19 +166,13 @@ def _on_a_line(cursor: Cursor, dtype: str, count: int, low: float, step: float, 
 
 def _between_quartiles(cursor: Cursor, quartiles: Floats, rows: int, what: str) -> Floats:
     """[rows, columns] of 8-bit codes in column order; codes 0, 64, 192 and 255 stand for `quartiles` [columns, 4]."""
-    columns = len(quartiles)
-    packed = np.frombuffer(cursor.take(rows * columns, what), dtype=np.uint8)
-    values = np.empty((rows, columns), dtype=np.float32)
-    by_column = values.T.flat
-    for begin in range(0, packed.size, _FEW_CODES):
-        codes = packed[begin : begin + _FEW_CODES].astype(np.float32)
-        q0, q25, q75, q100 = quartiles[np.arange(begin, begin + codes.size) // rows].T
-        lower = q0 + (q25 - q0) * codes / 64
-        middle = q25 + (q75 - q25) * (codes - 64) / 128
-        upper = q75 + (q100 - q75) * (codes - 192) / 63
-        found = np.where(codes <= 64, lower, np.where(codes <= 192, middle, upper))
-        by_column[begin : begin + codes.size] = found
-    return values
+    codes = np.frombuffer(cursor.take(rows * len(quartiles), what), dtype=np.uint8).reshape(len(quartiles), rows).T
+    codes = codes.astype(np.float32)
+    q0, q25, q75, q100 = quartiles.T
+    lower = q0 + (q25 - q0) * codes / 64
+    middle = q25 + (q75 - q25) * (codes - 64) / 128
+    upper = q75 + (q100 - q75) * (codes - 192) / 63
+    return np.ascontiguousarray(np.where(codes <= 64, lower, np.where(codes <= 192, middle, upper)))
 
 
 def write_matrices(

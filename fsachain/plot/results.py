@@ -47,11 +47,7 @@ def read_events(path: str | Path) -> list[dict[str, Any]]:
     Raises:
         DataError: the file cannot be read, or a line before the last is not JSON.
     """
-    try:
-        events = list(read_log(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read the training log: {error}") from error
-    return [event for event in events if isinstance(event, dict)]
+    return [event for event in read_log(path) if isinstance(event, dict)]
 
 
 def plot_training(

@@ -5,7 +5,6 @@ A file that is absent, cut short or damaged costs its own part of the report onl
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -17,10 +16,12 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import ErrorCounts, WerReport, read_text, score
 from fsachain.errors import DataError, FsachainError
+from fsachain.files import binary_lines, parse_json
 from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import GraphFacts, graph_facts
 from fsachain.graph.numerator import load_numerators
 from fsachain.report.media import Picture, drawing, picture_file, seconds_of
+from fsachain.train.log import LONGEST_LINE, event_of
 
 STAGE_LOG = "stages.jsonl"
 RUN = "run.json"  # of `fsachain run`: its inputs, among others
@@ -51,23 +52,9 @@ class EventLog:
 
 def read_events(path: Path) -> EventLog:
     """Read a log; lines that are no JSON object are counted and passed over. `fsachain.train.log.read_log` is strict."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot read the log: {error.strerror}") from error
-    events, unreadable = [], 0
-    for line in content.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):  # not JSON, not UTF-8, or brackets without end
-            event = None
-        if isinstance(event, dict):
-            events.append(event)
-        else:
-            unreadable += 1
-    return EventLog(tuple(events), unreadable)
+    lines = [event_of(line) for _, line in binary_lines(path, longest=LONGEST_LINE) if line.strip()]
+    events = tuple(event for event in lines if event is not None)
+    return EventLog(events, len(lines) - len(events))
 
 
 def number(table: Any, *path: str) -> float | None:
@@ -96,11 +83,9 @@ def strings(value: Any) -> tuple[str, ...]:
 
 def read_table(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_bytes())
+        table = parse_json(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: is not complete JSON: {error}") from error
     if not isinstance(table, dict):
         raise DataError(f"{path}: expected a table")
     return table

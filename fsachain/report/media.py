@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.audio import read_audio
+from fsachain.data.audio import count_samples, read_audio, recorded_rate
 from fsachain.data.kaldi_dir import Utterance, is_command
 from fsachain.errors import DataError, require
 
@@ -100,7 +100,7 @@ def samples_of(
     if utterance.audio is not None and is_command(utterance.audio) and not (allow_commands and sample_rate):
         reason = "; --allow-commands runs it" if sample_rate else ", and no model says its sample rate"
         raise DataError(f"utterance {utterance.id!r}: its recording is made by a command{reason}")
-    rate = sample_rate or _header(utterance)[0]
+    rate = sample_rate or _recorded_rate(utterance)
     return read_audio(utterance, rate), rate
 
 
@@ -108,8 +108,8 @@ def seconds_of(utterance: Utterance) -> float:
     """Length of an utterance, from the header of its recording; commands that make recordings are not run."""
     if utterance.end is not None:
         return utterance.end - utterance.start
-    rate, frames = _header(utterance)
-    return max(0.0, frames / rate - utterance.start)
+    rate = _recorded_rate(utterance)
+    return count_samples(utterance, rate) / rate
 
 
 def clip(samples: NDArray[np.float32], rate: int) -> Clip:
@@ -128,13 +128,7 @@ def clip(samples: NDArray[np.float32], rate: int) -> Clip:
     return Clip(data_uri(file.getvalue(), "audio/flac"), seconds, whole)
 
 
-def _header(utterance: Utterance) -> tuple[int, int]:
-    """Sample rate and number of samples of the recording."""
-    soundfile = require("soundfile", extra="recipes")
+def _recorded_rate(utterance: Utterance) -> int:
     if utterance.audio is None or is_command(utterance.audio):
         raise DataError(f"utterance {utterance.id!r}: has no file of a recording")
-    try:
-        info = soundfile.info(utterance.audio)
-    except (OSError, RuntimeError) as error:  # soundfile's own error is a RuntimeError
-        raise DataError(f"utterance {utterance.id!r}: cannot read {utterance.audio!r}: {error}") from error
-    return int(info.samplerate), int(info.frames)
+    return recorded_rate(utterance)

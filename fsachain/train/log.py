@@ -37,19 +37,19 @@ class JsonLinesLog:
             return 0
         torn, changes = 0, False
         for _, line in binary_lines(self.path, longest=LONGEST_LINE):
-            event = _event(line)
+            event = event_of(line)
             torn += event is None
             changes |= event is None or not keep(event) or not line.endswith(b"\n")
         if changes:
             with replacing(self.path) as kept:
                 for _, line in binary_lines(self.path, longest=LONGEST_LINE):
-                    event = _event(line)
+                    event = event_of(line)
                     if event is not None and keep(event):
                         kept.write(line.rstrip(b"\r\n") + b"\n")
         return torn
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def event_of(line: bytes) -> dict[str, Any] | None:
     """None where the line is cut short or damaged."""
     try:
         event = parse_json(line, "event")

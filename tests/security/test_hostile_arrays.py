@@ -84,10 +84,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "two arrays of one name": (twice, "same name"),
     "no archive": (lambda: b"PK\3\4 and then nothing", "no npz file"),
-    "ten thousand and one arrays": (
-        lambda: zipped({f"{n}.npy": b"" for n in range(10_001)}),
-        "a directory of 538945 bytes",
-    ),
+    "a thousand and one arrays": (lambda: zipped({f"{n}.npy": b"" for n in range(1001)}), "1001 arrays"),
     "array that unpacks at once": (
         lambda: zipped({"a.npy": npy(plain("(1000000,)"), bytes(4_000_000))}, compression=zipfile.ZIP_BZIP2),
         "packed in another way",
