@@ -195,39 +195,25 @@ def _short(name: Any) -> str:
     return name
 
 
-class _Parts:
-    def __init__(self, body: memoryview) -> None:
-        self.body, self.place = body, 0
-
-    def take(self, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-        if not 0 <= count * dtype.itemsize <= len(self.body) - self.place:
-            raise ValueError(f"{count} numbers do not fit")
-        array = np.frombuffer(self.body, dtype, count, self.place)
-        self.place += count * dtype.itemsize + -count * dtype.itemsize % _CHUNK
-        return array
-
-
 def _parse(body: memoryview, entry: Any) -> TransitionTable:
-    parts = _Parts(body)
-    num_states, columns, kept = (int(entry[name]) for name in ("num_states", "num_columns", "num_kept"))
-    active = parts.take(_INT32, columns)
-    by_dst, by_src, by_column = (_view(parts, rows, kept) for rows in (num_states, num_states, columns))
-    vectors = [parts.take(_FLOAT64, num_states) for _ in range(2 + bool(entry["has_leak"]))]
-    return TransitionTable(
-        num_states,
-        int(entry["num_arcs"]),
-        int(entry["num_pdfs"]),
-        active,
-        by_dst,
-        by_src,
-        by_column,
-        vectors[0],
-        vectors[1],
-        vectors[2] if len(vectors) > 2 else None,
-    )
+    place = 0
 
+    def take(dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+        nonlocal place
+        size = count * dtype.itemsize
+        if not 0 <= size <= len(body) - place:
+            raise ValueError(f"{count} numbers do not fit")
+        begin, place = place, place + size + -size % _CHUNK
+        return np.frombuffer(body, dtype, count, begin)
 
-def _view(parts: _Parts, rows: int, kept: int) -> ArcView:
-    offsets = parts.take(_INT64, rows + 1)
-    src, dst, column, arc = (parts.take(_INT32, kept) for _ in range(4))
-    return ArcView(offsets, src, dst, column, parts.take(_FLOAT64, kept), arc)
+    def view(rows: int) -> ArcView:
+        offsets = take(_INT64, rows + 1)
+        src, dst, column, arc = (take(_INT32, kept) for _ in range(4))
+        return ArcView(offsets, src, dst, column, take(_FLOAT64, kept), arc)
+
+    sizes = (int(entry[name]) for name in ("num_states", "num_arcs", "num_pdfs", "num_columns", "num_kept"))
+    num_states, num_arcs, num_pdfs, columns, kept = sizes
+    active = take(_INT32, columns)
+    by_dst, by_src, by_column = (view(rows) for rows in (num_states, num_states, columns))
+    vectors = [take(_FLOAT64, num_states) for _ in range(2 + bool(entry["has_leak"]))]
+    return TransitionTable(num_states, num_arcs, num_pdfs, active, by_dst, by_src, by_column, *vectors)

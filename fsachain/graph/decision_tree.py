@@ -50,6 +50,12 @@ def _branches(node: Node) -> tuple[int, ...]:
     return node.branches if isinstance(node, Table) else (node.yes, node.no)
 
 
+def _branch(node: Table | Split, value: int) -> int:
+    if isinstance(node, Split):
+        return node.yes if value in node.values else node.no
+    return node.branches[value] if 0 <= value < len(node.branches) else NO_BRANCH
+
+
 @dataclass(frozen=True)
 class DecisionTree:
     """Nodes, the root first; a branch leads to a node further on, so that every walk ends."""
@@ -83,11 +89,7 @@ class DecisionTree:
         """The pdf of `pdf_class` in a window of phone ids; None where the tree has no answer."""
         node = self.nodes[0]
         while not isinstance(node, Leaf):
-            value = pdf_class if node.key == PDF_CLASS else window[node.key]
-            if isinstance(node, Split):
-                branch = node.yes if value in node.values else node.no
-            else:
-                branch = node.branches[value] if 0 <= value < len(node.branches) else NO_BRANCH
+            branch = _branch(node, pdf_class if node.key == PDF_CLASS else window[node.key])
             if branch == NO_BRANCH:
                 return None
             node = self.nodes[branch]
@@ -102,19 +104,11 @@ class DecisionTree:
             if isinstance(node, Leaf):
                 yield node.pdf, path
                 continue
-            allowed = path[node.key]
-            by_branch: dict[int, frozenset[int]] = {}
-            if isinstance(node, Split):
-                for branch, values in ((node.yes, allowed & node.values), (node.no, allowed - node.values)):
-                    by_branch[branch] = by_branch.get(branch, frozenset()) | values
-            else:
-                found: dict[int, set[int]] = {}
-                for value in allowed:
-                    branch = node.branches[value] if value < len(node.branches) else NO_BRANCH
-                    found.setdefault(branch, set()).add(value)
-                by_branch = {branch: frozenset(values) for branch, values in found.items()}
+            by_branch: dict[int, set[int]] = {}
+            for value in path[node.key]:
+                by_branch.setdefault(_branch(node, value), set()).add(value)
             by_branch.pop(NO_BRANCH, None)
-            stack += [(branch, path | {node.key: values}) for branch, values in by_branch.items() if values]
+            stack += [(branch, path | {node.key: frozenset(values)}) for branch, values in by_branch.items()]
 
     def to_columns(self) -> tuple[list[int], list[int]]:
         """The nodes as two columns of integers, for files.

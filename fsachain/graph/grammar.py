@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from fsachain.errors import ConfigError, GraphError, require
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.openfst import Transducer, read_transducer
 
@@ -236,16 +237,7 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
     ilabel = np.where(grammar.ilabel == backoff, 0, grammar.ilabel).astype(np.int32)
     if not (ilabel > 0).any():
         raise GraphError(f"{name}: none of its words is among the {len(lexicon.words)} words of the lexicon")
-    return Transducer(
-        grammar.num_states,
-        grammar.start,
-        grammar.src,
-        grammar.dst,
-        ilabel,
-        grammar.olabel,
-        grammar.log_prob,
-        grammar.final_log_prob,
-    ).to_openfst()
+    return replace(grammar, ilabel=ilabel).to_openfst()
 
 
 def _check_header(path: Path) -> None:
@@ -326,12 +318,7 @@ def without_back_off(grammar: Transducer, *, max_arcs: int = MAX_ARCS) -> Fsa:
     Each state of `grammar` has at most one arc of input label 0, to a shorter history, and one for each other label.
     More than `max_arcs` arcs are refused.
     """
-    own: list[_Arcs] = [{} for _ in range(grammar.num_states)]
-    columns = (grammar.src, grammar.ilabel, grammar.dst, grammar.log_prob)
-    for src, label, dst, log_prob in zip(*(column.tolist() for column in columns), strict=True):
-        if label in own[src]:
-            raise GraphError(f"state {src} has two arcs of label {label}; expected a back-off n-gram")
-        own[src][label] = (dst, log_prob)
+    own = _arcs_by_label(grammar)
     back_off = [arcs.pop(0, None) for arcs in own]
     final = grammar.final_log_prob.copy()
     done: list[bool] = [False] * grammar.num_states
@@ -352,10 +339,24 @@ def without_back_off(grammar: Transducer, *, max_arcs: int = MAX_ARCS) -> Fsa:
                     f"a smoothed n-gram of {grammar.num_states} histories has more than max_arcs = {max_arcs} arcs; "
                     "an unsmoothed one (estimate_phone_lm) stays small"
                 )
-    rows = [(src, dst, label - 1) for src, arcs in enumerate(own) for label, (dst, _) in sorted(arcs.items())]
-    weights = [log_prob for arcs in own for _, (_, log_prob) in sorted(arcs.items())]
-    src, dst, pdf = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return Fsa(grammar.num_states, src, dst, pdf, np.array(weights), final, grammar.start).trim()
+    rows = (
+        (src, dst, label, label, log_prob)
+        for src, arcs in enumerate(own)
+        for label, (dst, log_prob) in sorted(arcs.items())
+    )
+    return input_fsa(Transducer.of_arcs(rows, final, grammar.start)).trim()
+
+
+def _arcs_by_label(grammar: Transducer) -> list[_Arcs]:
+    found: list[_Arcs] = [{} for _ in range(grammar.num_states)]
+    for state, (own, arcs) in enumerate(zip(found, grammar.leaving(None), strict=True)):
+        for dst, label, _, log_prob, _ in arcs:
+            if label in own:
+                raise GraphError(
+                    f"grammar: state {state} has two arcs of label {label}; expected an n-gram, which has one at most"
+                )
+            own[label] = (dst, log_prob)
+    return found
 
 
 def _chain(state: int, back_off: list[tuple[int, float] | None], done: list[bool]) -> list[int]:
@@ -380,18 +381,7 @@ class NgramScores:
 
     def __init__(self, grammar: Any) -> None:
         arcs = Transducer.from_openfst(grammar)
-        self._start = arcs.start
-        self._final = arcs.final_log_prob
-        self._width = int(arcs.ilabel.max(initial=0)) + 1
-        key = arcs.src.astype(np.int64) * self._width + arcs.ilabel
-        order = np.argsort(key, kind="stable")
-        self._key, self._dst, self._log_prob = key[order], arcs.dst[order], arcs.log_prob[order]
-        twice = np.flatnonzero(np.diff(self._key) == 0)
-        if twice.size:
-            state, label = divmod(int(self._key[twice[0]]), self._width)
-            raise GraphError(
-                f"grammar: state {state} has two arcs with word id {label}; expected an n-gram, which has one at most"
-            )
+        self._start, self._final, self._arcs = arcs.start, arcs.final_log_prob, _arcs_by_label(arcs)
 
     def log_prob(self, word_ids: Iterable[int]) -> float:
         """Natural log-probability of a sentence, its end included; -inf for a word that the grammar does not have.
@@ -400,16 +390,16 @@ class NgramScores:
         """
         state, total = self._start, 0.0
         for word_id in word_ids:
-            arc = self._arc(state, word_id)
+            arc = self._arcs[state].get(word_id)
             while arc is None:
-                backoff = self._arc(state, 0)
+                backoff = self._arcs[state].get(0)
                 if backoff is None:
                     return -math.inf
                 state, total = backoff[0], total + backoff[1]
-                arc = self._arc(state, word_id)
+                arc = self._arcs[state].get(word_id)
             state, total = arc[0], total + arc[1]
         while self._final[state] == -math.inf:
-            backoff = self._arc(state, 0)
+            backoff = self._arcs[state].get(0)
             if backoff is None:
                 return -math.inf
             state, total = backoff[0], total + backoff[1]
@@ -424,7 +414,7 @@ class NgramScores:
         for word_id in word_ids:
             after: dict[int, float] = {}
             for state, total in reached.items():
-                arc = self._arc(state, word_id)
+                arc = self._arcs[state].get(word_id)
                 if arc is not None:
                     after[arc[0]] = max(after.get(arc[0], -math.inf), total + arc[1])
             reached = self._with_backoff(after)
@@ -436,18 +426,8 @@ class NgramScores:
         waiting = list(reached)
         while waiting:
             state = waiting.pop()
-            backoff = self._arc(state, 0)
+            backoff = self._arcs[state].get(0)
             if backoff is not None and found[state] + backoff[1] > found.get(backoff[0], -math.inf):
                 found[backoff[0]] = found[state] + backoff[1]
                 waiting.append(backoff[0])
         return found
-
-    def _arc(self, state: int, label: int) -> tuple[int, float] | None:
-        """(destination, log-probability) of the arc with this label."""
-        if label >= self._width:
-            return None
-        key = state * self._width + label
-        place = int(np.searchsorted(self._key, key))
-        if place == len(self._key) or self._key[place] != key:
-            return None
-        return int(self._dst[place]), float(self._log_prob[place])

@@ -166,7 +166,11 @@ def _on_a_line(cursor: Cursor, dtype: str, count: int, low: float, step: float, 
 
 def _between_quartiles(cursor: Cursor, quartiles: Floats, rows: int, what: str) -> Floats:
     """[rows, columns] of 8-bit codes in column order; codes 0, 64, 192 and 255 stand for `quartiles` [columns, 4]."""
-    codes = np.frombuffer(cursor.take(rows * len(quartiles), what), dtype=np.uint8).reshape(len(quartiles), rows).T
+    codes = (
+        np.frombuffer(cursor.take(rows * len(quartiles), what), dtype=np.uint8)
+        .reshape(len(quartiles), rows)
+        .T
+    )
     codes = codes.astype(np.float32)
     q0, q25, q75, q100 = quartiles.T
     lower = q0 + (q25 - q0) * codes / 64
