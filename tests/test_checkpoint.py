@@ -1,5 +1,7 @@
 """Checkpoints: what goes in comes out, nothing half-written counts, averages are means."""
 
+from itertools import count
+
 import pytest
 import torch
 from toy_training import corpus, new_trainer
@@ -9,13 +11,13 @@ from fsachain.files import locked, replacing
 from fsachain.train.checkpoint import (
     MAX_HEADER_BYTES,
     Checkpoint,
-    average_states,
     epoch_checkpoints,
     list_checkpoints,
     load_tensors,
     prune_checkpoints,
     save_tensors,
 )
+from fsachain.train.ending import best_average
 from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.step import refresh_batch_norm
 
@@ -115,7 +117,10 @@ def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path):
         {"weight": torch.tensor([value, 0.0]), "count": torch.tensor(int(value))} for value in (1.0, 2.0, 6.0)
     ]
     paths = [Checkpoint(epoch, 0, 0, model).save(tmp_path) for epoch, model in enumerate(models)]
-    mean = average_states([Checkpoint.load(path).model for path in paths])
+    newest_first = (Checkpoint.load(path).model for path in reversed(paths))
+    mean = best_average(
+        newest_first, lambda _, count=count(): next(count)
+    ).state  # the last candidate: that of all
     assert mean["weight"].tolist() == [3.0, 0.0]
     assert mean["weight"].dtype == torch.float32
     assert mean["count"].item() == 6
@@ -123,9 +128,9 @@ def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path):
 
 def test_models_of_different_shape_are_not_averaged():
     with pytest.raises(DataError, match="'weight'"):
-        average_states([{"weight": torch.ones(2)}, {"weight": torch.ones(3)}])
+        best_average([{"weight": torch.ones(2)}, {"weight": torch.ones(3)}], lambda _: 0.0)
     with pytest.raises(DataError, match="nothing"):
-        average_states([])
+        best_average([], lambda _: 0.0)
 
 
 def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay():

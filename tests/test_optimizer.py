@@ -15,7 +15,6 @@ from fsachain.data.augment import AugmentConfig
 from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import (
     Checkpoint,
-    average_states,
     epoch_checkpoints,
     list_checkpoints,
     load_tensors,
@@ -192,7 +191,8 @@ def test_the_final_model_is_the_best_of_all_prefix_means_and_the_moving_average(
 
     states = [state(value) for value in newest_first]
     found = best_average(iter(states), nearness, None if ema is None else state(ema))
-    means = [average_states(states[count - 1 :: -1]) for count in range(1, len(states) + 1)]
+    weights = [torch.stack([one["weight"] for one in states[: k + 1]]) for k in range(len(states))]
+    means = [{"weight": some.mean(dim=0)} for some in weights]
     candidates = means if ema is None else [*means, state(ema)]
     objectives = [nearness(candidate) for candidate in candidates]
     close = tolerances.FLOAT32_ROUNDING * 10

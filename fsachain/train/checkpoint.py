@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,25 +197,6 @@ def prune_checkpoints(directory: str | Path, keep_epochs: int, best: int | None 
     for path in paths:
         if path not in keep:
             path.unlink(missing_ok=True)
-
-
-def average_states(states: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:
-    """Mean of several `state_dict()`s, summed in float64; integer entries are taken from the last one."""
-    if not states:
-        raise DataError("states: nothing to average")
-    mean: Tensors = {}
-    for name, tensor in states[-1].items():
-        values = [state.get(name) for state in states]
-        if any(value is None or value.shape != tensor.shape for value in values):
-            raise DataError(
-                f"states: {name!r} is not of shape {list(tensor.shape)} in every model to average"
-            )
-        if tensor.is_floating_point():
-            total = sum((value.to(torch.float64) for value in values if value is not None), torch.zeros(()))
-            mean[name] = (total / len(states)).to(tensor.dtype)
-        else:
-            mean[name] = tensor.clone()
-    return mean
 
 
 @dataclass

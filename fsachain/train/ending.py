@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fsachain.errors import ConfigError, DataError, counted
-from fsachain.train.checkpoint import Checkpoint, Tensors, average_states
+from fsachain.train.checkpoint import Checkpoint, Tensors
 from fsachain.train.config import TrainConfig
 from fsachain.train.source import Source, SupervisedBatch
 from fsachain.train.step import Stepper
@@ -169,9 +169,6 @@ def make_final_model(
         return Ending((), f"moving average with decay {config.ema:g}")
     if config.combine == "none" or len(paths) == 1:
         return Ending(names[-1:], "that of the last epoch")
-    take(
-        average_states([Checkpoint.load(path).model for path in paths])
-        if world.is_first
-        else model.state_dict()
-    )
+    *_, (_, mean) = _candidates(newest_first(), None)
+    take(mean)
     return Ending(names, f"mean of {counted(len(names), 'epoch')}")

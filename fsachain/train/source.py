@@ -9,6 +9,7 @@ the same function as for examples in memory (`BatchSource`): both give the same 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
@@ -159,7 +160,62 @@ class Source(Protocol):
         """One pass over all utterances, without augmentation: for evaluation."""
 
 
-class BatchSource:
+class _Epochs(ABC):
+    """What sources share: which version of which utterances the steps of an epoch have.
+
+    `sizes` are the versions of each utterance, `options` those of `EpochOrder`.
+    """
+
+    def __init__(self, sizes: Sequence[int], excluded: Sequence[Fault], **options: Any) -> None:
+        self.excluded = tuple(excluded)
+        if not len(sizes):
+            first = f"; the first: {excluded[0]}" if excluded else ""
+            raise DataError(f"no utterance is left, {len(excluded)} were excluded{first}")
+        self._sizes = np.array(sizes)
+        self._batch_size, self._seed = options["batch_size"], options["seed"]
+        self._order = EpochOrder(lambda epoch: self._frames(self._versions(epoch)), **options)
+
+    @abstractmethod
+    def _frames(self, versions: NDArray[np.int64]) -> list[int]:
+        """Of each utterance in the version given."""
+
+    @abstractmethod
+    def _steps(
+        self, steps: Sequence[Sequence[int]], versions: NDArray[np.int64], epoch: int | None, share: Share
+    ) -> Iterator[tuple[SupervisedBatch, ...]]:
+        """The micro-batches of steps given as places of utterances; features are augmented where an epoch is given."""
+
+    @property
+    def num_utterances(self) -> int:
+        """Utterances of an epoch."""
+        return len(self._sizes)
+
+    @property
+    def num_batches(self) -> int:
+        """Optimiser steps of an epoch, of all processes together."""
+        return self._order.num_batches
+
+    def batches(
+        self, epoch: int, start: int = 0, share: Share = WHOLE
+    ) -> Iterator[tuple[SupervisedBatch, ...]]:
+        """The micro-batches of `share`; see `Source`."""
+        return self._steps(self._order.buckets(epoch)[start:], self._versions(epoch), epoch, share)
+
+    def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
+        """The first version of every utterance, shortest first, without augmentation."""
+        first = np.zeros(self.num_utterances, np.int64)
+        order = np.argsort(self._frames(first), kind="stable").tolist()
+        steps = [order[begin : begin + self._batch_size] for begin in range(0, len(order), self._batch_size)]
+        return self._steps(steps, first, None, share)
+
+    def _versions(self, epoch: int) -> NDArray[np.int64]:
+        """Which version of each utterance an epoch has."""
+        if self._sizes.max() == 1:
+            return np.zeros(self.num_utterances, np.int64)
+        return seeded_generator(self._seed, epoch, "variants").integers(0, self._sizes)
+
+
+class BatchSource(_Epochs):
     """A `Source` of examples in memory.
 
     `variants` are one or more versions of the same utterances in the same order, for instance at several speeds; an epoch
@@ -187,8 +243,6 @@ class BatchSource:
             raise DataError(f"variants: expected versions of the same utterances, got {sizes} examples")
         self._numerators = numerators
         self._forgiving = forgiving
-        self._batch_size = batch_size
-        self._seed = seed
         self._augmentation = augmentation
         excluded: list[Fault] = []
         self._choices: list[list[Example]] = []
@@ -211,17 +265,8 @@ class BatchSource:
                     excluded.append(fault)
             if usable:
                 self._choices.append(usable)
-        self.excluded = tuple(excluded)
-        _check_left(self._choices, self.excluded)
-        self._order = EpochOrder(self._lengths, batch_size=batch_size, seed=seed, batch_frames=batch_frames)
-
-    @property
-    def num_utterances(self) -> int:
-        return len(self._choices)
-
-    @property
-    def num_batches(self) -> int:
-        return self._order.num_batches
+        options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "batch_frames": batch_frames}
+        super().__init__([len(usable) for usable in self._choices], excluded, **options)
 
     def fingerprint(self) -> list[Any]:
         """Of augmentation, ids and lengths of all examples, and penalties that change."""
@@ -231,52 +276,30 @@ class BatchSource:
         examples = (example for versions in self._choices for example in versions)
         return [augmentation, [[example.id, example.num_frames] for example in examples]]
 
-    def batches(
-        self, epoch: int, start: int = 0, share: Share = WHOLE
+    def _frames(self, versions: NDArray[np.int64]) -> list[int]:
+        return [
+            usable[pick].num_frames for usable, pick in zip(self._choices, versions.tolist(), strict=True)
+        ]
+
+    def _steps(
+        self, steps: Sequence[Sequence[int]], versions: NDArray[np.int64], epoch: int | None, share: Share
     ) -> Iterator[tuple[SupervisedBatch, ...]]:
-        examples = self._draw(epoch)
-        if self._forgiving is not None:
+        if epoch is not None and self._forgiving is not None:
             self._numerators = self._forgiving.at(epoch)
-        for bucket in self._order.buckets(epoch)[start:]:
-            yield self._supervise(share.parts([examples[position] for position in bucket]), epoch)
-
-    def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The first version of every utterance, shortest first, without augmentation."""
-        examples = sorted((versions[0] for versions in self._choices), key=lambda example: example.num_frames)
-        for begin in range(0, len(examples), self._batch_size):
-            yield self._supervise(share.parts(examples[begin : begin + self._batch_size]))
-
-    def _supervise(
-        self, parts: Sequence[Sequence[Example]], epoch: int | None = None
-    ) -> tuple[SupervisedBatch, ...]:
-        """Features are augmented only where an epoch is given."""
-        if epoch is not None and self._augmentation is not None:
-            parts = [[augment(one, self._augmentation, epoch) for one in part] for part in parts]
-        supervised = (supervise(part, self._numerators) for part in parts)
-        if epoch is None:
-            return tuple(supervised)
-        return tuple(replace(one, forgiving=self._forgiving) for one in supervised)
-
-    def _lengths(self, epoch: int) -> list[int]:
-        return [example.num_frames for example in self._draw(epoch)]
-
-    def _draw(self, epoch: int) -> list[Example]:
-        if all(len(versions) == 1 for versions in self._choices):
-            return [versions[0] for versions in self._choices]
-        sizes = np.array([len(versions) for versions in self._choices])
-        picks = seeded_generator(self._seed, epoch, "variants").integers(0, sizes)
-        return [versions[pick] for versions, pick in zip(self._choices, picks.tolist(), strict=True)]
+        for step in steps:
+            parts = share.parts([self._choices[place][versions[place]] for place in step])
+            if epoch is not None and self._augmentation is not None:
+                parts = tuple([augment(one, self._augmentation, epoch) for one in part] for part in parts)
+            supervised = (supervise(part, self._numerators) for part in parts)
+            if epoch is None:
+                yield tuple(supervised)
+            else:
+                yield tuple(replace(one, forgiving=self._forgiving) for one in supervised)
 
 
 def supervise(examples: Sequence[Example], numerators: Mapping[str, TransitionTable]) -> SupervisedBatch:
     batch = collate(examples)
     return SupervisedBatch(batch, TableBatch.pack([numerators[name] for name in batch.ids], batch.ids))
-
-
-def _check_left(utterances: Sequence[Any], excluded: Sequence[Fault]) -> None:
-    if not utterances:
-        first = f"; the first: {excluded[0]}" if excluded else ""
-        raise DataError(f"no utterance is left, {len(excluded)} were excluded{first}")
 
 
 class TableMaker(Protocol):
@@ -362,7 +385,7 @@ class Corpus:
     shards_at_once: int = 8
 
 
-class StreamSource:
+class StreamSource(_Epochs):
     """Supervised batches of a corpus on disk, epoch by epoch: a `Source`.
 
     Args:
@@ -394,33 +417,15 @@ class StreamSource:
         executor: Executor | None = None,
         left_out: Sequence[Fault] = (),
     ) -> None:
-        self.excluded = tuple(left_out)
-        _check_left(corpus.utterances, self.excluded)
         self._corpus, self._preparation, self._output_lengths = corpus, preparation, output_lengths
-        self._batch_size, self._seed = batch_size, seed
         self._needs = np.full(len(corpus.utterances), np.nan)  # `min_frames`, once they are known
-        self._known = {fault.id for fault in self.excluded}
-        self._order = EpochOrder(
-            self._lengths,
-            batch_size=batch_size,
-            seed=seed,
-            batch_frames=batch_frames,
-            shard_of=corpus.shard_of,
-            shards_at_once=corpus.shards_at_once,
-        )
+        self._known = {fault.id for fault in left_out}
+        options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "batch_frames": batch_frames}
+        shards: dict[str, Any] = {"shard_of": corpus.shard_of, "shards_at_once": corpus.shards_at_once}
+        super().__init__([len(corpus.copies)] * len(corpus.utterances), left_out, **options, **shards)
         self._workers = Workers(
             preparation, num_threads=num_threads, num_processes=num_processes, executor=executor
         )
-
-    @property
-    def num_utterances(self) -> int:
-        """Utterances of an epoch."""
-        return len(self._corpus.utterances)
-
-    @property
-    def num_batches(self) -> int:
-        """Optimiser steps of an epoch, of all processes together."""
-        return self._order.num_batches
 
     def fingerprint(self) -> list[Any]:
         """Equal to that of the same examples in memory, if steps are drawn from all utterances."""
@@ -433,38 +438,18 @@ class StreamSource:
         shards = [] if corpus.shard_of is None else [list(corpus.shard_of), corpus.shards_at_once]
         return [None if change is None else asdict(change), ids, *shards]
 
-    def batches(
-        self, epoch: int, start: int = 0, share: Share = WHOLE
-    ) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The micro-batches of `share`, prepared some steps ahead; see `Source`."""
-        return self._steps(self._order.buckets(epoch)[start:], self._versions(epoch), epoch, share)
-
-    def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The first version of every utterance, shortest first, without augmentation."""
-        order = np.argsort(self._corpus.frames[0], kind="stable").tolist()
-        steps = [order[begin : begin + self._batch_size] for begin in range(0, len(order), self._batch_size)]
-        return self._steps(steps, np.zeros(len(order), np.int64), None, share)
-
     def close(self) -> None:
         """End the workers."""
         self._workers.close()
 
-    def _lengths(self, epoch: int) -> list[int]:
-        found: list[int] = self._corpus.frames[self._versions(epoch), np.arange(self.num_utterances)].tolist()
+    def _frames(self, versions: NDArray[np.int64]) -> list[int]:
+        found: list[int] = self._corpus.frames[versions, np.arange(self.num_utterances)].tolist()
         return found
 
-    def _versions(self, epoch: int) -> NDArray[np.int64]:
-        """Which copy of each utterance an epoch has; drawn as in `BatchSource`."""
-        copies = len(self._corpus.copies)
-        if copies == 1:
-            return np.zeros(self.num_utterances, np.int64)
-        sizes = np.full(self.num_utterances, copies)
-        return seeded_generator(self._seed, epoch, "variants").integers(0, sizes)
-
     def _steps(
-        self, buckets: Sequence[Sequence[int]], versions: NDArray[np.int64], epoch: int | None, share: Share
+        self, steps: Sequence[Sequence[int]], versions: NDArray[np.int64], epoch: int | None, share: Share
     ) -> Iterator[tuple[SupervisedBatch, ...]]:
-        parts_of = (share.parts(bucket) for bucket in buckets)
+        parts_of = (share.parts(step) for step in steps)
         ahead, here = itertools.tee(parts_of)
         groups = (self._tasks(parts, versions, epoch) for parts in ahead)
         mine = max(1, self._batch_size // share.size)
