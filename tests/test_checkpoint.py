@@ -118,9 +118,8 @@ def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path):
     ]
     paths = [Checkpoint(epoch, 0, 0, model).save(tmp_path) for epoch, model in enumerate(models)]
     newest_first = (Checkpoint.load(path).model for path in reversed(paths))
-    mean = best_average(
-        newest_first, lambda _, count=count(): next(count)
-    ).state  # the last candidate: that of all
+    rising = count()  # so that the last candidate is the best: the mean of all
+    mean = best_average(newest_first, lambda _: next(rising)).state
     assert mean["weight"].tolist() == [3.0, 0.0]
     assert mean["weight"].dtype == torch.float32
     assert mean["count"].item() == 6
