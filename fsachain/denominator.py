@@ -137,7 +137,12 @@ class DenominatorGraph:
             raise ConfigError(f"final = {final!r}; expected 'one' or 'fsa'")
         self.fsa = fsa
         self.num_pdfs = int(num_pdfs)
-        self._initial_probs = self._stationary_or_none(fsa, initial)
+        self._initial_probs: Floats | None = None
+        try:
+            self._initial_probs = stationary_probs(fsa)
+        except GraphError:
+            if initial == "stationary":
+                raise
         table = compile_table(fsa, self.num_pdfs, name="denominator")
         if self._initial_probs is not None:
             with np.errstate(divide="ignore"):
@@ -148,15 +153,6 @@ class DenominatorGraph:
         if final == "one":
             table = replace(table, final_log_prob=np.zeros(fsa.num_states))
         self.table: TransitionTable = table
-
-    @staticmethod
-    def _stationary_or_none(fsa: Fsa, initial: str) -> Floats | None:
-        try:
-            return stationary_probs(fsa)
-        except GraphError:
-            if initial == "stationary":
-                raise
-            return None
 
     def __repr__(self) -> str:
         return (

@@ -273,7 +273,10 @@ def _acceptor(graph: Transducer, where: str) -> Fsa:
     if not 0 <= graph.start < graph.num_states:
         raise GraphError(f"{where}: no states or no start state; expected at least a start state")
     _check_arcs(graph, where)
-    _check_finals(graph.final_log_prob, where)
+    bad = np.flatnonzero(np.isnan(graph.final_log_prob) | (graph.final_log_prob == np.inf))
+    if bad.size:
+        cost = f"final cost {-graph.final_log_prob[bad[0]]:g}"
+        raise GraphError(f"{where}: state {bad[0]} has {cost}; expected a finite cost or Infinity")
     return input_fsa(graph)
 
 
@@ -295,14 +298,6 @@ def _check_arcs(arcs: Transducer, where: str) -> None:
                 f"labels {arcs.ilabel[arc]}:{arcs.olabel[arc]}, cost {cost[arc]:g}, to state {arcs.dst[arc]}"
             )
             raise GraphError(f"{where}: state {src}, arc {number} has {came}; {expected}")
-
-
-def _check_finals(final_log_prob: npt.NDArray[np.float64], where: str) -> None:
-    bad = np.flatnonzero(np.isnan(final_log_prob) | (final_log_prob == np.inf))
-    if bad.size:
-        state = int(bad[0])
-        cost = f"final cost {-final_log_prob[state]:g}"
-        raise GraphError(f"{where}: state {state} has {cost}; expected a finite cost or Infinity")
 
 
 def _integers(values: npt.ArrayLike, name: str, length: int) -> Ints:

@@ -21,6 +21,7 @@ from scipy.sparse.linalg import MatrixRankWarning, spsolve
 from fsachain import fsa as reachability
 from fsachain.errors import ConfigError, GraphError, counted, require
 from fsachain.fsa import Fsa
+from fsachain.graph.transducer import arcs_by_pdf
 from fsachain.openfst import Transducer
 from fsachain.table import ArcView, TransitionTable, compile_table
 
@@ -88,33 +89,21 @@ class SequenceScorer:
     def __init__(self, fsa: Fsa, semiring: str = "log") -> None:
         if semiring not in SEMIRINGS:
             raise ConfigError(f"semiring = {semiring!r}: expected one of {', '.join(SEMIRINGS)}")
-        self.fsa = fsa
+        self.fsa, self.arcs = fsa, arcs_by_pdf(fsa)
         self.add = np.logaddexp if semiring == "log" else np.maximum
-        order = np.lexsort((fsa.pdf, fsa.src))
-        self.arcs = order
-        keys = fsa.src[order].astype(np.int64) * self.num_pdfs + fsa.pdf[order]
-        self.keys = keys
-
-    @property
-    def num_pdfs(self) -> int:
-        return int(self.fsa.pdf.max(initial=-1)) + 1
 
     def __call__(self, pdfs: Sequence[int] | npt.NDArray[np.integer]) -> float:
         """The score of one pdf sequence; -inf where no path accepts it."""
-        fsa = self.fsa
-        scores = {fsa.start: 0.0}
+        scores = {self.fsa.start: 0.0}
         for pdf in np.asarray(pdfs, dtype=np.int64).tolist():
             reached: dict[int, float] = {}
-            for state, score in scores.items() if pdf < self.num_pdfs else ():
-                key = state * self.num_pdfs + pdf
-                first, end = np.searchsorted(self.keys, (key, key + 1))
-                for arc in self.arcs[first:end].tolist():
-                    dst = int(fsa.dst[arc])
-                    reached[dst] = float(self.add(reached.get(dst, -math.inf), score + fsa.log_prob[arc]))
+            for state, score in scores.items():
+                for dst, log_prob in self.arcs[state].get(pdf, ()):
+                    reached[dst] = float(self.add(reached.get(dst, -math.inf), score + log_prob))
             scores = reached
         total = -math.inf
         for state, score in scores.items():
-            total = float(self.add(total, score + fsa.final_log_prob[state]))
+            total = float(self.add(total, score + self.fsa.final_log_prob[state]))
         return total
 
 

@@ -51,7 +51,7 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
         The product, start state 0, and for each of its arcs the arc of `fsa` it came from. A product of the
         empty language has one state and no arcs.
     """
-    theirs = _arcs_by_pdf(other)
+    theirs = arcs_by_pdf(other)
     leaving = _leaving(fsa)
     their_final = other.final_log_prob
     restart = theirs[other.start]
@@ -93,7 +93,7 @@ def _leaving(fsa: Fsa) -> list[list[tuple[int, int, int, float]]]:
 
 # Fsa objects are immutable and hashed by identity, so an entry can neither go stale nor be mistaken.
 @lru_cache(maxsize=4)
-def _arcs_by_pdf(fsa: Fsa) -> list[dict[int, list[tuple[int, float]]]]:
+def arcs_by_pdf(fsa: Fsa) -> list[dict[int, list[tuple[int, float]]]]:
     """For each state: pdf -> (dst, log_prob) of its arcs."""
     table: list[dict[int, list[tuple[int, float]]]] = [{} for _ in range(fsa.num_states)]
     for by_pdf, arcs in zip(table, _leaving(fsa), strict=True):

@@ -3,7 +3,7 @@
 from fsachain.nn.conformer import Conformer, ConformerConfig
 from fsachain.nn.network import Network, NetworkOutput, TakenWeights, num_parameters, take_weights
 from fsachain.nn.streaming import StreamingModel
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig, reset_batch_norm
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 
 __all__ = [
     "Conformer",
@@ -15,6 +15,5 @@ __all__ = [
     "Tdnnf",
     "TdnnfConfig",
     "num_parameters",
-    "reset_batch_norm",
     "take_weights",
 ]

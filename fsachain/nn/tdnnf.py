@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsachain.errors import ConfigError
-from fsachain.nn.layers import Head, InputLayer, MaskedBatchNorm, TimeConstantDropout, TimeDelayLayer
+from fsachain.nn.layers import Head, InputLayer, TimeConstantDropout, TimeDelayLayer
 from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input
 
 MAX_LAYERS = 1000  # so that no file can ask for a million
@@ -212,13 +212,3 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
         for layer in self.layers:
             if isinstance(layer, TimeDelayLayer):
                 layer.constrain_orthonormal()
-
-
-@torch.no_grad()
-def reset_batch_norm(network: nn.Module) -> None:
-    """Start the running averages of every batch normalisation anew, for instance after averaging weights."""
-    for module in network.modules():
-        if isinstance(module, MaskedBatchNorm):
-            module.running_mean.zero_()
-            module.running_var.fill_(1.0)
-            module.num_batches.zero_()

@@ -33,6 +33,7 @@ from fsachain.errors import DataError, GraphError
 from fsachain.fsa import arcs_from
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
+from fsachain.graph.shards import NumeratorMaker
 from fsachain.table import TransitionTable, compile_table
 from fsachain.train.world import WHOLE, Share
 
@@ -128,42 +129,16 @@ class SupervisedBatch:
     forgiving: ForgivingNumerators | None = None
 
 
-class Source(Protocol):
+class Source(ABC):
     """Where the batches of a training come from.
+
+    Args:
+        sizes: versions of each utterance, of which an epoch draws one.
+        excluded: utterances that cannot be trained on.
+        options: of `EpochOrder`.
 
     Attributes:
         excluded: utterances that cannot be trained on, as far as that is known beforehand.
-    """
-
-    excluded: tuple[Fault, ...]
-
-    @property
-    def num_utterances(self) -> int:
-        """Utterances of an epoch."""
-
-    @property
-    def num_batches(self) -> int:
-        """Optimiser steps of an epoch, of all processes together."""
-
-    def fingerprint(self) -> list[Any]:
-        """What tells two sources apart, as JSON can hold it."""
-
-    def batches(
-        self, epoch: int, start: int = 0, share: Share = WHOLE
-    ) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """For each step of epoch `epoch` from number `start` on, both counted from 0, the micro-batches of `share`.
-
-        The utterances of a step do not depend on `share`; a process that gets none of them gets an empty tuple.
-        """
-
-    def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """One pass over all utterances, without augmentation: for evaluation."""
-
-
-class _Epochs(ABC):
-    """What sources share: which version of which utterances the steps of an epoch have.
-
-    `sizes` are the versions of each utterance, `options` those of `EpochOrder`.
     """
 
     def __init__(self, sizes: Sequence[int], excluded: Sequence[Fault], **options: Any) -> None:
@@ -174,6 +149,10 @@ class _Epochs(ABC):
         self._sizes = np.array(sizes)
         self._batch_size, self._seed = options["batch_size"], options["seed"]
         self._order = EpochOrder(lambda epoch: self._frames(self._versions(epoch)), **options)
+
+    @abstractmethod
+    def fingerprint(self) -> list[Any]:
+        """What tells two sources apart, as JSON can hold it."""
 
     @abstractmethod
     def _frames(self, versions: NDArray[np.int64]) -> list[int]:
@@ -198,7 +177,10 @@ class _Epochs(ABC):
     def batches(
         self, epoch: int, start: int = 0, share: Share = WHOLE
     ) -> Iterator[tuple[SupervisedBatch, ...]]:
-        """The micro-batches of `share`; see `Source`."""
+        """For each step of epoch `epoch` from number `start` on, both counted from 0, the micro-batches of `share`.
+
+        The utterances of a step do not depend on `share`; a process that gets none of them gets an empty tuple.
+        """
         return self._steps(self._order.buckets(epoch)[start:], self._versions(epoch), epoch, share)
 
     def in_order(self, share: Share = WHOLE) -> Iterator[tuple[SupervisedBatch, ...]]:
@@ -215,7 +197,7 @@ class _Epochs(ABC):
         return seeded_generator(self._seed, epoch, "variants").integers(0, self._sizes)
 
 
-class BatchSource(_Epochs):
+class BatchSource(Source):
     """A `Source` of examples in memory.
 
     `variants` are one or more versions of the same utterances in the same order, for instance at several speeds; an epoch
@@ -302,13 +284,6 @@ def supervise(examples: Sequence[Example], numerators: Mapping[str, TransitionTa
     return SupervisedBatch(batch, TableBatch.pack([numerators[name] for name in batch.ids], batch.ids))
 
 
-class TableMaker(Protocol):
-    """Compiles numerators, as `fsachain.graph.shards.NumeratorMaker` does."""
-
-    def table(self, name: str, words: Sequence[str]) -> TransitionTable:
-        """Raises a GraphError where the utterance has no numerator."""
-
-
 @dataclass(frozen=True)
 class Task:
     """Utterances for one worker, each in one of its versions; `epoch` is None where nothing is augmented."""
@@ -335,7 +310,7 @@ class Preparation:
     features: FeatureConfig
     cmvn: Cmvn
     augmentation: AugmentConfig | None = None
-    maker: TableMaker | None = None
+    maker: NumeratorMaker | None = None
     cache_dir: str | None = None
 
     def __call__(self, task: Task) -> list[Prepared]:
@@ -385,7 +360,7 @@ class Corpus:
     shards_at_once: int = 8
 
 
-class StreamSource(_Epochs):
+class StreamSource(Source):
     """Supervised batches of a corpus on disk, epoch by epoch: a `Source`.
 
     Args:

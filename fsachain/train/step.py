@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from torch import nn
 from fsachain.data.dataset import Batch
 from fsachain.errors import ConfigError
 from fsachain.nn.layers import MaskedBatchNorm
+from fsachain.nn.network import NetworkOutput
 from fsachain.train.config import TrainConfig
 from fsachain.train.optimizer import MaxChange
 from fsachain.train.source import SupervisedBatch
@@ -178,23 +179,6 @@ class Pooling:
             buffer.copy_(total / max(count, 1.0))
 
 
-class _Scores(NamedTuple):
-    nnet_output: torch.Tensor
-    lengths: torch.Tensor
-    xent_log_probs: torch.Tensor | None
-
-
-class Output(Protocol):
-    """What a model returns: scores [N, T', P], lengths [N], log-softmax of a second branch or None."""
-
-    @property
-    def nnet_output(self) -> torch.Tensor: ...
-    @property
-    def lengths(self) -> torch.Tensor: ...
-    @property
-    def xent_log_probs(self) -> torch.Tensor | None: ...
-
-
 class Passes:
     """Forward and backward passes through a network, in step with the other processes."""
 
@@ -212,15 +196,16 @@ class Passes:
         with self.pooling.joined():
             yield self.pooling.stand_ins(parts)
 
-    def forward(self, batch: Batch) -> Output:
+    def forward(self, batch: Batch) -> NetworkOutput:
         """The output on the model's device; of chunks without the frames that are only context."""
         with self.precision.passes(self._device):
-            output: Output = self.model(batch.features.to(self._device), batch.lengths)
+            output: NetworkOutput = self.model(batch.features.to(self._device), batch.lengths)
         scores, xent, lengths = output.nnet_output, output.xent_log_probs, output.lengths
         if batch.windows is not None:
             scores, lengths = batch.windows.crop(scores), batch.windows.lengths
             xent = None if xent is None else batch.windows.crop(xent)
-        return _Scores(_at_least_float32(scores), lengths, None if xent is None else _at_least_float32(xent))
+        xent = None if xent is None else _at_least_float32(xent)
+        return NetworkOutput(_at_least_float32(scores), lengths, xent)
 
     def backward(self, roots: list[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
         """Where passes are shared, all processes go back from the same roots: a missing gradient becomes zeros."""

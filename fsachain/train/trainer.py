@@ -68,7 +68,7 @@ class Trainer:
     arguments, and calls the same methods. The first one writes all files.
 
     Args:
-        model: Called with (features [N, T, F], lengths [N]), returns an `Output`; has `output_lengths`. If it
+        model: Called with (features [N, T, F], lengths [N]), returns a `NetworkOutput`; has `output_lengths`. If it
             has `constrain_orthonormal`, that is called every `config.orthonormal_every` steps.
         loss: A `fsachain.LFMMILoss`, or anything with its call, `objective` and `last_record`.
         config: Options.
