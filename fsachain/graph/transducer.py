@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import GraphError
-from fsachain.fsa import Fsa, input_fsa, on_a_path
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.openfst import Transducer
 
 Node = TypeVar("Node", bound=Hashable)
@@ -183,12 +184,22 @@ def _closure(state: int, skipping: list[list[tuple[int, float]]], rank: list[int
 def _trimmed(
     arcs: list[tuple[int, int, int, int, float, int]], final: npt.NDArray[np.float64]
 ) -> tuple[Transducer, list[int]]:
-    """The graph of these arcs from state 0 without states that lie on no path, and the last field of each of its arcs."""
-    whole = Transducer.of_arcs(arcs, final)
-    keep = on_a_path(0, final > -math.inf, whole.src, whole.dst)
+    """The graph of these arcs without states that lead to no end, and the last field of each of its arcs.
+
+    All states are reached from state 0, which stays.
+    """
+    entering: list[list[int]] = [[] for _ in final]
+    for arc in arcs:
+        entering[arc[1]].append(arc[0])
+    is_final = final > -math.inf
+    alive, keep = np.flatnonzero(is_final).tolist(), is_final.tolist()
+    for state in alive:  # grows while it is read
+        for source in entering[state]:
+            if not keep[source]:
+                keep[source] = True
+                alive.append(source)
     keep[0] = True
-    kept = keep[whole.src] & keep[whole.dst]
+    kept = [arc for arc in arcs if keep[arc[0]] and keep[arc[1]]]
+    graph = Transducer.of_arcs(kept, final[np.array(keep)])
     new = (np.cumsum(keep) - 1).astype(np.int32)
-    ends, labels = (new[whole.src[kept]], new[whole.dst[kept]]), (whole.ilabel[kept], whole.olabel[kept])
-    graph = Transducer(int(keep.sum()), 0, *ends, *labels, whole.log_prob[kept], final[keep])
-    return graph, [arc[5] for arc, stays in zip(arcs, kept.tolist(), strict=True) if stays]
+    return replace(graph, src=new[graph.src], dst=new[graph.dst]), [arc[5] for arc in kept]
