@@ -4,6 +4,8 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,33 @@ def test_an_error_in_a_job_reaches_the_caller(monkeypatch):
     for jobs in ([fail], [lambda: None, fail], [fail, lambda: None], [fail] * 9):
         with pytest.raises(ZeroDivisionError, match="job"):
             threads.run_all(jobs)
+
+
+def test_a_thread_that_has_not_begun_is_not_waited_for(monkeypatch):
+    """Where the machine is busy, the caller has done all jobs before a thread of the pool gets a core."""
+    monkeypatch.setattr(threads, "_num_threads", 2)
+    monkeypatch.setattr(threads, "_pool", ThreadPoolExecutor(1))
+    ready, done = threading.Event(), []
+    threads._pool.submit(ready.wait, 60)
+    threads.run_all([lambda: done.append(1)] * 3)
+    assert done == [1, 1, 1] and not ready.is_set()
+    ready.set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there torch is known to come with GNU's OpenMP")
+def test_threads_of_torch_that_wait_for_work_leave_the_cores_to_ours(use_threads):
+    """They would spin for some milliseconds after each parallel operation."""
+    use_threads(2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1000, 1000).mul(2.0)
+        threads.run_all([lambda: None] * 2)
+        spent = time.process_time()
+        time.sleep(0.02)
+        assert time.process_time() - spent < 0.002
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("text", ["0", "two", "-1", "1.5"])

@@ -14,6 +14,7 @@ from numba import types
 
 from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, pdf_probabilities
 from fsachain.backends.cpu.jit import helper
+from fsachain.backends.cpu.layouts import OwnGroups
 from fsachain.backends.cpu.numbers import (
     add,
     kind_of,
@@ -39,13 +40,16 @@ from fsachain.backends.cpu.simd import (
     by_type,
     fill,
     intrinsic,
+    largest_lane,
     least_lane,
     load,
     load_from,
+    power_of_two,
     prefetch,
     splat,
     store,
     store_to,
+    sum_in_halves,
     sum_lanes,
     where_more,
 )
@@ -372,14 +376,56 @@ def gather_groups(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: 
     write(form, now, arcs.nothing, zero(form, now))
     _sum_states(side, arcs.many.states, probs, now)
     _sum_states(form, arcs.single.states, probs, now)
+    total, least = _sum_alphas(form, arcs, now)
+    write(form, row, 0, tidy(total))
+    store(row, 2, least)
+
+
+@helper
+def _alphas_in_order(form: Any, arcs: Any, now: Any) -> Any:
     total = zero(form, now)
-    least = fill(load(lanes_of(form), row, 0), 1.0)
+    least = splat(lanes_of(form), now.dtype.type(1))
     for j in range(arcs.nothing - 1):
         alpha = read(form, now, j)
         total = add(total, alpha)
         least = least_positive(alpha, least)
-    write(form, row, 0, tidy(total))
-    store(row, 2, least)
+    return total, least
+
+
+@helper
+def _alphas_across(form: Any, arcs: Any, now: Any) -> Any:
+    side, count = across(form, now), arcs.nothing - 1
+    whole = count - count % width(side)
+    partial = zero(side, now)
+    least = splat(lanes_of(side), now.dtype.type(1))
+    for j in range(0, whole, width(side)):
+        alpha = read_from(side, now, j)
+        partial = add(partial, alpha)
+        least = least_positive(alpha, least)
+    total, least = sum_across(form, partial), splat(lanes_of(form), least_lane(least))
+    for j in range(whole, count):
+        alpha = read(form, now, j)
+        total = add(total, alpha)
+        least = least_positive(alpha, least)
+    return total, least
+
+
+@by_type
+def _sum_alphas(form: Any, arcs: Any, now: Any) -> Any:
+    """The sum over states, and the least alpha that is not 0, at most 1."""
+    return _alphas_across if arcs.instance_class is OwnGroups else _alphas_in_order
+
+
+@by_type
+def sum_across(form: Any, x: Any) -> Any:
+    """The sum of the numbers in all lanes, as a number of a form of one lane."""
+
+    def wide(form, x):  # type: ignore[no-untyped-def]
+        highest = largest_lane(x[1])
+        aligned = x[0] * power_of_two(x[0], x[1] - fill(x[1], highest))
+        return splat(lanes_of(form), sum_in_halves(aligned)), splat(lanes_of(form), highest)
+
+    return wide if kind_of(form) == "wide" else (lambda form, x: splat(form, sum_in_halves(x)))
 
 
 @helper
@@ -443,14 +489,49 @@ def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, no
     _sum_back(form, arcs.single.back, work.pairs, now)
     _mask(side, table, alphas[1], now, 0, whole)
     _mask(form, table, alphas[1], now, whole, num_states)
+    return _sum_betas(form, table, arcs, work.occupancy, now)
+
+
+@helper
+def _betas_in_order(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
     occupied, total, leaked = zero(form, now), zero(form, now), zero(form, now)
     for k in range(len(table.active)):
-        occupied = add(occupied, read(form, work.occupancy, k))
-    for i in range(num_states):
+        occupied = add(occupied, read(form, occupancy, k))
+    for i in range(len(table.initial.mantissas)):
         beta = read(form, now, i)
         total = add(total, beta)
         leaked = multiply_add(weight(form, table.init, i), beta, leaked)
     return tidy(occupied), total, leaked
+
+
+@helper
+def _betas_across(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
+    side, count, num_states = across(form, now), len(table.active), len(table.initial.mantissas)
+    partial = zero(side, now)
+    whole = count - count % width(side)
+    for k in range(0, whole, width(side)):
+        partial = add(partial, read_from(side, occupancy, k))
+    occupied = sum_across(form, partial)
+    for k in range(whole, count):
+        occupied = add(occupied, read(form, occupancy, k))
+    partial, leak = zero(side, now), zero(side, now)
+    whole = num_states - num_states % width(side)
+    for i in range(0, whole, width(side)):
+        beta = read_from(side, now, i)
+        partial = add(partial, beta)
+        leak = multiply_add(weights_from(side, table.init, i), beta, leak)
+    total, leaked = sum_across(form, partial), sum_across(form, leak)
+    for i in range(whole, num_states):
+        beta = read(form, now, i)
+        total = add(total, beta)
+        leaked = multiply_add(weight(form, table.init, i), beta, leaked)
+    return tidy(occupied), total, leaked
+
+
+@by_type
+def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
+    """The sums of occupancies, of betas, and of betas over init."""
+    return _betas_across if arcs.instance_class is OwnGroups else _betas_in_order
 
 
 # One frame of equations (2) and (5)-(7) on a graph that one sequence has for itself: arc after arc.

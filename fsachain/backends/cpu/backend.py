@@ -21,7 +21,7 @@ from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit_on_views
-from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows
+from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Layout, OwnGroups
 from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
@@ -159,6 +159,7 @@ Expected = tuple[Floats, Floats, Bools]  # log Z, E[A], ok [N]
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two or four
+ALONE = 2  # so many sequences on a shared graph take less time one after the other than side by side
 DENSE = 8  # arcs for each pdf, from which they are summed by pdf where a graph is not shared, too
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
@@ -303,11 +304,14 @@ def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
 def _run(batch: TableBatch, job: _Job) -> Floats:
     """[2, N], log Z and E[A]: each sequence in the first kind of number that is wide enough for it."""
     found, waiting = np.zeros((2, batch.size)), np.arange(batch.size)
+    # A third of a nanosecond for an arc that sequences share, some 5 for another.
+    arcs = 0.3 * batch.tables[0].num_arcs if batch.is_shared else 5.0 * max(x.num_arcs for x in batch.tables)
+    work = arcs * float(job.lengths.sum())
     for dtype, kind in _kinds(batch, job):
         if waiting.size:
             certain = np.ones(batch.size, np.bool_)
-            groups = _groups(batch, job.lengths, waiting, dtype)
-            run_all([_group_job(batch, job, dtype, kind, lanes, found, certain) for lanes in groups])
+            groups = _groups(batch, job.lengths, waiting, dtype, kind)
+            run_all([_group_job(batch, job, dtype, kind, lanes, found, certain) for lanes in groups], work)
             waiting = np.flatnonzero(~certain)
     run_all([_log_job(batch, job, int(n), found) for n in waiting])
     trim()
@@ -324,12 +328,19 @@ def _kinds(batch: TableBatch, job: _Job) -> list[tuple[np.dtype[Any], str]]:
 
 
 def _groups(
-    batch: TableBatch, lengths: Lengths, waiting: npt.NDArray[np.int64], dtype: np.dtype[Any]
+    batch: TableBatch, lengths: Lengths, waiting: npt.NDArray[np.int64], dtype: np.dtype[Any], kind: str
 ) -> list[npt.NDArray[np.int64]]:
-    """The sequences that run side by side: those that share a graph, of about equal length, as many as there are lanes."""
+    """The sequences that run side by side: those that share a graph, of about equal length, as many as there are lanes.
+
+    What is left over runs one by one if that is little: the shortest.
+    """
     ordered = waiting[np.argsort(-lengths[waiting], kind="stable")]
-    count = -(-len(waiting) // LANES[dtype]) if batch.is_shared else len(waiting)
-    return np.array_split(ordered, count)
+    left = len(waiting) % LANES[dtype] if batch.is_shared else len(waiting)
+    if batch.is_shared and (left > ALONE or kind == "expected"):
+        left = 0
+    together, alone = ordered[: len(ordered) - left], ordered[len(ordered) - left :]
+    groups = np.array_split(together, -(-len(together) // LANES[dtype])) if len(together) else []
+    return [*groups, *alone[:, None]]
 
 
 def _group_job(
@@ -343,11 +354,17 @@ def _group_job(
 ) -> Callable[[], None]:
     def run() -> None:
         form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
-        alone = ArcGroups if len(lanes) == 1 and kind != "expected" else ArcRows
         table = batch.table(int(lanes[0]))
-        # A list reads a score for each arc: right where few arcs have a pdf in common.
+        # A list reads a score for each arc, and adds one after the other: right where few arcs have a pdf in common, and
+        # an addition is one instruction.
         dense = table.num_arcs > DENSE * len(table.active_pdfs)
-        layout = alone if batch.is_shared or dense else ArcList
+        layout: type[Layout]
+        if kind == "expected":
+            layout = ArcRows if batch.is_shared or dense else ArcList
+        elif batch.is_shared:
+            layout = ArcGroups if len(lanes) == 1 else ArcRows
+        else:
+            layout = OwnGroups if form.is_wide or dense else ArcList
         graph = _graph(table, dtype, form, job.leaky > 0.0, layout, job.scores.shape[2])
         found[:, lanes], certain[lanes] = _in_numbers(graph, job, lanes)
 
@@ -359,7 +376,7 @@ def _graph(
     dtype: np.dtype[Any],
     form: Form,
     leaks: bool,
-    layout: type[ArcRows] | type[ArcGroups] | type[ArcList],
+    layout: type[Layout],
     num_pdfs: int,
 ) -> _Graph:
     """Made once, and kept while the table lives."""

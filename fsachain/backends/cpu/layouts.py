@@ -86,6 +86,10 @@ class ArcGroups(NamedTuple):
     num_terms: int
 
 
+class OwnGroups(ArcGroups):
+    """The same for a graph that one sequence has for itself: sums over all states or pdfs may take any order."""
+
+
 class ArcList(NamedTuple):
     """The arcs one after another; their pdfs are the table's `active`, one for each arc.
 
@@ -97,3 +101,6 @@ class ArcList(NamedTuple):
     src: Index
     dst: Index
     weight: Weights
+
+
+Layout = ArcRows | ArcGroups | ArcList

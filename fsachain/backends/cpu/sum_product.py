@@ -27,7 +27,7 @@ from fsachain.backends.cpu.arcs import (
 )
 from fsachain.backends.cpu.frames import load_scores, pdf_probabilities, scatter
 from fsachain.backends.cpu.jit import helper
-from fsachain.backends.cpu.layouts import ArcGroups, ArcList
+from fsachain.backends.cpu.layouts import ArcList, ArcRows
 from fsachain.backends.cpu.numbers import (
     add,
     bound,
@@ -52,7 +52,7 @@ from fsachain.backends.cpu.simd import by_type, fill, larger, load, load_from, s
 
 @by_type
 def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> Any:
-    return {ArcList: gather_arcs, ArcGroups: gather_groups}.get(arcs.instance_class, gather_pairs)
+    return {ArcList: gather_arcs, ArcRows: gather_pairs}.get(arcs.instance_class, gather_groups)
 
 
 @by_type
@@ -63,7 +63,7 @@ def make_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any
 
 @by_type
 def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
-    return {ArcList: spread_arcs, ArcGroups: spread_groups}.get(table["arcs"].instance_class, spread_pairs)
+    return {ArcList: spread_arcs, ArcRows: spread_pairs}.get(table["arcs"].instance_class, spread_groups)
 
 
 @helper

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.arcs import SIDES
 from fsachain.backends.cpu.frames import ALONG
-from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Index, Rows, Sums
+from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Index, Layout, OwnGroups, Rows, Sums
 from fsachain.backends.cpu.numbers import Weights, weights
 from fsachain.backends.cpu.simd import aligned_bytes
 from fsachain.backends.cpu.structs import Form
@@ -37,12 +37,14 @@ def _split(counts: Positions, side: int) -> tuple[Positions, Positions]:
     order = np.argsort(-counts, kind="stable")
     groups, singles, n = [np.empty((0, side), np.int64)], [np.empty((0, 1), np.int64)], 0
     while n < len(order):
-        rows = order[n : n + side]
-        if side * counts[rows[0]] <= WASTE * counts[rows].sum():
-            groups.append(np.pad(rows, (0, side - len(rows)), "edge")[None])
-            n += side
-        else:
-            singles.append(rows[:1, None])
+        rows = np.pad(order[n:], (0, -(len(order) - n) % side), "edge").reshape(-1, side)
+        sums = np.add.reduceat(counts[order[n:]], np.arange(0, len(order) - n, side))
+        fitting = side * counts[rows[:, 0]] <= WASTE * sums
+        count = len(rows) if fitting.all() else int(fitting.argmin())
+        groups.append(rows[:count])
+        n += count * side
+        while n < len(order) and side * counts[order[n]] > WASTE * counts[order[n : n + side]].sum():
+            singles.append(order[n : n + 1, None])
             n += 1
     return np.concatenate(groups), np.concatenate(singles)
 
@@ -50,11 +52,11 @@ def _split(counts: Positions, side: int) -> tuple[Positions, Positions]:
 def _in_order(starts: Positions, counts: Positions, rows: Positions) -> _Order:
     """The terms from starts[n] on, counts[n] of them, of each row n of `rows`."""
     lengths = counts[rows].max(axis=1, initial=0)
-    terms = [np.empty(0, np.int64)]
-    for start, count, length in zip(starts[rows], counts[rows], lengths, strict=True):
-        along = np.arange(length)[:, None]
-        terms.append(np.where(along < count, start + along, -1).ravel())
-    return _Order(rows, lengths, np.concatenate(terms))
+    group = np.repeat(np.arange(len(rows)), lengths)
+    along = np.arange(len(group)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    own = rows[group]
+    terms = np.where(along[:, None] < counts[own], starts[own] + along[:, None], -1)
+    return _Order(rows, lengths, terms.ravel())
 
 
 def _in_groups(starts: Positions, counts: Positions, side: int) -> tuple[_Order, _Order]:
@@ -197,7 +199,7 @@ class KernelTable(NamedTuple):
     where a leak misses a state; `reach` is the largest exponent of any weight.
     """
 
-    arcs: ArcRows | ArcGroups | ArcList
+    arcs: Layout
     active: Index
     runs: Index
     initial: Weights
@@ -214,27 +216,28 @@ def kernel_table(
     dtype: np.dtype[Any],
     form: Form,
     leaks: bool,
-    layout: type[ArcRows] | type[ArcGroups] | type[ArcList],
+    layout: type[Layout],
 ) -> KernelTable:
     """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
     arcs = _with_leak(table) if leaks else _plain_arcs(table)
     arcs_scale = 0.0 if form.is_wide else _largest(table.by_dst.log_prob)
     arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
-    rows: ArcRows | ArcGroups | ArcList
+    rows: Layout
     if layout is ArcList:
         order = _by_pdf_and_rank(arcs)
         rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
     else:
         rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
-        if layout is ArcGroups:
-            rows = arc_groups(rows, weights(form, np.array([-np.inf]), dtype))
+        if layout is not ArcRows:
+            groups = arc_groups(rows, weights(form, np.array([-np.inf]), dtype))
+            rows = OwnGroups(*groups) if layout is OwnGroups else groups
     active = table.active_pdfs[columns].astype(np.uint32)
     return _make(table, rows, active, arcs_scale, dtype, form, leaks)
 
 
 def _make(
     table: TransitionTable,
-    rows: ArcRows | ArcGroups | ArcList,
+    rows: Layout,
     active: Index,
     arcs_scale: float,
     dtype: np.dtype[Any],

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
 from threading import Lock
 
 from fsachain.errors import ConfigError
 
+LEAST_WORK = 5e5  # nanoseconds; with less, threads take longer to meet than they save
+
 _lock = Lock()
 _pool: ThreadPoolExecutor | None = None
 _num_threads: int | None = None
+_is_forked = False
 
 
 def get_num_threads() -> int:
@@ -36,29 +44,56 @@ def set_num_threads(count: int) -> None:
     _forget_pool()
 
 
-def run_all(jobs: Sequence[Callable[[], None]]) -> None:
+def threads_for(work: float) -> int:
+    """How many threads are worth their while for so many nanoseconds of one thread, by a rough estimate."""
+    return get_num_threads() if work >= LEAST_WORK else 1
+
+
+def run_all(jobs: Sequence[Callable[[], None]], work: float = math.inf) -> None:
     """Run the jobs, several at a time where they release the GIL; the calling thread works too.
 
-    An error of a job is raised once all threads have stopped.
+    work: see `threads_for`. An error of a job is raised once all threads have stopped.
     """
-    if len(jobs) == 1:
-        jobs[0]()
+    count = min(threads_for(work), len(jobs))
+    if count <= 1:
+        for job in jobs:
+            job()
         return
     # Each thread takes the next job when it is free; next() of one iterator is safe under the GIL.
     waiting = iter(jobs)
 
-    def work() -> None:
+    def take() -> None:
         for job in waiting:
             job()
 
-    others = [_get_pool().submit(work) for _ in range(min(get_num_threads(), len(jobs)) - 1)]
+    _end_idle_threads()
+    others = [_get_pool().submit(take) for _ in range(count - 1)]
     try:
-        work()
+        take()
     finally:
-        errors = [other.exception() for other in others]
+        # A thread that has not begun by now finds nothing to do; where the machine is busy, that it ends may take long.
+        errors = [other.exception() for other in others if not other.cancel()]
     for error in errors:
         if error is not None:
             raise error
+
+
+def _end_idle_threads() -> None:
+    """End the threads of torch's OpenMP that wait for this thread: they spin for milliseconds on cores that ours need.
+
+    That takes some 40 microseconds, and torch's next parallel operation as long to start others. A forked child has none of
+    the threads that OpenMP believes it has, and would wait for them.
+    """
+    if "torch" in sys.modules and not _is_forked:
+        _pause_openmp()(1)  # omp_pause_soft
+
+
+@cache
+def _pause_openmp() -> Callable[[int], int]:
+    """OpenMP's function of this kind; one that does nothing where the runtime is older or elsewhere."""
+    with suppress(AttributeError, OSError, TypeError):
+        return ctypes.CDLL(None).omp_pause_resource_all
+    return lambda kind: 0
 
 
 def _get_pool() -> ThreadPoolExecutor:
@@ -77,8 +112,8 @@ def _forget_pool() -> None:
 
 def _after_fork() -> None:
     # The parent's threads do not exist in a forked child, and its lock may be held by one of them.
-    global _lock, _pool
-    _lock, _pool = Lock(), None
+    global _lock, _pool, _is_forked
+    _lock, _pool, _is_forked = Lock(), None, True
 
 
 if hasattr(os, "register_at_fork"):
