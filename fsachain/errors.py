@@ -72,8 +72,8 @@ def warn(message: str, category: type[Warning]) -> None:
 
 
 def counted(number: int, noun: str) -> str:
-    """As in "1 utterance" and "2 utterances", "3 batches"."""
-    ending = "" if number == 1 else "es" if noun.endswith(("ch", "x")) else "s"
+    """As in "1 utterance", "2 epochs" and "3 batches"."""
+    ending = "" if number == 1 else "es" if noun.endswith(("tch", "x")) else "s"
     return f"{number} {noun}{ending}"
 
 

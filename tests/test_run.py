@@ -72,6 +72,14 @@ def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
     assert stages_of(fsachain("run", exp, "--to", "graphs").out) == ["lang", "features", "graphs"]
 
 
+def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
+    """The folder is as it was: without them the run is done, and other options do not meet them again."""
+    fsachain.ok("run", exp, *inputs, "--to", "train")
+    outcome = fsachain("run", exp, "--set", "network.channels=16", "--to", "train")
+    assert outcome.status == 1 and "network.channels was 8, is 16" in outcome.err
+    assert stages_of(fsachain.ok("run", exp, "--to", "train").out) == []
+
+
 def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, exp, inputs, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

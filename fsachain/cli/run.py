@@ -28,8 +28,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -369,10 +369,11 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
         config=run.config.to_dict(),
     )
     done = {name: digest for name, digest in _kept(run.exp).get("done", {}).items() if name not in names}
-    taken = {}
+    taken: dict[str, float] = {}
     with (
         nullcontext() if run.world.size == 1 else suppress(LeftOutError),
         run.resources.listing(run.exp / FAULTS_FILE),
+        _kept_before(run, taken),
     ):
         for name in names:
             _keep(run, done)
@@ -388,6 +389,19 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
         print(f"all stages {sum(taken.values()):.1f} s")
         if "report" in taken:
             print(f"to look at: {run.exp / REPORT}")
+
+
+@contextmanager
+def _kept_before(run: Run, taken: Mapping[str, float]) -> Iterator[None]:
+    """Options that the first stage refuses are forgotten: the next run begins with those that hold."""
+    before = {path: path.read_bytes() for path in (run.exp / CONFIG, run.exp / RUN) if path.is_file()}
+    try:
+        yield
+    except ConfigError:
+        if not taken:
+            for path, content in before.items():
+                path.write_bytes(content)
+        raise
 
 
 def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | None) -> list[str]:
