@@ -114,7 +114,7 @@ class DecoderConfig:
     beam: float = 16.0
     lattice_beam: float = 6.0
     acoustic_scale: float = 1.0
-    max_active: int = 3000
+    max_active: int = 2500
     first_beam: float = 9.0
 
     def __post_init__(self) -> None:
