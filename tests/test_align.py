@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,23 @@ def test_boundaries_move_to_where_the_sound_changes_and_all_else_stays(model):
         assert max(abs(np.diff([ends[:-1], [p.start for p in wrong.phones[1:]]], axis=0)[0])) <= REACH + 0.005
     assert np.abs(after).mean() < 0.4 * np.abs(before).mean()
     assert abs(np.mean(after)) < 0.005 < abs(np.mean(before))
+
+
+def test_pairs_that_only_stand_together_are_parted_where_the_sound_changes():
+    # "b" is said after "a" alone and all alignments are late: that b begins within a's states is as likely.
+    parts = []
+    for seed in range(70):
+        samples, edges, _ = spoken(["SIL", "a", "b", "SIL"], seed)
+        late = edges + np.array([0.0, 0.0, 0.03, 0.0, 0.0])
+        parts.append((samples, edges, alignment(f"u{seed}", ["SIL", "a", "b", "SIL"], late.round(6))))
+    model = BoundaryModel.fit([([samples], wrong) for samples, _, wrong in parts], RATE)
+    a, b = model.phones.index("a"), model.phones.index("b")
+    assert -0.03 < model.shifts[a, b] < -0.005 and model.shifts[b, a] == 0.0
+    errors = []
+    for one in (replace(model, shifts=np.zeros_like(model.shifts)), model):
+        found = [one.refine([samples], wrong).phones[2].start for samples, _, wrong in parts]
+        errors.append(np.mean([place - edges[2] for place, (_, edges, _) in zip(found, parts, strict=True)]))
+    assert errors[0] > 0.01 and abs(errors[1]) < 0.5 * errors[0]
 
 
 def test_a_model_is_kept_in_a_file_and_damaged_ones_are_refused(model, tmp_path):

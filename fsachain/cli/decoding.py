@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from fsachain.cli.options import (
     coarse_option,
     command,
     fresh,
+    make_folder,
     phones_per_loop_option,
     search_options,
     track,
@@ -41,7 +43,7 @@ from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.lattices import write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.decode.suspicious import doubts
-from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, BoundaryModel, boundary_errors
+from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, BoundaryModel, boundary_errors
 from fsachain.decode.transcribe import timed_words
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
@@ -58,8 +60,10 @@ from fsachain.openfst import Transducer, read_fst
 from fsachain.progress import counter
 
 Outputs = Mapping[str, NDArray[np.float32]]
+Sounds = Mapping[str, Callable[[], Iterable[Any]]]  # what reads an utterance's samples [L], in blocks
 Weights = tuple[float, float]  # LM weight, word insertion penalty
 KEYWORD_BATCH = 32
+AT_ONCE = 256  # utterances of which outputs are held while boundaries are learned; so many have their features cached
 TUNED = ("tuning.txt", "tuning.json")
 SCORED = ("hyp.txt", "wer.txt", "wer.json")
 KEPT = ("words.txt", "words.ctm")
@@ -372,13 +376,7 @@ def align_data(
     """
     check_lang(model, lang)
     fresh(out, "words.ctm", "phones.ctm", BOUNDARIES)
-    data, outputs = network_outputs(model, data, resources)
-    numerators, faults = build_numerators(lang, data, normalization)
-    usable = {name: scores for name, scores in outputs.items() if name in numerators}
-    with counter("aligning") as update:
-        found, failed = align_outputs(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
-    failed |= {name: "has no frames" for name in numerators if name not in outputs}
-    faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
+    data, found, faults = _alignments(model, lang, data, resources, normalization)
     resources.leave_out(faults, len(found), f"{out}: alignments")
     if not coarse:
         found = refined(found, sounds_of(data, model.experiment.features.sample_rate), model, out)
@@ -387,45 +385,77 @@ def align_data(
     if textgrids is not None:
         for name, result in found.items():
             tiers = {"words": result.words, "phones": result.phones}
-            seconds = model.timing.start_of(len(outputs[name]))
-            write_textgrid(textgrids / textgrid_name(name), tiers, seconds)
+            write_textgrid(textgrids / textgrid_name(name), tiers, result.seconds)
     return f"{counted(len(found), 'utterance')} aligned{but_for(len(faults))}"
 
 
-def refined(
-    found: Mapping[str, Alignment],
-    sounds: Mapping[str, Callable[[], Iterable[Any]]],
-    model: AcousticModel,
-    out: Path,
-) -> dict[str, Alignment]:
-    """The alignments with boundaries moved, of recordings whose samples [L] in blocks `sounds` makes, by utterance.
+def _alignments(
+    model: AcousticModel, lang: Lang, data: DataDir, resources: Resources, normalization: Fsa | None = None
+) -> tuple[DataDir, dict[str, Alignment], list[Fault]]:
+    """The utterances that can be used, alignments between the network's frames, and those without."""
+    data, outputs = network_outputs(model, data, resources)
+    numerators, faults = build_numerators(lang, data, normalization)
+    usable = {name: scores for name, scores in outputs.items() if name in numerators}
+    with counter("aligning") as update:
+        found, failed = align_outputs(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
+    failed |= {name: "has no frames" for name in numerators if name not in outputs}
+    faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
+    return data, found, faults
 
-    By the boundaries.npz beside the model, or else by one that is learned from these alignments and kept in `out`.
-    """
-    heard = {name: sounds[name] for name, alignment in found.items() if alignment.ok and name in sounds}
-    rate, seconds = model.experiment.features.sample_rate, sum(found[name].seconds for name in heard)
-    boundaries = BoundaryModel.beside(model.path)
-    if boundaries is not None and boundaries.sample_rate != rate:
+
+def learn_boundaries(model: AcousticModel, lang: Lang, data: DataDir, resources: Resources) -> None:
+    """Learn where sounds change from a minute to an hour of `data`, and keep it beside the model."""
+    assert model.path is not None
+    model.path.with_name(BOUNDARIES).unlink(missing_ok=True)
+    every, found, seconds = tuple(data), dict[str, Alignment](), 0.0
+    parts = [every[first : first + AT_ONCE] for first in range(0, len(every), AT_ONCE)]
+    random.Random(0).shuffle(parts)
+    while parts and seconds < MOST_SECONDS:
+        _, new, _ = _alignments(model, lang, DataDir(parts.pop()), resources)
+        found |= new
+        seconds += sum(one.seconds for one in new.values() if one.ok)
+    sounds = sounds_of(data, model.experiment.features.sample_rate)
+    if boundaries_for(found, sounds, model, model.path.parent) is not None:
+        click.echo(f"boundaries learned from {min(seconds, MOST_SECONDS) / 60:.1f} minutes")
+
+
+def boundaries_for(
+    found: Mapping[str, Alignment], sounds: Sounds, model: AcousticModel, out: Path
+) -> BoundaryModel | None:
+    """The boundaries.npz beside the model, or else one learned from these alignments, kept in `out`."""
+    heard = {name: alignment for name, alignment in found.items() if alignment.ok and name in sounds}
+    rate, seconds = model.experiment.features.sample_rate, sum(one.seconds for one in heard.values())
+    known = BoundaryModel.beside(model.path)
+    if known is not None and known.sample_rate != rate:
         raise DataError(
-            f"{BOUNDARIES} beside the model is of {boundaries.sample_rate} Hz; the model's rate is {rate} Hz"
+            f"{BOUNDARIES} beside the model is of {known.sample_rate} Hz; the model's rate is {rate} Hz"
         )
-    if boundaries is None:
-        if seconds < LEAST_SECONDS:
-            if heard:
-                click.echo(
-                    f"boundaries stay between the network's frames: {seconds:.0f} s of speech, at least {LEAST_SECONDS:.0f} "
-                    "are needed to learn where sounds change"
-                )
-            return dict(found)
-        with counter("boundaries") as update:
-            every = ((blocks(), found[name]) for name, blocks in heard.items())
-            boundaries = BoundaryModel.fit(every, rate, update)
-        out.mkdir(parents=True, exist_ok=True)
-        boundaries.save(out / BOUNDARIES)
-    return {**found, **{name: boundaries.refine(blocks(), found[name]) for name, blocks in heard.items()}}
+    if known is not None or not heard:
+        return known
+    if seconds < LEAST_SECONDS:
+        click.echo(
+            f"boundaries stay between the network's frames: {seconds:.0f} s of speech, at least {LEAST_SECONDS:.0f} "
+            "are needed to learn where sounds change"
+        )
+        return None
+    with counter("boundaries") as update:
+        learned = BoundaryModel.fit(((sounds[name](), one) for name, one in heard.items()), rate, update)
+    learned.save(make_folder(out) / BOUNDARIES)
+    return learned
 
 
-def sounds_of(data: DataDir, sample_rate: int) -> dict[str, Callable[[], Iterable[Any]]]:
+def refined(
+    found: Mapping[str, Alignment], sounds: Sounds, model: AcousticModel, out: Path
+) -> dict[str, Alignment]:
+    """The alignments with boundaries moved; see `boundaries_for`."""
+    boundaries = boundaries_for(found, sounds, model, out)
+    return {
+        name: boundaries.refine(sounds[name](), one) if boundaries is not None and name in sounds else one
+        for name, one in found.items()
+    }
+
+
+def sounds_of(data: DataDir, sample_rate: int) -> Sounds:
     """For each utterance with a recording, what reads its samples."""
     return {one.id: partial(_whole, one, sample_rate) for one in data if one.audio is not None}
 

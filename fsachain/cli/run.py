@@ -42,6 +42,7 @@ from fsachain.cli.decoding import (
     align_data,
     compare_times,
     decode_data,
+    learn_boundaries,
     rescore_data,
     tune_data,
 )
@@ -235,6 +236,7 @@ def _tuned(run: Run) -> dict[str, Any]:
 
 def _align(run: Run) -> None:
     out, model = run.exp / "align", run.model(run.exp)
+    learn_boundaries(model, run.lang, run.data("train"), run.resources)
     print(align_data(model, run.lang, run.data("test"), out, run.resources))
     for line in _times(run):
         print(line)

@@ -4,6 +4,10 @@ A network sees half a second around each frame, so its phones may lie anywhere n
 30 ms apart. `BoundaryModel` moves the boundaries of an alignment: each phone has a few states in a row, each state a
 Gaussian of cepstra of 15 ms, 5 ms apart, learned from the alignments themselves by expectation and maximisation. Boundaries
 are expected times, (7) summed over frames, on the chain of the alignment's states; phones and their order stay.
+
+Where one phone's states end and the other's begin, likelihood says only in part: it is the same if a state at the border of
+two phones belongs to one of them or the other, as long as they stand side by side. So the boundaries of each pair of phones
+are then shifted together, to where the cepstra change most in the mean over all places where the pair stands.
 """
 
 from __future__ import annotations
@@ -35,11 +39,15 @@ SHIFT, WINDOW = 0.005, 0.015  # seconds
 STATES = 4  # of a phone
 REACH = 0.1  # seconds that a boundary may move
 ITERATIONS = 6
+SPAN = 3  # steps before and after a time, whose cepstra are compared
+FURTHEST = 5  # steps that the boundaries of a pair are shifted at most
 LEAST_SECONDS, MOST_SECONDS = 60.0, 3600.0  # of speech that a model is learned from
 PIECE_SECONDS = 20.0, 40.0  # of speech whose states are held at once
 _FEWEST = 40.0  # frames of a state with a Gaussian of its own
-_FORMAT = "fsachain-boundaries-1"
+_FEWEST_PAIRS = 20  # places where a pair stands whose boundaries are shifted
+_FORMAT = "fsachain-boundaries-2"
 BOUNDARIES = "boundaries.npz"  # beside alignments, or beside a model
+_ARRAYS = "means", "precisions", "log_dets", "shifts"
 
 
 class BoundaryErrors(NamedTuple):
@@ -105,6 +113,7 @@ class BoundaryModel:
         phones: their names; silence, and what is no phone, among them.
         sample_rate: Hz, of the samples that it was learned from.
         means, precisions, log_dets: [P, S, D], [P, S, D, D], and [P, S], the log-determinants of the precisions.
+        shifts: [P, P] seconds, of the boundaries between a phone and the next.
     """
 
     phones: tuple[str, ...]
@@ -112,6 +121,7 @@ class BoundaryModel:
     means: Floats
     precisions: Floats
     log_dets: Floats
+    shifts: Floats
 
     @classmethod
     def fit(
@@ -125,8 +135,9 @@ class BoundaryModel:
         `progress` is called with (iterations done, iterations in all). DataError: less than a minute, from which times get
         worse: few phones have been heard in few places.
         """
-        pieces, seconds = list[_Piece](), 0.0
+        pieces, quiet, seconds = list[_Piece](), set[str](), 0.0
         for blocks, alignment in spoken:
+            quiet |= _outside_words(alignment)
             for piece in _pieces(blocks, sample_rate, alignment) if alignment.ok else ():
                 if seconds > MOST_SECONDS:
                     break
@@ -147,14 +158,36 @@ class BoundaryModel:
                     sums.add(piece.features, chain, _even(len(piece.features), piece.edges))
                 elif (occupancy := model._occupancy(piece)) is not None:
                     sums.add(piece.features, chain, occupancy)
-            return cls(tuple(names), sample_rate, *sums.gaussians())
+            return cls(tuple(names), sample_rate, *sums.gaussians(), np.zeros((len(names), len(names))))
 
         model = learned(None)
         for iteration in range(ITERATIONS):
             progress(iteration + 1, 1 + ITERATIONS)
             model = learned(model)
         progress(1 + ITERATIONS, 1 + ITERATIONS)
-        return model
+        shifts = model._greatest_changes(pieces)
+        # A sound that dies away in silence changes most before its end, which is found half way.
+        shifts[:, [names.index(label) for label in quiet.intersection(names)]] *= 0.5
+        return replace(model, shifts=shifts)
+
+    def _greatest_changes(self, pieces: Iterable[_Piece]) -> Floats:
+        """`shifts` [P, P], from the boundaries that the model itself finds; 0 for pairs that are seldom heard."""
+        size, steps = len(self.phones), np.arange(-FURTHEST, FURTHEST + 1)
+        sums, count = np.zeros((size, size, len(steps))), np.zeros((size, size))
+        for piece in pieces:
+            edges = self._moved(piece)
+            if edges is not None:
+                chain = np.array([self.phones.index(label) for label in piece.labels])
+                times = edges[1:-1, None] / SHIFT + steps
+                change = _change(piece.features)
+                np.add.at(sums, (chain[:-1], chain[1:]), np.interp(times, np.arange(len(change)), change))
+                np.add.at(count, (chain[:-1], chain[1:]), 1.0)
+        best = np.clip(sums.argmax(axis=2), 1, len(steps) - 2)
+        left, top, right = (np.take_along_axis(sums, best[..., None] + k, 2)[..., 0] for k in (-1, 0, 1))
+        known = (count >= _FEWEST_PAIRS) & (top > left) & (top > right)
+        # The parabola through the greatest value and its neighbours.
+        bend = np.where(known, left - 2 * top + right, 1.0)
+        return np.where(known, SHIFT * (best - FURTHEST + 0.5 * (left - right) / bend), 0.0)
 
     def refine(self, blocks: Iterable[Samples], alignment: Alignment) -> Alignment:
         """The same alignment with boundaries moved by at most 0.1 s; samples [L] at the model's rate, in blocks of any size.
@@ -165,10 +198,9 @@ class BoundaryModel:
             return alignment
         moved: dict[int, float] = {}
         for piece in _pieces(blocks, self.sample_rate, alignment):
-            occupancy = self._occupancy(piece)
-            if occupancy is not None:
-                ends = SHIFT * np.cumsum(occupancy.sum(axis=0).reshape(len(piece.labels), STATES).sum(axis=1))
-                old, new = ((piece.start + times).tolist() for times in (piece.edges[1:-1], ends[:-1]))
+            edges = self._moved(piece)
+            if edges is not None:
+                old, new = ((piece.start + times[1:-1]).tolist() for times in (piece.edges, edges))
                 moved.update(zip(_keys(old), new, strict=True))
         if not moved:
             return alignment
@@ -185,6 +217,19 @@ class BoundaryModel:
 
         tiers: Any = {name: at_new(getattr(alignment, name)) for name in ("words", "phones", "other")}
         return replace(alignment, **tiers)
+
+    def _moved(self, piece: _Piece) -> Floats | None:
+        """New edges [K + 1] of the piece, or None as `_occupancy`."""
+        occupancy = self._occupancy(piece)
+        if occupancy is None:
+            return None
+        ends = SHIFT * np.cumsum(occupancy.sum(axis=0).reshape(len(piece.labels), STATES).sum(axis=1))
+        edges = np.concatenate([piece.edges[:1], ends[:-1], piece.edges[-1:]])
+        chain = [self.phones.index(label) for label in piece.labels]
+        middles, old = 0.5 * (edges[1:] + edges[:-1]), piece.edges[1:-1]
+        least, most = np.maximum(middles[:-1], old - REACH), np.minimum(middles[1:], old + REACH)
+        edges[1:-1] = np.clip(edges[1:-1] + self.shifts[chain[:-1], chain[1:]], least, most)
+        return edges
 
     def _occupancy(self, piece: _Piece) -> Floats | None:
         """[T, K S] of the states of the piece's phones; None where one is unknown, or out of reach of its edges."""
@@ -206,7 +251,7 @@ class BoundaryModel:
         return np.asarray(found.occupancy[0]) if bool(found.ok[0]) else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        arrays = {name: getattr(self, name) for name in ("means", "precisions", "log_dets")}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
         with replacing(path) as file:
             np.savez(
                 file, format=_FORMAT, phones=np.array(self.phones), sample_rate=self.sample_rate, **arrays
@@ -215,14 +260,16 @@ class BoundaryModel:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoundaryModel:
         """DataError where the file is no such model."""
-        names = ("format", "phones", "sample_rate", "means", "precisions", "log_dets")
+        names = ("format", "phones", "sample_rate", *_ARRAYS)
         found = read_npz(path, names)
         if set(names) - set(found) or str(found["format"]) != _FORMAT:
-            raise DataError(f"{path}: not a model of boundaries written by fsachain")
+            raise DataError(
+                f"{path}: not a model of boundaries that this fsachain wrote; `fsachain align` makes one anew"
+            )
         phones, size = tuple(found["phones"].tolist()), found["means"].shape[-1:]
         shape = len(phones), STATES
         arrays = [np.asarray(found[name], np.float64) for name in names[3:]]
-        if [one.shape for one in arrays] != [(*shape, *size), (*shape, *size, *size), shape]:
+        if [x.shape for x in arrays] != [(*shape, *size), (*shape, *size, *size), shape, shape[:1] * 2]:
             raise DataError(
                 f"{path}: arrays of {[one.shape for one in arrays]} do not fit {len(phones)} phones"
             )
@@ -285,6 +332,15 @@ def _cepstra(samples: Samples, sample_rate: int) -> Floats:
     return np.concatenate([plain, slopes * (3.0 / (2 * sum(k * k for k in steps)))], axis=1)
 
 
+def _change(features: Floats) -> Floats:
+    """[T + 1]: before each frame, and after the last, how far the mean cepstra of some frames after and before are apart."""
+    sums = np.concatenate([np.zeros((1, 13)), np.cumsum(features[:, :13], axis=0)])
+    means = (sums[SPAN:] - sums[:-SPAN]) / SPAN
+    change = np.zeros(len(sums))
+    change[SPAN : len(sums) - SPAN] = np.linalg.norm(means[SPAN:] - means[:-SPAN], axis=1)
+    return change
+
+
 def _segments(alignment: Alignment) -> tuple[list[str], Floats]:
     """The labels of all stretches in order, those without a phone too, and the times between them, with both ends."""
     labels: list[str] = []
@@ -334,6 +390,16 @@ def _pieces(blocks: Iterable[Samples], sample_rate: int, alignment: Alignment) -
         inner = np.concatenate([[start], edges[first + 1 : last + 1], [cut]]) - start
         yield _Piece(start, labels[first : last + 1], inner, _cepstra(own, sample_rate))
         start = cut
+
+
+def _outside_words(alignment: Alignment) -> set[str]:
+    """The labels of stretches that no word has."""
+    labels, edges = _segments(alignment)
+    starts = np.array([word.start for word in alignment.words])
+    ends = np.array([-np.inf, *(word.start + word.duration for word in alignment.words)])
+    middles = 0.5 * (edges[1:] + edges[:-1])
+    outside = ends[np.searchsorted(starts, middles, side="right")] <= middles
+    return {labels[place] for place in np.flatnonzero(outside)}
 
 
 def _keys(times: Iterable[float]) -> list[int]:
