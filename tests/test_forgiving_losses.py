@@ -53,6 +53,17 @@ def test_a_loss_is_minus_log_z_of_a_graph_with_a_class_for_the_star(topology, st
         assert found.numpy() == pytest.approx(-wanted, abs=tolerances.FLOAT64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_computed_in_float32(dtype):
+    halves = BATCH.leaf().detach().to(dtype).requires_grad_()
+    wide = halves.detach().float().requires_grad_()
+    losses, expected = (loss_of(scores, OPTIONS, inputs="logits") for scores in (halves, wide))
+    assert torch.equal(losses, expected)
+    losses.sum().backward()
+    expected.sum().backward()
+    assert torch.equal(halves.grad, wide.grad.to(dtype))
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"inputs": "logits"}, {"log_priors": torch.tensor([0.1, -0.3, 0.2, 0.0])}]
 )
