@@ -151,7 +151,7 @@ def test_faults_of_several_data_sets_add_up(broken):
 RESULTS = {
     "decode": ("hyp.txt", "wer.txt", "wer.json", "tuning.txt", "tuning.json"),
     "rescore": ("hyp.txt", "wer.txt", "wer.json", "tuning.txt", "tuning.json"),
-    "align": ("words.ctm", "phones.ctm", "boundaries.npz"),
+    "align": ("words.ctm", "phones.ctm"),
     "keyword": ("scores.txt",),
 }
 

@@ -210,7 +210,7 @@ def test_all_long_work_of_a_run_is_counted_to_its_end(fsachain, exp, inputs, mon
 
     monkeypatch.setattr(lines, "Lines", Noted)
     fsachain.ok("run", exp, *inputs)
-    counted = {"features", "numerators", "network", "tuning", "decoding", "aligning", "epoch 1/1"}
+    counted = {"features", "numerators", "network", "decoding", "aligning", "epoch 1/1"}
     assert counted | {"phone language model", "denominator graph", "decoding graph", "report"} <= set(found)
     for what in counted:
         done, total = found[what]

@@ -226,8 +226,12 @@ class BoundaryModel:
         ends = SHIFT * np.cumsum(occupancy.sum(axis=0).reshape(len(piece.labels), STATES).sum(axis=1))
         edges = np.concatenate([piece.edges[:1], ends[:-1], piece.edges[-1:]])
         chain = [self.phones.index(label) for label in piece.labels]
-        middles, old = 0.5 * (edges[1:] + edges[:-1]), piece.edges[1:-1]
-        least, most = np.maximum(middles[:-1], old - REACH), np.minimum(middles[1:], old + REACH)
+        # Something is left of every phone.
+        room, old = 0.4 * np.diff(edges), piece.edges[1:-1]
+        least, most = (
+            np.maximum(edges[1:-1] - room[:-1], old - REACH),
+            np.minimum(edges[1:-1] + room[1:], old + REACH),
+        )
         edges[1:-1] = np.clip(edges[1:-1] + self.shifts[chain[:-1], chain[1:]], least, most)
         return edges
 

@@ -174,7 +174,7 @@ def test_command_supervises_as_the_stage_does(exp, second, tmp_path, capsys):
             for a, b in zip(one, other, strict=True):
                 np.testing.assert_array_equal(a.fsa.log_prob, b.fsa.log_prob)
     assert run_command("info", out) == 0
-    assert "chunks: " in capsys.readouterr().out
+    assert " chunks of " in capsys.readouterr().out
     small = (
         "network: {channels: 16, bottleneck: 8, prefinal: 16, time_strides: [1]}\n"
         "train: {num_epochs: 1, average_last: 1, num_threads: 1}\n"
