@@ -42,7 +42,7 @@ def test_every_option_has_a_meaning_and_every_number_a_unit():
 
 def test_section_is_a_part_of_the_page(fsachain):
     part = fsachain("config", "--section", "decoding").out
-    assert part.startswith("## decoding\n") and "`decoding.search.beam` = `13.0` (nats)" in part
+    assert part.startswith("## decoding\n") and "`decoding.search.beam` = `16.0` (nats)" in part
     assert part in fsachain("config").out
     assert fsachain("config", "--section", "decoding", "--defaults").status == 2
 

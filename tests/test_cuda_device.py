@@ -4,10 +4,8 @@ import ctypes
 import gc
 import os
 import sys
-import time
 import weakref
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -102,19 +100,16 @@ def test_a_kernel_is_compiled_once_for_a_device_from_one_text_with_its_macros(wo
 
 
 def test_a_text_without_the_kernel_and_a_cubin_of_another_device_are_refused(world):
-    from cupy.cuda import driver
+    from cupy.cuda import compiler, driver
 
     with pytest.raises(driver.CUDADriverError, match="the cubin has no kernel clear_columns"):
         world.device().launch(kernel(name="clear_columns"), 1, 32, 0, [])
     old = libcuda.device_with(LIMITS._replace(capability=(8, 0)), {})
     with world.cupy.cuda.Device(world.indices[1]):
-        unique = f"{os.getpid()}_{time.time_ns()}"
-        code = f'extern "C" __global__ void nothing_{unique}() {{}}'
-        world.cupy.RawModule(code=code).compile()
-    kept = Path(os.environ["CUPY_CACHE_DIR"]).glob("*.cubin")
-    cubin = max(kept, key=os.path.getmtime).read_bytes()
+        code = 'extern "C" __global__ void nothing() {}'
+        cubin, _ = compiler.compile_using_nvrtc(code)
     with world.cupy.cuda.Device(old), pytest.raises(driver.CUDADriverError, match="the cubin is for sm_90"):
-        driver.moduleLoadData(cubin[cubin.index(b"\x7fELF") :])
+        driver.moduleLoadData(cubin)
 
 
 def test_blocks_that_wait_for_one_another_are_launched_together_or_not_at_all(world):
@@ -333,8 +328,9 @@ def test_the_reason_why_there_is_no_cuda_backend_is_named(world, monkeypatch):
         assert available_backends()["cuda"] == "compute capability 7.0; expected at least 7.5"
         monkeypatch.setattr(world.cupy.cuda.nvrtc, "getVersion", lambda: (12, 9))
         assert available_backends()["cuda"] == "available"
-    monkeypatch.setattr(libcuda.settings(), "visible", 0)
-    assert available_backends()["cuda"].startswith("no CUDA device can be used (cudaErrorNoDevice")
+    with monkeypatch.context() as hidden:
+        hidden.setattr(libcuda.settings(), "visible", 0)
+        assert available_backends()["cuda"].startswith("no CUDA device can be used (cudaErrorNoDevice")
     monkeypatch.setattr(world.runtime, "getDeviceCount", lambda: 0)
     assert available_backends()["cuda"] == "there is no CUDA device"
     monkeypatch.setitem(sys.modules, "cupy", None)

@@ -52,7 +52,7 @@ def test_facts_of_two_cycles_a_dead_state_and_parallel_arcs():
     facts = graph_facts(fsa)
     assert (facts.num_cycles, facts.num_cyclic_states, facts.num_useful_states) == (2, 3, 3)
     assert (facts.num_parallel_arcs, facts.num_self_loops, facts.is_deterministic) == (1, 2, False)
-    assert "2 self-loops, 3 states on cycles, in groups: 2, 1 states on no path" in str(facts)
+    assert "2 self-loops, 3 states on cycles, in groups: 2, 1 state on no path" in str(facts)
 
 
 @given(fsa=graphs(), seed=st.integers(0, 5))

@@ -51,10 +51,9 @@ def _fake_grid(scores: Tensor, sizes: Tensor, arcs: Tensor, backend: str, with_o
     return GridSums(log_prob, scores.new_empty(shape, dtype=_wide(scores)))
 
 
-def _grid_gradient(
-    factor: Tensor, occupancy: Tensor, scores: Tensor, is_last: bool
-) -> dict[str, Tensor | None]:
-    return {"scores": scale_rows(occupancy, factor, scores, is_last)}
+def _grid_gradient(factor: Tensor, occupancy: Tensor, scores: Tensor) -> dict[str, Tensor | None]:
+    # Not in place: a caller may have asked for the occupancies.
+    return {"scores": scale_rows(occupancy, factor, scores, False)}
 
 
 grid = Operator(_grid, _fake_grid, _grid_gradient)
@@ -116,10 +115,10 @@ def _fake_mutual_information(
 
 
 def _mutual_information_gradient(
-    factor: Tensor, occupancy: Tensor, px: Tensor, py: Tensor, is_last: bool
+    factor: Tensor, occupancy: Tensor, px: Tensor, py: Tensor
 ) -> dict[str, Tensor | None]:
     of_px, of_py = split_occupancy(occupancy, px, py)
-    return {"px": scale_rows(of_px, factor, px, is_last), "py": scale_rows(of_py, factor, py, is_last)}
+    return {"px": scale_rows(of_px, factor, px, False), "py": scale_rows(of_py, factor, py, False)}
 
 
 mutual_information = Operator(_mutual_information, _fake_mutual_information, _mutual_information_gradient)

@@ -160,7 +160,7 @@ Expected = tuple[Floats, Floats, Bools]  # log Z, E[A], ok [N]
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two or four
 ALONE = 2  # so many sequences on a shared graph take less time one after the other than side by side
-DENSE = 8  # arcs for each pdf, from which they are summed by pdf where a graph is not shared, too
+DENSE = 8  # arcs for each pdf, half of it for each state: with more they are summed by pdf where a graph is not shared, too
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
 
@@ -355,9 +355,9 @@ def _group_job(
     def run() -> None:
         form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
         table = batch.table(int(lanes[0]))
-        # A list reads a score for each arc, and adds one after the other: right where few arcs have a pdf in common, and
-        # an addition is one instruction.
-        dense = table.num_arcs > DENSE * len(table.active_pdfs)
+        # A list reads a score for each arc, and adds one after the other: right where few arcs have a pdf or a state in
+        # common, and an addition is one instruction.
+        dense = table.num_arcs > max(DENSE * len(table.active_pdfs), DENSE // 2 * table.num_states)
         layout: type[Layout]
         if kind == "expected":
             layout = ArcRows if batch.is_shared or dense else ArcList
