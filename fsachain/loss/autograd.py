@@ -12,6 +12,7 @@ import inspect
 import math
 import typing
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +30,11 @@ _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 # Nor for whether backward may come again; where this is absent, it may.
 _may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+def _is_watched() -> bool:
+    """Whether a compiler, a tracer or a transform sees what is done to tensors."""
+    return bool(torch.compiler.is_compiling() or _count_modes() or _has_transforms())
 
 
 class Operator:
@@ -94,7 +100,7 @@ class Operator:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         if named:
             inputs = (*inputs, *[named[name] for name in self._names[len(inputs) :]])
-        if torch.compiler.is_compiling() or _count_modes() or _has_transforms() or self._has_subclass(inputs):
+        if _is_watched() or self._has_subclass(inputs):
             found = self.op(*inputs)
             return self._result(*found) if self._fields else found
         refuse_forward_mode()
@@ -213,8 +219,7 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
     return torch.zeros(scores.shape if wanted else (0, 0, 0), dtype=kind, device=scores.device)
 
 
-def _scale_rows(values: Tensor, factors: Tensor, like: Tensor, in_place: bool) -> Tensor:
-    """values [N, .., P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor."""
+def _rows_scaled(values: Tensor, factors: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
     if arrays.home_of(values) == "cuda" and values.numel():
         out = torch.empty_like(values, dtype=like.dtype)
         rows = [x if x.ndim == 3 else x.view(len(x), -1, x.shape[-1]) for x in (values, out)]
@@ -234,17 +239,35 @@ def _scale_rows(values: Tensor, factors: Tensor, like: Tensor, in_place: bool) -
     return scaled.to(like.dtype)
 
 
-scale_rows = Operator(
-    _scale_rows, lambda values, factors, like, in_place: torch.empty_like(values, dtype=like.dtype)
+def _scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
+    return _rows_scaled(values, factors, like)
+
+
+_scale_rows_apart = Operator(
+    _scale_rows, lambda values, factors, like: torch.empty_like(values, dtype=like.dtype)
 )
 
 
-def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool) -> Tensor:
-    """By broadcasting, in the dtype of `like`."""
-    factor = factor.to(gradient.dtype)
-    return (gradient.mul_(factor) if in_place else gradient * factor).to(like.dtype)
+def scale_rows(values: Tensor, factors: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
+    """values [N, .., P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor.
+
+    `in_place`: `values` may be written to.
+    """
+    scale = partial(_rows_scaled, in_place=True) if in_place and not _is_watched() else _scale_rows_apart
+    return scale(values, factors, like)
 
 
-scale_gradient = Operator(
-    _scale_gradient, lambda gradient, factor, like, in_place: torch.empty_like(gradient, dtype=like.dtype)
+def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+    return (gradient * factor.to(gradient.dtype)).to(like.dtype)
+
+
+_scale_gradient_apart = Operator(
+    _scale_gradient, lambda gradient, factor, like: torch.empty_like(gradient, dtype=like.dtype)
 )
+
+
+def scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
+    """By broadcasting, in the dtype of `like`; `in_place`: `gradient` may be written to."""
+    if in_place and not _is_watched():
+        return gradient.mul_(factor.to(gradient.dtype)).to(like.dtype)
+    return _scale_gradient_apart(gradient, factor, like)

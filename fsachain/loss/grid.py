@@ -53,7 +53,7 @@ def _fake_grid(scores: Tensor, sizes: Tensor, arcs: Tensor, backend: str, with_o
 
 def _grid_gradient(factor: Tensor, occupancy: Tensor, scores: Tensor) -> dict[str, Tensor | None]:
     # Not in place: a caller may have asked for the occupancies.
-    return {"scores": scale_rows(occupancy, factor, scores, False)}
+    return {"scores": scale_rows(occupancy, factor, scores)}
 
 
 grid = Operator(_grid, _fake_grid, _grid_gradient)
@@ -118,7 +118,7 @@ def _mutual_information_gradient(
     factor: Tensor, occupancy: Tensor, px: Tensor, py: Tensor
 ) -> dict[str, Tensor | None]:
     of_px, of_py = split_occupancy(occupancy, px, py)
-    return {"px": scale_rows(of_px, factor, px, False), "py": scale_rows(of_py, factor, py, False)}
+    return {"px": scale_rows(of_px, factor, px), "py": scale_rows(of_py, factor, py)}
 
 
 mutual_information = Operator(_mutual_information, _fake_mutual_information, _mutual_information_gradient)
