@@ -13,6 +13,7 @@ further frames of the k-th label. The score of a column at frame t is y[t, class
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -156,6 +157,15 @@ def write_gradient(
         gradient = np.exp(scores.sequence(n)[:frames] - top) / total
     np.subtract.at(gradient.T, classes, occupancy.T)
     into[:] = gradient
+
+
+def joined_names(names: Sequence[str] | None, size: int) -> str:
+    """Names as an operator can take them: lines of a text, empty for none. ShapeError: not `size` of them."""
+    if names is None:
+        return ""
+    if len(names) != size:
+        raise ShapeError(f"names has {len(names)} entries; expected {size}, one for each sequence")
+    return "\n".join(" ".join(str(name).split()) for name in names)
 
 
 def name_of(names: str, n: int) -> str:

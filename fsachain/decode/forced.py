@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fsachain.backends import arrays, dispatch
 from fsachain.backends.cpu.threads import run_all
-from fsachain.backends.ctc import CtcProblem, column_graph, make_problem, name_of
+from fsachain.backends.ctc import CtcProblem, column_graph, joined_names, make_problem, name_of
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
@@ -80,10 +80,10 @@ def forced_align(
     if not star_penalty >= 0:
         raise ConfigError(f"star_penalty = {star_penalty}; expected at least 0")
     _check(log_probs, targets)
+    joined = joined_names(names, len(log_probs))
     problem, is_star = _problem(
-        log_probs, targets, input_lengths, target_lengths, blank, star, topology, names
+        log_probs, targets, input_lengths, target_lengths, blank, star, topology, joined
     )
-    joined = "\n".join(str(name) for name in names) if names is not None else ""
     _refuse(_too_short(problem), joined)
     wild = log_probs.amax(2, keepdim=True) - star_penalty if is_star.any() else None
     with torch.no_grad():
@@ -142,14 +142,12 @@ def _problem(
     blank: int,
     star: int | None,
     topology: CtcTopology,
-    names: Sequence[str] | None,
+    names: str,
 ) -> tuple[CtcProblem, npt.NDArray[np.bool_]]:
     """The checked problem, where stars have the label C and differ from all beside them; and where the stars are."""
     size, num_frames, num_classes = log_probs.shape
     if star == blank:
         raise ConfigError(f"star = {star} is the blank; expected another integer")
-    if names is not None and len(names) != size:
-        raise ShapeError(f"names has {len(names)} entries; expected {size}, one for each utterance")
     frame_counts, label_counts = (
         np.full(size, most) if lengths is None else torch.as_tensor(lengths).cpu().numpy()
         for lengths, most in ((input_lengths, num_frames), (target_lengths, targets.shape[1]))
@@ -166,7 +164,7 @@ def _problem(
         topology,
         np.empty(0),
         0.0,
-        "\n".join(" ".join(str(name).split()) for name in names or ()),
+        names,
     )
     stars = stars[:, : problem.labels.shape[1]] & (
         np.arange(problem.labels.shape[1]) < problem.label_counts[:, None]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fsachain.backends.arrays import check_budget, new_like
-from fsachain.backends.ctc import Checks, CtcProblem, Rows, make_problem, name_of
+from fsachain.backends.ctc import Checks, CtcProblem, Rows, joined_names, make_problem, name_of
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
 from fsachain.backends.cuda.device import Device, DeviceArray
@@ -432,50 +432,19 @@ def ctc_loss(
     labels = labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels
     frames = _lengths(input_lengths, "input_lengths", scores)
     priors = _NONE if log_priors is None else torch.as_tensor(log_priors).detach()
-    if forgive is not None:
+    given = scores, labels, frames, counts, priors, blank, inputs, topology
+    wanted = torch.is_grad_enabled() and scores.requires_grad
+    joined = joined_names(names, scores.shape[1])
+    rest = joined, backend, reduction, zero_infinity, wanted, memory_budget
+    if forgive is None:
+        loss: Tensor = ctc(*given, delay_penalty, unnormalized, *rest).loss
+    else:
         if delay_penalty:
             raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")
-        joined = _joined(names, scores.shape[1])
         if unnormalized == "error" and inputs != "logits":
             _check_sums_there(scores, frames, joined)
-        loss: Tensor = ctc_forgiving(
-            scores,
-            labels,
-            frames,
-            counts,
-            priors,
-            blank,
-            inputs,
-            topology,
-            [forgive.substitution, forgive.insertion, forgive.deletion],
-            forgive.star,
-            forgive.most_left_out,
-            joined,
-            backend,
-            reduction,
-            zero_infinity,
-            torch.is_grad_enabled() and scores.requires_grad,
-            memory_budget,
-        ).loss
-    else:
-        loss = ctc(
-            scores,
-            labels,
-            frames,
-            counts,
-            priors,
-            blank,
-            inputs,
-            topology,
-            delay_penalty,
-            unnormalized,
-            _joined(names, scores.shape[1]),
-            backend,
-            reduction,
-            zero_infinity,
-            torch.is_grad_enabled() and scores.requires_grad,
-            memory_budget,
-        ).loss
+        penalties = [forgive.substitution, forgive.insertion, forgive.deletion]
+        loss = ctc_forgiving(*given, penalties, forgive.star, forgive.most_left_out, *rest).loss
     return loss[0] if reduction == "none" and log_probs.ndim == 2 else loss
 
 
@@ -577,12 +546,3 @@ def _on_host_or_beside(values: Any, name: str, scores: Tensor) -> Tensor:
 def _lengths(values: Any, name: str, scores: Tensor) -> Tensor:
     tensor = _on_host_or_beside(values, name, scores)
     return tensor.reshape(1) if tensor.ndim == 0 else tensor
-
-
-def _joined(names: Sequence[str] | None, size: int) -> str:
-    """Names as an operator can take them: lines of a text, empty for none."""
-    if names is None:
-        return ""
-    if len(names) != size:
-        raise ShapeError(f"names has {len(names)} entries; expected {size}, one for each sequence")
-    return "\n".join(" ".join(str(name).split()) for name in names)
