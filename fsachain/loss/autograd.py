@@ -43,11 +43,12 @@ class Operator:
     Under a compiler, a tracer or a transform it is a custom operator of torch, which keeps graphs whole; else a plain
     node of autograd, since a custom operator takes a fifth of a millisecond each way.
 
-    `kernel` returns a tensor or a NamedTuple of tensors, none of which is a view of another or of an argument; only the
-    first has a gradient. `gradient` takes the incoming gradient and, by name, arguments and results of the kernel
-    (`options`: those that are no tensors), and returns gradients by name; without it the kernel has no derivative. If it
-    takes `is_last`, that says whether nobody reads these tensors after it, so that they may be written to.
-    `mutates` names arguments that the kernel writes to; it then returns None.
+    `kernel` and `fake` take tensors, numbers and strings, or one NamedTuple of them. A kernel returns a tensor or a
+    NamedTuple of tensors, none of which is a view of another or of an argument; only the first has a gradient. `gradient`
+    takes the incoming gradient and, by name, arguments and results of the kernel (also those of `needs`), and returns
+    gradients by name; without it the kernel has no derivative. If it takes `is_last`, that says whether nobody reads these
+    tensors after it, so that they may be written to. `mutates` names arguments that the kernel writes to; it then returns
+    None.
     """
 
     def __init__(
@@ -55,68 +56,78 @@ class Operator:
         kernel: Callable[..., Any],
         fake: Callable[..., Any],
         gradient: Callable[..., dict[str, Tensor | None]] | None = None,
-        options: tuple[str, ...] = (),
+        needs: tuple[str, ...] = (),
         mutates: tuple[str, ...] = (),
     ) -> None:
-        self.kernel, self._gradient = kernel, gradient
+        self._gradient = gradient
         types = typing.get_type_hints(kernel)
         returned = types.pop("return")
+        self._given: Any = next(iter(types.values()))
+        self._takes_tuple = hasattr(self._given, "_fields")
+        if self._takes_tuple:
+            types = typing.get_type_hints(self._given)
+        self.kernel: Callable[[Any], Any] = kernel if self._takes_tuple else lambda inputs: kernel(*inputs)
         self._names = tuple(types)
         self._fields: tuple[str, ...] = getattr(returned, "_fields", ())
         self._result: Any = None if returned is type(None) else returned
         self._mutated = tuple(self._names.index(name) for name in mutates)
         self._tensors = tuple(i for i, kind in enumerate(types.values()) if kind is Tensor)
         if gradient is not None:
-            needs = list(inspect.signature(gradient).parameters)[1:]
-            self._asks_for_last = "is_last" in needs
-            needs = [name for name in needs if name in self._fields or types.get(name) is Tensor]
+            asked = [*list(inspect.signature(gradient).parameters)[1:], *needs]
+            self._asks_for_last = "is_last" in asked
             # Where each is found: among the arguments followed by the results.
             places = {name: i for i, name in enumerate((*self._names, *self._fields))}
-            self._saved = tuple((name, places[name]) for name in needs)
-            self._options = tuple((name, places[name]) for name in options)
-        self.op = self._custom(types, fake, mutates)
+            known = [(name, places[name]) for name in asked if name in places]
+            self._saved = [one for one in known if types.get(one[0], Tensor) is Tensor]
+            self._options = [one for one in known if one not in self._saved]
+        self.op = self._custom(kernel.__name__.lstrip("_"), types, fake, mutates)
 
-    def _custom(self, types: dict[str, Any], fake: Callable[..., Any], mutates: tuple[str, ...]) -> Any:
+    def _custom(
+        self, name: str, types: dict[str, Any], fake: Callable[..., Any], mutates: tuple[str, ...]
+    ) -> Any:
+        def packed(inputs: tuple[Any, ...]) -> Any:
+            return self._given(*inputs) if self._takes_tuple else inputs
+
         def body(*inputs: Any) -> Any:
             refuse_forward_mode()
-            found = self.kernel(*inputs)
+            found = self.kernel(packed(inputs))
             return tuple(found) if self._fields else found
+
+        def made(*inputs: Any) -> Any:
+            found = fake(packed(inputs)) if self._takes_tuple else fake(*inputs)
+            return tuple(found) if isinstance(found, tuple) else found
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(name, kind, annotation=type_) for name, type_ in types.items()]
         returned = tuple[(Tensor,) * len(self._fields)] if self._fields else self._result  # type: ignore[misc]
         body.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
-        name = f"fsachain::{self.kernel.__name__.lstrip('_')}"
-        operator = torch.library.custom_op(name, body, mutates_args=mutates)
-        operator.register_fake(
-            lambda *inputs: tuple(made) if isinstance(made := fake(*inputs), tuple) else made
-        )
+        operator = torch.library.custom_op(f"fsachain::{name}", body, mutates_args=mutates)
+        operator.register_fake(made)
         if self._gradient is not None:
             operator.register_autograd(self.backward, setup_context=self.save)
         elif not mutates:
             operator.register_autograd(refuse_second_derivative)
         return operator
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if named:
-            inputs = (*inputs, *[named[name] for name in self._names[len(inputs) :]])
+    def __call__(self, *given: Any) -> Any:
+        inputs = given[0] if self._takes_tuple else given
         if _is_watched() or self._has_subclass(inputs):
             found = self.op(*inputs)
             return self._result(*found) if self._fields else found
         refuse_forward_mode()
         if not torch.is_grad_enabled():
-            found = self.kernel(*inputs)
+            found = self.kernel(inputs)
             for i in self._mutated:
                 torch.autograd.graph.increment_version(inputs[i])
             return found
         wanted = [inputs[i] for i in self._tensors if inputs[i].requires_grad]
         if not wanted:
-            return self.kernel(*inputs)
+            return self.kernel(inputs)
         if self._gradient is not None:
             found = _Node.apply(self, inputs, *[inputs[i] for i in self._tensors])
             return self._result(*found) if self._fields else found[0]
         with torch.no_grad():
-            found = self.kernel(*inputs)
+            found = self.kernel(inputs)
         return found if found is None else first_only(found, *wanted)
 
     def _has_subclass(self, inputs: tuple[Any, ...]) -> bool:
@@ -149,7 +160,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: Operator, inputs: tuple[Any, ...], *_: Tensor) -> tuple[Tensor, ...]:
-        found = operator.kernel(*inputs)
+        found = operator.kernel(inputs)
         results = tuple(found) if isinstance(found, tuple) else (found,)
         operator.save(ctx, inputs, results)
         ctx.operator = operator
@@ -207,10 +218,14 @@ def packed(graphs: Graphs, argument: str) -> TableBatch:
     return pack_graphs(graphs, argument)
 
 
-def by_host(operator: Callable[..., Any], device: torch.device, *arguments: Any) -> Any:
-    """The operator's results from copies of the arguments on the host, copied to `device`; the host waits."""
-    found = operator(*(value.cpu() if isinstance(value, Tensor) else value for value in arguments))
+def by_host(kernel: Callable[[Any], Any], call: Any, device: torch.device) -> Any:
+    """The kernel's results from copies on the host of its tensors, copied to `device`; the host waits."""
+    found = kernel(type(call)(*(value.cpu() if isinstance(value, Tensor) else value for value in call)))
     return type(found)(*(result.to(device) for result in found))
+
+
+def wants_gradient(tensor: Tensor) -> bool:
+    return torch.is_grad_enabled() and tensor.requires_grad
 
 
 def new_buffer(scores: Tensor, wanted: bool) -> Tensor:

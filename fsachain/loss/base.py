@@ -16,10 +16,11 @@ from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss.autograd import Operator, new_buffer, packed, scale_gradient
+from fsachain.loss.autograd import Operator, new_buffer, packed, scale_gradient, wants_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
+_NONE = torch.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,30 @@ class MBRRecord(LossRecord):
 OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 
 
+class SequenceCall(NamedTuple):
+    """Arguments of the operators.
+
+    weights: w_n, float64 [N]; frame_weights: [N, T], or empty; denominator_keys: of a batch of each denominator;
+    denominator_of [N]: which of these a sequence has; the last two say which buffers of `Terms` are wanted.
+    """
+
+    nnet_output: Tensor
+    lengths: Tensor
+    weights: Tensor
+    frame_weights: Tensor
+    numerator_key: Tensor
+    denominator_keys: Tensor
+    denominator_of: Tensor
+    leaky_hmm_coefficient: float
+    denominator_scale: float
+    l2_regularize: float
+    out_of_range_regularize: float
+    boost: float
+    memory_budget: float | None
+    with_gradient: bool
+    with_numerator: bool
+
+
 class Terms(NamedTuple):
     """The weighted sums of a batch over ok sequences, before division by their frames; float64 but for ok and the buffers.
 
@@ -116,15 +141,13 @@ class Terms(NamedTuple):
     weights: Tensor
 
 
-def fake_terms(nnet_output: Tensor, *others: Any) -> Terms:
-    """The last two arguments of the operators say which buffers they have."""
-    with_gradient, with_numerator = others[-2:]
-
+def fake_terms(call: SequenceCall) -> Terms:
     def new(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return nnet_output.new_empty(shape, dtype=dtype)
+        return call.nnet_output.new_empty(shape, dtype=dtype)
 
-    size = nnet_output.shape[0]
-    buffers = new_buffer(nnet_output, with_gradient), new_buffer(nnet_output, with_numerator)
+    size = call.nnet_output.shape[0]
+    output = call.nnet_output
+    buffers = new_buffer(output, call.with_gradient), new_buffer(output, call.with_numerator)
     ok = new(size, dtype=torch.bool)
     return Terms(new(), new(size), new(size), new(size), ok, new(), new(), *buffers, new(size), new(size))
 
@@ -135,8 +158,9 @@ def terms_gradient(
     return {"nnet_output": scale_gradient(gradient, factor, nnet_output, is_last)}
 
 
-def placed_weights(weights: Tensor, batch: TableBatch, call: dispatch.Call, device: torch.device) -> Tensor:
+def placed_weights(given: SequenceCall, batch: TableBatch, call: dispatch.Call) -> Tensor:
     """The weights on the device of the scores; only those on the host are checked to be finite and >= 0."""
+    weights = given.weights
     if not weights.is_cpu:
         return weights
     values = weights.numpy()
@@ -144,12 +168,11 @@ def placed_weights(weights: Tensor, batch: TableBatch, call: dispatch.Call, devi
     if bad.size:
         n = int(bad[0])
         raise ConfigError(f"weights[{n}] = {values[n]} ({batch.names[n]}); expected a finite number >= 0")
-    return weights if device.type == "cpu" else call.place(values)
+    return weights if given.nnet_output.is_cpu else call.place(values)
 
 
 def by_denominator(
-    keys: Tensor,
-    denominator_of: Tensor,
+    given: SequenceCall,
     call: dispatch.Call,
     run: Callable[[TableBatch, dispatch.Call, Any, Tensor], tuple[Tensor, ...]],
     out: Tensor,
@@ -160,8 +183,8 @@ def by_denominator(
     run(batch, call, at, out): one float64 tensor [L] for each result; derivatives are added to out [L, T, P]. `at` indexes
     the L of N sequences that these are, a slice where they are all.
     """
-    which = denominator_of.numpy()
-    for index, key in enumerate(keys.tolist()):
+    which = given.denominator_of.numpy()
+    for index, key in enumerate(given.denominator_keys.tolist()):
         chosen = np.flatnonzero(which == index)
         if not chosen.size:
             continue
@@ -179,11 +202,9 @@ def by_denominator(
 
 
 def finish(
+    given: SequenceCall,
     call: dispatch.Call,
     found: dict[str, Tensor],
-    l2: float,
-    out_of_range: float,
-    frame_weights: Tensor,
     gradient: Tensor,
     numerator: Tensor,
 ) -> Terms:
@@ -198,12 +219,12 @@ def finish(
             _clear(buffer, ok)
     objf = torch.where(ok, weights * found["values"], 0.0).sum()
     penalties = objf.new_zeros(2)
-    if l2 or out_of_range:
-        factors = l2, out_of_range, OUT_OF_RANGE
+    if given.l2_regularize or given.out_of_range_regularize:
+        factors = given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE
         penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, gradient)
     frames = call.place(call.lengths.astype(np.float64))
-    if len(gradient) and frame_weights.numel():
-        gradient *= real_frames(frame_weights, frames).to(gradient.dtype).unsqueeze(2)
+    if len(gradient) and given.frame_weights.numel():
+        gradient *= real_frames(given.frame_weights, frames).to(gradient.dtype).unsqueeze(2)
     # Results of an operator are no views of one another or of what others use.
     return Terms(
         total=objf + penalties.sum(),
@@ -237,18 +258,6 @@ def real_frames(values: Tensor, frames: Tensor) -> Tensor:
 Record = TypeVar("Record", bound=LossRecord)
 
 
-class Call(NamedTuple):
-    """The checked arguments of one call: output, frame weights and branch on one device, the others as given."""
-
-    nnet_output: Tensor
-    lengths: Tensor
-    batch: TableBatch
-    weights: Tensor
-    frame_weights: Tensor | None
-    xent_log_probs: Tensor | None
-    denominator_of: Tensor
-
-
 class SequenceLoss(nn.Module, Generic[Record]):
     """-(objective + l2_term + out_of_range_term + xent_regularize xent_objf) / frames; a subclass has the objective.
 
@@ -257,8 +266,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
     """
 
     last_record: Record | None
-    _operator: ClassVar[Operator]  # returns `Terms`
-    _operator_options: ClassVar[tuple[str, ...]]  # attributes that it takes by these names
+    denominator_scale = 1.0  # these two are options of `LFMMILoss`
+    boost = 0.0
+    _operator: ClassVar[Operator]  # from a `SequenceCall` to `Terms`
     _options_to_adjust: ClassVar[tuple[str, ...]] = (
         "leaky_hmm_coefficient",
         "l2_regularize",
@@ -270,12 +280,13 @@ class SequenceLoss(nn.Module, Generic[Record]):
         self,
         denominator: DenominatorGraph | Mapping[str, DenominatorGraph],
         *,
-        leaky_hmm_coefficient: float,
-        l2_regularize: float,
-        out_of_range_regularize: float,
-        xent_regularize: float,
-        memory_budget: float | None,
+        leaky_hmm_coefficient: float = 1e-5,
+        l2_regularize: float = 0.0,
+        out_of_range_regularize: float = 0.01,
+        xent_regularize: float = 0.0,
+        memory_budget: float | None = None,
     ) -> None:
+        """Set up the loss; arguments and errors are those of `LFMMILoss`, which has two more."""
         super().__init__()
         self.denominators = (
             dict(denominator) if isinstance(denominator, Mapping) else {"denominator": denominator}
@@ -351,11 +362,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
             ConfigError: an unknown denominator name, or a negative weight.
             BackendUnavailable: a device that cannot be used, or two devices.
         """
-        call = self._check(
-            nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        )
-        with_gradient = torch.is_grad_enabled() and nnet_output.requires_grad
-        total, xent_objf, record = self._evaluate(call, with_gradient)
+        call = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
+        total, xent_objf, record = self._evaluate(*call)
         self.last_record = record
         objective = total + self.xent_regularize * xent_objf
         # All excluded: every term is zero, and so is its gradient; dividing by one keeps it that way.
@@ -373,33 +381,21 @@ class SequenceLoss(nn.Module, Generic[Record]):
         denominator_of: Sequence[str] | None = None,
     ) -> Record:
         """The record alone; arguments as for the call. Occupancies are made only where the values need them."""
-        call = self._check(
-            nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        )
-        return self._evaluate(call, False)[2]
+        call = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
+        return self._evaluate(*call)[2]
 
-    def _evaluate(self, call: Call, with_gradient: bool) -> tuple[Tensor, Tensor, Record]:
-        terms = self._operator(
-            nnet_output=call.nnet_output,
-            lengths=call.lengths,
-            weights=call.weights,
-            frame_weights=torch.zeros(0) if call.frame_weights is None else call.frame_weights,
-            numerator_key=torch.from_numpy(call.batch.key),
-            denominator_keys=torch.cat([torch.from_numpy(batch.key) for batch in self._batches]),
-            denominator_of=call.denominator_of,
-            **{name: getattr(self, name) for name in self._operator_options},
-            with_gradient=with_gradient,
-            with_numerator=call.xent_log_probs is not None,
-        )
-        xent_objf = torch.zeros((), dtype=torch.float64, device=call.nnet_output.device)
-        if call.xent_log_probs is not None:
-            weights = call.frame_weights
-            if weights is not None:
-                weights = real_frames(weights, terms.frames)
-            xent_objf = _xent_objf(terms.numerator, call.xent_log_probs, weights)
-        return terms.total, xent_objf, self._record(call, terms, xent_objf.detach())
+    def _evaluate(
+        self, nnet_output: Tensor, lengths: Any, numerators: Any, weights: Any, *others: Any
+    ) -> tuple[Tensor, Tensor, Record]:
+        """Total without the cross-entropy, objective of that, and the record."""
+        batch, call = self._checked(nnet_output, lengths, numerators, weights, *others)
+        terms, log_probs = self._operator(call), others[1]
+        xent_objf = torch.zeros((), dtype=torch.float64, device=nnet_output.device)
+        if log_probs is not None:
+            xent_objf = _xent_objf(terms, log_probs, call.frame_weights)
+        return terms.total, xent_objf, self._record(batch, terms, xent_objf.detach())
 
-    def _record(self, call: Call, terms: Terms, xent_objf: Tensor) -> Record:
+    def _record(self, batch: TableBatch, terms: Terms, xent_objf: Tensor) -> Record:
         per_sequence = terms.weights * terms.frames
         fields = {
             "objf_ok": torch.where(terms.ok, terms.weights * terms.values, 0.0).sum(),
@@ -411,7 +407,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
             "weight": per_sequence.sum(),
             "weight_ok": torch.where(terms.ok, per_sequence, 0.0).sum(),
             "ok": terms.ok,
-            "batch": call.batch,
+            "batch": batch,
         }
         return self._make_record(terms, fields)
 
@@ -419,7 +415,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         """The record; fields are those of `LossRecord` but objf."""
         raise NotImplementedError
 
-    def _check(
+    def _checked(
         self,
         nnet_output: Tensor,
         lengths: Any,
@@ -428,7 +424,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         frame_weights: Tensor | None,
         xent_log_probs: Tensor | None,
         denominator_of: Sequence[str] | None,
-    ) -> Call:
+    ) -> tuple[TableBatch, SequenceCall]:
         if not isinstance(nnet_output, Tensor):
             raise ShapeError(f"nnet_output is a {type(nnet_output).__name__}; expected a torch tensor")
         shape = list(nnet_output.shape)
@@ -452,14 +448,27 @@ class SequenceLoss(nn.Module, Generic[Record]):
         frames = torch.as_tensor(lengths)
         if list(frames.shape) != shape[:1]:
             raise ShapeError(f"lengths has shape {list(frames.shape)}; expected {shape[:1]}")
-        if frame_weights is not None:
-            frame_weights = frame_weights.to(nnet_output.device, non_blocking=True)
         ones = torch.ones(shape[0], dtype=torch.float64)
         sequence_weights = ones if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         if list(sequence_weights.shape) != shape[:1]:
             raise ShapeError(f"weights has shape {list(sequence_weights.shape)}; expected {shape[:1]}")
-        which = self._denominator_indices(denominator_of, batch)
-        return Call(nnet_output, frames, batch, sequence_weights, frame_weights, xent_log_probs, which)
+        return batch, SequenceCall(
+            nnet_output,
+            frames,
+            sequence_weights,
+            _NONE if frame_weights is None else frame_weights.to(nnet_output.device, non_blocking=True),
+            torch.from_numpy(batch.key),
+            torch.cat([torch.from_numpy(one.key) for one in self._batches]),
+            self._denominator_indices(denominator_of, batch),
+            self.leaky_hmm_coefficient,
+            self.denominator_scale,
+            self.l2_regularize,
+            self.out_of_range_regularize,
+            self.boost,
+            self.memory_budget,
+            with_gradient=wants_gradient(nnet_output),
+            with_numerator=xent_log_probs is not None,
+        )
 
     def _denominator_indices(self, names: Sequence[str] | None, batch: TableBatch) -> Tensor:
         if names is None:
@@ -488,12 +497,14 @@ def check_factor(name: str, value: float) -> float:
     return float(value)
 
 
-def _xent_objf(numerator: Tensor, log_probs: Tensor, frame_weights: Tensor | None) -> Tensor:
+def _xent_objf(terms: Terms, log_probs: Tensor, frame_weights: Tensor) -> Tensor:
     """Sum of numerator occupancy times log_probs; frame weights scale its derivative but not its value."""
+    numerator = terms.numerator
     # Padding, where the occupancy is 0, may hold NaN; and 0 times -inf would be NaN as well.
     usable = torch.where(numerator != 0, log_probs.to(numerator.dtype), 0)
     value = (numerator * usable).sum(dtype=torch.float64)
-    if frame_weights is None:
+    if not frame_weights.numel():
         return value
-    scaled = (numerator * frame_weights.to(numerator.dtype).unsqueeze(2) * usable).sum(dtype=torch.float64)
+    factors = real_frames(frame_weights, terms.frames).to(numerator.dtype).unsqueeze(2)
+    scaled = (numerator * factors * usable).sum(dtype=torch.float64)
     return scaled + (value - scaled).detach()

@@ -22,7 +22,7 @@ from fsachain.backends.dispatch import BackendName, computes_ctc_on_device, ctc_
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology
 from fsachain.graph.forgive import Forgiveness, Star
-from fsachain.loss.autograd import Operator, scale_gradient, scale_rows
+from fsachain.loss.autograd import Operator, scale_gradient, scale_rows, wants_gradient
 from fsachain.loss.forgive import forgiving_ctc
 
 Floats = npt.NDArray[np.float64]
@@ -39,6 +39,54 @@ class NormalizationWarning(UserWarning):
     """Rows of log-probabilities do not sum to one."""
 
 
+class CtcCall(NamedTuple):
+    """Arguments of the operator, as those of `ctc_loss`.
+
+    scores [T, N, C]; log_priors [C], or empty; names of the utterances, one in a line, or empty for numbers; penalties,
+    star and most_left_out: those of `Forgiveness`, or no penalties.
+    """
+
+    scores: Tensor
+    targets: Tensor
+    input_lengths: Tensor
+    target_lengths: Tensor
+    log_priors: Tensor
+    blank: int
+    inputs: str
+    topology: str
+    delay_penalty: float
+    unnormalized: str
+    names: str
+    backend: str
+    reduction: str
+    zero_infinity: bool
+    with_gradient: bool
+    memory_budget: float | None
+    penalties: list[float]
+    star: str
+    most_left_out: int
+
+    def problem(self, targets: Tensor) -> CtcProblem:
+        """On the host."""
+        num_frames, size, num_classes = self.scores.shape
+        priors = self.log_priors.detach().double().cpu().numpy() if self.log_priors.numel() else _NO_PRIORS
+        labels, frame_counts, label_counts = (
+            values.numpy() if values.is_cpu else values.cpu().numpy()
+            for values in (targets, self.input_lengths, self.target_lengths)
+        )
+        return make_problem(
+            labels,
+            frame_counts,
+            label_counts,
+            (size, num_frames, num_classes),
+            self.blank,
+            cast(CtcTopology, self.topology),
+            priors,
+            self.delay_penalty,
+            self.names,
+        )
+
+
 class CtcLosses(NamedTuple):
     """What `ctc_loss` returns, the shares [N] of the sequences' losses in it, and the derivatives [T, N, C] of these losses.
 
@@ -51,52 +99,32 @@ class CtcLosses(NamedTuple):
     gradient: Tensor
 
 
-def _ctc(
-    scores: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    log_priors: Tensor,
-    blank: int,
-    inputs: str,
-    topology: str,
-    delay_penalty: float,
-    unnormalized: str,
-    names: str,
-    backend: str,
-    reduction: str,
-    zero_infinity: bool,
-    with_gradient: bool,
-    memory_budget: float | None,
-) -> CtcLosses:
-    """scores [T, N, C]; log_priors [C], or empty; names of the utterances, one in a line, or empty for numbers.
-
-    The others: see `ctc_loss`.
-    """
-    counts, on_device = (input_lengths, target_lengths), computes_ctc_on_device(scores, backend)
-    labels = _known_labels(targets, scores, blank) if on_device else targets
-    problem = _make_problem(scores, labels, counts, log_priors, blank, topology, delay_penalty, names)
-    gradient, is_logits = _gradient_of(scores, with_gradient), inputs == "logits"
+def _ctc(call: CtcCall) -> CtcLosses:
+    if call.penalties:
+        return _forgiving(call)
+    scores, with_gradient = call.scores, call.with_gradient
+    on_device = computes_ctc_on_device(scores, call.backend)
+    problem = call.problem(_known_labels(call) if on_device else call.targets)
+    gradient, is_logits = _gradient_of(scores, with_gradient), call.inputs == "logits"
     if on_device:
-        if unnormalized == "error" and not is_logits:
-            _check_sums_there(scores, input_lengths, names)
-        losses = _on_device(scores, targets, problem, is_logits, gradient, memory_budget)
-        return _reduced(losses, gradient, problem, scores, reduction, zero_infinity)
-    module, rows = ctc_backend(backend, scores), _rows(scores)
+        if call.unnormalized == "error" and not is_logits:
+            _check_sums_there(scores, call.input_lengths, call.names)
+        return _reduced(call, _on_device(call, problem, gradient), gradient, problem)
+    module, rows = ctc_backend(call.backend, scores), _rows(scores)
     size, num_frames, _ = rows.shape
     statistics = np.zeros((2 if is_logits else 0, size, num_frames))
-    checks = None if is_logits else _checks(unnormalized)
+    checks = None if is_logits else _checks(call.unnormalized)
     sums = np.ones((size, num_frames) if checks else (0, 0))
     out = _rows(gradient).flat if with_gradient else np.empty(0, rows.flat.dtype)
-    log_z = module.log_probs(problem, rows, statistics, sums, checks or Checks(), out, memory_budget)
+    log_z = module.log_probs(problem, rows, statistics, sums, checks or Checks(), out, call.memory_budget)
     losses = 0.0 - log_z  # -log_z would be -0 for a probability of one
     if is_logits:
         with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
             losses += _log_sums(problem, statistics)
     elif checks and _is_far(sums, scores.dtype):
         if checks.every > 1:  # of all rows the worst is named
-            module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], memory_budget)
-        _refuse_sums(sums, scores, unnormalized, names)
+            module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], call.memory_budget)
+        _refuse_sums(sums, scores, call.unnormalized, call.names)
     # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
     rounding = 8.0 * torch.finfo(scores.dtype).eps if problem.is_probability else 0.0
     for n, (loss, frames) in enumerate(zip(losses.tolist(), problem.frame_counts.tolist(), strict=True)):
@@ -104,40 +132,32 @@ def _ctc(
             losses[n] = 0.0
         if with_gradient and not (loss < math.inf and frames == num_frames):
             gradient[frames if loss < math.inf else 0 :, n] = 0.0
-    return _reduced(losses, gradient, problem, scores, reduction, zero_infinity)
+    return _reduced(call, losses, gradient, problem)
 
 
-def _reduced(
-    losses: Any,
-    gradient: Tensor,
-    problem: CtcProblem,
-    scores: Tensor,
-    reduction: str,
-    zero_infinity: bool,
-) -> CtcLosses:
+def _reduced(call: CtcCall, losses: Any, gradient: Tensor, problem: CtcProblem) -> CtcLosses:
     """From losses [N] in float64, numpy's or on a device: inf where there is no path and NaN for an illegal score."""
-    counts = problem.label_counts.tolist()
-    weights: Any = [1.0 / (max(count, 1) * len(counts)) if reduction == "mean" else 1.0 for count in counts]
+    counts, is_mean = problem.label_counts.tolist(), call.reduction == "mean"
+    weights: Any = [1.0 / (max(count, 1) * len(counts)) if is_mean else 1.0 for count in counts]
     library, weights = (
         (np, np.array(weights))
         if isinstance(losses, np.ndarray)
         else (torch, torch.tensor(weights, dtype=torch.float64).to(losses.device))
     )
     shares = library.where(losses < math.inf, weights, 0.0)
-    if zero_infinity:
+    if call.zero_infinity:
         losses = library.where(losses == math.inf, 0.0, losses)
-    loss = losses if reduction == "none" else losses.dot(weights)
-    return CtcLosses(torch.as_tensor(loss, dtype=_wide(scores)), torch.as_tensor(shares), gradient)
+    loss = losses if call.reduction == "none" else losses.dot(weights)
+    return CtcLosses(torch.as_tensor(loss, dtype=_wide(call.scores)), torch.as_tensor(shares), gradient)
 
 
 def _wide(scores: Tensor) -> torch.dtype:
     return torch.float64 if scores.dtype == torch.float64 else torch.float32
 
 
-def _fake_ctc(scores: Tensor, *others: Any) -> CtcLosses:
-    reduction, _, with_gradient, _ = others[-4:]
-    size = scores.shape[1]
-    loss = scores.new_empty((size,) if reduction == "none" else (), dtype=_wide(scores))
+def _fake_ctc(call: CtcCall) -> CtcLosses:
+    scores, size, with_gradient = call.scores, call.scores.shape[1], call.with_gradient
+    loss = scores.new_empty((size,) if call.reduction == "none" else (), dtype=_wide(scores))
     gradient = scores.new_empty(scores.shape if with_gradient else (0, 0, 0), dtype=_wide(scores))
     if with_gradient and _is_batch_first(scores):
         gradient = gradient.transpose(0, 1).contiguous().transpose(0, 1)
@@ -157,44 +177,22 @@ def _ctc_gradient(
 ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
 
 
-def _ctc_forgiving(
-    scores: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    log_priors: Tensor,
-    blank: int,
-    inputs: str,
-    topology: str,
-    penalties: list[float],
-    star: str,
-    most_left_out: int,
-    names: str,
-    backend: str,
-    reduction: str,
-    zero_infinity: bool,
-    with_gradient: bool,
-    memory_budget: float | None,
-) -> CtcLosses:
-    """penalties, star and most_left_out are those of `Forgiveness`, the others as for `ctc`."""
-    counts = input_lengths, target_lengths
-    problem = _make_problem(scores, targets, counts, log_priors, blank, topology, 0.0, names)
+def _forgiving(call: CtcCall) -> CtcLosses:
+    scores, with_gradient, problem = call.scores, call.with_gradient, call.problem(call.targets)
     wide = scores.detach() if scores.element_size() >= 4 else scores.detach().float()
-    log_probs = normalized = wide.log_softmax(2) if inputs == "logits" else wide
-    if log_priors.numel():
-        log_probs = normalized - log_priors.to(wide)
-    wrong, too_many, missing = penalties
-    forgive = Forgiveness(wrong, too_many, missing, cast(Star, star), most_left_out)
-    log_prob, gradient = forgiving_ctc(log_probs, problem, forgive, backend, with_gradient, memory_budget)
-    if with_gradient and inputs == "logits":  # rows of frames that count sum to -1
+    log_probs = normalized = wide.log_softmax(2) if call.inputs == "logits" else wide
+    if call.log_priors.numel():
+        log_probs = normalized - call.log_priors.to(wide)
+    wrong, too_many, missing = call.penalties
+    forgive = Forgiveness(wrong, too_many, missing, cast(Star, call.star), call.most_left_out)
+    rest = call.backend, with_gradient, call.memory_budget
+    log_prob, gradient = forgiving_ctc(log_probs, problem, forgive, *rest)
+    if with_gradient and call.inputs == "logits":  # rows of frames that count sum to -1
         lengths = torch.from_numpy(problem.frame_counts).to(scores.device)
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
         real &= torch.isfinite(log_prob)
         gradient += torch.where(real.unsqueeze(2), normalized.exp(), 0.0)
-    return _reduced(0.0 - log_prob, gradient, problem, scores, reduction, zero_infinity)
-
-
-ctc_forgiving = Operator(_ctc_forgiving, _fake_ctc, _ctc_gradient)
+    return _reduced(call, 0.0 - log_prob, gradient, problem)
 
 
 def _gradient_of(scores: Tensor, wanted: bool) -> Tensor:
@@ -204,35 +202,6 @@ def _gradient_of(scores: Tensor, wanted: bool) -> Tensor:
     if _is_batch_first(scores):
         return cast(Tensor, new_like(scores.transpose(0, 1), "empty").transpose(0, 1))
     return cast(Tensor, new_like(scores, "empty"))
-
-
-def _make_problem(
-    scores: Tensor,
-    targets: Tensor,
-    counts: tuple[Tensor, Tensor],
-    log_priors: Tensor,
-    blank: int,
-    topology: Any,
-    delay_penalty: float,
-    names: str,
-) -> CtcProblem:
-    """On the host; `counts` are input_lengths and target_lengths."""
-    num_frames, size, num_classes = scores.shape
-    priors = log_priors.detach().double().cpu().numpy() if log_priors.numel() else _NO_PRIORS
-    labels, frame_counts, label_counts = (
-        values.numpy() if values.is_cpu else values.cpu().numpy() for values in (targets, *counts)
-    )
-    return make_problem(
-        labels,
-        frame_counts,
-        label_counts,
-        (size, num_frames, num_classes),
-        blank,
-        topology,
-        priors,
-        delay_penalty,
-        names,
-    )
 
 
 _NO_PRIORS = np.empty(0)
@@ -313,28 +282,22 @@ def _check_sums_there(scores: Tensor, lengths: Tensor, names: str) -> None:
         _refuse_sums(on_host, scores.detach(), "error", names)
 
 
-def _on_device(
-    scores: Tensor,
-    targets: Tensor,
-    problem: CtcProblem,
-    is_logits: bool,
-    gradient: Tensor,
-    memory_budget: float | None,
-) -> Tensor:
+def _on_device(call: CtcCall, problem: CtcProblem, gradient: Tensor) -> Tensor:
     """The host waits for lengths and priors that are on the device, and for nothing else.
 
     Labels are checked if the host has them; else they stay where they are, and an illegal one makes its loss NaN.
     """
+    scores, is_logits = call.scores, call.inputs == "logits"
     device = cuda.find_device(scores)
     priors = problem.log_prior if problem.log_prior.size else None
     loss: Any = cuda_ctc.ctc(
         device,
         cuda.view(scores.detach().transpose(0, 1)),
-        cuda_ctc.Targets(_labels(device, targets, scores, problem), problem.label_counts),
+        cuda_ctc.Targets(_labels(device, call.targets, scores, problem), problem.label_counts),
         problem.frame_counts,
         cuda_ctc.Task(problem.blank, is_logits, problem.topology, priors, problem.delay_penalty),
         cuda.view(gradient.transpose(0, 1)) if len(gradient) else None,
-        memory_budget,
+        call.memory_budget,
     )
     return cast(Tensor, loss.array("float64", (scores.shape[1],)))
 
@@ -344,12 +307,12 @@ def _is_beside(targets: Tensor, scores: Tensor) -> bool:
     return targets.device == scores.device and targets.device.type != "cpu"
 
 
-def _known_labels(targets: Tensor, scores: Tensor, blank: int) -> Tensor:
+def _known_labels(call: CtcCall) -> Tensor:
     """The labels on the host; where it does not know them, legal ones in their place."""
-    if not _is_beside(targets, scores):
-        return targets
-    some = torch.tensor((blank + 1) % max(1, scores.shape[2]), dtype=targets.dtype)
-    return some.expand(targets.shape)
+    if not _is_beside(call.targets, call.scores):
+        return call.targets
+    some = torch.tensor((call.blank + 1) % max(1, call.scores.shape[2]), dtype=call.targets.dtype)
+    return some.expand(call.targets.shape)
 
 
 def _labels(device: Device, targets: Tensor, scores: Tensor, problem: CtcProblem) -> DeviceArray:
@@ -432,19 +395,18 @@ def ctc_loss(
     labels = labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels
     frames = _lengths(input_lengths, "input_lengths", scores)
     priors = _NONE if log_priors is None else torch.as_tensor(log_priors).detach()
-    given = scores, labels, frames, counts, priors, blank, inputs, topology
-    wanted = torch.is_grad_enabled() and scores.requires_grad
     joined = joined_names(names, scores.shape[1])
-    rest = joined, backend, reduction, zero_infinity, wanted, memory_budget
-    if forgive is None:
-        loss: Tensor = ctc(*given, delay_penalty, unnormalized, *rest).loss
-    else:
+    penalties, star, most_left_out = list[float](), "mean", 0
+    if forgive is not None:
         if delay_penalty:
             raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")
         if unnormalized == "error" and inputs != "logits":
             _check_sums_there(scores, frames, joined)
         penalties = [forgive.substitution, forgive.insertion, forgive.deletion]
-        loss = ctc_forgiving(*given, penalties, forgive.star, forgive.most_left_out, *rest).loss
+        star, most_left_out = forgive.star, forgive.most_left_out
+    given = scores, labels, frames, counts, priors, blank, inputs, topology, delay_penalty, unnormalized
+    rest = joined, backend, reduction, zero_infinity, wants_gradient(scores), memory_budget
+    loss: Tensor = ctc(CtcCall(*given, *rest, penalties, star, most_left_out)).loss
     return loss[0] if reduction == "none" and log_probs.ndim == 2 else loss
 
 

@@ -15,6 +15,7 @@ from fsachain.loss.autograd import Operator, new_buffer
 from fsachain.loss.base import (
     EXCLUDED_OBJF,
     LFMMIRecord,
+    SequenceCall,
     SequenceLoss,
     Terms,
     by_denominator,
@@ -26,35 +27,16 @@ from fsachain.loss.base import (
 )
 
 
-def _lfmmi(
-    nnet_output: Tensor,
-    lengths: Tensor,
-    weights: Tensor,
-    frame_weights: Tensor,
-    numerator_key: Tensor,
-    denominator_keys: Tensor,
-    denominator_of: Tensor,
-    leaky_hmm_coefficient: float,
-    denominator_scale: float,
-    l2_regularize: float,
-    out_of_range_regularize: float,
-    boost: float,
-    memory_budget: float | None,
-    with_gradient: bool,
-    with_numerator: bool,
-) -> Terms:
-    """LF-MMI as one operator: numerator and denominator write their occupancies into one gradient buffer.
-
-    weights: w_n, float64 [N]; frame_weights: [N, T], or empty; denominator_keys: of a batch of each denominator;
-    denominator_of [N]: which of these a sequence has.
-    """
-    numerators = find_batch(int(numerator_key.item()))
-    call = dispatch.bind(numerators, nnet_output, lengths, memory_budget=memory_budget)
-    factors = placed_weights(weights, numerators, call, nnet_output.device)
+def _lfmmi(given: SequenceCall) -> Terms:
+    """LF-MMI as one operator: numerator and denominator write their occupancies into one gradient buffer."""
+    nnet_output, with_gradient, with_numerator = given.nnet_output, given.with_gradient, given.with_numerator
+    numerators = find_batch(int(given.numerator_key.item()))
+    call = dispatch.bind(numerators, nnet_output, given.lengths, memory_budget=given.memory_budget)
+    factors = placed_weights(given, numerators, call)
     gradient, boosted = new_buffer(nnet_output, False), call
-    if boost:
+    if given.boost:
         gradient = new_buffer(nnet_output, with_gradient or with_numerator)
-        boosted, (num, num_ok) = _boost(call, numerators, nnet_output, boost, factors, gradient)
+        boosted, (num, num_ok) = _boost(call, numerators, nnet_output, given.boost, factors, gradient)
     elif with_gradient or with_numerator:
         (num, num_ok), gradient = call.occupancy(numerators, 0.0, factors, nnet_output)
     else:
@@ -62,17 +44,17 @@ def _lfmmi(
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
-    signed = torch.where(num_ok, -denominator_scale * factors, 0.0)
+    signed = torch.where(num_ok, -given.denominator_scale * factors, 0.0)
 
     def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
-        return (part.add_occupancy(batch, leaky_hmm_coefficient, signed[at], out).log_prob,)
+        return (part.add_occupancy(batch, given.leaky_hmm_coefficient, signed[at], out).log_prob,)
 
     den = torch.empty_like(num)
-    by_denominator(denominator_keys, denominator_of, boosted, denominator, gradient, (den,))
+    by_denominator(given, boosted, denominator, gradient, (den,))
     # Minus infinity less minus infinity is NaN: where one is not finite, the value is not either.
-    values = torch.where(num_ok & torch.isfinite(den), num - denominator_scale * den, torch.nan)
+    values = torch.where(num_ok & torch.isfinite(den), num - given.denominator_scale * den, torch.nan)
     found = {"num_log_prob": num, "den_log_prob": den, "values": values, "weights": factors}
-    return finish(call, found, l2_regularize, out_of_range_regularize, frame_weights, gradient, numerator)
+    return finish(given, call, found, gradient, numerator)
 
 
 def _boost(
@@ -121,14 +103,6 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
     """
 
     _operator = lfmmi
-    _operator_options = (
-        "leaky_hmm_coefficient",
-        "denominator_scale",
-        "l2_regularize",
-        "out_of_range_regularize",
-        "boost",
-        "memory_budget",
-    )
     _options_to_adjust = (*SequenceLoss._options_to_adjust, "denominator_scale", "boost")
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +13,11 @@ from fsachain.backends import dispatch
 from fsachain.backends.arrays import check_budget, check_leak
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import Graphs, TableBatch, find_batch
-from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows
+from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows, wants_gradient
 from fsachain.loss.base import (
     MBRRecord,
+    SequenceCall,
     SequenceLoss,
     Terms,
     by_denominator,
@@ -40,28 +39,33 @@ class ExpectedAccuracy(NamedTuple):
     occupancy: Tensor
 
 
-def _expected_accuracy(
-    scores: Tensor,
-    accuracy: Tensor,
-    lengths: Tensor,
-    batch_key: Tensor,
-    leaky: float,
-    backend: str,
-    with_gradient: bool,
-    with_occupancy: bool,
-    memory_budget: float | None,
-) -> ExpectedAccuracy:
-    if not scores.is_cpu:
-        inputs = scores, accuracy, lengths, batch_key, leaky, backend, with_gradient, with_occupancy
-        there: ExpectedAccuracy = by_host(_expected_accuracy, scores.device, *inputs, memory_budget)
+class AccuracyCall(NamedTuple):
+    scores: Tensor
+    accuracy: Tensor
+    lengths: Tensor
+    batch_key: Tensor
+    leaky: float
+    backend: str
+    memory_budget: float | None
+    with_gradient: bool
+    with_occupancy: bool
+
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """For the derivatives by the scores and the accuracy."""
+        wanted = self.with_gradient or self.with_occupancy
+        return new_buffer(self.scores, wanted), new_buffer(self.accuracy, self.with_occupancy)
+
+
+def _expected_accuracy(given: AccuracyCall) -> ExpectedAccuracy:
+    if not given.scores.is_cpu:
+        there: ExpectedAccuracy = by_host(_expected_accuracy, given, given.scores.device)
         return there
-    batch = find_batch(int(batch_key.item()))
-    call = dispatch.bind(batch, scores, lengths, backend, memory_budget, on_host=True)
+    leaky, buffers = given.leaky, given.buffers()
+    batch = find_batch(int(given.batch_key.item()))
+    call = dispatch.bind(batch, given.scores, given.lengths, given.backend, given.memory_budget, on_host=True)
     check_leak(batch, leaky)
-    gradient = new_buffer(scores, with_gradient or with_occupancy)
-    occupancy = new_buffer(accuracy, with_occupancy)
-    _, values = _run(call, batch, _wide(accuracy), leaky, np.ones(batch.size), gradient, occupancy)
-    return ExpectedAccuracy(values, gradient, occupancy)
+    _, values = _run(call, batch, _wide(given.accuracy), leaky, np.ones(batch.size), *buffers)
+    return ExpectedAccuracy(values, *buffers)
 
 
 def _wide(accuracy: Tensor) -> npt.NDArray[np.floating]:
@@ -88,11 +92,9 @@ def _run(
     return torch.from_numpy(log_z), torch.from_numpy(values)
 
 
-def _fake_expected_accuracy(scores: Tensor, accuracy: Tensor, *others: Any) -> ExpectedAccuracy:
-    with_gradient, with_occupancy = others[4:6]
-    values = scores.new_empty(scores.shape[0], dtype=torch.float64)
-    gradient = new_buffer(scores, with_gradient or with_occupancy)
-    return ExpectedAccuracy(values, gradient, new_buffer(accuracy, with_occupancy))
+def _fake_expected_accuracy(given: AccuracyCall) -> ExpectedAccuracy:
+    values = given.scores.new_empty(given.scores.shape[0], dtype=torch.float64)
+    return ExpectedAccuracy(values, *given.buffers())
 
 
 def _expected_accuracy_gradient(
@@ -109,56 +111,33 @@ expected_accuracy_operator = Operator(
 )
 
 
-def _mbr(
-    nnet_output: Tensor,
-    lengths: Tensor,
-    weights: Tensor,
-    frame_weights: Tensor,
-    numerator_key: Tensor,
-    denominator_keys: Tensor,
-    denominator_of: Tensor,
-    leaky_hmm_coefficient: float,
-    l2_regularize: float,
-    out_of_range_regularize: float,
-    memory_budget: float | None,
-    with_gradient: bool,
-    with_numerator: bool,
-) -> Terms:
-    """The accuracy is the numerators' occupancy; arguments are those of `lfmmi`."""
+def _mbr(given: SequenceCall) -> Terms:
+    """The accuracy is the numerators' occupancy."""
+    nnet_output = given.nnet_output
     if not nnet_output.is_cpu:
-        tensors = (
-            nnet_output,
-            lengths,
-            weights,
-            frame_weights,
-            numerator_key,
-            denominator_keys,
-            denominator_of,
-        )
-        options = leaky_hmm_coefficient, l2_regularize, out_of_range_regularize, memory_budget
-        there: Terms = by_host(_mbr, nnet_output.device, *tensors, *options, with_gradient, with_numerator)
+        there: Terms = by_host(_mbr, given, nnet_output.device)
         return there
-    numerators = find_batch(int(numerator_key.item()))
-    call = dispatch.bind(numerators, nnet_output, lengths, "cpu", memory_budget)
-    factors = placed_weights(weights, numerators, call, nnet_output.device)
+    numerators = find_batch(int(given.numerator_key.item()))
+    call = dispatch.bind(numerators, nnet_output, given.lengths, "cpu", given.memory_budget)
+    factors = placed_weights(given, numerators, call)
     accuracy = new_buffer(nnet_output, True)
     num, num_ok = call.add_occupancy(numerators, 0.0, None, accuracy)
-    gradient = new_buffer(nnet_output, with_gradient)
+    gradient = new_buffer(nnet_output, given.with_gradient)
     used = torch.where(num_ok, factors, 0.0)
 
     def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor, ...]:
         nowhere = new_buffer(accuracy, False)
-        own = accuracy[at].numpy(), leaky_hmm_coefficient, used[at].numpy()
+        own = accuracy[at].numpy(), given.leaky_hmm_coefficient, used[at].numpy()
         return _run(part, batch, *own, out, nowhere)
 
     den, expected = torch.empty_like(num), torch.empty_like(num)
-    by_denominator(denominator_keys, denominator_of, call, denominator, gradient, (den, expected))
+    by_denominator(given, call, denominator, gradient, (den, expected))
     values = torch.where(num_ok, expected, num)
     numerator = new_buffer(nnet_output, False)
-    if with_numerator:
+    if given.with_numerator:
         numerator = accuracy.mul_(factors.to(accuracy.dtype).view(-1, 1, 1))
     found = {"num_log_prob": num, "den_log_prob": den, "values": values, "weights": factors}
-    return finish(call, found, l2_regularize, out_of_range_regularize, frame_weights, gradient, numerator)
+    return finish(given, call, found, gradient, numerator)
 
 
 mbr = Operator(_mbr, fake_terms, terms_gradient)
@@ -184,47 +163,6 @@ class MBRLoss(SequenceLoss[MBRRecord]):
     """
 
     _operator = mbr
-    _operator_options = (
-        "leaky_hmm_coefficient",
-        "l2_regularize",
-        "out_of_range_regularize",
-        "memory_budget",
-    )
-
-    def __init__(
-        self,
-        denominator: DenominatorGraph | Mapping[str, DenominatorGraph],
-        *,
-        leaky_hmm_coefficient: float = 1e-5,
-        l2_regularize: float = 0.0,
-        out_of_range_regularize: float = 0.01,
-        xent_regularize: float = 0.0,
-        memory_budget: float | None = None,
-    ) -> None:
-        """Set up the loss.
-
-        Args:
-            denominator: the graph, or several by name (then each call says `denominator_of`).
-            leaky_hmm_coefficient: c of equation (3), in [0, 1]; a leak itself has neither right nor wrong frames.
-            l2_regularize: l2 >= 0; 5e-5 is usual.
-            out_of_range_regularize: o >= 0, holds scores near [-30, 30].
-            xent_regularize: factor of the cross-entropy branch; 0.1 is usual.
-            memory_budget: bytes, beside scores, accuracy and gradient, for the alphas of all frames, of the numerators and
-                then of the denominators; None: a share of the free memory, infinity: no limit. Where they need more, about
-                2 sqrt(T) of T are kept and the others computed again: no bit of the loss or its gradient changes, and it
-                takes at most 1.6 times as long.
-
-        Raises:
-            ConfigError: a negative factor or budget, no denominator, or denominators that differ in their number of pdfs.
-        """
-        super().__init__(
-            denominator,
-            leaky_hmm_coefficient=leaky_hmm_coefficient,
-            l2_regularize=l2_regularize,
-            out_of_range_regularize=out_of_range_regularize,
-            xent_regularize=xent_regularize,
-            memory_budget=memory_budget,
-        )
 
     def _make_record(self, terms: Terms, fields: dict[str, Any]) -> MBRRecord:
         return MBRRecord(objf=fields["objf_ok"], expected_accuracy=terms.values, **fields)
@@ -274,16 +212,9 @@ def expected_accuracy(
     batch = packed(batch, "batch")
     frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
     check_budget(memory_budget)
-    with_gradient = torch.is_grad_enabled()
+    key, options = torch.from_numpy(batch.key), (leaky_hmm_coefficient, backend, memory_budget)
+    wanted = wants_gradient(scores), wants_gradient(accuracy)
     found: Tensor = expected_accuracy_operator(
-        scores=scores,
-        accuracy=accuracy,
-        lengths=frames,
-        batch_key=torch.from_numpy(batch.key),
-        leaky=leaky_hmm_coefficient,
-        backend=backend,
-        with_gradient=with_gradient and scores.requires_grad,
-        with_occupancy=with_gradient and accuracy.requires_grad,
-        memory_budget=memory_budget,
+        AccuracyCall(scores, accuracy, frames, key, *options, *wanted)
     ).value
     return found

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
-from fsachain.backends.grid_call import Placed
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.graph.forgive import Forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows
-from fsachain.loss.autograd import Operator
+from fsachain.loss.autograd import Operator, wants_gradient
 
 # `rnnt` computes log Z and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
 # pass that reads the logits and writes the gradient once, the incoming gradient included.
@@ -28,6 +27,33 @@ def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
     spans = sizes.numpy().copy()
     spans[:, 2:] -= spans[:, :2]
     return GridBatch(np.ascontiguousarray(arcs.numpy()), spans, row_boxes(rows))
+
+
+class RnntCall(NamedTuple):
+    """Arguments of the operator; targets, sizes, ranges, classes: see `arguments.Given`.
+
+    arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
+    fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
+    e^-s, e^-i, e^-d and w of (30). Entries of the gradient are kept within +-clamp; `inplace` writes it over the logits.
+    """
+
+    logits: Tensor
+    targets: Tensor
+    sizes: Tensor
+    ranges: Tensor
+    classes: Tensor
+    arcs: Tensor
+    heads: list[int]
+    delays: list[float]
+    forgive: list[float]
+    with_gradient: bool
+    sigma: float = 0.0
+    fastemit: float = 0.0
+    clamp: float = math.inf
+    is_constrained: bool = False
+    is_normalized: bool = False
+    inplace: bool = False
+    backend: str = "auto"
 
 
 class RnntSums(NamedTuple):
@@ -41,52 +67,32 @@ class RnntSums(NamedTuple):
     occupancy: Tensor
 
 
-def _rnnt(
-    logits: Tensor,
-    targets: Tensor,
-    sizes: Tensor,
-    ranges: Tensor,
-    classes: Tensor,
-    arcs: Tensor,
-    heads: list[int],
-    delays: list[float],
-    sigma: float,
-    fastemit: float,
-    clamp: float,
-    is_constrained: bool,
-    is_normalized: bool,
-    forgive: list[float],
-    inplace: bool,
-    backend: str,
-    with_gradient: bool,
-) -> RnntSums:
-    """log Z and what its gradient needs.
-
-    arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
-    fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
-    e^-s, e^-i, e^-d and w of (30). Entries of the gradient are kept within +-clamp; `inplace` writes it over the logits. The
-    others: see `arguments.Given`.
-    """
-    placed = make_rows(list(logits.shape), Given(targets, sizes, ranges, classes), heads, delays, sigma)
-    ours = dispatch.grid(logits, backend)
-    values, stats = (ours.plain_scores if is_normalized else ours.softmax_scores)(placed, logits.detach())
-    if is_constrained:
+def _rnnt(call: RnntCall) -> RnntSums:
+    """log Z and what its gradient needs."""
+    logits, arcs, forgive = call.logits, call.arcs, call.forgive
+    given, rest = Given(*call[1:5]), (call.heads, call.delays, call.sigma)
+    placed = make_rows(list(logits.shape), given, *rest)
+    ours = dispatch.grid(logits, call.backend)
+    values, stats = (ours.plain_scores if call.is_normalized else ours.softmax_scores)(
+        placed, logits.detach()
+    )
+    if call.is_constrained:
         ours.constrain(placed, values)
     plain = values
     if forgive:
         values = _forgiven(plain, *forgive)
-    batch = grid_batch(placed.rows, sizes, arcs)
-    if not with_gradient:
+    batch = grid_batch(placed.rows, call.sizes, arcs)
+    if not call.with_gradient:
         log_prob = ours.log_probs(batch, values.view(-1))
         return RnntSums(log_prob, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0))
     after = values.clone() if forgive else values
     log_prob = ours.forward_backward(batch, values.view(-1))
     if forgive:
         values = _of_plain(values, after, plain, *forgive)
-    if fastemit:
+    if call.fastemit:
         for k in np.flatnonzero(arcs.numpy()[:, 1] == 1).tolist():
-            values[k] *= 1.0 + fastemit
-    if is_constrained:
+            values[k] *= 1.0 + call.fastemit
+    if call.is_constrained:
         ours.release(placed, values)
     return RnntSums(log_prob, stats, values)
 
@@ -114,132 +120,85 @@ def _of_plain(
     return found
 
 
-def _fake_rnnt(
-    logits: Tensor, targets: Tensor, sizes: Tensor, ranges: Tensor, classes: Tensor, *options: Any
-) -> RnntSums:
-    heads, is_normalized, with_gradient = options[1], options[7], options[-1]
+def _fake_rnnt(call: RnntCall) -> RnntSums:
+    logits, with_gradient = call.logits, call.with_gradient
     real = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    num_softmaxes = 1 if heads[0] == logits.shape[-1] else 2
+    num_softmaxes = 1 if call.heads[0] == logits.shape[-1] else 2
     if logits.ndim == 2:
         cells = logits.shape[0]
     else:
-        labels = targets.shape[1] + 1 if ranges.shape[0] > 0 else logits.shape[2]
+        labels = call.targets.shape[1] + 1 if call.ranges.shape[0] > 0 else logits.shape[2]
         cells = logits.shape[0] * logits.shape[1] * labels
     rows = logits.numel() // logits.shape[-1]
     return RnntSums(
-        logits.new_empty(sizes.shape[0], dtype=torch.float64),
-        logits.new_empty(0 if is_normalized else 2 * num_softmaxes, rows if with_gradient else 0, dtype=real),
-        logits.new_empty(classes.shape[1], cells if with_gradient else 0, dtype=torch.float64),
+        logits.new_empty(call.sizes.shape[0], dtype=torch.float64),
+        logits.new_empty(
+            0 if call.is_normalized else 2 * num_softmaxes, rows if with_gradient else 0, dtype=real
+        ),
+        logits.new_empty(call.classes.shape[1], cells if with_gradient else 0, dtype=torch.float64),
     )
 
 
-def _rnnt_gradient(
-    logits: Tensor,
-    stats: Tensor,
-    occupancy: Tensor,
-    targets: Tensor,
-    sizes: Tensor,
-    ranges: Tensor,
-    classes: Tensor,
-    factors: Tensor,
-    heads: list[int],
-    clamp: float,
-    backend: str,
-) -> Tensor:
-    """The gradient of -log Z by the logits times factors [N]; the other arguments as for `rnnt`, which made stats and g."""
-    placed = _rows_again(logits, Given(targets, sizes, ranges, classes), heads)
-    ours = dispatch.grid(logits, backend)
-    gradient: Tensor = ours.gradient(placed, logits.detach(), stats, occupancy, factors.double(), clamp)
+class GradientCall(NamedTuple):
+    """Arguments as for `rnnt`, which made stats and g; factors [N]."""
+
+    logits: Tensor
+    stats: Tensor
+    occupancy: Tensor
+    targets: Tensor
+    sizes: Tensor
+    ranges: Tensor
+    classes: Tensor
+    heads: list[int]
+    clamp: float
+    backend: str
+    factors: Tensor
+
+    def of_grid(self) -> tuple[Any, ...]:
+        """Arguments of a grid's `gradient`."""
+        delays = [0.0] * self.classes.shape[1]
+        placed = make_rows(list(self.logits.shape), Given(*self[3:7]), self.heads, delays, 0.0)
+        return placed, self.logits.detach(), self.stats, self.occupancy, self.factors.double(), self.clamp
+
+
+def _rnnt_gradient(call: GradientCall) -> Tensor:
+    """The gradient of -log Z by the logits times the factors."""
+    gradient: Tensor = dispatch.grid(call.logits, call.backend).gradient(*call.of_grid())
     return gradient
 
 
-def _rows_again(logits: Tensor, call: Given, heads: list[int]) -> Placed:
-    return make_rows(list(logits.shape), call, heads, [0.0] * call.classes.shape[1], 0.0)
+rnnt_gradient = Operator(_rnnt_gradient, lambda call: call.logits.new_empty(call.logits.shape))
 
 
-rnnt_gradient = Operator(_rnnt_gradient, lambda logits, *_: logits.new_empty(logits.shape))
-
-
-def _rnnt_gradient_inplace(
-    logits: Tensor,
-    stats: Tensor,
-    occupancy: Tensor,
-    targets: Tensor,
-    sizes: Tensor,
-    ranges: Tensor,
-    classes: Tensor,
-    factors: Tensor,
-    heads: list[int],
-    clamp: float,
-    backend: str,
-) -> None:
-    if not logits.is_contiguous():
+def _rnnt_gradient_inplace(call: GradientCall) -> None:
+    if not call.logits.is_contiguous():
         raise ShapeError("logits is not contiguous; expected it to be, for a gradient in its place")
-    placed = _rows_again(logits, Given(targets, sizes, ranges, classes), heads)
-    ours = dispatch.grid(logits, backend)
-    ours.overwrite(placed, logits.detach(), stats, occupancy, factors.double(), clamp)
+    dispatch.grid(call.logits, call.backend).overwrite(*call.of_grid())
 
 
-rnnt_gradient_inplace = Operator(_rnnt_gradient_inplace, lambda *_: None, mutates=("logits",))
+rnnt_gradient_inplace = Operator(_rnnt_gradient_inplace, lambda _: None, mutates=("logits",))
 
 
-def _rnnt_backward(
-    factor: Tensor,
-    logits: Tensor,
-    stats: Tensor,
-    occupancy: Tensor,
-    targets: Tensor,
-    sizes: Tensor,
-    ranges: Tensor,
-    classes: Tensor,
-    heads: list[int],
-    clamp: float,
-    inplace: bool,
-    backend: str,
-) -> dict[str, Tensor | None]:
-    given = logits, stats, occupancy, targets, sizes, ranges, classes, -factor, heads, clamp, backend
+def _rnnt_backward(factor: Tensor, inplace: bool, **kept: Any) -> dict[str, Tensor | None]:
+    call = GradientCall(**kept, factors=-factor)
     if not inplace:
-        return {"logits": rnnt_gradient(*given)}
-    rnnt_gradient_inplace(*given)
-    return {"logits": logits.detach()}
+        return {"logits": rnnt_gradient(call)}
+    rnnt_gradient_inplace(call)
+    return {"logits": call.logits.detach()}
 
 
-rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, options=("heads", "clamp", "inplace", "backend"))
+rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, needs=GradientCall._fields[:-1])
 
 
-def rnnt_log_prob(
-    logits: Tensor,
-    given: Given,
-    arcs: Sequence[GridArc],
-    *,
-    heads: Sequence[int] | None = None,
-    delays: Sequence[float] | None = None,
-    sigma: float = 0.0,
-    fastemit: float = 0.0,
-    clamp: float = math.inf,
-    is_constrained: bool = False,
-    is_normalized: bool = False,
-    forgive: Sequence[float] = (),
-    inplace: bool = False,
-    backend: BackendName = "auto",
-) -> Tensor:
-    """log Z [N] of checked arguments; see `rnnt`. By default one softmax over all classes, no delays."""
-    found: Tensor = rnnt(
-        logits,
-        *given,
-        arcs=torch.tensor(arcs),
-        heads=[logits.shape[-1], -1] if heads is None else list(heads),
-        delays=[0.0] * len(arcs) if delays is None else list(delays),
-        sigma=sigma,
-        fastemit=fastemit,
-        clamp=clamp,
-        is_constrained=is_constrained,
-        is_normalized=is_normalized,
-        forgive=list(forgive),
-        inplace=inplace,
-        backend=backend,
-        with_gradient=torch.is_grad_enabled() and logits.requires_grad,
-    ).log_prob
+def rnnt_log_prob(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> Tensor:
+    """log Z [N] of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
+    every: dict[str, Any] = {
+        "heads": [logits.shape[-1], -1],
+        "delays": [0.0] * len(arcs),
+        "forgive": [],
+    } | options
+    call = RnntCall(logits, *given, torch.tensor(arcs), with_gradient=wants_gradient(logits), **every)
+    found: Tensor = rnnt(call).log_prob
     return found
 
 

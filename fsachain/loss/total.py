@@ -13,99 +13,63 @@ from fsachain.backends.arrays import check_budget, check_leak
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows
+from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows, wants_gradient
+
+_NO_WEIGHTS, _NO_COUNTS = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+
+
+class TotalCall(NamedTuple):
+    """Arguments of the operator.
+
+    arc_log_probs: arc weights as one vector [A], of a shared graph, or of the sequences one after another; empty: the
+    graphs' own. arc_counts: int64, the arcs of each graph, one entry for a shared graph. rows: of the sums over frames of
+    gamma: N for a shared graph; one for graphs of their own; 0 where these sums are not wanted. memory_budget: for
+    occupancies, not for the sums of gamma.
+    """
+
+    scores: Tensor
+    arc_log_probs: Tensor
+    lengths: Tensor
+    batch_key: Tensor
+    arc_counts: Tensor
+    leaky: float
+    backend: str
+    memory_budget: float | None
+    rows: int
+    with_occupancy: bool
 
 
 class LogProb(NamedTuple):
-    """log Z [N] in float64, -inf or NaN where a sequence is not ok; occupancy [N, T, P], empty unless asked for."""
+    """log Z [N] in float64, -inf or NaN where a sequence is not ok; occupancy [N, T, P], empty unless asked for.
 
-    log_prob: Tensor
-    occupancy: Tensor
-
-
-def _log_prob(
-    scores: Tensor,
-    lengths: Tensor,
-    batch_key: Tensor,
-    leaky: float,
-    backend: str,
-    with_occupancy: bool,
-    memory_budget: float | None,
-) -> LogProb:
-    batch = find_batch(int(batch_key.item()))
-    call = dispatch.bind(batch, scores, lengths, backend, memory_budget)
-    check_leak(batch, leaky)
-    if not with_occupancy:
-        return LogProb(call.log_probs(batch, leaky).log_prob, new_buffer(scores, False))
-    found, out = call.occupancy(batch, leaky, None, scores)
-    return LogProb(found.log_prob, out)
-
-
-def _fake_log_prob(
-    scores: Tensor,
-    lengths: Tensor,
-    batch_key: Tensor,
-    leaky: float,
-    backend: str,
-    with_occupancy: bool,
-    _: Any,
-) -> LogProb:
-    return LogProb(scores.new_empty(scores.shape[0], dtype=torch.float64), new_buffer(scores, with_occupancy))
-
-
-def _log_prob_gradient(
-    factor: Tensor, occupancy: Tensor, scores: Tensor, is_last: bool
-) -> dict[str, Tensor | None]:
-    return {"scores": scale_rows(occupancy, factor, scores, is_last)}
-
-
-log_prob = Operator(_log_prob, _fake_log_prob, _log_prob_gradient)
-
-
-class WeightedLogProb(NamedTuple):
-    """As `LogProb`; and the sums over frames of gamma, one row for each sequence or one for all, or none."""
+    arcs: the sums over frames of gamma, a column for each arc, one row for each sequence or one for all, or none.
+    """
 
     log_prob: Tensor
     occupancy: Tensor
     arcs: Tensor
 
 
-def _weighted_log_prob(
-    scores: Tensor,
-    arc_log_probs: Tensor,
-    lengths: Tensor,
-    batch_key: Tensor,
-    arc_counts: Tensor,
-    leaky: float,
-    backend: str,
-    rows: int,
-    with_occupancy: bool,
-    memory_budget: float | None,
-) -> WeightedLogProb:
-    """log Z for arc weights given as one vector [A]: of a shared graph, or of the sequences one after another.
-
-    arc_counts: int64, the arcs of each graph, one entry for a shared graph. rows: of the last result, which has a column
-    for each weight: N for a shared graph; one for graphs of their own; 0 where these sums are not wanted. memory_budget:
-    for occupancies, not for the sums of gamma.
-    """
-    if not scores.is_cpu:
-        inputs = scores, arc_log_probs, lengths, batch_key, arc_counts, leaky, backend
-        found: WeightedLogProb = by_host(
-            _weighted_log_prob, scores.device, *inputs, rows, with_occupancy, memory_budget
-        )
-        return found
-    batch = find_batch(int(batch_key.item()))
-    weighted = _with_arc_log_probs(batch, arc_log_probs)
-    call = dispatch.bind(weighted, scores, lengths, backend, memory_budget, on_host=True)
+def _log_prob(given: TotalCall) -> LogProb:
+    scores, weights, leaky = given.scores, given.arc_log_probs, given.leaky
+    is_weighted = weights.numel() > 0
+    if is_weighted and not scores.is_cpu:
+        there: LogProb = by_host(_log_prob, given, scores.device)
+        return there
+    batch = find_batch(int(given.batch_key.item()))
+    used = _with_arc_log_probs(batch, weights) if is_weighted else batch
+    call = dispatch.bind(used, scores, given.lengths, given.backend, given.memory_budget, on_host=is_weighted)
     check_leak(batch, leaky)
-    out = new_buffer(scores, with_occupancy)
-    values = call.add_occupancy(weighted, leaky, None, out).log_prob
-    arcs = torch.zeros(rows, len(arc_log_probs), dtype=torch.float64)
-    if rows > 0:
-        own = list(arcs) if batch.is_shared else torch.split(arcs[0], arc_counts.tolist())
+    arcs = scores.new_zeros((given.rows, len(weights)), dtype=torch.float64)
+    if not given.with_occupancy:
+        found, out = call.log_probs(used, leaky), new_buffer(scores, False)
+    else:
+        found, out = call.occupancy(used, leaky, None, scores)
+    if given.rows and is_weighted:
+        own = list(arcs) if batch.is_shared else torch.split(arcs[0], given.arc_counts.tolist())
         counts = [row.numpy() for row in own]
-        call.backend.arcs.add_arc_occupancy(weighted, call.scores, call.lengths, leaky, counts)
-    return WeightedLogProb(values, out, arcs)
+        call.backend.arcs.add_arc_occupancy(used, call.scores, call.lengths, leaky, counts)
+    return LogProb(found.log_prob, out, arcs)
 
 
 def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
@@ -117,24 +81,15 @@ def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
     return TableBatch.pack(tables, batch.names)
 
 
-def _fake_weighted(
-    scores: Tensor,
-    arc_log_probs: Tensor,
-    lengths: Any,
-    key: Any,
-    counts: Any,
-    leaky: Any,
-    backend: Any,
-    *rest: Any,
-) -> WeightedLogProb:
-    rows, with_occupancy, _ = rest
+def _fake_log_prob(given: TotalCall) -> LogProb:
+    scores = given.scores
     values = scores.new_empty(scores.shape[0], dtype=torch.float64)
-    arcs = scores.new_empty(rows, arc_log_probs.shape[0], dtype=torch.float64)
-    return WeightedLogProb(values, new_buffer(scores, with_occupancy), arcs)
+    arcs = scores.new_empty((given.rows, given.arc_log_probs.shape[0]), dtype=torch.float64)
+    return LogProb(values, new_buffer(scores, given.with_occupancy), arcs)
 
 
 def _arc_gradient(arcs: Tensor, factors: Tensor, arc_counts: Tensor, like: Tensor) -> Tensor:
-    """The sums of gamma, laid out as in `weighted_log_prob`, times the factors [N] of their sequences, added over rows."""
+    """The sums of gamma, laid out as in `LogProb`, times the factors [N] of their sequences, added over rows."""
     if len(arcs) == len(factors):
         by_arc = factors.view(-1, 1)
     else:
@@ -146,7 +101,7 @@ def _arc_gradient(arcs: Tensor, factors: Tensor, arc_counts: Tensor, like: Tenso
 arc_gradient = Operator(_arc_gradient, lambda arcs, factors, arc_counts, like: torch.empty_like(like))
 
 
-def _weighted_gradient(
+def _log_prob_gradient(
     factor: Tensor,
     occupancy: Tensor,
     arcs: Tensor,
@@ -161,7 +116,7 @@ def _weighted_gradient(
     }
 
 
-weighted_log_prob = Operator(_weighted_log_prob, _fake_weighted, _weighted_gradient)
+log_prob = Operator(_log_prob, _fake_log_prob, _log_prob_gradient)
 
 
 def total_log_prob(
@@ -202,40 +157,24 @@ def total_log_prob(
     batch = packed(batch, "batch")
     frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
     check_budget(memory_budget)
-    key, with_gradient = torch.from_numpy(batch.key), torch.is_grad_enabled()
-    if arc_log_probs is None:
-        found: Tensor = log_prob(
-            scores=scores,
-            lengths=frames,
-            batch_key=key,
-            leaky=leaky_hmm_coefficient,
-            backend=backend,
-            with_occupancy=with_gradient and scores.requires_grad,
-            memory_budget=memory_budget,
-        ).log_prob
-        return found
-    counts = [table.num_arcs for table in batch.tables]
-    if arc_log_probs.shape != (sum(counts),):
+    weights, counts, rows = _NO_WEIGHTS, _NO_COUNTS, 0
+    if arc_log_probs is not None:
+        num_arcs = [table.num_arcs for table in batch.tables]
+        _check_weights(arc_log_probs, sum(num_arcs), scores)
+        weights, counts = arc_log_probs, torch.tensor(num_arcs)
+        rows = (batch.size if batch.is_shared else 1) if wants_gradient(weights) else 0
+    options = leaky_hmm_coefficient, backend, memory_budget, rows, wants_gradient(scores)
+    key = torch.from_numpy(batch.key)
+    found: Tensor = log_prob(TotalCall(scores, weights, frames, key, counts, *options)).log_prob
+    return found
+
+
+def _check_weights(arc_log_probs: Tensor, num_arcs: int, scores: Tensor) -> None:
+    if arc_log_probs.shape != (num_arcs,):
         raise ShapeError(
-            f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{sum(counts)}], one for each arc"
+            f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{num_arcs}], one for each arc"
         )
     if arc_log_probs.device != scores.device:
         raise BackendUnavailable(
             f"arc_log_probs is on {arc_log_probs.device}; expected {scores.device} as the scores"
         )
-    rows = 0
-    if with_gradient and arc_log_probs.requires_grad:
-        rows = batch.size if batch.is_shared else 1
-    weighted: Tensor = weighted_log_prob(
-        scores=scores,
-        arc_log_probs=arc_log_probs,
-        lengths=frames,
-        batch_key=key,
-        arc_counts=torch.tensor(counts),
-        leaky=leaky_hmm_coefficient,
-        backend=backend,
-        rows=rows,
-        with_occupancy=with_gradient and scores.requires_grad,
-        memory_budget=memory_budget,
-    ).log_prob
-    return weighted

@@ -67,7 +67,7 @@ def test_losses_and_gradients_are_those_of_the_reference(inputs, topology):
 def test_the_operator_keeps_its_promises_to_torch():
     lengths = torch.tensor(LENGTHS), torch.tensor(TARGET_LENGTHS)
     scores = random_scores(torch.float64)
-    options = 0, "logits", "standard", 0.0, "warn", "", "auto", "mean", False, True, None
+    options = 0, "logits", "standard", 0.0, "warn", "", "auto", "mean", False, True, None, [], "mean", 0
     arguments = scores, TARGETS, *lengths, torch.empty(0), *options
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     with pretended():
