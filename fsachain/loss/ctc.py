@@ -396,7 +396,8 @@ def ctc_loss(
     frames = _lengths(input_lengths, "input_lengths", scores)
     priors = _NONE if log_priors is None else torch.as_tensor(log_priors).detach()
     joined = joined_names(names, scores.shape[1])
-    penalties, star, most_left_out = list[float](), "mean", 0
+    penalties: list[float] = []
+    star, most_left_out = "mean", 0
     if forgive is not None:
         if delay_penalty:
             raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from fsachain.fsa import Ints
 from fsachain.grid import TOPOLOGIES, GridArc, RnntType
 from fsachain.loss import arguments
 from fsachain.loss.grid import grid, score_batch
+from fsachain.loss.rnnt import RnntCall, arc_scores, rnnt_call
 
 
 class TransducerOccupancy(NamedTuple):
@@ -132,17 +133,13 @@ def rnnt_lattice(
     call = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
     if ranges is not None:
         call = call._replace(ranges=arguments.integers_there(ranges, "ranges", logits.device))
-    placed = arguments.make_rows(list(logits.shape), call, [logits.shape[-1], -1], [0.0, delay_penalty], 0.0)
-    ours = dispatch.grid(logits, backend)
-    scores, _ = (ours.softmax_scores if fused_log_softmax else ours.plain_scores)(placed, logits.detach())
-    if rnnt_type == "constrained":
-        ours.constrain(placed, scores)
-    return as_lattice(scores, logits, TOPOLOGIES[rnnt_type], call.sizes, backend)
+    options: dict[str, Any] = {"delays": [0.0, delay_penalty], "is_normalized": not fused_log_softmax}
+    options |= {"is_constrained": rnnt_type == "constrained", "backend": backend}
+    return lattice_of(rnnt_call(logits, call, TOPOLOGIES[rnnt_type], **options), TOPOLOGIES[rnnt_type])
 
 
-def as_lattice(
-    scores: Tensor, logits: Tensor, arcs: tuple[GridArc, ...], sizes: Tensor, backend: BackendName
-) -> TransducerLattice:
-    """The lattice of scores [K, cells] that were made from logits [N, T, .., ..]."""
-    boxes = scores.view(len(arcs), logits.shape[0], logits.shape[1], -1).transpose(0, 1)
-    return TransducerLattice(boxes, arcs, sizes, backend)
+def lattice_of(call: RnntCall, arcs: tuple[GridArc, ...]) -> TransducerLattice:
+    """The lattice of padded logits [N, T, .., ..]."""
+    _, _, scores, _ = arc_scores(call)
+    boxes = scores.view(len(arcs), *call.logits.shape[:2], -1).transpose(0, 1)
+    return TransducerLattice(boxes, arcs, call.sizes, cast(BackendName, call.backend))

@@ -32,7 +32,7 @@ from fsachain.loss.arguments import (
 )
 from fsachain.loss.autograd import Operator
 from fsachain.loss.grid import mutual_information_recursion
-from fsachain.loss.rnnt import rnnt_log_prob
+from fsachain.loss.rnnt import rnnt, rnnt_call
 
 _lock = Lock()  # what is set is the process's: two threads must not keep what the other has set
 
@@ -455,7 +455,7 @@ def rnnt_loss_pruned(
         torch.tensor([[blank, -1], [-1, -1]]),
     )
     delay = arguments.check_finite("delay_penalty", delay_penalty)
-    log_prob = rnnt_log_prob(
+    call = rnnt_call(
         logits,
         given,
         TOPOLOGIES[rnnt_type],
@@ -463,7 +463,7 @@ def rnnt_loss_pruned(
         is_constrained=rnnt_type == "constrained",
         backend=backend,
     )
-    return arguments.reduce_losses(log_prob, reduction)
+    return arguments.reduce_losses(rnnt(call).log_prob, reduction)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
+from fsachain.backends.grid_call import Grid, Placed
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.graph.forgive import Forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
@@ -67,17 +68,20 @@ class RnntSums(NamedTuple):
     occupancy: Tensor
 
 
-def _rnnt(call: RnntCall) -> RnntSums:
-    """log Z and what its gradient needs."""
-    logits, arcs, forgive = call.logits, call.arcs, call.forgive
-    given, rest = Given(*call[1:5]), (call.heads, call.delays, call.sigma)
-    placed = make_rows(list(logits.shape), given, *rest)
-    ours = dispatch.grid(logits, call.backend)
-    values, stats = (ours.plain_scores if call.is_normalized else ours.softmax_scores)(
-        placed, logits.detach()
-    )
+def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
+    """The grid and where its rows lie; scores (24) [K, cells], with (26) if it holds, and the softmaxes' stats."""
+    ours, logits = dispatch.grid(call.logits, call.backend), call.logits.detach()
+    placed = make_rows(list(logits.shape), Given(*call[1:5]), call.heads, call.delays, call.sigma)
+    values, stats = (ours.plain_scores if call.is_normalized else ours.softmax_scores)(placed, logits)
     if call.is_constrained:
         ours.constrain(placed, values)
+    return ours, placed, values, stats
+
+
+def _rnnt(call: RnntCall) -> RnntSums:
+    """log Z and what its gradient needs."""
+    arcs, forgive = call.arcs, call.forgive
+    ours, placed, values, stats = arc_scores(call)
     plain = values
     if forgive:
         values = _forgiven(plain, *forgive)
@@ -190,16 +194,14 @@ def _rnnt_backward(factor: Tensor, inplace: bool, **kept: Any) -> dict[str, Tens
 rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, needs=GradientCall._fields[:-1])
 
 
-def rnnt_log_prob(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> Tensor:
-    """log Z [N] of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
+def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> RnntCall:
+    """Of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
     every: dict[str, Any] = {
         "heads": [logits.shape[-1], -1],
         "delays": [0.0] * len(arcs),
         "forgive": [],
     } | options
-    call = RnntCall(logits, *given, torch.tensor(arcs), with_gradient=wants_gradient(logits), **every)
-    found: Tensor = rnnt(call).log_prob
-    return found
+    return RnntCall(logits, *given, torch.tensor(arcs), with_gradient=wants_gradient(logits), **every)
 
 
 def rnnt_loss(
@@ -260,7 +262,7 @@ def rnnt_loss(
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
-    call = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
+    given = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
     weights: list[float] = []
     if forgive is not None:
         if rnnt_type != "regular" or not fused_log_softmax or fastemit_lambda or delay_penalty:
@@ -271,9 +273,9 @@ def rnnt_loss(
         penalties = forgive.substitution, forgive.insertion, forgive.deletion
         unit = 1.0 / max(1, logits.shape[-1] - 1) if forgive.star == "mean" else 1.0
         weights = [*(math.exp(-penalty) for penalty in penalties), unit]
-    log_prob = rnnt_log_prob(
+    call = rnnt_call(
         logits,
-        call,
+        given,
         TOPOLOGIES[rnnt_type],
         delays=[0.0, arguments.check_finite("delay_penalty", delay_penalty)],
         fastemit=arguments.check_fastemit(fastemit_lambda),
@@ -284,7 +286,7 @@ def rnnt_loss(
         inplace=inplace,
         backend=backend,
     )
-    return arguments.reduce_losses(log_prob, reduction, zero_infinity)
+    return arguments.reduce_losses(rnnt(call).log_prob, reduction, zero_infinity)
 
 
 class RNNTLoss(nn.Module):

@@ -11,47 +11,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
-from fsachain.loss.lattice import TransducerLattice, as_lattice
-from fsachain.loss.rnnt import rnnt_log_prob
+from fsachain.loss.lattice import TransducerLattice, lattice_of
+from fsachain.loss.rnnt import RnntCall, rnnt, rnnt_call
 
 
 class _Variant(NamedTuple):
-    """A checked call: arguments as for `rnnt`."""
+    """A checked call and its kinds of arcs."""
 
-    logits: Tensor
-    given: arguments.Given
+    call: RnntCall
     arcs: tuple[GridArc, ...]
-    heads: list[int]
-    sigma: float
-    backend: BackendName
 
-    @torch.no_grad()
     def lattice(self) -> TransducerLattice:
-        delays = [0.0] * len(self.arcs)
-        placed = arguments.make_rows(list(self.logits.shape), self.given, self.heads, delays, self.sigma)
-        ours = dispatch.grid(self.logits, self.backend)
-        scores, _ = ours.softmax_scores(placed, self.logits.detach())
-        return as_lattice(scores, self.logits, self.arcs, self.given.sizes, self.backend)
+        return lattice_of(self.call, self.arcs)
 
     def loss(self, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-        log_prob = rnnt_log_prob(
-            self.logits,
-            self.given,
-            self.arcs,
-            heads=self.heads,
-            sigma=self.sigma,
-            fastemit=arguments.check_fastemit(fastemit_lambda),
-            clamp=arguments.check_clamp(clamp),
-            inplace=inplace,
-            backend=self.backend,
-        )
-        return arguments.reduce_losses(log_prob, reduction)
+        fastemit, limit = arguments.check_fastemit(fastemit_lambda), arguments.check_clamp(clamp)
+        call = self.call._replace(fastemit=fastemit, clamp=limit, inplace=inplace)
+        return arguments.reduce_losses(rnnt(call).log_prob, reduction)
 
 
 def _hat(
@@ -69,9 +50,10 @@ def _hat(
         raise ConfigError(f"logits has {width} classes; expected the blank and at least one label")
     blank = arguments.class_index(blank, width, "blank")
     given = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
-    return _Variant(logits, given, REGULAR, [width, blank], 0.0, backend)
+    return _Variant(rnnt_call(logits, given, REGULAR, heads=[width, blank], backend=backend), REGULAR)
 
 
+@torch.no_grad()
 def hat_lattice(
     logits: Tensor,
     targets: Any,
@@ -142,9 +124,11 @@ def _tdt(
     arcs, classes, entries = zip(*kinds, strict=True)
     given = arguments.given(logits, targets, logit_lengths, target_lengths, list(classes))
     given = given._replace(classes=torch.tensor([classes, entries]))
-    return _Variant(logits, given, arcs, [width, -1], arguments.check_finite("sigma", sigma), backend)
+    options = {"heads": [width, -1], "sigma": arguments.check_finite("sigma", sigma), "backend": backend}
+    return _Variant(rnnt_call(logits, given, arcs, **options), arcs)
 
 
+@torch.no_grad()
 def tdt_lattice(
     logits: Tensor,
     targets: Any,
@@ -232,8 +216,8 @@ def multi_blank_loss(
     classes = [arguments.class_index(blank, width, "blank"), -1, *own]
     arcs = *REGULAR, *(BLANK._replace(frames=count) for count in frames)
     given = arguments.given(logits, targets, logit_lengths, target_lengths, classes)
-    variant = _Variant(logits, given, arcs, [width, -1], arguments.check_finite("sigma", sigma), backend)
-    return variant.loss(reduction, clamp, fastemit_lambda, inplace)
+    call = rnnt_call(logits, given, arcs, sigma=arguments.check_finite("sigma", sigma), backend=backend)
+    return _Variant(call, arcs).loss(reduction, clamp, fastemit_lambda, inplace)
 
 
 def _check_durations(durations: Any, least: int, name: str) -> list[int]:
