@@ -16,7 +16,7 @@ from random_graphs import left_to_right_graph
 from fsachain import BackendUnavailable, available_backends, compile_table, kernels
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import memory as cuda_memory
-from fsachain.backends.cuda.device import DeviceArray, KernelSpec, Limits, macros
+from fsachain.backends.cuda.device import KernelSpec, Limits, macros
 from tools.cuda_on_host import libcuda, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -82,7 +82,7 @@ def contents(memory, dtype):
 def test_a_launch_is_on_the_devices_index_and_stream_whatever_is_current(world):
     stream = world.stream()
     device = world.device(stream)
-    device.launch(kernel(), (3, 2), 32, 1024, [device.empty(8), DeviceArray(64, "float32", (2,), (1,), None)])
+    device.launch(kernel(), (3, 2), 32, 1024, [8, 1.5, np.float32(2.5), -1])
     assert world.of("clear_rows") == [("clear_rows", 6, world.indices[1], stream.ptr, 0)]
     assert world.cupy.cuda.Device().id == 0
 
@@ -235,9 +235,9 @@ def test_tables_and_memory_of_a_captured_graph_outlive_their_owner(world):
             weakref.ref(device.resident(o, "a", lambda: [np.arange(5)])[0]._block) for o in (owner, other)
         ]
         with captured(world, stream):
-            device.resident(owner, "a", list)
-            device.resident(owner, "a", list)
-            pointer = device.empty(64).pointer
+            world.device(stream).resident(owner, "a", list)
+            world.device(stream).resident(owner, "a", list)
+            pointer = world.device(stream).empty(64).pointer
     del owner, other
     gc.collect()
     assert [block() is not None for block in blocks] == [True, False]
@@ -314,10 +314,10 @@ def test_memory_comes_from_the_pool_of_the_callers_library(world, monkeypatch):
     stream = world.stream(0)
     with world.cupy.cuda.Device(world.indices[0]), stream:
         own = cuda_device.device_of_array(world.cupy.empty(3))
-    memory = own.empty(24)
-    assert asked == [(index, 100)]
-    assert memory.array("float64", (3,)).data.ptr == memory.pointer
-    own.launch(kernel(), 1, 32, 0, [])
+        memory = own.empty(24)
+        assert asked == [(index, 100)]
+        assert memory.array("float64", (3,)).data.ptr == memory.pointer
+        own.launch(kernel(), 1, 32, 0, [])
     where = [call[2:4] for call in world.of("clear_rows")]
     assert where == [(index, 1234), (world.indices[0], stream.ptr)]
 

@@ -58,6 +58,7 @@ class DryDevice:
     limits: Limits
     kernels: list[KernelSpec] = field(default_factory=list)
     index: int = 0
+    stream: None = None
 
     def empty(self, num_bytes: int) -> DryMemory:
         """An address that nobody may use."""

@@ -64,13 +64,13 @@ def upload(device, array):
 def test_a_fault_ends_the_launch_and_the_message_says_where(threads, kernel, message):
     device = host(threads)
     out = upload(device, np.zeros(64, np.int32))
-    count = [np.int32(64)] if kernel == "write_behind" else []
+    count = [64] if kernel == "write_behind" else []
     with pytest.raises(HostError, match=rf"planted.cu: {kernel}: (.|\n)*{message}"):
         device.launch(planted(kernel), 1, 64, 256, [out, *count])
     # What has failed leaves nothing behind that disturbs the next launch.
     fresh = host(threads)
     good = fresh.empty(50 * 4)
-    fresh.launch(sound("return_early"), 1, 96, 4 * 96, [good, np.int32(50)])
+    fresh.launch(sound("return_early"), 1, 96, 4 * 96, [good, 50])
     assert good.read(np.int32)[0] == 49
 
 
@@ -87,14 +87,14 @@ def recorded(kernel, grid, shared, arguments):
 
 
 def sum_arguments(device):
-    return [upload(device, np.ones((3, 100), np.float32)), device.empty(12), np.int32(100)]
+    return [upload(device, np.ones((3, 100), np.float32)), device.empty(12), 100]
 
 
 def pass_on_arguments(device):
     return [
         upload(device, np.zeros(2 * 4 * 64, np.int32)),
         upload(device, np.zeros(1, np.uint32)),
-        np.int32(3),
+        3,
     ]
 
 
@@ -104,7 +104,7 @@ def pass_on_arguments(device):
     [
         (sound("sum_rows"), 3, sum_arguments),
         (sound("sum_rows_by_warps"), 3, sum_arguments),
-        (sound("hand_round", 2), 4, lambda device: [device.empty(4 * 64 * 4), np.int32(3)]),
+        (sound("hand_round", 2), 4, lambda device: [device.empty(4 * 64 * 4), 3]),
         (sound("pass_on", cooperative=True), 4, pass_on_arguments),
     ],
 )
@@ -138,7 +138,7 @@ def test_races_are_found(kernel, grid, arguments):
 
 
 def read_arguments(device):
-    return [*device.upload([np.zeros(64, np.int32), np.zeros(1, np.int32)]), np.int32(64)]
+    return [*device.upload([np.zeros(64, np.int32), np.zeros(1, np.int32)]), 64]
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def read_arguments(device):
         (
             planted("peer_has_gone", 2),
             2,
-            lambda device: [*one_buffer(device), np.int32(50)],
+            lambda device: [*one_buffer(device), 50],
             "use-after-poison",
         ),
         (planted("misaligned"), 1, one_buffer, "misaligned address"),
         (
             planted("overflow"),
             1,
-            lambda device: [*one_buffer(device), np.int32(2**30)],
+            lambda device: [*one_buffer(device), 2**30],
             "signed integer overflow",
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
@@ -41,7 +42,7 @@ class Launch(NamedTuple):
     grid: tuple[int, int]
     block: int
     shared_bytes: int
-    arguments: tuple[np.generic | HostMemory, ...]
+    arguments: tuple[Argument, ...]
 
 
 class HostDevice(CupyDevice):
@@ -105,6 +106,10 @@ class HostDevice(CupyDevice):
         """What the device pretends to have, clusters smaller than those of a GPU too."""
         return super().limits._replace(cluster=self._limits.cluster)
 
+    @property
+    def stream(self) -> None:
+        """None: devices of the same limits have the same number, and memory of their own."""
+
     def empty(self, num_bytes: int) -> HostMemory:
         """Memory that holds the byte `fill` everywhere."""
         memory = HostMemory(num_bytes, self.fill)
@@ -152,8 +157,7 @@ class HostDevice(CupyDevice):
             BuildError: the text does not compile.
         """
         blocks = grid if isinstance(grid, tuple) else (grid, 1)
-        known = (np.generic, HostMemory)
-        given = tuple(x if isinstance(x, known) else np.uint64(x.pointer) for x in arguments)
+        given = tuple(getattr(x, "pointer", x) for x in arguments)  # tests have memory among them
         asked = Launch(kernel, blocks, block, shared_bytes, given)
         name = f"{kernel.text}: {kernel.name}"
         self._check_size(name, asked)
@@ -211,29 +215,19 @@ class HostDevice(CupyDevice):
         if wrong:
             raise HostError(f"{name}: {wrong}")
 
-    def _slots(
-        self, name: str, letters: str, arguments: Sequence[np.generic | HostMemory]
-    ) -> npt.NDArray[np.uint64]:
+    def _slots(self, name: str, letters: str, arguments: Sequence[Argument]) -> npt.NDArray[np.uint64]:
         if len(letters) != len(arguments):
             raise HostError(f"{name}: {len(arguments)} arguments; the kernel has {len(letters)} ({letters})")
         slots = np.zeros(max(1, len(letters)), np.uint64)
         for i, (letter, argument) in enumerate(zip(letters, arguments, strict=True)):
-            if isinstance(argument, HostMemory):
-                given, pointer = "P", argument.pointer
-            else:
-                given, pointer = _letter(argument), int(argument) if letter == "P" else 0
-            if letter == "P" and given in "PQ":
-                if pointer and self._knows_all and self.memory_at(pointer) is None:
-                    raise HostError(
-                        f"{name}: argument {i} points to no memory of this device that is still held"
-                    )
-                slots[i] = pointer
-            elif letter != given:
-                raise HostError(f"{name}: argument {i} has kind {given!r}, the kernel's parameter {letter!r}")
-            else:
-                slots[i : i + 1].view(np.uint8)[: argument.nbytes] = np.frombuffer(
-                    argument.tobytes(), np.uint8
-                )
+            try:
+                slots[i] = value = bits(letter, argument)
+            except (TypeError, struct.error):
+                raise HostError(
+                    f"{name}: argument {i} is {argument!r}, the kernel's parameter of kind {letter!r}"
+                ) from None
+            if letter == "P" and value and self._knows_all and self.memory_at(value) is None:
+                raise HostError(f"{name}: argument {i} points to no memory of this device that is still held")
         return slots
 
     def _request(self) -> Request:
@@ -256,7 +250,7 @@ class HostDevice(CupyDevice):
             damage = memory.damage()
             if damage is None:
                 continue
-            where = [i for i, a in enumerate(asked.arguments) if _pointer(a) == memory.pointer]
+            where = [i for i, a in enumerate(asked.arguments) if a == memory.pointer]
             which = f"argument {where[0]}" if where else "memory that is no argument"
             raise HostError(f"{name}: a thread wrote to {damage} bytes of {which}")
 
@@ -283,16 +277,9 @@ def _check_text(name: str, asked: Launch, facts: HostKernel) -> None:
         )
 
 
-def _pointer(argument: np.generic | HostMemory) -> int:
-    return argument.pointer if isinstance(argument, HostMemory) else int(argument)
-
-
-def _letter(scalar: np.generic) -> str:
-    """The kind of a numpy scalar in the letters of `Letter` in cuda_on_host.h."""
-    kind, size = scalar.dtype.kind, scalar.dtype.itemsize
-    letters = {
-        "i": {1: "b", 2: "h", 4: "i", 8: "q"},
-        "u": {1: "B", 2: "H", 4: "I", 8: "Q"},
-        "f": {4: "f", 8: "d"},
-    }
-    return letters.get(kind, {}).get(size, f"{scalar.dtype}")
+def bits(letter: str, argument: Argument) -> int:
+    """An argument as eight bytes hold it, for a parameter of this kind, see `Letter` in cuda_on_host.h."""
+    wanted = {"f": np.float32, "d": float}.get(letter, int)
+    if not isinstance(argument, wanted):
+        raise TypeError
+    return int.from_bytes(struct.pack("Q" if letter == "P" else letter, argument), "little")

@@ -151,7 +151,7 @@ def _bound(kernel: KernelSpec, index: int) -> Any:
     function = _function.__wrapped__(kernel, index)
     facts = HostKernel(host_library(FOLDER, kernel.text, kernel.defines), kernel.name)
     wrong = load().cuda_on_host_bind(
-        ctypes.c_void_p(function.ptr),
+        ctypes.c_void_p(function.pointer),
         facts.entry,
         facts.signature.encode(),
         facts.threads,

@@ -21,9 +21,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends.cuda.device import Argument
 from tools.cuda_on_host import build
 from tools.cuda_on_host.build import Sanitizer
-from tools.cuda_on_host.device import HostDevice, Launch, Observer
+from tools.cuda_on_host.device import HostDevice, Launch, Observer, bits
 from tools.cuda_on_host.memory import HostMemory
 
 FILLS = (0xFF, 0x5A)
@@ -85,18 +86,15 @@ class _Recorder(Observer):
             self._slots.append(self._slot(letter, argument))
         self._before = tuple(buffer.bytes.copy() for buffer in self._buffers)
 
-    def _slot(self, letter: str, argument: np.generic | HostMemory) -> Slot:
-        if isinstance(argument, HostMemory):
-            pointer = argument.pointer
-        elif letter == "P" and int(argument):
-            pointer = int(argument)
-        else:
-            return Slot(False, int.from_bytes(argument.tobytes(), "little"), 0)
-        memory = self._device.memory_at(pointer)
+    def _slot(self, letter: str, argument: Argument) -> Slot:
+        value = bits(letter, argument)
+        if letter != "P" or not value:
+            return Slot(False, value, 0)
+        memory = self._device.memory_at(value)
         assert memory is not None  # the launch was checked
         if memory not in self._buffers:
             self._buffers.append(memory)
-        return Slot(True, self._buffers.index(memory), pointer - memory.pointer)
+        return Slot(True, self._buffers.index(memory), value - memory.pointer)
 
     def after(self, launch: Launch) -> None:
         after = tuple(buffer.bytes.copy() for buffer in self._buffers)

@@ -13,8 +13,8 @@ from fsachain.backends import LogProbs, Paths
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import paths as cuda_paths
-from fsachain.backends.cuda.device import Device, DeviceArray, KernelSpec, address, macros, strided
-from fsachain.backends.cuda.launch import make_runs
+from fsachain.backends.cuda.device import Device, DeviceArray, KernelSpec, macros, strided
+from fsachain.backends.cuda.launch import Occupancies, run_all
 from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 
@@ -28,13 +28,10 @@ def log_probs(
 ) -> tuple[Memory, Memory]:
     """log Z, equation (4), float64 [N], -inf where no path exists and NaN where a score is illegal; and ok, uint8 [N].
 
-    Arguments as for `launch.make_runs`.
+    Arguments as for `launch.run_all`.
     """
-    runs = make_runs(device, batch, scores, lengths, leaky, None)
-    for run in runs:
-        run.forward(keep=False)
-        run.release()
-    return runs[0].call.log_prob, runs[0].call.ok
+    call = run_all(device, batch, scores, lengths, leaky, None, None)
+    return call.log_prob, call.ok
 
 
 def add_occupancy(
@@ -51,14 +48,10 @@ def add_occupancy(
     """Add weights[n] x occupancy to `out`; log Z and ok as `log_probs`.
 
     Rows of `out` [N, T, P], float32 or float64 with any strides, other than those of the ok sequences stay as they are.
-    weights: float64 [N]. is_new: `out` holds anything and all of it is written, once. The others: see `launch.make_runs`.
+    weights: float64 [N]. is_new: `out` holds anything and all of it is written, once. The others: see `launch.run_all`.
     """
-    runs = make_runs(device, batch, scores, lengths, leaky, memory_budget)
-    for run in runs:
-        run.forward(keep=True)
-        run.backward(weights, out, is_new)
-        run.release()
-    call = runs[0].call
+    occupancies = Occupancies(out, weights, is_new)
+    call = run_all(device, batch, scores, lengths, leaky, occupancies, memory_budget)
     if is_new and 0 not in out.shape:
         size, num_frames, num_pdfs = out.shape
         device.launch(
@@ -66,10 +59,7 @@ def add_occupancy(
             (-(-num_frames // ROWS), size),
             ROW_THREADS,
             0,
-            [
-                *(*strided(out), np.int64(num_frames), np.int64(num_pdfs)),
-                *(call.lengths, call.ok, address(weights)),
-            ],
+            [*strided(out), num_frames, num_pdfs, call.lengths.pointer, call.ok.pointer, weights.pointer],
         )
     return call.log_prob, call.ok
 
@@ -90,7 +80,7 @@ def add_penalties(
     it.
     """
     size, _, num_pdfs = scores.shape
-    l2, out_of_range, limit = (np.float64(factor) for factor in factors)
+    l2, out_of_range, limit = map(float, factors)
     blocks = max(1, -(-int(lengths.max(initial=0)) // ROWS))
     (lengths_there,) = device.upload([lengths])
     sums, terms = device.empty(16 * size * blocks), device.empty(16)
@@ -102,8 +92,8 @@ def add_penalties(
         threads,
         shared,
         [
-            *(*strided(scores), np.int64(num_pdfs), lengths_there, address(weights)),
-            *(l2, out_of_range, limit, *strided(out), sums),
+            *(*strided(scores), num_pdfs, lengths_there.pointer, weights.pointer),
+            *(l2, out_of_range, limit, *strided(out), sums.pointer),
         ],
     )
     device.launch(
@@ -111,7 +101,10 @@ def add_penalties(
         1,
         threads,
         shared,
-        [sums, np.int64(blocks), np.int64(size), lengths_there, address(weights), l2, out_of_range, terms],
+        [
+            *(sums.pointer, blocks, size, lengths_there.pointer, weights.pointer),
+            *(l2, out_of_range, terms.pointer),
+        ],
     )
     return terms
 
@@ -126,7 +119,7 @@ def scale_rows(device: Device, values: DeviceArray, factors: Memory | DeviceArra
         (-(-num_frames // ROWS), size),
         ROW_THREADS,
         0,
-        [*strided(values), np.int64(num_frames), np.int64(num_pdfs), address(factors), *strided(out)],
+        [*strided(values), num_frames, num_pdfs, factors.pointer, *strided(out)],
     )
 
 

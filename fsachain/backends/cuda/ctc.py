@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda.device import (
-    NULL,
     Argument,
     Device,
     DeviceArray,
@@ -98,7 +97,7 @@ def ctc(
     size, num_frames, num_classes = scores.shape
     dtype = "float64" if scores.dtype == "float64" else "float32"
     defines = macros(ELEMENT=scores, OUT=dtype)
-    shape = np.int64(size), np.int64(num_frames)
+    shape = size, num_frames
     frames, counts, ones = device.upload([lengths, targets.lengths, np.ones(size)])
 
     def launch(text: str, name: str, arguments: Sequence[Argument]) -> None:
@@ -113,7 +112,7 @@ def ctc(
     labels, links, legal, log_sums, loss = device.pieces(
         [4 * size * most, 4 * size * most, 8 * size, softmax_bytes, 8 * size]
     )
-    linked = labels, links, legal
+    linked = labels.pointer, links.pointer, legal.pointer
     given = targets.labels
     by_sequence = given.strides[0] if len(given.shape) == 2 else -1
     device.launch(
@@ -122,30 +121,38 @@ def ctc(
         sizes.targets,
         0,
         [
-            *(address(given), np.int64(by_sequence), np.int64(given.strides[-1]), counts),
-            *(np.int64(most), np.int64(num_classes), np.int64(task.blank), *linked),
+            *(given.pointer, by_sequence, given.strides[-1], counts.pointer),
+            *(most, num_classes, task.blank, *linked),
         ],
     )
-    label_sizes = np.int64(most), np.int64(task.blank), np.int64(width)
+    label_sizes = most, task.blank, width
 
     if task.normalizes:  # the softmax goes to the gradient
-        arguments = [*strided(scores), *shape, np.int64(num_classes), frames, log_sums, *strided(gradient)]
+        arguments = [
+            *strided(scores),
+            *shape,
+            num_classes,
+            frames.pointer,
+            log_sums.pointer,
+            *strided(gradient),
+        ]
         launch("log_softmax.cu", "log_softmax", arguments)
 
     # The scores of the acceptors' columns, and zeros for their occupancies, if there is a gradient.
     columns = _new_array(device, (size, num_frames, width), dtype)
     occupancy = None if gradient is None else _new_array(device, (size, num_frames, width), dtype)
-    priors: Argument = NULL
+    priors: Memory | None = None
     if task.log_priors is not None:
         (priors,) = device.upload([task.log_priors])
-    after_blank = np.int32(task.topology in ("standard", "compact"))
-    doubles = np.int32(task.topology in ("compact", "minimal"))
+    after_blank = int(task.topology in ("standard", "compact"))
+    doubles = int(task.topology in ("compact", "minimal"))
     launch(
         "ctc.cu",
         "ctc_column_rows",
         [
-            *(*strided(scores), *shape, frames, labels, legal, *label_sizes, after_blank, doubles),
-            *(priors, np.float64(task.delay_penalty), address(columns), address(occupancy)),
+            *(*strided(scores), *shape, frames.pointer, labels.pointer, legal.pointer, *label_sizes),
+            *(after_blank, doubles, address(priors), float(task.delay_penalty)),
+            *(columns.pointer, address(occupancy)),
         ],
     )
     batch = templates(tuple(_rounded(targets.lengths).tolist()))
@@ -161,18 +168,24 @@ def ctc(
         sizes.targets,
         sizes.targets // 32 * 8,
         [
-            *(address(log_sums if task.normalizes else None), log_prob, frames, legal, np.int64(num_frames)),
-            *(np.float64(task.rounding), loss),
+            *(log_sums.pointer if task.normalizes else 0, log_prob.pointer, frames.pointer, legal.pointer),
+            *(num_frames, task.rounding, loss.pointer),
         ],
     )
     if occupancy is not None:
-        normalizes = np.int32(task.normalizes)
         launch(
             "ctc.cu",
             "ctc_gradient_rows",
             [
-                *(loss, frames, *linked, *label_sizes, normalizes, address(occupancy)),
-                *(*shape, np.int64(num_classes), *strided(gradient)),
+                *(
+                    loss.pointer,
+                    frames.pointer,
+                    *linked,
+                    *label_sizes,
+                    int(task.normalizes),
+                    occupancy.pointer,
+                ),
+                *(*shape, num_classes, *strided(gradient)),
             ],
         )
     return loss

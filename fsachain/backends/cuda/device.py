@@ -4,7 +4,7 @@ The drivers of the kernels never learn which device they have: a GPU through CuP
 (tools/cuda_on_host). CuPy compiles a kernel (adding -ftz=true, and its own and NVIDIA's include folders), keeps what it
 compiled in a folder of the user ($CUPY_CACHE_DIR), and loads it on each device. A kernel text reaches it with all of our
 headers in their places, so that its cache notices a change in any of them. Arguments are packed here, eight bytes each: a
-call launches a dozen kernels of twenty arguments.
+call launches a dozen kernels of twenty arguments, and all that it does for each of them counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache, partial
+from contextlib import nullcontext
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -46,8 +47,7 @@ C_TYPES = {
 ITEM_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}  # 8 for all others
 
 Macros = tuple[tuple[str, int | str], ...]
-Argument = np.generic | Memory
-NULL = np.uint64(0)
+Argument = int | float | np.float32
 
 
 class Limits(NamedTuple):
@@ -113,6 +113,10 @@ class Device(Protocol):
     @property
     def limits(self) -> Limits: ...
 
+    @property
+    def stream(self) -> Hashable | None:
+        """What tells the stream from others of this device; None in a capture, for which nothing may be kept."""
+
     def empty(self, num_bytes: int) -> Memory:
         """`num_bytes` >= 0 bytes that hold anything."""
 
@@ -151,7 +155,7 @@ class Device(Protocol):
         """Start a kernel, compiled on first use.
 
         grid: blocks along x, or along x and y. block: threads of a block. shared_bytes: its dynamic shared memory.
-        arguments: in the kernel's order; numpy scalars of the exact type, and memory, passed as its address.
+        arguments: in the kernel's order; addresses and integers of any size as int, doubles as float, floats as np.float32.
         """
 
 
@@ -165,15 +169,13 @@ def _macros(*values: tuple[str, str | int]) -> Macros:
     return tuple((name, C_TYPES.get(x, x) if isinstance(x, str) else int(x)) for name, x in values)
 
 
-def strided(array: DeviceArray | None, dimensions: int = 3) -> list[Argument]:
+def strided(array: DeviceArray | None, dimensions: int = 3) -> list[int]:
     """Address and strides of an array as kernels take them, zeros for None."""
-    if array is None:
-        return [NULL, *[np.int64(0)] * dimensions]
-    return [np.uint64(array.pointer), *(np.int64(stride) for stride in array.strides)]
+    return [0] * (1 + dimensions) if array is None else [array.pointer, *array.strides]
 
 
-def address(array: Memory | DeviceArray | None) -> np.uint64:
-    return NULL if array is None else np.uint64(array.pointer)
+def address(array: Memory | DeviceArray | None) -> int:
+    return 0 if array is None else array.pointer
 
 
 # The texts say where a product and a sum are fused, so that bits do not depend on what a compiler finds.
@@ -198,8 +200,6 @@ class _TorchStream:
 
 
 MOST_ARGUMENTS = 64
-_LETTERS: dict[Any, str] = {np.uint8: "B7x", np.int32: "i4x", np.uint32: "I4x", np.float32: "f4x"}
-_LETTERS.update({np.int64: "q", np.uint64: "Q", np.float64: "d"})
 
 
 class _Room(threading.local):
@@ -215,12 +215,10 @@ class _Room(threading.local):
 _room = _Room()
 
 
-@lru_cache(maxsize=1024)
-def _packing(types: tuple[type, ...]) -> tuple[struct.Struct, tuple[int, ...]]:
-    """How arguments of these types are packed, and which of them are memory."""
-    memories = tuple(n for n, kind in enumerate(types) if not issubclass(kind, np.generic))
-    letters = ["Q" if n in memories else _LETTERS[kind] for n, kind in enumerate(types)]
-    return struct.Struct("=" + "".join(letters)), memories
+def _packing(arguments: Sequence[Argument]) -> Callable[..., None]:
+    """Puts arguments of these types, in the order of bytes that every GPU's host has, where a kernel of any width reads."""
+    letters = [{np.float32: "f4x", float: "d"}.get(type(value), "q") for value in arguments]
+    return struct.Struct("<" + "".join(letters)).pack_into
 
 
 class CupyDevice:
@@ -230,11 +228,23 @@ class CupyDevice:
         from cupy import cuda
 
         self.index, self._stream, self._make_block = index, stream, make_block
-        self._here, self._driver = cuda.Device(index), cuda.driver
+        self._driver = cuda.driver
+        self._here: Any = cuda.Device(index)
+        if cuda.runtime.getDevice() == index:
+            cuda.runtime.setDevice(index)  # which gives a new thread the context that launches need
+            self._here = nullcontext()  # entered for each launch
 
     @property
     def limits(self) -> Limits:
         return _limits(self.index)
+
+    @property
+    def stream(self) -> Hashable | None:
+        return None if self._is_capturing else self._stream.ptr
+
+    @cached_property
+    def _is_capturing(self) -> bool:
+        return bool(self._stream.is_capturing())
 
     def empty(self, num_bytes: int) -> Piece:
         return Piece(self._make_block(num_bytes), 0, num_bytes)
@@ -244,13 +254,14 @@ class CupyDevice:
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
         with self._here:
-            return upload(arrays, self._make_block, self._stream)[1]
+            return upload(arrays, self._make_block, self._stream, self._is_capturing)[1]
 
     def resident(
         self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
     ) -> list[Memory]:
         with self._here:
-            return resident(owner, (self.index, key), make, self._make_block, self._stream)
+            stream = self._stream
+            return resident(owner, (self.index, key), make, self._make_block, stream, self._is_capturing)
 
     def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
         with self._here:
@@ -265,16 +276,14 @@ class CupyDevice:
         arguments: Sequence[Argument],
     ) -> None:
         x, y = grid if isinstance(grid, tuple) else (grid, 1)
-        packed, memories = _packing(tuple(map(type, arguments)))
-        values: list[Any] = list(arguments)
-        for number in memories:
-            values[number] = values[number].pointer
         with self._here:
             function = _function(kernel, self.index)
-            packed.pack_into(_room.bytes, 0, *values)
+            if function.pack_into is None:
+                function.pack_into = _packing(arguments)
+            function.pack_into(_room.bytes, 0, *arguments)
             launch = x, y, 1, block, 1, 1, shared_bytes, self._stream.ptr, _room.pointer
             if not kernel.cooperative:
-                self._driver.launchKernel(function.ptr, *launch, 0)
+                self._driver.launchKernel(function.pointer, *launch, 0)
                 return
             most = _at_once(kernel, self.index, block, shared_bytes)
             if x * y > most:
@@ -282,7 +291,7 @@ class CupyDevice:
                     f"kernel {kernel.name} needs {x * y} blocks of {block} threads at once; "
                     f"device {self.index} runs at most {most}"
                 )
-            self._driver.launchCooperativeKernel(function.ptr, *launch)
+            self._driver.launchCooperativeKernel(function.pointer, *launch)
 
 
 def device_of_tensor(tensor: Any) -> CupyDevice:
@@ -389,12 +398,20 @@ def _limits(index: int) -> Limits:
     )
 
 
+class _Function:
+    """A kernel that is loaded. pack_into: from its first launch on, whose arguments have the types of all others."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel, self.pointer = kernel, int(kernel.ptr)
+        self.pack_into: Callable[..., None] | None = None
+
+
 @lru_cache(maxsize=1024)
-def _function(kernel: KernelSpec, index: int) -> Any:
+def _function(kernel: KernelSpec, index: int) -> _Function:
     """The kernel on the device that is current, `index`; it may use all of a block's shared memory there."""
     function = _module(kernel.text, kernel.defines, kernel.cooperative, index).get_function(kernel.name)
     function.max_dynamic_shared_size_bytes = _limits(index).shared_bytes
-    return function.kernel
+    return _Function(function.kernel)
 
 
 @lru_cache(maxsize=256)
@@ -410,7 +427,7 @@ def _module(text: str, defines: Macros, cooperative: bool, index: int) -> Any:
 def _at_once(kernel: KernelSpec, index: int, block: int, shared_bytes: int) -> int:
     from cupy.cuda import driver
 
-    pointer = _function(kernel, index).ptr
+    pointer = _function(kernel, index).pointer
     if kernel.cluster > 1:
         return _clusters_at_once(pointer, kernel.cluster, block, shared_bytes)
     each = driver.occupancyMaxActiveBlocksPerMultiprocessor(pointer, block, shared_bytes)

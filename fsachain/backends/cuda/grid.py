@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cuda.device import (
-    NULL,
     Argument,
     Device,
     DeviceArray,
@@ -62,11 +61,11 @@ def forward_backward(
     grid = _Grid(device, batch, values, plan)
     alphas = device.empty(8 * grid.num_nodes)
     log_prob = grid.forward(alphas)
-    grid.launch_steps("grid_backward", 2, [alphas, log_prob])
+    grid.launch_steps("grid_backward", 2, [alphas.pointer, log_prob.pointer])
     lines = int(np.minimum(batch.boxes[:, :, 3], batch.boxes[:, :, 4]).max(initial=0))
     blocks = max(1, -(-lines // CLEAR_LINES)), min(max(1, grid.size), MAX_GRID_Y)
     kernel = KernelSpec("grid.cu", "grid_clear", (*grid.defines, *macros(ON_CHIP=1)))
-    arguments: list[Argument] = [*grid.arrays, np.int64(grid.size), address(values), log_prob]
+    arguments = [*grid.arrays, grid.size, values.pointer, log_prob.pointer]
     device.launch(kernel, blocks, CLEAR_THREADS, 0, arguments)
     return log_prob
 
@@ -79,8 +78,7 @@ def best_paths(device: Device, batch: GridBatch, values: DeviceArray, plan: Grid
     grid, most = _Grid(device, batch, values, plan), _most_arcs(batch)
     back = device.empty((1 if len(batch.arcs) <= BYTE_KINDS else 2) * grid.num_nodes)
     found = device.empty((8 + 4 * most) * grid.size)
-    paths = np.uint64(found.pointer + 8 * grid.size)
-    grid.launch_steps("grid_best_path", 1, [back, np.int64(most), found, paths])
+    grid.launch_steps("grid_best_path", 1, [back.pointer, most, found.pointer, found.pointer + 8 * grid.size])
     return found
 
 
@@ -132,12 +130,13 @@ class _Grid:
             BACK="unsigned char" if len(arcs) <= BYTE_KINDS else "unsigned short",
         )
         arrays = [np.ascontiguousarray(part) for part in (*batch, np.cumsum(nodes) - nodes)]
-        *self.arrays, self._starts = device.upload(arrays)
+        self._there = device.upload(arrays)
+        *self.arrays, self._starts = [memory.pointer for memory in self._there]
 
     def forward(self, alphas: Memory | None) -> Memory:
         """log Z; alphas go to memory if there is any."""
         log_prob = self._device.empty(8 * self.size)
-        self.launch_steps("grid_forward", 1, [address(alphas), log_prob])
+        self.launch_steps("grid_forward", 1, [address(alphas), log_prob.pointer])
         return log_prob
 
     def launch_steps(self, name: str, rows: int, arguments: Sequence[Argument]) -> None:
@@ -150,10 +149,10 @@ class _Grid:
             most = min(most, self._plan.shared_bytes)
         on_chip = fixed + row_bytes <= most
         room = self._device.empty(0 if on_chip else row_bytes * self.size)
-        where = np.int32(self._depth), room, np.int64(0 if on_chip else rows * self._row_doubles)
+        where = self._depth, room.pointer, 0 if on_chip else rows * self._row_doubles
         kernel = KernelSpec("grid.cu", name, (*self.defines, *macros(ON_CHIP=on_chip)))
         shared = fixed + row_bytes if on_chip else fixed
-        every = [*self.arrays, *where, address(self._values), self._starts, *arguments]
+        every = [*self.arrays, *where, self._values.pointer, self._starts, *arguments]
         self._device.launch(kernel, self.size, self._plan.threads, shared, every)
 
 
@@ -201,7 +200,7 @@ def softmax_scores(
     """
     stats = device.empty(2 * num_softmaxes(rows) * (8 if logits.dtype == "float64" else 4) * logits.shape[0])
     work = _LogitRows(device, rows, logits, logits, targets, first, plan)
-    work.launch("softmax_scores", rows.sequences[:, 4], [work.charges, address(values), stats])
+    work.launch("softmax_scores", rows.sequences[:, 4], [work.charges, values.pointer, stats.pointer])
     return stats
 
 
@@ -216,7 +215,7 @@ def plain_scores(
 ) -> None:
     """As `softmax_scores` for rows that are log-probs already."""
     work = _LogitRows(device, rows, log_probs, log_probs, targets, first, plan)
-    work.launch("plain_scores", rows.sequences[:, 4], [work.charges, address(values)])
+    work.launch("plain_scores", rows.sequences[:, 4], [work.charges, values.pointer])
 
 
 def softmax_gradient(
@@ -238,9 +237,9 @@ def softmax_gradient(
     occupancy: g, float64 [K, cells], contiguous. weights: float64 [N]. limit: entries are kept within +-limit before
     they are weighted. out: [R, V] of any of the four types, which may be the logits: the same memory, type and strides.
     """
-    given = address(occupancy), address(weights), np.float64(limit), *strided(out)
+    given = occupancy.pointer, weights.pointer, float(limit), *strided(out)
     work = _LogitRows(device, rows, logits, out, targets, first, plan)
-    work.launch("softmax_gradient", rows.sequences[:, 2], [address(stats), *given])
+    work.launch("softmax_gradient", rows.sequences[:, 2], [stats.pointer, *given])
 
 
 def plain_gradient(
@@ -256,7 +255,7 @@ def plain_gradient(
     plan: RowPlan = DEFAULT_PLAN,
 ) -> None:
     """The gradient of -log Z by log-probs [R, V], times weights [N]; see `softmax_gradient`."""
-    given = address(occupancy), address(weights), np.float64(limit), *strided(out)
+    given = occupancy.pointer, weights.pointer, float(limit), *strided(out)
     work = _LogitRows(device, rows, log_probs, out, targets, first, plan)
     work.launch("plain_gradient", rows.sequences[:, 2], [*given])
 
@@ -301,22 +300,19 @@ class _LogitRows:
             arrays["first"] = rows.first
         if targets is None:
             arrays["targets"] = rows.targets
-        memories = device.upload([np.ascontiguousarray(array) for array in arrays.values()])
-        there: dict[str, Argument] = dict(zip(arrays, memories, strict=True))
+        self._memories = device.upload([np.ascontiguousarray(array) for array in arrays.values()])
+        there = {name: memory.pointer for name, memory in zip(arrays, self._memories, strict=True)}
 
-        def matrix(name: str, given: DeviceArray | None, host: npt.NDArray[np.generic]) -> list[Argument]:
-            if given is not None:
-                return strided(given)
-            return [there.get(name, NULL), np.int64(host.shape[1]), np.int64(1)]
+        def matrix(name: str, given: DeviceArray | None, host: npt.NDArray[np.generic]) -> list[int]:
+            return [there.get(name, 0), host.shape[1], 1] if given is None else strided(given)
 
         self.charges = there["charges"]
-        self._before: list[Argument] = [
-            *(there["sequences"], np.int64(len(rows.sequences))),
+        self._before = [
+            *(there["sequences"], len(rows.sequences)),
             *(*matrix("first", first, rows.first), *matrix("targets", targets, rows.targets)),
-            *(there["classes"], there["durations"], np.int32(classes), np.int32(width), np.int32(alone)),
-            np.int64(num_cells(rows)),
+            *(there["classes"], there["durations"], classes, width, alone, num_cells(rows)),
         ]
-        self._after: list[Argument] = [*strided(logits), np.int64(num_rows)]
+        self._after = [*strided(logits), num_rows]
 
     def launch(self, name: str, frames: npt.NDArray[np.int64], arguments: Sequence[Argument]) -> None:
         """A kernel for the rows of so many frames [N]."""
@@ -329,7 +325,7 @@ class _LogitRows:
         span = self._plan.span or min(max(1, total // busy), MAX_SPAN)
         blocks = -(-most // (groups * span)), min(len(frames), MAX_GRID_Y)
         kernel = KernelSpec("grid_rows.cu", name, self._defines)
-        every = [*self._before, np.int64(span), *self._after, *arguments]
+        every = [*self._before, span, *self._after, *arguments]
         self._device.launch(kernel, blocks, self._plan.threads, 0, every)
 
 
@@ -350,7 +346,7 @@ def _over_cells(device: Device, rows: Rows, name: str, values: DeviceArray) -> N
     (sequences,) = device.upload([np.ascontiguousarray(rows.sequences)])
     size = len(rows.sequences)
     grid = min(-(-most // CELL_THREADS), CELL_BLOCKS), min(size, MAX_GRID_Y)
-    arguments: list[Argument] = [sequences, np.int64(size), np.int64(num_cells(rows)), address(values)]
+    arguments = [sequences.pointer, size, num_cells(rows), values.pointer]
     device.launch(KernelSpec("grid_rows.cu", name), grid, CELL_THREADS, 0, arguments)
 
 
@@ -361,7 +357,7 @@ def scale_kinds(device: Device, values: DeviceArray, factors: Sequence[float]) -
         return
     (given,) = device.upload([np.asarray(factors, np.float64)])
     grid = min(-(-cells // CELL_THREADS), CELL_BLOCKS), len(factors)
-    arguments: list[Argument] = [np.int64(cells), given, address(values)]
+    arguments = [cells, given.pointer, values.pointer]
     device.launch(KernelSpec("grid_rows.cu", "grid_scale"), grid, CELL_THREADS, 0, arguments)
 
 
@@ -385,8 +381,8 @@ def pair_log_sums(
     pairs = size * positions * frames
     if pairs:
         kernel = KernelSpec("pairs.cu", "pair_log_sums", macros(ELEMENT=am, THREADS=threads))
-        counts = (np.int64(count) for count in (frames, positions, width, pairs))
-        arguments = [address(am), address(lm), address(sums), _limit(am, least), *counts, address(out)]
+        given = am.pointer, lm.pointer, sums.pointer, _limit(am, least)
+        arguments = [*given, frames, positions, width, pairs, out.pointer]
         device.launch(kernel, -(-pairs // threads), threads, 0, arguments)
 
 
@@ -412,13 +408,19 @@ def add_pair_gradient(
         rows, others = size * own.shape[1], other.shape[1]
         if not rows or not others:
             continue
-        counts = (np.int64(count) for count in (own.shape[1], others, *steps, width, rows))
         arguments = [
-            *(address(own), address(other), address(sums), _limit(own, least)),
-            *(address(normalizer), address(factors), *counts, address(into)),
+            *(
+                own.pointer,
+                other.pointer,
+                sums.pointer,
+                _limit(own, least),
+                normalizer.pointer,
+                factors.pointer,
+            ),
+            *(own.shape[1], others, *steps, width, rows, into.pointer),
         ]
         device.launch(kernel, -(-rows // (threads // 32)), threads, 0, arguments)
 
 
-def _limit(like: DeviceArray, least: float) -> np.generic:
-    return np.float32(least) if like.dtype == "float32" else np.float64(least)
+def _limit(like: DeviceArray, least: float) -> Argument:
+    return np.float32(least) if like.dtype == "float32" else float(least)

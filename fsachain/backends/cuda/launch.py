@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import product
 from threading import Lock
@@ -23,13 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cuda.device import (
-    NULL,
-    Argument,
     Device,
     DeviceArray,
     KernelSpec,
     Limits,
-    address,
     macros,
     strided,
 )
@@ -97,17 +94,29 @@ class SubBatch(NamedTuple):
         return self.tables.shared_bytes(kind, ARC_BYTES[self.form], lanes)
 
 
-def recursion(
-    name: str, part: SubBatch, kind: int, lanes: int, leaky: float, cooperative: bool = False
-) -> KernelSpec:
-    """A kernel of forward_backward.cu."""
-    return _recursion(name, part.tables.plan, part.form, kind, lanes, leaky > 0.0, cooperative)
+class Kernels(NamedTuple):
+    """Those of a run."""
+
+    prepare: KernelSpec
+    read_frames: KernelSpec
+    forward: KernelSpec
+    finish: KernelSpec
+    backward: KernelSpec
+    write_occupancies: KernelSpec
 
 
 @lru_cache(maxsize=1024)
-def _recursion(
-    name: str, plan: Plan, form: int, kind: int, lanes: int, leaks: bool, cooperative: bool
-) -> KernelSpec:
+def kernels_of(
+    plan: Plan,
+    form: int,
+    kind: int,
+    lanes: int,
+    leaks: bool,
+    scores: str,
+    out: str,
+    cooperative: bool = False,
+) -> Kernels:
+    """For scores and occupancies of these types. cooperative: blocks share a group in memory."""
     defines = macros(
         KIND=kind,
         LANES=lanes,
@@ -121,264 +130,265 @@ def _recursion(
         EXPONENTS=form == EXPONENTS,
         LOGS=form == LOGS,
     )
-    cluster = plan.cluster if name in ("forward", "backward") else 1
-    return KernelSpec("forward_backward.cu", name, defines, cluster, cooperative)
-
-
-@lru_cache(maxsize=1024)
-def _frames(name: str, kind: int, lanes: int, chunk: int, scores: str, out: str) -> KernelSpec:
-    """A kernel of frames.cu, for scores and occupancies of these types."""
-    return KernelSpec("frames.cu", name, macros(KIND=kind, LANES=lanes, CHUNK=chunk, ELEMENT=scores, OUT=out))
+    # `read_frames` makes nothing of `out`; with the usual one it is compiled together with `write_occupancies`.
+    usual = "float64" if scores == "float64" else "float32"
+    reads, writes = (
+        macros(KIND=kind, LANES=lanes, CHUNK=plan.chunk, ELEMENT=scores, OUT=dtype) for dtype in (usual, out)
+    )
+    text = "forward_backward.cu"
+    return Kernels(
+        KernelSpec(text, "prepare", defines),
+        KernelSpec("frames.cu", "read_frames", reads),
+        KernelSpec(text, "forward", defines, plan.cluster, cooperative),
+        KernelSpec(text, "finish", defines),
+        KernelSpec(text, "backward", defines, plan.cluster, cooperative),
+        KernelSpec("frames.cu", "write_occupancies", writes),
+    )
 
 
 class DeviceTables(NamedTuple):
-    """The tables of a sub-batch on the device, in one kind of number.
+    """Addresses of the tables of a sub-batch on the device, in one kind of number.
 
     forward, backward: shards, chunks, segments, arcs of layout.cuh and entries of storage.cuh. The others: as in `Layout`.
     """
 
-    forward: list[Memory]
-    backward: list[Memory]
-    vectors: Memory
-    pairs: Memory
-    pdfs: Memory
-    pairs_by_column: Memory
-    column_ends: Memory
+    forward: list[int]
+    backward: list[int]
+    vectors: int
+    pairs: int
+    pdfs: int
+    pairs_by_column: int
+    column_ends: int
+
+
+class Occupancies(NamedTuple):
+    """Where occupancies [N, T, P] go, times weights [N]; is_new: `out` holds anything and is written whole."""
+
+    out: DeviceArray
+    weights: Memory | DeviceArray
+    is_new: bool
+
+
+class Scratch(NamedTuple):
+    """Of what a run takes beside its results: bytes, or addresses.
+
+    states: two, of which one may be 0. probs, offsets, history: of all frames of a window, the second of all windows.
+    """
+
+    state: int
+    other_state: int
+    probs: int
+    exponents: int
+    offsets: int
+    history: int
+    work: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """What all kinds of a call share: c, `kinds` int32 [N], lengths int64 [N], results and the barriers' counters there."""
+    """What all runs of a call share.
+
+    occupancies: None where log Z alone is asked for. kinds int32 [N], lengths int64 [N], log_prob float64 [N], ok uint8 [N]:
+    on the device. scratch: the addresses that runs use one after the other.
+    """
 
     device: Device
     scores: DeviceArray
     leaky: float
+    occupancies: Occupancies | None
     kinds: Memory
     lengths: Memory
     log_prob: Memory
     ok: Memory
-    counters: Memory
+    scratch: Scratch
 
     @cached_property
-    def strided_scores(self) -> list[Argument]:
-        return strided(self.scores)
+    def log_leak(self) -> float:
+        return math.log(self.leaky) if self.leaky > 0.0 else -math.inf
 
-    @cached_property
-    def log_leak(self) -> np.float64:
-        return np.float64(math.log(self.leaky) if self.leaky > 0.0 else -math.inf)
+
+class Prepared(NamedTuple):
+    """What the launches for a kind of number and a sub-batch are, whatever the lengths.
+
+    lanes: sequences of a thread. num_groups: see `plan.Groups`. blocks: of a group. shared_bytes: of a block of both passes.
+    """
+
+    kind: int
+    part: SubBatch
+    lanes: int
+    num_groups: int
+    blocks: int
+    shared_bytes: int
+    kernels: Kernels
+    tables: DeviceTables
 
 
 @dataclass
 class Run:
     """The launches for a kind of number and a sub-batch.
 
-    lanes: sequences of a thread. frames: of a window. num_frames: of the longest sequence. least_total: see
-    `plan.least_plain_total`; 0 for other kinds. on_device, fields, lanes_there: tables and `groups` on the device.
-    first_counter: a uint32 for each group. checkpoints: states at the beginnings of the windows but the first, once
-    `forward` has run.
+    frames: of a window. num_frames: of the longest sequence. least_total: see `plan.least_plain_total`; 0 for other kinds.
+    fields, lanes_there: `groups` on the device. counters: a uint32 for each group.
     """
 
     call: Call
-    kind: int
-    part: SubBatch
-    lanes: int
+    prepared: Prepared
     groups: Groups
     frames: int
     num_frames: int
     least_total: float
-    on_device: DeviceTables
-    fields: Memory
-    lanes_there: Memory
-    first_counter: int
-    checkpoints: list[Memory] = field(default_factory=list)
-    _memory: dict[str, Memory] = field(default_factory=dict)
+    fields: int
+    lanes_there: int
+    counters: int
 
-    def forward(self, keep: bool) -> None:
-        """log Z of the sequences of this kind; `keep`: the last window's history and the states before all windows."""
-        begins = self._windows()
-        self.checkpoints, states = [], self._take_memory(keep)
-        for number, begin in enumerate(begins):
-            before = states[number % 2] if number else None
-            after = states[(number + 1) % 2]
-            if keep and number:
-                self.checkpoints.append(states[number % 2])
-                states[(number + 1) % 2] = after = self._state()
-            self._read_frames(begin)
-            is_last = number == len(begins) - 1
-            self._forward(begin, before, after, self._memory["history"] if keep and is_last else None)
-        self._finish(states[len(begins) % 2])
+    def __post_init__(self) -> None:
+        prepared, call = self.prepared, self.call
+        self.kind, self.plan = prepared.kind, prepared.part.tables.plan
+        self._of_lanes = self.lanes_there, self.lanes_there + 4 * self.groups.num_lanes, call.kinds.pointer
+        self._begins = range(0, max(self.num_frames, 1), self.frames)  # one where no sequence has a frame
+        work = (0, 0) if self.plan.on_chip else (call.scratch.work, self.counters)
+        self._sharing = *work, prepared.blocks
 
-    def backward(self, weights: Memory | DeviceArray, out: DeviceArray, is_new: bool) -> None:
-        """Add weights [N] x occupancy of the sequences of this kind to `out`; `forward` has run with `keep`.
+    def run(self) -> None:
+        """log Z of the sequences of this kind, and their occupancies where they are asked for.
 
-        is_new: their frames in `out` hold anything and are written whole.
+        A window's history is made by `forward`; of windows but the last it is made again, from the state before.
         """
-        begins = self._windows()
-        last = len(begins) - 1
-        betas = [self._state(), self._state()] if last else []
-        for number in reversed(range(len(begins))):
-            begin = begins[number]
+        keep, last = self.call.occupancies is not None, len(self._begins) - 1
+        room, history = self.call.scratch, self.call.scratch.history if keep else 0
+        befores, before, kept = [], 0, []
+        for number, begin in enumerate(self._begins):
+            befores.append(before)
+            after = room[number % 2]
+            if keep and number:
+                kept.append(self._state())
+                after = kept[-1].pointer
+            self._read_frames(begin)
+            self._forward(begin, before, after, history if number == last else 0)
+            before = after
+        self._finish(before)
+        if not keep:
+            return
+        betas = [0, 0]
+        if last:
+            kept += [self._state(), self._state()]
+            betas = [memory.pointer for memory in kept[-2:]]
+        for number in range(last, -1, -1):
+            begin = self._begins[number]
             if number < last:
                 self._read_frames(begin)
-                before = self.checkpoints[number - 1] if number else None
-                self._forward(begin, before, None, self._memory["history"])
+                self._forward(begin, befores[number], 0, history)
             self._backward(
-                begin,
-                betas[(number + 1) % 2] if number < last else None,
-                betas[number % 2] if number else None,
+                begin, betas[(number + 1) % 2] if number < last else 0, betas[number % 2] if number else 0
             )
-            self._write_occupancies(begin, weights, out, is_new)
-
-    def release(self) -> None:
-        self.checkpoints = []
-        self._memory.clear()
-
-    def _windows(self) -> list[int]:
-        """Where the windows begin; one without frames where no sequence has any."""
-        return list(range(0, max(self.num_frames, 1), self.frames))
-
-    def _end(self, begin: int) -> int:
-        return min(begin + self.frames, self.num_frames)
-
-    def _take_memory(self, keep: bool) -> list[Memory]:
-        """Two states, and what all windows share: `_memory` until `release`."""
-        lanes, value, sizes = self.groups.num_lanes, VALUE_BYTES[self.kind], self.groups.sizes
-        state = sizes["state"] * value
-        needed = {
-            "probs": sizes["probs"] * self.frames * value,
-            "exponents": 8 * lanes,
-            "offsets": 8 * lanes * self.num_frames,
-            "history": sizes["history"] * self.frames * value if keep else 0,
-            "work": 0 if self.part.tables.plan.on_chip else sizes["work"] * value,
-        }
-        first, second, *others = self.call.device.pieces([state, state, *needed.values()])
-        self._memory = dict(zip(needed, others, strict=True))
-        return [first, second]
+            self._write_occupancies(begin)
 
     def _state(self) -> Memory:
         return self.call.device.empty(self.groups.sizes["state"] * VALUE_BYTES[self.kind])
 
-    def _frames(self, name: str, out: str) -> KernelSpec:
-        chunk = self.part.tables.plan.chunk
-        return _frames(name, self.kind, self.lanes, chunk, self.call.scores.dtype, out)
-
-    def recursion(self, name: str, cooperative: bool = False) -> KernelSpec:
-        return recursion(name, self.part, self.kind, self.lanes, self.call.leaky, cooperative)
-
-    @cached_property
-    def _of_lanes(self) -> list[Argument]:
-        lengths = self.lanes_there.pointer + 4 * self.groups.num_lanes
-        return [self.lanes_there, np.uint64(lengths), self.call.kinds]
+    def _end(self, begin: int) -> int:
+        return min(begin + self.frames, self.num_frames)
 
     def _read_frames(self, begin: int) -> None:
-        end = self._end(begin)
-        tiles = -(-(end - begin) // (TILE // self.part.tables.plan.sequences(self.lanes)))
+        end, call = self._end(begin), self.call
+        tiles = -(-(end - begin) // (TILE // self.plan.sequences(self.prepared.lanes)))
         if not tiles:
             return
-        scores, num_lanes = self.call.scores, self.groups.num_lanes
-        # OUT does not concern `read_frames`; with the usual one it is compiled together with `write_occupancies`.
-        out = "float64" if scores.dtype == "float64" else "float32"
-        self.call.device.launch(
-            self._frames("read_frames", out),
-            len(self.groups.fields) * tiles,
+        call.device.launch(
+            self.prepared.kernels.read_frames,
+            self.prepared.num_groups * tiles,
             THREADS,
             16 * TILE + 16 * TILE + TILE * (TILE + 1) * VALUE_BYTES[self.kind],
             [
-                *(self.fields, self.on_device.pdfs, *self._of_lanes, *self.call.strided_scores),
-                *(self._memory["probs"], self._memory["offsets"]),
-                *(np.int32(num_lanes), np.int32(begin), np.int32(end)),
+                *(self.fields, self.prepared.tables.pdfs, *self._of_lanes, *strided(call.scores)),
+                *(call.scratch.probs, call.scratch.offsets, self.groups.num_lanes, begin, end),
             ],
         )
 
-    def _pass(self, name: str, arguments: list[Argument], tail: list[Argument]) -> None:
-        """Launch `forward` or `backward`; its arguments before and after those of the blocks that share a group."""
-        device, tables, count = self.call.device, self.part.tables, len(self.groups.fields)
-        plan = tables.plan
-        work: list[Argument] = [NULL, NULL]
-        if plan.on_chip:
-            blocks, kernel = plan.cluster, self.recursion(name)
-            shared = self.part.shared_bytes(self.kind, self.lanes)
-        else:
-            at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
-            blocks = max(1, min(tables.most_shards, at_once // count))
-            kernel = self.recursion(name, cooperative=blocks > 1)
-            shared = WARP * VALUE_BYTES[self.kind] * (plan.threads // WARP)
-            work = [self._memory["work"], np.uint64(self.call.counters.pointer + 4 * self.first_counter)]
-        arguments = [*arguments, *work, np.int32(blocks), *tail]
-        device.launch(kernel, count * blocks, plan.threads, shared, arguments)
-
-    def _forward(
-        self, begin: int, before: Memory | None, after: Memory | None, history: Memory | None
-    ) -> None:
-        states = address(history), address(before), address(after)
-        on_device = self.on_device
-        self._pass(
-            "forward",
+    def _forward(self, begin: int, before: int, after: int, history: int) -> None:
+        call, prepared = self.call, self.prepared
+        room, tables = call.scratch, prepared.tables
+        call.device.launch(
+            prepared.kernels.forward,
+            prepared.num_groups * prepared.blocks,
+            self.plan.threads,
+            prepared.shared_bytes,
             [
-                *(self.fields, *on_device.forward, on_device.vectors, *self._of_lanes),
-                *(self._memory["probs"], *states, self._memory["exponents"]),
+                *(self.fields, *tables.forward, tables.vectors, *self._of_lanes),
+                *(room.probs, history, before, after, room.exponents, *self._sharing),
+                *(begin, self._end(begin), call.log_leak, np.float32(self.least_total)),
             ],
-            [np.int32(begin), np.int32(self._end(begin)), self.call.log_leak, np.float32(self.least_total)],
         )
 
-    def _backward(self, begin: int, after: Memory | None, before: Memory | None) -> None:
-        on_device = self.on_device
-        self._pass(
-            "backward",
+    def _backward(self, begin: int, after: int, before: int) -> None:
+        call, prepared = self.call, self.prepared
+        room, tables = call.scratch, prepared.tables
+        call.device.launch(
+            prepared.kernels.backward,
+            prepared.num_groups * prepared.blocks,
+            self.plan.threads,
+            prepared.shared_bytes,
             [
-                *(self.fields, *on_device.backward, on_device.pairs, on_device.vectors, *self._of_lanes),
-                *(self._memory["probs"], self._memory["history"], address(after), address(before)),
+                *(self.fields, *tables.backward, tables.pairs, tables.vectors, *self._of_lanes),
+                *(room.probs, room.history, after, before, *self._sharing),
+                *(begin, self._end(begin), call.log_leak),
             ],
-            [np.int32(begin), np.int32(self._end(begin)), self.call.log_leak],
         )
 
-    def _finish(self, state: Memory) -> None:
-        num_lanes = self.groups.num_lanes
-        self.call.device.launch(
-            self.recursion("finish"),
+    def _finish(self, state: int) -> None:
+        num_lanes, call = self.groups.num_lanes, self.call
+        room = call.scratch
+        call.device.launch(
+            self.prepared.kernels.finish,
             num_lanes,
             THREADS,
             THREADS * (VALUE_BYTES[self.kind] + 8),
             [
-                *(self.fields, self.on_device.vectors, *self._of_lanes, state),
-                *(self._memory["offsets"], self._memory["exponents"], np.int32(num_lanes)),
-                *(self.call.log_leak, self.call.log_prob, self.call.ok),
+                *(
+                    self.fields,
+                    self.prepared.tables.vectors,
+                    *self._of_lanes,
+                    state,
+                    room.offsets,
+                    room.exponents,
+                ),
+                *(num_lanes, call.log_leak, call.log_prob.pointer, call.ok.pointer),
             ],
         )
 
-    def _write_occupancies(
-        self, begin: int, weights: Memory | DeviceArray, out: DeviceArray, is_new: bool
-    ) -> None:
-        end, on_device = self._end(begin), self.on_device
-        if end == begin:
+    def _write_occupancies(self, begin: int) -> None:
+        end, prepared, call = self._end(begin), self.prepared, self.call
+        if end == begin or call.occupancies is None:
             return
-        threads, groups = TILE * self.part.tables.plan.sequences(self.lanes), len(self.groups.fields)
+        out, weights, is_new = call.occupancies
+        threads, groups = TILE * self.plan.sequences(prepared.lanes), prepared.num_groups
+        tables = prepared.tables
         # As many blocks as keep the device busy: those of a group that is not concerned have to be started too.
-        at_once = BUSY_THREADS * self.call.device.limits.multiprocessors // threads
+        at_once = BUSY_THREADS * call.device.limits.multiprocessors // threads
         blocks = max(1, min(end - begin, at_once // groups))
-        self.call.device.launch(
-            self._frames("write_occupancies", out.dtype),
+        call.device.launch(
+            prepared.kernels.write_occupancies,
             groups * blocks,
             threads,
             threads * VALUE_BYTES[self.kind],
             [
-                *(self.fields, on_device.pdfs, on_device.pairs_by_column, on_device.column_ends),
-                *(*self._of_lanes, self.call.ok, address(weights), self._memory["history"]),
-                *(*strided(out), np.int32(begin), np.int32(end), np.int32(blocks)),
-                np.int64(out.shape[2] if is_new else 0),
+                *(self.fields, tables.pdfs, tables.pairs_by_column, tables.column_ends, *self._of_lanes),
+                *(call.ok.pointer, weights.pointer, call.scratch.history, *strided(out)),
+                *(begin, end, blocks, out.shape[2] if is_new else 0),
             ],
         )
 
 
-def make_runs(
+def run_all(
     device: Device,
     batch: TableBatch,
     scores: DeviceArray,
     lengths: Integers,
     leaky: float,
+    occupancies: Occupancies | None,
     memory_budget: float | None,
-) -> list[Run]:
-    """All runs of a call, in the order of their kinds, with one upload of what depends on the lengths.
+) -> Call:
+    """All runs, in the order of their kinds, with one upload of what depends on the lengths.
 
     scores [N, T, P] are on the device, lengths int64 [N] on the host; the batch has N tables, or one that all share.
     leaky: c of equation (3). memory_budget: bytes for probabilities and history; None for a 16th of the device's memory.
@@ -398,58 +408,105 @@ def make_runs(
     kinds, starts = kinds_of(scores.dtype, least_total, lengths, growth)
     budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
     longest = int(lengths.max(initial=0))
-    plans: list[tuple[int, SubBatch, int, tuple[PlannedTables, int, int]]] = []
+    out = scores if occupancies is None else occupancies.out
     arrays: list[npt.NDArray[Any]] = [starts, lengths]
-    made: dict[
-        Hashable, tuple[Groups, int, int]
-    ] = {}  # with the frames of a window, and which array is the first
+    # With the frames of a window, and which array is the first.
+    made: dict[Hashable, tuple[Groups, int, int]] = {}
+    plans: list[tuple[Prepared, tuple[Groups, int, int]]] = []
     for kind in kinds:
-        for part in sub_batches(batch, limits, kind, scores.dtype == "float64", laid_out):
-            which, rows = part.which, part.rows
-            lanes = _lanes(device, part, kind, leaky) if rows is None else 1
-            key = part.tables, lanes, VALUE_BYTES[kind]
-            plans.append((kind, part, lanes, key))
-            if key in made:
-                continue
-            of_part = growth if rows is None else growth[which]
-            groups = make_groups(part.tables, lanes, which, rows, lengths[which], of_part)
-            frames = window_of(kind, groups, longest, budget)
-            made[key] = groups, frames, len(arrays)
-            arrays += [groups.in_windows(frames).fields, groups.lanes]
+        for prepared in prepare(device, batch, kind, scores.dtype, out.dtype, leaky, laid_out):
+            (tables, which, rows, _), lanes = prepared.part, prepared.lanes
+            key = tables, lanes, VALUE_BYTES[kind]
+            if key not in made:
+                if rows is None:
+                    groups = make_groups(tables, lanes, which, rows, lengths, growth)
+                else:
+                    groups = make_groups(tables, lanes, which, rows, lengths[which], growth[which])
+                frames = window_of(kind, groups, longest, budget)
+                made[key] = groups, frames, len(arrays)
+                arrays += [groups.in_windows(frames).fields, groups.lanes]
+            plans.append((prepared, made[key]))
     uploaded = device.upload(arrays)
-    num_counters = sum(len(made[key][0].fields) for *_, key in plans)
-    sizes = 4 * batch.size, 8 * batch.size, batch.size, 4 * num_counters
-    kinds_there, log_prob, ok, counters = device.pieces(sizes)
-    call = Call(device, scores, leaky, kinds_there, uploaded[1], log_prob, ok, counters)
-    runs, counter = [], 0
-    for kind, part, lanes, key in plans:
-        groups, frames, first = made[key]
-        runs.append(
-            Run(
-                call,
-                kind,
-                part,
-                lanes,
-                groups,
-                frames,
-                num_frames=longest,
-                least_total=least_total or 0.0,
-                on_device=tables_on_device(device, batch, part, kind, leaky > 0.0),
-                fields=uploaded[first],
-                lanes_there=uploaded[first + 1],
-                first_counter=counter,
-            )
-        )
-        counter += len(groups.fields)
-    size = np.int32(batch.size)
+    num_counters = sum(prepared.num_groups for prepared, _ in plans)
+    kinds_there, log_prob, ok, counters = device.pieces(
+        [4 * batch.size, 8 * batch.size, batch.size, 4 * num_counters]
+    )
+    needed = [
+        _scratch_bytes(prepared, groups, frames, longest, occupancies is not None)
+        for prepared, (groups, frames, _) in plans
+    ]
+    scratch = device.pieces([max(sizes) for sizes in zip(*needed, strict=True)])
+    addresses = Scratch(*[memory.pointer for memory in scratch])
+    call = Call(device, scores, leaky, occupancies, kinds_there, uploaded[1], log_prob, ok, addresses)
+    counter = counters.pointer
     device.launch(
-        runs[0].recursion("prepare"),
+        plans[0][0].kernels.prepare,
         -(-max(batch.size, num_counters) // THREADS),
         THREADS,
         0,
-        [uploaded[0], call.kinds, size, call.counters, np.int32(num_counters)],
+        [uploaded[0].pointer, kinds_there.pointer, batch.size, counters.pointer, num_counters],
     )
-    return runs
+    for prepared, (groups, frames, first) in plans:
+        there = uploaded[first].pointer, uploaded[first + 1].pointer
+        Run(call, prepared, groups, frames, longest, least_total or 0.0, *there, counter).run()
+        counter += 4 * prepared.num_groups
+    return call
+
+
+def _scratch_bytes(prepared: Prepared, groups: Groups, frames: int, num_frames: int, keep: bool) -> Scratch:
+    """For windows of so many of the frames; keep: `forward` leaves a history."""
+    on_chip = prepared.part.tables.plan.on_chip
+    value, sizes = VALUE_BYTES[prepared.kind], groups.sizes
+    return Scratch(
+        state=sizes["state"] * value,
+        other_state=sizes["state"] * value if frames < num_frames else 0,
+        probs=sizes["probs"] * frames * value,
+        exponents=8 * groups.num_lanes,
+        offsets=8 * groups.num_lanes * num_frames,
+        history=sizes["history"] * frames * value if keep else 0,
+        work=0 if on_chip else sizes["work"] * value,
+    )
+
+
+def prepare(
+    device: Device,
+    batch: TableBatch,
+    kind: int,
+    scores: str,
+    out: str,
+    leaky: float,
+    laid_out: LaidOut | None = None,
+) -> list[Prepared]:
+    """How a batch is computed in one kind of number, for scores and occupancies of these types; kept with its tables."""
+    limits, owner = device.limits, batch.tables[0] if batch.is_shared else batch
+
+    def made() -> list[Prepared]:
+        parts = sub_batches(batch, limits, kind, scores == "float64", laid_out)
+        return [_prepared(device, batch, part, kind, scores, out, leaky) for part in parts]
+
+    if device.stream is None:
+        return made()
+    key = "prepared", device.index, device.stream, limits, kind, batch.size, scores, out, leaky > 0.0
+    kept: list[Prepared] = _keep(owner, key, made)
+    return kept
+
+
+def _prepared(
+    device: Device, batch: TableBatch, part: SubBatch, kind: int, scores: str, out: str, leaky: float
+) -> Prepared:
+    plan = part.tables.plan
+    lanes = _lanes(device, part, kind, leaky) if part.rows is None else 1
+    num_groups = -(-len(part.which) // plan.sequences(lanes))
+    if plan.on_chip:
+        blocks, shared = plan.cluster, part.shared_bytes(kind, lanes)
+    else:
+        at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
+        blocks = max(1, min(part.tables.most_shards, at_once // num_groups))
+        shared = WARP * VALUE_BYTES[kind] * (plan.threads // WARP)
+    together = blocks > 1 and not plan.on_chip
+    kernels = kernels_of(plan, part.form, kind, lanes, leaky > 0.0, scores, out, together)
+    tables = tables_on_device(device, batch, part, kind, leaky > 0.0)
+    return Prepared(kind, part, lanes, num_groups, blocks, shared, kernels, tables)
 
 
 def _lanes(device: Device, part: SubBatch, kind: int, leaky: float) -> int:
@@ -459,7 +516,10 @@ def _lanes(device: Device, part: SubBatch, kind: int, leaky: float) -> int:
         return 1
 
     def chosen() -> int:
-        kernel = recursion("forward", part, kind, plan.max_lanes, leaky)  # it needs the most registers
+        types = "float32", "float32"  # which `forward` never sees
+        kernel = kernels_of(
+            plan, part.form, kind, plan.max_lanes, leaky > 0.0, *types
+        ).forward  # the most registers
         return lanes_for(
             plan, size, lambda lanes: device.at_once(kernel, plan.threads, part.shared_bytes(kind, lanes))
         )
@@ -608,15 +668,16 @@ def tables_on_device(
             return [*encode(of_arcs, form == EXPONENTS, tables.layouts)[0]]
         return [*tables.weights(of_arcs, form == EXPONENTS)]
 
-    *arcs, vectors = device.resident(owner, ("weights", tables, of_arcs, form), weights)
+    there = device.resident(owner, ("weights", tables, of_arcs, form), weights)
+    forward_arcs, backward_arcs, vectors = (memory.pointer for memory in there)
     if kind != of_arcs:
-        (vectors,) = device.resident(owner, ("vectors", tables), lambda: [tables.vectors(kind)])
-    pairs = shape[6]
-    first, second = pairs, pairs
+        (own,) = device.resident(owner, ("vectors", tables), lambda: [tables.vectors(kind)])
+        vectors = own.pointer
+    *sums, pairs, pdfs, by_column, ends = (memory.pointer for memory in shape)
+    entries_there = [pairs, pairs]
     if leaks:
-        first, second = device.resident(
-            owner, ("entries", tables, of_arcs), lambda: entries(of_arcs, tables.layouts)
-        )
-    return DeviceTables(
-        [*shape[:3], arcs[0], first], [*shape[3:6], arcs[1], second], vectors, pairs, *shape[7:]
-    )
+        made = device.resident(owner, ("entries", tables, of_arcs), lambda: entries(of_arcs, tables.layouts))
+        entries_there = [memory.pointer for memory in made]
+    forward = [*sums[:3], forward_arcs, entries_there[0]]
+    backward = [*sums[3:], backward_arcs, entries_there[1]]
+    return DeviceTables(forward, backward, vectors, pairs, pdfs, by_column, ends)

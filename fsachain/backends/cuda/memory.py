@@ -173,14 +173,13 @@ _staging = _Staging()
 
 
 def upload(
-    arrays: Sequence[npt.NDArray[Any]], make_block: Callable[[int], Block], stream: Stream
+    arrays: Sequence[npt.NDArray[Any]], make_block: Callable[[int], Block], stream: Stream, capturing: bool
 ) -> tuple[Block, list[Memory], Any]:
     """Copies of the arrays by one transfer: their block, its pieces, and an event after the transfer (None in a capture)."""
     import cupy
 
     block, parts = pieces(make_block, [array.nbytes for array in arrays])
     total = parts[-1].pointer - block.pointer + parts[-1].num_bytes
-    capturing = stream.is_capturing()
     buffer = _staging.take_for_capture(total) if capturing else _staging.take(total)
     staged = memoryview(buffer).cast("B")
     for array, part in zip(arrays, parts, strict=True):
@@ -204,11 +203,11 @@ class _Resident:
         self._streams = {stream.ptr}
         self._is_captured = False
 
-    def on(self, stream: Any) -> list[Memory]:
+    def on(self, stream: Any, capturing: bool) -> list[Memory]:
         """The arrays, for work that is given to `stream` from now on."""
         # A capture starts when the device has nothing left to do (torch.cuda.graph waits for that), and may neither wait
         # for what was recorded before it nor tell the pool.
-        if stream.is_capturing():
+        if capturing:
             if not self._is_captured:
                 _captured.append(self._block)
                 self._is_captured = True
@@ -226,6 +225,7 @@ _lock = Lock()
 _captured: list[Any] = []
 _residents: WeakKeyDictionary[Any, dict[Hashable, _Resident]] = WeakKeyDictionary()
 _left_behind: list[Any] = []
+_NOTHING: dict[Hashable, _Resident] = {}
 
 
 def resident(
@@ -234,20 +234,20 @@ def resident(
     make: Callable[[], Sequence[npt.NDArray[Any]]],
     make_block: Callable[[int], Block],
     stream: Stream,
+    capturing: bool,
 ) -> list[Memory]:
     """See `device.Device.resident`; `key` names the device too."""
-    with _lock:
-        found = _residents.setdefault(owner, {}).get(key)
+    found = _residents.get(owner, _NOTHING).get(key)
     if found is None:
-        if stream.is_capturing():
+        if capturing:
             raise BackendUnavailable(
                 f"a CUDA graph is being captured and a {type(owner).__name__} is not on the device yet; expected the same "
                 "call to have run before the capture, or TableBatch.to"
             )
-        fresh = _Resident(*upload(make(), make_block, stream), stream)
+        fresh = _Resident(*upload(make(), make_block, stream, capturing), stream)
         with _lock:
             found = _residents.setdefault(owner, {}).setdefault(key, fresh)
-    return found.on(stream)
+    return found.on(stream, capturing)
 
 
 def _after_fork() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cuda.device import Argument, Device, DeviceArray, KernelSpec, Limits, macros, strided
+from fsachain.backends.cuda.device import Device, DeviceArray, KernelSpec, Limits, macros, strided
 from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
@@ -79,26 +79,28 @@ def best_paths(
     result = BestPaths(device.empty(8 * size), device.empty(4 * size * num_frames))
     ends = device.empty(4 * size)
     back = device.empty(plan.back_bytes * rows * min(plan.every, longest))
-    common: list[Argument] = [*strided(scores), lengths_there, offsets, np.int32(batch.is_shared), *arrays]
-    common += [room, np.int64(room_doubles), np.int64(num_frames)]
+    tables = [memory.pointer for memory in arrays]
+    common = [*strided(scores), lengths_there.pointer, offsets.pointer, int(batch.is_shared), *tables]
+    common += [room.pointer, room_doubles, num_frames]
+    found = result.score.pointer, ends.pointer, result.arcs.pointer
     defines = macros(
         ELEMENT=scores, BACK=plan.back_type, THREADS=plan.threads, LANES=plan.lanes, ON_CHIP=plan.on_chip
     )
 
-    def run(name: str, *arguments: Argument) -> None:
+    def run(name: str, *arguments: int) -> None:
         kernel = KernelSpec("best_path.cu", name, defines)
         shared = FIXED_SHARED + (8 * plan.num_doubles if plan.on_chip else 0)
         device.launch(kernel, size, plan.threads, shared, [*common, *arguments])
 
     if longest <= plan.every:
-        run("best_path_whole", np.int64(longest), back, result.score, ends, result.arcs)
+        run("best_path_whole", longest, back.pointer, *found)
         return result
     count = longest // plan.every + 1
     marks = device.empty(8 * rows * count)
-    windows = np.int64(plan.every), np.int64(count), marks
-    run("best_path_marks", *windows, result.score, ends, result.arcs)
+    windows = plan.every, count, marks.pointer
+    run("best_path_marks", *windows, *found)
     for window in range((longest - 1) // plan.every, -1, -1):
-        run("best_path_window", *windows, np.int64(window), back, ends, result.arcs)
+        run("best_path_window", *windows, window, back.pointer, *found[1:])
     return result
 
 

@@ -48,6 +48,8 @@ GROUP = fields_of(
     "shards first_shard states pairs columns vectors first_column first_pair_row probs history state work forward_partials "
     "backward_partials max_shard_states max_shard_pairs growth"
 )
+OF_GROUP = ("probs", "history", "state", "work")  # fields of a group that say where its values begin
+FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
 
 # Where there is room: a barrier of a cluster empties the first-level cache, from which metadata would come else.
 METADATA_ON_CHIP = True
@@ -91,6 +93,9 @@ class PlannedTables:
     plan: Plan
     layouts: tuple[Layout, ...]
     _shared_bytes: dict[tuple[int, int, int], int] = field(default_factory=dict, kw_only=True)
+    _groups: dict[tuple[int, int], tuple[Integers, dict[str, int]]] = field(
+        default_factory=dict, kw_only=True
+    )
 
     @cached_property
     def sizes(self) -> npt.NDArray[Any]:
@@ -124,6 +129,20 @@ class PlannedTables:
         fields["first_column"] = starts_of(sizes["columns"])
         fields["first_pair_row"] = starts_of(sizes["filled_pairs"])
         return fields.view(np.int64).reshape(len(fields), -1)
+
+    def groups_of(self, rows: Integers, width: int) -> tuple[Integers, dict[str, int]]:
+        """`Groups.fields` of groups of so many sequences whose tables are these, without growth; and `Groups.sizes`."""
+        fields, counts = self.fields.take(rows, axis=0), self.counts.take(rows, axis=0)
+        ends = counts.cumsum(axis=0)
+        fields[:, FIRST_OF_GROUP : FIRST_OF_GROUP + len(OF_GROUP)] = (ends - counts) * width
+        return fields, {name: width * total for name, total in zip(OF_GROUP, ends[-1].tolist(), strict=True)}
+
+    def groups_of_one(self, count: int, width: int) -> tuple[Integers, dict[str, int]]:
+        """As `groups_of`, of so many groups for the only table; kept."""
+        key = count, width
+        if key not in self._groups:
+            self._groups[key] = self.groups_of(np.zeros(count, np.int64), width)
+        return self._groups[key]
 
     def shape(self) -> list[npt.NDArray[Any]]:
         """See `layout.joined`."""
@@ -281,10 +300,6 @@ def lanes_for(plan: Plan, size: int, at_once: Callable[[int], int]) -> int:
     return min(zip(waves, choices, strict=True), key=lambda choice: choice[0] * (5.0 + 1.5 * choice[1]))[1]
 
 
-OF_GROUP = ("probs", "history", "state", "work")  # fields of a group that say where its values begin
-FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
-
-
 @dataclass(frozen=True)
 class Groups:
     """Sequences, longest first, in groups that a block, a cluster or blocks that share memory work on together.
@@ -322,15 +337,14 @@ def make_groups(
     count = -(-len(order) // width)
     placed = np.full((2, count * width), -1, dtype=np.int32)
     placed[:, : len(order)] = numbers[order], lengths[order]
-    of_group = np.zeros(count, np.int64) if rows is None else rows[order]
-    fields = tables.fields.take(of_group, axis=0)
-    fields[:, -1] = growth if rows is None else growth[order]
-    counts = tables.counts.take(of_group, axis=0)
-    ends = counts.cumsum(axis=0)
-    first = FIRST_OF_GROUP
-    fields[:, first : first + len(OF_GROUP)] = (ends - counts) * width
-    totals = [width * total for total in ends[-1].tolist()]
-    return Groups(fields, placed, dict(zip(OF_GROUP, totals, strict=True)), count * width)
+    if rows is None:
+        fields, sizes = tables.groups_of_one(count, width)
+        fields = fields.copy()
+        fields[:, -1] = growth
+    else:
+        fields, sizes = tables.groups_of(rows[order], width)
+        fields[:, -1] = growth[order]
+    return Groups(fields, placed, sizes, count * width)
 
 
 def window_of(kind: int, groups: Groups, num_frames: int, budget: float) -> int:
