@@ -23,7 +23,7 @@ from scipy.sparse import csgraph
 
 from fsachain.errors import GraphError, require
 from fsachain.files import text_lines
-from fsachain.openfst import Transducer, named_states, read_fst, read_transducer, write_fst
+from fsachain.openfst import Transducer, fault, named_states, read_arcs, read_transducer, write_fst
 from fsachain.stream import Cursor
 
 Indices = npt.NDArray[np.integer]
@@ -150,17 +150,7 @@ class Fsa:
         final = self.final_log_prob > -math.inf
         keep = on_a_path(self.start, final, self.src[usable], self.dst[usable])
         keep[self.start] = True
-        new = np.cumsum(keep) - 1
-        arcs = usable & keep[self.src] & keep[self.dst]
-        return Fsa(
-            int(keep.sum()),
-            new[self.src[arcs]],
-            new[self.dst[arcs]],
-            self.pdf[arcs],
-            self.log_prob[arcs],
-            self.final_log_prob[keep],
-            int(new[self.start]),
-        )
+        return restricted(self, keep, self.final_log_prob, self.start)
 
     @classmethod
     def from_text(cls, text_or_path: str | PathLike[str]) -> Fsa:
@@ -207,17 +197,9 @@ class Fsa:
                 of NaN or cost -Infinity, another semiring. The message names state and arc.
             MissingExtraError: pywrapfst is not installed.
         """
-        where = "OpenFst acceptor"
-        pywrapfst = require("pywrapfst", extra="graph")
         if fst.arc_type() in ("log", "log64"):
-            fst = pywrapfst.arcmap(fst, map_type="to_std")
-        if fst.arc_type() != "standard":
-            raise GraphError(
-                f"{where}: arc type {fst.arc_type()!r}; expected one of {('standard', 'log', 'log64')}"
-            )
-        if fst.start() < 0:
-            raise GraphError(f"{where}: no states or no start state; expected at least a start state")
-        return _acceptor(Transducer.from_openfst(fst), where)
+            fst = require("pywrapfst", extra="graph").arcmap(fst, map_type="to_std")
+        return _acceptor(Transducer.from_openfst(fst), "OpenFst acceptor")
 
     def to_openfst(self) -> Any:
         """The same acceptor as a pywrapfst `VectorFst` (tropical; needs the `graph` extra).
@@ -261,43 +243,25 @@ def input_fsa(graph: Transducer) -> Fsa:
 def read_fsa(cursor: Cursor) -> Fsa:
     """An acceptor over pdfs: labels pdf + 1 on both sides, no epsilon, such as den.fst or a supervision."""
     begin = cursor.position
-    arcs = read_fst(cursor)
     try:
-        return _acceptor(arcs, cursor.name)
+        return _acceptor(read_arcs(cursor), cursor.name)
     except GraphError as error:
         cursor.fail(f"no acceptor over pdfs ({error})", begin)
 
 
 def _acceptor(graph: Transducer, where: str) -> Fsa:
     """The acceptor of a transducer whose labels are pdf + 1 on both sides; the message of an error begins with `where`."""
-    if not 0 <= graph.start < graph.num_states:
-        raise GraphError(f"{where}: no states or no start state; expected at least a start state")
-    _check_arcs(graph, where)
-    bad = np.flatnonzero(np.isnan(graph.final_log_prob) | (graph.final_log_prob == np.inf))
-    if bad.size:
-        cost = f"final cost {-graph.final_log_prob[bad[0]]:g}"
-        raise GraphError(f"{where}: state {bad[0]} has {cost}; expected a finite cost or Infinity")
+    if what := fault(graph, is_acceptor=True):
+        raise GraphError(f"{where}: {what}")
     return input_fsa(graph)
 
 
-def _check_arcs(arcs: Transducer, where: str) -> None:
-    """Refuse the first arc that an `Fsa` cannot hold; arcs are numbered within their state, as in OpenFst."""
-    cost = 0.0 - arcs.log_prob
-    checks: tuple[tuple[npt.NDArray[np.bool_], str], ...] = (
-        (arcs.ilabel != arcs.olabel, "expected an acceptor: equal input and output labels"),
-        (arcs.ilabel <= 0, "expected labels >= 1 (pdf + 1); remove epsilons (label 0) first"),
-        (np.isnan(cost) | (cost == -np.inf), "expected a finite cost or Infinity"),
-        ((arcs.dst < 0) | (arcs.dst >= arcs.num_states), f"expected a destination in [0, {arcs.num_states})"),
-    )
-    for is_bad, expected in checks:
-        if is_bad.any():
-            arc = int(np.argmax(is_bad))
-            src = int(arcs.src[arc])
-            number = arc - int(np.searchsorted(arcs.src, src))
-            came = (
-                f"labels {arcs.ilabel[arc]}:{arcs.olabel[arc]}, cost {cost[arc]:g}, to state {arcs.dst[arc]}"
-            )
-            raise GraphError(f"{where}: state {src}, arc {number} has {came}; {expected}")
+def restricted(fsa: Fsa, keep: npt.NDArray[np.bool_], final_log_prob: Floats, start: int) -> Fsa:
+    """The states to keep [S], renumbered in order, and the arcs among them that can be taken."""
+    new = np.cumsum(keep) - 1
+    arcs = (fsa.log_prob > -math.inf) & keep[fsa.src] & keep[fsa.dst]
+    src, dst, pdf = new[fsa.src[arcs]], new[fsa.dst[arcs]], fsa.pdf[arcs]
+    return Fsa(int(keep.sum()), src, dst, pdf, fsa.log_prob[arcs], final_log_prob[keep], int(new[start]))
 
 
 def _integers(values: npt.ArrayLike, name: str, length: int) -> Ints:

@@ -218,7 +218,10 @@ def read_fst(cursor: Cursor) -> Transducer:
     States, labels and weights are checked; a DataError names the place in the file.
     """
     begin = cursor.position
-    return _checked(cursor, begin, read_arcs(cursor))
+    arcs = read_arcs(cursor)
+    if what := fault(arcs):
+        cursor.fail(f"an FST with {what}", begin)
+    return arcs
 
 
 def read_arcs(cursor: Cursor) -> Transducer:
@@ -387,19 +390,33 @@ def _transducer(
     )
 
 
-def _checked(cursor: Cursor, begin: int, arcs: Transducer) -> Transducer:
-    if not 0 <= arcs.start < arcs.num_states:
-        cursor.fail(f"start state {arcs.start} of an FST of {arcs.num_states} states", begin)
-    for is_bad, what in (
-        ((arcs.dst < 0) | (arcs.dst >= arcs.num_states), f"leads beyond the {arcs.num_states} states"),
-        ((arcs.ilabel < 0) | (arcs.olabel < 0), "has a negative label"),
-        (np.isnan(arcs.log_prob) | (arcs.log_prob == np.inf), "has the cost NaN or -Infinity"),
+def fault(graph: Transducer, *, is_acceptor: bool = False) -> str | None:
+    """What is wrong with the first state, label or weight that is; arcs are numbered within their state, as in OpenFst."""
+    if not 0 <= graph.start < graph.num_states:
+        return f"the start state {graph.start}, of {graph.num_states}; expected at least a start state"
+    cost, final_cost = 0.0 - graph.log_prob, 0.0 - graph.final_log_prob
+    same, least = "expected an acceptor: equal input and output labels", "expected labels >= 0"
+    if is_acceptor:
+        least = "expected labels >= 1 (pdf + 1); remove epsilons (label 0) first"
+    for is_bad, expected in (
+        ((graph.ilabel != graph.olabel) & is_acceptor, same),
+        (np.minimum(graph.ilabel, graph.olabel) < is_acceptor, least),
+        (np.isnan(cost) | (cost == -np.inf), "expected a finite cost or Infinity"),
+        (
+            (graph.dst < 0) | (graph.dst >= graph.num_states),
+            f"expected a destination in [0, {graph.num_states})",
+        ),
     ):
         if is_bad.any():
-            cursor.fail(f"arc {np.argmax(is_bad)} of an FST {what}", begin)
-    if np.any(np.isnan(arcs.final_log_prob) | (arcs.final_log_prob == np.inf)):
-        cursor.fail("an FST with the final cost NaN or -Infinity", begin)
-    return arcs
+            arc = int(np.argmax(is_bad))
+            src, labels = int(graph.src[arc]), f"{graph.ilabel[arc]}:{graph.olabel[arc]}"
+            number = arc - int(np.searchsorted(graph.src, src))
+            came = f"labels {labels}, cost {cost[arc]:g}, to state {graph.dst[arc]}"
+            return f"state {src}, arc {number} of {came}; {expected}"
+    bad = np.flatnonzero(np.isnan(final_cost) | (final_cost == -np.inf))
+    if bad.size:
+        return f"state {bad[0]} of final cost {final_cost[bad[0]]:g}; expected a finite cost or Infinity"
+    return None
 
 
 def read_transducer(path: str | os.PathLike[str]) -> Transducer:

@@ -24,9 +24,9 @@ import struct
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,14 @@ LONGEST_TOKEN = 4096
 LONGEST_LINE = 1 << 14  # bytes of a line of a few fields
 LONGEST_LIST = 1 << 26  # of a line of numbers, one for each frame
 MAX_DIGITS = 18  # of an id: int() of thousands of digits is an error of its own
+_INTEGERS = {
+    4: struct.Struct("<i"),
+    8: struct.Struct("<q"),
+    252: struct.Struct("<I"),
+    248: struct.Struct("<Q"),
+}
+_REALS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
+Number = TypeVar("Number", int, float)
 _SPACE = re.compile(rb"\s*")
 _LINE = re.compile(rb"[^\n]*")
 _TOKEN = re.compile(rb"\S{1,%d}" % LONGEST_TOKEN)
@@ -123,20 +131,7 @@ class Cursor:
 
     def integer(self, what: str, lowest: int = -(2**31), highest: int = 2**31 - 1) -> int:
         begin = self.position
-        if self.binary:
-            width = self.take(1, what)[0]
-            if width not in (4, 8, 252, 248):
-                self.fail(f"{what}: expected an integer, its width byte is {width}", begin)
-            unsigned = width > 128
-            value = int.from_bytes(
-                self.take(256 - width if unsigned else width, what), "little", signed=not unsigned
-            )
-        else:
-            text = self.token(what)
-            try:
-                value = int(text)
-            except ValueError:
-                self.fail(f"{what}: expected an integer, found {text[:40]!r}", begin)
+        value = self._number(what, "an integer", _INTEGERS, int)
         if not lowest <= value <= highest:
             self.fail(f"{what} = {value}: expected {lowest} to {highest}", begin)
         return value
@@ -144,19 +139,25 @@ class Cursor:
     def real(self, what: str) -> float:
         """One float or double; NaN is refused."""
         begin = self.position
-        if self.binary:
-            width = self.take(1, what)[0]
-            if width not in (4, 8):
-                self.fail(f"{what}: expected a real number, its width byte is {width}", begin)
-            value = float(struct.unpack("<f" if width == 4 else "<d", self.take(width, what))[0])
-        else:
-            text = self.token(what)
-            try:
-                value = float(text)
-            except ValueError:
-                self.fail(f"{what}: expected a real number, found {text[:40]!r}", begin)
+        value = self._number(what, "a real number", _REALS, float)
         if math.isnan(value):
             self.fail(f"{what} is NaN", begin)
+        return value
+
+    def _number(
+        self, what: str, kind: str, formats: dict[int, struct.Struct], parse: Callable[[str], Number]
+    ) -> Number:
+        begin = self.position
+        if not self.binary:
+            text = self.token(what)
+            try:
+                return parse(text)
+            except ValueError:
+                self.fail(f"{what}: expected {kind}, found {text[:40]!r}", begin)
+        width = self.take(1, what)[0]
+        if width not in formats:
+            self.fail(f"{what}: expected {kind}, its width byte is {width}", begin)
+        value: Number = formats[width].unpack(self.take(formats[width].size, what))[0]
         return value
 
     def boolean(self, what: str) -> bool:

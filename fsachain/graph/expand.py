@@ -318,13 +318,16 @@ class _Expander:
 Ints = npt.NDArray[np.int64]
 
 
+DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
+
+
 class FrameTimes(NamedTuple):
     """The options of `build_supervision` that relate input to output frames."""
 
-    left_tolerance: int
-    right_tolerance: int
-    subsampling: int
-    time_offset: int
+    left_tolerance: int = DEFAULT_TOLERANCE
+    right_tolerance: int = DEFAULT_TOLERANCE
+    subsampling: int = 3
+    time_offset: int = 0
 
     def check(self, name: str) -> None:
         for option, value in self._asdict().items():

@@ -23,12 +23,11 @@ import numpy as np
 from fsachain.brief import brief
 from fsachain.errors import DataError, GraphError
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines
-from fsachain.kaldi.symbols import in_id_order, symbol_and_id
+from fsachain.kaldi.symbols import read_symbols
 
 __all__ = ["Lexicon", "Pronunciation"]
 
 FORMATS = ("auto", "lexicon", "lexiconp")
-EPSILON_NAMES = ("<eps>", "<epsilon>")
 JSON_FORMAT = "fsachain-lexicon-2"
 _LONGEST_ENTRY = 1 << 13  # bytes of a line of text: a word and 4,000 phones
 _MOST_LOOKED_AT = 1000  # words, to see whether they are their characters
@@ -362,10 +361,9 @@ def _check_pronunciation(word: str, phones: Sequence[int], prob: float, num_phon
         raise GraphError(f"word {word[:80]!r} has a pronunciation of probability {came}: expected (0, 1]")
 
 
-class _Entry(NamedTuple):
-    phones: tuple[str, ...]
-    prob: float
-    line: int  # 0 where there is no file
+_Ways = dict[
+    tuple[str, ...], tuple[float, int]
+]  # by phone names: probability, line (0 where there is no file)
 
 
 def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, str, float, Sequence[str]]]:
@@ -408,48 +406,42 @@ def _grouped(
     entries: Iterable[tuple[int, str, float, Sequence[str]]],
     known: Sequence[str] | None,
     path: str | os.PathLike[str] | None,
-) -> dict[str, list[_Entry]]:
+) -> dict[str, _Ways]:
     """Pronunciations by word, in order of the words' first entries; unknown phones and repetitions are refused."""
     allowed = None if known is None else frozenset(known)
-    grouped: dict[str, list[_Entry]] = {}
+
+    def where(line: int) -> str:
+        return "" if path is None else f"{path}:{line}: "
+
+    grouped: dict[str, _Ways] = {}
     for line, word, prob, names in entries:
         spoken = tuple(names)
         if allowed is not None and not allowed.issuperset(spoken):
             stranger = next(name for name in spoken if name not in allowed)
-            where = "" if path is None else f"{path}:{line}: "
             raise GraphError(
-                f"{where}word {word[:80]!r} uses the phone {stranger[:80]!r}, which is not among the "
+                f"{where(line)}word {word[:80]!r} uses the phone {stranger[:80]!r}, which is not among the "
                 f"{len(allowed)} phones"
             )
-        grouped.setdefault(word, []).append(_Entry(spoken, prob, line))
-    for word, ways in grouped.items():
-        if len(ways) > 1 and len({way.phones for way in ways}) < len(ways):
-            _refuse_repeat(word, ways, path)
+        ways = grouped.setdefault(word, {})
+        if spoken in ways:
+            already = f" already on line {ways[spoken][1]}" if line else " twice"
+            raise GraphError(
+                f"{where(line)}word {word!r:.80} has the pronunciation {' '.join(spoken)!r:.80}{already}"
+            )
+        ways[spoken] = prob, line
     return grouped
 
 
-def _refuse_repeat(word: str, ways: Iterable[_Entry], path: str | os.PathLike[str] | None) -> None:
-    first: dict[tuple[str, ...], int] = {}
-    for phones, _, line in ways:
-        if phones in first and path is None:
-            raise GraphError(f"word {word!r:.80} has the pronunciation {' '.join(phones)!r:.80} twice")
-        if phones in first:
-            raise GraphError(
-                f"{path}:{line}: word {word[:80]!r} has this pronunciation already on line {first[phones]}"
-            )
-        first[phones] = line
-
-
 def _numbered(
-    grouped: dict[str, list[_Entry]], known: Sequence[str] | None, silence: str | None
+    grouped: dict[str, _Ways], known: Sequence[str] | None, silence: str | None
 ) -> tuple[tuple[str, ...], Sequence[str], tuple[tuple[Pronunciation, ...], ...]]:
     """Words, phones and pronunciations of a lexicon; without `known` phones silence is first, the others go by name."""
     if known is None:
-        spoken = {name for ways in grouped.values() for way in ways for name in way.phones}
+        spoken = {name for ways in grouped.values() for way in ways for name in way}
         known = [*([] if silence is None else [silence]), *sorted(spoken - {silence})]
     ids = _ids(known)
     pronunciations = tuple(
-        tuple([Pronunciation(tuple([ids[name] for name in way.phones]), way.prob) for way in ways])
+        tuple([Pronunciation(tuple([ids[n] for n in way]), prob) for way, (prob, _) in ways.items()])
         for ways in grouped.values()
     )
     return tuple(grouped), known, pronunciations
@@ -476,17 +468,17 @@ def read_phones(path: str | os.PathLike[str]) -> list[str]:
 
     Ids other than 1, 2, ... without gaps are a GraphError.
     """
-    names: list[str] = []
-    ids: list[int] = []
     try:
-        for number, fields in text_lines(path, longest=_LONGEST_ENTRY):
-            name, phone = symbol_and_id(fields, f"{path}:{number}", "a phone")
-            if name not in EPSILON_NAMES and not name.startswith("#"):
-                names.append(name)
-                ids.append(phone)
-        return list(in_id_order(names, ids, path))
+        names = read_symbols(path)
     except DataError as reason:
         raise GraphError(str(reason)) from reason
+    phones = [name for name in names if not name.startswith("#")]
+    for number, (name, other) in enumerate(zip(phones, names, strict=False), 1):
+        if name != other:
+            raise GraphError(
+                f"{path}: id {number} belongs to {other[:80]!r}; expected phones before such symbols"
+            )
+    return phones
 
 
 def _head(path: str | os.PathLike[str], lines: Iterator[tuple[str, Any]]) -> dict[str, Any]:

@@ -27,11 +27,10 @@ from fsachain.brief import brief
 from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import Expansion, FrameTimes, Unrolled, expand_arcs, unroll
+from fsachain.graph.expand import DEFAULT_TOLERANCE, Expansion, FrameTimes, Unrolled, expand_arcs, unroll
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer
 
-DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
 Ints = npt.NDArray[np.int64]
 
 
@@ -275,40 +274,21 @@ class PhoneLattice:
 
     __repr__ = brief
 
-    def supervision(
-        self,
-        num_input_frames: int,
-        tree: ContextTree,
-        *,
-        left_tolerance: int = DEFAULT_TOLERANCE,
-        right_tolerance: int = DEFAULT_TOLERANCE,
-        subsampling: int = 3,
-        time_offset: int = 0,
-    ) -> Supervision:
+    def supervision(self, num_input_frames: int, tree: ContextTree, **times: int) -> Supervision:
         """The set of all paths within the tolerances, each of weight one, which can be cut into chunks.
 
         Arguments and errors are those of `build_supervision`.
         """
-        times = FrameTimes(left_tolerance, right_tolerance, subsampling, time_offset)
-        return _supervision(*self._within(num_input_frames, tree, times), self.name)
+        return _supervision(*self._within(num_input_frames, tree, FrameTimes(**times)), self.name)
 
     def numerator(
-        self,
-        num_input_frames: int,
-        tree: ContextTree,
-        *,
-        left_tolerance: int = DEFAULT_TOLERANCE,
-        right_tolerance: int = DEFAULT_TOLERANCE,
-        subsampling: int = 3,
-        time_offset: int = 0,
-        normalization: Fsa | None = None,
+        self, num_input_frames: int, tree: ContextTree, *, normalization: Fsa | None = None, **times: int
     ) -> Fsa:
         """The paths within the tolerances with the lattice's weights, for the whole utterance.
 
         Arguments and errors are those of `build_supervision`, and `normalization` that of `build_numerator`.
         """
-        times = FrameTimes(left_tolerance, right_tolerance, subsampling, time_offset)
-        _, unrolled = self._within(num_input_frames, tree, times)
+        _, unrolled = self._within(num_input_frames, tree, FrameTimes(**times))
         if normalization is None:
             return unrolled.fsa
         fsa, _ = product(unrolled.fsa, normalization)

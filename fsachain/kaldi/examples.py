@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError
-from fsachain.fsa import Fsa, arcs_from, read_fsa
+from fsachain.fsa import Fsa, arcs_from, read_fsa, restricted
 from fsachain.kaldi.values import Floats, read_matrix, read_vector
 from fsachain.stream import Cursor
 
@@ -196,17 +196,7 @@ def split_merged(fsa: Fsa, num_sequences: int, num_frames: int) -> Iterator[Fsa]
         end = (number + 1) * num_frames
         inside = (time > number * num_frames) & (time <= end)
         inside[entry] = True
-        kept = inside[graph.src] & inside[graph.dst]
-        new = np.cumsum(inside) - 1
-        return Fsa(
-            int(inside.sum()),
-            new[graph.src[kept]],
-            new[graph.dst[kept]],
-            graph.pdf[kept],
-            graph.log_prob[kept],
-            np.where(time == end, final, -np.inf)[inside],
-            int(new[entry]),
-        )
+        return restricted(graph, inside, np.where(time == end, final, -np.inf), entry)
 
     return (part(number, entry) for number, entry in enumerate(entries))
 
