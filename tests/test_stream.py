@@ -90,10 +90,11 @@ def contents(steps):
     ]
 
 
-@pytest.mark.parametrize("batch_frames", [None, 200])
-def test_streamed_steps_are_those_of_the_corpus_in_memory_bit_for_bit(data, batch_frames):
+@pytest.mark.parametrize(("batch_frames", "views"), [(None, 1), (200, 2)])
+def test_streamed_steps_are_those_of_the_corpus_in_memory_bit_for_bit(data, batch_frames, views):
     options = {
         "batch_frames": batch_frames,
+        "views": views,
         "augmentation": AugmentConfig(time_masks=1, time_mask_frames=5, frame_shift=2, seed=3),
     }
     streamed, whole = stream(data, COPIES, num_threads=2, **options), in_memory(data, COPIES, **options)
@@ -102,6 +103,8 @@ def test_streamed_steps_are_those_of_the_corpus_in_memory_bit_for_bit(data, batc
     for epoch in range(3):
         assert contents(streamed.batches(epoch)) == contents(whole.batches(epoch))
     assert contents(streamed.in_order()) == contents(whole.in_order())
+    assert {part.batch.views for step in streamed.batches(0) for part in step} == {views}
+    assert {part.batch.views for step in streamed.in_order() for part in step} == {1}
     assert streamed.excluded == ()
     streamed.close()
 
@@ -124,17 +127,18 @@ def test_resuming_reads_nothing_of_the_steps_before(data, tmp_path):
     assert resumed.excluded == ()
 
 
-def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(data, tmp_path):
+@pytest.mark.parametrize("views", [1, 2])
+def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(data, tmp_path, views):
     source = stream(data)
     names = [one.id for one in data]
     broken = [replace(one, audio=str(tmp_path / "gone.wav")) if one.id == "u05" else one for one in data]
     corpus = replace(source._corpus, utterances=broken)
     corpus = replace(corpus, stored=lambda one: one_pdf_table(0, 50 if one.id == "u07" else 1))
-    source = StreamSource(corpus, source._preparation, output_lengths, batch_size=1, seed=1)
+    source = StreamSource(corpus, source._preparation, output_lengths, batch_size=1, seed=1, views=views)
     for _ in range(2):  # the same in the next epoch, and named once
         steps = contents(source.batches(0))
         assert sorted(name for step in steps for part in step for name in part[0]) == [
-            name for name in names if name not in ("u05", "u07")
+            name for name in names if name not in ("u05", "u07") for _ in range(views)
         ]
         assert steps.count([]) == 2  # steps that have nobody left
         assert sorted((fault.id, fault.kind) for fault in source.excluded) == [

@@ -271,6 +271,8 @@ class LossConfig:
         out_of_range_regularize (factor): of the squares, halved, of what scores exceed -30 to 30 by.
         xent_regularize (factor): of the cross-entropy of the second head (`network.xent: branch`); 0.1 is usual.
         denominator_scale (factor): of the denominator's log-probability.
+        consistency (factor): of the divergence of two views of each utterance, which differ in what `augment` and dropout
+            draw. A step then has both views, and takes twice as long; 0 off.
     """
 
     leaky_hmm_coefficient: Scheduled = 1e-5
@@ -278,11 +280,17 @@ class LossConfig:
     out_of_range_regularize: Scheduled = 0.01
     xent_regularize: Scheduled = 0.0
     denominator_scale: Scheduled = 1.0
+    consistency: Scheduled = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             for number in values_of(value):
                 check_factor(name, number)
+
+    @property
+    def views(self) -> int:
+        """Of each utterance in a step of training."""
+        return 2 if any(values_of(self.consistency)) else 1
 
     def at(self, progress: float) -> dict[str, float]:
         """The options as numbers: their values at some progress of the training in [0, 1]."""

@@ -234,7 +234,8 @@ class Loader:
     @property
     def _batching(self) -> dict[str, Any]:
         train = self.experiment.train
-        return {"batch_size": train.batch_size, "batch_frames": train.batch_frames, "seed": train.seed}
+        found = {"batch_size": train.batch_size, "batch_frames": train.batch_frames, "seed": train.seed}
+        return {**found, "views": self.experiment.loss.views}
 
     @property
     def _folder(self) -> str | None:

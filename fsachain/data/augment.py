@@ -58,10 +58,11 @@ class AugmentConfig:
             raise ConfigError(f"frequency_warp is {self.frequency_warp}; expected 0 to less than 0.5")
 
 
-def augment(example: Example, config: AugmentConfig, epoch: int) -> Example:
+def augment(example: Example, config: AugmentConfig, epoch: int, view: int = 0) -> Example:
     """A changed copy of the example, of the same shape; the example itself if nothing is to change.
 
-    Features [T, F] may be normalised or not. Epochs count from 0; each draws anew.
+    Features [T, F] may be normalised or not. Epochs count from 0; each draws anew. Views of an example in one epoch share
+    the shift of frames, so that their outputs can be compared frame by frame, and nothing else.
     """
     idle = AugmentConfig(seed=config.seed, time_mask_fraction=config.time_mask_fraction)
     if config == idle or not example.num_frames:
@@ -71,6 +72,8 @@ def augment(example: Example, config: AugmentConfig, epoch: int) -> Example:
     if config.frame_shift:
         shift = int(generator.integers(-config.frame_shift, config.frame_shift + 1))
         features = shift_frames(features, shift)
+    if view:
+        generator = seeded_generator(config.seed, epoch, example.id, view)
     if config.frequency_warp:
         factor = float(generator.uniform(1.0 - config.frequency_warp, 1.0 + config.frequency_warp))
         features = warp_frequencies(features, factor)

@@ -101,6 +101,7 @@ class Batch:
         features: float32 [N, T, F].
         lengths: int64 [N] on the host: input frames before padding.
         windows: the outputs that count; None: all.
+        views: 2: the second half holds other views of the utterances in the first.
     """
 
     ids: tuple[str, ...]
@@ -109,6 +110,7 @@ class Batch:
     features: torch.Tensor
     lengths: torch.Tensor
     windows: WindowBatch | None = None
+    views: int = 1
 
     __repr__ = brief
 
@@ -223,7 +225,7 @@ def normalise(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
     return [replace(e, features=cmvn.apply(e.features, e.speaker)) for e in examples]
 
 
-def collate(examples: Sequence[Example]) -> Batch:
+def collate(examples: Sequence[Example], views: int = 1) -> Batch:
     """Pad examples, of which there is at least one, to one batch; their features have one width, all or none a window."""
     if not examples:
         raise DataError("a batch needs at least one example, got none")
@@ -244,6 +246,7 @@ def collate(examples: Sequence[Example]) -> Batch:
         tuple(e.words for e in examples),
         *_padded([example.features for example in examples]),
         WindowBatch.collate(windows) if windows else None,
+        views,
     )
 
 

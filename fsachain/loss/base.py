@@ -33,6 +33,7 @@ class LossRecord:
         num_log_prob, den_log_prob: [N] log Z of numerator and denominator; -inf: impossible, NaN: illegal score.
         l2_term, out_of_range_term: the penalties, <= 0, already times their factors.
         xent_objf: sum_n w_n sum_t,p occupancy_num xent_log_probs, before `xent_regularize`; 0 without that branch.
+        consistency_term: `LFMMILoss` of two views of each utterance, <= 0, already times its factor; else 0.
         weight: sum_n w_n T_n in output frames, so that objf / weight is per frame; weight_ok: over ok sequences.
         ok: bool [N].
         batch: the numerators; their names are the utterances'.
@@ -45,6 +46,7 @@ class LossRecord:
     l2_term: Tensor
     out_of_range_term: Tensor
     xent_objf: Tensor
+    consistency_term: Tensor
     weight: Tensor
     weight_ok: Tensor
     ok: Tensor
@@ -114,6 +116,7 @@ class SequenceCall(NamedTuple):
     l2_regularize: float
     out_of_range_regularize: float
     boost: float
+    consistency: float
     memory_budget: float | None
     with_gradient: bool
     with_numerator: bool
@@ -122,7 +125,7 @@ class SequenceCall(NamedTuple):
 class Terms(NamedTuple):
     """The weighted sums of a batch over ok sequences, before division by their frames; float64 but for ok and the buffers.
 
-    total: objf + l2_term + out_of_range_term, the only result with a gradient. values [N]: what each sequence adds to
+    total: objf and the three terms, the only result with a gradient. values [N]: what each sequence adds to
     objf, before its weight; not finite where it is not ok. gradient [N, T, P]: d total / d nnet_output; numerator [N, T,
     P]: w_n times the numerator's occupancy; each is empty unless asked for. frames, weights: T_n and w_n [N], where the
     scores live.
@@ -135,6 +138,7 @@ class Terms(NamedTuple):
     ok: Tensor
     l2_term: Tensor
     out_of_range_term: Tensor
+    consistency_term: Tensor
     gradient: Tensor
     numerator: Tensor
     frames: Tensor
@@ -149,7 +153,8 @@ def fake_terms(call: SequenceCall) -> Terms:
     output = call.nnet_output
     buffers = new_buffer(output, call.with_gradient), new_buffer(output, call.with_numerator)
     ok = new(size, dtype=torch.bool)
-    return Terms(new(), new(size), new(size), new(size), ok, new(), new(), *buffers, new(size), new(size))
+    values = new(size), new(size), new(size)
+    return Terms(new(), *values, ok, new(), new(), new(), *buffers, new(size), new(size))
 
 
 def terms_gradient(
@@ -207,6 +212,7 @@ def finish(
     found: dict[str, Tensor],
     gradient: Tensor,
     numerator: Tensor,
+    consistency_term: Tensor | None = None,
 ) -> Terms:
     """The terms of num_log_prob, den_log_prob, values and weights.
 
@@ -222,18 +228,20 @@ def finish(
     if given.l2_regularize or given.out_of_range_regularize:
         factors = given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE
         penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, gradient)
+    consistency = objf.new_zeros(()) if consistency_term is None else consistency_term
     frames = call.place(call.lengths.astype(np.float64))
     if len(gradient) and given.frame_weights.numel():
         gradient *= real_frames(given.frame_weights, frames).to(gradient.dtype).unsqueeze(2)
     # Results of an operator are no views of one another or of what others use.
     return Terms(
-        total=objf + penalties.sum(),
+        total=objf + penalties.sum() + consistency,
         num_log_prob=found["num_log_prob"],
         den_log_prob=found["den_log_prob"],
         values=found["values"],
         ok=ok,
         l2_term=penalties[0].clone(),
         out_of_range_term=penalties[1].clone(),
+        consistency_term=consistency,
         gradient=gradient,
         numerator=numerator,
         frames=frames.clone(),
@@ -266,8 +274,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
     """
 
     last_record: Record | None
-    denominator_scale = 1.0  # these two are options of `LFMMILoss`
+    denominator_scale = 1.0  # these three are options of `LFMMILoss`
     boost = 0.0
+    consistency = 0.0
     _operator: ClassVar[Operator]  # from a `SequenceCall` to `Terms`
     _options_to_adjust: ClassVar[tuple[str, ...]] = (
         "leaky_hmm_coefficient",
@@ -345,6 +354,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         frame_weights: Tensor | None = None,
         xent_log_probs: Tensor | None = None,
         denominator_of: Sequence[str] | None = None,
+        views: int = 1,
     ) -> Tensor:
         """The loss of a batch, a float64 scalar.
 
@@ -356,14 +366,15 @@ class SequenceLoss(nn.Module, Generic[Record]):
             frame_weights: [N, T] factors of the derivatives only, as Kaldi's deriv_weights; no value changes.
             xent_log_probs: [N, T, P] log-softmax output of the cross-entropy branch, on the same device.
             denominator_of: [N] names, needed where there are several denominators.
+            views: 2: rows n and n + N / 2 are two views of one utterance, for losses with an option `consistency`.
 
         Raises:
-            ShapeError: an argument of the wrong shape.
-            ConfigError: an unknown denominator name, or a negative weight.
+            ShapeError: an argument of the wrong shape, or two views that differ in their lengths.
+            ConfigError: an unknown denominator name, a negative weight, or views that are neither 1 nor 2.
             BackendUnavailable: a device that cannot be used, or two devices.
         """
         call = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        total, xent_objf, record = self._evaluate(*call)
+        total, xent_objf, record = self._evaluate(*call, views)
         self.last_record = record
         objective = total + self.xent_regularize * xent_objf
         # All excluded: every term is zero, and so is its gradient; dividing by one keeps it that way.
@@ -404,6 +415,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
             "l2_term": terms.l2_term.detach(),
             "out_of_range_term": terms.out_of_range_term.detach(),
             "xent_objf": xent_objf,
+            "consistency_term": terms.consistency_term.detach(),
             "weight": per_sequence.sum(),
             "weight_ok": torch.where(terms.ok, per_sequence, 0.0).sum(),
             "ok": terms.ok,
@@ -424,6 +436,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         frame_weights: Tensor | None,
         xent_log_probs: Tensor | None,
         denominator_of: Sequence[str] | None,
+        views: int = 1,
     ) -> tuple[TableBatch, SequenceCall]:
         if not isinstance(nnet_output, Tensor):
             raise ShapeError(f"nnet_output is a {type(nnet_output).__name__}; expected a torch tensor")
@@ -452,6 +465,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
         sequence_weights = ones if weights is None else torch.as_tensor(weights, dtype=torch.float64)
         if list(sequence_weights.shape) != shape[:1]:
             raise ShapeError(f"weights has shape {list(sequence_weights.shape)}; expected {shape[:1]}")
+        which = self._denominator_indices(denominator_of, batch)
+        if views != 1:
+            _check_views(views, batch, frames, which)
         return batch, SequenceCall(
             nnet_output,
             frames,
@@ -459,12 +475,13 @@ class SequenceLoss(nn.Module, Generic[Record]):
             _NONE if frame_weights is None else frame_weights.to(nnet_output.device, non_blocking=True),
             torch.from_numpy(batch.key),
             torch.cat([torch.from_numpy(one.key) for one in self._batches]),
-            self._denominator_indices(denominator_of, batch),
+            which,
             self.leaky_hmm_coefficient,
             self.denominator_scale,
             self.l2_regularize,
             self.out_of_range_regularize,
             self.boost,
+            0.0 if views == 1 else self.consistency,
             self.memory_budget,
             with_gradient=wants_gradient(nnet_output),
             with_numerator=xent_log_probs is not None,
@@ -486,6 +503,20 @@ class SequenceLoss(nn.Module, Generic[Record]):
                     f"denominator_of[{n}] = {name!r} ({batch.names[n]}); expected one of {list(index)}"
                 )
         return torch.tensor([index[name] for name in names])
+
+
+def _check_views(views: int, batch: TableBatch, lengths: Tensor, denominator_of: Tensor) -> None:
+    if views != 2:
+        raise ConfigError(f"views is {views!r}; expected 1 or 2")
+    half, odd = divmod(batch.size, 2)
+    if odd:
+        raise ShapeError(f"views is 2 and the batch has {batch.size} sequences; expected an even number")
+    for name, values in (("lengths", lengths), ("denominator_of", denominator_of)):
+        for n in torch.nonzero(values[:half] != values[half:]).flatten().tolist():
+            raise ShapeError(
+                f"{name} has {int(values[n])} for one view of {batch.names[n]!r} and {int(values[half + n])} for the other "
+                f"(rows {n} and {half + n}); expected the same"
+            )
 
 
 def check_factor(name: str, value: float) -> float:

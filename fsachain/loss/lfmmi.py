@@ -28,15 +28,18 @@ from fsachain.loss.base import (
 
 
 def _lfmmi(given: SequenceCall) -> Terms:
-    """LF-MMI as one operator: numerator and denominator write their occupancies into one gradient buffer."""
+    """LF-MMI as one operator: numerator and denominator write their occupancies into one gradient buffer.
+
+    Only where views are drawn to each other the denominator has a buffer of its own.
+    """
     nnet_output, with_gradient, with_numerator = given.nnet_output, given.with_gradient, given.with_numerator
     numerators = find_batch(int(given.numerator_key.item()))
     call = dispatch.bind(numerators, nnet_output, given.lengths, memory_budget=given.memory_budget)
     factors = placed_weights(given, numerators, call)
-    gradient, boosted = new_buffer(nnet_output, False), call
+    gradient, boosted, scores = new_buffer(nnet_output, False), call, nnet_output
     if given.boost:
         gradient = new_buffer(nnet_output, with_gradient or with_numerator)
-        boosted, (num, num_ok) = _boost(call, numerators, nnet_output, given.boost, factors, gradient)
+        boosted, scores, (num, num_ok) = _boost(call, numerators, nnet_output, given.boost, factors, gradient)
     elif with_gradient or with_numerator:
         (num, num_ok), gradient = call.occupancy(numerators, 0.0, factors, nnet_output)
     else:
@@ -44,17 +47,45 @@ def _lfmmi(given: SequenceCall) -> Terms:
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
-    signed = torch.where(num_ok, -given.denominator_scale * factors, 0.0)
+    shares, into = -given.denominator_scale * factors, gradient
+    signed = torch.where(num_ok, shares, 0.0)
+    if given.consistency:
+        signed, into = num_ok.to(shares.dtype), new_buffer(nnet_output, True)
 
     def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
         return (part.add_occupancy(batch, given.leaky_hmm_coefficient, signed[at], out).log_prob,)
 
     den = torch.empty_like(num)
-    by_denominator(given, boosted, denominator, gradient, (den,))
+    by_denominator(given, boosted, denominator, into, (den,))
     # Minus infinity less minus infinity is NaN: where one is not finite, the value is not either.
     values = torch.where(num_ok & torch.isfinite(den), num - given.denominator_scale * den, torch.nan)
     found = {"num_log_prob": num, "den_log_prob": den, "values": values, "weights": factors}
-    return finish(given, call, found, gradient, numerator)
+    term = None
+    if given.consistency:
+        if with_gradient:
+            gradient.addcmul_(into, shares.to(into.dtype).view(-1, 1, 1))
+        ok = torch.isfinite(values)
+        term = _consistency(into, scores.detach(), given.consistency * factors, ok, gradient)
+    return finish(given, call, found, gradient, numerator, term)
+
+
+def _consistency(occupancy: Tensor, scores: Tensor, factors: Tensor, ok: Tensor, gradient: Tensor) -> Tensor:
+    """(C2) of docs/losses.md from the denominators' occupancies and scores; adds (C3) to the gradient unless that is empty.
+
+    factors, ok: c w_n [N], and which sequences take part; a pair does if both of its views do.
+    """
+    half = len(occupancy) // 2
+    both = (ok[:half] & ok[half:]).view(-1, 1, 1)
+    difference = torch.where(both, occupancy[:half] - occupancy[half:], 0.0)
+    # Beyond the lengths, where the occupancies are 0, scores may be anything.
+    apart = torch.where(difference != 0, (scores[:half] - scores[half:]).to(difference.dtype), 0.0)
+    pairs = 0.5 * (factors[:half] + factors[half:])
+    divergence = (difference * apart).sum((1, 2), dtype=torch.float64)
+    if len(gradient):
+        difference *= pairs.to(difference.dtype).view(-1, 1, 1)
+        gradient[:half] -= difference
+        gradient[half:] += difference
+    return -(pairs * divergence).sum()
 
 
 def _boost(
@@ -64,8 +95,8 @@ def _boost(
     boost: float,
     weights: Tensor,
     gradient: Tensor,
-) -> tuple[dispatch.Call, Any]:
-    """The recursions for scores y - boost a, a the numerators' occupancy; the numerators' log Z [N] and ok [N].
+) -> tuple[dispatch.Call, Tensor, Any]:
+    """The recursions for scores y - boost a, a the numerators' occupancy, these scores, and log Z [N], ok [N] of numerators.
 
     Weights times a is written to `gradient` unless that is empty. One more buffer of the scores' size is made, in which
     occupancies become scores.
@@ -74,19 +105,20 @@ def _boost(
     if len(gradient):
         torch.mul(buffer, weights.to(buffer.dtype).view(-1, 1, 1), out=gradient)
     buffer.mul_(-boost).add_(nnet_output.detach())
-    return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), found
+    return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), buffer, found
 
 
 lfmmi = Operator(_lfmmi, fake_terms, terms_gradient)
 
 
 class LFMMILoss(SequenceLoss[LFMMIRecord]):
-    """-(objf + l2_term + out_of_range_term + xent_regularize xent_objf) / frames, over the sequences that are possible.
+    """-(objf + the three terms + xent_regularize xent_objf) / frames, over the sequences that are possible.
 
         objf              = sum_n w_n (log Z_num - s log Z_den)
         l2_term           = -1/2 l2 sum_n w_n |y_n|^2
         out_of_range_term = -1/2 o sum_n w_n sum (|y_n| - 30)_+^2
         xent_objf         = sum_n w_n sum_t,p occupancy_num(t, p) xent_log_probs(t, p)
+        consistency_term  = -c sum_n w_n KL(paths of n's other view || paths of n), the other view taken as a constant
         frames            = sum_n w_n T_n
 
     Povey et al., Interspeech 2016; for numerators without alignments Hadian et al., Interspeech 2018. Boosted, log Z_den is
@@ -99,11 +131,11 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         denominators: the graphs by name; a single one is called "denominator".
         num_pdfs: P.
         leaky_hmm_coefficient, l2_regularize, out_of_range_regularize, xent_regularize, denominator_scale, boost,
-        memory_budget: the options; `adjust` changes all but the last.
+        consistency, memory_budget: the options; `adjust` changes all but the last.
     """
 
     _operator = lfmmi
-    _options_to_adjust = (*SequenceLoss._options_to_adjust, "denominator_scale", "boost")
+    _options_to_adjust = (*SequenceLoss._options_to_adjust, "denominator_scale", "boost", "consistency")
 
     def __init__(
         self,
@@ -115,6 +147,7 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         xent_regularize: float = 0.0,
         denominator_scale: float = 1.0,
         boost: float = 0.0,
+        consistency: float = 0.0,
         memory_budget: float | None = None,
     ) -> None:
         """Set up the loss.
@@ -127,6 +160,7 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
             xent_regularize: factor of the cross-entropy branch; 0.1 is usual.
             denominator_scale: s.
             boost: b >= 0, in nats for each frame that a path of the denominator has right; 0.05 to 0.1 is usual.
+            consistency: c >= 0, how strongly two views of an utterance are drawn to each other, in calls with `views=2`.
             memory_budget: bytes, beside scores and gradient, for the alphas of all frames, of the numerators and then of
                 the denominators; None: a share of the free memory, infinity: no limit. Where they need more, about 2 sqrt(T)
                 of T are kept and the others computed again: no bit of the loss or its gradient changes, and it takes at
@@ -145,6 +179,7 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         )
         self.denominator_scale = check_factor("denominator_scale", denominator_scale)
         self.boost = check_factor("boost", boost)
+        self.consistency = check_factor("consistency", consistency)
 
     def _make_record(self, terms: Terms, fields: dict[str, Any]) -> LFMMIRecord:
         objf = fields["objf_ok"] + EXCLUDED_OBJF * (fields["weight"] - fields["weight_ok"])

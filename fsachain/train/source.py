@@ -135,14 +135,18 @@ class Source(ABC):
     Args:
         sizes: versions of each utterance, of which an epoch draws one.
         excluded: utterances that cannot be trained on.
+        views: how many views of each utterance, augmented one by one, a micro-batch has; see `Batch`.
         options: of `EpochOrder`.
 
     Attributes:
         excluded: utterances that cannot be trained on, as far as that is known beforehand.
     """
 
-    def __init__(self, sizes: Sequence[int], excluded: Sequence[Fault], **options: Any) -> None:
+    def __init__(
+        self, sizes: Sequence[int], excluded: Sequence[Fault], views: int = 1, **options: Any
+    ) -> None:
         self.excluded = tuple(excluded)
+        self._views = range(views)
         if not len(sizes):
             first = f"; the first: {excluded[0]}" if excluded else ""
             raise DataError(f"no utterance is left, {len(excluded)} were excluded{first}")
@@ -217,6 +221,7 @@ class BatchSource(Source):
         seed: int,
         batch_frames: int | None = None,
         augmentation: AugmentConfig | None = None,
+        views: int = 1,
         reasons: Mapping[str, str] | None = None,
         forgiving: ForgivingNumerators | None = None,
     ) -> None:
@@ -248,7 +253,7 @@ class BatchSource(Source):
             if usable:
                 self._choices.append(usable)
         options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "batch_frames": batch_frames}
-        super().__init__([len(usable) for usable in self._choices], excluded, **options)
+        super().__init__([len(usable) for usable in self._choices], excluded, views, **options)
 
     def fingerprint(self) -> list[Any]:
         """Of augmentation, ids and lengths of all examples, and penalties that change."""
@@ -270,17 +275,21 @@ class BatchSource(Source):
             self._numerators = self._forgiving.at(epoch)
         for step in steps:
             parts = share.parts([self._choices[place][versions[place]] for place in step])
-            if epoch is not None and self._augmentation is not None:
-                parts = tuple([augment(one, self._augmentation, epoch) for one in part] for part in parts)
-            supervised = (supervise(part, self._numerators) for part in parts)
             if epoch is None:
-                yield tuple(supervised)
-            else:
-                yield tuple(replace(one, forgiving=self._forgiving) for one in supervised)
+                yield tuple(supervise(part, self._numerators) for part in parts)
+                continue
+            change = self._augmentation or AugmentConfig()
+            seen = (
+                [augment(one, change, epoch, view) for view in self._views for one in part] for part in parts
+            )
+            supervised = (supervise(part, self._numerators, len(self._views)) for part in seen)
+            yield tuple(replace(one, forgiving=self._forgiving) for one in supervised)
 
 
-def supervise(examples: Sequence[Example], numerators: Mapping[str, TransitionTable]) -> SupervisedBatch:
-    batch = collate(examples)
+def supervise(
+    examples: Sequence[Example], numerators: Mapping[str, TransitionTable], views: int = 1
+) -> SupervisedBatch:
+    batch = collate(examples, views)
     return SupervisedBatch(batch, TableBatch.pack([numerators[name] for name in batch.ids], batch.ids))
 
 
@@ -290,6 +299,7 @@ class Task:
 
     epoch: int | None
     utterances: tuple[tuple[Utterance, Perturbation], ...]
+    view: int = 0
 
 
 Prepared = tuple[Example, TransitionTable | None, float] | Fault
@@ -315,9 +325,9 @@ class Preparation:
 
     def __call__(self, task: Task) -> list[Prepared]:
         """For each utterance the example, its numerator and the fewest frames of that; or what is wrong with it."""
-        return [self._prepare(task.epoch, *one) for one in task.utterances]
+        return [self._prepare(task.epoch, task.view, *one) for one in task.utterances]
 
-    def _prepare(self, epoch: int | None, utterance: Utterance, copy: Perturbation) -> Prepared:
+    def _prepare(self, epoch: int | None, view: int, utterance: Utterance, copy: Perturbation) -> Prepared:
         try:
             (matrix,) = load_chunk((utterance,), self.features, copy, self.cache_dir)
         except UtteranceError as error:
@@ -329,7 +339,7 @@ class Preparation:
             return Fault(name, f"utterance {utterance.id!r}: features are not finite", "features not finite")
         example = Example(name, speaker, utterance.words, self.cmvn.apply(matrix, speaker))
         if epoch is not None and self.augmentation is not None:
-            example = augment(example, self.augmentation, epoch)
+            example = augment(example, self.augmentation, epoch, view)
         if self.maker is None:
             return example, None, 0.0
         try:
@@ -373,6 +383,7 @@ class StreamSource(Source):
         num_threads, num_processes, executor: who prepares utterances; see `Workers`. Numerators are compiled faster by
             processes.
         left_out: utterances that are not in the corpus because something is wrong with them.
+        views: see `Source`.
 
     Attributes:
         excluded: `left_out`, and those in which a fault was found when they were prepared. A step goes on without them.
@@ -391,13 +402,15 @@ class StreamSource(Source):
         num_processes: int = 0,
         executor: Executor | None = None,
         left_out: Sequence[Fault] = (),
+        views: int = 1,
     ) -> None:
         self._corpus, self._preparation, self._output_lengths = corpus, preparation, output_lengths
         self._needs = np.full(len(corpus.utterances), np.nan)  # `min_frames`, once they are known
         self._known = {fault.id for fault in left_out}
         options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "batch_frames": batch_frames}
         shards: dict[str, Any] = {"shard_of": corpus.shard_of, "shards_at_once": corpus.shards_at_once}
-        super().__init__([len(corpus.copies)] * len(corpus.utterances), left_out, **options, **shards)
+        sizes = [len(corpus.copies)] * len(corpus.utterances)
+        super().__init__(sizes, left_out, views, **options, **shards)
         self._workers = Workers(
             preparation, num_threads=num_threads, num_processes=num_processes, executor=executor
         )
@@ -431,23 +444,36 @@ class StreamSource(Source):
         depth = _SPARE_STEPS + -(-self._workers.count * PIECE // mine)
         for parts, pieces in zip(here, self._workers.ahead(groups, depth), strict=True):
             prepared = itertools.chain.from_iterable(pieces)
-            batches = (self._supervise(itertools.islice(prepared, len(part)), part) for part in parts)
+            views = len(self._views) if epoch is not None else 1
+            batches = (
+                self._supervise(itertools.islice(prepared, views * len(part)), part, views) for part in parts
+            )
             yield tuple(batch for batch in batches if batch is not None)
 
     def _tasks(
         self, parts: Iterable[Sequence[int]], versions: NDArray[np.int64], epoch: int | None
     ) -> list[Task]:
         utterances, copies = self._corpus.utterances, self._corpus.copies
-        flat = [(utterances[place], copies[versions[place]]) for part in parts for place in part]
-        return [Task(epoch, tuple(flat[begin : begin + PIECE])) for begin in range(0, len(flat), PIECE)]
+        tasks = []
+        for part in parts:
+            flat = [(utterances[place], copies[versions[place]]) for place in part]
+            for view in self._views if epoch is not None else (0,):
+                pieces = (tuple(flat[begin : begin + PIECE]) for begin in range(0, len(flat), PIECE))
+                tasks += [Task(epoch, piece, view) for piece in pieces]
+        return tasks
 
-    def _supervise(self, prepared: Iterable[Prepared], places: Sequence[int]) -> SupervisedBatch | None:
+    def _supervise(
+        self, prepared: Iterable[Prepared], places: Sequence[int], views: int
+    ) -> SupervisedBatch | None:
         """A batch of the utterances without a fault; None if there are none."""
         examples: list[Example] = []
         tables: list[TransitionTable] = []
-        for found, place in zip(list(prepared), places, strict=True):
+        pairs = list(zip(list(prepared), [*places] * views, strict=True))
+        faulty = {place for found, place in pairs if isinstance(found, Fault)}
+        for found, place in pairs:
             if isinstance(found, Fault):
                 self._exclude(found)
+            if isinstance(found, Fault) or place in faulty:
                 continue
             example, table, need = found
             if table is None:
@@ -460,7 +486,7 @@ class StreamSource(Source):
             tables.append(table)
         if not examples:
             return None
-        batch = collate(examples)
+        batch = collate(examples, views)
         return SupervisedBatch(batch, TableBatch.pack(tables, batch.ids))
 
     def _stored(self, place: int) -> tuple[TransitionTable, float]:

@@ -15,6 +15,7 @@ _SUMMED = (
     "l2_term",
     "out_of_range_term",
     "xent_objf",
+    "consistency_term",
     "weight",
     "output_frames",
     "input_frames",
@@ -38,6 +39,7 @@ class EpochSums:
     l2_term: float = 0.0
     out_of_range_term: float = 0.0  # the penalty on outputs beyond +-30
     xent_objf: float = 0.0
+    consistency_term: float = 0.0  # what two views of each utterance differ by
     weight: float = 0.0  # times output frames
     output_frames: int = 0
     input_frames: int = 0  # of excluded sequences too: what went through the network
@@ -75,6 +77,9 @@ class EpochSums:
         self.l2_term += float(record.l2_term)
         self.out_of_range_term += float(record.out_of_range_term)
         self.xent_objf += 0.0 if record.xent_objf is None else float(record.xent_objf)
+        self.consistency_term += float(
+            getattr(record, "consistency_term", 0.0)
+        )  # not of every loss of one's own
         self.weight += float(record.weight_ok)
         self.output_frames += sum(length for length, good in zip(lengths, ok, strict=True) if good)
         self.excluded += [str(name) for name in record.excluded]
@@ -104,6 +109,7 @@ class EpochSums:
             "l2": _ratio(self.l2_term, self.weight),
             "out_of_range": _ratio(self.out_of_range_term, self.weight),
             "xent": _ratio(self.xent_objf, self.weight),
+            "consistency": _ratio(self.consistency_term, self.weight),
             "grad_norm": _ratio(self.grad_norm, self.moved_batches),
             "max_grad_norm": self.max_grad_norm if self.moved_batches else math.nan,
             "output_frames": self.output_frames,

@@ -407,8 +407,10 @@ class Stepper:
         started = self._now()
         xent = leaves[1] if len(leaves) > 1 else None
         windows = item.batch.windows
-        weights = {} if windows is None else {"frame_weights": windows.frame_weights.to(self._device)}
-        loss = self.loss(leaves[0], output.lengths, item.numerators, xent_log_probs=xent, **weights)
+        more: dict[str, Any] = {} if item.batch.views == 1 else {"views": item.batch.views}
+        if windows is not None:
+            more["frame_weights"] = windows.frame_weights.to(self._device)
+        loss = self.loss(leaves[0], output.lengths, item.numerators, xent_log_probs=xent, **more)
         record = self.loss.last_record
         frames = torch.as_tensor(record.weight_ok, dtype=loss.dtype, device=loss.device)
         loss.backward(frames * self.passes.precision.factor)

@@ -144,7 +144,9 @@ class Trainer:
             "reasons": reasons,
         }
         lengths: Any = self.model.output_lengths
-        source = BatchSource(versions, self._numerators, lengths, augmentation=augmentation, **settings)
+        consistent = getattr(self.loss, "consistency", 0.0) or "consistency" in self._schedules.loss_options
+        how: dict[str, Any] = {"augmentation": augmentation, "views": 2 if consistent else 1, **settings}
+        source = BatchSource(versions, self._numerators, lengths, **how)
         dev_source = BatchSource([dev], self._numerators, lengths, **settings) if dev else None
         return self.fit_sources(source, dev_source, left_out=left_out)
 
