@@ -57,7 +57,7 @@ def star_for(words, options):
 def spoken_scripts(words, options):
     """(words and stars, which words are kept, log-weight) of all scripts of a forgiving numerator."""
     count = len(words)
-    constant = (count + 1) * math.log(1 - math.exp(-options.deletion))
+    constant = -(count + 1) * math.log(1 + math.exp(-options.deletion))
     constant -= count * math.log(1 + math.exp(-options.substitution) + math.exp(-options.insertion))
     for kept in itertools.product((False, True), repeat=count):
         places = [-1, *(place for place in range(count) if kept[place]), count]

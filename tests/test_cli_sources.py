@@ -324,10 +324,10 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
         wanted = build_numerator(found.words, *how, normalization=normalization, forgive=options, name=name)
         assert np.array_equal(found.arc_word, wanted.arc_word)
         assert np.array_equal(found.fsa.log_prob, wanted.fsa.log_prob)
-    for wrong in ("0", "0@0,2@1"):
+    for wrong in ("-1", "-1@0,2@1"):
         assert_one_line(
-            fsachain(*numerators, "--set", f"forgive.deletion={wrong}"),
-            "forgive.deletion = 0: expected a penalty above 0",
+            fsachain(*numerators, "--set", f"forgive.insertion={wrong}"),
+            "forgive.insertion = -1: expected a penalty of at least 0",
         )
     data, graphs = trained / "data", (*lang, *den, "--set", "forgive.insertion=2")
     assert fsachain("num-tables", data, trained / "tables", *graphs).status == 0

@@ -74,9 +74,9 @@ def test_alternatives_of_an_acceptor_are_forgiven_one_by_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"substitution": -1.0}, "substitution = -1.0: expected a penalty at least 0"),
+        ({"substitution": -1.0}, "substitution = -1.0: expected a penalty of at least 0"),
         ({"insertion": math.nan}, "insertion = nan: expected"),
-        ({"deletion": 0.0}, "deletion = 0.0: expected a penalty above 0"),
+        ({"deletion": -math.inf}, "deletion = -inf: expected a penalty in nats"),
         ({"star": "max"}, "star = 'max': expected one of mean, sum"),
         ({"most_left_out": 0}, "most_left_out = 0: expected at least 1"),
     ],
@@ -91,6 +91,8 @@ def test_labels_and_units_that_cannot_be_are_named():
         forgive([0], [1, 1])
     with pytest.raises(GraphError, match=r"labels has shape \[1\] and dtype float64"):
         forgive([0.5], [1])
+    with pytest.raises(ConfigError, match=r"deletion = 0.0: expected a penalty above 0 where"):
+        forgive([0], [1], deletion=0.0)
 
 
 LEXICON = Lexicon.from_entries(
@@ -105,7 +107,7 @@ FORGIVING = [
     Forgiveness(substitution=1.0),
     Forgiveness(insertion=0.5),
     Forgiveness(deletion=0.7),
-    Forgiveness(0.0, 0.0, 0.1, "sum", 2),
+    Forgiveness(0.0, 0.0, -1.5, "sum", 2),
     Forgiveness(1.0, 0.5, 0.7, "mean"),
 ]
 
@@ -190,8 +192,11 @@ def test_objf_stays_at_most_0_with_the_exact_denominator_and_loses_at_most_the_c
         way: float(loss.objective(scores, [frames], [n.fsa]).objf)
         for way, n in zip("pf", (plain, forgiving), strict=True)
     }
-    constant = 2 * options.label_log_prob + 3 * options.stop_log_prob
-    assert objf["p"] + constant - tolerances.FLOAT64 * scale <= objf["f"] <= tolerances.FLOAT64 * scale
+    assert (
+        objf["p"] + options.constant(2) - tolerances.FLOAT64 * scale
+        <= objf["f"]
+        <= tolerances.FLOAT64 * scale
+    )
 
 
 def test_the_cpu_agrees_with_the_reference_and_differences_give_the_gradient():
@@ -294,7 +299,7 @@ def test_a_place_costs_no_more_arcs_than_a_coarse_normalization_and_a_quarter():
     assert counts[1] - counts[0] < 1.25 * coarse(fine).num_arcs
 
 
-CHANGED = Forgiveness(2.5, 0.2, 1.1, "sum", 2)
+CHANGED = Forgiveness(2.5, 0.2, -1.1, "sum", 2)
 
 
 @pytest.mark.parametrize("topology", [Topology.chain(), Topology.ctc(), Topology.left_to_right(2)])

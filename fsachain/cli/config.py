@@ -332,7 +332,7 @@ class ForgiveConfig:
         substitution (nats): penalty of a word in whose place another was said, a number or a schedule such as "20,4@0.5,4"
             (see `fsachain.train.schedule.Schedule`), taken at the middle of each epoch; None: there is none.
         insertion (nats): penalty of a word that was not said, likewise.
-        deletion (nats): penalty of what the transcript lacks between two words, above 0, likewise.
+        deletion (nats): penalty of what the transcript lacks between two words, likewise; it may be below 0.
         star: "sum": any phones are as likely as the phone language model says; "mean": each costs the log of their number
             more.
         most_left_out (words): how many in a row may not have been said.

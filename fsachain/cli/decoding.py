@@ -485,7 +485,7 @@ def compare_times(data: Path, out: Path, silence: str | None) -> list[str]:
     "--substitution", type=NATS, default=4.0, help="Penalty of a word in whose place another was said."
 )
 @click.option("--insertion", type=NATS, default=4.0, help="Penalty of a word that was not said.")
-@click.option("--deletion", type=NATS, default=4.0, help="Penalty of words that the transcript lacks.")
+@click.option("--deletion", type=float, default=-3.0, help="Penalty of words that the transcript lacks.")
 @with_resources("cache", "workers", "jobs", "bad_data", "commands")
 def suspicious(
     model: AcousticModel,

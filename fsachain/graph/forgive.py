@@ -23,7 +23,8 @@ result is linear in that of the acceptor.
 
 Of words for LF-MMI (`fsachain.graph.spelling.ForgivingTranscript`) a star is any sequence of phones, so that one is enough
 between two words that are kept, whatever is missing there: some of the scripts above, and in place of several words that are
-substituted one star instead of one for each. No script comes about in two ways, so that all together weigh one at most.
+substituted one star instead of one for each. No script comes about in two ways, so that all together weigh one at most. With
+one star at most at a place (1 + exp(-d))^-(U + 1) normalises, for any d.
 
 Labels missing: Pratap et al., 2022 (star temporal classification); labels wrong or too many: Gao et al., Interspeech 2023
 (bypass); all three: Gao et al., ASRU 2023 (omni-temporal). docs/weak_transcripts.md says which settings these are.
@@ -52,7 +53,7 @@ class Forgiveness:
     Attributes:
         substitution: of a label in whose place another was said, at least 0.
         insertion: of a label that was not said, at least 0.
-        deletion: of a star that the transcript lacks, above 0.
+        deletion: of a star that the transcript lacks; above 0 but for words in LF-MMI and targets of transducers.
         star: "mean": a star's score is the log-mean over the units; "sum": their log-sum.
         most_left_out: labels in a row that may be left out, at least 1.
     """
@@ -64,11 +65,14 @@ class Forgiveness:
     most_left_out: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("substitution", "insertion", "deletion"):
+        for name in ("substitution", "insertion"):
             value = getattr(self, name)
-            if not value >= 0 or (name == "deletion" and not value > 0):
-                least = "above 0" if name == "deletion" else "at least 0"
-                raise ConfigError(f"{name} = {value}: expected a penalty {least}, in nats; infinity forbids")
+            if not value >= 0:
+                raise ConfigError(
+                    f"{name} = {value}: expected a penalty of at least 0, in nats; infinity forbids"
+                )
+        if not self.deletion > -math.inf:
+            raise ConfigError(f"deletion = {self.deletion}: expected a penalty in nats; infinity forbids")
         if self.star not in get_args(Star):
             raise ConfigError(f"star = {self.star!r}: expected one of {', '.join(get_args(Star))}")
         if self.most_left_out < 1:
@@ -85,12 +89,17 @@ class Forgiveness:
 
     @property
     def stop_log_prob(self) -> float:
-        """The share of c that falls to each place between labels, and to both ends."""
+        """The share of c that falls to each place between labels, and to both ends, where stars may be repeated."""
+        if not self.deletion > 0:
+            raise ConfigError(
+                f"deletion = {self.deletion}: expected a penalty above 0 where any number of stars may stand at a place"
+            )
         return math.log(-math.expm1(-self.deletion))
 
     def constant(self, num_labels: int) -> float:
-        """log c."""
-        return num_labels * self.label_log_prob + (num_labels + 1) * self.stop_log_prob
+        """log c where there is one star at most at each place."""
+        place = -float(np.logaddexp(0.0, -self.deletion))
+        return num_labels * self.label_log_prob + (num_labels + 1) * place
 
     def scripts_between(self, star: bool, left_out: int) -> list[tuple[float, tuple[int, int, int]]]:
         """What may stand between two labels that are kept: (-penalty, (n_s, n_i, n_d)) of each, if it is not forbidden.
