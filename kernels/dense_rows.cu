@@ -1,7 +1,9 @@
 // Passes over whole arrays [N, T, P], of which each element is read or written once.
 //
 // Block (c, n) works on frames ROWS c .. ROWS c + ROWS - 1 of sequence n, a warp on a frame, its lanes along the pdfs. No
-// shared memory, no barrier.
+// barrier but those of a warp.
+//
+// Shared memory, of `spread_rows` alone: ELEMENT tile[blockDim.x / 32][TILE].
 
 #include "elements.cuh"
 
@@ -11,9 +13,23 @@
 #ifndef ROWS
 #define ROWS 32
 #endif
+#ifndef TILE
+#define TILE 512  // pdfs of a warp's part of a row
+#endif
 
-// values times factors [N], in the type of another array: what is 0 stays 0 whatever its factor, so that a sequence that left
-// its loss keeps a gradient of 0 where its factor is infinite or NaN.
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+namespace fsachain {
+
+// What is 0 stays 0 whatever its factor, so that a sequence that left its loss keeps a gradient of 0 where its factor is
+// infinite or NaN.
+__device__ __forceinline__ ELEMENT scaled(ELEMENT value, ELEMENT factor) {
+  return value == ELEMENT(0) ? ELEMENT(0) : value * factor;
+}
+
+}  // namespace fsachain
+
+// values times factors [N], in the type of `out`, which may be the same array.
 extern "C" __global__ void __launch_bounds__(256)
     scale_rows(const ELEMENT* values, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                long long num_pdfs, const double* factors, OUT* out, long long out_by_sequence, long long out_by_frame,
@@ -34,21 +50,57 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
         const long long p = begin + 32 * r;
-        if (p < num_pdfs) put(into + p * out_by_pdf, held[r] == ELEMENT(0) ? ELEMENT(0) : held[r] * factor);
+        if (p < num_pdfs) put(into + p * out_by_pdf, scaled(held[r], factor));
       }
     }
   }
 }
 
+// The same of rows as `write_occupancies` packs them, of which `lists` tells the pdfs, ascending: each row of `out` is written
+// once, zeros included. Where `out` is the same array, a row's tiles from the last to the first do not overwrite what is to
+// come: the value for pdf p stands at p or before it.
+extern "C" __global__ void __launch_bounds__(256)
+    spread_rows(const ELEMENT* values, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
+                long long num_pdfs, const int* lists, const double* factors, OUT* out, long long out_by_sequence,
+                long long out_by_frame, long long out_by_pdf) {
+  using namespace fsachain;
+  const int lane = threadIdx.x % 32;
+  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
+  const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
+  const int* pdfs = lists + n * (2 + num_pdfs) + 2;
+  const int columns = pdfs[-2], length = pdfs[-1];
+  const ELEMENT factor = static_cast<ELEMENT>(factors[n]);
+  ELEMENT* tile = reinterpret_cast<ELEMENT*>(shared_memory) + threadIdx.x / 32 * TILE;
+  for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
+    const ELEMENT* row = values + n * by_sequence + t * by_frame;
+    OUT* into = out + n * out_by_sequence + t * out_by_frame;
+    int left = t < length ? columns : 0;
+    for (long long begin = (num_pdfs - 1) / TILE * TILE; begin >= 0; begin -= TILE) {
+      for (int i = lane; i < TILE; i += 32) tile[i] = 0;
+      __syncwarp();
+      for (int found = 32; found == 32; left -= found) {
+        const int c = left - 1 - lane;
+        const bool is_here = c >= 0 && pdfs[c] >= begin;
+        if (is_here) tile[pdfs[c] - begin] = scaled(row[c * by_pdf], factor);
+        found = __popc(__ballot_sync(0xffffffffu, is_here));
+      }
+      __syncwarp();
+      for (int i = lane; i < TILE && begin + i < num_pdfs; i += 32) put(into + (begin + i) * out_by_pdf, tile[i]);
+      __syncwarp();
+    }
+  }
+}
+
 // Zeros where `write_occupancies` writes nothing: behind a sequence's length, and in all of a sequence that is not ok or has no
-// weight.
+// weight. `lengths` and `weights` may be null: all of the sequences that are not ok.
 extern "C" __global__ void __launch_bounds__(256)
     clear_rows(OUT* out, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                long long num_pdfs, const long long* lengths, const unsigned char* ok, const double* weights) {
   using namespace fsachain;
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
-  const long long written = ok[n] && weights[n] != 0.0 ? lengths[n] : 0;
+  const bool has_values = ok[n] && (weights == nullptr || weights[n] != 0.0);
+  const long long written = !has_values ? 0 : lengths == nullptr ? num_frames : lengths[n];
   for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
     if (t < written) continue;
     OUT* row = out + n * by_sequence + t * by_frame;

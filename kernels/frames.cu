@@ -151,13 +151,15 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
 
 // Adds weights[n] x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the group's `blocks` has
 // the frames begin + b, begin + b + blocks, .... Thread i of a sequence has its pairs i, i + 32, ... for the sum (11) and its
-// columns i, i + 32, ... . new_pdfs: 0, or P where rows hold anything and are written whole.
+// columns i, i + 32, ... . new_pdfs: 0, or P where rows hold anything and are written whole. lists [N][2 + P]: not null where
+// values stand packed, column by column, for `spread_rows`; of each sequence that has any, how many columns, how many frames,
+// and the columns' pdfs.
 extern "C" __global__ void __launch_bounds__(1024, 1)
 write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_column, const int* column_ends,
                   const int* sequences, const int* lengths, const int* kinds, const unsigned char* ok,
                   const double* weights, const fsachain::Value* history, OUT* out, long long by_sequence,
-                  long long by_frame, long long by_pdf, int begin, int end, int blocks,
-                  long long new_pdfs) {
+                  long long by_frame, long long by_pdf, int begin, int end, int blocks, long long new_pdfs,
+                  int* lists) {
   using namespace fsachain;
   const long long index = blockIdx.x / blocks;
   const long long* group = groups + index * kGroupFields;
@@ -172,6 +174,13 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
   pairs_by_column += group[kFirstPairRow];
   const int columns = static_cast<int>(group[kColumns]);
   const int count = columns == 0 ? 0 : column_ends[columns - 1];
+  const bool is_packed = lists != nullptr;
+  if (is_packed && is_concerned && blockIdx.x % blocks == 0) {
+    int* list = lists + n * (2 + new_pdfs);
+    if (worker == 0) list[0] = columns;
+    if (worker == 0) list[1] = lengths[lane];
+    for (int c = worker; c < columns; c += kTile) list[2 + c] = pdfs[c];
+  }
   unsigned char* free = shared_memory;
   Value* sums = take<Value>(free, kTile * kSequences);
 
@@ -180,7 +189,7 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
     if (!__syncthreads_or(runs)) return;  // as in every later frame
     const Value* gamma = history + group[kHistory] + (frame - begin) * group[kPairs] * kSequences + at;
     OUT* row = out + n * by_sequence + frame * by_frame;
-    if (runs)
+    if (runs && !is_packed)
       for (long long p = worker; p < new_pdfs; p += kTile) row[p * by_pdf] = OUT(0);
     Value sum = Number::zero();
     if (runs)
@@ -194,15 +203,16 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
     }
     __syncthreads();
     const Value total = sums[at];
-    if (!runs || Number::is_zero(total)) continue;
+    const bool is_empty = Number::is_zero(total);
+    if (!runs || (is_empty && !is_packed)) continue;
     for (int c = worker; c < columns; c += kTile) {
       Value occupied = Number::zero();
       for (int i = c == 0 ? 0 : column_ends[c - 1]; i < column_ends[c]; ++i)
         occupied = Number::normalize(
             Number::sum(occupied, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
-      OUT* element = row + pdfs[c] * by_pdf;
+      OUT* element = row + (is_packed ? c : pdfs[c]) * by_pdf;
       const double there = new_pdfs ? 0.0 : static_cast<double>(*element);
-      *element = static_cast<OUT>(fma(weights[n], Number::ratio(occupied, total), there));
+      *element = static_cast<OUT>(fma(weights[n], is_empty ? 0.0 : Number::ratio(occupied, total), there));
     }
   }
 }

@@ -1,6 +1,7 @@
 """Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
 
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 
@@ -13,7 +14,7 @@ from random_graphs import connected_graph, left_to_right_graph
 from random_grids import TOPOLOGIES, make_grids
 from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
 
-from fsachain import DenominatorGraph, TableBatch, best_path, compile_table, kernels
+from fsachain import DenominatorGraph, TableBatch, best_path, compile_table, kernels, total_log_prob
 from fsachain.backends.cpu import grid as cpu_grid
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
@@ -29,6 +30,7 @@ from tools.bench import gpu_report as gpu_bench
 from tools.bench.workloads import connected
 from tools.cuda_configurations import GPUS, DryDevice, main_kernels
 from tools.cuda_on_host import HostDevice, skip_reason
+from tools.cuda_on_host.pretend import pretended
 
 needs_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 NUM_PDFS, LENGTHS, LEAK = 9, np.array([5, 3, 0]), 1e-3
@@ -46,6 +48,25 @@ def shared_batch(states=30, arcs=150):
 
 def own_batch():
     return TableBatch.pack([compile_table(left_to_right_graph(n, 3, NUM_PDFS), NUM_PDFS) for n in range(3)])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_packed_occupancies_become_the_gradient_in_their_own_memory_or_in_another(monkeypatch, dtype):
+    """Rows of several tiles and a rest; infinite factors of sequences that are impossible leave zeros."""
+    monkeypatch.setattr(cuda, "ROW_TILE", 4)
+    scores = torch.from_numpy(random_scores(dtype=np.float64)).to(dtype)
+    factors, found = torch.tensor([2.0, -3.0, np.inf], dtype=torch.float64), []
+    for keeps in (None, False, True):
+        leaf = scores.clone().requires_grad_()
+        with nullcontext() if keeps is None else pretended():
+            total_log_prob(own_batch(), leaf, LENGTHS).backward(factors, retain_graph=keeps)
+        found.append(leaf.grad)
+    assert torch.equal(found[1], found[2]) and found[0][1].abs().max() > 0.1 and not found[0][2].any()
+    limit = 3 * max(
+        tolerances.FLOAT64 if dtype == torch.float64 else tolerances.OCCUPANCY, torch.finfo(dtype).eps
+    )
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=limit)
 
 
 SMALL = {"shared_bytes": 9500}

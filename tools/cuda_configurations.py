@@ -141,6 +141,7 @@ def _rest(device: DryDevice, dtype: str, labels: str) -> None:
     targets = cuda_ctc.Targets(device.array(labels, 4, 5), np.full(4, 5, np.int64))
     for out in (None, gradient):
         cuda.scale_rows(device, device.array(wide, 4, FRAMES, 500), device.empty(32), logits)
+        cuda.spread_rows(device, gradient, device.array("int32", 4, 502), device.empty(32), logits)
         cuda.add_penalties(device, logits, lengths, device.empty(32), (1.0, 1.0, 30.0), out)
         cuda_ctc.ctc(device, logits, targets, lengths, cuda_ctc.Task(0), out)
     am, lm, pairs = (device.array(wide, *shape) for shape in ((4, FRAMES, 500), (4, 9, 500), (4, 9, FRAMES)))

@@ -38,6 +38,7 @@ from fsachain.loss.autograd import scale_rows
 from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.pruned import rnnt_loss_simple, rnnt_loss_smoothed
 from fsachain.loss.rnnt import rnnt_loss
+from fsachain.loss.total import total_log_prob
 from fsachain.loss.variants import hat_loss, multi_blank_loss, tdt_loss
 from tests import tolerances
 from tools.bench.workloads import connected, ctc_graph, left_to_right
@@ -154,7 +155,7 @@ def penalties(device: torch.device) -> Iterator[Check]:
 
 
 def scaled_rows(device: torch.device) -> Iterator[Check]:
-    """By an infinite factor and one that is no number too; transposed as CTC gives them."""
+    """By an infinite factor and one that is no number too; transposed as CTC gives them; packed by the recursion."""
     values = make_scores("float64").transpose(0, 1)
     values[:, 2:, ::2] = 0.0
     factors = torch.tensor([0.5, -2.0, np.inf, np.nan] * 2, dtype=torch.float64)
@@ -165,6 +166,15 @@ def scaled_rows(device: torch.device) -> Iterator[Check]:
         found = scale_rows(wide.to(device), factors.to(device), like.to(device))
         yield Check(
             dtype, 0.0 if torch.equal(found.cpu().nan_to_num(-7.0), exact.nan_to_num(-7.0)) else np.inf
+        )
+    batch = numerators()
+    for dtype in DTYPES:
+        yield from loss_check(
+            lambda scores, backend: total_log_prob(batch, scores, LENGTHS, backend=backend),
+            dtype,
+            [make_scores(dtype) / torch.from_numpy(SCALES)[:, None, None]],
+            device,
+            "packed",
         )
 
 

@@ -100,15 +100,20 @@ class Call:
             out += self.back(own)
         return LogProbs(self.back(found.log_prob), self.back(found.ok))
 
-    def occupancy(self, batch: TableBatch, leaky: float, weights: Any, like: Any) -> tuple[LogProbs, Any]:
-        """As `add_occupancy`, to an array of its own; like: the caller's scores. A device writes all of it, zeros too."""
+    def occupancy(
+        self, batch: TableBatch, leaky: float, weights: Any, like: Any, lists: Any = None
+    ) -> tuple[LogProbs, Any]:
+        """As `add_occupancy`, to an array of its own; like: the caller's scores. A device writes all of it, zeros too.
+
+        lists: where `is_on_device`, see `cuda.backend.add_occupancy`.
+        """
         if not (self.shares_memory and isinstance(self.backend.recursion, cuda.OnDevice)):
             out = arrays.new_like(like)
             return self.add_occupancy(batch, leaky, weights, out), out
         out = arrays.new_like(like, "empty")
         factors = self.place(np.ones(batch.size)) if weights is None else weights
         inputs = batch, self.scores, self.lengths, leaky, factors, out, self.memory_budget
-        return self.backend.recursion.write_occupancy(*inputs), out
+        return self.backend.recursion.write_occupancy(*inputs, lists), out
 
     def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:
         """See `Recursion.add_penalties`; only where the backend shares the caller's memory."""
@@ -247,8 +252,8 @@ def best_path(batch: Graphs, scores: Any, lengths: Any = None, *, backend: Backe
     )
 
 
-def computes_ctc_on_device(scores: Any, backend: str) -> bool:
-    """Whether CTC runs where these scores live, on a device; else it is for `ctc_backend`."""
+def is_on_device(scores: Any, backend: str) -> bool:
+    """Whether a recursion runs where these scores live, on a device."""
     return backend in ("auto", "cuda") and arrays.home_of(scores) == "cuda"
 
 

@@ -234,42 +234,52 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
     return torch.zeros(scores.shape if wanted else (0, 0, 0), dtype=kind, device=scores.device)
 
 
-def _rows_scaled(values: Tensor, factors: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
+def _rows_scaled(
+    values: Tensor, factors: Tensor, like: Tensor, lists: Tensor | None, in_place: bool = False
+) -> Tensor:
     if arrays.home_of(values) == "cuda" and values.numel():
-        out = torch.empty_like(values, dtype=like.dtype)
-        rows = [x if x.ndim == 3 else x.view(len(x), -1, x.shape[-1]) for x in (values, out)]
+        out = (
+            values if in_place and values.dtype == like.dtype else torch.empty_like(values, dtype=like.dtype)
+        )
+        first, last = (x if x.ndim == 3 else x.view(len(x), -1, x.shape[-1]) for x in (values, out))
         with contextlib.suppress(BackendUnavailable):  # torch may use a device for which there is no cupy
-            given = rows[0], factors.double().contiguous(), rows[1]
-            cuda.scale_rows(cuda.find_device(values), *map(cuda.view, given))
-            return out
+            device, by_row = cuda.find_device(values), factors.double().contiguous()
+            if lists is None:
+                cuda.scale_rows(device, *map(cuda.view, (first, by_row, last)))
+            else:
+                cuda.spread_rows(device, *map(cuda.view, (first, lists, by_row, last)))
+            return out.detach()
     by_row = factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
     if not factors.is_cpu:
         return (values * by_row).masked_fill_(values == 0, 0).to(like.dtype)
     infinite = [n for n, factor in enumerate(factors.tolist()) if not math.isfinite(factor)]
     if in_place and not infinite:
-        return values.mul_(by_row).to(like.dtype)
+        return values.mul_(by_row).to(like.dtype).detach()
     scaled = values * by_row
     for n in infinite:
         scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
     return scaled.to(like.dtype)
 
 
-def _scale_rows(values: Tensor, factors: Tensor, like: Tensor) -> Tensor:
-    return _rows_scaled(values, factors, like)
+def _scale_rows(values: Tensor, factors: Tensor, like: Tensor, lists: Tensor | None) -> Tensor:
+    return _rows_scaled(values, factors, like, lists)
 
 
 _scale_rows_apart = Operator(
-    _scale_rows, lambda values, factors, like: torch.empty_like(values, dtype=like.dtype)
+    _scale_rows, lambda values, factors, like, lists: torch.empty_like(values, dtype=like.dtype)
 )
 
 
-def scale_rows(values: Tensor, factors: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
+def scale_rows(
+    values: Tensor, factors: Tensor, like: Tensor, in_place: bool = False, lists: Tensor | None = None
+) -> Tensor:
     """values [N, .., P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor.
 
-    `in_place`: `values` may be written to.
+    `in_place`: `values` may be written to. The result is then another tensor in their memory, since torch copies gradients
+    that somebody else holds. lists: unless empty, of rows that a device has packed, see `cuda.add_occupancy`.
     """
     scale = partial(_rows_scaled, in_place=True) if in_place and not _is_watched() else _scale_rows_apart
-    return scale(values, factors, like)
+    return scale(values, factors, like, None if lists is None or not len(lists) else lists)
 
 
 def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
@@ -284,5 +294,5 @@ _scale_gradient_apart = Operator(
 def scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
     """By broadcasting, in the dtype of `like`; `in_place`: `gradient` may be written to."""
     if in_place and not _is_watched():
-        return gradient.mul_(factor.to(gradient.dtype)).to(like.dtype)
+        return gradient.mul_(factor.to(gradient.dtype)).to(like.dtype).detach()
     return _scale_gradient_apart(gradient, factor, like)

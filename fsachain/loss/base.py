@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fsachain.backends import arrays, dispatch
 from fsachain.backends.arrays import check_budget
+from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
@@ -250,10 +251,10 @@ def finish(
 
 
 def _clear(buffer: Tensor, ok: Tensor) -> None:
-    """0 in the rows [T, P] of sequences that are not ok [N]."""
+    """0 in the rows [T, P] of sequences that are not ok [N], without a look at the others."""
     if arrays.home_of(buffer) == "cuda":
-        buffer.masked_fill_(~ok.view(-1, 1, 1), 0.0)
-    else:  # without a look at the others
+        cuda.clear_rows(cuda.find_device(buffer), cuda.view(buffer), cuda.view(ok))
+    else:
         buffer.numpy()[~ok.numpy()] = 0.0
 
 

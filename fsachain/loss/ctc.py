@@ -18,7 +18,7 @@ from fsachain.backends.ctc import Checks, CtcProblem, Rows, joined_names, make_p
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
 from fsachain.backends.cuda.device import Device, DeviceArray
-from fsachain.backends.dispatch import BackendName, computes_ctc_on_device, ctc_backend
+from fsachain.backends.dispatch import BackendName, ctc_backend, is_on_device
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology
 from fsachain.graph.forgive import Forgiveness, Star
@@ -103,7 +103,7 @@ def _ctc(call: CtcCall) -> CtcLosses:
     if call.penalties:
         return _forgiving(call)
     scores, with_gradient = call.scores, call.with_gradient
-    on_device = computes_ctc_on_device(scores, call.backend)
+    on_device = is_on_device(scores, call.backend)
     problem = call.problem(_known_labels(call) if on_device else call.targets)
     gradient, is_logits = _gradient_of(scores, with_gradient), call.inputs == "logits"
     if on_device:

@@ -42,12 +42,22 @@ class TotalCall(NamedTuple):
 class LogProb(NamedTuple):
     """log Z [N] in float64, -inf or NaN where a sequence is not ok; occupancy [N, T, P], empty unless asked for.
 
-    arcs: the sums over frames of gamma, a column for each arc, one row for each sequence or one for all, or none.
+    lists: int32 [N, 2 + P] where a device has packed the occupancy, which `scale_rows` spreads over the gradient once its
+    factor is known; else empty. arcs: the sums over frames of gamma, a column for each arc, one row for each sequence or one
+    for all, or none.
     """
 
     log_prob: Tensor
     occupancy: Tensor
+    lists: Tensor
     arcs: Tensor
+
+
+def _new_lists(given: TotalCall) -> Tensor:
+    packs = given.with_occupancy and not given.arc_log_probs.numel()
+    size, _, num_pdfs = given.scores.shape
+    shape = (size, 2 + num_pdfs) if packs and dispatch.is_on_device(given.scores, given.backend) else (0, 0)
+    return given.scores.new_zeros(shape, dtype=torch.int32)
 
 
 def _log_prob(given: TotalCall) -> LogProb:
@@ -60,16 +70,16 @@ def _log_prob(given: TotalCall) -> LogProb:
     used = _with_arc_log_probs(batch, weights) if is_weighted else batch
     call = dispatch.bind(used, scores, given.lengths, given.backend, given.memory_budget, on_host=is_weighted)
     check_leak(batch, leaky)
-    arcs = scores.new_zeros((given.rows, len(weights)), dtype=torch.float64)
+    lists, arcs = _new_lists(given), scores.new_zeros((given.rows, len(weights)), dtype=torch.float64)
     if not given.with_occupancy:
         found, out = call.log_probs(used, leaky), new_buffer(scores, False)
     else:
-        found, out = call.occupancy(used, leaky, None, scores)
+        found, out = call.occupancy(used, leaky, None, scores, lists if len(lists) else None)
     if given.rows and is_weighted:
         own = list(arcs) if batch.is_shared else torch.split(arcs[0], given.arc_counts.tolist())
         counts = [row.numpy() for row in own]
         call.backend.arcs.add_arc_occupancy(used, call.scores, call.lengths, leaky, counts)
-    return LogProb(found.log_prob, out, arcs)
+    return LogProb(found.log_prob, out, lists, arcs)
 
 
 def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
@@ -85,7 +95,7 @@ def _fake_log_prob(given: TotalCall) -> LogProb:
     scores = given.scores
     values = scores.new_empty(scores.shape[0], dtype=torch.float64)
     arcs = scores.new_empty((given.rows, given.arc_log_probs.shape[0]), dtype=torch.float64)
-    return LogProb(values, new_buffer(scores, given.with_occupancy), arcs)
+    return LogProb(values, new_buffer(scores, given.with_occupancy), _new_lists(given), arcs)
 
 
 def _arc_gradient(arcs: Tensor, factors: Tensor, arc_counts: Tensor, like: Tensor) -> Tensor:
@@ -104,6 +114,7 @@ arc_gradient = Operator(_arc_gradient, lambda arcs, factors, arc_counts, like: t
 def _log_prob_gradient(
     factor: Tensor,
     occupancy: Tensor,
+    lists: Tensor,
     arcs: Tensor,
     scores: Tensor,
     arc_log_probs: Tensor,
@@ -111,7 +122,7 @@ def _log_prob_gradient(
     is_last: bool,
 ) -> dict[str, Tensor | None]:
     return {
-        "scores": scale_rows(occupancy, factor, scores, is_last) if len(occupancy) else None,
+        "scores": scale_rows(occupancy, factor, scores, is_last, lists) if len(occupancy) else None,
         "arc_log_probs": arc_gradient(arcs, factor, arc_counts, arc_log_probs) if len(arcs) else None,
     }
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reaso
 OURS = {
     "best_path.cu": {"best_path_whole", "best_path_marks", "best_path_window"},
     "penalties.cu": {"penalties", "penalty_terms"},
-    "dense_rows.cu": {"scale_rows", "clear_rows"},
+    "dense_rows.cu": {"scale_rows", "clear_rows", "spread_rows"},
     "log_softmax.cu": {"log_softmax"},
     "pairs.cu": {"pair_log_sums", "pair_gradient"},
     "ctc.cu": {"ctc_links", "ctc_column_rows", "ctc_loss", "ctc_gradient_rows"},
@@ -55,6 +55,9 @@ def run_all(device):
     (ones,) = device.upload([np.ones(len(lengths))])
     new = on_device(device, np.full(scores.shape, np.nan, np.float32))
     cuda.add_occupancy(device, batch, scores, lengths, 0.0, ones, new, None, is_new=True)
+    lists = on_device(device, np.zeros((len(lengths), 2 + scores.shape[2]), np.int32))
+    cuda.add_occupancy(device, batch, scores, lengths, 0.0, ones, new, None, is_new=True, lists=lists)
+    cuda.spread_rows(device, new, lists, ones, new)
     of_ctc.run(of_ctc.random_logits(), device=device)
     of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)

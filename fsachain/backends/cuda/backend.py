@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,16 @@ from fsachain.backends import LogProbs, Paths
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import paths as cuda_paths
-from fsachain.backends.cuda.device import Device, DeviceArray, KernelSpec, macros, strided
+from fsachain.backends.cuda.device import (
+    ITEM_BYTES,
+    Argument,
+    Device,
+    DeviceArray,
+    KernelSpec,
+    address,
+    macros,
+    strided,
+)
 from fsachain.backends.cuda.launch import Occupancies, run_all
 from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
@@ -21,6 +30,7 @@ from fsachain.batch import TableBatch
 Lengths = npt.NDArray[np.int64]
 ROW_THREADS = 256
 ROWS = 32  # frames of a block
+ROW_TILE = 512  # pdfs of a row in shared memory
 
 
 def log_probs(
@@ -44,24 +54,48 @@ def add_occupancy(
     out: DeviceArray,
     memory_budget: float | None = None,
     is_new: bool = False,
+    lists: DeviceArray | None = None,
 ) -> tuple[Memory, Memory]:
     """Add weights[n] x occupancy to `out`; log Z and ok as `log_probs`.
 
     Rows of `out` [N, T, P], float32 or float64 with any strides, other than those of the ok sequences stay as they are.
-    weights: float64 [N]. is_new: `out` holds anything and all of it is written, once. The others: see `launch.run_all`.
+    weights: float64 [N]. is_new: `out` holds anything and all of it is written, once. lists: zeros, int32 [N, 2 + P], where
+    a row of `out` shall begin with the values of its sequence's active pdfs, and the rest may hold anything: `spread_rows`
+    makes the gradient of it. The others: see `launch.run_all`.
     """
-    occupancies = Occupancies(out, weights, is_new)
+    occupancies = Occupancies(out, weights, is_new, lists)
     call = run_all(device, batch, scores, lengths, leaky, occupancies, memory_budget)
-    if is_new and 0 not in out.shape:
-        size, num_frames, num_pdfs = out.shape
-        device.launch(
-            KernelSpec("dense_rows.cu", "clear_rows", macros(ELEMENT=out, OUT=out, ROWS=ROWS)),
-            (-(-num_frames // ROWS), size),
-            ROW_THREADS,
-            0,
-            [*strided(out), num_frames, num_pdfs, call.lengths.pointer, call.ok.pointer, weights.pointer],
-        )
+    if is_new and lists is None:
+        clear_rows(device, out, call.ok, call.lengths, weights)
     return call.log_prob, call.ok
+
+
+def _over_rows(
+    device: Device, name: str, given: DeviceArray, arguments: Sequence[Argument], out: DeviceArray
+) -> None:
+    """Launch a kernel of dense_rows.cu for all rows of `given` [N, T, P]."""
+    size, num_frames, num_pdfs = given.shape
+    if 0 in given.shape:
+        return
+    shared = ROW_THREADS // 32 * ROW_TILE * ITEM_BYTES.get(given.dtype, 8) if name == "spread_rows" else 0
+    device.launch(
+        KernelSpec("dense_rows.cu", name, macros(ELEMENT=given, OUT=out, ROWS=ROWS, TILE=ROW_TILE)),
+        (-(-num_frames // ROWS), size),
+        ROW_THREADS,
+        shared,
+        [*strided(given), num_frames, num_pdfs, *arguments],
+    )
+
+
+def clear_rows(
+    device: Device,
+    out: DeviceArray,
+    ok: Memory | DeviceArray,
+    lengths: Memory | None = None,
+    weights: Memory | DeviceArray | None = None,
+) -> None:
+    """Zeros in `out` [N, T, P] where a sequence is not ok (uint8 [N]), or has the weight 0, and behind its length."""
+    _over_rows(device, "clear_rows", out, [address(lengths), address(ok), address(weights)], out)
 
 
 def add_penalties(
@@ -110,17 +144,19 @@ def add_penalties(
 
 
 def scale_rows(device: Device, values: DeviceArray, factors: Memory | DeviceArray, out: DeviceArray) -> None:
-    """out = values [N, T, P] (float32 or float64) times factors (float64 [N]), 0 where values are; out of any type."""
-    size, num_frames, num_pdfs = values.shape
-    if 0 in values.shape:
-        return
-    device.launch(
-        KernelSpec("dense_rows.cu", "scale_rows", macros(ELEMENT=values, OUT=out, ROWS=ROWS)),
-        (-(-num_frames // ROWS), size),
-        ROW_THREADS,
-        0,
-        [*strided(values), num_frames, num_pdfs, factors.pointer, *strided(out)],
-    )
+    """out = values [N, T, P] (float32 or 64) times factors [N] (float64), 0 where they are; out of any type, or values."""
+    _over_rows(device, "scale_rows", values, [factors.pointer, *strided(out)], out)
+
+
+def spread_rows(
+    device: Device,
+    values: DeviceArray,
+    lists: DeviceArray,
+    factors: Memory | DeviceArray,
+    out: DeviceArray,
+) -> None:
+    """As `scale_rows` for values that `add_occupancy` has packed; all of `out` is written."""
+    _over_rows(device, "spread_rows", values, [lists.pointer, factors.pointer, *strided(out)], out)
 
 
 def find_device(array: Any) -> Device:
@@ -175,10 +211,12 @@ class OnDevice:
         weights: Any,
         out: Any,
         memory_budget: float | None,
+        lists: Any = None,
     ) -> LogProbs:
-        """As `add_occupancy`, to an array that holds anything: all of it is written."""
-        inputs = find_device(scores), batch, view(scores), lengths, leaky
-        return _results(add_occupancy(*inputs, view(weights), view(out), memory_budget, is_new=True), lengths)
+        """As `add_occupancy`, to an array that holds anything: all of it is written; or packed, if there are lists."""
+        inputs = find_device(scores), batch, view(scores), lengths, leaky, view(weights), view(out)
+        packed = None if lists is None else view(lists)
+        return _results(add_occupancy(*inputs, memory_budget, True, packed), lengths)
 
     def add_penalties(
         self, scores: Any, lengths: Lengths, weights: Any, factors: tuple[float, float, float], out: Any

@@ -27,6 +27,7 @@ from fsachain.backends.cuda.device import (
     DeviceArray,
     KernelSpec,
     Limits,
+    address,
     macros,
     strided,
 )
@@ -162,11 +163,15 @@ class DeviceTables(NamedTuple):
 
 
 class Occupancies(NamedTuple):
-    """Where occupancies [N, T, P] go, times weights [N]; is_new: `out` holds anything and is written whole."""
+    """Where occupancies [N, T, P] go, times weights [N]; is_new: `out` holds anything and is written whole.
+
+    lists: see `backend.add_occupancy`.
+    """
 
     out: DeviceArray
     weights: Memory | DeviceArray
     is_new: bool
+    lists: DeviceArray | None
 
 
 class Scratch(NamedTuple):
@@ -360,7 +365,7 @@ class Run:
         end, prepared, call = self._end(begin), self.prepared, self.call
         if end == begin or call.occupancies is None:
             return
-        out, weights, is_new = call.occupancies
+        out, weights, is_new, lists = call.occupancies
         threads, groups = TILE * self.plan.sequences(prepared.lanes), prepared.num_groups
         tables = prepared.tables
         # As many blocks as keep the device busy: those of a group that is not concerned have to be started too.
@@ -374,7 +379,7 @@ class Run:
             [
                 *(self.fields, tables.pdfs, tables.pairs_by_column, tables.column_ends, *self._of_lanes),
                 *(call.ok.pointer, weights.pointer, call.scratch.history, *strided(out)),
-                *(begin, end, blocks, out.shape[2] if is_new else 0),
+                *(begin, end, blocks, out.shape[2] if is_new else 0, address(lists)),
             ],
         )
 
