@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,18 +128,30 @@ def test_text_and_recording_that_do_not_fit_are_named() -> None:
             alignment_numerator(["yes"], LEXICON, tree, STRICT._replace(other=cost))
 
 
-SAID = {"SIL": "SIL", "yes": "y e s", "no": "n o", "oh": "o", "em": "e m", "hum": "m s m s"}
+SAID = {"SIL": "SIL", "yes": "y e s", "no": "n o", "oh": "o", "em": "e m", "hum": "m s m s", "drone": "o"}
 
 
-def heard(said: list[str], text: list[str], tolerance: Tolerance, lexicon: Lexicon = LEXICON):
-    """The alignment of `text` with scores that spell `said`, eight frames a phone."""
+def heard(
+    said: list[str],
+    text: list[str],
+    tolerance: Tolerance,
+    lexicon: Lexicon = LEXICON,
+    longest: float = math.inf,
+):
+    """The alignment of `text` with scores that spell `said`, eight frames a phone, a hundred a drone."""
     tree = ContextTree.monophone(lexicon.phones, Topology.chain())
-    phones = [phone for word in said for phone in SAID[word].split()]
-    pdfs = [tree.pdf(lexicon.phone_id(phone), frame) for phone in phones for frame in (0, *[1] * 7)]
+    phones = [(phone, 99 if word == "drone" else 7) for word in said for phone in SAID[word].split()]
+    pdfs = [
+        tree.pdf(lexicon.phone_id(phone), frame) for phone, loops in phones for frame in (0, *[1] * loops)
+    ]
     scores = np.full((len(pdfs), tree.num_pdfs), -5.0, np.float32)
     scores[np.arange(len(pdfs)), pdfs] = 0.0
     aligner = LongAligner(
-        alignment_numerator(text, lexicon, tree, tolerance), tree.num_pdfs, window=160, lookahead=120
+        alignment_numerator(text, lexicon, tree, tolerance),
+        tree.num_pdfs,
+        window=160,
+        lookahead=120,
+        longest=longest,
     )
     aligner.accept(scores)
     return aligner.alignment(lexicon.phones, FrameTiming(1, 0, 1 / 4))
@@ -188,6 +202,31 @@ def test_a_wrong_text_is_aligned_where_it_is_right_and_the_rest_is_named(
     if other is not None:
         assert [stretch[1:] for stretch in times(found.other)] == other
         assert all(word.confidence > 0.99 for word in found.words)
+
+
+@pytest.mark.parametrize("unknown", [1, 2, 5])
+def test_unknown_words_that_nobody_said_are_skipped_and_take_nothing_from_their_neighbours(
+    unknown: int,
+) -> None:
+    for said in ("yes no oh", "yes SIL SIL no oh"):
+        expected = times(heard(said.split(), ["yes", "no", "oh"], STRICT).words)
+        found = heard(said.split(), ["yes", *["humm"] * unknown, "no", "oh"], Tolerance())
+        known = [word for word in times(found.words) if word[0] != "humm"]
+        assert known == expected
+        assert {*found.skipped} <= {*range(1, 1 + unknown)} and len(found.skipped) >= unknown - unknown // 4
+    found = heard(["yes", "hum", "no"], ["yes", "humm", "no"], Tolerance())
+    assert times(found.words) == [("yes", 0, 6), ("humm", 6, 14), ("no", 14, 18)] and not found.skipped
+
+
+def test_no_phone_or_unknown_word_lasts_as_long_as_noise_does() -> None:
+    said, expected = ["yes", "no", "drone", "yes"], [("yes", 0), ("no", 6), ("yes", 35)]
+    loose = STRICT._replace(other=0.7)
+    for tolerance in (loose, Tolerance()):
+        for text in (["yes", "no", "yes"], ["yes", "no", "humm", "yes"])[: 1 + (tolerance != loose)]:
+            found = heard(said, text, tolerance, longest=12)
+            assert [word[:2] for word in times(found.words) if word[0] != "humm"] == expected
+            assert all(word.duration <= 24 / 4 for word in found.words)
+    assert times(heard(said, ["yes", "no", "yes"], loose).words)[1] == ("no", 6, 35)
 
 
 def test_unknown_words_are_spelled_where_the_lexicon_spells_and_match_anything_where_it_does_not() -> None:

@@ -17,7 +17,14 @@ from fsachain.cli.use import stream_outputs
 from fsachain.data.audio import Recording, Resampler
 from fsachain.data.dataset import Example
 from fsachain.data.features import compute_features
-from fsachain.decode.align import STRICT, Alignment, LongAligner, Tolerance, alignment_numerator
+from fsachain.decode.align import (
+    LONGEST_PHONE,
+    STRICT,
+    Alignment,
+    LongAligner,
+    Tolerance,
+    alignment_numerator,
+)
 from fsachain.decode.times import BoundaryModel
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
 
@@ -194,8 +201,12 @@ class Aligner:
             raise DataError(f"utterance {name!r}: the text has no words")
         tolerance = self.tolerance if tolerant else STRICT
         tree, lexicon = self.lang.tree, self.lang.lexicon
+        filled = tolerance.other < math.inf
         aligner = LongAligner(
-            alignment_numerator(words, lexicon, tree, tolerance, name=name), tree.num_pdfs, name=name
+            alignment_numerator(words, lexicon, tree, tolerance, name=name),
+            tree.num_pdfs,
+            longest=LONGEST_PHONE / self.model.timing.frame_seconds if filled else math.inf,
+            name=name,
         )
         try:
             for block in scores:

@@ -164,7 +164,8 @@ class SlidingCmvn:
 
     As Kaldi's apply-cmvn-sliding with centred windows: for long recordings of several speakers, in bounded memory and
     one pass. The window of frame t begins at t - window // 2; where it would reach beyond an end of the recording it is
-    moved inside. A recording of at most `window` frames is normalised as a whole, as CMVN by utterance does.
+    moved inside. A recording of at most `window` frames is normalised as a whole, as CMVN by utterance does. Digital
+    silence does not count: frames that repeat the one before to the bit, which no microphone gives.
     """
 
     def __init__(self, moments: str, window: int) -> None:
@@ -172,6 +173,7 @@ class SlidingCmvn:
             raise ConfigError(f"window is {window}; expected at least 1")
         self.moments, self.window = moments, window
         self._kept: NDArray[np.float32] | None = None
+        self._counts = np.zeros((0, 1))  # 0.0 for each of these frames that does not
         self._first = self._returned = 0  # frame at which _kept begins; frames returned
 
     def accept(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -180,12 +182,18 @@ class SlidingCmvn:
             raise ShapeError(
                 f"features have shape {list(features.shape)}, expected [T, {self._kept.shape[1]}]"
             )
+        before = features[:0] if self._kept is None else self._kept[-1:]
+        longer = np.concatenate([before, features])
+        new = np.any(longer[1:] != longer[:-1], axis=1, keepdims=True)
+        new = np.concatenate([np.ones((len(features) - len(new), 1)), new])
+        self._counts = np.concatenate([self._counts, new])
         self._kept = features if self._kept is None else np.concatenate([self._kept, features])
         received = self._first + len(self._kept)
         if received < self.window:
             return features[:0]
         found = self._normalised(self._kept, received - self.window + self.window // 2 + 1)
         keep_from = max(self._first, received - self.window)
+        self._counts = self._counts[keep_from - self._first :]
         self._kept = self._kept[keep_from - self._first :].copy()
         self._first = keep_from
         return found
@@ -203,9 +211,16 @@ class SlidingCmvn:
         starts = np.maximum(-self._first, starts)
         stops = np.minimum(starts + self.window, len(kept))
 
+        def sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            running = np.concatenate(
+                [np.zeros((1, values.shape[1])), np.cumsum(values * self._counts, axis=0)]
+            )
+            return running[stops] - running[starts]
+
+        counts = np.maximum(1.0, sums(np.ones((len(kept), 1))))
+
         def means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-            running = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
-            return (running[stops] - running[starts]) / (stops - starts)[:, None]
+            return sums(values) / counts
 
         exact = kept.astype(np.float64)
         mean = means(exact)

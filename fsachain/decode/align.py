@@ -224,7 +224,7 @@ def alignment_of(
     """The words and phones along a path.
 
     `arcs` has an arc number for each frame, as `BestPath.arcs`, `margins` the score of its pdf minus the best one. `filler`
-    is the pdf of frames where something else is said.
+    and the next one are the pdfs of what can be anything.
     """
     starts = [round(timing.start_of(frame), 6) for frame in range(len(arcs) + 1)]
     sums = np.concatenate([[0.0], np.cumsum(margins, dtype=np.float64)])
@@ -233,7 +233,7 @@ def alignment_of(
         sure = math.exp(min(0.0, float(sums[end] - sums[first]) / (end - first)))
         return CtmEntry(name, starts[first], round(starts[end] - starts[first], 6), label, sure)
 
-    is_filler = np.zeros(len(arcs), np.bool_) if filler is None else numerator.fsa.pdf[arcs] == filler
+    is_filler = np.zeros(len(arcs), np.bool_) if filler is None else numerator.fsa.pdf[arcs] >= filler
     is_other = is_filler & (numerator.arc_word[arcs] == NO_WORD)
     said = []
     segments = numerator.phone_segments(arcs)
@@ -271,18 +271,25 @@ class Tolerance(NamedTuple):
         replace: of something else in the place of a word, beside what each of its frames costs.
         other: of each frame of something else, in the place of a word or in a silence: its score is that of the frame's
             best pdf less this.
+        unknown: of a word that nobody can spell, where it was said; where it was not, it costs nothing.
     """
 
     skip: float = 3.0
     repeat: float = 10.0
     replace: float = 2.0
     other: float = 0.7
+    unknown: float = 1.5
 
 
-STRICT = Tolerance(math.inf, math.inf, math.inf, math.inf)
-UNKNOWN_COST = 0.5  # of each frame of a word that nobody can spell, as `forced.STAR_PENALTY`
+STRICT = Tolerance(math.inf, math.inf, math.inf, math.inf, 0.0)
+UNKNOWN_COST = (
+    0.4  # of each frame of a word that nobody can spell: words that fit lie 0.2 below the best scores
+)
 OTHER = "<other>"
 _REACH = 3  # words that are skipped or said again at once
+LONGEST_PHONE = 1.0  # seconds; see `LongAligner`
+_EDGE = 0.15  # of this at each end of a longer one: what may be a phone
+_NO_PHONE = 10.0  # cost of each frame between, of all but silence and filler
 
 
 def alignment_numerator(
@@ -296,8 +303,8 @@ def alignment_numerator(
     """The graph of a transcript that may have unknown words, and may be wrong.
 
     Of a word that the lexicon lacks other case and bare letters are tried; then it is spelled by the lexicon's own rule
-    (`Lexicon.spelled`), or is `lexicon.oov`, or else anything at all. What is anything has the pdf `tree.num_pdfs`, a
-    column that the scores need behind their own: of each frame the greatest score.
+    (`Lexicon.spelled`), or is `lexicon.oov`, or else anything at all. The filler has the pdf `tree.num_pdfs`, words that are
+    anything the next one: columns that the scores need behind their own, both of each frame's greatest score.
 
     GraphError: a transcript without words. ConfigError: a cost below 0.
     """
@@ -309,6 +316,7 @@ def alignment_numerator(
     count, anything = len(words), (lexicon.silence_phone or 1,)
     unknown, replaced, begins = count, 2 * count, 3 * count  # tags behind positions; the last: first phones
     ways = []
+    unspelled = np.zeros(count, np.bool_)
     for position, written in enumerate(words):
         known, word = lexicon.known_form(written), bare(written) or written
         spelling = lexicon.spelled(word) if known is None else None
@@ -317,15 +325,27 @@ def alignment_numerator(
         elif known is not None or lexicon.oov is not None:
             own = ways_to_say(known or word, position, lexicon)
         else:
-            own = [Way(anything, 0.0, unknown + position, 0)]
+            own = [Way(anything, -tolerance.unknown, unknown + position, 0)]
+            unspelled[position] = True
         if tolerance.replace < math.inf:
             own.append(Way(anything, -tolerance.replace, replaced + position, 0))
         ways.append([way._replace(first=begins + way.first) for way in own])
 
+    # Where a word begins, by its end; words in a row that nobody can spell are left out as one.
+    before = [0, *range(count)]
+    for end in range(2, count + 1):
+        if unspelled[end - 2 : end].all():
+            before[end] = before[end - 1]
+    price = np.concatenate([[0.0], np.cumsum(np.where(unspelled, 0.0, tolerance.skip))]).tolist()
+
     def jumps(place: int) -> list[tuple[int, float]]:
         found = [(place, 0.0)]
         if tolerance.skip < math.inf:
-            found += [(place - n, -n * tolerance.skip) for n in range(1, min(_REACH, place) + 1)]
+            behind, begin = {*range(max(0, place - _REACH), place)}, place
+            for _ in range(_REACH):
+                begin = before[begin]
+                behind.add(begin)
+            found += [(n, price[n] - price[place]) for n in sorted(behind - {place})]
         if tolerance.repeat < math.inf and place < count:
             found += [(place + n, -tolerance.repeat) for n in range(1, min(_REACH, count - place) + 1)]
         return found
@@ -335,9 +355,9 @@ def alignment_numerator(
     begin = made.arc_word >= begins
     tag = np.where(begin, made.arc_word - begins, made.arc_word)
     pdf, log_prob = made.fsa.pdf.copy(), made.fsa.log_prob.copy()
-    for least, cost in ((unknown, UNKNOWN_COST), (replaced, tolerance.other)):
+    for least, column, cost in ((unknown, 1, UNKNOWN_COST), (replaced, 0, tolerance.other)):
         those = (tag >= least) & (tag < least + count)
-        pdf[those] = tree.num_pdfs
+        pdf[those] = tree.num_pdfs + column
         log_prob[those] -= cost
     said = np.where(tag >= replaced, NO_WORD, np.where(tag >= unknown, tag - unknown, tag)).astype(np.int32)
     made = replace(
@@ -378,13 +398,16 @@ class LongAligner:
     agrees with each window's up to the lookahead, the result is the whole recording's best path.
 
     Recordings hold more than their text: applause, music, a sentence that nobody wrote down. Between words, where silence
-    may stand, the path may also take the filler: in every frame the score of the best pdf, less a cost.
+    may stand, the path may also take the filler: in every frame the score of the best pdf, less a cost. A network that was
+    trained on speech alone takes music or noise for whatever phone, as surely as speech; but no phone lasts so long. What
+    is within a phone of more than `longest` frames, or a word of twice as many that nobody can spell, is none, and the
+    window is searched again.
 
     A recording of T frames takes the time of T / (W - L) windows, each of W frames on a graph of about W phones, and
     memory for one window, 8 bytes a frame of the recording, and the text's graph.
 
-    `numerator` is the graph of the whole text over pdfs 0..num_pdfs - 1, and `num_pdfs` for the filler, from
-    `alignment_numerator`; `window` W and `lookahead` L count output frames, 1 <= L < W; `name` is for messages.
+    `numerator` is the graph of the whole text over pdfs 0..num_pdfs - 1 and the two behind them, as of
+    `alignment_numerator`; `window` W, `lookahead` L and `longest` count output frames, 1 <= L < W; `name` is for messages.
     """
 
     def __init__(
@@ -394,6 +417,7 @@ class LongAligner:
         *,
         window: int = 1200,
         lookahead: int = 400,
+        longest: float = math.inf,
         name: str = "recording",
     ) -> None:
         if not 1 <= lookahead < window:
@@ -412,7 +436,11 @@ class LongAligner:
             (frames[first], (fsa.src[first], fsa.dst[first])), shape=(fsa.num_states,) * 2
         )
         self._state, self._log_prob, self._done = fsa.start, 0.0, 0
-        self._kept = np.zeros((0, self._filler + 1), np.float32)
+        self._kept = np.zeros((0, num_pdfs + 2), np.float32)
+        self._no_phone = np.zeros(0, np.bool_)  # which of these frames
+        self._is_phone = np.ones(num_pdfs + 2, np.bool_)
+        self._is_phone[[*fsa.pdf[numerator.arc_word == NO_WORD], num_pdfs]] = False
+        self._longest = longest
         self._arcs = [np.zeros(0, np.int32)]
         self._margins = [np.zeros(0, np.float32)]
 
@@ -427,8 +455,9 @@ class LongAligner:
             raise ShapeError(
                 f"scores of {self.name!r}: expected [T, P] with P at least {self._filler}, got shape {list(block.shape)}"
             )
-        columns = [block[:, : self._filler], block.max(axis=1, keepdims=True)]
+        columns = [block[:, : self._filler], *[block.max(axis=1, keepdims=True)] * 2]
         self._kept = np.concatenate([self._kept, np.concatenate(columns, axis=1)])
+        self._no_phone = np.concatenate([self._no_phone, np.zeros(len(block), np.bool_)])
         while len(self._kept) > self.window:
             self._align(self._kept[: self.window], self.window - self.lookahead)
 
@@ -474,17 +503,37 @@ class LongAligner:
             int(number[self._state]),
         )
         wrong = f"scores of {self.name!r}: NaN or +inf among frames {self._done} and following"
-        found = _best_arcs(part, scores, self.name, wrong)
-        if found is None:
-            raise AlignmentError(self._no_path(frames))
-        arcs = origin[found[0][:keep]]
+        while True:
+            no_phone = self._no_phone[:frames]  # a view: more may be found
+            heard = (
+                scores - np.float32(_NO_PHONE) * np.outer(no_phone, self._is_phone)
+                if no_phone.any()
+                else scores
+            )
+            found = _best_arcs(part, heard, self.name, wrong)
+            if found is None:
+                raise AlignmentError(self._no_path(frames))
+            arcs = origin[found[0]]
+            if not self._find_no_phone(arcs):
+                break
+        arcs = arcs[:keep]
         spent = scores[np.arange(keep), whole.pdf[arcs]]
         self._log_prob += float(spent.sum(dtype=np.float64)) + float(whole.log_prob[arcs].sum())
         self._margins.append(spent - scores[:keep, self._filler])
         self._arcs.append(arcs.astype(np.int32))
         self._state = int(whole.dst[arcs[-1]])
         self._done += keep
-        self._kept = self._kept[keep:].copy()
+        self._kept, self._no_phone = self._kept[keep:].copy(), self._no_phone[keep:].copy()
+
+    def _find_no_phone(self, arcs: npt.NDArray[np.integer]) -> bool:
+        """Mark what is within long phones of a path; whether any of it was not known before."""
+        known = np.count_nonzero(self._no_phone)
+        for _, _, first, length in self.numerator.phone_segments(arcs):
+            pdf = self.numerator.fsa.pdf[arcs[first]]
+            if length > self._longest * (1 + (pdf > self._filler)) and self._is_phone[pdf]:
+                edge = math.ceil(_EDGE * self._longest)
+                self._no_phone[first + edge : first + length - edge] = True
+        return bool(np.count_nonzero(self._no_phone) > known)
 
     def _no_path(self, frames: int) -> str:
         words = self.numerator.words
