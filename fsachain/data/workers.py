@@ -14,10 +14,11 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fsachain.errors import ConfigError, DataError, FsachainError
+from fsachain.graph.shards import unpacked
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -99,13 +100,7 @@ class Workers(Generic[Task, Result]):
 
 
 def _call_packed(packed: bytes, task: Any) -> Any:
-    return _unpacked(packed)(task)
-
-
-@lru_cache(maxsize=2)
-def _unpacked(packed: bytes) -> Callable[[Any], Any]:
-    function: Callable[[Any], Any] = pickle.loads(packed)
-    return function
+    return unpacked(packed)(task)
 
 
 def _reside(packed: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -77,7 +78,12 @@ def tune(
     """
     check_grid("", lm_weights, word_insertion_penalties)
     found = [lattice for lattice in lattices.values() if lattice is not None]
-    errors = _Errors([(references[name], words) for name, lattice in lattices.items() if lattice is not None])
+    names = [name for name, lattice in lattices.items() if lattice is not None]
+
+    @cache
+    def errors(name: str, ids: tuple[int, ...]) -> ErrorCounts:
+        return count_errors(references[name], [words[word - 1] for word in ids])
+
     lost = sum(
         (count_errors(references[name], ()) for name, one in lattices.items() if one is None), ErrorCounts()
     )
@@ -87,7 +93,7 @@ def tune(
         grid = list(product(weights, penalties))
         new = [pair for pair in grid if pair not in points]
         for pair, ids in zip(new, best_words(found, new), strict=True):
-            points[pair] = TuningPoint(*pair, lost + errors.of(ids))
+            points[pair] = TuningPoint(*pair, sum(map(errors, names, ids), lost))
         result = choose([points[pair] for pair in grid])
         if not (
             _extended(weights, result.best.lm_weight, 0.0)
@@ -110,22 +116,6 @@ def _extended(values: list[float], best: float, above: float = -math.inf) -> boo
     else:
         return False
     return True
-
-
-class _Errors:
-    """Counts the errors of word ids; what was counted once is known."""
-
-    def __init__(self, references: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
-        self._references = references
-        self._known: list[dict[tuple[int, ...], ErrorCounts]] = [{} for _ in references]
-
-    def of(self, found: Sequence[tuple[int, ...]]) -> ErrorCounts:
-        total = ErrorCounts()
-        for (reference, words), known, ids in zip(self._references, self._known, found, strict=True):
-            if ids not in known:
-                known[ids] = count_errors(reference, [words[word - 1] for word in ids])
-            total += known[ids]
-        return total
 
 
 def check_grid(prefix: str, lm_weights: Sequence[float], word_insertion_penalties: Sequence[float]) -> None:

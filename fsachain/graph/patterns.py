@@ -94,9 +94,7 @@ def build_pattern_numerator(
     end = writer.write(pattern, 0)
     final = np.full(writer.num_states, -math.inf)
     final[end] = 0.0
-    columns = list(zip(*writer.arcs, strict=True)) or [()] * 4
-    src, dst, label = (np.array(column, dtype=np.int32) for column in columns[:3])
-    graph = Transducer(writer.num_states, 0, src, dst, label, label, np.array(columns[3]), final)
+    graph = Transducer.of_arcs(((src, dst, label, label, w) for src, dst, label, w in writer.arcs), final)
     return numerator_of_words(
         graph, lexicon, tree, parts=writer.parts, normalization=normalization, name=name
     )

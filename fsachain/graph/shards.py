@@ -14,7 +14,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -131,7 +131,8 @@ def make_shards(
     done, total = len(transcripts) - sum(len(shards[path]) for path in missing), len(transcripts)
     if progress is not None:
         progress(done, total)
-    with _workers(jobs, executor, len(missing)) as pool:
+    is_alone = executor is not None or jobs == 1 or len(missing) <= 1
+    with nullcontext(executor) if is_alone else ProcessPoolExecutor(min(jobs, len(missing))) as pool:
         work = [
             (packed, shards[path], str(path), {"fingerprint": prints[path], "made_with": made})
             for path in missing
@@ -236,17 +237,16 @@ def _is_sound(path: Path, fingerprint: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=1)
-def _unpacked(packed: bytes) -> NumeratorMaker:
-    """The maker, once for all shards of a worker, so that the normalization is indexed once."""
-    maker: NumeratorMaker = pickle.loads(packed)
-    return maker
+@lru_cache(maxsize=2)
+def unpacked(packed: bytes) -> Any:
+    """What was pickled, once for all tasks of a worker, so that for instance a normalization is indexed once."""
+    return pickle.loads(packed)
 
 
 def _make(work: tuple[bytes, Transcripts, str, dict[str, Any]]) -> int:
     """Write one shard; the number of utterances that went in, excluded or not."""
     packed, transcripts, path, facts = work
-    maker = _unpacked(packed)
+    maker: NumeratorMaker = unpacked(packed)
     tables: dict[str, TransitionTable] = {}
     excluded: dict[str, str] = {}
     floored: list[str] = []
@@ -260,15 +260,6 @@ def _make(work: tuple[bytes, Transcripts, str, dict[str, Any]]) -> int:
     said = {name: words_checksum(words) for name, words in transcripts if name in tables}
     write_tables(path, tables, {**facts, "excluded": excluded, "floored": floored, "words": said})
     return len(transcripts)
-
-
-@contextmanager
-def _workers(jobs: int, executor: Executor | None, num_shards: int) -> Iterator[Executor | None]:
-    if executor is not None or jobs == 1 or num_shards <= 1:
-        yield executor
-        return
-    with ProcessPoolExecutor(min(jobs, num_shards)) as pool:
-        yield pool
 
 
 def _as_they_come(pool: Executor, work: Sequence[Any]) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import warnings
@@ -411,6 +412,9 @@ def ctc_loss(
     return loss[0] if reduction == "none" and log_probs.ndim == 2 else loss
 
 
+_OPTIONS = [n for n in list(inspect.signature(ctc_loss).parameters)[4:] if n not in ("log_priors", "names")]
+
+
 class CTCLoss(nn.Module):
     """`ctc_loss` as a module; options are its arguments of the same names.
 
@@ -437,18 +441,8 @@ class CTCLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("log_priors", log_priors)
-        self._options: dict[str, Any] = {
-            "blank": blank,
-            "reduction": reduction,
-            "zero_infinity": zero_infinity,
-            "inputs": inputs,
-            "topology": topology,
-            "delay_penalty": delay_penalty,
-            "unnormalized": unnormalized,
-            "forgive": forgive,
-            "backend": backend,
-            "memory_budget": memory_budget,
-        }
+        given = locals()
+        self._options = {name: given[name] for name in _OPTIONS}
 
     def extra_repr(self) -> str:
         """Options, for `repr`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -289,6 +290,9 @@ def rnnt_loss(
     return arguments.reduce_losses(rnnt(call).log_prob, reduction, zero_infinity)
 
 
+_OPTIONS = list(inspect.signature(rnnt_loss).parameters)[4:-1]  # all but the backend
+
+
 class RNNTLoss(nn.Module):
     """`rnnt_loss` with its options, as `torchaudio.transforms.RNNTLoss`.
 
@@ -315,13 +319,11 @@ class RNNTLoss(nn.Module):
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
         arguments.check_topology(rnnt_type)
         arguments.check_clamp(clamp)
-        self.blank, self.clamp, self.reduction = blank, clamp, reduction
-        self.fused_log_softmax = fused_log_softmax
-        self.fastemit_lambda = arguments.check_fastemit(fastemit_lambda)
-        self.delay_penalty = arguments.check_finite("delay_penalty", delay_penalty)
-        self.rnnt_type: RnntType = rnnt_type
-        self.forgive = forgive
-        self.inplace, self.zero_infinity = inplace, zero_infinity
+        arguments.check_fastemit(fastemit_lambda)
+        arguments.check_finite("delay_penalty", delay_penalty)
+        given = locals()
+        for name in _OPTIONS:
+            setattr(self, name, given[name])
 
     def extra_repr(self) -> str:
         """The options that matter, for `repr`."""
@@ -329,19 +331,5 @@ class RNNTLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any) -> Tensor:
         """As `rnnt_loss`."""
-        return rnnt_loss(
-            logits,
-            targets,
-            logit_lengths,
-            target_lengths,
-            self.blank,
-            self.clamp,
-            self.reduction,
-            self.fused_log_softmax,
-            fastemit_lambda=self.fastemit_lambda,
-            delay_penalty=self.delay_penalty,
-            rnnt_type=self.rnnt_type,
-            forgive=self.forgive,
-            inplace=self.inplace,
-            zero_infinity=self.zero_infinity,
-        )
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return rnnt_loss(logits, targets, logit_lengths, target_lengths, **options)

@@ -18,6 +18,8 @@ from fsachain.loss import arguments
 from fsachain.loss.lattice import TransducerLattice, lattice_of
 from fsachain.loss.rnnt import RnntCall, rnnt, rnnt_call
 
+_Given = tuple[Tensor, Any, Any, Any]  # logits, targets and the lengths of both
+
 
 class _Variant(NamedTuple):
     """A checked call and its kinds of arcs."""
@@ -35,21 +37,14 @@ class _Variant(NamedTuple):
         return arguments.reduce_losses(rnnt(call).log_prob, reduction)
 
 
-def _hat(
-    logits: Tensor,
-    targets: Any,
-    logit_lengths: Any,
-    target_lengths: Any,
-    blank: int,
-    dimensions: tuple[int, ...],
-    backend: BackendName,
-) -> _Variant:
+def _hat(call: _Given, blank: int, dimensions: tuple[int, ...], backend: BackendName) -> _Variant:
+    logits = call[0]
     arguments.check_logits(logits, "logits", dimensions)
     width = logits.shape[-1]
     if width < 2:
         raise ConfigError(f"logits has {width} classes; expected the blank and at least one label")
     blank = arguments.class_index(blank, width, "blank")
-    given = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
+    given = arguments.given(*call, [blank, -1])
     return _Variant(rnnt_call(logits, given, REGULAR, heads=[width, blank], backend=backend), REGULAR)
 
 
@@ -71,7 +66,7 @@ def hat_lattice(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    return _hat(logits, targets, logit_lengths, target_lengths, blank, (4,), backend).lattice()
+    return _hat((logits, targets, logit_lengths, target_lengths), blank, (4,), backend).lattice()
 
 
 def hat_loss(
@@ -95,21 +90,19 @@ def hat_loss(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    variant = _hat(logits, targets, logit_lengths, target_lengths, blank, (4, 2), backend)
+    variant = _hat((logits, targets, logit_lengths, target_lengths), blank, (4, 2), backend)
     return variant.loss(reduction, clamp, fastemit_lambda, inplace)
 
 
 def _tdt(
-    logits: Tensor,
-    targets: Any,
-    logit_lengths: Any,
-    target_lengths: Any,
+    call: _Given,
     durations: Sequence[int],
     blank: int,
     sigma: float,
     dimensions: tuple[int, ...],
     backend: BackendName,
 ) -> _Variant:
+    logits = call[0]
     arguments.check_logits(logits, "logits", dimensions)
     lengths = _check_durations(durations, 0, "durations")
     width = logits.shape[-1] - len(lengths)
@@ -122,7 +115,7 @@ def _tdt(
     kinds = [(GridArc(frames, 0, 0), blank, entry) for entry, frames in times if frames > 0]
     kinds += [(GridArc(frames, 1, 1), -1, entry) for entry, frames in times]
     arcs, classes, entries = zip(*kinds, strict=True)
-    given = arguments.given(logits, targets, logit_lengths, target_lengths, list(classes))
+    given = arguments.given(*call, list(classes))
     given = given._replace(classes=torch.tensor([classes, entries]))
     options = {"heads": [width, -1], "sigma": arguments.check_finite("sigma", sigma), "backend": backend}
     return _Variant(rnnt_call(logits, given, arcs, **options), arcs)
@@ -148,8 +141,8 @@ def tdt_lattice(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    given = logits, targets, logit_lengths, target_lengths, durations, blank, sigma
-    return _tdt(*given, (4,), backend).lattice()
+    call = logits, targets, logit_lengths, target_lengths
+    return _tdt(call, durations, blank, sigma, (4,), backend).lattice()
 
 
 def tdt_loss(
@@ -179,8 +172,9 @@ def tdt_loss(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    given = logits, targets, logit_lengths, target_lengths, durations, blank, sigma
-    return _tdt(*given, (4, 2), backend).loss(reduction, clamp, fastemit_lambda, inplace)
+    call = logits, targets, logit_lengths, target_lengths
+    variant = _tdt(call, durations, blank, sigma, (4, 2), backend)
+    return variant.loss(reduction, clamp, fastemit_lambda, inplace)
 
 
 def multi_blank_loss(

@@ -137,5 +137,5 @@ def test_nothing_on_the_way_asks_the_device_for_a_size_or_a_number(monkeypatch):
         for name in waiting:
             patch.setattr(torch.Tensor, name, refuse)
         patch.setattr(torch, "nonzero", refuse)
-        normalizer, sums = pair_normalizer.kernel(am, lm)
-        pair_normalizer_gradient.kernel(am, lm, normalizer, sums, torch.ones_like(sums))
+        normalizer, sums = pair_normalizer.kernel((am, lm))
+        pair_normalizer_gradient.kernel((am, lm, normalizer, sums, torch.ones_like(sums)))
