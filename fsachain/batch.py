@@ -106,7 +106,7 @@ class TableBatch:
         """This batch, laid out as a GPU reads it, which travels with it to another process.
 
         Call it where the workers of a `DataLoader` make batches: tables that a GPU has not seen then cost the training's
-        thread a tenth. The CPU reads nothing of it.
+        thread a tenth. A `Trainer` on a GPU has it done by the thread that makes its batches. The CPU reads nothing of it.
         """
         if self.laid_out is None:
             laid_out = importlib.import_module(_LAUNCHES).lay_out_batch(self)

@@ -1,6 +1,7 @@
 """Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
 
 import pickle
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -13,6 +14,7 @@ from device_arrays import on_device, read
 from random_graphs import connected_graph, left_to_right_graph
 from random_grids import TOPOLOGIES, make_grids
 from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
+from toy_training import corpus, lfmmi_trainer
 
 from fsachain import DenominatorGraph, TableBatch, best_path, compile_table, kernels, total_log_prob
 from fsachain.backends.cpu import grid as cpu_grid
@@ -424,3 +426,25 @@ def test_every_text_compiles_for_one_generation_of_gpus():
     assert set(texts) == {name for name in kernels.names() if name.endswith(".cu")}
     entries = cuda_compile.compile_kernels(list(texts.values()), 90)
     assert not [entry for entry in entries if entry.spill_bytes]
+
+
+@needs_compiler
+def test_a_training_lays_numerators_out_by_the_thread_that_is_ahead_of_it(tmp_path, monkeypatch):
+    """Each once in two epochs; the call itself finds them laid out, and the loss is that of a CPU."""
+    by = []
+    real = cuda_launch.lay_out
+
+    def noted(tables, division):
+        by.extend([threading.current_thread().name] * len(tables))
+        return real(tables, division)
+
+    monkeypatch.setattr(cuda_launch, "lay_out", noted)
+    examples, numerators = corpus(6)
+    settings = {"num_epochs": 2, "batch_size": 4, "checkpoint_every": 0}
+    expected = lfmmi_trainer(tmp_path / "cpu", numerators, **settings).fit(examples)
+    examples, numerators = corpus(6)
+    with pretended(multiprocessors=2) as device:
+        found = lfmmi_trainer(tmp_path / "gpu", numerators, **settings).fit(examples)
+    assert by == ["fsachain-prefetch"] * 6 and device.launches
+    for ours, theirs in zip(found.epochs, expected.epochs, strict=True):
+        assert ours["train"]["objf"] == pytest.approx(theirs["train"]["objf"], abs=tolerances.OBJF_PER_FRAME)

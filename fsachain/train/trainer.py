@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fsachain.backends import arrays
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
 from fsachain.data.utterance import Fault
@@ -227,6 +228,8 @@ class Trainer:
         self.model.train()
         num_steps = source.num_batches * config.num_epochs
         batches = source.batches(state.epoch, state.batch, self._stepper.share)
+        if arrays.home_of(next(self.model.parameters())) == "cuda":
+            batches = map(laid_out, batches)
         started = time.perf_counter()
         for waited, parts in prefetch(batches):
             self._schedules.apply(state.epoch * source.num_batches + state.batch, num_steps)
@@ -311,6 +314,13 @@ class Trainer:
         if dev is not None:
             self.progress.message(f"final model, {ending.text}: dev objf {dev['objf']:.4f}")
         return TrainResult(tuple(self._state.epochs), dev, self._reporter.faults, path)
+
+
+def laid_out(parts: tuple[SupervisedBatch, ...]) -> tuple[SupervisedBatch, ...]:
+    """Numerators as a GPU reads them, by the thread that makes batches ahead of their use."""
+    for part in parts:
+        part.numerators.lay_out()
+    return parts
 
 
 def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[tuple[float, Item]]:

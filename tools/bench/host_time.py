@@ -3,7 +3,9 @@
     python -m tools.bench.host_time [--calls N]
 
 Milliseconds of the calling thread: the least and the median of N calls, then launches, and functions of Python, of one. The
-arrays are CuPy's. What torch adds, its autograd and its pool, only a GPU can tell.
+arrays are CuPy's. What torch adds, its autograd and its pool, only a GPU can tell. "unseen" are numerators that come to a
+training for the first time, made by the thread that is ahead of it, and what they send. The yardstick, eager additions of
+torch's, tells how fast the machine was.
 """
 
 from __future__ import annotations
@@ -15,20 +17,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 
 from fsachain import TableBatch, compile_table
 from fsachain.backends.cuda import backend
 from fsachain.backends.cuda.ctc import Targets, Task, ctc
 from fsachain.backends.cuda.device import Limits
 from fsachain.denominator import DenominatorGraph
+from fsachain.train.source import SupervisedBatch
+from fsachain.train.trainer import laid_out, prefetch
 from tools.bench.workloads import connected, left_to_right
 from tools.cuda_on_host import libcuda
 
 H200 = Limits((9, 0), 132, 232_448, 8, 139 << 30)
-TARGETS = {"denominator": 0.25, "numerators": 0.2, "CTC": 0.25}  # ms
+TARGETS = {"denominator": 0.25, "numerators": 0.2, "CTC": 0.25, "unseen": 6.0}  # ms
 FRAMES = 16  # the host's work does not depend on them
 
 Call = Callable[[], Any]
@@ -88,9 +93,21 @@ def cases(cupy: Any) -> dict[str, Call]:
     }
 
 
-def milliseconds(call: Call, count: int) -> list[float]:
-    """Of the calling thread, for each of `count` calls, once everything is compiled and uploaded."""
-    for _ in range(20):
+def unseen(cupy: Any, count: int = 20) -> tuple[list[float], float]:
+    """Milliseconds of the training's thread for each of `count` batches of 128 numerators; and MB that one sends."""
+    rng, taken, sent = np.random.default_rng(1), [], []
+    batches = ((SupervisedBatch(cast(Any, None), numerators(rng)),) for _ in range(count))
+    for _, parts in prefetch(map(laid_out, batches)):
+        call = occupancies(cupy, parts[0].numerators, 0.0)
+        with libcuda.calls() as calls:
+            taken += milliseconds(call, 1, 0)
+        sent.append(1e-6 * sum(numbers[1] for name, *numbers in calls if name == "cudaMemcpyAsync"))
+    return taken[1:], max(sent)
+
+
+def milliseconds(call: Call, count: int, before: int = 20) -> list[float]:
+    """Of the calling thread, for each of `count` calls, after some by which everything is compiled and uploaded."""
+    for _ in range(before):
         call()
     taken = []
     for _ in range(count):
@@ -118,20 +135,30 @@ def work(call: Call) -> tuple[int, int]:
     return sum(not name.startswith("cuda") for name, *_ in calls), entered
 
 
+def tell(name: str, taken: Sequence[float], more: str) -> None:
+    limit = f", limit {TARGETS[name]:.2f}" if name in TARGETS else ""
+    print(f"{name:12} least {min(taken):.3f} ms, median {median(taken):.3f}{limit}; {more}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--calls", type=int, default=300)
     options = parser.parse_args(arguments)
+    few = torch.zeros(4)
+
+    def additions() -> None:
+        for _ in range(100):
+            few.add(1.0)
+
     with empty_driver() as cupy:
         for name, call in cases(cupy).items():
-            taken = milliseconds(call, options.calls)
-            launches, entered = work(call)
-            print(
-                f"{name:12} least {min(taken):.3f} ms, median {median(taken):.3f}, limit {TARGETS[name]:.2f}; "
-                f"{launches} launches, {entered} functions"
-            )
+            taken, (launches, entered) = milliseconds(call, options.calls), work(call)
+            tell(name, taken, f"{launches} launches, {entered} functions")
+        taken, sent = unseen(cupy)
+        tell("unseen", taken, f"{sent:.1f} MB sent, limit 3")
+        tell("yardstick", milliseconds(additions, options.calls), "100 additions of torch's")
     return 0
 
 

@@ -595,16 +595,21 @@ def _layouts(tables: Sequence[TransitionTable], division: Division) -> list[Layo
 def lay_out_batch(batch: TableBatch) -> LaidOut | None:
     """What calls without a leak, for scores that are not in float64, need of a batch whose tables all fit a chip.
 
-    None where the weights of its tables are not all written alike, or a table is shared: that is laid out once anyway.
+    None where the weights of its tables are not all written alike, or a table is shared: that is laid out once anyway. What
+    is made of each table is kept with it, so that another batch with it costs less.
     """
-    numbers = {table: number for number, table in enumerate(dict.fromkeys(batch.tables))}
-    growths = [growth_of(table, 0.0) for table in numbers]
-    forms = {form_of(WIDE, False, growth) for growth in growths}
-    if batch.is_shared or len(forms) > 1 or max(growth.powers for growth in growths) >= WIDE_BUDGET:
+    if batch.is_shared:
         return None
+    numbers = {table: number for number, table in enumerate(dict.fromkeys(batch.tables))}
     plan, division = own_on_chip(list(numbers))
-    tables, (form,) = PlannedTables(plan, tuple(lay_out(list(numbers), division))), forms
-    rows = np.array([numbers[table] for table in batch.tables])
+    tables, growths = (
+        PlannedTables(plan, tuple(_layouts(list(numbers), division))),
+        _growths(list(numbers), 0.0),
+    )
+    forms = {form_of(WIDE, False, growth) for growth in growths}
+    if len(forms) > 1 or max(growth.powers for growth in growths) >= WIDE_BUDGET:
+        return None
+    rows, (form,) = np.array([numbers[table] for table in batch.tables]), forms
     powers = np.array([growth.powers for growth in growths])[rows]
     weights = tables.weights(WIDE, form == EXPONENTS)
     return LaidOut(plan, (), form, rows, powers, tables.sizes, tables.shape(), weights, tables.vectors(LOG))
