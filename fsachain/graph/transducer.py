@@ -7,6 +7,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
 import numpy as np
@@ -144,22 +145,18 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
 
 def _ranks(skipping: list[list[tuple[int, float]]]) -> list[int]:
     """A number for each state such that epsilon arcs lead to higher numbers."""
-    entering = [0] * len(skipping)
-    for targets in skipping:
+    before: dict[int, list[int]] = {}
+    for state, targets in enumerate(skipping):
         for target, _ in targets:
-            entering[target] += 1
-    order = [state for state, count in enumerate(entering) if not count]
-    for state in order:  # grows while it is read
-        for target, _ in skipping[state]:
-            entering[target] -= 1
-            if not entering[target]:
-                order.append(target)
-    if len(order) < len(skipping):
-        state = next(state for state, count in enumerate(entering) if count)
-        raise GraphError(f"state {state} lies on, or behind, a cycle of epsilon arcs; expected none")
-    rank = [0] * len(order)
-    for number, state in enumerate(order):
-        rank[state] = number
+            before.setdefault(target, []).append(state)
+    rank = [0] * len(skipping)
+    try:
+        for number, state in enumerate(TopologicalSorter(before).static_order()):
+            rank[state] = number
+    except CycleError as error:
+        raise GraphError(
+            f"state {error.args[1][0]} lies on a cycle of epsilon arcs; expected none"
+        ) from error
     return rank
 
 

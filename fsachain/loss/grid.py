@@ -94,7 +94,7 @@ def _px_py_batch(px: Tensor, py: Tensor, boundary: Tensor) -> GridBatch:
     boxes[:, 0, 1:] = 1, frames, frames, labels + 1
     boxes[:, 1, 0] = py.numel() + numbers * (labels * last)
     boxes[:, 1, 1:] = 1, last, last, labels
-    spans = boundary.numpy() if len(boundary) else np.array([[0, 0, labels, frames]] * size)
+    spans = boundary.numpy()
     low, high = spans[:, :2], spans[:, 2:]
     bad = ((low < 0) | (low > high) | (high > [labels, frames])).any(axis=1)
     for n in np.flatnonzero(bad).tolist():
@@ -124,6 +124,31 @@ def _mutual_information_gradient(
 mutual_information = Operator(_mutual_information, _fake_mutual_information, _mutual_information_gradient)
 
 
+def check_arcs(px: Tensor, py: Tensor, suffix: str = "") -> tuple[int, int, int, bool]:
+    """B, S, T, and whether a symbol takes a frame; `suffix` ends the names in messages."""
+    for tensor, name in ((px, f"px{suffix}"), (py, f"py{suffix}")):
+        check_logits(tensor, name, (3,))
+    check_beside(py, f"py{suffix}", px, f"px{suffix}")
+    size, labels, last = px.shape
+    frames = py.shape[2]
+    if py.shape[:2] != (size, labels + 1) or last - frames not in (0, 1):
+        raise ShapeError(
+            f"px{suffix} and py{suffix} have shapes {list(px.shape)} and {list(py.shape)}; "
+            "expected [B, S, T + 1] or [B, S, T], and [B, S + 1, T]"
+        )
+    return size, labels, frames, last == frames
+
+
+def check_boundary(boundary: Any, size: int, labels: int, frames: int, device: torch.device) -> Tensor:
+    """[N, 4] int64: s_begin, t_begin, s_end, t_end; None: 0, 0, S, T. Values are checked by the operators."""
+    if boundary is None:
+        return torch.tensor([[0, 0, labels, frames]]).expand(size, 4).contiguous()
+    spans = integers(boundary, "boundary", device)
+    if spans.shape != (size, 4):
+        raise ShapeError(f"boundary has shape {list(spans.shape)}; expected [{size}, 4]")
+    return spans
+
+
 def mutual_information_recursion(
     px: Tensor,
     py: Tensor,
@@ -148,24 +173,10 @@ def mutual_information_recursion(
     Raises:
         ShapeError: shapes that do not fit, or a boundary out of range.
     """
-    check_logits(px, "px", (3,))
-    check_logits(py, "py", (3,))
-    check_beside(py, "py", px, "px")
-    size, labels, last = px.shape
+    size, labels, frames, _ = check_arcs(px, py)
     if not size:
         raise ShapeError("the batch is empty; expected at least one sequence")
-    if py.shape[:2] != (size, labels + 1) or last - py.shape[2] not in (0, 1):
-        raise ShapeError(
-            f"px and py have shapes {list(px.shape)} and {list(py.shape)}; "
-            "expected [B, S, T + 1] or [B, S, T], and [B, S + 1, T]"
-        )
-    spans = (
-        torch.zeros(0, 4, dtype=torch.int64)
-        if boundary is None
-        else integers(boundary, "boundary", px.device)
-    )
-    if boundary is not None and spans.shape != (size, 4):
-        raise ShapeError(f"boundary has shape {list(spans.shape)}; expected [{size}, 4]")
+    spans = check_boundary(boundary, size, labels, frames, px.device)
     differentiable = torch.is_grad_enabled() and (px.requires_grad or py.requires_grad)
     scores, occupancy = mutual_information(px, py, spans, backend, differentiable or return_grad)
     return (scores, split_occupancy(occupancy, px, py)) if return_grad else scores

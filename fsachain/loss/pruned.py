@@ -27,11 +27,10 @@ from fsachain.loss.arguments import (
     check_logits,
     check_topology,
     class_index,
-    integers,
     integers_there,
 )
 from fsachain.loss.autograd import Operator
-from fsachain.loss.grid import mutual_information_recursion
+from fsachain.loss.grid import check_arcs, check_boundary, mutual_information_recursion
 from fsachain.loss.rnnt import rnnt, rnnt_call
 
 _lock = Lock()  # what is set is the process's: two threads must not keep what the other has set
@@ -193,16 +192,6 @@ class Simple(NamedTuple):
     delay_penalty: float
 
 
-def check_boundary(boundary: Any, size: int, labels: int, frames: int, device: torch.device) -> Tensor:
-    """[N, 4] int64: s_begin, t_begin, s_end, t_end; None: 0, 0, S, T. Values are checked by the operators."""
-    if boundary is None:
-        return torch.tensor([[0, 0, labels, frames]]).expand(size, 4).contiguous()
-    spans = integers(boundary, "boundary", device)
-    if spans.shape != (size, 4):
-        raise ShapeError(f"boundary has shape {list(spans.shape)}; expected [{size}, 4]")
-    return spans
-
-
 def _checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int) -> Tensor:
     """The symbols [N, S] with padding of 0.
 
@@ -298,16 +287,8 @@ def _finish(call: Simple, px: Tensor, py: Tensor) -> Pair:
     return px, py
 
 
-def simple_scores(call: Simple) -> Pair:
-    """px and py of the logits am[t] + lm[s]."""
-    lm = _without_padding(call)
-    (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
-    normalizer, _ = pair_normalizer(call.am, lm)
-    return _finish(call, px_lm + px_am - normalizer[:, :-1], py_lm + py_am - normalizer)
-
-
-def smoothed_scores(call: Simple, lm_only_scale: float, am_only_scale: float) -> Pair:
-    """px and py of `simple_scores` mixed with those of lm alone, and of am with the mean of softmax(lm) in the place of lm.
+def mixed_scores(call: Simple, lm_only_scale: float = 0.0, am_only_scale: float = 0.0) -> Pair:
+    """px and py of the logits am[t] + lm[s], of lm alone, and of am with the mean of softmax(lm) in the place of lm.
 
     The mean runs over the batch and all S + 1 positions, padding included, as in fast_rnnt; rows with NaN are left out.
     """
@@ -317,25 +298,24 @@ def smoothed_scores(call: Simple, lm_only_scale: float, am_only_scale: float) ->
             f"lm_only_scale and am_only_scale are {lm_only_scale} and {am_only_scale}; "
             "expected numbers >= 0 whose sum is at most 1"
         )
+    lm = _without_padding(call)
+    (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
+    joint, _ = pair_normalizer(call.am, lm)
+    px, py = px_lm + px_am - joint[:, :-1], py_lm + py_am - joint
+    if scales[0] == 1.0:
+        return _finish(call, px, py)
     usable = ~torch.isnan(call.lm.softmax(dim=2)).any(dim=2, keepdim=True)
     everywhere = torch.where(usable, call.lm, 0).softmax(dim=2)
     unigram = torch.where(usable, everywhere, 0).sum((0, 1)) / usable.sum().clamp(min=1)
     log_unigram = (unigram + torch.finfo(unigram.dtype).tiny).log()
-    lm = _without_padding(call)
-    (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
-    joint, _ = pair_normalizer(call.am, lm)
     lm_alone = torch.logsumexp(lm, dim=2, keepdim=True)
     am_alone = torch.logsumexp(call.am + log_unigram, dim=2).unsqueeze(1)
     px_kinds = (
-        px_lm + px_am - joint[:, :-1],
+        px,
         px_lm - lm_alone[:, :-1],
         px_am + log_unigram[call.symbols.clamp(min=0)].unsqueeze(2) - am_alone,
     )
-    py_kinds = (
-        py_lm + py_am - joint,
-        py_lm - lm_alone,
-        py_am + log_unigram[call.termination] - am_alone,
-    )
+    py_kinds = py, py_lm - lm_alone, py_am + log_unigram[call.termination] - am_alone
     # A kind without a share is left out: 0 times -inf is NaN.
     used = [kind for kind, scale in enumerate(scales) if scale > 0.0]
     px = sum((scales[kind] * px_kinds[kind] for kind in used), torch.zeros_like(px_kinds[0]))
@@ -375,7 +355,7 @@ def rnnt_loss_simple(
         ShapeError, ConfigError: an argument that cannot be used.
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
-    return _loss(simple_scores(call), call.boundary, reduction, return_grad, backend)
+    return _loss(mixed_scores(call), call.boundary, reduction, return_grad, backend)
 
 
 def rnnt_loss_smoothed(
@@ -403,7 +383,7 @@ def rnnt_loss_smoothed(
         as `rnnt_loss_simple`.
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
-    scores = smoothed_scores(call, lm_only_scale, am_only_scale)
+    scores = mixed_scores(call, lm_only_scale, am_only_scale)
     return _loss(scores, call.boundary, reduction, return_grad, backend)
 
 
@@ -485,17 +465,8 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    arguments.check_logits(px_grad, "px_grad", (3,))
-    arguments.check_logits(py_grad, "py_grad", (3,))
-    arguments.check_beside(py_grad, "py_grad", px_grad, "px_grad")
-    size, labels, last = px_grad.shape
-    frames = py_grad.shape[2]
-    if py_grad.shape[:2] != (size, labels + 1) or last - frames not in (0, 1):
-        raise ShapeError(
-            f"px_grad and py_grad have shapes {list(px_grad.shape)} and {list(py_grad.shape)}; "
-            "expected [B, S, T + 1] or [B, S, T], and [B, S + 1, T]"
-        )
-    least = 1 if last == frames else 2
+    size, labels, frames, is_modified = check_arcs(px_grad, py_grad, "_grad")
+    least = 1 if is_modified else 2
     if s_range < min(least, labels + 1):
         raise ConfigError(f"s_range = {s_range}; expected {least} or more, or no path would be left")
     s_range = min(s_range, labels + 1)
@@ -507,7 +478,7 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     begin = (kept - entering).argmax(dim=1)
     final = (ends[:, :1] - s_range + 1).clamp(min=0)
     begin = torch.where(times < ends[:, 1:] - 1, begin, final)
-    step = 1 if last == frames else s_range - 1
+    step = 1 if is_modified else s_range - 1
     rise = step * times
     # As steep as allowed: begin[t] is at least what lies ahead less the rise until there.
     slack = _least_ahead(rise - _least_ahead(begin)).clamp(min=0)
