@@ -42,45 +42,33 @@ def random_paths(fsa: Fsa, count: int, *, seed: int = 0, mean_frames: int = 50) 
     """
     if mean_frames < 1:
         raise ConfigError(f"mean_frames = {mean_frames}: expected at least 1")
-    walker = _Walker(fsa)
+    usable = np.flatnonzero(fsa.log_prob > -math.inf)
+    finals = np.flatnonzero(fsa.final_log_prob > -math.inf)
+    # One more state, behind all final ones: its distance backwards is the way to the end.
+    src = np.concatenate([fsa.dst[usable], np.full(len(finals), fsa.num_states)])
+    dst = np.concatenate([fsa.src[usable], finals])
+    distance = reachability.arcs_from(fsa.num_states, fsa.num_states + 1, src, dst)[:-1] - 1
+    if not math.isfinite(distance[fsa.start]):
+        raise GraphError(
+            f"the acceptor ({fsa.num_states} states, {fsa.num_arcs} arcs) accepts no sequence: it has no paths"
+        )
+    alive = usable[np.isfinite(distance[fsa.dst[usable]])]
+    order = alive[np.argsort(fsa.src[alive], kind="stable")]
+    offsets = np.searchsorted(fsa.src[order], np.arange(fsa.num_states + 1))
     rng = np.random.default_rng(seed)
-    return [walker.walk(rng, mean_frames) for _ in range(count)]
 
-
-class _Walker:
-    """Arcs that lead on to a final state, by source, and each state's distance from the end in arcs."""
-
-    def __init__(self, fsa: Fsa) -> None:
-        usable = np.flatnonzero(fsa.log_prob > -math.inf)
-        finals = np.flatnonzero(fsa.final_log_prob > -math.inf)
-        # One more state, behind all final ones: its distance backwards is the way to the end.
-        src = np.concatenate([fsa.dst[usable], np.full(len(finals), fsa.num_states)])
-        dst = np.concatenate([fsa.src[usable], finals])
-        distance = reachability.arcs_from(fsa.num_states, fsa.num_states + 1, src, dst)[:-1] - 1
-        if not math.isfinite(distance[fsa.start]):
-            raise GraphError(
-                f"the acceptor ({fsa.num_states} states, {fsa.num_arcs} arcs) accepts no sequence: it has no paths"
-            )
-        alive = usable[np.isfinite(distance[fsa.dst[usable]])]
-        order = alive[np.argsort(fsa.src[alive], kind="stable")]
-        self.fsa, self.distance, self.arcs = fsa, distance, order
-        self.offsets = np.searchsorted(fsa.src[order], np.arange(fsa.num_states + 1))
-
-    def walk(self, rng: np.random.Generator, mean_frames: int) -> Path:
-        fsa, state, path = self.fsa, self.fsa.start, list[int]()
+    def walk() -> Path:
+        state, path = fsa.start, list[int]()
         while True:
-            leaving = self.arcs[self.offsets[state] : self.offsets[state + 1]]
+            leaving, is_long = order[offsets[state] : offsets[state + 1]], len(path) >= 2 * mean_frames
             is_final = fsa.final_log_prob[state] > -math.inf
-            if is_final and (
-                not len(leaving) or len(path) >= 2 * mean_frames or rng.random() * mean_frames < 1
-            ):
+            if is_final and (not len(leaving) or is_long or rng.random() * mean_frames < 1):
                 return np.array(path, dtype=np.int64)
-            if len(path) >= 2 * mean_frames:
-                arc = int(leaving[np.argmin(self.distance[fsa.dst[leaving]])])
-            else:
-                arc = int(leaving[rng.integers(len(leaving))])
-            path.append(arc)
-            state = int(fsa.dst[arc])
+            place = np.argmin(distance[fsa.dst[leaving]]) if is_long else rng.integers(len(leaving))
+            path.append(int(leaving[place]))
+            state = int(fsa.dst[path[-1]])
+
+    return [walk() for _ in range(count)]
 
 
 class SequenceScorer:
@@ -444,6 +432,7 @@ def _back(fst: Any) -> Fsa:
     return Fsa.from_openfst(fst)
 
 
+_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 MAX_STATES = 2000  # larger graphs make no picture that a person can read
 
 
@@ -464,19 +453,11 @@ def to_dot(fsa: Fsa, pdf_names: Sequence[str] | None = None) -> str:
         "  begin [shape = point];",
     ]
     for state in np.flatnonzero(fsa.final_log_prob > -np.inf).tolist():
-        label = f"{state}\\n{_weight(fsa.final_log_prob[state])}"
+        label = f"{state}\\n{fsa.final_log_prob[state]:.4g}"
         lines.append(f'  {state} [shape = doublecircle, label = "{label}"];')
     lines.append(f"  begin -> {fsa.start};")
     columns = (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob)
     for src, dst, pdf, log_prob in zip(*(column.tolist() for column in columns), strict=True):
-        name = str(pdf) if pdf_names is None else _escaped(pdf_names[pdf])
-        lines.append(f'  {src} -> {dst} [label = "{name} / {_weight(log_prob)}"];')
+        name = str(pdf) if pdf_names is None else pdf_names[pdf].translate(_ESCAPED)
+        lines.append(f'  {src} -> {dst} [label = "{name} / {log_prob:.4g}"];')
     return "\n".join([*lines, "}"]) + "\n"
-
-
-def _weight(log_prob: float) -> str:
-    return f"{log_prob:.4g}"
-
-
-def _escaped(name: str) -> str:
-    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -191,6 +191,13 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def _accepting(model: Fsa, name: str, what: str) -> Fsa:
+    trimmed = model.trim()
+    if not trimmed.num_arcs or not np.isfinite(trimmed.final_log_prob).any():
+        raise GraphError(f"{name} ({model.num_states} states, {model.num_arcs} arcs) accepts no {what}")
+    return trimmed
+
+
 def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
     """Expand a phone language model to pdfs, transition and self-loop scale 1, and merge equivalent states.
 
@@ -205,12 +212,7 @@ def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
     Raises:
         GraphError: the language model accepts nothing, or has a phone that the tree does not know.
     """
-    model = phone_lm.trim()
-    if not model.num_arcs or not np.isfinite(model.final_log_prob).any():
-        raise GraphError(
-            f"phone_lm ({phone_lm.num_states} states, {phone_lm.num_arcs} arcs) accepts no phone sequence"
-        )
-    phones = model.to_transducer()
+    phones = _accepting(phone_lm, "phone_lm", "phone sequence").to_transducer()
     expansion = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0, epsilon_free=True)
     return lump(input_fsa(expansion.graph))
 
@@ -268,11 +270,7 @@ def ctc_denominator(units: Fsa, topology: CtcTopology = "standard") -> Fsa:
         GraphError: the language model accepts nothing.
     """
     check_topology(topology)
-    model = units.trim()
-    if not model.num_arcs or not np.isfinite(model.final_log_prob).any():
-        raise GraphError(
-            f"units ({units.num_states} states, {units.num_arcs} arcs) accepts no sequence of units"
-        )
+    model = _accepting(units, "units", "sequence of units")
     states = np.arange(model.num_states)
     if topology == "minimal":
         parts = [_arcs(states, states, BLANK), _arcs(model.src, model.dst, model.pdf + 1, model.log_prob)]

@@ -54,7 +54,7 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
         empty language has one state and no arcs.
     """
     theirs = arcs_by_pdf(other)
-    leaving = _leaving(fsa)
+    leaving = fsa.to_transducer().leaving(range(fsa.num_arcs))
     their_final = other.final_log_prob
     restart = theirs[other.start]
     if log_floor > -math.inf:  # one more state: the start, but it may end
@@ -65,9 +65,9 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
         arcs: list[tuple[int, int, int, int, float, int]] = []
         for index, (state, their_state) in enumerate(numbers.nodes):  # which grows while it is read
             available = theirs[their_state]
-            for arc, dst, pdf, log_prob in leaving[state]:
-                for their_dst, their_log_prob in available.get(pdf) or forced.get(arc) or ():
-                    after, label = numbers[dst, their_dst], pdf + 1
+            for dst, label, _, log_prob, arc in leaving[state]:
+                for their_dst, their_log_prob in available.get(label - 1) or forced.get(arc) or ():
+                    after = numbers[dst, their_dst]
                     arcs.append((index, after, label, label, log_prob + their_log_prob, arc))
         ours, their_states = np.array(numbers.nodes).T
         graph, origin = _trimmed(arcs, fsa.final_log_prob[ours] + their_final[their_states])
@@ -75,22 +75,13 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
             return input_fsa(graph), np.array(origin, dtype=np.int64)
         followed = {arc[5] for arc in arcs}
         blocked = [
-            (state, *one) for state in set(ours.tolist()) for one in leaving[state] if one[0] not in followed
+            (state, *one) for state in set(ours.tolist()) for one in leaving[state] if one[4] not in followed
         ]
         if not blocked:
             return input_fsa(graph), np.array(origin, dtype=np.int64)
-        for state, arc, dst, pdf, _ in blocked:
-            again = [(their_dst, log_floor + log_prob) for their_dst, log_prob in restart.get(pdf, ())]
+        for state, dst, label, _, _, arc in blocked:
+            again = [(their_dst, log_floor + log_prob) for their_dst, log_prob in restart.get(label - 1, ())]
             forced[arc] = again or [(other.num_states, _LOOP if dst == state else log_floor)]
-
-
-def _leaving(fsa: Fsa) -> list[list[tuple[int, int, int, float]]]:
-    """Of each state the arcs that leave it: number, dst, pdf, log_prob."""
-    found: list[list[tuple[int, int, int, float]]] = [[] for _ in range(fsa.num_states)]
-    columns = (column.tolist() for column in (fsa.dst, fsa.pdf, fsa.log_prob))
-    for src, *arc in zip(fsa.src.tolist(), range(fsa.num_arcs), *columns, strict=True):
-        found[src].append(tuple(arc))
-    return found
 
 
 # Fsa objects are immutable and hashed by identity, so an entry can neither go stale nor be mistaken.
@@ -98,9 +89,9 @@ def _leaving(fsa: Fsa) -> list[list[tuple[int, int, int, float]]]:
 def arcs_by_pdf(fsa: Fsa) -> list[dict[int, list[tuple[int, float]]]]:
     """For each state: pdf -> (dst, log_prob) of its arcs."""
     table: list[dict[int, list[tuple[int, float]]]] = [{} for _ in range(fsa.num_states)]
-    for by_pdf, arcs in zip(table, _leaving(fsa), strict=True):
-        for _, dst, pdf, log_prob in arcs:
-            by_pdf.setdefault(pdf, []).append((dst, log_prob))
+    for by_pdf, arcs in zip(table, fsa.to_transducer().leaving(None), strict=True):
+        for dst, label, _, log_prob, _ in arcs:
+            by_pdf.setdefault(label - 1, []).append((dst, log_prob))
     return table
 
 

@@ -32,6 +32,11 @@ def set_random_state(like: Tensor, states: tuple[Tensor, ...]) -> None:
         torch.cuda.set_rng_state(states[1], like.device)
 
 
+def random_kept(like: Tensor) -> AbstractContextManager[None]:
+    """What is drawn inside changes nothing outside."""
+    return torch.random.fork_rng([like.device] if like.is_cuda else [])
+
+
 def precision_of(like: Tensor) -> Callable[[], AbstractContextManager[None]]:
     """The autocast of now, of the host and of the device of `like`, to be entered again, in any thread.
 
@@ -144,9 +149,8 @@ def _parameters(joiner: Joiner) -> list[Tensor]:
 
 def _check_closed(setting: Setting, encoder_out: Tensor, predictor_out: Tensor) -> None:
     """Raise if the joiner depends on tensors that need a gradient and are not known."""
-    state = random_state(encoder_out)
-    logits = _join(setting, encoder_out.detach(), predictor_out.detach(), 0, min(1, encoder_out.shape[1]))
-    set_random_state(encoder_out, state)
+    with random_kept(encoder_out):
+        logits = _join(setting, encoder_out.detach(), predictor_out.detach(), 0, min(1, encoder_out.shape[1]))
     if logits.requires_grad:
         raise ConfigError(
             "joiner depends on tensors that need a gradient and is not a module; expected them as parameters"
@@ -199,9 +203,10 @@ class _Scores(NamedTuple):
 def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores:
     state = random_state(encoder)
     frames, labels = encoder.shape[1], predictor.shape[1]
-    logits = _join(setting, encoder, predictor, 0, min(1, frames))
-    step = _chunk_length(setting, logits, state)
-    set_random_state(encoder, state)
+    with random_kept(encoder):
+        logits = _join(setting, encoder, predictor, 0, min(1, frames))
+        is_random = not all(map(torch.equal, random_state(encoder), state))
+    step = 1 if is_random else setting.chunk_frames or max(1, _CHUNK_ENTRIES // max(1, logits.numel()))
     values = encoder.new_empty(2, len(encoder), frames, labels, dtype=torch.float64)
     stats = []
     for first in range(0, frames, step):
@@ -218,13 +223,6 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
         late = (middle - torch.arange(frames)).to(encoder.device, non_blocking=True)
         values[1] += setting.delay_penalty * late.unsqueeze(2)
     return _Scores(values, stats, step, state)
-
-
-def _chunk_length(setting: Setting, logits: Tensor, state: tuple[Tensor, ...]) -> int:
-    """Frames of a chunk, after a first call of the joiner with one frame."""
-    if not all(map(torch.equal, random_state(logits), state)):
-        return 1
-    return setting.chunk_frames or max(1, _CHUNK_ENTRIES // max(1, logits.numel()))
 
 
 def _occupancies(setting: Setting, values: Tensor) -> Tensor:
@@ -271,8 +269,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
     wanted = [encoder, predictor, *(p for p in parameters if p.requires_grad)]
     totals = [torch.zeros_like(x) for x in wanted]
     weights = torch.where(ok, -gradient, 0).double()
-    now = random_state(encoder)
-    try:
+    with random_kept(encoder):
         set_random_state(encoder, scores.state)
         for index, first in enumerate(range(0, encoder.shape[1], scores.step)):
             last = min(first + scores.step, encoder.shape[1])
@@ -283,8 +280,6 @@ def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
             for total, part in zip(totals, parts, strict=True):
                 if part is not None:
                     total += part
-    finally:
-        set_random_state(encoder, now)
     found = iter(totals[2:])
     return [totals[0], totals[1], *(next(found) if p.requires_grad else None for p in parameters)]
 
