@@ -137,13 +137,14 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
                const fsachain::Pair* pair_list, const fsachain::Value* vectors, const int* sequences, const int* lengths,
                const int* kinds, const fsachain::Value* probs, fsachain::Value* history, const fsachain::Value* state_in,
                fsachain::Value* state_out, fsachain::Value* work, unsigned* counters, int num_peers,
-               int begin, int end, double log_leak) {
+               const int* turns, int begin, int end, double log_leak) {
   using namespace fsachain;
-  const long long index = blockIdx.x / num_peers;
+  const Turn turn(turns, blockIdx.x / num_peers, begin, end);
+  const long long index = turn.group;
   const long long* group = groups + index * kGroupFields;
   const Sequences own(sequences, lengths, kinds, index);
-  const int last = min(end, own.longest);
-  if (own.none() || last <= begin) return;
+  const int last = min(turn.end, own.longest);
+  if (own.none() || last <= turn.begin) return;
   const Peers peers = {counters + index, num_peers, static_cast<int>(blockIdx.x % num_peers)};
   const long long states = group[kStates], frame_rows = group[kPairs] * kSequences;
   const Value* vector = vectors + group[kVectors];
@@ -155,7 +156,8 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
   const WindowProbs prob = {probs + group[kProbs], memory.ring, group[kColumns], begin};
 
   Row total = zero_row();
-  if (state_in != nullptr && last == end) {
+  if (last < min(end, own.longest)) state_in = state_out;  // where the turn behind this one has left it
+  if (state_in != nullptr && last == turn.end) {
     for (int s = peers.rank; shards.has(s); s = shards.next(s))
       start_betas(shards.get(s), memory, state_in + group[kState]);
     load(total, state_in + group[kState], states);
@@ -165,7 +167,7 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
   wait_for_copies();
   peers.sync();
   const Value leak = LEAK ? Number::from_log(log_leak) : Number::zero();
-  for (int t = last - 1; t >= begin; --t) {
+  for (int t = last - 1; t >= turn.begin; --t) {
     Value* const frame_history = history + (t - begin) * frame_rows;
     BackwardFrame frame = {prob.of(t), frame_history, vector + states, total, leak, 0, t + 1 < own.longest};
     for (int v = 0; v < LANES; ++v) {
@@ -176,8 +178,8 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
     for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory);
     peers.sync();
     // What the next frame reads comes while this one sums its arcs.
-    if (t > begin) prob.prefetch(t - 1);
-    if (t > begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);
+    if (t > turn.begin) prob.prefetch(t - 1);
+    if (t > turn.begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);
     for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
       const Row shard_total = frame.states(shards.get(s), memory);
       if (LEAK) memory.sum.give(t & 1, s, shard_total);

@@ -181,37 +181,40 @@ DEVICE void keep_alphas(Value* state, long long states, const Value* alphas, con
 
 // From the alphas before frame `begin` to those before frame `end`; `history` [frames, pairs] of u(t, pair), or null.
 // Lanes past their length keep their alphas. `exponents` [lanes]: the powers of two by which plain alphas were multiplied.
+// A turn that is not the first of its group goes on from `state_out`.
 // `least`: a plain sequence whose sum of alphas falls below it, or above all floats, is handed to wide numbers.
 ENTRY forward(const long long* groups, const long long* shard_fields, const fsachain::Chunk* chunks,
               const fsachain::Segment* segments, const fsachain::Arc* arcs, const fsachain::Entry* entries,
               const fsachain::Value* vectors, const int* sequences, const int* lengths, int* kinds,
               const fsachain::Value* probs, fsachain::Value* history, const fsachain::Value* state_in,
               fsachain::Value* state_out, int* exponents, fsachain::Value* work, unsigned* counters,
-              int num_peers, int begin, int end, double log_leak, float least) {
+              int num_peers, const int* turns, int begin, int end, double log_leak, float least) {
   using namespace fsachain;
-  const long long index = blockIdx.x / num_peers, lane = index * kSequences + first_lane();
+  const Turn turn(turns, blockIdx.x / num_peers, begin, end);
+  const long long index = turn.group, lane = index * kSequences + first_lane();
   const long long* group = groups + index * kGroupFields;
   const Sequences own(sequences, lengths, kinds, index);
   if (own.none()) return;
   const Peers peers = {counters + index, num_peers, static_cast<int>(blockIdx.x % num_peers)};
   const long long states = group[kStates], frame_rows = group[kPairs] * kSequences;
   const Value* vector = vectors + group[kVectors];
+  if (turn.begin > begin) state_in = state_out;
   const Value* state = state_in == nullptr ? nullptr : state_in + group[kState];
   if (history != nullptr) history += group[kHistory];
-  const int last = min(end, own.longest);
+  const int last = min(turn.end, own.longest);
 
   unsigned char* free = shared_memory;
   const ForwardMemory memory(group, work, free);
   BlockShards shards({shard_fields, chunks, segments, arcs, entries, nullptr}, peers, group, free);
   const WindowProbs prob = {probs + group[kProbs], memory.ring, group[kColumns], begin};
 
-  start_alphas(memory.alphas_at(begin), states, state, vector, peers);
+  start_alphas(memory.alphas_at(turn.begin), states, state, vector, peers);
   Carried carried(state, states, vector, exponents + lane);
-  if (begin < last) prob.prefetch(begin);
+  if (turn.begin < last) prob.prefetch(turn.begin);
   wait_for_copies();
   peers.sync();
   const Value leak = LEAK ? Number::from_log(log_leak) : Number::zero();
-  for (int t = begin; t < last; ++t) {
+  for (int t = turn.begin; t < last; ++t) {
     if (t + 1 < last) prob.prefetch(t + 1);
     ForwardFrame frame = {memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
     if (history != nullptr) frame.history = history + (t - begin) * frame_rows;
@@ -226,7 +229,7 @@ ENTRY forward(const long long* groups, const long long* shard_fields, const fsac
   }
 
   if (state_out != nullptr)
-    keep_alphas(state_out + group[kState], states, memory.alphas_at(max(begin, last)), carried.total, peers);
+    keep_alphas(state_out + group[kState], states, memory.alphas_at(max(turn.begin, last)), carried.total, peers);
   if (peers.rank > 0 || !leads_lanes()) return;
   for (int v = 0; v < LANES; ++v) {
     exponents[lane + v] = carried.exponent[v];

@@ -29,6 +29,20 @@ struct Sequences {
   DEVICE bool none() const { return longest < 0; }
 };
 
+// What a launch does of a group: all frames of its window, or one turn of those that more groups take than run at once.
+struct Turn {
+  long long group;
+  int begin, end;
+
+  // `turns`: group, begin and end of each, or null.
+  DEVICE Turn(const int* turns, long long index, int begin, int end) : group(index), begin(begin), end(end) {
+    if (turns == nullptr) return;
+    this->group = turns[3 * index];
+    this->begin = turns[3 * index + 1];
+    this->end = turns[3 * index + 2];
+  }
+};
+
 // The shards of the group's table. A block works on those from its rank on, in steps of the peers; the first stays loaded.
 struct BlockShards {
   Shards all;

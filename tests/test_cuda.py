@@ -11,6 +11,8 @@ import pytest
 import tolerances
 import torch
 from device_arrays import on_device, read
+from hypothesis import given
+from hypothesis import strategies as st
 from random_graphs import connected_graph, left_to_right_graph
 from random_grids import TOPOLOGIES, make_grids
 from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
@@ -392,31 +394,100 @@ DEVICES = {"33 clusters of 4": {1: 132, 4: 33}, "30 clusters of 4": {1: 132, 4: 
 
 @pytest.mark.parametrize("clusters", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("cluster", [1, 4])
-def test_sequences_of_a_thread_make_the_time_of_all_waves_least(clusters, cluster):
-    plan = cuda_plan.Plan(True, cluster, 384, True, 4, 32)
+def test_sequences_of_a_thread_make_the_time_of_all_groups_least(clusters, cluster):
+    plan, at_once = cuda_plan.Plan(True, cluster, 384, True, 4, 32), clusters[cluster]
     found = {}
     for size in range(1, 300):
-        lanes = found[size] = cuda_plan.lanes_for(plan, size, lambda _: clusters[cluster])
-        times = {
-            n: np.ceil(size / n / clusters[cluster]) * time for n, time in ((1, 6.5), (2, 8.0), (4, 11.0))
-        }
-        assert times[lanes] == min(times.values())
-    assert found[1] == found[clusters[cluster]] == 1  # nobody waits
-    assert found[clusters[cluster] + 1] == 2 and found[2 * clusters[cluster] + 1] == 4
+        lanes = found[size] = cuda_plan.lanes_for(plan, size, lambda _: at_once)
+        waves = {n: np.ceil(size / n / at_once) * time for n, time in ((1, 6.5), (2, 8.0), (4, 11.0))}
+        groups = -(-size // lanes)
+        time = cuda_plan.turns_for(np.full(groups, cuda_plan.USUAL_FRAMES), at_once)[0] * (5.0 + 1.5 * lanes)
+        assert time <= cuda_plan.USUAL_FRAMES * min(waves.values())  # turns never cost more than waves
+    assert found[1] == found[at_once] == 1  # nobody waits
+    assert found[2 * at_once] == 2 and found.get(4 * at_once, 4) == 4
 
 
-def test_the_driver_is_asked_with_its_device_and_a_batch_fills_it():
-    """den_wsj's kind of graph: one more sequence than 30 clusters hold two each takes four each, not a second wave."""
+@given(
+    frames=st.lists(st.integers(0, 900), min_size=1, max_size=70).map(lambda x: sorted(x, reverse=True)),
+    at_once=st.integers(1, 40),
+)
+def test_groups_take_turns_that_cover_their_frames_in_order_and_no_launch_has_too_many(frames, at_once):
+    longest_first = np.array(frames)
+    turns, counts = cuda_plan.turns_of(longest_first, at_once)
+    time, count, _ = cuda_plan.turns_for(longest_first, at_once)
+    assert time <= max(frames[0], 1) * -(-len(frames) // at_once)
+    if count == 1:
+        assert not len(turns) and counts == [len(frames)]
+        return
+    reached = [0] * len(frames)
+    for launch in np.split(turns, np.cumsum(counts)[:-1]):
+        assert len(launch) <= at_once and len(set(launch[:, 0].tolist())) == len(launch)
+        for group, begin, end in launch.tolist():
+            assert begin == reached[group] < end
+            reached[group] = end
+    assert len(turns) == sum(counts) and all(np.array(reached) >= longest_first)
+    assert len(counts) * (turns[0, 2] - turns[0, 1] + cuda_plan.TURN_FRAMES) == time
+
+
+# A batch of the size of den_wsj takes one wave of 32 clusters, or turns of 30 that last a sixth longer in all.
+@pytest.mark.parametrize(
+    ("at_once", "size", "lanes", "waves"),
+    [(33, 66, 2, 1.0), (30, 60, 2, 1.0), (15, 60, 4, 1.0), (33, 128, 4, 1.0), (30, 128, 4, 1.18)],
+)
+def test_a_batch_fills_the_device_and_never_waits_for_a_second_wave(at_once, size, lanes, waves):
+    """den_wsj's kind of graph, and clusters that run at once as the driver says."""
     fsa = connected(3000, 51_000, 84)
     graph = DenominatorGraph(replace(fsa, pdf=fsa.dst % 84), 84)
-    for clusters, size, lanes in ((30, 60, 2), (30, 61, 4), (33, 66, 2), (33, 67, 4), (15, 60, 4)):
-        device = HostDevice(multiprocessors=132, clusters={4: clusters})
-        asked = DryDevice(GPUS[90], index=device.index)
-        asked.at_once = device.at_once
-        scores = asked.array("float32", size, 3, 84)
-        cuda.log_probs(asked, graph.batch(size), scores, np.full(size, 3), 1e-5)
-        plain = next(dict(k.defines) for k in asked.kernels if k.name == "forward")
-        assert plain["CLUSTER"] == 4 and plain["LANES"] == lanes
+    device = HostDevice(multiprocessors=132, clusters={4: at_once})
+    limits = GPUS[90]._replace(memory_bytes=80 << 30)
+    asked, launches = DryDevice(limits, index=device.index), []
+    asked.at_once = device.at_once
+    asked.launch = lambda kernel, grid, *rest: launches.append((kernel, grid))
+    frames, lengths = 700, np.full(size, 700)
+    scores, weights = asked.array("float32", size, frames, 84), asked.array("float64", size)
+    cuda.add_occupancy(asked, graph.batch(size), scores, lengths, 1e-5, weights, scores, None, True)
+    for name in ("forward", "backward"):
+        grids = [
+            grid for kernel, grid in launches if kernel.name == name and dict(kernel.defines)["KIND"] == PLAIN
+        ]
+        specs = [dict(k.defines) for k, _ in launches if k.name == name and dict(k.defines)["KIND"] == PLAIN]
+        assert {(spec["CLUSTER"], spec["LANES"]) for spec in specs} == {(4, lanes)}
+        assert max(grids) <= 4 * at_once
+        groups = np.full(-(-size // lanes), frames)
+        assert cuda_plan.turns_for(groups, at_once)[0] <= waves * frames
+        assert len(grids) == (1 if waves == 1.0 else len(cuda_plan.turns_of(groups, at_once)[1]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_groups_that_take_turns_give_the_bits_of_groups_that_run_together(at_once):
+    """On a cluster of 4, with an empty sequence, one that needs wide numbers and one without a path."""
+    batch = TableBatch.share(shared_batch(80, 600).tables[0], 7)
+    lengths, rng = np.array([23, 20, 0, 19, 23, 1, 9]), np.random.default_rng(4)
+    scores = rng.normal(size=(7, 23, NUM_PDFS)).astype(np.float32)
+    scores[3, :5] *= 1e7
+    scores[4, 8] = -np.inf
+    found = []
+    for clusters in (at_once, 64):
+        device = HostDevice(multiprocessors=2, clusters=dict.fromkeys((1, 2, 4, 8), clusters), **SMALL)
+        (weights,) = device.upload([np.linspace(0.5, 2.0, 7)])
+        out = on_device(device, np.full(scores.shape, np.nan, np.float32))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cuda_launch, "lanes_for", lambda *_: 1)
+            inputs = batch, on_device(device, scores), lengths, LEAK
+            log_prob, _ = cuda.add_occupancy(device, *inputs, weights, out, None, True)
+        plain = [x for x in device.launches if x.kernel.name in ("forward", "backward")]
+        plain = [x for x in plain if dict(x.kernel.defines)["KIND"] == PLAIN]
+        assert {x.kernel.cluster for x in plain} == {plain[0].kernel.cluster} != {1}
+        if clusters == at_once:
+            assert len(plain) > 6 and max(x.grid[0] // x.kernel.cluster for x in plain) == at_once
+        else:
+            assert len(plain) == 2
+        found.append((log_prob.read(np.float64), read(out)))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    expected = reference.log_probs(batch, np.where(np.isnan(scores), 0, scores), lengths, LEAK).log_prob
+    np.testing.assert_allclose(found[0][0], expected, rtol=tolerances.LOG_PROB_RELATIVE, atol=1e-4)
 
 
 @pytest.mark.skipif(cuda_compile.skip_reason() is not None, reason=str(cuda_compile.skip_reason()))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import product
+from itertools import accumulate, product
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cuda.device import (
+    Argument,
     Device,
     DeviceArray,
     KernelSpec,
@@ -67,6 +68,7 @@ from fsachain.backends.cuda.plan import (
     own_on_chip,
     plan_shared,
     shared_bytes,
+    turns_of,
     window_of,
 )
 from fsachain.batch import TableBatch
@@ -216,6 +218,7 @@ class Prepared(NamedTuple):
     """What the launches for a kind of number and a sub-batch are, whatever the lengths.
 
     lanes: sequences of a thread. num_groups: see `plan.Groups`. blocks: of a group. shared_bytes: of a block of both passes.
+    at_once: groups that run at the same time; 0 where nobody has asked, since more of them need not take turns.
     """
 
     kind: int
@@ -224,6 +227,7 @@ class Prepared(NamedTuple):
     num_groups: int
     blocks: int
     shared_bytes: int
+    at_once: int
     kernels: Kernels
     tables: DeviceTables
 
@@ -233,7 +237,8 @@ class Run:
     """The launches for a kind of number and a sub-batch.
 
     frames: of a window. num_frames: of the longest sequence. least_total: see `plan.least_plain_total`; 0 for other kinds.
-    fields, lanes_there: `groups` on the device. counters: a uint32 for each group.
+    fields, lanes_there: `groups` on the device. counters: a uint32 for each group. turns: of each launch of both passes how
+    many, and their address; 0 where a launch has all groups.
     """
 
     call: Call
@@ -245,6 +250,7 @@ class Run:
     fields: int
     lanes_there: int
     counters: int
+    turns: list[tuple[int, int]]
 
     def __post_init__(self) -> None:
         prepared, call = self.prepared, self.call
@@ -278,14 +284,14 @@ class Run:
         if last:
             kept += [self._state(), self._state()]
             betas = [memory.pointer for memory in kept[-2:]]
+        at_begin = room.state if len(self.turns) > 1 else 0  # for turns: `finish` has read the alphas there
         for number in range(last, -1, -1):
             begin = self._begins[number]
             if number < last:
                 self._read_frames(begin)
                 self._forward(begin, befores[number], 0, history)
-            self._backward(
-                begin, betas[(number + 1) % 2] if number < last else 0, betas[number % 2] if number else 0
-            )
+            after = betas[(number + 1) % 2] if number < last else 0
+            self._backward(begin, after, betas[number % 2] if number else at_begin)
             self._write_occupancies(begin)
 
     def _state(self) -> Memory:
@@ -311,34 +317,29 @@ class Run:
         )
 
     def _forward(self, begin: int, before: int, after: int, history: int) -> None:
-        call, prepared = self.call, self.prepared
-        room, tables = call.scratch, prepared.tables
-        call.device.launch(
-            prepared.kernels.forward,
-            prepared.num_groups * prepared.blocks,
-            self.plan.threads,
-            prepared.shared_bytes,
-            [
-                *(self.fields, *tables.forward, tables.vectors, *self._of_lanes),
-                *(room.probs, history, before, after, room.exponents, *self._sharing),
-                *(begin, self._end(begin), call.log_leak, np.float32(self.least_total)),
-            ],
-        )
+        room, tables = self.call.scratch, self.prepared.tables
+        arguments = [
+            *(self.fields, *tables.forward, tables.vectors, *self._of_lanes),
+            *(room.probs, history, before, after, room.exponents, *self._sharing),
+        ]
+        tail = begin, self._end(begin), self.call.log_leak, np.float32(self.least_total)
+        for count, turns in self.turns:
+            self._pass(self.prepared.kernels.forward, count, [*arguments, turns, *tail])
 
     def _backward(self, begin: int, after: int, before: int) -> None:
-        call, prepared = self.call, self.prepared
-        room, tables = call.scratch, prepared.tables
-        call.device.launch(
-            prepared.kernels.backward,
-            prepared.num_groups * prepared.blocks,
-            self.plan.threads,
-            prepared.shared_bytes,
-            [
-                *(self.fields, *tables.backward, tables.pairs, tables.vectors, *self._of_lanes),
-                *(room.probs, room.history, after, before, *self._sharing),
-                *(begin, self._end(begin), call.log_leak),
-            ],
-        )
+        room, tables = self.call.scratch, self.prepared.tables
+        arguments = [
+            *(self.fields, *tables.backward, tables.pairs, tables.vectors, *self._of_lanes),
+            *(room.probs, room.history, after, before, *self._sharing),
+        ]
+        tail = begin, self._end(begin), self.call.log_leak
+        for count, turns in reversed(self.turns):
+            self._pass(self.prepared.kernels.backward, count, [*arguments, turns, *tail])
+
+    def _pass(self, kernel: KernelSpec, groups: int, arguments: Sequence[Argument]) -> None:
+        prepared = self.prepared
+        blocks, threads = groups * prepared.blocks, self.plan.threads
+        self.call.device.launch(kernel, blocks, threads, prepared.shared_bytes, arguments)
 
     def _finish(self, state: int) -> None:
         num_lanes, call = self.groups.num_lanes, self.call
@@ -417,6 +418,9 @@ def run_all(
     arrays: list[npt.NDArray[Any]] = [starts, lengths]
     # With the frames of a window, and which array is the first.
     made: dict[Hashable, tuple[Groups, int, int]] = {}
+    # Of launches, in the kind in which sequences begin, since few need another one; and which array has them.
+    of_turns: list[int] = []
+    turns_at = 0
     plans: list[tuple[Prepared, tuple[Groups, int, int]]] = []
     for kind in kinds:
         for prepared in prepare(device, batch, kind, scores.dtype, out.dtype, leaky, laid_out):
@@ -431,6 +435,11 @@ def run_all(
                 made[key] = groups, frames, len(arrays)
                 arrays += [groups.in_windows(frames).fields, groups.lanes]
             plans.append((prepared, made[key]))
+            if kind == kinds[0] and 0 < prepared.at_once < prepared.num_groups and frames >= longest:
+                width = tables.plan.sequences(lanes)
+                turns, of_turns = turns_of(groups.lanes[1, ::width].astype(np.int64), prepared.at_once)
+                turns_at = len(arrays)
+                arrays.append(turns)
     uploaded = device.upload(arrays)
     num_counters = sum(prepared.num_groups for prepared, _ in plans)
     kinds_there, log_prob, ok, counters = device.pieces(
@@ -453,7 +462,13 @@ def run_all(
     )
     for prepared, (groups, frames, first) in plans:
         there = uploaded[first].pointer, uploaded[first + 1].pointer
-        Run(call, prepared, groups, frames, longest, least_total or 0.0, *there, counter).run()
+        launches = [(prepared.num_groups, 0)]
+        if len(of_turns) > 1 and prepared.kind == kinds[0]:
+            befores = accumulate(of_turns, initial=0)
+            launches = [
+                (n, uploaded[turns_at].pointer + 12 * k) for n, k in zip(of_turns, befores, strict=False)
+            ]
+        Run(call, prepared, groups, frames, longest, least_total or 0.0, *there, counter, launches).run()
         counter += 4 * prepared.num_groups
     return call
 
@@ -505,13 +520,16 @@ def _prepared(
     if plan.on_chip:
         blocks, shared = plan.cluster, part.shared_bytes(kind, lanes)
     else:
-        at_once = RESIDENT_BLOCKS * device.limits.multiprocessors
-        blocks = max(1, min(part.tables.most_shards, at_once // num_groups))
+        resident = RESIDENT_BLOCKS * device.limits.multiprocessors
+        blocks = max(1, min(part.tables.most_shards, resident // num_groups))
         shared = WARP * VALUE_BYTES[kind] * (plan.threads // WARP)
     together = blocks > 1 and not plan.on_chip
     kernels = kernels_of(plan, part.form, kind, lanes, leaky > 0.0, scores, out, together)
     tables = tables_on_device(device, batch, part, kind, leaky > 0.0)
-    return Prepared(kind, part, lanes, num_groups, blocks, shared, kernels, tables)
+    at_once = 0
+    if plan.on_chip and part.rows is None:
+        at_once = device.at_once(kernels.forward, plan.threads, shared)
+    return Prepared(kind, part, lanes, num_groups, blocks, shared, at_once, kernels, tables)
 
 
 def _lanes(device: Device, part: SubBatch, kind: int, leaky: float) -> int:
