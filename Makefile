@@ -22,7 +22,7 @@ PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
+.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts dialogue handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -44,6 +44,9 @@ digits: $(STAMP)  ## recorded connected digits: make digits CORPUS=folder
 
 prompts: $(STAMP)  ## recorded telephone prompts, 606 words: make prompts CORPUS=folder
 	@$(BIN)/python -m recipes prompts --corpus "$(CORPUS)" $(ARGS)
+
+dialogue: $(STAMP)  ## an hour of acted Dutch dialogue, characters as units: make dialogue CORPUS=folder
+	@$(BIN)/python -m recipes dialogue --corpus "$(CORPUS)" $(ARGS)
 
 mini-librispeech: $(STAMP)  ## five hours of read English: make mini-librispeech CORPUS=folder; see its README for the download
 	@$(BIN)/python -m recipes mini_librispeech --corpus "$(CORPUS)" $(ARGS)

@@ -16,14 +16,14 @@ from typing import Any
 from fsachain.train.config import load_yaml
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.handwriting.prepare import prepare as prepare_handwriting
+from recipes.pipeline.corpus import prepare_data_dirs
 from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
-from recipes.prompts.prepare import prepare as prepare_prompts
 
 RECIPES: dict[str, Prepare] = {
     "handwriting": prepare_handwriting,
     "digits": prepare_digits,
-    "prompts": prepare_prompts,
+    "prompts": prepare_data_dirs,
 }
 OBJECTIVES = {"LF-MMI": "lfmmi.yaml", "CTC": "ctc.yaml"}
 MOST_SPEAKERS = 20  # that get rows of their own

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from fsachain.cli.model import FINAL_MODEL
 from recipes.digits.prepare import prepare as prepare_digits
-from recipes.pipeline.corpus import read_data_dirs, write_data_dir
+from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
 from recipes.pipeline.main import DONE, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
-from recipes.prompts.prepare import prepare as prepare_prompts
 
 FOLDER = Path(__file__).resolve().parent
 LAST = "--to=decode"  # the table needs no more
@@ -27,7 +26,7 @@ TUNING = ("train.optimizer.freeze_epochs={encoder: 4}", "train.optimizer.factors
 
 @dataclass(frozen=True)
 class Corpora:
-    pretraining: Prepare = prepare_prompts
+    pretraining: Prepare = prepare_data_dirs
     tuning: Prepare = prepare_digits
 
 

@@ -91,6 +91,17 @@ def read_data_dirs(folders: Sequence[Path]) -> list[Recording]:
     return recordings
 
 
+def prepare_data_dirs(corpus: Path | None, out: Path, seed: int) -> None:
+    """Data directories and lexicon of `corpus`, as they are there: for recipes without a prepare.py."""
+    if corpus is None:
+        raise DataError(
+            f"{out}: the recipe needs --corpus FOLDER with {', '.join(SPLITS)} and lang/lexicon.txt"
+        )
+    copy_lexicon(corpus / "lang" / "lexicon.txt", out)
+    for split in SPLITS:
+        write_data_dir(out / split, read_data_dirs([corpus / split]))
+
+
 def copy_lexicon(source: Path, corpus: Path) -> None:
     if not source.is_file():
         raise DataError(f"{source}: no such lexicon; give the corpus folder that has it with --corpus")

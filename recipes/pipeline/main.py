@@ -15,7 +15,7 @@ import numpy as np
 from fsachain.cli import EXIT_LEFT_OUT, call, describe, exit_status
 from fsachain.decode.wer import read_text, write_text
 from fsachain.errors import FsachainError
-from recipes.pipeline.corpus import GRAMMAR, RESCORING, SPLITS
+from recipes.pipeline.corpus import GRAMMAR, RESCORING, SPLITS, prepare_data_dirs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PREPARED = "prepared.json"  # what the data in this folder was made of
@@ -30,8 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes", add_help=given[:1] in ([], ["-h"], ["--help"]))
     parser.add_argument("recipe", choices=names, help="its options: python -m recipes RECIPE --help")
     recipe = parser.parse_known_args(given)[0].recipe
-    prepare: Prepare = import_module(f"recipes.{recipe}.prepare").prepare
-    return run_recipe(REPOSITORY / "recipes" / recipe, prepare, given[1:])
+    folder, prepare = REPOSITORY / "recipes" / recipe, prepare_data_dirs
+    if (folder / "prepare.py").is_file():
+        prepare = import_module(f"recipes.{recipe}.prepare").prepare
+    return run_recipe(folder, prepare, given[1:])
 
 
 def run_recipe(

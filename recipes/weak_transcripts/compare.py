@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 from fsachain.cli import call
 from recipes.digits.prepare import prepare as prepare_digits
+from recipes.pipeline.corpus import prepare_data_dirs
 from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
-from recipes.prompts.prepare import prepare as prepare_prompts
 from recipes.weak_transcripts.corrupt import SAID, Rates, corrupt_text, precision_at
 
 RECALL = 0.8
 PRECISION = "precision.txt"
 
-CORPORA: dict[str, Prepare] = {"digits": prepare_digits, "prompts": prepare_prompts}
+CORPORA: dict[str, Prepare] = {"digits": prepare_digits, "prompts": prepare_data_dirs}
 ERRORS = {"17/17/17": Rates(0.17, 0.17, 0.17), "0/0/70": Rates(0.0, 0.0, 0.7)}
 # By corpus: a word of a larger vocabulary is a weaker sign of itself. What is missing costs as much as a star's length wins.
 WRONG = {

@@ -20,15 +20,15 @@ from fsachain.report.collect import read_stages
 from fsachain.train.checkpoint import load_tensors
 from recipes.ctc_vs_lfmmi import compare as compare_objectives
 from recipes.demo.prepare import prepare as prepare_demo
+from recipes.digits import unseen
 from recipes.digits.prepare import DIGITS, SAMPLE_RATE
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.fine_tune import compare as compare_beginnings
 from recipes.fine_tune.encoder import DilatedEncoder
 from recipes.handwriting.prepare import NUM_FEATURES
 from recipes.handwriting.prepare import prepare as prepare_handwriting
-from recipes.pipeline.corpus import read_data_dirs, write_data_dir
+from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
 from recipes.pipeline.main import DONE, run_recipe
-from recipes.prompts.prepare import prepare as prepare_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,7 +49,11 @@ def test_every_recipe_is_run_by_a_test():
 
 STAGES = ["lang", "features", "graphs", "train", "decode", "align", "report"]
 KEPT = {"train": 40, "dev": 3, "test": 4}
-RECORDED = {"digits": ("digits", prepare_digits), "prompts": ("prompts_en", prepare_prompts)}
+RECORDED = {
+    "digits": ("digits", prepare_digits),
+    "prompts": ("prompts_en", prepare_data_dirs),
+    "dialogue": ("dialogue_nl", prepare_data_dirs),
+}
 SMALL = changes(
     "phone_lm.ngram_order=2",  # so little text has few of the longer sequences
     "phone_lm.no_prune_ngram_order=2",
@@ -128,6 +132,33 @@ def test_same_seed_gives_the_same_strings(download, tmp_path):
     audio = [sorted((tmp_path / name / "audio" / "dev").glob("*.flac")) for name in "ab"]
     assert audio[0]
     assert [path.read_bytes() for path in audio[0]] == [path.read_bytes() for path in audio[1]]
+
+
+def test_a_speaker_never_heard_is_in_no_set_but_the_test_set(download, tmp_path):
+    prepare_digits(download, tmp_path / "all", seed=1)
+    unseen.prepare_without("bob", download, tmp_path / "without", seed=1)
+    every, kept = (
+        {split: DataDir.read(tmp_path / name / split) for split in ("train", "dev", "test")}
+        for name in ("all", "without")
+    )
+    assert {one.speaker for split in ("train", "dev") for one in kept[split]} == {"ada"}
+    assert {one.id for one in kept["test"]} == {
+        one.id for data in every.values() for one in data if one.speaker == "bob" and len(one.words) > 1
+    }
+
+
+def test_each_speaker_is_left_out_in_turn_and_stands_in_one_table(shared, tmp_path, monkeypatch, capsys):
+    corpus = shared / "data/digits"
+    if not corpus.is_dir():
+        pytest.skip("the recordings data/digits are not in ../shared")
+    monkeypatch.setattr(unseen, "prepare", few_of(prepare_digits))
+    options = [change.replace("--set=", "") for change in SMALL]
+    sets = [part for option in options for part in ("--set", option)]
+    speakers = ["--speakers", "jackson", "theo"]
+    assert unseen.main([f"--corpus={corpus}", f"--exp={tmp_path}", "--seeds", "1", *speakers, *sets]) == 0
+    rows = [line.split("|")[1].strip() for line in (tmp_path / "table.md").read_text().splitlines()]
+    assert rows == ["left out", "---", "jackson", "theo", "mean", "worst"]
+    assert (tmp_path / "table.md").read_text() in capsys.readouterr().out
 
 
 def test_synthetic_speech_is_the_same_in_every_process(tmp_path):
