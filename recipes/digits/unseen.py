@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in options.seeds:
             print(f"=== without {speaker}, seed {seed}", flush=True)
             exp = options.exp / f"{speaker}-{seed}"
-            given = [f"--exp={exp}", f"--seed={seed}", f"--corpus={options.corpus}"]
+            given = [f"--exp={exp}", f"--seed={seed}", f"--corpus={options.corpus}", "--to=decode"]
             changes = [f"--set={change}" for change in options.set]
             without = partial(prepare_without, speaker)
             status = run_recipe(RECIPE, without, [*given, *changes], {"unseen": speaker})
