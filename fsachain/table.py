@@ -119,17 +119,14 @@ class TransitionTable:
             arrays = read_npz(path)
             if str(arrays["format"]) != "fsachain.TransitionTable/1":
                 raise ValueError(f"format {arrays['format']}")
-            views: dict[str, Any] = {
-                name: ArcView(**{part.name: arrays[f"{name}.{part.name}"] for part in fields(ArcView)})
-                for name in ("by_dst", "by_src", "by_column")
-            }
-            sizes: dict[str, Any] = {
-                name: int(arrays[name]) for name in ("num_states", "num_arcs", "num_pdfs")
-            }
-            vectors: dict[str, Any] = {
-                name: arrays[name] for name in ("active_pdfs", "initial_log_prob", "final_log_prob")
-            }
-            table = cls(**sizes, **vectors, **views, leaky_log_prob=arrays.get("leaky_log_prob"))
+            values: dict[str, Any] = {}
+            for name in (field.name for field in fields(cls)):
+                if name.startswith("by_"):
+                    parts = {part.name: arrays[f"{name}.{part.name}"] for part in fields(ArcView)}
+                    values[name] = ArcView(**parts)
+                elif name in arrays or name != "leaky_log_prob":
+                    values[name] = int(arrays[name]) if name.startswith("num_") else arrays[name]
+            table = cls(**values)
             check_indices(table)
             return table
         except (ValueError, KeyError, TypeError) as error:

@@ -19,7 +19,7 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.graph.transducer import Numbers
+from fsachain.graph.transducer import Numbers, remove_epsilons
 from fsachain.openfst import Transducer
 
 # A phone graph unrolled to units, phones in a wide context, for trees that look beyond the left phone.
@@ -65,17 +65,7 @@ class UnitGraph:
 
         The unrolled graph of an acceptor without epsilon arcs then has none either.
         """
-        silent: dict[int, list[_Arc]] = {}
-        spending: dict[int, list[_Arc]] = {}
-        for src, arcs_out in enumerate(self.graph.leaving(self.tags)):
-            for arc in arcs_out:
-                (spending if arc[1] else silent).setdefault(src, []).append((src, *arc))
-        arcs = [arc for leaving in spending.values() for arc in leaving]
-        reached = [(arc[1], arc[4]) for arc in silent.get(0, [])]
-        for state, log_prob in reached:  # grows while it is read; at most N - 1 - P silent phones deep
-            arcs += [(0, *arc[1:4], log_prob + arc[4], arc[5]) for arc in spending.get(state, [])]
-            reached += [(arc[1], log_prob + arc[4]) for arc in silent.get(state, [])]
-        self.take(arcs, self.graph.final_log_prob)
+        self.graph, self.tags = remove_epsilons(self.graph, self.tags)
 
     def take(self, arcs: list[_Arc], final_log_prob: npt.NDArray[np.float64]) -> None:
         self.graph, self.tags = Transducer.of_arcs(arcs, final_log_prob), [arc[5] for arc in arcs]

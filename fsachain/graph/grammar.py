@@ -373,6 +373,9 @@ def _chain(state: int, back_off: list[tuple[int, float] | None], done: list[bool
     return chain
 
 
+_END = -1  # as label and as state
+
+
 class NgramScores:
     """Scores of word sequences under a grammar of `grammar_from_arpa` or `word_loop`.
 
@@ -381,7 +384,9 @@ class NgramScores:
 
     def __init__(self, grammar: Any) -> None:
         arcs = Transducer.from_openfst(grammar)
-        self._start, self._final, self._arcs = arcs.start, arcs.final_log_prob, _arcs_by_label(arcs)
+        self._start, self._arcs = arcs.start, _arcs_by_label(arcs)
+        for state in np.flatnonzero(arcs.final_log_prob > -math.inf).tolist():
+            self._arcs[state][_END] = _END, float(arcs.final_log_prob[state])
 
     def log_prob(self, word_ids: Iterable[int]) -> float:
         """Natural log-probability of a sentence, its end included; -inf for a word that the grammar does not have.
@@ -389,36 +394,29 @@ class NgramScores:
         A shorter history counts only where the word is unseen after the longer one, as in the n-gram's definition.
         """
         state, total = self._start, 0.0
-        for word_id in word_ids:
-            arc = self._arcs[state].get(word_id)
-            while arc is None:
-                backoff = self._arcs[state].get(0)
-                if backoff is None:
+        for label in (*word_ids, _END):
+            while (arc := self._arcs[state].get(label)) is None:
+                if 0 not in self._arcs[state]:
                     return -math.inf
-                state, total = backoff[0], total + backoff[1]
-                arc = self._arcs[state].get(word_id)
+                state, weight = self._arcs[state][0]
+                total += weight
             state, total = arc[0], total + arc[1]
-        while self._final[state] == -math.inf:
-            backoff = self._arcs[state].get(0)
-            if backoff is None:
-                return -math.inf
-            state, total = backoff[0], total + backoff[1]
-        return total + float(self._final[state])
+        return total
 
     def best_path_log_prob(self, word_ids: Iterable[int]) -> float:
         """Log-probability of the best path of a sentence in a decoding graph of this grammar: `log_prob` or more.
 
         There a path may back off even where the word was seen after the longer history.
         """
-        reached = self._with_backoff({self._start: 0.0})
-        for word_id in word_ids:
+        reached = {self._start: 0.0}
+        for label in (*word_ids, _END):
             after: dict[int, float] = {}
-            for state, total in reached.items():
-                arc = self._arcs[state].get(word_id)
-                if arc is not None:
-                    after[arc[0]] = max(after.get(arc[0], -math.inf), total + arc[1])
-            reached = self._with_backoff(after)
-        return max((total + float(self._final[state]) for state, total in reached.items()), default=-math.inf)
+            for state, total in self._with_backoff(reached).items():
+                if label in self._arcs[state]:
+                    dst, weight = self._arcs[state][label]
+                    after[dst] = max(after.get(dst, -math.inf), total + weight)
+            reached = after
+        return reached.get(_END, -math.inf)
 
     def _with_backoff(self, reached: dict[int, float]) -> dict[int, float]:
         """The states of `reached` and those that they back off to, each with the best score."""

@@ -28,7 +28,7 @@ from fsachain.errors import GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import DEFAULT_TOLERANCE, Expansion, FrameTimes, Unrolled, expand_arcs, unroll
-from fsachain.graph.transducer import product
+from fsachain.graph.transducer import normalized
 from fsachain.openfst import Transducer
 
 Ints = npt.NDArray[np.int64]
@@ -89,16 +89,11 @@ class Supervision:
                 f"utterance {self.name!r}: chunk of the output frames [{start}, {end}): expected "
                 f"0 <= start < end <= {self.num_frames}"
             )
-        fsa = self._determinised(start, end)
-        if normalization is None:
-            return fsa
-        fsa, _ = product(fsa, normalization)
-        if not fsa.num_arcs:
-            raise GraphError(
-                f"utterance {self.name!r}: the normalization accepts no path of the output frames "
-                f"[{start}, {end}); those of `fsachain align --den` have one"
-            )
-        return fsa
+        refusal = (
+            f"utterance {self.name!r}: the normalization accepts no path of the output frames "
+            f"[{start}, {end}); those of `fsachain align --den` have one"
+        )
+        return normalized(self._determinised(start, end), normalization, refusal)
 
     def _determinised(self, start: int, end: int) -> Fsa:
         """Subset construction between two frames; trimmed, because every state alive lies on a path."""
@@ -289,12 +284,8 @@ class PhoneLattice:
         Arguments and errors are those of `build_supervision`, and `normalization` that of `build_numerator`.
         """
         _, unrolled = self._within(num_input_frames, tree, FrameTimes(**times))
-        if normalization is None:
-            return unrolled.fsa
-        fsa, _ = product(unrolled.fsa, normalization)
-        if not fsa.num_arcs:
-            raise GraphError(f"utterance {self.name!r}: the normalization accepts no path of the lattice")
-        return fsa
+        refusal = f"utterance {self.name!r}: the normalization accepts no path of the lattice"
+        return normalized(unrolled.fsa, normalization, refusal)
 
     def _within(
         self, num_input_frames: int, tree: ContextTree, times: FrameTimes

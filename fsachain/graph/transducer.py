@@ -84,6 +84,16 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
             forced[arc] = again or [(other.num_states, _LOOP if dst == state else log_floor)]
 
 
+def normalized(fsa: Fsa, normalization: Fsa | None, refusal: str) -> Fsa:
+    """The product with a normalization, if there is one; a GraphError `refusal` where it has no path."""
+    if normalization is None:
+        return fsa
+    found, _ = product(fsa, normalization)
+    if not found.num_arcs:
+        raise GraphError(refusal)
+    return found
+
+
 # Fsa objects are immutable and hashed by identity, so an entry can neither go stale nor be mistaken.
 @lru_cache(maxsize=4)
 def arcs_by_pdf(fsa: Fsa) -> list[dict[int, list[tuple[int, float]]]]:
