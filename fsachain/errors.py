@@ -6,9 +6,10 @@ Each class also derives from the builtin that a caller would expect, so that `ex
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 
@@ -61,6 +62,26 @@ def require(module: str, *, extra: str) -> Any:
             f"{module!r} is needed here and could not be imported ({error}); "
             f"install it with: pip install 'fsachain[{extra}]'"
         ) from error
+
+
+def check_ranges(options: object, **ranges: str | Collection[str]) -> None:
+    """A ConfigError for the first of these attributes that is not among its names, or not in its range, such as "[0, 1)".
+
+    None is in every range.
+    """
+    for name, allowed in ranges.items():
+        value = getattr(options, name)
+        if not isinstance(allowed, str):
+            if value not in allowed:
+                raise ConfigError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
+            continue
+        low, high = map(float, allowed[1:-1].split(","))
+        above = value is None or value > low or (value == low and allowed[0] == "[")
+        below = value is None or value < high or (value == high and allowed[-1] == "]")
+        if not (above and below):
+            least = f"{'at least' if allowed[0] == '[' else 'more than'} {low:g}"
+            expected = least if high == math.inf and value != high else f"a number in {allowed}"
+            raise ConfigError(f"{name} is {value!r}; expected {expected}")
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -269,8 +269,8 @@ def test_an_unknown_phone_of_an_alignment_is_named_with_its_utterance():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"left_tolerance": -1}, "left_tolerance: -1 is negative"),
-        ({"overlap_frames": -1}, "overlap_frames: -1 is negative"),
+        ({"left_tolerance": -1}, "left_tolerance is -1; expected at least 0"),
+        ({"overlap_frames": -1}, "overlap_frames is -1; expected at least 0"),
         ({"chunk_frames": 30, "overlap_frames": 30}, "chunk_frames: 30 is not more"),
         ({"chunk_frames": 0}, "chunk_frames: 0 is not more"),
     ],

@@ -19,7 +19,7 @@ import click
 import torch
 from torch import nn
 
-from fsachain.cli.options import FILE, together
+from fsachain.cli.options import FILE, option, together
 from fsachain.data.audio import Perturbation
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
@@ -27,7 +27,7 @@ from fsachain.data.features import FeatureConfig
 from fsachain.data.utterance import Utterance
 from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
-from fsachain.errors import ConfigError, require
+from fsachain.errors import ConfigError, check_ranges, require
 from fsachain.files import write_text
 from fsachain.graph.expand import DEFAULT_TOLERANCE
 from fsachain.graph.forgive import Forgiveness, Star
@@ -222,9 +222,7 @@ class LangConfig:
     min_monophone_count: int = 20
 
     def __post_init__(self) -> None:
-        for name, known in (("topology", TOPOLOGIES), ("context", CONTEXTS)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
+        check_ranges(self, topology=TOPOLOGIES, context=CONTEXTS)
         if self.silence is not None and not 0.0 < self.silence_prob < 1.0:
             raise ConfigError(
                 f"silence_prob: {self.silence_prob} is not in (0, 1); silence: null is a lexicon without"
@@ -251,13 +249,15 @@ class PhoneLmConfig:
     between_silence: float = 0.2
 
     def __post_init__(self) -> None:
-        for name, least in (("ngram_order", 0), ("num_extra_lm_states", 0), ("no_prune_ngram_order", 1)):
-            if getattr(self, name) < least or (name, getattr(self, name)) == ("ngram_order", 1):
-                expected = "0, or 2 and more" if name == "ngram_order" else f"at least {least}"
-                raise ConfigError(f"{name}: {getattr(self, name)}; expected {expected}")
-        for name in ("edge_silence", "between_silence"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name}: {getattr(self, name)} is no probability in [0, 1]")
+        if self.ngram_order < 0 or self.ngram_order == 1:
+            raise ConfigError(f"ngram_order: {self.ngram_order}; expected 0, or 2 and more")
+        check_ranges(
+            self,
+            num_extra_lm_states="[0, inf)",
+            no_prune_ngram_order="[1, inf)",
+            edge_silence="[0, 1]",
+            between_silence="[0, 1]",
+        )
 
 
 @dataclass(frozen=True)
@@ -384,9 +384,8 @@ class SupervisionConfig:
     overlap_frames: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("left_tolerance", "right_tolerance", "overlap_frames"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}: {getattr(self, name)} is negative")
+        count = "[0, inf)"
+        check_ranges(self, left_tolerance=count, right_tolerance=count, overlap_frames=count)
         if self.chunk_frames is not None and self.chunk_frames <= self.overlap_frames:
             raise ConfigError(
                 f"chunk_frames: {self.chunk_frames} is not more than the overlap, {self.overlap_frames}"
@@ -565,20 +564,20 @@ def _keep_settings(context: click.Context, _: click.Parameter, settings: tuple[s
 _SETTINGS = f"{__name__}.settings"
 KEPT = f"{__name__}.kept"  # the file that stands in for --config, in the meta of a context
 config_option = together(
-    click.option(
+    option(
+        FILE,
+        "YAML file of the experiment; without it that of the language folder, see `fsachain config`.",
         "--config",
-        "experiment",
-        type=FILE,
         callback=_read_config,
-        help="YAML file of the experiment; without it that of the language folder, see `fsachain config`.",
     ),
-    click.option(
+    option(
+        str,
+        "Change one option of the configuration; may be given several times.",
         "--set",
         multiple=True,
         metavar="SECTION.OPTION=VALUE",
         is_eager=True,  # read before --config
         expose_value=False,
         callback=_keep_settings,
-        help="Change one option of the configuration; may be given several times.",
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from fsachain.cli.config import Experiment, read_experiment
-from fsachain.cli.options import FILE, command
+from fsachain.cli.options import FILE, command, option
 from fsachain.errors import require
 from fsachain.nn.conformer import ConformerConfig
 from fsachain.nn.tdnnf import TdnnfConfig
@@ -151,10 +151,13 @@ def _yaml(value: Any) -> str:
 
 
 @command()
-@click.option("--section", "sections", type=click.Choice(SECTIONS), multiple=True, help="Only this section.")
-@click.option("--defaults", "as_file", is_flag=True, help="A YAML file of all defaults, to begin with.")
-@click.option("--diff", "file", type=FILE, help="Only what this configuration changes.")
-def config(sections: tuple[str, ...], as_file: bool, file: Path | None) -> None:
+def config(
+    sections: tuple[str, ...] = option(
+        click.Choice(SECTIONS), "Only this section.", "--section", multiple=True
+    ),
+    as_file: bool = option(bool, "A YAML file of all defaults, to begin with.", "--defaults"),
+    file: Path | None = option(FILE, "Only what this configuration changes.", "--diff"),
+) -> None:
     """Explain every option of a configuration.
 
     In: with --diff a YAML file as other commands take it with --config.

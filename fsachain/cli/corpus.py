@@ -26,7 +26,7 @@ from fsachain.cli.alignment import Aligner
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.decoding import refined, sounds_of
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
-from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, make_folder
+from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, make_folder, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
 from fsachain.data.audio import Recording, audio_identity
@@ -364,25 +364,19 @@ def _after(before: Sequence[CtmEntry], entries: Sequence[CtmEntry]) -> list[CtmE
 
 
 @command(corpus=FOLDER, out=OUT)
-@click.option(
-    "--model", type=Read(AcousticModel.load), help="Made by `fsachain train`; without it one is trained here."
-)
-@click.option(
-    "--lexicon", type=FILE, help="Of the model to be trained; without it words are spelled by characters."
-)
-@coarse_option
-@click.option("--strict", is_flag=True, help="Take all words as said, and nothing else.")
-@config_option
-@with_resources("workers", "bad_data")
 def align_corpus(
     corpus: Path,
     out: Path,
-    model: AcousticModel | None,
-    lexicon: Path | None,
-    coarse: bool,
-    strict: bool,
-    experiment: Experiment,
-    resources: Resources,
+    model: AcousticModel | None = option(
+        Read(AcousticModel.load), "Made by `fsachain train`; without it one is trained here."
+    ),
+    lexicon: Path | None = option(
+        FILE, "Of the model to be trained; without it words are spelled by characters."
+    ),
+    coarse: bool = coarse_option,
+    strict: bool = option(bool, "Take all words as said, and nothing else."),
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("workers", "bad_data"),
 ) -> None:
     """Find when each word and phone of a whole corpus is said, and where text and recordings differ.
 

@@ -26,6 +26,7 @@ from fsachain.cli.options import (
     command,
     fresh,
     make_folder,
+    option,
     phones_per_loop_option,
     search_options,
     track,
@@ -150,23 +151,18 @@ def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[st
 
 
 @command(model=TRAINED, data=DATA, out=OUT)
-@model_lang_option
 @search_options
-@click.option("--dev", type=DATA, help="Data set on which LM weight and insertion penalty are chosen.")
-@click.option(
-    "--lattices",
-    type=click.Choice(list(LATTICES)),
-    help="Keep the likely paths: kaldi, lattices.ark with graph and acoustic costs; openfst, lattices.far with their sum.",
-)
-@with_resources("scheduler", "cache", "workers", "bad_data", "commands")
 def decode(
     model: AcousticModel,
     data: DataDir,
     out: Path,
-    lang: Lang,
-    dev: DataDir | None,
-    lattices: str | None,
-    resources: Resources,
+    lang: Lang = model_lang_option,
+    dev: DataDir | None = option(DATA, "Data set on which LM weight and insertion penalty are chosen."),
+    lattices: str | None = option(
+        click.Choice(list(LATTICES)),
+        "Keep the likely paths: kaldi, lattices.ark with graph and acoustic costs; openfst, lattices.far with their sum.",
+    ),
+    resources: Resources = with_resources("scheduler", "cache", "workers", "bad_data", "commands"),
     **search: Any,
 ) -> None:
     """Recognise the words of a data directory, and score them against its transcripts.
@@ -262,18 +258,15 @@ def decode_data(
 
 
 @command(model=TRAINED, data=DATA, second={"metavar": "ARPA", "type": FILE}, out=OUT)
-@model_lang_option
-@click.option("--dev", type=DATA, required=True, help="Data directory on which the weights are chosen.")
 @search_options
-@with_resources("cache", "workers", "bad_data", "commands")
 def rescore(
     model: AcousticModel,
     data: DataDir,
     second: Path,
     out: Path,
-    lang: Lang,
-    dev: DataDir,
-    resources: Resources,
+    lang: Lang = model_lang_option,
+    dev: DataDir = option(DATA, "Data directory on which the weights are chosen.", required=True),
+    resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
     **search: Any,
 ) -> None:
     """Let a larger language model choose among the best word sequences.
@@ -339,7 +332,7 @@ def rescore_data(
 @command(model=TRAINED, data=DATA, out=OUT)
 @model_lang_option
 @normalization_option(": needed for supervise")
-@click.option("--textgrid", "textgrids", type=OUT, help="Folder for a TextGrid of each utterance, for Praat.")
+@option(OUT, "Folder for a TextGrid of each utterance, for Praat.", "--textgrid", "textgrids")
 @coarse_option
 @with_resources("cache", "workers", "bad_data", "commands")
 def align(out: Path, **options: Any) -> None:
@@ -479,24 +472,16 @@ def compare_times(data: Path, out: Path, silence: str | None) -> list[str]:
 
 
 @command(model=TRAINED, data=DATA, out=OUT)
-@model_lang_option
-@normalization_option(" that the model was trained with", required=True)
-@click.option(
-    "--substitution", type=NATS, default=4.0, help="Penalty of a word in whose place another was said."
-)
-@click.option("--insertion", type=NATS, default=4.0, help="Penalty of a word that was not said.")
-@click.option("--deletion", type=float, default=-3.0, help="Penalty of words that the transcript lacks.")
-@with_resources("cache", "workers", "jobs", "bad_data", "commands")
 def suspicious(
     model: AcousticModel,
     data: DataDir,
     out: Path,
-    lang: Lang,
-    normalization: Fsa,
-    resources: Resources,
-    substitution: float,
-    insertion: float,
-    deletion: float,
+    lang: Lang = model_lang_option,
+    normalization: Fsa = normalization_option(" that the model was trained with", required=True),
+    resources: Resources = with_resources("cache", "workers", "jobs", "bad_data", "commands"),
+    substitution: float = option(NATS, "Penalty of a word in whose place another was said.", default=4.0),
+    insertion: float = option(NATS, "Penalty of a word that was not said.", default=4.0),
+    deletion: float = option(float, "Penalty of words that the transcript lacks.", default=-3.0),
 ) -> None:
     """List the words of transcripts that were hardly said, worst first.
 
@@ -536,26 +521,18 @@ def suspicious(
 
 
 @command(model=TRAINED, data=DATA, words=str, out=OUT)
-@model_lang_option
-@normalization_option("; weighs both graphs by it")
-@click.option(
-    "--false-alarms-per-hour",
-    type=click.FloatRange(min=0),
-    default=0.5,
-    help="At most so many, in the utterances without the keyword.",
-)
-@phones_per_loop_option
-@with_resources("cache", "workers", "bad_data", "commands")
 def keyword(
     model: AcousticModel,
     data: DataDir,
     words: str,
     out: Path,
-    lang: Lang,
-    normalization: Fsa | None,
-    false_alarms_per_hour: float,
-    phones_per_loop: float,
-    resources: Resources,
+    lang: Lang = model_lang_option,
+    normalization: Fsa | None = normalization_option("; weighs both graphs by it"),
+    false_alarms_per_hour: float = option(
+        click.FloatRange(min=0), "At most so many, in the utterances without the keyword.", default=0.5
+    ),
+    phones_per_loop: float = phones_per_loop_option,
+    resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
 ) -> None:
     """Look for a keyword, and count misses at a given rate of false alarms.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from fsachain.cli.options import (
     FILE,
     FOLDER,
     OUT,
-    Command,
     command,
     make_folder,
     merge_option,
+    option,
     phones_per_loop_option,
 )
 from fsachain.cli.resources import Resources, with_resources
@@ -62,9 +62,7 @@ Merge = Literal["sum", "min"]
 
 
 @command(phone_lm=FILE, out=OUT)
-@lang_option
-@merge_option
-def den_graph(phone_lm: Path, out: Path, lang: Lang, merge: Merge) -> None:
+def den_graph(phone_lm: Path, out: Path, lang: Lang = lang_option, merge: Merge = merge_option) -> None:
     """Build the denominator graph.
 
     In: PHONE_LM, made by `fsachain phone-lm`.
@@ -119,29 +117,29 @@ def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
     return Fsa.read(folder / graph)
 
 
-def normalization_option(use: str, *, required: bool = False) -> Callable[[Command], Command]:
+def normalization_option(use: str, *, required: bool = False) -> Any:
     """The option --den, for a command that also has --lang: it gets `normalization`, None without the option."""
 
     def load(context: click.Context, _: click.Parameter, folder: Path | None) -> Fsa | None:
         return None if folder is None else load_normalization(context.params["lang"], folder)
 
     text = f"Folder made by `fsachain den-graph`{use}."
-    return click.option("--den", "normalization", type=FOLDER, required=required, callback=load, help=text)
+    return option(FOLDER, text, "--den", "normalization", required=required, callback=load)
 
 
 normalizing_option = normalization_option("; normalises the numerators")
-floor_option = click.option(
-    "--floor",
-    type=click.FloatRange(min=0.0, max=1.0, max_open=True),
-    default=FLOOR,
-    help="Probability of an n-gram that the phone language model never saw; utterances that need it count in a "
+floor_option = option(
+    click.FloatRange(min=0.0, max=1.0, max_open=True),
+    "Probability of an n-gram that the phone language model never saw; utterances that need it count in a "
     "development set alone. 0: they are left out.",
+    "--floor",
+    default=FLOOR,
 )
 
-as_written_option = click.option(
+as_written_option = option(
+    bool,
+    "Nothing is forgiven, whatever section forgive says: a development set is judged by its transcripts.",
     "--as-written",
-    is_flag=True,
-    help="Nothing is forgiven, whatever section forgive says: a development set is judged by its transcripts.",
 )
 
 
@@ -149,10 +147,10 @@ as_written_option = click.option(
 @lang_option
 @normalizing_option
 @floor_option
-@as_written_option
-@config_option
 @with_resources("jobs", "scheduler", "bad_data", "commands", beside=True)
-def num_graphs(out: Path, as_written: bool, experiment: Experiment, **options: Any) -> None:
+def num_graphs(
+    out: Path, as_written: bool = as_written_option, experiment: Experiment = config_option, **options: Any
+) -> None:
     """Build the numerator graph of every utterance.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
@@ -226,23 +224,16 @@ def _words(data: DataDir) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 @command(data=DATA, out=OUT)
-@lang_option
-@normalizing_option
-@floor_option
-@as_written_option
-@click.option("--shard-size", type=COUNT, default=2000, help="Utterances per file.")
-@config_option
-@with_resources("jobs", "scheduler", "bad_data", "commands")
 def num_tables(
     data: DataDir,
     out: Path,
-    lang: Lang,
-    normalization: Fsa | None,
-    floor: float,
-    as_written: bool,
-    shard_size: int,
-    experiment: Experiment,
-    resources: Resources,
+    lang: Lang = lang_option,
+    normalization: Fsa | None = normalizing_option,
+    floor: float = floor_option,
+    as_written: bool = as_written_option,
+    shard_size: int = option(COUNT, "Utterances per file.", default=2000),
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("jobs", "scheduler", "bad_data", "commands"),
 ) -> None:
     """Build and compile the numerators of a large corpus; continues where an earlier run stood.
 
@@ -273,26 +264,20 @@ def num_tables(
 
 
 @command(patterns=FILE, out=OUT)
-@lang_option
-@normalizing_option
-@click.option(
-    "--part",
-    "parts",
-    type=(str, FILE),
-    multiple=True,
-    metavar="NAME FST",
-    help="Acceptor over phones that NAME stands for in the patterns, such as '<spell>' phone_lm.fst.",
-)
-@phones_per_loop_option
-@with_resources("jobs", "scheduler", "bad_data", beside=True)
 def num_patterns(
     patterns: Path,
     out: Path,
-    lang: Lang,
-    normalization: Fsa | None,
-    parts: tuple[tuple[str, Path], ...],
-    phones_per_loop: float,
-    resources: Resources,
+    lang: Lang = lang_option,
+    normalization: Fsa | None = normalizing_option,
+    parts: tuple[tuple[str, Path], ...] = option(
+        (str, FILE),
+        "Acceptor over phones that NAME stands for in the patterns, such as '<spell>' phone_lm.fst.",
+        "--part",
+        multiple=True,
+        metavar="NAME FST",
+    ),
+    phones_per_loop: float = phones_per_loop_option,
+    resources: Resources = with_resources("jobs", "scheduler", "bad_data", beside=True),
 ) -> None:
     r"""Build numerators of alternatives, gaps, unknown words and keywords.
 
@@ -322,26 +307,19 @@ def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
 
 
 @command(table=str, out=OUT)
-@lang_option
-@normalizing_option
-@click.option(
-    "--labels",
-    type=click.Choice(["words", "phones", "pdfs", "transition-ids"]),
-    default="words",
-    help="What input labels mean; pdfs as pdf + 1, transition ids with --model.",
-)
-@click.option("--words", type=FILE, help="words.txt of the graphs; without it that of --lang.")
-@click.option("--model", type=FILE, help="0.trans_mdl or final.mdl, for transition ids.")
-@with_resources("jobs", "scheduler", "bad_data", beside=True)
 def num_fsts(
     table: str,
     out: Path,
-    lang: Lang,
-    normalization: Fsa | None,
-    labels: str,
-    words: Path | None,
-    model: Path | None,
-    resources: Resources,
+    lang: Lang = lang_option,
+    normalization: Fsa | None = normalizing_option,
+    labels: str = option(
+        click.Choice(["words", "phones", "pdfs", "transition-ids"]),
+        "What input labels mean; pdfs as pdf + 1, transition ids with --model.",
+        default="words",
+    ),
+    words: Path | None = option(FILE, "words.txt of the graphs; without it that of --lang."),
+    model: Path | None = option(FILE, "0.trans_mdl or final.mdl, for transition ids."),
+    resources: Resources = with_resources("jobs", "scheduler", "bad_data", beside=True),
 ) -> None:
     """Build numerators from graphs in OpenFst files or AT&T text.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, command, make_folder, seed_option
+from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, command, make_folder, option, seed_option
 from fsachain.decode.wer import WerReport, read_text
 from fsachain.decode.wer import score as score_words
 from fsachain.errors import DataError, GraphError, but_for, counted
@@ -39,25 +39,28 @@ def read_graph(path: Path) -> Fsa:
 
 GRAPH = Read(read_graph)
 
-speakers_option = click.option(
+speakers_option = option(
+    Read(lambda path: {name: words[0] for name, words in read_text(path).items() if words}),
+    "Kaldi's table of speakers, for a table of theirs.",
     "--utt2spk",
     "speakers",
-    type=Read(lambda path: {name: words[0] for name, words in read_text(path).items() if words}),
-    help="Kaldi's table of speakers, for a table of theirs.",
 )
-semiring_option = click.option(
+semiring_option = option(
+    click.Choice(["log", "tropical"]),
+    "Weights of all paths of a sequence added up, or the best of them.",
     "--semiring",
-    type=click.Choice(["log", "tropical"]),
     required=True,
-    help="Weights of all paths of a sequence added up, or the best of them.",
 )
-mean_frames_option = click.option("--mean-frames", type=COUNT, default=50, help="Length of the paths.")
+mean_frames_option = option(COUNT, "Length of the paths.", "--mean-frames", default=50)
 
 
 @command(reference=FILE, hypothesis=FILE)
-@speakers_option
-@click.option("--out", type=OUT, help="Folder for wer.txt and wer.json.")
-def score(reference: Path, hypothesis: Path, speakers: dict[str, str] | None, out: Path | None) -> None:
+def score(
+    reference: Path,
+    hypothesis: Path,
+    speakers: dict[str, str] | None = speakers_option,
+    out: Path | None = option(OUT, "Folder for wer.txt and wer.json."),
+) -> None:
     """Compare two transcripts.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
@@ -178,9 +181,9 @@ def _describe_folder(path: Path) -> str:
 
 
 @command(first=GRAPH, second=GRAPH)
-@click.option("--count", type=COUNT, default=100, help="Paths drawn from each.")
+@option(COUNT, "Paths drawn from each.", "--count", default=100)
 @mean_frames_option
-@click.option("--tolerance", type=float, default=1e-4, help="Relative to max(1, |score|).")
+@option(float, "Relative to max(1, |score|).", "--tolerance", default=1e-4)
 @semiring_option
 @seed_option
 @click.pass_context
@@ -198,10 +201,12 @@ def equivalent(context: click.Context, first: Fsa, second: Fsa, **options: Any) 
 
 
 @command(graph=GRAPH)
-@click.option("--count", type=COUNT, default=10, help="Paths to draw.")
-@mean_frames_option
-@seed_option
-def random_paths(graph: Fsa, count: int, mean_frames: int, seed: int) -> None:
+def random_paths(
+    graph: Fsa,
+    count: int = option(COUNT, "Paths to draw.", default=10),
+    mean_frames: int = mean_frames_option,
+    seed: int = seed_option,
+) -> None:
     """Draw random accepted paths.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
@@ -226,8 +231,7 @@ def dot(graph: Fsa) -> None:
 
 
 @command(graph=GRAPH, out=OUT)
-@semiring_option
-def determinize(graph: Fsa, out: Path, semiring: str) -> None:
+def determinize(graph: Fsa, out: Path, semiring: str = semiring_option) -> None:
     """Give each accepted sequence one path, with its score in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs, acyclic or deterministic already.
@@ -240,8 +244,7 @@ def determinize(graph: Fsa, out: Path, semiring: str) -> None:
 
 
 @command(graph=GRAPH, out=OUT)
-@semiring_option
-def minimize(graph: Fsa, out: Path, semiring: str) -> None:
+def minimize(graph: Fsa, out: Path, semiring: str = semiring_option) -> None:
     """Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.

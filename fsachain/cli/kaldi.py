@@ -28,6 +28,7 @@ from fsachain.cli.options import (
     make_folder,
     many,
     merge_option,
+    option,
     track,
 )
 from fsachain.cli.resources import Resources, with_resources
@@ -72,18 +73,14 @@ kaldi.add_command(supervise_by_lattices)
 
 
 @command(kaldi, "lang", lexicon=FILE, model_dir=FOLDER, out=OUT)
-@click.option("--silence", default="SIL", help="Phone that may stand between words.")
-@click.option("--silence-prob", type=float, default=0.5, help="At each such place.")
-@click.option("--oov", help="Word that stands for all that the lexicon lacks.")
-@click.option("--config", type=FILE, help="YAML file of the experiment, for the commands that read OUT.")
 def import_lang(
     lexicon: Path,
     model_dir: Path,
     out: Path,
-    silence: str,
-    silence_prob: float,
-    oov: str | None,
-    config: Path | None,
+    silence: str = option(str, "Phone that may stand between words.", default="SIL"),
+    silence_prob: float = option(float, "At each such place.", default=0.5),
+    oov: str | None = option(str, "Word that stands for all that the lexicon lacks."),
+    config: Path | None = option(FILE, "YAML file of the experiment, for the commands that read OUT."),
 ) -> None:
     """Take over phones, tree and topology of a Kaldi model.
 
@@ -106,9 +103,7 @@ def import_lang(
 
 
 @command(kaldi, "den", den=FILE, out=OUT)
-@lang_option
-@merge_option
-def import_den(den: Path, out: Path, lang: Lang, merge: Merge) -> None:
+def import_den(den: Path, out: Path, lang: Lang = lang_option, merge: Merge = merge_option) -> None:
     """Take over a denominator graph.
 
     In: DEN, den.fst of a Kaldi model.
@@ -120,9 +115,9 @@ def import_den(den: Path, out: Path, lang: Lang, merge: Merge) -> None:
 
 
 @command(kaldi, "phone-lm", phones=str, out=OUT)
-@click.option("--ngram-order", type=click.IntRange(min=2), default=4, help="As in Kaldi.")
-@click.option("--num-extra-lm-states", type=click.IntRange(min=0), default=1000, help="As in Kaldi.")
-@click.option("--no-prune-ngram-order", type=COUNT, default=3, help="As in Kaldi.")
+@option(click.IntRange(min=2), "As in Kaldi.", "--ngram-order", default=4)
+@option(click.IntRange(min=0), "As in Kaldi.", "--num-extra-lm-states", default=1000)
+@option(COUNT, "As in Kaldi.", "--no-prune-ngram-order", default=3)
 def phone_lm(phones: str, out: Path, **options: int) -> None:
     """Estimate a phone language model as chain-est-phone-lm does, arc for arc.
 
@@ -139,13 +134,17 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
 
 
 @command(kaldi, None, model=FILE, phones=FILE, out=OUT, alignments=many(str))
-@click.option(
-    "--frame-shift",
-    type=float,
-    default=0.01,
-    help="Seconds for each frame of the alignments: 0.03 for chain models that see one frame in three.",
-)
-def ctm(model: Path, phones: Path, out: Path, alignments: tuple[str, ...], frame_shift: float) -> None:
+def ctm(
+    model: Path,
+    phones: Path,
+    out: Path,
+    alignments: tuple[str, ...],
+    frame_shift: float = option(
+        float,
+        "Seconds for each frame of the alignments: 0.03 for chain models that see one frame in three.",
+        default=0.01,
+    ),
+) -> None:
     """Write the phones of alignments with their times.
 
     In: MODEL, the 0.trans_mdl or final.mdl of the alignments; PHONES, its phones.txt; ALIGNMENTS, ali.*.gz.
@@ -229,8 +228,12 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
 
 
 @command(kaldi, None, model=TRAINED, data=DATA, out=OUT)
-@with_resources("cache", "workers", "bad_data", "commands", beside=True)
-def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources) -> None:
+def outputs(
+    model: AcousticModel,
+    data: DataDir,
+    out: Path,
+    resources: Resources = with_resources("cache", "workers", "bad_data", "commands", beside=True),
+) -> None:
     """Write network outputs for Kaldi's own decoders, such as latgen-faster-mapped.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
@@ -243,10 +246,14 @@ def outputs(model: AcousticModel, data: DataDir, out: Path, resources: Resources
 
 
 @command(kaldi, "decode", matrices=str, hclg=FILE, model=FILE, words=FILE, out=OUT)
-@click.option("--acoustic-scale", type=float, default=1.0, help="1.0 for chain models.")
-@jobs_option
 def decode_archive(
-    matrices: str, hclg: Path, model: Path, words: Path, out: Path, acoustic_scale: float, jobs: int
+    matrices: str,
+    hclg: Path,
+    model: Path,
+    words: Path,
+    out: Path,
+    acoustic_scale: float = option(float, "1.0 for chain models.", default=1.0),
+    jobs: int = jobs_option,
 ) -> None:
     """Decode network outputs with a graph of Kaldi.
 
@@ -445,22 +452,17 @@ def example_objfs(
 
 
 @command(kaldi, None, examples=str, matrices=str, den=FILE)
-@click.option("--leaky-hmm-coefficient", type=float, default=0.1, help="As in training.")
-@click.option("--l2-regularize", type=float, default=0.0, help="As in training.")
-@click.option("--log", type=FILE, help="Log of nnet3-chain-compute-prob for these examples.")
-@click.option("--output-name", default="output", help="The network's output in the log.")
-@click.option("--tolerance", type=float, default=1e-4, help="Largest difference per frame.")
 @click.pass_context
 def objf(
     context: click.Context,
     examples: str,
     matrices: str,
     den: Path,
-    leaky_hmm_coefficient: float,
-    l2_regularize: float,
-    log: Path | None,
-    output_name: str,
-    tolerance: float,
+    leaky_hmm_coefficient: float = option(float, "As in training.", default=0.1),
+    l2_regularize: float = option(float, "As in training.", default=0.0),
+    log: Path | None = option(FILE, "Log of nnet3-chain-compute-prob for these examples."),
+    output_name: str = option(str, "The network's output in the log.", default="output"),
+    tolerance: float = option(float, "Largest difference per frame.", default=1e-4),
 ) -> None:
     """Compute the objective of chain examples, and compare it with a Kaldi log.
 

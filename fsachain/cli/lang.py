@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
-from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, note, seed_option
+from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, note, option, seed_option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.kaldi_dir import DataDir
@@ -147,9 +147,7 @@ def check_origin(lang: Lang | None, origin: Any, path: Path) -> None:
 
 LANG = Read(load_lang, folder=True)
 # Eager: read before options that need it.
-lang_option = click.option(
-    "--lang", type=LANG, required=True, is_eager=True, help="Folder made by `fsachain lang`."
-)
+lang_option = option(LANG, "Folder made by `fsachain lang`.", "--lang", required=True, is_eager=True)
 
 
 def transcript_faults(
@@ -171,14 +169,15 @@ def transcript_faults(
 
 
 @command(lexicon=FILE, out=OUT)
-@click.option(
-    "--text", type=DATA, help="Transcripts or data set whose phones are counted for a tied-biphone context."
-)
-@config_option
-@seed_option
-@with_resources("bad_data")
 def lang(
-    lexicon: Path, out: Path, text: Path | None, experiment: Experiment, seed: int, resources: Resources
+    lexicon: Path,
+    out: Path,
+    text: Path | None = option(
+        DATA, "Transcripts or data set whose phones are counted for a tied-biphone context."
+    ),
+    experiment: Experiment = config_option,
+    seed: int = seed_option,
+    resources: Resources = with_resources("bad_data"),
 ) -> None:
     """Number the words, phones and pdfs of a lexicon.
 
@@ -248,8 +247,7 @@ def read_transcripts(path: Path, resources: Resources) -> Mapping[str, tuple[str
 
 
 @command(text=DATA, out=OUT)
-@with_resources("bad_data", beside=True)
-def spell(text: Path, out: Path, resources: Resources) -> None:
+def spell(text: Path, out: Path, resources: Resources = with_resources("bad_data", beside=True)) -> None:
     """Make a lexicon of characters, where there is no dictionary.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
@@ -280,12 +278,13 @@ def _write(out: Path, text: str) -> None:
 
 
 @command(text=DATA, out=OUT)
-@lang_option
-@config_option
-@seed_option
-@with_resources("bad_data", beside=True)
 def phone_lm(
-    text: Path, out: Path, lang: Lang, experiment: Experiment, seed: int, resources: Resources
+    text: Path,
+    out: Path,
+    lang: Lang = lang_option,
+    experiment: Experiment = config_option,
+    seed: int = seed_option,
+    resources: Resources = with_resources("bad_data", beside=True),
 ) -> None:
     """Estimate the phone language model of the denominator.
 
@@ -350,10 +349,13 @@ def _drawn_phones(
 
 
 @command(text=DATA, out=OUT)
-@lang_option
-@click.option("--order", type=click.IntRange(min=2), default=2, help="Words in an n-gram; none is pruned.")
-@with_resources("bad_data", beside=True)
-def word_lm(text: Path, out: Path, lang: Lang, order: int, resources: Resources) -> None:
+def word_lm(
+    text: Path,
+    out: Path,
+    lang: Lang = lang_option,
+    order: int = option(click.IntRange(min=2), "Words in an n-gram; none is pruned.", default=2),
+    resources: Resources = with_resources("bad_data", beside=True),
+) -> None:
     """Estimate a word n-gram and spell it out in phones, for a denominator.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
@@ -378,30 +380,24 @@ def _spelled_out(words: Fsa, lang: Lang) -> Fsa:
     return phone_model_of_words(words, replace(lang.lexicon, pronunciations=tuple(scaled)))
 
 
-units_option = click.option(
+units_option = option(
+    click.Choice(["words", "phones"]),
+    "What the n-gram is over. Units of a lexicon without phones (BPE pieces, characters) are its phones.",
     "--units",
-    type=click.Choice(["words", "phones"]),
     required=True,
-    help="What the n-gram is over. Units of a lexicon without phones (BPE pieces, characters) are its phones.",
 )
 
 
 @command(text=DATA, out=OUT)
-@lang_option
-@units_option
-@click.option("--order", type=click.IntRange(min=1), default=3, help="Longest n-gram.")
-@config_option
-@seed_option
-@with_resources("bad_data", beside=True)
 def estimate_arpa(
     text: Path,
     out: Path,
-    lang: Lang,
-    units: str,
-    order: int,
-    experiment: Experiment,
-    seed: int,
-    resources: Resources,
+    lang: Lang = lang_option,
+    units: str = units_option,
+    order: int = option(click.IntRange(min=1), "Longest n-gram.", default=3),
+    experiment: Experiment = config_option,
+    seed: int = seed_option,
+    resources: Resources = with_resources("bad_data", beside=True),
 ) -> None:
     """Estimate an n-gram with modified Kneser-Ney smoothing.
 
@@ -427,9 +423,7 @@ def make_grammar(
 
 
 @command(arpa=FILE, out=OUT)
-@lang_option
-@units_option
-def arpa_lm(arpa: Path, out: Path, lang: Lang, units: str) -> None:
+def arpa_lm(arpa: Path, out: Path, lang: Lang = lang_option, units: str = units_option) -> None:
     """Turn an ARPA file into a language model for a denominator.
 
     In: ARPA, an n-gram over words or phones, such as lmplz, SRILM or `fsachain estimate-arpa` make. Each history gets an arc

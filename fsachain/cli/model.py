@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
-import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from torch import nn
 
 from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.lang import LEXICON, TREE, Lang, load_lang
-from fsachain.cli.options import FOLDER, Read, note
+from fsachain.cli.options import FOLDER, Read, note, option
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
 from fsachain.data.kaldi_dir import DataDir
@@ -193,13 +192,12 @@ def lang_of(model: AcousticModel) -> Lang:
     return load_lang(next((found for found in beside if found.is_dir()), beside[1]))
 
 
-model_lang_option = click.option(
+model_lang_option = option(
+    FOLDER,
+    "Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
     "--lang",
-    type=FOLDER,
     is_eager=True,
-    # Where the option is not given, the model is read before it.
     callback=lambda context, _, folder: load_lang(folder) if folder else lang_of(context.params["model"]),
-    help="Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce, wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,18 +43,48 @@ class Read(click.Path):
 
 
 Command = Callable[..., Any]
-Option = Callable[[Command], Any]
+Option = Callable[..., Any]  # a decorator of commands, or the default of the parameter that it fills
 Item = TypeVar("Item")
+
+
+def option(kind: Any, help: str, *names: str, **settings: Any) -> Any:
+    """An option, as the default of a command's parameter; the name is the parameter's if none is given.
+
+    Of kind bool it is a switch. As a decorator, with a name, it goes to the command's keyword arguments.
+    """
+    settings |= {"is_flag": True} if kind is bool else {"type": kind}
+
+    def declare(function: Command, parameter: str = "") -> Any:
+        given = names or (f"--{parameter.replace('_', '-')}",)
+        return click.option(*given, *({parameter} - {"", *given}), help=help, **settings)(function)
+
+    return declare
+
+
+def together(*options: Option) -> Any:
+    """Several options as one decorator, or the first of them as a default, in the order of `--help`."""
+
+    def declare(function: Command, parameter: str = "") -> Any:
+        rest = reduce(lambda found, option: option(found), reversed(options[1:]), function)
+        return options[0](rest, parameter)
+
+    return declare
 
 
 def command(group: click.Group | None = None, name: str | None = None, /, **kinds: Any) -> Option:
     """A command with these arguments, in order: the type of each, or what `click.argument` takes.
 
-    The names are those of the function. In its help "Out:" and "Example:" begin paragraphs; lines of the latter stay whole.
+    The names are those of the function; its parameters with defaults are options. In its help "Out:" and "Example:" begin
+    paragraphs; lines of the latter stay whole.
     """
 
     def decorate(work: Command) -> click.Command:
         function = _with_options_named(work)
+        others = function.__dict__.pop("__click_params__", [])
+        for parameter in list(signature(work).parameters.values())[::-1]:
+            if parameter.default is not parameter.empty:
+                function = parameter.default(function, parameter.name)
+        function.__click_params__ = [*getattr(function, "__click_params__", []), *others]  # type: ignore[attr-defined]
         for argument, kind in reversed(kinds.items()):
             settings = kind if isinstance(kind, dict) else {"type": kind}
             function = click.argument(argument, **settings)(function)
@@ -89,70 +120,57 @@ def many(kind: click.ParamType | type) -> dict[str, Any]:
     return {"type": kind, "nargs": -1, "required": True}
 
 
-def together(*options: Option) -> Option:
-    """Several options as one, in the order of `--help`."""
-    return lambda function: reduce(lambda found, option: option(found), reversed(options), function)
-
-
-den_option = click.option("--den", type=FOLDER, required=True, help="Folder made by `fsachain den-graph`.")
-merge_option = click.option(
+den_option = option(FOLDER, "Folder made by `fsachain den-graph`.", "--den", required=True)
+merge_option = option(
+    click.Choice(["sum", "min"]),
+    "Arcs out of the normalization's start that are alike: added up, or the best kept, as Kaldi does.",
     "--merge",
-    type=click.Choice(["sum", "min"]),
     default="sum",
-    help="Arcs out of the normalization's start that are alike: added up, or the best kept, as Kaldi does.",
 )
-seed_option = click.option("--seed", type=int, default=1, help="Of everything that is drawn.")
+seed_option = option(int, "Of everything that is drawn.", "--seed", default=1)
 search_options = together(
-    click.option(
-        "--arpa", type=FILE, help="Word language model; without it any word of the lexicon may follow any."
+    option(FILE, "Word language model; without it any word of the lexicon may follow any.", "--arpa"),
+    option((FILE, FILE), "The same as G.fst, and its words.txt.", "--grammar", metavar="G WORDS"),
+    option(
+        click.FloatRange(min=0), "Factor on its costs; `decode --dev` finds one.", "--lm-weight", default=1.0
     ),
-    click.option(
-        "--grammar", type=(FILE, FILE), metavar="G WORDS", help="The same as G.fst, and its words.txt."
-    ),
-    click.option(
-        "--lm-weight",
-        type=click.FloatRange(min=0),
-        default=1.0,
-        help="Factor on its costs; `decode --dev` finds one.",
-    ),
-    click.option("--word-insertion-penalty", type=float, default=0.0, help="Cost of each word, likewise."),
+    option(float, "Cost of each word, likewise.", "--word-insertion-penalty", default=0.0),
 )
-phones_per_loop_option = click.option(
+phones_per_loop_option = option(
+    click.FloatRange(min=1, min_open=True),
+    "Phones that anything, or <loop>, has on average.",
     "--phones-per-loop",
-    type=click.FloatRange(min=1, min_open=True),
     default=10.0,
-    help="Phones that anything, or <loop>, has on average.",
 )
-workers_option = click.option("--workers", type=COUNT, default=2, help="Threads or processes.")
-jobs_option = click.option("--jobs", type=COUNT, default=1, help="Processes that work at once.")
-scheduler_option = click.option(
+jobs_option = option(COUNT, "Processes that work at once.", "--jobs", default=1)
+scheduler_option = option(
+    str,
+    "Dask scheduler, such as tcp://host:8786, whose workers do the work in place of this machine.",
     "--scheduler",
     metavar="ADDRESS",
-    help="Dask scheduler, such as tcp://host:8786, whose workers do the work in place of this machine.",
 )
-cache_option = click.option("--cache", type=OUT, help="Folder that keeps features between runs.")
-coarse_option = click.option(
+coarse_option = option(
+    bool,
+    "Leave boundaries between the network's frames, 30 ms apart: they are not moved to where the sound changes.",
     "--coarse",
-    is_flag=True,
-    help="Leave boundaries between the network's frames, 30 ms apart: they are not moved to where the sound changes.",
 )
-commands_option = click.option(
+commands_option = option(
+    bool,
+    "Run the shell commands that stand in wav.scp or a manifest, with your rights: for data that you trust.",
     "--allow-commands",
-    is_flag=True,
-    help="Run the shell commands that stand in wav.scp or a manifest, with your rights: for data that you trust.",
 )
 
 
-bad_data_option = click.option(
+bad_data_option = option(
+    click.Choice(["exclude", "stop"]),
+    "exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
     "--bad-data",
-    type=click.Choice(["exclude", "stop"]),
     default="exclude",
-    help="exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
 )
 RESOURCE_OPTIONS = {
     "scheduler": scheduler_option,
-    "cache": cache_option,
-    "workers": workers_option,
+    "cache": option(OUT, "Folder that keeps features between runs.", "--cache"),
+    "workers": option(COUNT, "Threads or processes.", "--workers", default=2),
     "jobs": jobs_option,
     "bad_data": bad_data_option,
     "commands": commands_option,

@@ -30,6 +30,7 @@ from fsachain.cli.options import (
     commands_option,
     den_option,
     many,
+    option,
 )
 from fsachain.data.audio import read_audio
 from fsachain.data.dataset import load_examples
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 LATTICE_ARRAYS = ("logits", "targets", "logit_lengths", "target_lengths")
 ALIGNMENTS = {"words": "words.ctm", "phones": "phones.ctm"}
 
-utterance_option = click.option("--utterance", required=True, help="Its id.")
+utterance_option = option(str, "Its id.", "--utterance", required=True)
 
 
 @click.group(cls=Commands)
@@ -68,9 +69,12 @@ def _save(figure: Figure, out: Path) -> None:
 
 
 @command(plot, "occupancy", files=many(FILE), out=OUT)
-@click.option("--utterances", type=COUNT, default=3, help="How many, from the first.")
-@click.option("--frame-seconds", type=float, help="Length of a frame, for an axis in seconds.")
-def draw_occupancy(files: tuple[Path, ...], out: Path, utterances: int, frame_seconds: float | None) -> None:
+def draw_occupancy(
+    files: tuple[Path, ...],
+    out: Path,
+    utterances: int = option(COUNT, "How many, from the first.", default=3),
+    frame_seconds: float | None = option(float, "Length of a frame, for an axis in seconds."),
+) -> None:
     """Draw where the paths of transducer lattices go, with the best path.
 
     In: FILES, npz files (np.savez) with the inputs of `rnnt_loss`: logits, targets, logit_lengths, target_lengths, and if
@@ -125,22 +129,16 @@ def _network_output(model: AcousticModel, data: DataDir, one: Utterance) -> NDAr
 
 
 @command(plot, "trellis", model=TRAINED, data=DATA, out=OUT)
-@utterance_option
-@model_lang_option
-@den_option
-@click.option("--by", type=click.Choice(["phone", "pdf"]), default="phone", help="Rows.")
-@click.option("--rows", type=COUNT, default=40, help="At most so many.")
-@commands_option
 def draw_trellis(
     model: AcousticModel,
     data: Path,
     out: Path,
-    utterance: str,
-    lang: Lang,
-    den: Path,
-    by: str,
-    rows: int,
-    allow_commands: bool,
+    utterance: str = utterance_option,
+    lang: Lang = model_lang_option,
+    den: Path = den_option,
+    by: str = option(click.Choice(["phone", "pdf"]), "Rows.", default="phone"),
+    rows: int = option(COUNT, "At most so many.", default=40),
+    allow_commands: bool = commands_option,
 ) -> None:
     """Draw what numerator and denominator expect of an utterance, and the gradient.
 
@@ -170,11 +168,13 @@ def draw_trellis(
 
 
 @command(plot, "alignment", data=DATA, aligned=FOLDER, out=OUT)
-@utterance_option
-@config_option
-@commands_option
 def draw_alignment(
-    data: Path, aligned: Path, out: Path, utterance: str, experiment: Experiment, allow_commands: bool
+    data: Path,
+    aligned: Path,
+    out: Path,
+    utterance: str = utterance_option,
+    experiment: Experiment = config_option,
+    allow_commands: bool = commands_option,
 ) -> None:
     """Draw a recording's spectrogram over its words and phones.
 
@@ -206,23 +206,19 @@ def draw_alignment(
 
 
 @command(plot, "graph", path={"metavar": "GRAPH", "type": FILE}, out=OUT)
-@click.option("--lang", type=LANG, help="Folder made by `fsachain lang`: names the pdfs.")
-@click.option("--utterance", help="Whose numerator is drawn, or whose recording tells how arcs are used.")
-@click.option(
-    "--model", type=TRAINED["type"], help="With --data: lines are as wide as the utterance uses an arc."
-)
-@click.option("--data", type=DATA, help="A Kaldi data directory with the utterance.")
-@click.option("--max-arcs", type=click.IntRange(1, 1000), default=60, help="More are clipped.")
-@commands_option
 def draw_graph(
     path: Path,
     out: Path,
-    lang: Lang | None,
-    utterance: str | None,
-    model: AcousticModel | None,
-    data: Path | None,
-    max_arcs: int,
-    allow_commands: bool,
+    lang: Lang | None = option(LANG, "Folder made by `fsachain lang`: names the pdfs."),
+    utterance: str | None = option(
+        str, "Whose numerator is drawn, or whose recording tells how arcs are used."
+    ),
+    model: AcousticModel | None = option(
+        TRAINED["type"], "With --data: lines are as wide as the utterance uses an arc."
+    ),
+    data: Path | None = option(DATA, "A Kaldi data directory with the utterance."),
+    max_arcs: int = option(click.IntRange(1, 1000), "More are clipped.", default=60),
+    allow_commands: bool = commands_option,
 ) -> None:
     """Draw an acceptor; of a large one the most used part, with a summary of the whole.
 
@@ -259,15 +255,17 @@ def _arc_use(fsa: Fsa, scores: NDArray[np.float32], *, is_denominator: bool) -> 
 
 
 @command(plot, "training", log=PATH, out=OUT)
-@click.option(
-    "--wer",
-    "wers",
-    type=(int, PATH),
-    multiple=True,
-    metavar="EPOCH FOLDER",
-    help="What `fsachain decode` or `score --out` wrote for the model of an epoch; may be given several times.",
-)
-def draw_training(log: Path, out: Path, wers: tuple[tuple[int, Path], ...]) -> None:
+def draw_training(
+    log: Path,
+    out: Path,
+    wers: tuple[tuple[int, Path], ...] = option(
+        (int, PATH),
+        "What `fsachain decode` or `score --out` wrote for the model of an epoch; may be given several times.",
+        "--wer",
+        multiple=True,
+        metavar="EPOCH FOLDER",
+    ),
+) -> None:
     """Draw the curves of a training, also of one that is running.
 
     In: LOG, train.jsonl or its folder.
@@ -293,8 +291,9 @@ def _total_wer(path: Path) -> float:
 
 
 @command(plot, "wer", reference=FILE, hypothesis=FILE, out=OUT)
-@speakers_option
-def draw_wer(reference: Path, hypothesis: Path, out: Path, speakers: dict[str, str] | None) -> None:
+def draw_wer(
+    reference: Path, hypothesis: Path, out: Path, speakers: dict[str, str] | None = speakers_option
+) -> None:
     """Draw word error rates by speaker and by length.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).

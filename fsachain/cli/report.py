@@ -11,7 +11,7 @@ import click
 from fsachain.cli.graphs import build_numerators, load_denominator
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, check_lang
-from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option
+from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option, option
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.errors import counted
 from fsachain.plot import phone_trellis
@@ -26,19 +26,14 @@ NUMBER = click.IntRange(min=0)
 
 
 @command(exp=FOLDER, out={"type": OUT, "required": False})
-@click.option("--base", type=FOLDER, help="Folder with data, lang and graphs, if not EXP or its first pass.")
-@click.option("--test", type=DATA, help="Data directory that was decoded.  [default: data/test or test]")
-@click.option("--utterances", type=NUMBER, default=10, help="Of the worst and of the best, each.")
-@click.option("--pictured", type=NUMBER, default=3, help="Of these, with spectrogram and lattice.")
-@commands_option
 def report(
     exp: Path,
     out: Path | None,
-    base: Path | None,
-    test: Path | None,
-    utterances: int,
-    pictured: int,
-    allow_commands: bool,
+    base: Path | None = option(FOLDER, "Folder with data, lang and graphs, if not EXP or its first pass."),
+    test: Path | None = option(DATA, "Data directory that was decoded.  [default: data/test or test]"),
+    utterances: int = option(NUMBER, "Of the worst and of the best, each.", default=10),
+    pictured: int = option(NUMBER, "Of these, with spectrogram and lattice.", default=3),
+    allow_commands: bool = commands_option,
 ) -> None:
     """Show an experiment as one HTML file that needs no network.
 
@@ -52,8 +47,7 @@ def report(
 
 
 @command(log=PATH, out=OUT)
-@click.option("--follow", is_flag=True, help="Go on until the training ends.")
-def tensorboard(log: Path, out: Path, follow: bool) -> None:
+def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until the training ends.")) -> None:
     """Write a training's log as TensorBoard scalars.
 
     In: LOG, the train.jsonl that `fsachain train` writes, or its folder.

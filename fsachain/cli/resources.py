@@ -162,10 +162,8 @@ def _attempt(make: Callable[[Any], Any], items: list[Any]) -> list[tuple[Any, st
     return found
 
 
-def with_resources(
-    *names: str, beside: bool = False, files: tuple[str, ...] = ()
-) -> Callable[[Command], Command]:
-    """Give a command the options of these names, and what they say as one argument, `resources`.
+def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = ()) -> Any:
+    """The default of a command's parameter `resources`: gives it the options of these names, and what they say.
 
     Names are "scheduler", "cache", "workers", "jobs", "bad_data" and "commands", in the order of `--help`. With "bad_data"
     the data sets `data` and `dev` come read, the faults are printed at the command's end and written to `faults.jsonl` in
@@ -173,7 +171,7 @@ def with_resources(
     command without `out` they stand beside the first of the arguments `files` that is given, else in the working directory.
     """
 
-    def decorate(command: Command) -> Command:
+    def declare(command: Command, parameter: str = "") -> Any:
         @wraps(command)
         def run(**arguments: Any) -> None:
             given = {name: arguments.pop(name) for name in (*names, "allow_commands") if name in arguments}
@@ -194,7 +192,7 @@ def with_resources(
 
         return together(*(RESOURCE_OPTIONS[name] for name in names))(run)
 
-    return decorate
+    return declare
 
 
 @contextmanager

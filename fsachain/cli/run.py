@@ -58,6 +58,7 @@ from fsachain.cli.options import (
     bad_data_option,
     command,
     commands_option,
+    option,
 )
 from fsachain.cli.record import open_log, record_run, recorded_stage
 from fsachain.cli.report import REPORT, make_report
@@ -408,9 +409,9 @@ def _kept_before(run: Run, taken: Mapping[str, float]) -> Iterator[None]:
 
 def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | None) -> list[str]:
     names, done = list(digests), _kept(run.exp).get("done", {})
-    for option, name in (("--from", begin), ("--to", end)):
+    for given, name in (("--from", begin), ("--to", end)):
         if name is not None and name not in names:
-            raise ConfigError(f"{option} {name}: this run has the stages {', '.join(names)}")
+            raise ConfigError(f"{given} {name}: this run has the stages {', '.join(names)}")
     last = len(names) if end is None else names.index(end) + 1
     if begin is None:
         start = next((place for place, name in enumerate(names) if done.get(name) != digests[name]), last)
@@ -441,48 +442,33 @@ def _keep_config(context: click.Context, parameter: click.Parameter, folder: Pat
 
 
 @command(exp={"type": OUT, "is_eager": True, "callback": _keep_config})
-@click.option("--train", type=DATA, help="Training set, as `fsachain train` takes it.")
-@click.option("--dev", type=DATA, help="Data set on which weights are chosen.")
-@click.option("--test", type=DATA, help="Data set that is scored.")
-@click.option("--lexicon", type=FILE, help="Words and their phones, Kaldi's lexicon.txt or lexiconp.txt.")
-@click.option(
+@option(DATA, "Training set, as `fsachain train` takes it.", "--train")
+@option(DATA, "Data set on which weights are chosen.", "--dev")
+@option(DATA, "Data set that is scored.", "--test")
+@option(FILE, "Words and their phones, Kaldi's lexicon.txt or lexiconp.txt.", "--lexicon")
+@option(
+    FILE,
+    "Word language model of the search, in place of one of the training text (decoding.ngram_order).",
     "--arpa",
-    type=FILE,
-    help="Word language model of the search, in place of one of the training text (decoding.ngram_order).",
 )
-@click.option(
-    "--rescore", type=FILE, help="Larger word language model that chooses among the best word sequences."
-)
-@click.option(
-    "--first",
-    type=FOLDER,
-    is_eager=True,
-    callback=_keep_config,
-    help="Folder of another run, whose model says when phones are spoken: trains anew, on chunks.",
-)
-@config_option
-@click.option("--from", "begin", type=click.Choice(NAMES), help="First stage.  [default: what is not done]")
-@click.option("--to", "end", type=click.Choice(NAMES), help="Last stage.  [default: report]")
-@click.option("--seed", type=int, help="Of everything that is drawn; the same as --set train.seed=SEED.")
-@click.option(
-    "--workers",
-    type=COUNT,
-    default=lambda: os.cpu_count() or 1,
-    show_default="all processors",
-    help="Threads or processes.",
-)
-@bad_data_option
-@commands_option
+@option(FILE, "Larger word language model that chooses among the best word sequences.", "--rescore")
 def run(
     exp: Path,
-    first: Path | None,
-    experiment: Experiment,
-    begin: str | None,
-    end: str | None,
-    seed: int | None,
-    workers: int,
-    bad_data: str,
-    allow_commands: bool,
+    first: Path | None = option(
+        FOLDER,
+        "Folder of another run, whose model says when phones are spoken: trains anew, on chunks.",
+        is_eager=True,
+        callback=_keep_config,
+    ),
+    experiment: Experiment = config_option,
+    begin: str | None = option(click.Choice(NAMES), "First stage.  [default: what is not done]", "--from"),
+    end: str | None = option(click.Choice(NAMES), "Last stage.  [default: report]", "--to"),
+    seed: int | None = option(int, "Of everything that is drawn; the same as --set train.seed=SEED."),
+    workers: int = option(
+        COUNT, "Threads or processes.", default=lambda: os.cpu_count() or 1, show_default="all processors"
+    ),
+    bad_data: str = bad_data_option,
+    allow_commands: bool = commands_option,
     **given: Path | None,
 ) -> None:
     """Go the whole way from data sets and a lexicon to a word error rate.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsachain.backends.dispatch import best_path, forward_backward
 from fsachain.batch import Graph, TableBatch
 from fsachain.cli.inspect import GRAPH, read_graph
-from fsachain.cli.options import OUT, command, make_folder
+from fsachain.cli.options import OUT, command, make_folder, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.utterance import Fault
 from fsachain.decode.wer import write_text
@@ -45,11 +45,11 @@ class Target(click.ParamType):
         return path
 
 
-leaky_option = click.option(
+leaky_option = option(
+    float,
+    "Of the denominator, as in training; 0.1 in Kaldi's end-to-end recipes.",
     "--leaky-hmm-coefficient",
-    type=float,
     default=1e-5,
-    help="Of the denominator, as in training; 0.1 in Kaldi's end-to-end recipes.",
 )
 
 
@@ -158,18 +158,15 @@ def _impossible(name: str, frames: int, resources: Resources) -> None:
 
 
 @command(nnet_output=str, num=str, den=GRAPH)
-@leaky_option
-@click.option(
-    "--deriv", type=Target(), help="Archive (ark:OUT) or npz file for the derivatives by NNET_OUTPUT."
-)
-@with_resources("bad_data", files=("deriv",))
 def objf(
     nnet_output: str,
     num: str,
     den: Fsa,
-    leaky_hmm_coefficient: float,
-    deriv: Path | None,
-    resources: Resources,
+    leaky_hmm_coefficient: float = leaky_option,
+    deriv: Path | None = option(
+        Target(), "Archive (ark:OUT) or npz file for the derivatives by NNET_OUTPUT."
+    ),
+    resources: Resources = with_resources("bad_data", files=("deriv",)),
 ) -> None:
     """Compute the LF-MMI objective of network outputs and graphs as they are, and its derivatives.
 
@@ -207,28 +204,22 @@ def objf(
 
 
 @command(graph=str, scores=str)
-@click.option(
-    "--begins",
-    type=click.Choice(["start", "anywhere"]),
-    default="start",
-    help="anywhere: as a denominator, by stationary probabilities, and it ends anywhere.",
-)
-@leaky_option
-@click.option(
-    "--best-path", "best", type=OUT, help="File for the pdfs of the best paths, a line for each utterance."
-)
-@click.option(
-    "--occupancy", type=Target(), help="Archive (ark:OUT) or npz file for the occupancies [frames, pdfs]."
-)
-@with_resources("bad_data", files=("occupancy", "best"))
 def sum(
     graph: str,
     scores: str,
-    begins: str,
-    leaky_hmm_coefficient: float,
-    best: Path | None,
-    occupancy: Path | None,
-    resources: Resources,
+    begins: str = option(
+        click.Choice(["start", "anywhere"]),
+        "anywhere: as a denominator, by stationary probabilities, and it ends anywhere.",
+        default="start",
+    ),
+    leaky_hmm_coefficient: float = leaky_option,
+    best: Path | None = option(
+        OUT, "File for the pdfs of the best paths, a line for each utterance.", "--best-path"
+    ),
+    occupancy: Path | None = option(
+        Target(), "Archive (ark:OUT) or npz file for the occupancies [frames, pdfs]."
+    ),
+    resources: Resources = with_resources("bad_data", files=("occupancy", "best")),
 ) -> None:
     """Add up the paths of graphs through matrices of scores: log Z, the best path, occupancies.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsachain.cli.config import Experiment, SupervisionConfig, config_option
 from fsachain.cli.graphs import normalization_option
 from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, many, track
+from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, many, option, track
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
@@ -183,34 +183,23 @@ def _chunks_of_alignment(
 
 
 @command(None, "supervise", data=DATA, model=FILE, out=OUT, lattices=many(str))
-@lang_option
-@normalizing_option
-@click.option("--phones", type=FILE, help="phones.txt of MODEL; without it its phones are those of --lang.")
-@click.option(
-    "--lm-scale",
-    type=click.FloatRange(min=0),
-    help="Factor on graph costs, for whole utterances (supervision.chunk_frames: null): 0.5 unless given.",
-)
-@click.option(
-    "--lattice-subsampling",
-    type=COUNT,
-    default=3,
-    help="Input frames per frame of the lattices: 3 for chain models, 1 for GMMs.",
-)
-@config_option
-@with_resources("cache", "workers", "jobs", "bad_data", "commands", beside=True)
 def supervise_by_lattices(
     data: DataDir,
     model: Path,
     out: Path,
     lattices: tuple[str, ...],
-    lang: Lang,
-    normalization: Fsa,
-    phones: Path | None,
-    lm_scale: float | None,
-    lattice_subsampling: int,
-    experiment: Experiment,
-    resources: Resources,
+    lang: Lang = lang_option,
+    normalization: Fsa = normalizing_option,
+    phones: Path | None = option(FILE, "phones.txt of MODEL; without it its phones are those of --lang."),
+    lm_scale: float | None = option(
+        click.FloatRange(min=0),
+        "Factor on graph costs, for whole utterances (supervision.chunk_frames: null): 0.5 unless given.",
+    ),
+    lattice_subsampling: int = option(
+        COUNT, "Input frames per frame of the lattices: 3 for chain models, 1 for GMMs.", default=3
+    ),
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("cache", "workers", "jobs", "bad_data", "commands", beside=True),
 ) -> None:
     """Make numerators of lattices, for audio without transcripts.
 
@@ -285,20 +274,15 @@ def _chunks_of_lattice(
 
 
 @command(data=DATA, alignment=FILE, out=OUT)
-@lang_option
-@click.option("--num-pdfs", type=COUNT, required=True, help="Leaves of the tree, at most.")
-@click.option("--min-frames", type=float, default=100.0, help="Of each side of a split.")
-@config_option
-@with_resources("cache", "workers", "bad_data", "commands")
 def tie_tree(
     data: DataDir,
     alignment: Path,
     out: Path,
-    lang: Lang,
-    num_pdfs: int,
-    min_frames: float,
-    experiment: Experiment,
-    resources: Resources,
+    lang: Lang = lang_option,
+    num_pdfs: int = option(COUNT, "Leaves of the tree, at most.", required=True),
+    min_frames: float = option(float, "Of each side of a split.", default=100.0),
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
 ) -> None:
     """Tie the left biphones of a language by the aligned frames of an end-to-end model.
 

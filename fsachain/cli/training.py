@@ -26,6 +26,7 @@ from fsachain.cli.options import (
     command,
     den_option,
     make_folder,
+    option,
     scheduler_option,
     track,
 )
@@ -55,47 +56,32 @@ NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
 @command(data=DATA, numerators=NUMERATORS, out=OUT)
-@lang_option
-@den_option
-@click.option("--dev", type=(DATA, NUMERATORS), help="Data set and numerators evaluated each epoch.")
-@click.option(
-    "--stream",
-    is_flag=True,
-    help="Keep no features in memory: --workers threads prepare utterances ahead of their use.",
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=0),
-    default=0,
-    help="With --stream: processes that prepare utterances in place of threads; compiling needs them.",
-)
-@click.option(
-    "--shards-at-once",
-    type=COUNT,
-    help="With --stream: mix the utterances of so many Shar shards or Kaldi archives, not of the whole corpus.",
-)
-@click.option("--num-epochs", type=COUNT, help="In place of train.num_epochs of the configuration.")
-@click.option(
-    "--bad-data", type=click.Choice(POLICIES), help="In place of train.bad_data of the configuration."
-)
-@scheduler_option
-@config_option
-@with_resources("cache", "workers", "commands")
 def train(
     data: Path,
     numerators: Path,
     out: Path,
-    lang: Lang,
-    den: Path,
-    dev: tuple[Path, Path] | None,
-    stream: bool,
-    jobs: int,
-    shards_at_once: int | None,
-    num_epochs: int | None,
-    bad_data: str | None,
-    scheduler: str | None,
-    experiment: Experiment,
-    resources: Resources,
+    lang: Lang = lang_option,
+    den: Path = den_option,
+    dev: tuple[Path, Path] | None = option(
+        (DATA, NUMERATORS), "Data set and numerators evaluated each epoch."
+    ),
+    stream: bool = option(
+        bool, "Keep no features in memory: --workers threads prepare utterances ahead of their use."
+    ),
+    jobs: int = option(
+        click.IntRange(min=0),
+        "With --stream: processes that prepare utterances in place of threads; compiling needs them.",
+        default=0,
+    ),
+    shards_at_once: int | None = option(
+        COUNT,
+        "With --stream: mix the utterances of so many Shar shards or Kaldi archives, not of the whole corpus.",
+    ),
+    num_epochs: int | None = option(COUNT, "In place of train.num_epochs of the configuration."),
+    bad_data: str | None = option(click.Choice(POLICIES), "In place of train.bad_data of the configuration."),
+    scheduler: str | None = scheduler_option,
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("cache", "workers", "commands"),
 ) -> None:
     """Train a network with LF-MMI; a run that was broken off continues where it stood.
 
@@ -112,9 +98,9 @@ def train(
     """
     (out / FAULTS_FILE).unlink(missing_ok=True)
     given = {"--jobs": jobs, "--shards-at-once": shards_at_once, "--scheduler": scheduler}
-    for option, value in given.items():
+    for name, value in given.items():
         if value and not stream:
-            raise click.UsageError(f"{option} goes with --stream")
+            raise click.UsageError(f"{name} goes with --stream")
     changed = {"num_epochs": num_epochs, "bad_data": bad_data}
     settings: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
     experiment = replace(experiment, train=replace(experiment.train, **settings))
@@ -290,32 +276,22 @@ def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Pa
 
 
 @command(data=DATA)
-@click.option(
-    "--lang",
-    type=LANG,
-    is_eager=True,
-    help="Folder made by `fsachain lang`: words and lengths are checked too.",
-)
-@click.option(
-    "--numerators", type=PATH, help="File or shards made for DATA: checksums and transcripts are compared."
-)
-@click.option("--out", type=OUT, help="File for all faults, one JSON object per line.")
-@click.option(
-    "--policy",
-    type=click.Choice(POLICIES[::-1]),
-    default="stop",
-    help="stop: status 1 if there is any fault. exclude: only if nothing is left to train on.",
-)
-@config_option
-@with_resources("cache", "workers", "commands")
 def validate(
     data: Path,
-    lang: Lang | None,
-    numerators: Path | None,
-    out: Path | None,
-    policy: str,
-    experiment: Experiment,
-    resources: Resources,
+    lang: Lang | None = option(
+        LANG, "Folder made by `fsachain lang`: words and lengths are checked too.", is_eager=True
+    ),
+    numerators: Path | None = option(
+        PATH, "File or shards made for DATA: checksums and transcripts are compared."
+    ),
+    out: Path | None = option(OUT, "File for all faults, one JSON object per line."),
+    policy: str = option(
+        click.Choice(POLICIES[::-1]),
+        "stop: status 1 if there is any fault. exclude: only if nothing is left to train on.",
+        default="stop",
+    ),
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("cache", "workers", "commands"),
 ) -> None:
     """List what is wrong with a data directory, before a training meets it.
 

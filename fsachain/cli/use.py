@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from fsachain.cli.decoding import DecodingGraphs, refined
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
-from fsachain.cli.options import FILE, OUT, coarse_option, command, fresh, make_folder, many, search_options
+from fsachain.cli.options import (
+    FILE,
+    OUT,
+    coarse_option,
+    command,
+    fresh,
+    make_folder,
+    many,
+    option,
+    search_options,
+)
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
@@ -77,23 +87,23 @@ def _with_progress(model: AcousticModel, recording: Recording, what: str) -> Ite
 
 
 @command(model=TRAINED, files=many(click.Path(dir_okay=False, path_type=Path)))
-@model_lang_option
 @search_options
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "text", "ctm", "json"]),
-    default="table",
-    help="For people; Kaldi's text; CTM with confidences; a line of JSON for each file.",
-)
-@click.option(
-    "--max-seconds",
-    type=click.FloatRange(min=1.0),
-    default=30.0,
-    help="Longer recordings are cut at pauses into pieces of at most so many seconds.",
-)
 def transcribe(
-    model: AcousticModel, files: tuple[Path, ...], lang: Lang, form: str, max_seconds: float, **search: Any
+    model: AcousticModel,
+    files: tuple[Path, ...],
+    lang: Lang = model_lang_option,
+    form: str = option(
+        click.Choice(["table", "text", "ctm", "json"]),
+        "For people; Kaldi's text; CTM with confidences; a line of JSON for each file.",
+        "--format",
+        default="table",
+    ),
+    max_seconds: float = option(
+        click.FloatRange(min=1.0),
+        "Longer recordings are cut at pauses into pieces of at most so many seconds.",
+        default=30.0,
+    ),
+    **search: Any,
 ) -> None:
     """Recognise recordings, and print their words with times and confidences.
 
@@ -181,40 +191,28 @@ def _utterance_name(path: Path) -> str:
 
 
 @command(model=TRAINED, recording=FILE, text=FILE, out=OUT)
-@model_lang_option
-@click.option("--textgrid", type=OUT, help="File for Praat.")
-@click.option(
-    "--window",
-    type=click.FloatRange(min=1.0),
-    default=40.0,
-    help="Seconds searched at once: memory and time grow with it.",
-)
-@click.option(
-    "--lookahead",
-    type=click.FloatRange(min=0.1),
-    default=12.0,
-    help="Seconds at the end of each window that are searched again in the next.",
-)
-@click.option(
-    "--filler-cost",
-    type=click.FloatRange(min=0.0),
-    default=0.7,  # well-spoken words lie 0.2 below the best scores, wrong ones 1 to 4
-    help="Of an output frame between words that is neither silence nor text; inf: there are none.",
-)
-@click.option("--tolerant", is_flag=True, help="Words may be skipped, said again or replaced.")
-@coarse_option
 def align_long(
     model: AcousticModel,
     recording: Path,
     text: Path,
     out: Path,
-    lang: Lang,
-    textgrid: Path | None,
-    window: float,
-    lookahead: float,
-    filler_cost: float,
-    tolerant: bool,
-    coarse: bool,
+    lang: Lang = model_lang_option,
+    textgrid: Path | None = option(OUT, "File for Praat."),
+    window: float = option(
+        click.FloatRange(min=1.0), "Seconds searched at once: memory and time grow with it.", default=40.0
+    ),
+    lookahead: float = option(
+        click.FloatRange(min=0.1),
+        "Seconds at the end of each window that are searched again in the next.",
+        default=12.0,
+    ),
+    filler_cost: float = option(
+        click.FloatRange(min=0.0),
+        "Of an output frame between words that is neither silence nor text; inf: there are none.",
+        default=0.7,  # well-spoken words lie 0.2 below the best scores, wrong ones 1 to 4
+    ),
+    tolerant: bool = option(bool, "Words may be skipped, said again or replaced."),
+    coarse: bool = coarse_option,
 ) -> None:
     """Find when each word of a long recording is said, in memory that does not grow with it.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fsachain.data.audio import seeded_generator
 from fsachain.data.dataset import Example
-from fsachain.errors import ConfigError
+from fsachain.errors import check_ranges
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,17 @@ class AugmentConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ("time_masks", "time_mask_frames", "frequency_masks", "frequency_mask_bins", "frame_shift")
-        for name in counts:
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
-        if not 0.0 <= self.time_mask_fraction <= 1.0:
-            raise ConfigError(f"time_mask_fraction is {self.time_mask_fraction}; expected 0 to 1")
-        if not 0.0 <= self.frequency_warp < 0.5:
-            raise ConfigError(f"frequency_warp is {self.frequency_warp}; expected 0 to less than 0.5")
+        count = "[0, inf)"
+        check_ranges(
+            self,
+            time_masks=count,
+            time_mask_frames=count,
+            time_mask_fraction="[0, 1]",
+            frequency_masks=count,
+            frequency_mask_bins=count,
+            frequency_warp="[0, 0.5)",
+            frame_shift=count,
+        )
 
 
 def augment(example: Example, config: AugmentConfig, epoch: int, view: int = 0) -> Example:

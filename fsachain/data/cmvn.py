@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.errors import ConfigError, DataError, ShapeError, check_ranges
 
 SCOPES = ("none", "global", "speaker", "utterance")
 MOMENTS = ("mean", "mean-variance")
@@ -34,9 +34,7 @@ class CmvnConfig:
     moments: str = "mean-variance"
 
     def __post_init__(self) -> None:
-        for name, choices in (("scope", SCOPES), ("moments", MOMENTS)):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(choices)}")
+        check_ranges(self, scope=SCOPES, moments=MOMENTS)
 
 
 @dataclass(frozen=True)

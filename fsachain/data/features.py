@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fsachain.data.audio import Perturbation, audio_identity, count_samples, read_audio, recorded_rate
 from fsachain.data.cuts import cut_features
 from fsachain.data.utterance import Cut, Fault, Utterance, UtteranceError
-from fsachain.errors import ConfigError, DataError, require
+from fsachain.errors import ConfigError, DataError, check_ranges, require
 from fsachain.files import read_npz, remove_partials, replacing
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_matrix, read_num_rows
@@ -75,19 +75,20 @@ class FeatureConfig:
     dither: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("fbank", "mfcc", "archive"):
-            raise ConfigError(f"kind is {self.kind!r}; expected 'fbank', 'mfcc' or 'archive'")
+        positive, count = "(0, inf)", "[0, inf)"
+        check_ranges(
+            self,
+            kind=("fbank", "mfcc", "archive"),
+            frame_length_ms=positive,
+            frame_shift_ms=positive,
+            sample_rate=count,
+            num_mel_bins=count,
+        )
         if (self.kind == "archive") != (self.num_columns > 0):
             raise ConfigError(
                 f"num_columns is {self.num_columns} and kind {self.kind!r}; expected a positive number for "
                 "'archive', 0 for others"
             )
-        for name in ("frame_length_ms", "frame_shift_ms"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number")
-        for name in ("sample_rate", "num_mel_bins"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number, or 0")
         most = self.num_mel_bins or self.num_ceps
         if self.kind == "mfcc" and not 0 < self.num_ceps <= most:
             raise ConfigError(f"num_ceps is {self.num_ceps}; expected 1 to num_mel_bins = {most}")

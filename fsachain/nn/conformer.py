@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, check_ranges
 from fsachain.nn.layers import MaskedBatchNorm
 from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input, subsampled
 
@@ -246,13 +246,23 @@ class ConformerConfig:
     xent: str = "none"
 
     def __post_init__(self) -> None:
-        layers = ("num_layers", "num_heads", "feed_forward", "kernel", "channels", "filters")
-        for name in ("chunk", "left_chunks", *layers, "num_features", "num_pdfs"):
-            minimum = 0 if name in ("chunk", "left_chunks") else 1
-            if getattr(self, name) < minimum:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least {minimum}")
-        if self.num_layers > MAX_LAYERS:
-            raise ConfigError(f"num_layers is {self.num_layers}; expected at most {MAX_LAYERS}")
+        positive, count = "[1, inf)", "[0, inf)"
+        check_ranges(
+            self,
+            num_features=positive,
+            num_pdfs=positive,
+            channels=positive,
+            num_layers=f"[1, {MAX_LAYERS}]",
+            num_heads=positive,
+            feed_forward=positive,
+            kernel=positive,
+            norm=("layer", "batch"),
+            filters=positive,
+            chunk=count,
+            left_chunks=count,
+            dropout="[0, 1)",
+            xent=("none", "branch"),
+        )
         if self.channels % (2 * self.num_heads):
             raise ConfigError(
                 f"channels is {self.channels}; expected a multiple of {2 * self.num_heads}, twice num_heads"
@@ -263,11 +273,6 @@ class ConformerConfig:
             raise ConfigError(
                 f"subsampling is {self.subsampling}; expected one of {', '.join(map(str, STRIDES))}"
             )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout is {self.dropout}; expected 0 or more and less than 1")
-        for name, known in (("norm", ("layer", "batch")), ("xent", ("none", "branch"))):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {known[0]!r} or {known[1]!r}")
 
 
 class Conformer(ConfiguredNetwork[ConformerConfig]):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, check_ranges
 from fsachain.nn.layers import Head, InputLayer, TimeConstantDropout, TimeDelayLayer
 from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input
 
@@ -62,32 +62,32 @@ class TdnnfConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "time_strides", tuple(self.time_strides))  # a list when it comes from YAML
-        for name in ("num_features", "num_pdfs", "channels", "subsampling", "input_kernel"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
-        for name in ("bottleneck", "prefinal", "bypass", "dropout"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
-        if self.dropout_kind not in ("frame", "utterance") or self.dropout >= 1.0:
-            raise ConfigError(
-                f"dropout is {self.dropout}, kind {self.dropout_kind!r}; expected < 1, 'frame' or 'utterance'"
-            )
+        positive, count = "[1, inf)", "[0, inf)"
+        check_ranges(
+            self,
+            num_features=positive,
+            num_pdfs=positive,
+            channels=positive,
+            subsampling=positive,
+            input_kernel=positive,
+            bottleneck=count,
+            prefinal=count,
+            bypass=count,
+            dropout="[0, 1)",
+            dropout_kind=("frame", "utterance"),
+            subsampling_layer=f"[0, {len(self.time_strides)}]",
+            xent=("none", "branch"),
+        )
         if len(self.time_strides) > MAX_LAYERS:
             raise ConfigError(
                 f"time_strides has {len(self.time_strides)} layers; expected at most {MAX_LAYERS}"
             )
         if any(stride < 0 for stride in self.time_strides):
             raise ConfigError(f"time_strides is {self.time_strides}; expected numbers of 0 or more")
-        if not 0 <= self.subsampling_layer <= len(self.time_strides):
-            raise ConfigError(
-                f"subsampling_layer is {self.subsampling_layer}; there are {len(self.time_strides)} layers"
-            )
         if self.input_kernel < self.subsampling and self.subsampling_layer == 0:
             raise ConfigError(
                 f"input_kernel is {self.input_kernel}; it skips frames when subsampling by {self.subsampling}"
             )
-        if self.xent not in ("none", "branch"):
-            raise ConfigError(f"xent is {self.xent!r}; expected 'none' or 'branch'")
 
     @property
     def context(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsachain.errors import ConfigError, require
+from fsachain.errors import ConfigError, check_ranges, require
 from fsachain.train.schedule import Schedule, ScheduleConfig, Scheduled, scheduled, values_of
 
 OPTIMIZERS = ("adam", "adamw", "nadam", "radam", "adamax", "sgd")
@@ -58,14 +58,15 @@ class OptimizerConfig:
     freeze_epochs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
-            raise ConfigError(f"optimizer name: {self.name!r} is not one of {', '.join(OPTIMIZERS)}")
-        if self.decayed not in DECAYED:
-            raise ConfigError(f"decayed: {self.decayed!r} is not one of {', '.join(DECAYED)}")
-        for name in ("max_grad_norm", "max_change", "max_change_per_component"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name}: {value!r} is not positive")
+        norm = "(0, inf]"
+        check_ranges(
+            self,
+            name=OPTIMIZERS,
+            decayed=DECAYED,
+            max_grad_norm=norm,
+            max_change=norm,
+            max_change_per_component=norm,
+        )
         for name in ("factors", "freeze_epochs"):
             for prefix, value in getattr(self, name).items():
                 if not 0.0 <= value < math.inf:
@@ -133,35 +134,30 @@ class TrainConfig:
     process_timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("num_epochs", "batch_size", "average_last", "keep_checkpoints", "max_bad_batches"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a positive number")
-        for name in ("orthonormal_every", "batch_norm_batches", "checkpoint_every", "micro_batch"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is negative")
-        if self.batch_frames is not None and self.batch_frames < 1:
-            raise ConfigError(f"batch_frames: {self.batch_frames!r} is not a positive number")
-        if not 0 < self.process_timeout < math.inf:
-            raise ConfigError(
-                f"process_timeout: {self.process_timeout!r} is not a positive number of seconds"
-            )
-        for name, known in (
-            ("bad_data", BAD_DATA),
-            ("combine", COMBINE),
-            ("combine_on", COMBINE_ON),
-            ("precision", PRECISIONS),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(known)}")
-        self._check_averages()
+        positive, count = "[1, inf)", "[0, inf)"
+        check_ranges(
+            self,
+            num_epochs=positive,
+            batch_size=positive,
+            batch_frames=positive,
+            average_last=positive,
+            keep_checkpoints=positive,
+            max_bad_batches=positive,
+            micro_batch=count,
+            orthonormal_every=count,
+            batch_norm_batches=count,
+            checkpoint_every=count,
+            ema="[0, 1)",
+            process_timeout="(0, inf)",
+            precision=PRECISIONS,
+            combine=COMBINE,
+            combine_on=COMBINE_ON,
+            bad_data=BAD_DATA,
+        )
         if self.dropout_schedule is not None:
             for value in values_of(self.dropout_schedule):
                 if not 0.0 <= value < 1.0:
                     raise ConfigError(f"dropout_schedule: {value!r} is not in [0, 1)")
-
-    def _check_averages(self) -> None:
-        if not 0.0 <= self.ema < 1.0:
-            raise ConfigError(f"ema: {self.ema!r} is not in [0, 1)")
         if self.combine == "ema" and not self.ema:
             raise ConfigError('combine: "ema" needs a decay, train.ema, that is not 0; 0.999, say')
         if self.ema and self.combine not in ("ema", "best-average"):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, check_ranges
 
 DECAYS = ("constant", "linear", "exponential", "cosine", "one-cycle")
 
@@ -42,14 +42,8 @@ class ScheduleConfig:
     decay: str = "one-cycle"
 
     def __post_init__(self) -> None:
-        if self.decay not in DECAYS:
-            raise ConfigError(f"decay: {self.decay!r} is not one of {', '.join(DECAYS)}")
-        if not 0.0 <= self.warmup < 1.0:
-            raise ConfigError(f"warmup: {self.warmup!r} is not in [0, 1); it is a part of all steps")
-        for name in ("peak", "start", "final"):
-            value = getattr(self, name)
-            if not 0.0 <= value < math.inf or (name == "peak" and value == 0.0):
-                raise ConfigError(f"{name}: {value!r} is not a learning rate")
+        rate = "[0, inf)"
+        check_ranges(self, decay=DECAYS, warmup="[0, 1)", peak="(0, inf)", start=rate, final=rate)
         if self.decay == "exponential" and self.final == 0.0:
             raise ConfigError("final: exponential decay never reaches 0; give a small positive rate")
 
