@@ -9,6 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -207,16 +208,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") 
     return told
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in dataclasses.asdict(config).items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Schedule):
-        return str(value)
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+def to_dict(config: Any) -> Any:
+    """A dataclass as a plain table, which `from_dict` reads."""
+    if isinstance(config, Schedule):
+        return str(config)
+    if dataclasses.is_dataclass(config):
+        return {one.name: to_dict(getattr(config, one.name)) for one in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {name: to_dict(inner) for name, inner in config.items()}
+    return list(config) if isinstance(config, tuple) else config
 
 
 def _convert(hint: Any, value: Any, place: str) -> Any:
@@ -246,7 +246,8 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
             raise ConfigError(f"{place}: expected a table, got {value!r}")
         return {str(name): _convert(arguments[1], item, f"{place}.{name}") for name, item in value.items()}
     if hint is float and isinstance(value, str):
-        value = _float_text(value)
+        with suppress(ValueError):  # YAML 1.1 reads `1e-3`, which has no decimal point, as text
+            value = float(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and (
@@ -254,14 +255,6 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
     ):
         raise ConfigError(f"{place}: expected {hint.__name__}, got {value!r}")
     return value
-
-
-def _float_text(value: str) -> float | str:
-    """YAML 1.1 reads `1e-3`, which has no decimal point, as text."""
-    try:
-        return float(value)
-    except ValueError:
-        return value
 
 
 # Limits of a YAML file, so that none can hang or fill the machine.
@@ -284,7 +277,6 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: more than {MAX_BYTES} bytes; expected a table of options")
         text = content.decode("utf-8")
         _refuse_bombs(yaml, text, path)
-        _refuse_repeated_keys(yaml, yaml.compose(text, Loader=yaml.SafeLoader), path)
         table = yaml.safe_load(text)
     except ConfigError:
         raise
@@ -303,34 +295,25 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
 
 def _refuse_bombs(yaml: Any, text: str, path: str | Path) -> None:
     """Checks the stream of parser events, before any object is built."""
-    depth = 0
+    # Of each open collection the keys so far, None in a list; and whether a value comes next.
+    around: list[tuple[set[str] | None, bool]] = []
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
-        if number > MAX_VALUES:
-            line = event.start_mark.line + 1
-            raise ConfigError(f"{path}:{line}: more than {MAX_VALUES} values; expected a table of options")
+        wrong = f"more than {MAX_VALUES} values; expected a table of options" if number > MAX_VALUES else ""
         if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1
-            raise ConfigError(f"{path}:{line}: the alias *{event.anchor}; expected plain values, written out")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
+            wrong = wrong or f"the alias *{event.anchor}; expected plain values, written out"
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            raise ConfigError(
-                f"{path}:{event.start_mark.line + 1}: nested deeper than {MAX_DEPTH}; expected a table of options"
-            )
-
-
-def _refuse_repeated_keys(yaml: Any, node: Any, path: str | Path) -> None:
-    """PyYAML silently keeps the last of two equal keys."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise ConfigError(f"{path}:{key.start_mark.line + 1}: the key {key.value!r} occurs twice")
-                seen.add(key.value)
-            _refuse_repeated_keys(yaml, value, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_repeated_keys(yaml, value, path)
+            around.pop()
+        elif isinstance(event, yaml.NodeEvent):
+            if around:
+                keys, is_value = around[-1]
+                if keys is not None and not is_value and isinstance(event, yaml.ScalarEvent):
+                    if event.value in keys:  # PyYAML silently keeps the last
+                        wrong = wrong or f"the key {event.value!r} occurs twice"
+                    keys.add(event.value)
+                around[-1] = keys, not is_value
+            if isinstance(event, yaml.CollectionStartEvent):
+                around.append((set() if isinstance(event, yaml.MappingStartEvent) else None, False))
+            if len(around) > MAX_DEPTH:
+                wrong = wrong or f"nested deeper than {MAX_DEPTH}; expected a table of options"
+        if wrong:
+            raise ConfigError(f"{path}:{event.start_mark.line + 1}: {wrong}")

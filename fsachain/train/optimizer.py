@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -187,7 +187,7 @@ class Schedules:
 class MaxChange:
     """Scales the step that is taken within its `with` block, whatever takes it.
 
-        with limit:
+        with limit():
             optimizer.step()
 
     As in Kaldi's neural-network training, with Euclidean norms:
@@ -232,27 +232,21 @@ class MaxChange:
         self._copies: dict[nn.Parameter, torch.Tensor] = {}
         self._moving: list[tuple[int, nn.Parameter]] = []
 
-    @property
-    def active(self) -> bool:
-        """Whether there is a limit at all; without one the block costs nothing."""
-        return min(self.per_component, self.total) < math.inf
-
-    def __enter__(self) -> MaxChange:
-        if self.active:
-            self._moving = [entry for entry in self._components if entry[1].grad is not None]
-            for _, parameter in self._moving:
-                if parameter not in self._copies:
-                    self._copies[parameter] = torch.empty_like(parameter, requires_grad=False)
-            if self._moving:
-                with torch.no_grad():
-                    torch._foreach_copy_(self._before(), [parameter for _, parameter in self._moving])
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.active and kind is None:
-            self._scale()
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Without a limit the block costs nothing."""
+        if min(self.per_component, self.total) == math.inf:
+            yield
+            return
+        self._moving = [entry for entry in self._components if entry[1].grad is not None]
+        for _, parameter in self._moving:
+            if parameter not in self._copies:
+                self._copies[parameter] = torch.empty_like(parameter, requires_grad=False)
+        if self._moving:
+            with torch.no_grad():
+                torch._foreach_copy_(self._before(), [parameter for _, parameter in self._moving])
+        yield
+        self._scale()
 
     def _before(self) -> list[torch.Tensor]:
         return [self._copies[parameter] for _, parameter in self._moving]

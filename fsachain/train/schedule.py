@@ -13,7 +13,6 @@ linearly over the warm-up, reaches `peak`, and falls to `final` at the last step
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -79,6 +78,7 @@ def _half_cosine(x: float) -> float:
 FORMS = 'a number, text such as "0,0@0.20,0.5@0.50,0" (value@progress), or pairs [value, progress]'
 
 
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """A piecewise linear function of training progress, which is 0 at the first step and 1 at the last.
 
@@ -89,28 +89,27 @@ class Schedule:
     The first value is at 0, the last at 1, and one between them without a place at 0.5. A list of pairs [value, progress]
     says the same. Two values at one progress are a jump: the second holds from there on.
 
-    Args:
+    Attributes:
         points: (value, progress) pairs; progress does not fall, begins with 0 and ends with 1.
-        where: name of the option, for messages.
     """
 
-    __slots__ = ("points",)
     points: tuple[tuple[float, float], ...]
 
-    def __init__(self, points: Sequence[tuple[float, float]], where: str = "schedule") -> None:
-        self.points = tuple((float(value), float(progress)) for value, progress in points)
-        for value, progress in self.points:
+    def __post_init__(self) -> None:
+        points = tuple((float(value), float(progress)) for value, progress in self.points)
+        object.__setattr__(self, "points", points)
+        for value, progress in points:
             if not math.isfinite(value):
-                raise ConfigError(f"{where}: {value} at progress {progress} is not a finite number")
-        places = [progress for _, progress in self.points]
+                raise ConfigError(f"{value} at progress {progress} is not a finite number")
+        places = [progress for _, progress in points]
         if not places or places[0] != 0.0 or places[-1] != 1.0:
             raise ConfigError(
-                f"{where}: the progress of its points is {places}; expected [value, progress] from progress 0 to 1"
+                f"the progress of its points is {places}; expected [value, progress] from progress 0 to 1"
             )
         for before, after in pairwise(places):
             if not after >= before:
                 raise ConfigError(
-                    f"{where}: progress {after} comes after {before}; expected progress that does not fall"
+                    f"progress {after} comes after {before}; expected progress that does not fall"
                 )
 
     @classmethod
@@ -118,13 +117,21 @@ class Schedule:
         """The schedule in an option's value: a number, text or pairs."""
         if isinstance(value, Schedule):
             return value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return cls([(value, 0.0), (value, 1.0)], where)
-        if isinstance(value, str):
-            return cls(_points_of_text(value, where), where)
-        if isinstance(value, list | tuple) and value:
-            return cls([_pair(item, where) for item in value], where)
-        raise ConfigError(f"{where}: {value!r} is no schedule; expected {FORMS}")
+        try:
+            if isinstance(value, str):
+                points = _points_of_text(value)
+            elif isinstance(value, list | tuple) and value:
+                points = [(float(one), float(progress)) for one, progress in value]
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                points = [(float(value), 0.0), (float(value), 1.0)]
+            else:
+                raise ValueError("another type")
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: {value!r} is no schedule ({error}); expected {FORMS}") from error
+        try:
+            return cls(tuple(points))
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -150,14 +157,7 @@ class Schedule:
         """Text from which `parse` makes the same schedule."""
         return ",".join(f"{value!r}@{progress!r}" for value, progress in self.points)
 
-    def __repr__(self) -> str:
-        return f"Schedule.parse({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schedule) and self.points == other.points
-
-    def __hash__(self) -> int:
-        return hash(self.points)
+    __repr__ = __str__
 
 
 Scheduled = float | Schedule
@@ -180,29 +180,12 @@ def value_at(value: Scheduled, progress: float) -> float:
     return value.at(progress) if isinstance(value, Schedule) else float(value)
 
 
-def _points_of_text(text: str, where: str) -> list[tuple[float, float]]:
-    parts = text.split(",")
-    points = []
-    for index, part in enumerate(parts):
-        value, at, progress = part.partition("@")
-        between = "1" if index == len(parts) - 1 else "0.5"
-        place = progress if at else ("0" if index == 0 else between)
-        points.append((_number(value, text, where), _number(place, text, where)))
-    # A single value stands at both ends.
-    return [*points, (points[0][0], 1.0)] if len(parts) == 1 and "@" not in text else points
-
-
-def _number(part: str, text: str, where: str) -> float:
-    try:
-        return float(part)
-    except ValueError:
-        raise ConfigError(f"{where}: {part.strip()!r} in {text!r} is no number; expected {FORMS}") from None
-
-
-def _pair(item: Any, where: str) -> tuple[float, float]:
-    if not isinstance(item, list | tuple) or len(item) != 2:
-        raise ConfigError(f"{where}: {item!r} is no pair [value, progress]")
-    try:
-        return float(item[0]), float(item[1])
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where}: {item!r} is no pair [value, progress] of numbers") from None
+def _points_of_text(text: str) -> list[tuple[float, float]]:
+    parts = [part.partition("@") for part in text.split(",")]
+    if len(parts) == 1 and "@" not in text:  # stands at both ends
+        parts *= 2
+    places = ["0", *["0.5"] * (len(parts) - 2), "1"]
+    return [
+        (float(value), float(at if mark else place))
+        for (value, mark, at), place in zip(parts, places, strict=False)
+    ]

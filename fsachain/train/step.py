@@ -370,7 +370,7 @@ class Stepper:
         sums.add_numbers(found.sums.numbers())
         sums.excluded += names
         sums.add_norm(norm)
-        with self.limit:
+        with self.limit():
             self.optimizer.step()
         self.passes.pooling.average_running(passed=bool(parts))
         return outcome
