@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fsachain.errors import ConfigError, check_ranges
 from fsachain.nn.layers import MaskedBatchNorm
-from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input, subsampled
+from fsachain.nn.network import ConfiguredNetwork, frames_below, subsampled
 
 # Activations are [N, T, C]. `real` [N, T] is True on frames of an utterance, False on padding. As in `layers`, blocks
 # that get zeros on padding return zeros on padding, and no real frame sees padding, so that results do not depend on the
@@ -80,11 +80,6 @@ class ConvSubsampling(nn.Module):
 def _kernel(stride: int) -> int:
     """Kernel size over time: neighbouring outputs overlap whatever the stride."""
     return 5 if stride == 3 else 3
-
-
-def frames_below(lengths: Tensor, num_frames: int) -> Tensor:
-    """[N, num_frames], True on the first lengths[n] frames."""
-    return torch.arange(num_frames, device=lengths.device)[None] < lengths[:, None]
 
 
 def visible(real: Tensor, chunk: int, left_chunks: int) -> Tensor:
@@ -327,42 +322,11 @@ class Conformer(ConfiguredNetwork[ConformerConfig]):
             frame = (frame // self.config.chunk - self.config.left_chunks) * self.config.chunk
         return frame
 
-    def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
-        """Score a batch.
-
-        Args:
-            features: float [N, T, F]; what frames at and past lengths[n] hold has no influence.
-            lengths: int64 [N], 0 <= lengths[n] <= T, on the host or the features' device.
-
-        Raises:
-            ShapeError: features or lengths do not fit the configuration or each other.
-        """
-        lengths = check_input(features, lengths, self.config.num_features)
-        counts = lengths.to(features.device)
-        padding = torch.arange(features.shape[1], device=features.device)[None] >= counts[:, None]
-        hidden = self.hidden(features.masked_fill(padding[:, :, None], 0.0), counts)
-        xent = None
-        if self.xent_head is not None and self.training:
-            xent = F.log_softmax(self.xent_head(hidden), dim=-1)
-        return NetworkOutput(self.chain_head(hidden), self.output_lengths(lengths), xent)
-
-    def scores(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """`nnet_output` without a check or a decision that depends on data; see `Network`.
-
-        Args:
-            features: float [N, T, F], finite and 0 on padding.
-            lengths: int64 [N] on the features' device.
-        """
-        return cast(Tensor, self.chain_head(self.hidden(features, lengths)))
-
-    def hidden(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """The blocks without the heads: activations [N, T', C], 0 on padding; arguments as of `scores`."""
-        step = self.subsampling
-        outputs = (features.shape[1] + step - 1) // step
-        padded = F.pad(features, (0, 0, 0, step - 1))[:, : outputs * step]
-        x, real = self.thinning(padded, lengths)
+    def hidden(self, features: Tensor, lengths: Tensor, *, padded: bool = True) -> tuple[Tensor]:
+        """Activations [N, T', C], 0 on padding; arguments as of `scores`."""
+        x, real = self.thinning(self.whole_steps(features), lengths)
         mask = visible(real, self.config.chunk, self.config.left_chunks)
         angles = rotation(x.shape[1], self.config.channels // self.config.num_heads, x.device)
         for layer in self.layers:
             x = layer(x, real, mask, angles)
-        return x
+        return (x,)

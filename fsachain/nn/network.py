@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fsachain.brief import brief
 from fsachain.errors import DataError, ShapeError
@@ -79,7 +80,10 @@ Config = TypeVar("Config", bound=Sizes)
 
 
 class ConfiguredNetwork(nn.Module, Generic[Config]):
-    """The members of a `Network` that follow from its configuration."""
+    """The members of a `Network` that follow from its configuration and from `hidden`, what a network of ours defines."""
+
+    chain_head: nn.Module
+    xent_head: nn.Module | None
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -108,6 +112,52 @@ class ConfiguredNetwork(nn.Module, Generic[Config]):
     def output_lengths(self, lengths: Tensor) -> Tensor:
         """Output frames for so many input frames: ceil(T / subsampling), int64."""
         return subsampled(lengths, self.subsampling)
+
+    def hidden(self, features: Tensor, lengths: Tensor, *, padded: bool = True) -> tuple[Tensor | None, ...]:
+        """All but the heads: what these are called with; arguments as of `scores`, `padded`: lengths[n] < T for some n."""
+        raise NotImplementedError
+
+    def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
+        """Score a batch.
+
+        Args:
+            features: float [N, T, F]; what frames at and past lengths[n] hold has no influence.
+            lengths: int64 [N], 0 <= lengths[n] <= T, on the host or the features' device.
+
+        Raises:
+            ShapeError: features or lengths do not fit the configuration or each other.
+        """
+        lengths = check_input(features, lengths, self.num_features)
+        counts = lengths.to(features.device)
+        padded = bool((lengths < features.shape[1]).any())
+        if padded:
+            real = frames_below(counts, features.shape[1])
+            features = features.masked_fill(~real[:, :, None], 0.0)  # NaN included
+        hidden = self.hidden(features, counts, padded=padded)
+        xent = None
+        if self.xent_head is not None and self.training:
+            xent = F.log_softmax(self.xent_head(*hidden), dim=-1)
+        return NetworkOutput(self.chain_head(*hidden), self.output_lengths(lengths), xent)
+
+    def scores(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """`nnet_output` in evaluation, without a check or a decision that depends on data; see `Network`.
+
+        Args:
+            features: float [N, T, F], finite and 0 on padding.
+            lengths: int64 [N] on the features' device.
+        """
+        return cast(Tensor, self.chain_head(*self.hidden(features, lengths)))
+
+    def whole_steps(self, features: Tensor) -> Tensor:
+        """Features [N, T, F] with zeros behind, so that T is a multiple of the subsampling."""
+        step = self.subsampling
+        outputs = (features.shape[1] + step - 1) // step
+        return F.pad(features, (0, 0, 0, step - 1))[:, : outputs * step]
+
+
+def frames_below(lengths: Tensor, num_frames: int) -> Tensor:
+    """[N, num_frames], True on the first lengths[n] frames."""
+    return torch.arange(num_frames, device=lengths.device)[None] < lengths[:, None]
 
 
 def check_input(features: Tensor, lengths: Tensor, num_features: int) -> Tensor:

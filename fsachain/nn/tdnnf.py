@@ -11,15 +11,13 @@ the padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fsachain.errors import ConfigError, check_ranges
 from fsachain.nn.layers import Head, InputLayer, TimeConstantDropout, TimeDelayLayer
-from fsachain.nn.network import ConfiguredNetwork, NetworkOutput, check_input
+from fsachain.nn.network import ConfiguredNetwork, frames_below
 
 MAX_LAYERS = 1000  # so that no file can ask for a million
 
@@ -143,62 +141,17 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
         """As `TdnnfConfig.context`."""
         return self.config.context
 
-    def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
-        """Score a batch.
-
-        Args:
-            features: float [N, T, F]; what frames at and past lengths[n] hold has no influence.
-            lengths: int64 [N], 0 <= lengths[n] <= T, on the host or the features' device.
-
-        Raises:
-            ShapeError: features or lengths do not fit the configuration or each other.
-        """
-        lengths = check_input(features, lengths, self.config.num_features)
-        outputs = -(-features.shape[1] // self.subsampling)
-        frames = outputs * self.subsampling
-        # Masks [N, 1, T] of real frames before and after subsampling; None where no utterance is padded.
-        full, thinned = (
-            None
-            if bool((limits == count).all())
-            else (torch.arange(count) < limits[:, None])[:, None].to(features.device, torch.float32)
-            for count, limits in ((frames, lengths), (outputs, self.output_lengths(lengths)))
-        )
-        if frames > features.shape[1]:
-            features = F.pad(features, (0, 0, 0, frames - features.shape[1]))
-        if full is not None:
-            features = features.masked_fill(full.transpose(1, 2) == 0, 0.0)  # NaN included
-        x, mask = self.hidden(features, full, thinned)
-        xent = None
-        if self.xent_head is not None and self.training:
-            xent = F.log_softmax(self.xent_head(x, mask), dim=-1)
-        return NetworkOutput(self.chain_head(x, mask), self.output_lengths(lengths), xent)
-
-    def scores(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """`nnet_output` in evaluation, without a check or a decision that depends on data; see `Network`.
-
-        Args:
-            features: float [N, T, F], finite and 0 on padding.
-            lengths: int64 [N] on the features' device.
-        """
-        step = self.subsampling
-        outputs = (features.shape[1] + step - 1) // step
-        frames = torch.arange(outputs * step, device=features.device)
-        full, thinned = (
-            (frames[:count] < limit[:, None])[:, None].to(features.dtype)
-            for count, limit in ((outputs * step, lengths), (outputs, self.output_lengths(lengths)))
-        )
-        padded = F.pad(features, (0, 0, 0, step - 1))[:, : outputs * step]
-        return cast(Tensor, self.chain_head(*self.hidden(padded, full, thinned)))
-
     def hidden(
-        self, features: Tensor, full: Tensor | None, thinned: Tensor | None
+        self, features: Tensor, lengths: Tensor, *, padded: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """The layers without the heads: activations [N, C, T / s] and `thinned`.
-
-        features: [N, T, F], T a multiple of the subsampling s, 0 on padding. `full` is the mask [N, 1, T] of real frames,
-        `thinned` that of output frames, [N, 1, T / s]; both None where no utterance is padded.
-        """
-        x = features.transpose(1, 2)
+        """Activations [N, C, T'] and the mask [N, 1, T'] of output frames, None where no utterance is padded."""
+        x = self.whole_steps(features).transpose(1, 2)
+        full = thinned = None  # of real frames before and after subsampling
+        if padded or x.shape[2] > features.shape[1]:
+            full = frames_below(lengths, x.shape[2])[:, None].to(torch.float32)
+        if padded:
+            outputs = self.output_lengths(lengths)
+            thinned = frames_below(outputs, x.shape[2] // self.subsampling)[:, None].to(torch.float32)
         mask = thinned if self.config.subsampling_layer == 0 else full
         x = self.input_layer(x, mask)
         for i, layer in enumerate(self.layers, start=1):

@@ -302,6 +302,7 @@ def process_seed(seed: int, step: int, rank: int) -> int:
     return int(seeded_generator(seed, step, f"process {rank}").integers(2**63))
 
 
+@dataclass
 class Checkpoints:
     """The checkpoints of one training: written, thinned out, taken up again.
 
@@ -309,40 +310,31 @@ class Checkpoints:
     `final` are those whose models make the final model, oldest first.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        config: TrainConfig,
-        identity: Identity,
-        *,
-        world: World,
-        precision: Precision,
-        ema: ParameterEma | None = None,
-    ) -> None:
-        self._folder = folder
-        self._model = model
-        self._optimizer = optimizer
-        self._config = config
-        self._identity = identity
-        self._world = world
-        self._precision = precision
-        self._ema = ema
-        self._device = next(model.parameters()).device
-        first = max(1, config.num_epochs - config.average_last + 1)
-        self.final = [epoch_end(folder, epoch) for epoch in range(first, config.num_epochs + 1)]
+    folder: Path
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    config: TrainConfig
+    identity: Identity
+    world: World
+    precision: Precision
+    ema: ParameterEma | None = None
+
+    def __post_init__(self) -> None:
+        self._device = next(self.model.parameters()).device
+        last = self.config.num_epochs
+        first = max(1, last - self.config.average_last + 1)
+        self.final = [epoch_end(self.folder, epoch) for epoch in range(first, last + 1)]
 
     def save(self, state: TrainState) -> None:
         own = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             own["cuda"] = torch.cuda.get_rng_state(self._device)
-        random = self._world.gather(own)
-        if self._world.is_first:
+        random = self.world.gather(own)
+        if self.world.is_first:
             facts = {
-                "processes": self._world.size,
-                "precision": [self._precision.factor, self._precision.good_steps],
-                "identity": self._identity.facts,
+                "processes": self.world.size,
+                "precision": [self.precision.factor, self.precision.good_steps],
+                "identity": self.identity.facts,
                 "bad_in_a_row": state.bad_in_a_row,
                 "sums": state.sums.to_dict(),
                 "epochs": state.epochs,
@@ -353,13 +345,13 @@ class Checkpoints:
                 for rank, states in enumerate(random)
                 for name, value in states.items()
             }
-            model, moments = self._model.state_dict(), self._optimizer.state_dict()
-            ema = {} if self._ema is None else self._ema.state()
+            model, moments = self.model.state_dict(), self.optimizer.state_dict()
+            ema = {} if self.ema is None else self.ema.state()
             Checkpoint(state.epoch, state.batch, state.step, model, moments, rng, facts, ema).save(
-                self._folder
+                self.folder
             )
             self._prune(state)
-        self._world.wait("the first process to write a checkpoint")
+        self.world.wait("the first process to write a checkpoint")
 
     def resume(self, log: JsonLinesLog | None, tell: Callable[[str], None]) -> TrainState | None:
         """Restore the newest checkpoint from which the final model can be reached; None if there is none.
@@ -373,23 +365,23 @@ class Checkpoints:
             checkpoint, state = self._read(log, tell)
             if checkpoint is not None:
                 found = (state, checkpoint.optimizer, checkpoint.rng, checkpoint.state)
-        found = self._world.from_first(found)
+        found = self.world.from_first(found)
         if found is None:
             return None
         state, moments, random, facts = found
-        if not self._world.is_first:
-            self._optimizer.load_state_dict(moments)
-        averages = {} if self._ema is None else self._ema.state()
+        if not self.world.is_first:
+            self.optimizer.load_state_dict(moments)
+        averages = {} if self.ema is None else self.ema.state()
         named = {f"the moving average of {name}": value for name, value in averages.items()}
-        self._world.copy_first({**self._model.state_dict(), **named})
-        self._precision.factor, self._precision.good_steps = facts.get("precision", [1.0, 0])
+        self.world.copy_first({**self.model.state_dict(), **named})
+        self.precision.factor, self.precision.good_steps = facts.get("precision", [1.0, 0])
         self._restore_random(random, facts, state)
         return state
 
     def _read(self, log: JsonLinesLog, tell: Callable[[str], None]) -> tuple[Checkpoint | None, TrainState]:
         """Also deletes the partial files of writers that were killed."""
-        remove_partials(self._folder.parent)
-        remove_partials(self._folder)
+        remove_partials(self.folder.parent)
+        remove_partials(self.folder)
         told: list[str] = []
 
         def warn(text: str) -> None:
@@ -417,7 +409,7 @@ class Checkpoints:
 
     def _newest_usable(self, tell: Callable[[str], None]) -> Checkpoint | None:
         """The newest sound checkpoint such that all earlier ones that the final model needs are sound too."""
-        paths = list_checkpoints(self._folder)
+        paths = list_checkpoints(self.folder)
         if not paths:
             return None
         damage: dict[Path, DataError] = {}
@@ -445,21 +437,21 @@ class Checkpoints:
             return Checkpoint.load(path)
         reason = next(iter(damage.values()), f"the final model needs {self.final[0].name}, which is lost")
         raise DataError(
-            f"{self._folder}: no checkpoint can be gone on from ({reason}); delete the folder to start anew"
+            f"{self.folder}: no checkpoint can be gone on from ({reason}); delete the folder to start anew"
         )
 
     def _check(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
         try:
-            self._identity.check(checkpoint.state, checkpoint.epoch, checkpoint.batch, tell)
+            self.identity.check(checkpoint.state, checkpoint.epoch, checkpoint.batch, tell)
         except ConfigError as error:
             raise ConfigError(
-                f"{self._folder.parent}: holds a training with {error}; delete it or choose another folder"
+                f"{self.folder.parent}: holds a training with {error}; delete it or choose another folder"
             ) from error
 
     def _load(self, checkpoint: Checkpoint) -> TrainState:
         try:
-            self._model.load_state_dict(checkpoint.model)
-            self._optimizer.load_state_dict(checkpoint.optimizer)
+            self.model.load_state_dict(checkpoint.model)
+            self.optimizer.load_state_dict(checkpoint.optimizer)
             state = TrainState(
                 checkpoint.epoch,
                 checkpoint.batch,
@@ -475,17 +467,17 @@ class Checkpoints:
             ValueError,
         ) as error:  # load_state_dict raises RuntimeError
             raise DataError(
-                f"{self._folder / checkpoint.file_name}: does not fit this network and optimiser: "
+                f"{self.folder / checkpoint.file_name}: does not fit this network and optimiser: "
                 f"{' '.join(str(error).split())}"
             ) from error
-        if self._ema is not None:
-            self._ema.load(checkpoint.ema)
+        if self.ema is not None:
+            self.ema.load(checkpoint.ema)
         return state
 
     def _restore_random(self, named: Tensors, facts: Mapping[str, Any], state: TrainState) -> None:
-        rank = self._world.rank
-        if facts.get("processes", 1) != self._world.size:
-            torch.manual_seed(process_seed(self._config.seed, state.step, rank))
+        rank = self.world.rank
+        if facts.get("processes", 1) != self.world.size:
+            torch.manual_seed(process_seed(self.config.seed, state.step, rank))
             return
         suffix = f".{rank}" if rank else ""
         try:
@@ -494,8 +486,8 @@ class Checkpoints:
                 torch.cuda.set_rng_state(named["cuda" + suffix], self._device)
         except (KeyError, RuntimeError) as error:  # torch's, about a state of the wrong size
             raise DataError(
-                f"{self._folder}: the newest checkpoint's random states cannot be used ({error})"
+                f"{self.folder}: the newest checkpoint's random states cannot be used ({error})"
             ) from error
 
     def _prune(self, state: TrainState) -> None:
-        prune_checkpoints(self._folder, len(self.final) + self._config.keep_checkpoints, state.best_epoch)
+        prune_checkpoints(self.folder, len(self.final) + self.config.keep_checkpoints, state.best_epoch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -187,7 +186,7 @@ class Schedules:
 class MaxChange:
     """Scales the step that is taken within its `with` block, whatever takes it.
 
-        with limit():
+        with limit:
             optimizer.step()
 
     As in Kaldi's neural-network training, with Euclidean norms:
@@ -232,21 +231,21 @@ class MaxChange:
         self._copies: dict[nn.Parameter, torch.Tensor] = {}
         self._moving: list[tuple[int, nn.Parameter]] = []
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __enter__(self) -> MaxChange:
         """Without a limit the block costs nothing."""
-        if min(self.per_component, self.total) == math.inf:
-            yield
-            return
-        self._moving = [entry for entry in self._components if entry[1].grad is not None]
-        for _, parameter in self._moving:
-            if parameter not in self._copies:
-                self._copies[parameter] = torch.empty_like(parameter, requires_grad=False)
-        if self._moving:
-            with torch.no_grad():
-                torch._foreach_copy_(self._before(), [parameter for _, parameter in self._moving])
-        yield
-        self._scale()
+        if min(self.per_component, self.total) < math.inf:
+            self._moving = [entry for entry in self._components if entry[1].grad is not None]
+            for _, parameter in self._moving:
+                if parameter not in self._copies:
+                    self._copies[parameter] = torch.empty_like(parameter, requires_grad=False)
+            if self._moving:
+                with torch.no_grad():
+                    torch._foreach_copy_(self._before(), [parameter for _, parameter in self._moving])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and min(self.per_component, self.total) < math.inf:
+            self._scale()
 
     def _before(self) -> list[torch.Tensor]:
         return [self._copies[parameter] for _, parameter in self._moving]

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# Added up over processes; the other figures are equal in all of them, or the first one's.
-_SUMMED = (
-    "objf",
-    "num_log_prob",
-    "den_log_prob",
-    "l2_term",
-    "out_of_range_term",
-    "xent_objf",
-    "consistency_term",
-    "weight",
-    "output_frames",
-    "input_frames",
-    "words",
-    "substituted",
-    "inserted",
-    "deleted",
-)
-
-
-_EDITS = ("substituted", "inserted", "deleted")  # in a summary per word
+EDITS = ("substituted", "inserted", "deleted")  # in a summary per word
 
 
 @dataclass
@@ -47,6 +29,8 @@ class EpochSums:
     substituted: float = 0.0  # of these words, expected numbers
     inserted: float = 0.0
     deleted: float = 0.0  # places between them
+
+    # The figures before are added up over processes; these are equal in all of them, or the first one's.
     batches: int = 0
     grad_norm: float = 0.0  # before clipping, of the batches that moved parameters
     max_grad_norm: float = 0.0
@@ -61,10 +45,10 @@ class EpochSums:
     limited_components: int = 0  # by `max_change_per_component`
 
     def numbers(self) -> list[float]:
-        return [float(getattr(self, name)) for name in _SUMMED]
+        return [float(getattr(self, name)) for name in SUMMED]
 
-    def add_numbers(self, values: Sequence[float]) -> None:
-        for name, value in zip(_SUMMED, values, strict=True):
+    def add_numbers(self, values: Sequence[float], names: Sequence[str] = ()) -> None:
+        for name, value in zip(names or SUMMED, values, strict=True):
             before = getattr(self, name)
             setattr(self, name, before + type(before)(value))
 
@@ -83,13 +67,6 @@ class EpochSums:
         self.weight += float(record.weight_ok)
         self.output_frames += sum(length for length, good in zip(lengths, ok, strict=True) if good)
         self.excluded += [str(name) for name in record.excluded]
-
-    def add_edits(self, edits: Sequence[float]) -> None:
-        """Words, substituted and inserted ones, deletions."""
-        self.words += edits[0]
-        self.substituted += edits[1]
-        self.inserted += edits[2]
-        self.deleted += edits[3]
 
     def add_norm(self, norm: float) -> None:
         self.grad_norm += norm
@@ -122,12 +99,15 @@ class EpochSums:
             "max_change_components": _ratio(self.limited_components, self.moved_batches),
             "excluded": len(self.excluded),
             "skipped_batches": self.skipped_batches,
-            **{name: getattr(self, name) / self.words for name in _EDITS if self.words},
+            **{name: getattr(self, name) / self.words for name in EDITS if self.words},
         }
 
     def to_dict(self) -> dict[str, Any]:
         """`EpochSums(**values)` restores them from a checkpoint."""
         return asdict(self)
+
+
+SUMMED = tuple(itertools.takewhile(lambda name: name != "batches", EpochSums.__dataclass_fields__))
 
 
 def _sum_ok(values: Any, ok: list[bool]) -> float:

@@ -26,7 +26,7 @@ from fsachain.nn.network import NetworkOutput
 from fsachain.train.config import TrainConfig
 from fsachain.train.optimizer import MaxChange
 from fsachain.train.source import SupervisedBatch
-from fsachain.train.stats import EpochSums
+from fsachain.train.stats import EDITS, EpochSums
 from fsachain.train.world import WHOLE, Share, World
 
 Item = TypeVar("Item")
@@ -147,14 +147,6 @@ class Pooling:
             for module in self._pooled:
                 module.pool = None
 
-    @contextmanager
-    def counting(self, counts: bool) -> Iterator[None]:
-        self.counts = counts
-        try:
-            yield
-        finally:
-            self.counts = True
-
     def stand_ins(self, parts: Sequence[SupervisedBatch]) -> list[Batch]:
         """What this process has to pass through the network after its micro-batches, so that all make as many passes."""
         if not self.active:
@@ -220,10 +212,11 @@ class Passes:
         torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
 
     def stand_in(self, batch: Batch) -> None:
-        with self.pooling.counting(False):
-            output = self.forward(batch)
-            roots = [value for value in (output.nnet_output, output.xent_log_probs) if value is not None]
-            self.backward(roots, [None] * len(roots))
+        self.pooling.counts = False
+        output = self.forward(batch)
+        roots = [value for value in (output.nnet_output, output.xent_log_probs) if value is not None]
+        self.backward(roots, [None] * len(roots))
+        self.pooling.counts = True
 
     def refresh(self, batches: Iterable[Sequence[SupervisedBatch]]) -> None:
         passed = False
@@ -237,11 +230,11 @@ class Passes:
                     yield from ((batch, False) for batch in stand_ins)
 
         def forward(one: tuple[Batch, bool]) -> None:
-            batch, counts = one
-            with self.pooling.counting(counts):
-                self.forward(batch)
+            batch, self.pooling.counts = one
+            self.forward(batch)
 
         refresh_batch_norm(self.model, forward, every())
+        self.pooling.counts = True
         self.pooling.average_running(passed)
 
 
@@ -370,7 +363,7 @@ class Stepper:
         sums.add_numbers(found.sums.numbers())
         sums.excluded += names
         sums.add_norm(norm)
-        with self.limit():
+        with self.limit:
             self.optimizer.step()
         self.passes.pooling.average_running(passed=bool(parts))
         return outcome
@@ -421,7 +414,8 @@ class Stepper:
         mine.sums.add_record(record, output.lengths.tolist())
         mine.sums.input_frames += int(item.batch.lengths.sum())
         if item.forgiving is not None:
-            mine.sums.add_edits(item.forgiving.edits(item, output.nnet_output, output.lengths))
+            edits = item.forgiving.edits(item, output.nnet_output, output.lengths)
+            mine.sums.add_numbers(edits, ("words", *EDITS))
         mine.excluded = float(len(mine.sums.excluded))
 
     def _reduce(self, mine: _Found) -> tuple[_Found, float]:

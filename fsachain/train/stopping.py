@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from fsachain.errors import FsachainError
@@ -61,16 +61,10 @@ class StopRequest:
             self._previous = signal.signal(signal.SIGTERM, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
-
-    def check(self) -> None:
-        if self.requested:
-            raise StoppedError(MESSAGE)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
