@@ -414,7 +414,7 @@ def align_corpus(
     found = align_all(aligner, spoken, out, not strict, resources)
     if not coarse:
         found = refined(found, sounds_of(spoken, rate), model, out)
-    texts, by_id = {one.id: one.words for one in spoken}, {part.id: part for part in parts}
+    texts, by_id = spoken.transcripts, {part.id: part for part in parts}
     checked = [Checked(by_id[name], texts[name], alignment) for name, alignment in found.items()]
     ordered = write_found(checked, out)
     bad = [Fault(one.part.id, one.alignment.reason, "no path") for one in checked if not one.alignment.ok]

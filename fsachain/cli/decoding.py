@@ -133,10 +133,6 @@ def network_outputs(model: AcousticModel, data: DataDir, resources: Resources) -
     return usable, outputs
 
 
-def _references(data: DataDir, names: Outputs) -> dict[str, tuple[str, ...]]:
-    return {utterance.id: utterance.words for utterance in data if utterance.id in names}
-
-
 def _write_tuning(out: Path, result: TuningResult) -> None:
     (out / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
     (out / "tuning.json").write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
@@ -145,7 +141,7 @@ def _write_tuning(out: Path, result: TuningResult) -> None:
 def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[str]]) -> WerReport:
     write_text(out / "hyp.txt", hypotheses)
     speakers = {utterance.id: utterance.speaker for utterance in data}
-    report = score({utterance.id: utterance.words for utterance in data}, hypotheses, speakers=speakers)
+    report = score(data.transcripts, hypotheses, speakers=speakers)
     report.write(out)
     return report
 
@@ -204,7 +200,7 @@ def tune_data(
         lattices = search_lattices(outputs, graph, words, options.search, **how)
     result = tune(
         lattices,
-        _references(data, outputs),
+        {name: words for name, words in data.transcripts.items() if name in outputs},
         words,
         lm_weights=options.lm_weights,
         word_insertion_penalties=options.word_insertion_penalties,
@@ -322,8 +318,8 @@ def rescore_data(
         return usable, Rescorer(lists, lexicon, old, *weights, new)
 
     dev, rescorer = search(dev)
-    references = {utterance.id: utterance.words for utterance in dev}
-    tuned = rescorer.tune({name: references[name] for name in rescorer.names}, config)
+    said = dev.transcripts
+    tuned = rescorer.tune({name: said[name] for name in rescorer.names}, config)
     _write_tuning(out, tuned)
     data, rescorer = search(data)
     return _write_scored(out, data, rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty))

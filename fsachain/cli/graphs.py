@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from fsachain.cli.config import Experiment, config_option
-from fsachain.cli.lang import TREE, Lang, check_phone_names, lang_option, transcript_faults
+from fsachain.cli.lang import TREE, Lang, check_phone_names, lang_option, usable_transcripts
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -26,7 +26,7 @@ from fsachain.cli.options import (
     phones_per_loop_option,
 )
 from fsachain.cli.resources import Resources, with_resources
-from fsachain.data.kaldi_dir import DataDir, Utterance, read_table
+from fsachain.data.kaldi_dir import DataDir, read_table
 from fsachain.data.utterance import Fault
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import DataError, GraphError, but_for, counted
@@ -211,16 +211,12 @@ def build_numerators(
     normalization does not accept, without a `floor`.
     """
     make = _Builder(lang, normalization, forgive, floor).of_transcript
-    said = {utterance.id: utterance for utterance in data}
-    faults = {fault.id: fault for fault in transcript_faults(_words(data), lang.lexicon)}
-    items = [(name, utterance) for name, utterance in said.items() if name not in faults]
-    found, refused = (resources or Resources()).collect(make, items, "numerators")
-    faults |= {fault.id: replace(fault, kind="no path") for fault in refused}
-    return found, [faults[name] for name in said if name in faults]
-
-
-def _words(data: DataDir) -> Iterator[tuple[str, tuple[str, ...]]]:
-    return ((utterance.id, utterance.words) for utterance in data)
+    usable, bad = usable_transcripts(data.transcripts, lang.lexicon)
+    found, refused = (resources or Resources()).collect(
+        make, list(zip(usable, usable.items(), strict=True)), "numerators"
+    )
+    faults = {fault.id: fault for fault in [*bad, *(replace(fault, kind="no path") for fault in refused)]}
+    return found, [faults[one.id] for one in data if one.id in faults]
 
 
 @command(data=DATA, out=OUT)
@@ -242,14 +238,12 @@ def num_tables(
     Out: folder OUT with files of compiled tables, which `fsachain train` takes in place of numerators.
     Example: fsachain num-tables train graphs/tables --lang lang --den graphs --jobs 2
     """
-    faults = transcript_faults(_words(data), lang.lexicon)
-    wrong = {fault.id for fault in faults}
-    said = [(name, words) for name, words in _words(data) if name not in wrong]
+    said, faults = usable_transcripts(data.transcripts, lang.lexicon)
     resources.leave_out(faults, len(said), f"{out}: numerators")
     forgive = None if as_written else experiment.forgive.forgiveness()
     with counter("numerators") as update:
         summary = make_shards(
-            said,
+            [(name, tuple(words)) for name, words in said.items()],
             NumeratorMaker(lang.lexicon, lang.tree, normalization, forgive, floor),
             out,
             shard_size=shard_size,
@@ -355,8 +349,9 @@ class _Builder(NamedTuple):
             "name": name,
         }
 
-    def of_transcript(self, said: Utterance) -> Numerator:
-        return build_numerator(said.words, forgive=self.forgive, floor=self.floor, **self._how(said.id))
+    def of_transcript(self, said: tuple[str, Sequence[str]]) -> Numerator:
+        name, words = said
+        return build_numerator(words, forgive=self.forgive, floor=self.floor, **self._how(name))
 
     def of_pattern(self, parts: Mapping[str, Fsa], named: tuple[str, str]) -> Numerator:
         name, text = named

@@ -150,22 +150,24 @@ LANG = Read(load_lang, folder=True)
 lang_option = option(LANG, "Folder made by `fsachain lang`.", "--lang", required=True, is_eager=True)
 
 
-def transcript_faults(
-    said: Iterable[tuple[str, Sequence[str]]], lexicon: Lexicon | None = None
-) -> list[Fault]:
-    """Of pairs (utterance, words) those without words and, where `lexicon` is given, with a word that it refuses."""
-    faults = []
-    for name, words in said:
-        if not words:
-            faults.append(Fault(name, f"utterance {name!r}: the transcript is empty", "empty text"))
-            continue
+def usable_transcripts(
+    said: Mapping[str, Sequence[str]], lexicon: Lexicon | None = None
+) -> tuple[dict[str, Sequence[str]], list[Fault]]:
+    """Those with words, and where `lexicon` is given without one that it refuses; and the faults of the others."""
+    usable, faults = dict[str, Sequence[str]](), []
+    for name, words in said.items():
         try:
             for word in words:
                 if lexicon is not None:
                     lexicon.word_id(word, name=name)
         except GraphError as error:
             faults.append(Fault(name, str(error), "unknown word"))
-    return faults
+            continue
+        if words:
+            usable[name] = words
+        else:
+            faults.append(Fault(name, f"utterance {name!r}: the transcript is empty", "empty text"))
+    return usable, faults
 
 
 @command(lexicon=FILE, out=OUT)
@@ -242,7 +244,7 @@ def read_transcripts(path: Path, resources: Resources) -> Mapping[str, tuple[str
     if path.is_dir() or holds_cuts(path):
         data, faults = DataDir.check(path, allow_commands=True)
         resources.leave_out(faults, len(data), str(path))
-        return {utterance.id: utterance.words for utterance in data}
+        return data.transcripts
     return read_text(path)
 
 
@@ -265,11 +267,9 @@ def _usable(
     transcripts: Mapping[str, Sequence[str]], lexicon: Lexicon | None, out: Path, resources: Resources | None
 ) -> list[Sequence[str]]:
     """The transcripts with words, all of which the lexicon has; the others are left out."""
-    faults = transcript_faults(transcripts.items(), lexicon)
-    wrong = {fault.id for fault in faults}
-    usable = [words for name, words in transcripts.items() if name not in wrong]
+    usable, faults = usable_transcripts(transcripts, lexicon)
     (resources or Resources()).leave_out(faults, len(usable), f"{out}: transcripts")
-    return usable
+    return list(usable.values())
 
 
 def _write(out: Path, text: str) -> None:

@@ -141,7 +141,7 @@ class Run:
 
 
 def _lang(run: Run) -> None:
-    said = {utterance.id: utterance.words for utterance in run.data("train")}
+    said = run.data("train").transcripts
     lexicon, out, seed = run.inputs["lexicon"], run.exp / "lang", run.config.train.seed
     print(make_lang(lexicon, out, run.config, transcripts=said, seed=seed, resources=run.resources))
 
@@ -163,8 +163,7 @@ def _features(run: Run) -> None:
 def _graphs(run: Run) -> None:
     lang, graphs, config = run.lang, run.exp / "graphs", run.config
     train, phone_lm, seed = run.data("train"), graphs / "phone_lm.fst", config.train.seed
-    said = {utterance.id: utterance.words for utterance in train}
-    print(make_phone_lm(lang, said, phone_lm, config.phone_lm, seed, run.resources))
+    print(make_phone_lm(lang, train.transcripts, phone_lm, config.phone_lm, seed, run.resources))
     print(make_denominator(lang, phone_lm, graphs))
     normalization = load_normalization(lang, graphs)
     for split, data, forgive in (

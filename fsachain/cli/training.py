@@ -16,7 +16,7 @@ from torch import nn
 
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import DENOMINATOR, load_denominator
-from fsachain.cli.lang import LANG, Lang, lang_option, transcript_faults
+from fsachain.cli.lang import LANG, Lang, lang_option, usable_transcripts
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, begin_network
 from fsachain.cli.options import (
     COUNT,
@@ -236,7 +236,7 @@ def _begin(
 
 def _refuse_shared_ids(train: DataDir, dev: DataDir) -> None:
     """Tables go by id: one of two different utterances of one id would get the other's."""
-    words = {utterance.id: utterance.words for utterance in train}
+    words = train.transcripts
     for utterance in dev:
         if words.get(utterance.id, utterance.words) != utterance.words:
             raise DataError(
@@ -347,8 +347,7 @@ def validate_data(
         names = {fault.id for fault in unusable}
         return data.select(lambda utterance: utterance.id not in names)
 
-    said = ((one.id, one.words) for one in data)
-    data = without(transcript_faults(said, None if lang is None else lang.lexicon))
+    data = without(usable_transcripts(data.transcripts, None if lang is None else lang.lexicon)[1])
     if numerators is not None:
         data = without(_numerator_faults(data, numerators, lang))
     cache, threads = resources.cache, resources.workers

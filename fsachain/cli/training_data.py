@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.graphs import load_normalization
-from fsachain.cli.lang import Lang, check_origin, transcript_faults
+from fsachain.cli.lang import Lang, check_origin, usable_transcripts
 from fsachain.cli.model import normalise_set
 from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
@@ -96,10 +96,8 @@ class TrainingSet:
         if self.numerators is not None:
             return len(self._floored.intersection(one.id for one in self.data))
         maker = compiler(lang, denominator, floor=FLOOR)
-        wrong = {
-            fault.id for fault in transcript_faults(((one.id, one.words) for one in self.data), lang.lexicon)
-        }
-        return sum(maker.numerator(one.id, one.words).floored for one in self.data if one.id not in wrong)
+        usable, _ = usable_transcripts(self.data.transcripts, lang.lexicon)
+        return sum(maker.numerator(*one).floored for one in usable.items())
 
     def seen(self) -> tuple[TrainingSet, list[Fault]]:
         """Without the floored ones, which no denominator contains, and their faults."""
@@ -192,9 +190,9 @@ def read_training_set(data: DataDir, numerators: Path, lang: Lang | None) -> Tra
 
 def _without_numerator(given: TrainingSet | ChunkedSet, lang: Lang) -> list[Fault]:
     """The fault of the transcript is the reason, where it has one."""
-    bare = [(one.id, one.words) for one in given.data if one.id not in (given.numerators or ())]
-    why = {fault.id: fault for fault in transcript_faults(bare, lang.lexicon)}
-    return [why.get(name, Fault(name, f"utterance {name!r}: has no numerator")) for name, _ in bare]
+    bare = {one.id: one.words for one in given.data if one.id not in (given.numerators or ())}
+    why = {fault.id: fault for fault in usable_transcripts(bare, lang.lexicon)[1]}
+    return [why.get(name, Fault(name, f"utterance {name!r}: has no numerator")) for name in bare]
 
 
 @dataclass(frozen=True)
@@ -360,7 +358,7 @@ class Loader:
     ) -> tuple[Corpus, list[Fault]]:
         stored = None
         if given.numerators is None:
-            faults = transcript_faults(((one.id, one.words) for one in given.data), self.lang.lexicon)
+            _, faults = usable_transcripts(given.data.transcripts, self.lang.lexicon)
         else:
             faults = _without_numerator(given, self.lang)
             stored = given.reader(self.lang.tree.num_pdfs)

@@ -192,6 +192,11 @@ class DataDir:
     def __iter__(self) -> Iterator[Utterance]:
         return iter(self.utterances)
 
+    @property
+    def transcripts(self) -> dict[str, tuple[str, ...]]:
+        """The words of each utterance, by id."""
+        return {utterance.id: utterance.words for utterance in self.utterances}
+
     @classmethod
     def read(cls, path: str | Path, *, allow_commands: bool = False) -> DataDir:
         """Read one Kaldi data directory, lhotse manifest of cuts (`.jsonl`, `.jsonl.gz`) or folder of Shar shards.

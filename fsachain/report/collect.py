@@ -498,10 +498,9 @@ def _read_scores(found: Findings) -> None:
     if not found.expect("errors", hypotheses, "`fsachain decode` writes it"):
         return
     if data is not None:
-        references = {utterance.id: utterance.words for utterance in data}
         speakers = {utterance.id: utterance.speaker for utterance in data}
         found.wer = found.attempt(
-            "errors", lambda: score(references, read_text(hypotheses), speakers=speakers)
+            "errors", lambda: score(data.transcripts, read_text(hypotheses), speakers=speakers)
         )
     if found.wer is not None:
         found.total = found.wer.total
