@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fsachain.cli.alignment import read_words
 from fsachain.cli.config import Experiment
-from fsachain.cli.use import read_words
 from fsachain.data.kaldi_dir import read_table as read_lines
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.wer import read_text

@@ -1,22 +1,31 @@
-"""Alignment with a trained model in Python: `Aligner`."""
+"""When words and phones are said: align, align-long; in Python `Aligner`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
+from fsachain.cli.decoding import network_outputs
+from fsachain.cli.graphs import build_numerators, normalization_option
 from fsachain.cli.lang import Lang, load_lang
-from fsachain.cli.model import AcousticModel, check_lang, lang_of, normalise_set
-from fsachain.cli.use import stream_outputs
-from fsachain.data.audio import Recording, Resampler
+from fsachain.cli.model import TRAINED, AcousticModel, check_lang, lang_of, model_lang_option, normalise_set
+from fsachain.cli.options import DATA, FILE, OUT, coarse_option, command, fresh, make_folder, option
+from fsachain.cli.resources import Resources, with_resources
+from fsachain.cli.use import stream_outputs, utterance_name, with_progress
+from fsachain.data.audio import Recording, Resampler, read_audio
 from fsachain.data.dataset import Example
 from fsachain.data.features import compute_features
+from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.utterance import Fault, Utterance
 from fsachain.decode.align import (
     LONGEST_PHONE,
     STRICT,
@@ -25,9 +34,26 @@ from fsachain.decode.align import (
     Tolerance,
     alignment_numerator,
 )
-from fsachain.decode.times import BoundaryModel
-from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
+from fsachain.decode.align import align as align_outputs
+from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
+from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, BoundaryModel, boundary_errors
+from fsachain.errors import (
+    AlignmentError,
+    ConfigError,
+    DataError,
+    FsachainError,
+    ShapeError,
+    but_for,
+    counted,
+)
+from fsachain.files import text_lines
+from fsachain.fsa import Fsa
+from fsachain.progress import counter
 
+Sounds = Mapping[str, Callable[[], Iterable[Any]]]  # what reads an utterance's samples [L], in blocks
+AT_ONCE = 256  # utterances of which outputs are held while boundaries are learned; so many have their features cached
+LONGEST_TEXT = 1 << 26  # bytes of a line: a text may be all in one
+WORST = 5  # words that the summary of align-long names
 Samples = NDArray[np.float32]
 WHOLE_SECONDS = 120.0  # longer recordings go through the network block by block
 
@@ -116,10 +142,8 @@ class Aligner:
         """
         spoken = Spoken(audio, sample_rate, text, name)
         samples = self._samples(spoken)
-        long = isinstance(samples, Recording)
-        scores = stream_outputs(self.model, samples) if long else self._outputs([samples])
-        found = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
-        return self._refined(samples, found)
+        scores = None if isinstance(samples, Recording) else self._outputs([samples])[0]
+        return self._aligned(spoken, samples, scores, tolerant)
 
     def align_many(
         self, items: Iterable[Spoken | tuple[Any, ...]], *, tolerant: bool = False, batch_size: int = 16
@@ -131,25 +155,32 @@ class Aligner:
         """
         rest = iter(items)
         while batch := [Spoken(*item) for item in islice(rest, batch_size)]:
-            found: dict[int, Any] = {}
-            reasons: dict[int, str] = {}
-            for n, spoken in enumerate(batch):
+            made: list[Any] = []  # samples, or why there are none
+            for spoken in batch:
                 try:
-                    found[n] = self._samples(spoken)
+                    made.append(self._samples(spoken))
                 except (DataError, ShapeError) as error:
-                    reasons[n] = str(error)
-            short = [n for n, samples in found.items() if not isinstance(samples, Recording)]
-            outputs = dict(zip(short, self._outputs([found[n] for n in short]), strict=True))
+                    made.append(error)
+            short = [n for n, one in enumerate(made) if isinstance(one, np.ndarray)]
+            outputs = dict(zip(short, self._outputs([made[n] for n in short]), strict=True))
             for n, spoken in enumerate(batch):
-                if n in reasons:
-                    yield Alignment(_name(spoken), -math.inf, reason=reasons[n])
-                    continue
                 try:
-                    scores = [outputs[n]] if n in outputs else stream_outputs(self.model, found[n])
-                    done = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
-                    yield self._refined(found[n], done)
-                except DataError as error:
+                    if isinstance(made[n], FsachainError):
+                        raise made[n]
+                    yield self._aligned(spoken, made[n], outputs.get(n), tolerant)
+                except (DataError, ShapeError) as error:
                     yield Alignment(_name(spoken), -math.inf, reason=str(error))
+
+    def _aligned(
+        self, spoken: Spoken, samples: Samples | Recording, outputs: Samples | None, tolerant: bool
+    ) -> Alignment:
+        """From network outputs, or from those of a long recording block by block."""
+        blocks = [samples] if isinstance(samples, np.ndarray) else samples.blocks()
+        scores: Iterable[Any] = [outputs]
+        if isinstance(samples, Recording):
+            scores = stream_outputs(self.model, samples)
+        found = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
+        return found if self.boundaries is None else self.boundaries.refine(blocks, found)
 
     def _samples(self, spoken: Spoken) -> Any:
         """Samples at the model's rate; a long recording as it is."""
@@ -180,11 +211,6 @@ class Aligner:
         found = self.model.outputs(normalise_set([e for e in examples if e.num_frames], self.model.cmvn))
         none = np.zeros((0, self.model.network.num_pdfs), np.float32)
         return [found.get(example.id, none) for example in examples]
-
-    def _refined(self, audio: Samples | Recording, found: Alignment) -> Alignment:
-        if self.boundaries is None:
-            return found
-        return self.boundaries.refine(audio.blocks() if isinstance(audio, Recording) else [audio], found)
 
     def _words(self, spoken: Spoken) -> list[str]:
         if not isinstance(spoken.text, str):
@@ -220,3 +246,221 @@ def _name(spoken: Spoken) -> str:
     if spoken.name is not None:
         return spoken.name
     return Path(spoken.audio).stem if isinstance(spoken.audio, str | Path) else "recording"
+
+
+@command(model=TRAINED, data=DATA, out=OUT)
+@model_lang_option
+@normalization_option(": needed for supervise")
+@option(OUT, "Folder for a TextGrid of each utterance, for Praat.", "--textgrid", "textgrids")
+@coarse_option
+@with_resources("cache", "workers", "bad_data", "commands")
+def align(out: Path, **options: Any) -> None:
+    """Find when each word and phone of the transcripts is said.
+
+    In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
+    the denominator has are looked for; `fsachain supervise` takes no others, and is content with --coarse.
+    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds);
+    boundaries.npz, by which boundaries were moved, unless one lies beside the model or less than a minute is said;
+    faults.jsonl if utterances cannot be used.
+    Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
+    """
+    click.echo(f"{align_data(out=out, **options)} -> {out}")
+
+
+def align_data(
+    model: AcousticModel,
+    lang: Lang,
+    data: DataDir,
+    out: Path,
+    resources: Resources,
+    normalization: Fsa | None = None,
+    textgrids: Path | None = None,
+    coarse: bool = False,
+) -> str:
+    """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
+
+    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat. Boundaries in recordings are moved to where
+    the sound changes (`decode.times`), unless they are to be `coarse`.
+
+    Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
+    model has no say. With that of a denominator the path found is one that the denominator has: supervision
+    made from it can be normalised.
+    """
+    check_lang(model, lang)
+    fresh(out, "words.ctm", "phones.ctm", BOUNDARIES)
+    data, found, faults = _alignments(model, lang, data, resources, normalization)
+    resources.leave_out(faults, len(found), f"{out}: alignments")
+    if not coarse:
+        found = refined(found, sounds_of(data, model.experiment.features.sample_rate), model, out)
+    write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
+    write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
+    if textgrids is not None:
+        for name, result in found.items():
+            tiers = {"words": result.words, "phones": result.phones}
+            write_textgrid(textgrids / textgrid_name(name), tiers, result.seconds)
+    return f"{counted(len(found), 'utterance')} aligned{but_for(len(faults))}"
+
+
+def _alignments(
+    model: AcousticModel, lang: Lang, data: DataDir, resources: Resources, normalization: Fsa | None = None
+) -> tuple[DataDir, dict[str, Alignment], list[Fault]]:
+    """The utterances that can be used, alignments between the network's frames, and those without."""
+    data, outputs = network_outputs(model, data, resources)
+    numerators, faults = build_numerators(lang, data, normalization)
+    usable = {name: scores for name, scores in outputs.items() if name in numerators}
+    with counter("aligning") as update:
+        found, failed = align_outputs(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
+    failed |= {name: "has no frames" for name in numerators if name not in outputs}
+    faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
+    return data, found, faults
+
+
+def learn_boundaries(model: AcousticModel, lang: Lang, data: DataDir, resources: Resources) -> None:
+    """Learn where sounds change from a minute to an hour of `data`, and keep it beside the model."""
+    assert model.path is not None
+    model.path.with_name(BOUNDARIES).unlink(missing_ok=True)
+    every, found, seconds = tuple(data), dict[str, Alignment](), 0.0
+    parts = [every[first : first + AT_ONCE] for first in range(0, len(every), AT_ONCE)]
+    random.Random(0).shuffle(parts)
+    while parts and seconds < MOST_SECONDS:
+        _, new, _ = _alignments(model, lang, DataDir(parts.pop()), resources)
+        found |= new
+        seconds += sum(one.seconds for one in new.values() if one.ok)
+    sounds = sounds_of(data, model.experiment.features.sample_rate)
+    if boundaries_for(found, sounds, model, model.path.parent) is not None:
+        click.echo(f"boundaries learned from {min(seconds, MOST_SECONDS) / 60:.1f} minutes")
+
+
+def boundaries_for(
+    found: Mapping[str, Alignment], sounds: Sounds, model: AcousticModel, out: Path
+) -> BoundaryModel | None:
+    """The boundaries.npz beside the model, or else one learned from these alignments, kept in `out`."""
+    heard = {name: alignment for name, alignment in found.items() if alignment.ok and name in sounds}
+    rate, seconds = model.experiment.features.sample_rate, sum(one.seconds for one in heard.values())
+    known = BoundaryModel.beside(model.path)
+    if known is not None and known.sample_rate != rate:
+        raise DataError(
+            f"{BOUNDARIES} beside the model is of {known.sample_rate} Hz; the model's rate is {rate} Hz"
+        )
+    if known is not None or not heard:
+        return known
+    if seconds < LEAST_SECONDS:
+        click.echo(
+            f"boundaries stay between the network's frames: {seconds:.0f} s of speech, at least {LEAST_SECONDS:.0f} "
+            "are needed to learn where sounds change"
+        )
+        return None
+    with counter("boundaries") as update:
+        learned = BoundaryModel.fit(((sounds[name](), one) for name, one in heard.items()), rate, update)
+    learned.save(make_folder(out) / BOUNDARIES)
+    return learned
+
+
+def refined(
+    found: Mapping[str, Alignment], sounds: Sounds, model: AcousticModel, out: Path
+) -> dict[str, Alignment]:
+    """The alignments with boundaries moved; see `boundaries_for`."""
+    boundaries = boundaries_for(found, sounds, model, out)
+    return {
+        name: boundaries.refine(sounds[name](), one) if boundaries is not None and name in sounds else one
+        for name, one in found.items()
+    }
+
+
+def sounds_of(data: DataDir, sample_rate: int) -> Sounds:
+    """For each utterance with a recording, what reads its samples."""
+
+    def read(one: Utterance) -> list[Any]:
+        return [read_audio(one, sample_rate)]
+
+    return {one.id: partial(read, one) for one in data if one.audio is not None}
+
+
+def compare_times(data: Path, out: Path, silence: str | None) -> list[str]:
+    """Lines that compare the times in `out` with the words.ctm and phones.ctm of a data directory, which may have none."""
+    reference, own = (
+        {
+            tier: read_ctm(folder / f"{tier}.ctm")
+            for tier in ("words", "phones")
+            if (folder / f"{tier}.ctm").is_file()
+        }
+        for folder in (data, out)
+    )
+    errors = boundary_errors(reference, own, silence)
+    return [f"{name:<12} {error}" for name, error in errors.items() if name in reference]
+
+
+@command(model=TRAINED, recording=FILE, text=FILE, out=OUT)
+def align_long(
+    model: AcousticModel,
+    recording: Path,
+    text: Path,
+    out: Path,
+    lang: Lang = model_lang_option,
+    textgrid: Path | None = option(OUT, "File for Praat."),
+    window: float = option(
+        click.FloatRange(min=1.0), "Seconds searched at once: memory and time grow with it.", default=40.0
+    ),
+    lookahead: float = option(
+        click.FloatRange(min=0.1),
+        "Seconds at the end of each window that are searched again in the next.",
+        default=12.0,
+    ),
+    filler_cost: float = option(
+        click.FloatRange(min=0.0),
+        "Of an output frame between words that is neither silence nor text; inf: there are none.",
+        default=0.7,  # well-spoken words lie 0.2 below the best scores, wrong ones 1 to 4
+    ),
+    tolerant: bool = option(bool, "Words may be skipped, said again or replaced."),
+    coarse: bool = coarse_option,
+) -> None:
+    """Find when each word of a long recording is said, in memory that does not grow with it.
+
+    In: MODEL, made by `fsachain train`; RECORDING, whatever soundfile reads; TEXT, its words in order, spelt as in the
+    lexicon, separated by white space.
+    Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), fit.txt (start,
+    fit and label of each word), and boundaries.npz as of `align`. The fit is how far the word's scores are below the best
+    ones, per frame: where it is far below the others, recording and text differ.
+    Example: fsachain align-long model/model.safetensors audio/1.wav audio/1.txt long --lang lang
+    """
+    if not lookahead < window:
+        raise click.UsageError(f"--lookahead {lookahead:g}: expected less than --window {window:g}")
+    check_lang(model, lang)
+    fresh(out, "words.ctm", "phones.ctm", "fit.txt", BOUNDARIES)
+    audio = Recording(recording, model.experiment.features.sample_rate)
+    name, timing = utterance_name(recording), model.timing
+    tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
+    aligner = LongAligner(
+        alignment_numerator(read_words(text), lang.lexicon, lang.tree, tolerance, name=name),
+        lang.tree.num_pdfs,
+        window=round(window / timing.frame_seconds),
+        lookahead=round(lookahead / timing.frame_seconds),
+        longest=LONGEST_PHONE / timing.frame_seconds if filler_cost < math.inf else math.inf,
+        name=name,
+    )
+    for scores in with_progress(model, audio, "aligning"):
+        aligner.accept(scores)
+    found = aligner.alignment(lang.lexicon.phones, timing)
+    if not coarse:
+        found = refined({name: found}, {name: audio.blocks}, model, out)[name]
+    words = found.words
+    write_ctm(out / "words.ctm", words)
+    write_ctm(out / "phones.ctm", found.phones)
+    fits = np.log([word.confidence or 0.0 for word in words])
+    lines = [f"{word.start:.3f} {fit:.3f} {word.label}\n" for word, fit in zip(words, fits, strict=True)]
+    (out / "fit.txt").write_text("".join(lines), encoding="utf-8")
+    if textgrid is not None:
+        write_textgrid(textgrid, {"words": words, "phones": found.phones}, audio.seconds)
+    click.echo(
+        f"{audio.seconds:.1f} s, {counted(len(words), 'word')}, mean fit {np.mean(fits):.2f}; the worst:"
+    )
+    for index in np.argsort(fits, kind="stable")[:WORST].tolist():
+        click.echo(f"  {words[index].start:10.2f} s  {fits[index]:8.2f}  {words[index].label}")
+    click.echo(f"-> {out}")
+
+
+def read_words(path: Path) -> list[str]:
+    words = [word for _, line in text_lines(path, longest=LONGEST_TEXT) for word in line]
+    if not words:
+        raise DataError(f"{path}: has no words; expected those of the recording")
+    return words

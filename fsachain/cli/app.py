@@ -34,9 +34,9 @@ Training
 Using a model
   decode        decoding      Recognise the words of a data directory, and score them against its transcripts.
   rescore       decoding      Let a larger language model choose among the best word sequences.
-  align         decoding      Find when each word and phone of the transcripts is said.
+  align         alignment     Find when each word and phone of the transcripts is said.
   transcribe    use           Recognise recordings, and print their words with times and confidences.
-  align-long    use           Find when each word of a long recording is said, in memory that does not grow with it.
+  align-long    alignment     Find when each word of a long recording is said, in memory that does not grow with it.
   align-corpus  corpus        Find when each word and phone of a whole corpus is said, and where text and recordings differ.
   suspicious    decoding      List the words of transcripts that were hardly said, worst first.
   keyword       decoding      Look for a keyword, and count misses at a given rate of false alarms.

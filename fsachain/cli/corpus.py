@@ -22,9 +22,8 @@ from typing import Any
 
 import click
 
-from fsachain.cli.alignment import Aligner
+from fsachain.cli.alignment import Aligner, refined, sounds_of
 from fsachain.cli.config import Experiment, config_option
-from fsachain.cli.decoding import refined, sounds_of
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
 from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, make_folder, option
 from fsachain.cli.resources import Resources, with_resources

@@ -1,12 +1,10 @@
-"""From a model and a data set to words, error rates and times: decode, rescore, align, suspicious, keyword."""
+"""From a model and a data set to words and error rates: decode, rescore, suspicious, keyword."""
 
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -22,33 +20,27 @@ from fsachain.cli.options import (
     DATA,
     FILE,
     OUT,
-    coarse_option,
     command,
     fresh,
-    make_folder,
     option,
     phones_per_loop_option,
     search_options,
     track,
 )
 from fsachain.cli.resources import Resources, with_resources
-from fsachain.data.audio import read_audio
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.utterance import Fault, Utterance
-from fsachain.decode.align import Alignment
-from fsachain.decode.align import align as align_outputs
-from fsachain.decode.ctm import CtmEntry, read_ctm, textgrid_name, write_ctm, write_textgrid
+from fsachain.data.utterance import Fault
+from fsachain.decode.ctm import CtmEntry, write_ctm
 from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.lattices import write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.decode.suspicious import doubts
-from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, BoundaryModel, boundary_errors
 from fsachain.decode.transcribe import timed_words
 from fsachain.decode.tune import TuningResult, tune
 from fsachain.decode.wer import WerReport, score, write_text
-from fsachain.errors import ConfigError, DataError, but_for, counted
+from fsachain.errors import ConfigError, DataError, counted
 from fsachain.files import write_text as write_file
 from fsachain.fsa import Fsa
 from fsachain.graph.decoding import DecodingGraph
@@ -61,10 +53,8 @@ from fsachain.openfst import Transducer, read_fst
 from fsachain.progress import counter
 
 Outputs = Mapping[str, NDArray[np.float32]]
-Sounds = Mapping[str, Callable[[], Iterable[Any]]]  # what reads an utterance's samples [L], in blocks
 Weights = tuple[float, float]  # LM weight, word insertion penalty
 KEYWORD_BATCH = 32
-AT_ONCE = 256  # utterances of which outputs are held while boundaries are learned; so many have their features cached
 TUNED = ("tuning.txt", "tuning.json")
 SCORED = ("hyp.txt", "wer.txt", "wer.json")
 KEPT = ("words.txt", "words.ctm")
@@ -323,148 +313,6 @@ def rescore_data(
     _write_tuning(out, tuned)
     data, rescorer = search(data)
     return _write_scored(out, data, rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty))
-
-
-@command(model=TRAINED, data=DATA, out=OUT)
-@model_lang_option
-@normalization_option(": needed for supervise")
-@option(OUT, "Folder for a TextGrid of each utterance, for Praat.", "--textgrid", "textgrids")
-@coarse_option
-@with_resources("cache", "workers", "bad_data", "commands")
-def align(out: Path, **options: Any) -> None:
-    """Find when each word and phone of the transcripts is said.
-
-    In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
-    the denominator has are looked for; `fsachain supervise` takes no others, and is content with --coarse.
-    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds);
-    boundaries.npz, by which boundaries were moved, unless one lies beside the model or less than a minute is said;
-    faults.jsonl if utterances cannot be used.
-    Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
-    """
-    click.echo(f"{align_data(out=out, **options)} -> {out}")
-
-
-def align_data(
-    model: AcousticModel,
-    lang: Lang,
-    data: DataDir,
-    out: Path,
-    resources: Resources,
-    normalization: Fsa | None = None,
-    textgrids: Path | None = None,
-    coarse: bool = False,
-) -> str:
-    """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
-
-    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat. Boundaries in recordings are moved to where
-    the sound changes (`decode.times`), unless they are to be `coarse`.
-
-    Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
-    model has no say. With that of a denominator the path found is one that the denominator has: supervision
-    made from it can be normalised.
-    """
-    check_lang(model, lang)
-    fresh(out, "words.ctm", "phones.ctm", BOUNDARIES)
-    data, found, faults = _alignments(model, lang, data, resources, normalization)
-    resources.leave_out(faults, len(found), f"{out}: alignments")
-    if not coarse:
-        found = refined(found, sounds_of(data, model.experiment.features.sample_rate), model, out)
-    write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
-    write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
-    if textgrids is not None:
-        for name, result in found.items():
-            tiers = {"words": result.words, "phones": result.phones}
-            write_textgrid(textgrids / textgrid_name(name), tiers, result.seconds)
-    return f"{counted(len(found), 'utterance')} aligned{but_for(len(faults))}"
-
-
-def _alignments(
-    model: AcousticModel, lang: Lang, data: DataDir, resources: Resources, normalization: Fsa | None = None
-) -> tuple[DataDir, dict[str, Alignment], list[Fault]]:
-    """The utterances that can be used, alignments between the network's frames, and those without."""
-    data, outputs = network_outputs(model, data, resources)
-    numerators, faults = build_numerators(lang, data, normalization)
-    usable = {name: scores for name, scores in outputs.items() if name in numerators}
-    with counter("aligning") as update:
-        found, failed = align_outputs(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
-    failed |= {name: "has no frames" for name in numerators if name not in outputs}
-    faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
-    return data, found, faults
-
-
-def learn_boundaries(model: AcousticModel, lang: Lang, data: DataDir, resources: Resources) -> None:
-    """Learn where sounds change from a minute to an hour of `data`, and keep it beside the model."""
-    assert model.path is not None
-    model.path.with_name(BOUNDARIES).unlink(missing_ok=True)
-    every, found, seconds = tuple(data), dict[str, Alignment](), 0.0
-    parts = [every[first : first + AT_ONCE] for first in range(0, len(every), AT_ONCE)]
-    random.Random(0).shuffle(parts)
-    while parts and seconds < MOST_SECONDS:
-        _, new, _ = _alignments(model, lang, DataDir(parts.pop()), resources)
-        found |= new
-        seconds += sum(one.seconds for one in new.values() if one.ok)
-    sounds = sounds_of(data, model.experiment.features.sample_rate)
-    if boundaries_for(found, sounds, model, model.path.parent) is not None:
-        click.echo(f"boundaries learned from {min(seconds, MOST_SECONDS) / 60:.1f} minutes")
-
-
-def boundaries_for(
-    found: Mapping[str, Alignment], sounds: Sounds, model: AcousticModel, out: Path
-) -> BoundaryModel | None:
-    """The boundaries.npz beside the model, or else one learned from these alignments, kept in `out`."""
-    heard = {name: alignment for name, alignment in found.items() if alignment.ok and name in sounds}
-    rate, seconds = model.experiment.features.sample_rate, sum(one.seconds for one in heard.values())
-    known = BoundaryModel.beside(model.path)
-    if known is not None and known.sample_rate != rate:
-        raise DataError(
-            f"{BOUNDARIES} beside the model is of {known.sample_rate} Hz; the model's rate is {rate} Hz"
-        )
-    if known is not None or not heard:
-        return known
-    if seconds < LEAST_SECONDS:
-        click.echo(
-            f"boundaries stay between the network's frames: {seconds:.0f} s of speech, at least {LEAST_SECONDS:.0f} "
-            "are needed to learn where sounds change"
-        )
-        return None
-    with counter("boundaries") as update:
-        learned = BoundaryModel.fit(((sounds[name](), one) for name, one in heard.items()), rate, update)
-    learned.save(make_folder(out) / BOUNDARIES)
-    return learned
-
-
-def refined(
-    found: Mapping[str, Alignment], sounds: Sounds, model: AcousticModel, out: Path
-) -> dict[str, Alignment]:
-    """The alignments with boundaries moved; see `boundaries_for`."""
-    boundaries = boundaries_for(found, sounds, model, out)
-    return {
-        name: boundaries.refine(sounds[name](), one) if boundaries is not None and name in sounds else one
-        for name, one in found.items()
-    }
-
-
-def sounds_of(data: DataDir, sample_rate: int) -> Sounds:
-    """For each utterance with a recording, what reads its samples."""
-    return {one.id: partial(_whole, one, sample_rate) for one in data if one.audio is not None}
-
-
-def _whole(utterance: Utterance, sample_rate: int) -> Iterator[Any]:
-    yield read_audio(utterance, sample_rate)
-
-
-def compare_times(data: Path, out: Path, silence: str | None) -> list[str]:
-    """Lines that compare the times in `out` with the words.ctm and phones.ctm of a data directory, which may have none."""
-    reference, own = (
-        {
-            tier: read_ctm(folder / f"{tier}.ctm")
-            for tier in ("words", "phones")
-            if (folder / f"{tier}.ctm").is_file()
-        }
-        for folder in (data, out)
-    )
-    errors = boundary_errors(reference, own, silence)
-    return [f"{name:<12} {error}" for name, error in errors.items() if name in reference]
 
 
 @command(model=TRAINED, data=DATA, out=OUT)

@@ -36,16 +36,9 @@ from typing import Any
 
 import click
 
+from fsachain.cli.alignment import align_data, compare_times, learn_boundaries
 from fsachain.cli.config import KEPT, Experiment, config_option
-from fsachain.cli.decoding import (
-    DecodingGraphs,
-    align_data,
-    compare_times,
-    decode_data,
-    learn_boundaries,
-    rescore_data,
-    tune_data,
-)
+from fsachain.cli.decoding import DecodingGraphs, decode_data, rescore_data, tune_data
 from fsachain.cli.graphs import load_normalization, make_denominator, make_numerators
 from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar, make_lang, make_phone_lm
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, permitted_imports

@@ -1,9 +1,8 @@
-"""A trained model on recordings of any length, and as an ONNX file: transcribe, align-long, export."""
+"""A trained model on recordings of any length, and as an ONNX file: transcribe, export."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,15 +12,12 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.decoding import DecodingGraphs, refined
+from fsachain.cli.decoding import DecodingGraphs
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
 from fsachain.cli.options import (
-    FILE,
     OUT,
-    coarse_option,
     command,
-    fresh,
     make_folder,
     many,
     option,
@@ -30,13 +26,9 @@ from fsachain.cli.options import (
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
-from fsachain.decode.align import LONGEST_PHONE, STRICT, LongAligner, Tolerance, alignment_numerator
-from fsachain.decode.ctm import write_ctm, write_textgrid
 from fsachain.decode.decoder import Decoder
-from fsachain.decode.times import BOUNDARIES
 from fsachain.decode.transcribe import PauseCutter, Piece, RecognisedWord, Transcriber, silence_pdfs
 from fsachain.errors import DataError, LeftOutError, counted
-from fsachain.files import text_lines
 from fsachain.nn.export import export_onnx
 from fsachain.nn.streaming import StreamingModel
 from fsachain.progress import counter
@@ -44,8 +36,6 @@ from fsachain.progress import counter
 Features = NDArray[np.float32]
 CMVN_SECONDS = 30.0
 CONTEXT_SECONDS = 15.0  # to each side, of networks that see whole utterances
-LONGEST_TEXT = 1 << 26  # bytes of a line: a text may be all in one
-WORST = 5  # words that the summary of align-long names
 
 
 def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Features]:
@@ -76,7 +66,7 @@ def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Featu
     yield network.finish().numpy()
 
 
-def _with_progress(model: AcousticModel, recording: Recording, what: str) -> Iterator[Features]:
+def with_progress(model: AcousticModel, recording: Recording, what: str) -> Iterator[Features]:
     """`stream_outputs` with a bar of seconds."""
     done = 0
     with counter(what) as update:
@@ -144,7 +134,7 @@ def _recognise(
     cutter = PauseCutter(silences, int(max_seconds / model.timing.frame_seconds))
 
     def pieces() -> Iterator[Piece]:
-        for scores in _with_progress(model, recording, path.name):
+        for scores in with_progress(model, recording, path.name):
             yield from cutter.accept(scores)
         yield from cutter.finish()
 
@@ -156,7 +146,7 @@ def _recognise(
 
 def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord], form: str) -> str:
     """A transcript as "table" (for people), "text" (one line as in Kaldi's `text`), "ctm" or "json" (one line)."""
-    name = _utterance_name(path)
+    name = utterance_name(path)
     if form == "text":
         return " ".join([name, *(word.word for word in words)])
     if form == "ctm":
@@ -185,85 +175,9 @@ def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord],
     return "\n".join(lines)
 
 
-def _utterance_name(path: Path) -> str:
+def utterance_name(path: Path) -> str:
     """The name without its ending; white space becomes "_"."""
     return "_".join(path.stem.split()) or "recording"
-
-
-@command(model=TRAINED, recording=FILE, text=FILE, out=OUT)
-def align_long(
-    model: AcousticModel,
-    recording: Path,
-    text: Path,
-    out: Path,
-    lang: Lang = model_lang_option,
-    textgrid: Path | None = option(OUT, "File for Praat."),
-    window: float = option(
-        click.FloatRange(min=1.0), "Seconds searched at once: memory and time grow with it.", default=40.0
-    ),
-    lookahead: float = option(
-        click.FloatRange(min=0.1),
-        "Seconds at the end of each window that are searched again in the next.",
-        default=12.0,
-    ),
-    filler_cost: float = option(
-        click.FloatRange(min=0.0),
-        "Of an output frame between words that is neither silence nor text; inf: there are none.",
-        default=0.7,  # well-spoken words lie 0.2 below the best scores, wrong ones 1 to 4
-    ),
-    tolerant: bool = option(bool, "Words may be skipped, said again or replaced."),
-    coarse: bool = coarse_option,
-) -> None:
-    """Find when each word of a long recording is said, in memory that does not grow with it.
-
-    In: MODEL, made by `fsachain train`; RECORDING, whatever soundfile reads; TEXT, its words in order, spelt as in the
-    lexicon, separated by white space.
-    Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), fit.txt (start,
-    fit and label of each word), and boundaries.npz as of `align`. The fit is how far the word's scores are below the best
-    ones, per frame: where it is far below the others, recording and text differ.
-    Example: fsachain align-long model/model.safetensors audio/1.wav audio/1.txt long --lang lang
-    """
-    if not lookahead < window:
-        raise click.UsageError(f"--lookahead {lookahead:g}: expected less than --window {window:g}")
-    check_lang(model, lang)
-    fresh(out, "words.ctm", "phones.ctm", "fit.txt", BOUNDARIES)
-    audio = Recording(recording, model.experiment.features.sample_rate)
-    name, timing = _utterance_name(recording), model.timing
-    tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
-    aligner = LongAligner(
-        alignment_numerator(read_words(text), lang.lexicon, lang.tree, tolerance, name=name),
-        lang.tree.num_pdfs,
-        window=round(window / timing.frame_seconds),
-        lookahead=round(lookahead / timing.frame_seconds),
-        longest=LONGEST_PHONE / timing.frame_seconds if filler_cost < math.inf else math.inf,
-        name=name,
-    )
-    for scores in _with_progress(model, audio, "aligning"):
-        aligner.accept(scores)
-    found = aligner.alignment(lang.lexicon.phones, timing)
-    if not coarse:
-        found = refined({name: found}, {name: audio.blocks}, model, out)[name]
-    words = found.words
-    write_ctm(out / "words.ctm", words)
-    write_ctm(out / "phones.ctm", found.phones)
-    fits = np.log([word.confidence or 0.0 for word in words])
-    lines = [f"{word.start:.3f} {fit:.3f} {word.label}\n" for word, fit in zip(words, fits, strict=True)]
-    (out / "fit.txt").write_text("".join(lines), encoding="utf-8")
-    if textgrid is not None:
-        write_textgrid(textgrid, {"words": words, "phones": found.phones}, audio.seconds)
-    click.echo(
-        f"{audio.seconds:.1f} s, {counted(len(words), 'word')}, mean fit {np.mean(fits):.2f}; the worst:"
-    )
-    for index in np.argsort(fits, kind="stable")[:WORST].tolist():
-        click.echo(f"  {words[index].start:10.2f} s  {fits[index]:8.2f}  {words[index].label}")
-    click.echo(f"-> {out}")
-
-
-def read_words(path: Path) -> list[str]:
-    words = [word for _, line in text_lines(path, longest=LONGEST_TEXT) for word in line]
-    if not words:
-        raise DataError(f"{path}: has no words; expected those of the recording")
-    return words
 
 
 @command(model=TRAINED, out=OUT)

@@ -11,7 +11,7 @@ import soundfile
 import tolerances
 from cli_fixtures import run_command
 
-from fsachain.cli.decoding import align_data
+from fsachain.cli.alignment import align_data
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
 from fsachain.cli.resources import Resources
