@@ -47,7 +47,7 @@ def save_untrained(path: Path, lang: Path, sections: dict) -> Path:
 
     experiment, language = Experiment.from_dict(sections), load_lang(lang)
     torch.manual_seed(1)
-    network = Tdnnf(experiment.network_config(language.tree.num_pdfs)).eval()
+    network = Tdnnf(experiment.network_spec(language.tree.num_pdfs).config).eval()
     path.parent.mkdir(exist_ok=True)
     AcousticModel(experiment, network, Cmvn(experiment.cmvn), language).save(path)
     return path

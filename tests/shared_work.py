@@ -24,10 +24,10 @@ from toy_training import (
 
 from fsachain.errors import DataError
 from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.train.config import OptimizerConfig
+from fsachain.train.config import OptimizerConfig, TrainConfig
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
-from fsachain.train.step import Precision, Stepper
+from fsachain.train.step import Stepper
 from fsachain.train.stopping import StoppedError
 from fsachain.train.trainer import Trainer
 from fsachain.train.world import WHOLE
@@ -106,9 +106,8 @@ def gradient(world, request):
         model,
         make_loss(),
         torch.optim.SGD(model.parameters(), lr=0.0),
-        float("inf"),
-        world=world,
-        precision=Precision(precision),
+        TrainConfig(optimizer=OptimizerConfig(max_grad_norm=float("inf")), precision=precision),
+        world,
     )
     sums = EpochSums()
     outcome = stepper.step([supervise([BY_ID[name] for name in part], NUMERATORS) for part in parts], sums)

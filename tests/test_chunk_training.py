@@ -28,6 +28,7 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.supervision import AlignedPhone, build_supervision
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
+from fsachain.train.config import OptimizerConfig, TrainConfig
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.stats import EpochSums
 from fsachain.train.step import Stepper
@@ -174,9 +175,12 @@ def cut_all(example, chunks):
     ]
 
 
+UNCLIPPED = TrainConfig(optimizer=OptimizerConfig(max_grad_norm=float("inf")))
+
+
 def step_of(denominator, network):
     loss = LFMMILoss(denominator, leaky_hmm_coefficient=0.0)
-    return Stepper(network, loss, torch.optim.SGD(network.parameters(), lr=0.0), 1e9), loss
+    return Stepper(network, loss, torch.optim.SGD(network.parameters(), lr=0.0), UNCLIPPED), loss
 
 
 def gradients(network):

@@ -83,7 +83,7 @@ def test_every_option_can_be_set_from_the_command_line(option):
     given = [f"network.kind={kind}", f"{option.name}={option.default}"]
     made = read_experiment(None, given)
     if option.name.startswith("network."):
-        sized(made).network_config(5)
+        _ = sized(made).network_spec(5).config
     else:
         assert made == read_experiment(None, given[:1])
 

@@ -476,10 +476,6 @@ class Experiment:
             )
         return replace(self, features=features)
 
-    def network_config(self, num_pdfs: int) -> Any:
-        """The network's configuration for these features and so many pdfs: `TdnnfConfig`, `ConformerConfig` or yours."""
-        return self.network_spec(num_pdfs).config
-
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any], where: str = "") -> Experiment:
         """The configuration in a plain table; `where` (a file, say) begins the messages."""

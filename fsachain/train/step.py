@@ -27,7 +27,7 @@ from fsachain.train.config import TrainConfig
 from fsachain.train.optimizer import MaxChange
 from fsachain.train.source import SupervisedBatch
 from fsachain.train.stats import EDITS, EpochSums
-from fsachain.train.world import WHOLE, Share, World
+from fsachain.train.world import Share, World
 
 Item = TypeVar("Item")
 GROW_AFTER = 2000  # steps without an overflow, before the factor of float16's gradients is doubled
@@ -286,40 +286,20 @@ class Stepper:
         model: nn.Module,
         loss: Any,
         optimizer: torch.optim.Optimizer,
-        max_grad_norm: float,
-        *,
+        config: TrainConfig,
         world: World | None = None,
-        share: Share = WHOLE,
-        precision: Precision | None = None,
-        limit: MaxChange | None = None,
     ) -> None:
-        self.model = model
-        self.loss = loss
-        self.optimizer = optimizer
+        self.model, self.loss, self.optimizer = model, loss, optimizer
         self.world = world or World.alone()
-        self.passes = Passes(model, self.world, precision or Precision())
-        self.share = share
-        self.limit = limit or MaxChange(model)
-        self._max_grad_norm = max_grad_norm
+        self.passes = Passes(model, self.world, Precision(config.precision))
+        self.share = Share(self.world.rank, self.world.size, config.micro_batch)
+        options = config.optimizer
+        self.limit = MaxChange(
+            model, per_component=options.max_change_per_component, total=options.max_change
+        )
+        self._max_grad_norm = options.max_grad_norm
         self._parameters = list(model.parameters())
         self._device = self._parameters[0].device
-
-    @classmethod
-    def configured(
-        cls, model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer, config: TrainConfig, world: World
-    ) -> Stepper:
-        limits = config.optimizer.max_change_per_component, config.optimizer.max_change
-        per_component, total = (math.inf if limit is None else limit for limit in limits)
-        return cls(
-            model,
-            loss,
-            optimizer,
-            config.optimizer.max_grad_norm,
-            world=world,
-            share=Share(world.rank, world.size, config.micro_batch),
-            precision=Precision(config.precision),
-            limit=MaxChange(model, per_component=per_component, total=total),
-        )
 
     def step(
         self, parts: Sequence[SupervisedBatch], sums: EpochSums, stopping: Callable[[], bool] = bool

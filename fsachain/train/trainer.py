@@ -101,7 +101,7 @@ class Trainer:
         self._optimizer = make_optimizer(model, config.optimizer)
         self._schedules = Schedules(model, loss, self._optimizer, config, loss_schedules or {})
         self._ema = ParameterEma(model, config.ema) if config.ema else None
-        self._stepper = Stepper.configured(model, loss, self._optimizer, config, self.world)
+        self._stepper = Stepper(model, loss, self._optimizer, config, self.world)
         self._reporter = Reporter(self.directory / "train.jsonl", progress, config, self.world)
         self._state = TrainState()
         self._stop = StopRequest()

@@ -77,7 +77,7 @@ def prepare(world: World, folder: Path, config: Path, steps: int) -> tuple[Stepp
     sources = Loader(experiment, lang, network.output_lengths, resources).load(train, None)
     loss = LFMMILoss(load_denominator(lang, folder / "graphs"), **experiment.loss.at(0.0))
     optimizer = make_optimizer(network, experiment.train.optimizer)
-    stepper = Stepper.configured(network.train(), loss, optimizer, experiment.train, world)
+    stepper = Stepper(network.train(), loss, optimizer, experiment.train, world)
     return stepper, list(islice(sources.train.batches(0, 0, stepper.share), steps))
 
 

@@ -84,7 +84,7 @@ def _write_model(path: Path) -> None:
         {"features": {"num_mel_bins": 4}, "cmvn": {"scope": "none"}, "network": sizes}
     )
     network, lexicon = (
-        Tdnnf(experiment.network_config(3)),
+        Tdnnf(experiment.network_spec(3).config),
         Lexicon.from_entries([("a", 1.0, ["A"])], silence=None),
     )
     lang = Lang(lexicon, ContextTree.monophone(lexicon.phones, Topology.left_to_right(3)))
